@@ -1,0 +1,57 @@
+"""Every failure a user can meet, each with the exit code the command line documents."""
+
+from __future__ import annotations
+
+
+class TilewrightError(Exception):
+    """A failure with a message for the user. `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class UsageError(TilewrightError):
+    """The command line or a specification could not be understood."""
+
+    exit_code = 2
+
+
+class TargetError(TilewrightError):
+    """The named file, module, or object does not exist or is no case, module, or function."""
+
+    exit_code = 3
+
+
+class InputError(TilewrightError):
+    """The model does not accept the inputs it was given."""
+
+    exit_code = 4
+
+
+class CaptureError(TilewrightError):
+    """The program could not be captured as one graph (graph break, data-dependent shape)."""
+
+    exit_code = 5
+
+
+class CompilerError(TilewrightError):
+    """The C++ compiler is missing, failed, or did not finish in time."""
+
+    exit_code = 6
+
+
+class CacheError(TilewrightError):
+    """The cache directory cannot be used."""
+
+    exit_code = 7
+
+
+class VerificationError(TilewrightError):
+    """The optimised program broke the numbers contract."""
+
+    exit_code = 8
+
+
+class StoreError(TilewrightError):
+    """A run database is missing, damaged, or refuses the query."""
+
+    exit_code = 9

@@ -1,0 +1,68 @@
+"""One measured figure, one machine ceiling, one verified tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["fwd", "bwd", "fwd+bwd", "step", "infer"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row of a bench result file; times in microseconds, memory in bytes."""
+
+    suite: str
+    case: str
+    impl: str
+    direction: Direction
+    median_us: float
+    p20_us: float
+    p80_us: float
+    repeats: int
+    predicted_us: float | None = None
+    host_us: float | None = None
+    peak_bytes: int | None = None
+    bytes: int | None = None
+    flops: int | None = None
+    GBps: float | None = None
+    TFLOPs: float | None = None
+    of_ceiling: float | None = None
+    error: float | None = None
+    eager_error: float | None = None
+    device: str = ""
+    threads: int = 0
+    torch: str = ""
+    triton: str = ""
+    commit: str = ""
+    date: str = ""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What a device can do. `kind`: copy, read, write, matmul, vector, launch; unit GB/s, TFLOP/s, us."""
+
+    device: str
+    kind: str
+    dtype: str
+    value: float
+    unit: str
+    origin: Literal["measured", "datasheet"]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One tensor of an optimised program against float64, beside eager's own error."""
+
+    direction: Literal["fwd", "bwd"]
+    tensor: str
+    dtype: str
+    error: float
+    """Relative norm error of the optimised program against float64."""
+    eager_error: float
+    max_error: float
+    """Largest absolute error."""
+    eager_max_error: float
+    bound: float
+    max_bound: float
+    ok: bool
