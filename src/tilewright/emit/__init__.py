@@ -1,1 +1,1 @@
-"""emit."""
+"""Nests to source: C++ with OpenMP for the CPU, Triton for a GPU."""

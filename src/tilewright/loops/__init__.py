@@ -1,1 +1,1 @@
-"""loops."""
+"""Loop nests: a set of operators as plain data that cost counts and emitters print."""

@@ -1,1 +1,1 @@
-"""runtime."""
+"""Executables: compiled kernels, buffers, launches, random draws."""

@@ -1,0 +1,200 @@
+"""What one operator costs when PyTorch runs it by itself, as one kernel launch.
+
+By the definitions in the README: each distinct element of each operand is read once (a broadcast or
+expanded operand has only its own elements), each element of each result is written once, and a result
+that nobody takes is counted as unused. Views cost nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import sympy
+
+from tilewright.cost.arithmetic import ARITHMETIC, Count, Shape
+from tilewright.cost.symbols import total
+from tilewright.cost.traffic import ALL, GATHERED, UNREAD, UNWRITTEN
+from tilewright.graph import calls
+from tilewright.records.program import Cost
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.fx import Node
+
+    from tilewright.graph.dims import SymbolicShapes
+
+__all__ = ["FREE", "UNKNOWN", "operator_cost", "total"]
+
+FREE = Cost(reads_symbolic="0", writes_symbolic="0", unused_symbolic="0", flops_symbolic="0")
+UNKNOWN = Cost(provenance="unknown")
+INERT = ("placeholder", "get_attr", "output")
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Elements of one tensor that a kernel moves, as a number and as a formula; bytes of one of them."""
+
+    number: int
+    formula: sympy.Expr
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.number * self.itemsize
+
+
+class Launch:
+    """One operator call, its shapes as numbers (`symbolic` None) or as formulas."""
+
+    def __init__(self, node: Node, symbolic: SymbolicShapes | None) -> None:
+        self._node = node
+        self._symbolic = symbolic
+        self._arguments = calls.arguments(node)
+        self._operands = [operand for _, operand in _operands(node)]
+
+    def _shapes(self, node: Node) -> Sequence[Shape | None]:
+        if self._symbolic is not None:
+            return self._symbolic.of_outputs(node)
+        return [None if tensor is None else calls.shape_of(tensor) for tensor in calls.outputs(node)]
+
+    def argument(self, name: str) -> object:
+        return self._arguments.get(name)
+
+    def shape(self, name: str) -> Shape | None:
+        argument = self._arguments.get(name)
+        return next((self._shapes(node)[0] for node in self._operands if node is argument), None)
+
+    def operand(self, index: int = 0) -> Shape:
+        return self._shapes(self._operands[index])[0] or ()
+
+    def result(self, index: int = 0) -> Shape:
+        return self._shapes(self._node)[index] or ()
+
+
+def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
+    """The cost of one node of a captured graph; `symbolic` holds the shapes of all of them.
+
+    Inputs, views and `getitem` are free. Provenance is "unknown", and every count 0, for an operator
+    without a rule and for tensors that are sparse or complex. A formula that does not give the
+    numeric count at the case's sizes is left out. Raises `CaptureError` for data-dependent sizes.
+    """
+    if node.op in INERT or node.target is operator.getitem or calls.is_view(node):
+        return FREE
+    arithmetic = ARITHMETIC.get(calls.operator_name(node.target))
+    if node.op != "call_function" or arithmetic is None or not _is_plain(node):
+        return UNKNOWN
+    numbers, formulas = Launch(node, None), Launch(node, symbolic)
+    reads = list(_reads(node, numbers, formulas, symbolic))
+    used, unused = _writes(node, symbolic)
+
+    def formula(expression: Count, number: int) -> str | None:
+        # Shapes that two rules name differently could disagree; a wrong formula is worse than none.
+        return str(sympy.expand(expression)) if symbolic.number(expression) == number else None
+
+    def count(moved: list[Moved]) -> tuple[int, str | None]:
+        number = sum(m.number for m in moved)
+        return number, formula(sympy.Add(*(m.formula for m in moved)), number)
+
+    (read, read_formula), (written, written_formula) = count(reads), count(used)
+    wasted, wasted_formula = count(unused)
+    flops = int(arithmetic.flops(numbers))
+    return Cost(
+        reads=read,
+        writes=written,
+        unused=wasted,
+        bytes_read=sum(m.nbytes for m in reads),
+        bytes_written=sum(m.nbytes for m in used + unused),
+        flops=flops,
+        transcendentals=int(arithmetic.transcendentals(numbers)),
+        reads_symbolic=read_formula,
+        writes_symbolic=written_formula,
+        unused_symbolic=wasted_formula,
+        flops_symbolic=formula(arithmetic.flops(formulas), flops),
+    )
+
+
+def _operands(node: Node) -> Iterator[tuple[str, Node]]:
+    """Every tensor operand with the name of its argument, as often as it is passed."""
+    import torch
+
+    for name, argument in calls.arguments(node).items():
+        for value in argument if isinstance(argument, list | tuple) else (argument,):
+            if isinstance(value, torch.fx.Node) and calls.output(value) is not None:
+                yield name, value
+
+
+def _is_plain(node: Node) -> bool:
+    import torch
+
+    tensors = [*map(calls.output, node.all_input_nodes), *calls.outputs(node)]
+    return all(t is None or (t.layout == torch.strided and not t.is_complex()) for t in tensors)
+
+
+def _own(tensor: Tensor, shape: Shape) -> Moved:
+    """The distinct elements of storage that a tensor addresses: along an expanded axis there is only one."""
+    sizes, strides = calls.shape_of(tensor), calls.strides_of(tensor)
+    axes = [i for i, size in enumerate(sizes) if size == 1 or strides[i] != 0]
+    number = prod(sizes[i] for i in axes)
+    formula = sympy.Mul(*(shape[i] for i in axes))
+    reach = 1
+    for stride, size in sorted((strides[i], sizes[i]) for i in axes if sizes[i] > 1):
+        if stride < reach:
+            # Windows that overlap, as `unfold` gives them: at most what lies between first and last.
+            number = min(number, 1 + sum((sizes[i] - 1) * strides[i] for i in axes))
+            formula = sympy.Integer(number)
+            break
+        reach += (size - 1) * stride
+    return Moved(number, formula, tensor.element_size())
+
+
+def _storage(node: Node) -> Node:
+    """The node whose storage a view shows."""
+    while calls.is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _reads(node: Node, numbers: Launch, formulas: Launch, symbolic: SymbolicShapes) -> Iterator[Moved]:
+    name = calls.operator_name(node.target)
+    overload = str(node.target).removeprefix("aten.")
+    unread = UNREAD.get(name, UNREAD.get(overload, frozenset()))
+    gathered, places = GATHERED.get(name, ("", None))
+    by_storage: dict[Node, dict[Node, Moved]] = {}
+    for argument, operand in _operands(node):
+        if argument in unread or unread == ALL:
+            continue
+        moved = _own_of(operand, symbolic)
+        if argument == gathered and places is not None and (count := int(places(numbers))) < moved.number:
+            moved = Moved(count, sympy.sympify(places(formulas)), moved.itemsize)
+        by_storage.setdefault(_storage(operand), {})[operand] = moved
+    for storage, views in by_storage.items():
+        whole = _own_of(storage, symbolic)
+        # Two views of one tensor (x and its transpose) share elements, and each element is read once.
+        if sum(moved.number for moved in views.values()) > whole.number:
+            yield whole
+        else:
+            yield from views.values()
+
+
+def _own_of(node: Node, symbolic: SymbolicShapes) -> Moved:
+    tensor = calls.output(node)
+    assert tensor is not None
+    return _own(tensor, symbolic.of_outputs(node)[0] or ())
+
+
+def _writes(node: Node, symbolic: SymbolicShapes) -> tuple[list[Moved], list[Moved]]:
+    """The results that somebody takes, and those that nobody does."""
+    used: list[Moved] = []
+    unused: list[Moved] = []
+    if calls.operator_name(node.target) in UNWRITTEN:
+        return used, unused
+    many = calls.has_many_outputs(node)
+    taken = {user.args[1] for user in node.users if user.users} if many else {0} if node.users else set()
+    for index, (tensor, shape) in enumerate(zip(calls.outputs(node), symbolic.of_outputs(node), strict=True)):
+        if tensor is not None and shape is not None:
+            (used if index in taken else unused).append(_own(tensor, shape))
+    return used, unused

@@ -1,0 +1,454 @@
+"""A nest as C++ with OpenMP.
+
+The rows are shared among threads; the columns are walked once a stage in a `simd` loop. A value of
+an earlier stage is computed again where that is cheap and kept in a row-sized scratch array where
+it is not (the exponentials of a softmax). Sums are carried in fp32 over at most `BLOCK` elements,
+then in double, so that their error does not grow with length; column sums likewise, per thread,
+combined in thread order (the result is the same at every run with the same number of threads).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from tilewright.loops.nest import Access, Level, Nest, Step, Store
+
+BLOCK = 2048
+"""Elements summed in fp32 before the partial sum goes to a double."""
+ROW_BLOCK = 32
+"""Rows summed in fp32, column by column, before the partial sums go to doubles."""
+SERIAL = 16384
+"""Nests of fewer elements run on the calling thread."""
+
+STORED = {
+    "float32": "float", "float64": "double", "bfloat16": "uint16_t", "float16": "_Float16", "bool": "uint8_t",
+    "int8": "int8_t", "uint8": "uint8_t", "int16": "int16_t", "int32": "int32_t", "int64": "int64_t",
+}  # fmt: skip
+COMPUTED = STORED | {"bool": "bool"}
+
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+         "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
+CHEAP = frozenset(INFIX) | {"load", "const", "index", "cast", "round", "neg", "abs", "where", "maximum", "minimum",
+                            "isnan", "isinf", "bitnot", "floor", "ceil", "trunc", "sign"}  # fmt: skip
+WIDE = {"float32": "double", "float64": "double"}
+"""What long sums are carried in; integers carry themselves."""
+
+
+@cache
+def prelude() -> str:
+    return (files("tilewright.emit") / "prelude.h").read_text()
+
+
+def translation_unit(kernels: list[str]) -> str:
+    """One source for all kernels of a model."""
+    return "\n".join([prelude(), *kernels])
+
+
+def emit_cpp(nest: Nest, comment: str = "") -> str:
+    """`extern "C" void NAME(void** buffers, int threads)`; buffers in the nest's order."""
+    return _Kernel(nest, comment).text()
+
+
+def constant(value: bool | int | float, dtype: str) -> str:
+    if dtype == "bool":
+        return "true" if value else "false"
+    if dtype not in ("float32", "float64"):
+        return f"(({COMPUTED[dtype]}){int(value)}L)"
+    suffix = "f" if dtype == "float32" else ""
+    number = float(value)
+    if number != number:
+        return f"__builtin_nan{suffix}(\"\")"
+    if number in (float("inf"), float("-inf")):
+        return f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
+    return f"{number!r}{suffix}"
+
+
+def identity(kind: str, dtype: str) -> str:
+    if kind in ("sum", "any"):
+        return "0"
+    if kind in ("prod", "all"):
+        return "1"
+    if dtype in ("float32", "float64"):
+        return "-TW_INF" if kind == "max" else "TW_INF"
+    bits = {"bool": 1, "uint8": 8, "int8": 7, "int16": 15, "int32": 31, "int64": 63}[dtype]
+    signed = dtype.startswith("int")
+    high = f"(int64_t){(1 << bits) - 1}L"
+    low = f"(-{high} - 1)" if signed else "0"
+    return low if kind == "max" else high
+
+
+def combine(kind: str, a: str, b: str) -> str:
+    """`a` combined with `b`; NaN wins in extremes."""
+    if kind in ("max", "min"):
+        return f"tw_{kind}imum({a}, {b})"
+    return f"{a} {dict(sum='+', prod='*', any='|', all='&')[kind]} {b}"
+
+
+class _Kernel:
+    def __init__(self, nest: Nest, comment: str) -> None:
+        self.nest = nest
+        self.comment = comment
+        self.lines: list[str] = []
+        self.depth = 1
+        self.pointers = _names(nest)
+        self.column_sums = list(nest.reductions("reduce_rows"))
+        self.stash = self._stashed()
+
+    def put(self, line: str) -> None:
+        self.lines.append("  " * self.depth + line)
+
+    def open(self, line: str) -> None:
+        self.put(line + " {")
+        self.depth += 1
+
+    def close(self) -> None:
+        self.depth -= 1
+        self.put("}")
+
+    def text(self) -> str:
+        nest = self.nest
+        for number, (buffer, name) in enumerate(zip(nest.buffers, self.pointers, strict=True)):
+            const = "const " if number < len(nest.inputs) else ""
+            self.put(f"{const}{STORED[buffer.dtype]}* const {name} = ({const}{STORED[buffer.dtype]}*)buffers[{number}];")
+        if nest.row_count * nest.col_count < SERIAL:
+            self.put("threads = 1;")
+        if self._elementwise():
+            self._flat()
+        else:
+            self._rows()
+        head = f"// {self.comment}\n" if self.comment else ""
+        body = "\n".join(self.lines)
+        return f'{head}extern "C" void {nest.name}(void** buffers, int threads) {{\n{body}\n}}\n'
+
+    # Elementwise nests: no stages, no sums; columns are cut into blocks that threads share.
+
+    def _elementwise(self) -> bool:
+        return not any(s.name.startswith("reduce") for s in self.nest.steps) and len(self.nest.cols) == 1
+
+    def _flat(self) -> None:
+        extent = self.nest.cols[0] if self.nest.cols else 1
+        blocks = -(-extent // 8192)
+        loops = len(self.nest.rows) + (blocks > 1)
+        if loops:
+            self.put(f"#pragma omp parallel for collapse({loops}) num_threads(threads) if(threads > 1) schedule(static)")
+        for axis, size in enumerate(self.nest.rows):
+            self.put(f"for (int64_t r{axis} = 0; r{axis} < {size}; ++r{axis})")
+        if blocks > 1:
+            self.open(f"for (int64_t block = 0; block < {extent}; block += 8192)")
+            self.put(f"const int64_t end = block + 8192 < {extent} ? block + 8192 : {extent};")
+        else:
+            self.open("")
+            self.put(f"const int64_t block = 0, end = {extent};")
+        roots = [store.value for store in self.nest.stores]
+        outside = [i for i in self._closure(roots, stash_from=None) if self._varies_by_row_only(i)]
+        for i in outside:
+            self._declare(i)
+        self.put("#pragma omp simd")
+        self.open("for (int64_t c0 = block; c0 < end; ++c0)")
+        for i in self._closure(roots, stash_from=None):
+            if i not in outside:
+                self._declare(i)
+        for store in self.nest.stores:
+            self._store(store.value, store.access)
+        self.close()
+        self.close()
+
+    # Nests with reductions.
+
+    def _rows(self) -> None:
+        nest = self.nest
+        width = nest.col_count
+        for i, step in self.column_sums:
+            kind = self._sum_type(step)
+            count = width if step.level is Level.COL else 1
+            self.put(f"{kind}* const all{i} = ({kind}*)__builtin_malloc(sizeof({kind}) * {count} * threads);")
+            self.put(f"for (int64_t i = 0; i < {count}L * threads; ++i) all{i}[i] = {identity(step.kind or '', step.dtype)};")
+        self.open("\n  #pragma omp parallel num_threads(threads) if(threads > 1)\n  ")
+        self.put("const int thread = threads > 1 ? omp_get_thread_num() : 0;")
+        for i, step in self.column_sums:
+            kind = self._sum_type(step)
+            count = width if step.level is Level.COL else 1
+            self.put(f"{kind}* const total{i} = all{i} + {count}L * thread;")
+            if self._in_blocks(step):
+                self.put(f"float* const part{i} = (float*)__builtin_malloc(sizeof(float) * {width});")
+                self.put(f"for (int64_t c = 0; c < {width}; ++c) part{i}[c] = 0;")
+        for i in sorted(self.stash):
+            kind = COMPUTED[nest.steps[i].dtype]
+            self.put(f"{kind}* const kept{i} = ({kind}*)__builtin_malloc(sizeof({kind}) * {width});")
+        if any(self._in_blocks(step) for _, step in self.column_sums):
+            self.put("int64_t rows_in_part = 0;")
+        if nest.rows:
+            # Column sums need every thread to walk the rows in order; a static schedule does.
+            self.put(f"#pragma omp for collapse({len(nest.rows)}) schedule(static)")
+            for axis, size in enumerate(nest.rows):
+                self.put(f"for (int64_t r{axis} = 0; r{axis} < {size}; ++r{axis})")
+        self.open("")
+        for stage in range(nest.stages + 1):
+            self._stage(stage)
+        self._flush_parts(last=False)
+        self.close()
+        self._flush_parts(last=True)
+        for i in sorted(self.stash):
+            self.put(f"__builtin_free(kept{i});")
+        for i, step in self.column_sums:
+            if self._in_blocks(step):
+                self.put(f"__builtin_free(part{i});")
+        self.close()
+        self._after()
+        for i, _ in self.column_sums:
+            self.put(f"__builtin_free(all{i});")
+
+    def _sum_type(self, step: Step) -> str:
+        return WIDE.get(step.dtype, COMPUTED[step.dtype]) if step.kind == "sum" else COMPUTED[step.dtype]
+
+    def _in_blocks(self, step: Step) -> bool:
+        return step.kind == "sum" and step.dtype == "float32" and step.level is Level.COL
+
+    def _flush_parts(self, last: bool) -> None:
+        parts = [i for i, step in self.column_sums if self._in_blocks(step)]
+        if not parts:
+            return
+        if not last:
+            self.open(f"if (++rows_in_part == {ROW_BLOCK})")
+            self.put("rows_in_part = 0;")
+        for i in parts:
+            self.put("#pragma omp simd")
+            self.put(f"for (int64_t c = 0; c < {self.nest.col_count}; ++c) {{ total{i}[c] += part{i}[c]; part{i}[c] = 0; }}")
+        if not last:
+            self.close()
+
+    def _stage(self, stage: int) -> None:
+        """Row values known by now, then one walk over the columns."""
+        nest = self.nest
+        for i, step in enumerate(nest.steps):
+            if step.where == "body" and step.stage == stage and step.level in (Level.ROW, Level.SCALAR):
+                if step.name == "reduce_rows":
+                    self.put(f"total{i}[0] = {combine(step.kind or '', f'total{i}[0]', f'v{step.args[0]}')};")
+                elif step.name != "reduce_cols":
+                    self._declare(i)
+        for store in nest.stores:
+            step = nest.steps[store.value]
+            row_known = step.stage + (step.name == "reduce_cols")
+            if step.where == "body" and step.name != "reduce_rows" and row_known == stage and not self._wide(store.access):
+                self._store(store.value, store.access)
+        self._walk(stage)
+
+    def _wide(self, access: Access) -> bool:
+        """Whether a store covers the columns."""
+        return any(self.nest.split(access.strides)[1])
+
+    def _walk(self, stage: int) -> None:
+        nest = self.nest
+        col_reductions = [(i, s) for i, s in nest.reductions("reduce_cols") if s.stage == stage]
+        row_reductions = [(i, s) for i, s in self.column_sums if s.stage == stage and s.level is Level.COL]
+        stores = [s for s in nest.stores if self._wide(s.access) and self._store_stage(s.value) == stage]
+        keep = [i for i in sorted(self.stash) if nest.steps[i].stage == stage]
+        roots = [s.args[0] for _, s in col_reductions + row_reductions] + [s.value for s in stores] + keep
+        if not roots:
+            return
+        for i, step in col_reductions:
+            self.put(f"{self._sum_type(step)} total{i} = {identity(step.kind or '', step.dtype)};")
+        for axis, size in enumerate(nest.cols[:-1]):
+            self.open(f"for (int64_t c{axis} = 0; c{axis} < {size}; ++c{axis})")
+        last, extent = len(nest.cols) - 1, nest.cols[-1]
+        blocked = extent > BLOCK and any(s.kind == "sum" and s.dtype == "float32" for _, s in col_reductions)
+        if blocked:
+            self.open(f"for (int64_t block = 0; block < {extent}; block += {BLOCK})")
+            self.put(f"const int64_t end = block + {BLOCK} < {extent} ? block + {BLOCK} : {extent};")
+        self._inner(last, "block" if blocked else "0", "end" if blocked else str(extent), roots, stage,
+                    col_reductions, row_reductions, stores, keep)  # fmt: skip
+        if blocked:
+            self.close()
+        for _ in nest.cols[:-1]:
+            self.close()
+        for i, step in col_reductions:
+            self.put(f"const {COMPUTED[step.dtype]} v{i} = ({COMPUTED[step.dtype]})total{i};")
+
+    def _store_stage(self, value: int) -> int:
+        step = self.nest.steps[value]
+        return step.stage + (step.name == "reduce_cols") if step.where == "body" and step.name != "reduce_rows" else -1
+
+    def _inner(
+        self, axis: int, begin: str, end: str, roots: list[int], stage: int, col_reductions: list[tuple[int, Step]],
+        row_reductions: list[tuple[int, Step]], stores: list[Store], keep: list[int],
+    ) -> None:  # fmt: skip
+        clauses = []
+        for i, step in col_reductions:
+            clauses += self._accumulator(i, step)
+        self.put("#pragma omp simd" + "".join(f" reduction({c})" for c in clauses))
+        self.open(f"for (int64_t c{axis} = {begin}; c{axis} < {end}; ++c{axis})")
+        for i in self._closure(roots, stash_from=stage):
+            self._declare(i, stashed=i in self.stash and self.nest.steps[i].stage < stage)
+        for i in keep:
+            self.put(f"kept{i}[{self._column()}] = v{i};")
+        for i, step in col_reductions:
+            self._accumulate(i, step)
+        for i, step in row_reductions:
+            target = f"{'part' if self._in_blocks(step) else 'total'}{i}[{self._column()}]"
+            self.put(f"{target} = {combine(step.kind or '', target, f'v{step.args[0]}')};")
+        for store in stores:
+            self._store(store.value, store.access)
+        self.close()
+        for i, step in col_reductions:
+            dirty = f"nan{i} ? {'TW_NAN'} : acc{i}" if self._watches_nan(step) else f"acc{i}"
+            self.put(f"total{i} = {combine(step.kind or '', f'total{i}', f'({self._sum_type(step)})({dirty})')};")
+
+    def _watches_nan(self, step: Step) -> bool:
+        return step.kind in ("max", "min") and step.dtype in ("float32", "float64")
+
+    def _accumulator(self, i: int, step: Step) -> list[str]:
+        kind = "int32_t" if step.dtype == "bool" else COMPUTED[step.dtype]
+        self.put(f"{kind} acc{i} = {identity(step.kind or '', step.dtype)};")
+        symbol = dict(sum="+", prod="*", max="max", min="min", any="|", all="&")[step.kind or ""]
+        if not self._watches_nan(step):
+            return [f"{symbol}:acc{i}"]
+        self.put(f"{'int64_t' if step.dtype == 'float64' else 'int32_t'} nan{i} = 0;")
+        return [f"{symbol}:acc{i}", f"|:nan{i}"]
+
+    def _accumulate(self, i: int, step: Step) -> None:
+        value = f"v{step.args[0]}"
+        if step.kind in ("max", "min"):
+            self.put(f"acc{i} = {value} {'>' if step.kind == 'max' else '<'} acc{i} ? {value} : acc{i};")
+            if self._watches_nan(step):
+                self.put(f"nan{i} |= {value} != {value};")
+        else:
+            self.put(f"acc{i} = {combine(step.kind or '', f'acc{i}', value)};")
+
+    def _after(self) -> None:
+        """Combine the threads' column sums and finish what depends on them."""
+        nest = self.nest
+        late = [s for s in nest.stores if nest.steps[s.value].where == "after" or nest.steps[s.value].name == "reduce_rows"]
+        if not late:
+            return
+        wide = any(self._wide(s.access) for s in late)
+        for axis, size in enumerate(nest.cols):
+            self.open(f"for (int64_t c{axis} = 0; c{axis} < {size if wide else 1}; ++c{axis})")
+        for i in self._closure([s.value for s in late], stash_from=None):
+            step = nest.steps[i]
+            if step.name != "reduce_rows":
+                self._declare(i)
+                continue
+            count, at = (nest.col_count, self._column()) if step.level is Level.COL else (1, "0")
+            self.put(f"{self._sum_type(step)} w{i} = all{i}[{at}];")
+            gathered = combine(step.kind or "", f"w{i}", f"all{i}[{count}L * t + {at}]")
+            self.put(f"for (int t = 1; t < threads; ++t) w{i} = {gathered};")
+            self.put(f"const {COMPUTED[step.dtype]} v{i} = ({COMPUTED[step.dtype]})w{i};")
+        for store in late:
+            self._store(store.value, store.access)
+        for _ in nest.cols:
+            self.close()
+
+    # Steps
+
+    def _stashed(self) -> set[int]:
+        """Column values of one stage that a later one needs and that cost more than a load to compute."""
+        stashed: set[int] = set()
+        if self._elementwise():
+            return stashed
+        for i, step in enumerate(self.nest.steps):
+            if step.where != "body":
+                continue
+            for arg in step.args:
+                source = self.nest.steps[arg]
+                column = source.level in (Level.FULL, Level.COL) and source.name not in ("reduce_cols", "reduce_rows")
+                if column and source.stage < step.stage and self._costly(arg, stashed):
+                    stashed.add(arg)
+        return stashed
+
+    def _costly(self, i: int, stashed: set[int]) -> bool:
+        step = self.nest.steps[i]
+        if i in stashed or step.level not in (Level.FULL, Level.COL):
+            return i in stashed
+        return step.name not in CHEAP or step.name == "div" or any(self._costly(a, stashed) for a in step.args)
+
+    def _varies_by_row_only(self, i: int) -> bool:
+        return self.nest.steps[i].level in (Level.ROW, Level.SCALAR)
+
+    def _closure(self, roots: list[int], stash_from: int | None) -> list[int]:
+        """Steps to run at each column for `roots`, in order: those of the columns, and what they need.
+
+        With `stash_from`, values kept from an earlier stage stand for themselves and row values
+        are already declared.
+        """
+        needed: set[int] = set()
+        todo = list(roots)
+        while todo:
+            i = todo.pop()
+            step = self.nest.steps[i]
+            if i in needed:
+                continue
+            if stash_from is not None and step.level in (Level.ROW, Level.SCALAR):
+                continue
+            needed.add(i)
+            if step.name == "reduce_rows" or (stash_from is not None and i in self.stash and step.stage < stash_from):
+                continue
+            todo.extend(step.args)
+        return sorted(needed)
+
+    def _column(self) -> str:
+        terms, scale = [], 1
+        for axis in reversed(range(len(self.nest.cols))):
+            terms.insert(0, f"c{axis}" if scale == 1 else f"c{axis} * {scale}")
+            scale *= self.nest.cols[axis]
+        return " + ".join(terms) or "0"
+
+    def _index(self, strides: tuple[int, ...]) -> str:
+        rows, cols = self.nest.split(strides)
+        named = [(f"r{i}", s) for i, s in enumerate(rows)] + [(f"c{i}", s) for i, s in enumerate(cols)]
+        terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in named if stride]
+        return " + ".join(terms) or "0"
+
+    def _declare(self, i: int, stashed: bool = False) -> None:
+        step = self.nest.steps[i]
+        value = f"kept{i}[{self._column()}]" if stashed else self._expression(step)
+        self.put(f"const {COMPUTED[step.dtype]} v{i} = {value};")
+
+    def _expression(self, step: Step) -> str:
+        args = [f"v{a}" for a in step.args]
+        if step.name == "load":
+            assert step.access
+            buffer = self.nest.buffers[step.access.buffer]
+            element = f"{self.pointers[step.access.buffer]}[{self._index(step.access.strides)}]"
+            if buffer.dtype in ("bfloat16", "float16"):
+                return f"tw_from_{buffer.dtype}({element})"
+            return f"{element} != 0" if buffer.dtype == "bool" else element
+        if step.name == "const":
+            assert step.constant is not None
+            return constant(step.constant, step.dtype)
+        if step.name == "index":
+            assert step.strides is not None
+            return f"(int64_t)({self._index(step.strides)})"
+        if step.name == "round":
+            return f"tw_round_{step.to}({args[0]})"
+        if step.name == "cast":
+            return f"{args[0]} != 0" if step.dtype == "bool" else f"({COMPUTED[step.dtype]}){args[0]}"
+        if step.name == "where":
+            return f"{args[0]} ? {args[1]} : {args[2]}"
+        if step.name in INFIX:
+            return f"({COMPUTED[step.dtype]})({args[0]} {INFIX[step.name]} {args[1]})"
+        if step.name in ("neg", "bitnot"):
+            return f"({COMPUTED[step.dtype]})({'-' if step.name == 'neg' else '~'}{args[0]})"
+        if step.name == "isnan":
+            return f"{args[0]} != {args[0]}"
+        name = "rint" if step.name == "round_even" else step.name
+        return f"({COMPUTED[step.dtype]})tw_{name}({', '.join(args)})"
+
+    def _store(self, value: int, access: Access) -> None:
+        buffer = self.nest.buffers[access.buffer]
+        text = f"v{value}"
+        if buffer.dtype in ("bfloat16", "float16"):
+            text = f"tw_to_{buffer.dtype}({text})"
+        elif buffer.dtype == "bool":
+            text = f"(uint8_t)({text} != 0)"
+        self.put(f"{self.pointers[access.buffer]}[{self._index(access.strides)}] = {text};")
+
+
+def _names(nest: Nest) -> list[str]:
+    """One distinct C identifier a buffer, from its graph name."""
+    names: list[str] = []
+    for number, buffer in enumerate(nest.buffers):
+        name = f"{buffer.name}_"
+        names.append(f"{name}{number}" if name in names else name)
+    return names
+

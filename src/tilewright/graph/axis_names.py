@@ -1,0 +1,275 @@
+"""The solver behind symbolic shapes: axes as products of named factors, unified as operators meet them.
+
+An *axis* is a tuple of factors, major to minor; a size-1 axis without a name is `()`. A factor is
+a sympy expression: a named dimension `D`, a part of one (`D/H`, `4*D`), or a placeholder (a sympy
+`Dummy`) for a factor of known size whose name is not known yet. Placeholders get their names by
+use, when they meet a named factor in a broadcast or a contraction; what stays without one becomes
+a number. Nothing here looks at two equal sizes and calls them the same dimension, except
+`_guess`, which says when it may.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from math import prod
+
+import sympy
+
+Axis = tuple[sympy.Expr, ...]
+Axes = tuple[Axis, ...]
+
+SMALL_MULTIPLE = 8
+"""A parameter axis may be read as k times its neighbour for k up to this (a feed-forward layer's 4·D)."""
+
+
+class AxisNames:
+    """The named dimensions of a case, and what is known so far of every other axis of a graph.
+
+    `sizes`: every named dimension; `input_names`: those that name an axis of an input. The others
+    are there to name parts of axes (heads) and axes of parameters (hidden width).
+    """
+
+    def __init__(self, sizes: Mapping[str, int], input_names: Iterable[str]) -> None:
+        # A name that is no identifier could not be read back from a stored formula.
+        usable = {name for name in sizes if name.isidentifier() and not keyword.iskeyword(name)}
+        self.named = {
+            name: sympy.Symbol(name, positive=True, integer=True) for name in sizes if name in usable
+        }
+        inner = usable - set(input_names)
+        self._inner = [self.named[name] for name in sizes if name in inner]
+        self._sizes = {symbol: sympy.Integer(sizes[name]) for name, symbol in self.named.items()}
+        self._bound: dict[sympy.Dummy, Axis] = {}
+        self._neighbours: dict[sympy.Dummy, list[Axis]] = {}
+        self._splits: list[tuple[sympy.Expr, sympy.Expr, sympy.Expr]] = []
+
+    # -- factors ------------------------------------------------------------------------------
+
+    def unknown(self, size: int, *, guess: bool = False) -> Axis:
+        """An axis of `size` elements without a name yet; with `guess`, its size may name it at the end."""
+        if size == 1:
+            return ()
+        factor = sympy.Dummy(f"size{size}", positive=True, integer=True)
+        self._sizes[factor] = sympy.Integer(size)
+        if guess:
+            self._neighbours[factor] = []
+        return (factor,)
+
+    def unknown_shape(self, shape: Iterable[int], *, guess: bool = False) -> Axes:
+        return tuple(self.unknown(size, guess=guess) for size in shape)
+
+    def parameter(self, shape: Iterable[int]) -> Axes:
+        """An input without names: its axes are named by use, else by their size and by each other."""
+        axes = self.unknown_shape(shape, guess=True)
+        for axis in axes:
+            for factor in axis:
+                self._neighbours[factor] += [other for other in axes if other is not axis]
+        return axes
+
+    def size(self, expression: sympy.Expr) -> int:
+        return int(expression.xreplace(self._sizes))
+
+    def size_of(self, axis: Axis) -> int:
+        return prod(self.size(factor) for factor in axis)
+
+    def resolved(self, axis: Axis) -> Axis:
+        """The axis with every placeholder that has found its name replaced, and split parts joined again."""
+        factors: list[sympy.Expr] = []
+        for factor in axis:
+            if factor in self._bound:
+                factors += self.resolved(self._bound[factor])
+            elif bound := factor.free_symbols & self._bound.keys():
+                replaced = {symbol: self.product(self.resolved(self._bound[symbol])) for symbol in bound}
+                factors.append(factor.xreplace(replaced))
+            else:
+                factors.append(factor)
+        return tuple(factors)
+
+    @staticmethod
+    def product(axis: Axis) -> sympy.Expr:
+        return sympy.Mul(*axis)
+
+    # -- two axes meet ------------------------------------------------------------------------
+
+    def unify(self, left: Axis, right: Axis) -> Axis:
+        """The one axis that two axes of equal size are, as in a broadcast or a contraction."""
+        a, b = self.resolved(left), self.resolved(right)
+        if a == b or not b:
+            return a
+        if not a:
+            return b
+        if len(a) == len(b) and [self.size(x) for x in a] == [self.size(y) for y in b]:
+            return tuple(factor for x, y in zip(a, b, strict=True) for factor in self._equal(x, y))
+        if len(a) == 1 and self._bind(a[0], b):
+            return b
+        if len(b) == 1 and self._bind(b[0], a):
+            return a
+        return min(a, b, key=lambda axis: self._strangeness(self.product(axis)))
+
+    def _equal(self, x: sympy.Expr, y: sympy.Expr) -> Axis:
+        if x == y:
+            return (x,)
+        # Of two placeholders, the one that may be guessed at the end stays.
+        first, second = (x, y) if x not in self._neighbours else (y, x)
+        if self._bind(first, (second,)):
+            return (second,)
+        if self._bind(second, (first,)):
+            return (first,)
+        return (min(x, y, key=self._strangeness),)
+
+    def _bind(self, expression: sympy.Expr, axis: Axis) -> bool:
+        """Solve `expression == axis` for the one placeholder in `expression`, if it is a factor of it."""
+        placeholders = expression.atoms(sympy.Dummy)
+        if len(placeholders) != 1:
+            return False
+        (placeholder,) = placeholders
+        rest = expression / placeholder
+        value = axis if rest == 1 else (self.product(axis) / rest,)
+        if rest.has(placeholder) or any(factor.has(placeholder) for factor in value):
+            return False
+        self._bound[placeholder] = value
+        for factor in value:
+            if factor in self._neighbours:
+                self._neighbours[factor] += self._neighbours.get(placeholder, [])
+        return True
+
+    @staticmethod
+    def _strangeness(expression: sympy.Expr) -> tuple[int, bool, int]:
+        """Fewest placeholders first, then a name before a number, then the shorter."""
+        symbols = expression.free_symbols
+        placeholders = sum(isinstance(symbol, sympy.Dummy) for symbol in symbols)
+        return placeholders, not symbols, int(expression.count_ops())
+
+    # -- views --------------------------------------------------------------------------------
+
+    def regroup(self, axes: Axes, shape: Sequence[int]) -> Axes:
+        """The axes of the same elements viewed with `shape`, in row-major order."""
+        if 0 in shape:
+            return self.unknown_shape(shape)
+        pending = [factor for axis in axes for factor in self.resolved(axis)][::-1]
+        grouped: list[Axis] = []
+        for wanted in shape:
+            taken: list[sympy.Expr] = []
+            while pending and (wanted > 1 or (not taken and self.size(pending[-1]) == 1)):
+                factor = pending.pop()
+                size = self.size(factor)
+                if wanted % size == 0:
+                    taken.append(factor)
+                    wanted //= size
+                elif size % wanted == 0:
+                    pending += self._split(factor, wanted)[::-1]
+                else:
+                    return self.unknown_shape(shape)
+            grouped.append(self._joined(taken))
+        if pending and grouped:
+            # Only named dimensions of size 1 can be left over.
+            grouped[-1] = (*grouped[-1], *reversed(pending))
+        return tuple(grouped)
+
+    def _split(self, factor: sympy.Expr, major: int) -> Axis:
+        """The factors of one factor cut so that the first of them has `major` elements."""
+        if factor in self._neighbours and (guess := self._guess(factor)):
+            self._bound[factor] = (guess,)
+            factor = guess
+        parts = sympy.Mul.make_args(factor)
+        cuts = {
+            sympy.Mul(*chosen)
+            for count in range(1, len(parts))
+            for chosen in combinations(parts, count)
+            if sympy.Mul(*chosen).xreplace(self._sizes) == major
+        }
+        if len(cuts) == 1:
+            (cut,) = cuts
+            return (cut, factor / cut)
+        minor = self.size(factor) // major
+        high, low = self._inner_name(major), self._inner_name(minor)
+        if high is None and low is None:
+            (high,), (low,) = self.unknown(major), self.unknown(minor)
+        elif low is None:
+            low = factor / high
+        elif high is None:
+            high = factor / low
+        self._splits.append((high, low, factor))
+        return (high, low)
+
+    def _inner_name(self, size: int) -> sympy.Expr | None:
+        fitting = [symbol for symbol in self._inner if self._sizes[symbol] == size]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def _joined(self, factors: list[sympy.Expr]) -> Axis:
+        """Adjacent factors that one factor was split into, as that factor again."""
+        for high, low, whole in reversed(self._splits):
+            pair = [*self.resolved((high,)), *self.resolved((low,))]
+            for start in range(len(factors) - 1):
+                if factors[start : start + 2] == pair:
+                    return self._joined([*factors[:start], *self.resolved((whole,)), *factors[start + 2 :]])
+        return tuple(factors)
+
+    def part(self, axis: Axis, size: int) -> Axis:
+        """`size` of the axis's elements, as a slice takes them: a whole fraction of `3*D` is `D`."""
+        axis = self.resolved(axis)
+        if len(axis) == 1 and axis[0] in self._neighbours and (guess := self._guess(axis[0])):
+            self._bound[axis[0]] = (guess,)
+            axis = (guess,)
+        whole = self.size_of(axis)
+        if whole == size:
+            return axis
+        if size > 1 and len(axis) == 1 and whole % size == 0:
+            coefficient, rest = axis[0].as_coeff_Mul()
+            if rest != 1 and coefficient.is_Integer and coefficient % (whole // size) == 0:
+                return (axis[0] / (whole // size),)
+        return self.unknown(size)
+
+    def concatenated(self, axes: Sequence[Axis]) -> Axis:
+        return (sympy.Add(*(self.product(self.resolved(axis)) for axis in axes)),)
+
+    # -- names at the end ---------------------------------------------------------------------
+
+    def _guess(self, placeholder: sympy.Dummy, *, by_input: bool = True) -> sympy.Expr | None:
+        """A name for an axis that no use has named: by its size, where that leaves one reading.
+
+        In this order: a dimension that names no input axis and has this size; k times (or a k-th
+        of) the axis beside it in the same parameter, k ≤ 8; `by_input`, any dimension of this size.
+        """
+        size = self.size(placeholder)
+        if inner := self._inner_name(size):
+            return inner
+        readings = set()
+        for neighbour in self._neighbours[placeholder]:
+            axis = self.resolved(neighbour)
+            expression = self.product(axis)
+            if not axis or expression.atoms(sympy.Dummy):
+                continue
+            beside = self.size(expression)
+            if beside and size % beside == 0 and size // beside <= SMALL_MULTIPLE:
+                readings.add(expression * (size // beside))
+            elif size and beside % size == 0 and expression.as_coeff_Mul()[0] % (beside // size) == 0:
+                readings.add(expression / (beside // size))
+        if readings or not by_input:
+            return readings.pop() if len(readings) == 1 else None
+        same = [symbol for symbol in self.named.values() if self._sizes[symbol] == size]
+        return same[0] if len(same) == 1 else None
+
+    def settle(self) -> None:
+        """Guess the names of the placeholders that may be guessed, the surest first."""
+        open_ = [placeholder for placeholder in self._neighbours if placeholder not in self._bound]
+        by_input = False
+        while open_:
+            guesses = ((p, guess) for p in open_ if (guess := self._guess(p, by_input=by_input)) is not None)
+            found = next(guesses, None)
+            if found:
+                # One at a time: a name found may be the neighbour that another axis is a multiple of.
+                self._bound[found[0]] = (found[1],)
+                open_.remove(found[0])
+                by_input = False
+            elif by_input:
+                return
+            else:
+                by_input = True
+
+    def finished(self, axis: Axis, size: int) -> Axis:
+        """The axis in names and numbers only; the bare number where its names do not give `size`."""
+        numbers = {symbol: value for symbol, value in self._sizes.items() if isinstance(symbol, sympy.Dummy)}
+        factors = tuple(factor.xreplace(numbers) for factor in self.resolved(axis))
+        return factors if self.size_of(factors) == size else (sympy.Integer(size),)

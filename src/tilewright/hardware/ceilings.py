@@ -1,0 +1,246 @@
+"""What this device was measured to reach, and where that is kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilewright.hardware.detect import Machine, detect
+from tilewright.measure.benchmark import CpuStopwatch, CudaStopwatch, benchmark, write_atomically
+from tilewright.records.errors import CacheError, UsageError
+from tilewright.records.measurement import Ceiling
+
+if TYPE_CHECKING:
+    import torch
+
+_MIB = 1024**2
+_UNKNOWN_CACHE_BYTES = 64 * _MIB
+"""Buffers are sized as if the cache were this large where its size cannot be read."""
+_QUEUED = 1000
+"""Operators queued behind each other to time one launch."""
+_CACHE_COPIES = 50
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """The device under measurement, and how long each figure may take."""
+
+    device: str
+    name: str
+    cache_bytes: int
+    memory_bytes: int
+    seconds: float
+
+    def medians_us(
+        self, functions: Mapping[str, Callable[[], object]], *, flush_l2: bool = True
+    ) -> dict[str, float]:
+        watch = CpuStopwatch() if self.device == "cpu" else CudaStopwatch(self.device, flush_l2=flush_l2)
+        seconds = self.seconds * len(functions)
+        timings = benchmark(functions, min_repeats=5, max_seconds=seconds, stopwatch=watch)
+        return {name: timing.median_us for name, timing in timings.items()}
+
+    def median_us(self, function: Callable[[], object], *, flush_l2: bool = True) -> float:
+        return self.medians_us({"": function}, flush_l2=flush_l2)[""]
+
+    def ceiling(self, kind: str, dtype: str, value: float, unit: str) -> Ceiling:
+        return Ceiling(self.name, kind, dtype, value, unit, "measured")
+
+    def random(self, nbytes: int) -> torch.Tensor:
+        """fp32 of about `nbytes`; a random block repeated, as drawing them all would take seconds."""
+        import torch
+
+        block = torch.randn(min(nbytes // 4, _MIB), device=self.device)
+        return block.repeat(max(1, nbytes // 4 // block.numel()))
+
+
+def measure_ceilings(
+    device: str = "cpu", *, machine: Machine | None = None, seconds: float = 0.3
+) -> list[Ceiling]:
+    """Measure `cpu`, `cuda` or `cuda:N`: medians, random data, outputs touched before.
+
+    | kind | dtype | unit | what |
+    |---|---|---|---|
+    | copy, read, write | float32 | GB/s | buffers four times the last-level cache |
+    | cache | float32 | GB/s | read one half of a block half the cache in size, write the other |
+    | matmul | each | TFLOP/s | square, the best size |
+    | vector | float32 | TFLOP/s | multiply-adds outside matrix units: the fp32 matmul's, which uses them |
+    | launch | | us | one small operator in a long queue of them |
+    | first touch | float32 | GB/s | CPU only: writing into memory just mapped |
+
+    `seconds` bounds each figure; about ten of them are taken.
+    """
+    bench = _bench(device, machine or detect(), seconds)
+    matmuls = _matmuls(bench)
+    fp32 = next(ceiling.value for ceiling in matmuls if ceiling.dtype == "float32")
+    vector = bench.ceiling("vector", "float32", fp32, "TFLOP/s")
+    touch = [_first_touch(bench)] if device == "cpu" else []
+    return [*_bandwidths(bench), _cache(bench), *matmuls, vector, _launch(bench), *touch]
+
+
+def device_name(machine: Machine, device: str) -> str:
+    """What the machine calls `cpu`, `cuda` or `cuda:N`; UsageError if it has no such device."""
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return machine.cpu.model or "CPU"
+    if kind != "cuda" or int(number or 0) >= len(machine.gpus):
+        raise UsageError(f"no device {device!r} here, only cpu and {len(machine.gpus)} CUDA devices")
+    return machine.gpus[int(number or 0)].name
+
+
+def _bench(device: str, machine: Machine, seconds: float) -> _Bench:
+    name = device_name(machine, device)
+    if device == "cpu":
+        cache, memory = machine.cpu.last_level_bytes, machine.ram_bytes
+    else:
+        gpu = machine.gpus[int(device.partition(":")[2] or 0)]
+        cache, memory = gpu.l2_bytes, gpu.memory_bytes
+    cache = cache or _UNKNOWN_CACHE_BYTES
+    return _Bench(device, name, cache, memory or 16 * cache, seconds)
+
+
+def _bandwidths(bench: _Bench) -> list[Ceiling]:
+    import torch
+
+    source = bench.random(min(4 * bench.cache_bytes, bench.memory_bytes // 8))
+    target = torch.zeros_like(source)
+    total = torch.zeros((), device=bench.device)
+    passes = {"copy": 2, "read": 1, "write": 1}
+    # One interleaved run: on a busy machine the three must stay in proportion.
+    times_us = bench.medians_us(
+        {
+            "copy": lambda: target.copy_(source),
+            "read": lambda: torch.sum(source, dim=0, out=total),
+            "write": lambda: target.fill_(1.0),
+        }
+    )
+    return [
+        bench.ceiling(kind, "float32", passes[kind] * source.nbytes / time_us / 1e3, "GB/s")
+        for kind, time_us in times_us.items()
+    ]
+
+
+def _cache(bench: _Bench) -> Ceiling:
+    import torch
+
+    source = bench.random(bench.cache_bytes // 4)
+    target = torch.zeros_like(source)
+
+    def copies() -> None:
+        for _ in range(_CACHE_COPIES):
+            torch.mul(source, 2.0, out=target)
+
+    function = copies if bench.device == "cpu" else _recorded(copies, bench.device)
+    time_us = bench.median_us(function, flush_l2=False) / _CACHE_COPIES
+    return bench.ceiling("cache", "float32", 2 * source.nbytes / time_us / 1e3, "GB/s")
+
+
+def _recorded(function: Callable[[], None], device: str) -> Callable[[], None]:
+    """`function` as a CUDA graph: kernels of a few microseconds outrun a host that queues them singly."""
+    import torch
+
+    with torch.cuda.device(device):
+        function()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function()
+    return graph.replay
+
+
+def _matmuls(bench: _Bench) -> list[Ceiling]:
+    import torch
+
+    names = ("float32", "bfloat16") if bench.device == "cpu" else ("float32", "bfloat16", "float16")
+    precision = torch.get_float32_matmul_precision()
+    # fp32 is to be fp32: TF32 would pass for a far higher vector rate.
+    torch.set_float32_matmul_precision("highest")
+    try:
+        return [bench.ceiling("matmul", name, _matmul_TFLOPs(bench, name), "TFLOP/s") for name in names]
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def _matmul_TFLOPs(bench: _Bench, dtype: str) -> float:
+    """The best over square sizes, larger ones only while a call stays short."""
+    import torch
+
+    best = 0.0
+    for size in (512, 1024, 2048, 4096, 8192):
+        factors = torch.randn(2, size, size, device=bench.device).to(getattr(torch, dtype))
+        time_us = bench.median_us(partial(torch.mm, *factors, out=torch.zeros_like(factors[0])))
+        best = max(best, 2 * size**3 / time_us / 1e6)
+        # Twice the size takes eight times as long, and five repeats of it must fit.
+        if 8 * time_us * 5 > bench.seconds * 1e6:
+            break
+    return best
+
+
+def _launch(bench: _Bench) -> Ceiling:
+    import torch
+
+    small = torch.zeros(1, device=bench.device)
+
+    def queue() -> None:
+        for _ in range(_QUEUED):
+            small.add_(1.0)
+
+    return bench.ceiling("launch", "", bench.median_us(queue, flush_l2=False) / _QUEUED, "us")
+
+
+def _first_touch(bench: _Bench) -> Ceiling:
+    import torch
+
+    nbytes = 64 * _MIB
+
+    def touch() -> torch.Tensor:
+        # Unlike the allocator, a private map never hands back pages that were touched before.
+        return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.float32).fill_(1.0)
+
+    return bench.ceiling("first touch", "float32", nbytes / bench.median_us(touch) / 1e3, "GB/s")
+
+
+def machine_dir() -> Path:
+    """`$TILEWRIGHT_HOME/machine`, or `~/.local/share/tilewright/machine`; it may not exist yet."""
+    home = os.environ.get("TILEWRIGHT_HOME")
+    base = Path(home).expanduser() if home else Path.home() / ".local" / "share" / "tilewright"
+    return base / "machine"
+
+
+def kept_ceilings(name: str) -> list[Ceiling] | None:
+    """Ceilings kept for the device of that name under this PyTorch and thread count.
+
+    None if there are none, or if the file is damaged: they are then measured again.
+    """
+    try:
+        kept = json.loads(_place(name).read_text(encoding="utf-8"))
+        ceilings = [Ceiling(**row) for row in kept["ceilings"]]
+        sound = all(math.isfinite(ceiling.value) and ceiling.value > 0 for ceiling in ceilings)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return ceilings if ceilings and sound else None
+
+
+def keep_ceilings(ceilings: list[Ceiling]) -> Path:
+    """Keep the ceilings of one device for this PyTorch and thread count; CacheError if that fails."""
+    path = _place(ceilings[0].device)
+    rows = {"ceilings": [asdict(ceiling) for ceiling in ceilings]}
+    try:
+        write_atomically(path, json.dumps(rows, indent=1) + "\n")
+    except OSError as error:
+        raise CacheError(f"cannot keep the measured ceilings in {path}: {error.strerror}") from error
+    return path
+
+
+def _place(name: str) -> Path:
+    import torch
+
+    key = f"{name} torch-{torch.__version__} threads-{torch.get_num_threads()}"
+    return machine_dir() / f"{re.sub(r'[^A-Za-z0-9_.+-]+', '-', key)}.json"

@@ -1,0 +1,76 @@
+"""The least time a kernel can take on a device, and what sets it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tilewright.hardware.profiles import DeviceProfile
+
+Bound = Literal["compute-bound", "DRAM-bound", "cache-bound", "launch-bound", "latency-bound"]
+
+
+def floor_us(
+    bytes: int,
+    flops: int,
+    transcendentals: int,
+    dtype: str,
+    working_set_bytes: int,
+    profile: DeviceProfile,
+    kind: str,
+    *,
+    bytes_written: int | None = None,
+    programs: int | None = None,
+) -> tuple[float, Bound]:
+    """Floor in microseconds of one kernel, and its bound (the roofline of Williams, Waterman and
+    Patterson, CACM 2009, with the launch and the number of programs as further limits).
+
+    The floor is the largest of FLOPs over the matmul rate of `dtype` (`kind` "compute") or the vector
+    rate (any other kind), transcendentals over theirs, and `bytes` over the bandwidth of the level
+    that holds `working_set_bytes`: the last-level cache where that fits and its bandwidth is known,
+    else DRAM. A CPU runs the launch first, so it is added; a GPU launches the next kernel behind this
+    one, so a launch costs only what it exceeds the kernel by.
+
+    `bytes_written` (of `bytes`) prices what is read and not written, or the reverse, at the read or
+    write bandwidth; without it everything moves at the copy bandwidth. `programs` is the number of
+    independent programs the work falls into: fewer than the device has SMs (on a CPU, threads) leave
+    the others idle, each reaching its share of the arithmetic and of the cache's bandwidth; a kernel
+    slowed by that is latency-bound.
+
+    Integers and other dtypes without a matmul rate are held to the vector rate.
+    """
+    vector = profile.vector_TFLOPs
+    rate = profile.matmul_TFLOPs.get(dtype, vector) if kind == "compute" else vector
+    special = transcendentals * profile.flops_per_transcendental / (vector * 1e6)
+    compute = max(flops / (rate * 1e6), special)
+    cached = working_set_bytes <= profile.l2_bytes and profile.l2_GBps is not None
+    memory = _cache_us(bytes, profile) if cached else _dram_us(bytes, bytes_written, profile)
+
+    work = max(compute, memory)
+    bound: Bound = "cache-bound" if cached else "DRAM-bound"
+    if compute >= memory:
+        bound = "compute-bound"
+    if programs is not None and programs < profile.sms:
+        busy = max(programs, 1) / profile.sms
+        narrow = max(compute, _cache_us(bytes, profile)) / busy
+        if narrow > work:
+            work, bound = narrow, "latency-bound"
+    if profile.launch_us > work:
+        bound = "launch-bound"
+    if profile.device == "cpu":
+        return work + profile.launch_us, bound
+    return max(work, profile.launch_us), bound
+
+
+def _cache_us(nbytes: int, profile: DeviceProfile) -> float:
+    """Time through the last-level cache; 0 where its bandwidth is unknown, as it then limits nothing."""
+    return 0.0 if profile.l2_GBps is None else nbytes / (profile.l2_GBps * 1e3)
+
+
+def _dram_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float:
+    """What is both read and written moves at the copy bandwidth, the rest one way."""
+    if bytes_written is None:
+        return nbytes / (profile.copy_GBps * 1e3)
+    bytes_read = nbytes - bytes_written
+    copied = 2 * min(bytes_read, bytes_written)
+    one_way = profile.read_GBps if bytes_read > bytes_written else profile.write_GBps
+    return copied / (profile.copy_GBps * 1e3) + (nbytes - copied) / (one_way * 1e3)

@@ -1,0 +1,270 @@
+"""What a device can do, as figures that a floor is computed from: datasheets, and this machine measured."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tilewright.records.errors import CacheError, UsageError
+from tilewright.records.measurement import Ceiling
+
+if TYPE_CHECKING:
+    from tilewright.hardware.detect import Gpu, Machine
+
+KIB = 1024
+MIB = 1024**2
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """The ceilings of one device. GB/s count bytes read plus bytes written, 10⁹ each."""
+
+    name: str
+    device: Literal["cpu", "cuda"]
+    copy_GBps: float
+    read_GBps: float
+    write_GBps: float
+    l2_GBps: float | None
+    """Copy within the last-level cache; None where nobody has measured or stated it."""
+    l2_bytes: int
+    """Last-level cache; 0 where unknown, so that nothing is taken to fit."""
+    matmul_TFLOPs: Mapping[str, float]
+    """By dtype, as PyTorch names it: `float32`, `bfloat16`, ..."""
+    vector_TFLOPs: float
+    """fp32 multiply-adds outside matrix units."""
+    flops_per_transcendental: int
+    """Vector FLOPs that pass in the time of one exponential, logarithm, tanh or the like."""
+    launch_us: float
+    sms: int
+    """Streaming multiprocessors; on a CPU the hardware threads."""
+    max_threads_per_sm: int | None
+    registers_per_sm: int | None
+    shared_bytes_per_sm: int | None
+    origin: Literal["datasheet", "measured"]
+    first_touch_GBps: float | None = None
+    """CPU: writing into memory that was just mapped."""
+
+
+# No datasheet states a launch. Back to back, a small kernel of a GPU queue costs about 2 µs on all of these.
+_GPU_LAUNCH_US = 2.0
+
+_PROFILES = (
+    DeviceProfile(
+        name="h200",
+        device="cuda",
+        # Measured on an H200 SXM (torch 2.11, CUDA 13.0), 4 GiB buffers, medians, L2 flushed.
+        copy_GBps=4255.0,
+        read_GBps=4426.0,
+        write_GBps=4680.0,
+        l2_GBps=None,
+        # What PyTorch reports; NVIDIA's "H100 Tensor Core GPU Architecture" gives 50 MB for the same chip.
+        l2_bytes=60 * MIB,
+        matmul_TFLOPs={
+            # cuBLAS, measured: bf16 at 4096, fp32 (TF32 off) at 8192.
+            "bfloat16": 773.0,
+            "float32": 50.69,
+            # Not measured: fp16 runs on the same units at the same rate as bf16 (datasheet: 989 for both).
+            "float16": 773.0,
+            # NVIDIA H200 datasheet: FP64 Tensor Core.
+            "float64": 67.0,
+        },
+        # NVIDIA H200 datasheet: FP32.
+        vector_TFLOPs=67.0,
+        # 128 multiply-adds and 16 special functions per SM and cycle ("H100 ... Architecture").
+        flops_per_transcendental=16,
+        launch_us=_GPU_LAUNCH_US,
+        # "NVIDIA H100 Tensor Core GPU Architecture", tables of the SXM5 part and of compute capability 9.0.
+        sms=132,
+        max_threads_per_sm=2048,
+        registers_per_sm=65536,
+        shared_bytes_per_sm=228 * KIB,
+        origin="measured",
+    ),
+    DeviceProfile(
+        name="a100",
+        device="cuda",
+        # NVIDIA A100 datasheet, 80GB SXM: 2,039 GB/s; FP16 and BF16 Tensor Core 312, FP64 Tensor Core 19.5,
+        # FP32 19.5 TFLOP/s, all dense.
+        copy_GBps=2039.0,
+        read_GBps=2039.0,
+        write_GBps=2039.0,
+        # "NVIDIA A100 Tensor Core GPU Architecture": L2 of 40 MB, 5120 bytes per cycle, at 1410 MHz boost.
+        l2_GBps=7219.0,
+        l2_bytes=40 * MIB,
+        matmul_TFLOPs={"bfloat16": 312.0, "float16": 312.0, "float32": 19.5, "float64": 19.5},
+        vector_TFLOPs=19.5,
+        # 64 multiply-adds and 16 special functions per SM and cycle (CUDA C++ Programming Guide, 8.0).
+        flops_per_transcendental=8,
+        launch_us=_GPU_LAUNCH_US,
+        # Same document: GA100, compute capability 8.0.
+        sms=108,
+        max_threads_per_sm=2048,
+        registers_per_sm=65536,
+        shared_bytes_per_sm=164 * KIB,
+        origin="datasheet",
+    ),
+    DeviceProfile(
+        name="rtx4090",
+        device="cuda",
+        # "NVIDIA Ada GPU Architecture", table of the GeForce RTX 4090: 1008 GB/s; FP16 and BF16 tensor with
+        # FP32 accumulation 165.2, FP32 82.6, FP64 1/64 of that (TFLOP/s, dense); L2 of 73728 KB.
+        copy_GBps=1008.0,
+        read_GBps=1008.0,
+        write_GBps=1008.0,
+        l2_GBps=None,
+        l2_bytes=72 * MIB,
+        matmul_TFLOPs={"bfloat16": 165.2, "float16": 165.2, "float32": 82.6, "float64": 1.29},
+        vector_TFLOPs=82.6,
+        # 128 multiply-adds and 16 special functions per SM and cycle (CUDA C++ Programming Guide, 8.9).
+        flops_per_transcendental=16,
+        launch_us=_GPU_LAUNCH_US,
+        # Same document, and the Programming Guide's table of compute capability 8.9.
+        sms=128,
+        max_threads_per_sm=1536,
+        registers_per_sm=65536,
+        shared_bytes_per_sm=100 * KIB,
+        origin="datasheet",
+    ),
+    DeviceProfile(
+        name="2080ti",
+        device="cuda",
+        # "NVIDIA Turing GPU Architecture", table of the GeForce RTX 2080 Ti at reference clocks: 616 GB/s;
+        # FP16 tensor with FP32 accumulation 53.8, FP32 13.4, FP64 1/32 of that (TFLOP/s); L2 of 5632 KB.
+        copy_GBps=616.0,
+        read_GBps=616.0,
+        write_GBps=616.0,
+        l2_GBps=None,
+        l2_bytes=5632 * KIB,
+        # bf16 has no matrix unit on Turing: at best it runs at the fp32 rate.
+        matmul_TFLOPs={"bfloat16": 13.4, "float16": 53.8, "float32": 13.4, "float64": 0.42},
+        vector_TFLOPs=13.4,
+        # 64 multiply-adds and 16 special functions per SM and cycle (CUDA C++ Programming Guide, 7.5).
+        flops_per_transcendental=8,
+        launch_us=_GPU_LAUNCH_US,
+        # Same document, and the Programming Guide's table of compute capability 7.5.
+        sms=68,
+        max_threads_per_sm=1024,
+        registers_per_sm=65536,
+        shared_bytes_per_sm=64 * KIB,
+        origin="datasheet",
+    ),
+    DeviceProfile(
+        name="cpu",
+        device="cpu",
+        # A desktop with two channels of DDR5-5600 (JEDEC JESD79-5: 2 × 8 bytes × 5600 MT/s).
+        copy_GBps=89.6,
+        read_GBps=89.6,
+        write_GBps=89.6,
+        l2_GBps=None,
+        # 32 MB of L3, as in AMD's Ryzen 7 7700 and 9700X.
+        l2_bytes=32 * MIB,
+        # 8 cores × 2 AVX2 multiply-add units × 8 lanes × 2 FLOPs × 4.5 GHz; bf16 and fp16 widen to fp32.
+        matmul_TFLOPs={"float32": 1.15, "float64": 0.576, "bfloat16": 1.15, "float16": 1.15},
+        vector_TFLOPs=1.15,
+        # A polynomial of about eight multiply-adds: there is no special unit.
+        flops_per_transcendental=16,
+        # No datasheet states it: dispatch of a small PyTorch operator takes about a microsecond.
+        launch_us=1.0,
+        sms=8,
+        max_threads_per_sm=None,
+        registers_per_sm=None,
+        shared_bytes_per_sm=None,
+        origin="datasheet",
+    ),
+)
+_BY_NAME = {profile.name: profile for profile in _PROFILES}
+_BY_DEVICE = {
+    "NVIDIA H200": "h200",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA GeForce RTX 4090": "rtx4090",
+    "NVIDIA GeForce RTX 2080 Ti": "2080ti",
+}
+
+
+def profile_for(name: str) -> DeviceProfile:
+    """The profile of that name (upper or lower case); UsageError lists the known ones.
+
+    >>> profile_for("a100").copy_GBps
+    2039.0
+    """
+    profile = _BY_NAME.get(name.lower())
+    if profile is None:
+        raise UsageError(f"no profile of a device named {name!r}; known: {', '.join(_BY_NAME)}")
+    return profile
+
+
+def shipped_profile(device_name: str) -> DeviceProfile | None:
+    """The shipped profile of the very device that a driver calls `device_name`, if there is one.
+
+    >>> shipped_profile("NVIDIA GeForce RTX 4090 D") is None
+    True
+    """
+    name = _BY_DEVICE.get(device_name)
+    return None if name is None else _BY_NAME[name]
+
+
+def local_profile(refresh: bool = False, device: str | None = None) -> DeviceProfile:
+    """This machine: its first GPU if it has one, else (or with `device="cpu"`) its CPU.
+
+    Ceilings kept from an earlier run are used; without them, or with `refresh`, they are measured
+    (seconds on a CPU) and kept. Where they cannot be kept, a warning says why.
+    """
+    import torch
+
+    from tilewright.hardware import ceilings
+    from tilewright.hardware.detect import detect
+
+    machine = detect()
+    chosen = device or ("cuda" if machine.gpus and torch.cuda.is_available() else "cpu")
+    name = ceilings.device_name(machine, chosen)
+    measured = None if refresh else ceilings.kept_ceilings(name)
+    if measured is None:
+        measured = ceilings.measure_ceilings(chosen, machine=machine)
+        try:
+            ceilings.keep_ceilings(measured)
+        except CacheError as error:
+            warnings.warn(f"{error}; they will be measured again next time", stacklevel=2)
+    return measured_profile(machine, measured)
+
+
+def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile:
+    """A profile out of the measured ceilings of one device of `machine`.
+
+    UsageError if one of copy, read, write, vector, launch is missing.
+    """
+    values = {(ceiling.kind, ceiling.dtype): ceiling.value for ceiling in ceilings}
+    by_kind = {ceiling.kind: ceiling.value for ceiling in ceilings}
+    missing = {"copy", "read", "write", "vector", "launch"} - by_kind.keys()
+    if missing:
+        raise UsageError(f"measured ceilings lack {', '.join(sorted(missing))}; measure them again")
+    name = ceilings[0].device
+    gpu = next((gpu for gpu in machine.gpus if gpu.name == name), None)
+    return DeviceProfile(
+        name=name,
+        device="cuda" if gpu else "cpu",
+        copy_GBps=by_kind["copy"],
+        read_GBps=by_kind["read"],
+        write_GBps=by_kind["write"],
+        l2_GBps=by_kind.get("cache"),
+        l2_bytes=(gpu.l2_bytes if gpu else machine.cpu.last_level_bytes) or 0,
+        matmul_TFLOPs={dtype: value for (kind, dtype), value in values.items() if kind == "matmul"},
+        vector_TFLOPs=by_kind["vector"],
+        flops_per_transcendental=_flops_per_transcendental(gpu),
+        launch_us=by_kind["launch"],
+        sms=(gpu.sms if gpu else machine.cpu.threads) or 1,
+        max_threads_per_sm=gpu.max_threads_per_sm if gpu else None,
+        registers_per_sm=gpu.registers_per_sm if gpu else None,
+        shared_bytes_per_sm=gpu.shared_bytes_per_sm if gpu else None,
+        origin="measured",
+        first_touch_GBps=by_kind.get("first touch"),
+    )
+
+
+def _flops_per_transcendental(gpu: Gpu | None) -> int:
+    """CUDA C++ Programming Guide, table of arithmetic throughput: 16 special functions per SM and cycle
+    beside 64 multiply-adds up to 8.0, beside 128 from 8.6 on. A CPU computes a polynomial of about eight.
+    """
+    old = gpu is not None and gpu.capability in ("7.0", "7.2", "7.5", "8.0")
+    return 8 if old else 16

@@ -1,0 +1,415 @@
+"""From a trace to a nest: which axes are rows, which are columns, and in which stage each step runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from torch import fx
+
+from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where
+from tilewright.loops.trace import dtype_name, trace_nodes
+from tilewright.operators.axes import Axis, Unfusable, _split, leaves
+from tilewright.operators.language import Op, Source, Value
+
+FEW_COLUMNS = 1024
+"""A reduction over everything is cut into rows of at least this many elements."""
+
+Strides = dict[Axis, int]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A nest and the graph nodes its buffers stand for, in buffer order."""
+
+    nest: Nest
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+def lower(members: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str) -> Lowered:
+    """One nest that computes `outputs` from what the members read.
+
+    `members` are in topological order; outputs keep the strides of their metadata. Raises
+    `Unfusable`, with the reason, where the members cannot share a nest.
+    """
+    try:
+        return _lower(members, outputs, name, share_loads=True)
+    except OwnTranspose:
+        return _lower(members, outputs, name, share_loads=False)
+
+
+def _lower(members: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str, *, share_loads: bool) -> Lowered:
+    traced = trace_nodes(members, outputs, share_loads=share_loads)
+    for node in outputs:
+        if node not in traced.values:
+            raise Unfusable(f"{node.name} has several results")
+    return _Lowering(traced.trace.ops, [(n, traced.values[n]) for n in outputs], name).build()
+
+
+class OwnTranspose(Unfusable):
+    """One axis would have to serve two dimensions of the same tensor."""
+
+
+def strides_of(dims: Sequence[Sequence[Axis]], strides: Sequence[int]) -> Strides:
+    """Per leaf axis the stride in elements of a tensor laid out with `strides` per dimension."""
+    found: Strides = {}
+    for axes, stride in zip(dims, strides, strict=True):
+        for axis in reversed(leaves(axes)):
+            found[axis] = found.get(axis, 0) + stride
+            stride *= axis.extent
+    return found
+
+
+@dataclass
+class _Reduction:
+    position: int
+    kind: str
+    axes: frozenset[Axis]
+
+
+class _Lowering:
+    def __init__(self, ops: list[Op], outputs: list[tuple[fx.Node, Value]], name: str) -> None:
+        self.name = name
+        self.outputs = outputs
+        self.ops, self.ids = _live_and_distinct(ops, [value.id for _, value in outputs])
+        self.output_strides = [
+            strides_of(value.dims, [int(s) for s in node.meta["val"].stride()]) for node, value in outputs
+        ]
+        tensors = [value.dims for _, value in outputs] + [op.detail.dims for op in self.ops if op.name == "load"]
+        for dims in tensors:
+            flat = leaves(axis for g in dims for axis in g)
+            if len(set(flat)) != len(flat):
+                raise OwnTranspose("a value meets its own transpose")
+
+    def build(self) -> Lowered:
+        self._dependencies()
+        self._align()
+        rows, cols = self._choose_axes()
+        return self._assemble(rows, cols)
+
+    def _dependencies(self) -> None:
+        """For each op the axes its value varies with; reductions over other axes become products."""
+        self.deps: list[frozenset[Axis]] = []
+        self.reductions: list[_Reduction] = []
+        for position, op in enumerate(self.ops):
+            if op.name == "load":
+                source: Source = op.detail
+                deps = frozenset(a for a, s in strides_of(source.dims, source.strides).items() if s)
+            elif op.name == "index":
+                deps = frozenset(leaves(op.detail))
+            else:
+                deps = frozenset().union(*(self.deps[a] for a in op.args))
+            if op.name == "reduce":
+                kind, axes = op.detail
+                axes = frozenset(leaves(axes))
+                if axes - deps and kind in ("sum", "prod"):
+                    raise Unfusable("a sum runs over an axis its operand does not vary with")
+                self.reductions.append(_Reduction(position, kind, axes & deps))
+                deps = deps - axes
+            self.deps.append(deps)
+        self.domain = frozenset().union(*self.deps, *(r.axes for r in self.reductions), *self.output_strides)
+
+    def _align(self) -> None:
+        """Let independent axes of equal length share one loop, as where a row's sum scales another tensor."""
+        together = [deps | frozenset().union(*(self.deps[a] for a in op.args)) for deps, op in zip(self.deps, self.ops, strict=True)]
+        together += [frozenset(strides) for strides in self.output_strides]
+        if self.domain in together:
+            return
+        axes = sorted(self.domain, key=lambda axis: axis.extent)
+        for position, axis in enumerate(axes):
+            for other in axes[:position]:
+                met = any({axis, other} <= group for group in together)
+                if axis.parts is None and other.parts is None and axis.extent == other.extent and not met:
+                    axis.parts = (other,)
+                    together = [g - {axis} | {other} if axis in g else g for g in together]
+        self._recompute()
+
+    # Rows and columns
+
+    def _choose_axes(self) -> tuple[list[Axis], list[Axis]]:
+        order = self._memory_order(self.domain)
+        over = {r.axes for r in self.reductions if r.axes}
+        if not over:
+            return order[:-1], order[-1:]
+        again = {r.axes for r in self.reductions if r.axes and self._used_again(r)}
+        if len(again) > 1:
+            raise Unfusable("reductions over different axes are needed again inside one nest")
+        if again:
+            return self._split_by(order, next(iter(again)))
+        if over == {self.domain}:
+            return self._cut(order)
+        partial = [axes for axes in over if axes != self.domain]
+        candidates = partial + [self.domain - axes for axes in partial]
+        candidates.sort(key=lambda cols: order[-1] not in cols)
+        for cols in candidates:
+            if all(r in (cols, self.domain - cols, self.domain) for r in over):
+                return self._split_by(order, cols)
+        raise Unfusable("reductions run over different axes")
+
+    def _split_by(self, order: list[Axis], cols: frozenset[Axis]) -> tuple[list[Axis], list[Axis]]:
+        return [a for a in order if a not in cols], [a for a in order if a in cols]
+
+    def _cut(self, order: list[Axis]) -> tuple[list[Axis], list[Axis]]:
+        """Everything is reduced: long rows inside, the rest outside, so that threads share the work."""
+        cols: list[Axis] = []
+        rows = list(order)
+        while rows and prod(a.extent for a in cols) < FEW_COLUMNS:
+            cols.insert(0, rows.pop())
+        if not rows and len(cols) == 1 and cols[0].extent >= 8 * FEW_COLUMNS:
+            whole = cols[0]
+            width = next((w for w in range(FEW_COLUMNS, 8 * FEW_COLUMNS) if whole.extent % w == 0), None)
+            if width:
+                high, low = _split(whole, width)
+                self._recompute()
+                return [high], [low]
+        return rows, cols
+
+    def _recompute(self) -> None:
+        self.output_strides = [
+            strides_of(value.dims, [int(s) for s in node.meta["val"].stride()]) for node, value in self.outputs
+        ]
+        self._dependencies()
+
+    def _used_again(self, reduction: _Reduction) -> bool:
+        """Whether something that depends on this reduction varies with the reduced axes again."""
+        tainted = {reduction.position}
+        for position, op in enumerate(self.ops):
+            if tainted & set(op.args):
+                tainted.add(position)
+                if self.deps[position] & reduction.axes:
+                    return True
+        ids = {self.ids[value.id] for _, value in self.outputs}
+        return any(
+            self.ids[value.id] in tainted & ids and set(strides) & reduction.axes
+            for (_, value), strides in zip(self.outputs, self.output_strides, strict=True)
+        )
+
+    def _memory_order(self, axes: frozenset[Axis]) -> list[Axis]:
+        """Outermost first, by the strides of the largest tensor: outputs before inputs."""
+        loads = [strides_of(op.detail.dims, op.detail.strides) for op in self.ops if op.name == "load"]
+        ranked = sorted(self.output_strides, key=_span, reverse=True) + sorted(loads, key=_span, reverse=True)
+        full = [strides for strides in ranked if set(strides) >= axes]
+        reference = (full or ranked or [{}])[0]
+        rest = {a: max((s.get(a, 0) for s in ranked), default=0) for a in axes}
+        return sorted(axes, key=lambda a: (a in reference, -reference.get(a, 0), -rest[a], a.extent))
+
+    # Steps
+
+    def _assemble(self, rows: list[Axis], cols: list[Axis]) -> Lowered:
+        self._check(frozenset(rows), frozenset(cols))
+        keys: list[Any] = []
+        steps: list[Step] = []
+        place: dict[int, int] = {}
+        maps: list[Strides] = []
+        reduced = {r.position: r for r in self.reductions}
+        for position, op in enumerate(self.ops):
+            args = tuple(place[a] for a in op.args)
+            if op.name == "reduce":
+                place[position] = self._reduce(reduced[position], op, args, steps, set(rows), set(cols))
+                continue
+            stage = max((steps[a].stage + (steps[a].name == "reduce_cols") for a in args), default=0)
+            after: Where = "after" if any(_is_after(steps[a]) for a in args) else "body"
+            step = Step(op.name, args, op.dtype, _level(self.deps[position], rows, cols), after, stage)
+            if op.name == "load":
+                if op.detail.key not in keys:
+                    keys.append(op.detail.key)
+                maps.append(strides_of(op.detail.dims, op.detail.strides))
+                axes = rows + cols
+                access = Access(keys.index(op.detail.key), tuple(maps[-1].get(a, 0) for a in axes))
+                step = replace(step, access=access)
+            elif op.name == "const":
+                step = replace(step, constant=op.detail)
+            elif op.name == "index":
+                own = strides_of([op.detail], [1])
+                step = replace(step, strides=tuple(own.get(a, 0) for a in rows + cols))
+            elif op.name in ("cast", "round"):
+                step = replace(step, to=op.detail or op.dtype)
+            steps.append(step)
+            place[position] = len(steps) - 1
+        stores = [
+            Store(place[self.ids[value.id]], Access(len(keys) + i, tuple(s.get(a, 0) for a in rows + cols)))
+            for i, ((_, value), s) in enumerate(zip(self.outputs, self.output_strides, strict=True))
+        ]
+        return self._finish(rows, cols, keys, steps, stores)
+
+    def _reduce(
+        self, r: _Reduction, op: Op, args: tuple[int, ...], steps: list[Step], rows: set[Axis], cols: set[Axis]
+    ) -> int:
+        """Append the one or two steps of a reduction; give the position of its result."""
+        kind = r.kind
+        value = args[0]
+        deps = self.deps[op.args[0]]
+        for name, axes in (("reduce_cols", r.axes & cols), ("reduce_rows", r.axes & rows)):
+            if not axes:
+                continue
+            deps = deps - axes
+            source = steps[value]
+            if _is_after(source):
+                raise Unfusable("a column sum is reduced again")
+            stage = source.stage + (source.name == "reduce_cols")
+            steps.append(
+                Step(name, (value,), op.dtype, _level(deps, rows, cols), "body", stage, kind=kind)
+            )
+            value = len(steps) - 1
+        return value
+
+    def _check(self, rows: frozenset[Axis], cols: frozenset[Axis]) -> None:
+        late: set[int] = set()
+        by_position = {r.position: r for r in self.reductions}
+        for position, op in enumerate(self.ops):
+            if r := by_position.get(position):
+                if r.axes & rows and r.axes & rows != rows & self.deps[op.args[0]] | (r.axes & rows):
+                    raise Unfusable("a reduction covers only some of the rows")
+                if r.axes & rows and rows - r.axes:
+                    raise Unfusable("a reduction covers only some of the rows")
+                if r.axes & cols and cols - r.axes:
+                    raise Unfusable("a reduction covers only some of the columns")
+                if r.axes & rows:
+                    late.add(position)
+            elif late & set(op.args):
+                late.add(position)
+                if self.deps[position] & rows:
+                    raise Unfusable("a sum over all rows is needed again by each row")
+        for (node, value), strides in zip(self.outputs, self.output_strides, strict=True):
+            held = frozenset(strides)
+            position = self.ids[value.id]
+            if position in late:
+                if held & rows:
+                    raise Unfusable("a sum over all rows is spread over the rows again")
+            elif rows - held:
+                raise Unfusable(f"{node.name} is smaller than the nest around it")
+            if held & cols and cols - held:
+                raise Unfusable(f"{node.name} varies with only some of the columns")
+            if self.deps[position] - held:
+                raise Unfusable(f"{node.name} varies with more than its own axes")
+
+    def _finish(
+        self, rows: list[Axis], cols: list[Axis], keys: list[Any], steps: list[Step], stores: list[Store]
+    ) -> Lowered:
+        nodes = [node for node, _ in self.outputs]
+        inputs = tuple(
+            Buffer(key.name, dtype_name(key.meta["val"].dtype), _touched(key.meta["val"])) for key in keys
+        )
+        outputs = tuple(Buffer(n.name, dtype_name(n.meta["val"].dtype), n.meta["val"].numel()) for n in nodes)
+        row_extents, col_extents = [a.extent for a in rows], [a.extent for a in cols]
+        shape = _Shape(row_extents, col_extents, steps, stores)
+        shape.collapse()
+        nest = Nest(
+            self.name, tuple(shape.rows), tuple(shape.cols), inputs, outputs, tuple(shape.steps), tuple(shape.stores)
+        )
+        return Lowered(nest, tuple(keys), tuple(nodes))
+
+
+def _touched(val: Any) -> int:
+    """Distinct elements of a tensor: expanded (stride 0) axes count once."""
+    return prod((int(n) for n, s in zip(val.shape, val.stride(), strict=True) if s != 0), start=1)
+
+
+def _span(strides: Strides) -> int:
+    return prod(axis.extent for axis in strides)
+
+
+def _is_after(step: Step) -> bool:
+    return step.where == "after" or step.name == "reduce_rows"
+
+
+def _level(deps: frozenset[Axis], rows: Any, cols: Any) -> Level:
+    varies = bool(deps & set(rows)), bool(deps & set(cols))
+    return {
+        (False, False): Level.SCALAR,
+        (True, False): Level.ROW,
+        (False, True): Level.COL,
+        (True, True): Level.FULL,
+    }[varies]
+
+
+def _live_and_distinct(ops: list[Op], wanted: list[int]) -> tuple[list[Op], dict[int, int]]:
+    """The ops that `wanted` needs, equal ones merged; and where each old op is now."""
+    live = set(wanted)
+    for position in reversed(range(len(ops))):
+        if position in live:
+            live.update(ops[position].args)
+    kept: list[Op] = []
+    where: dict[int, int] = {}
+    seen: dict[Any, int] = {}
+    for position, op in enumerate(ops):
+        if position not in live:
+            continue
+        op = replace(op, args=tuple(where[a] for a in op.args))
+        key = (op.name, op.args, op.dtype, _identity(op))
+        if key not in seen:
+            seen[key] = len(kept)
+            kept.append(op)
+        where[position] = seen[key]
+    return kept, where
+
+
+def _identity(op: Op) -> Any:
+    if op.name == "load":
+        return op.detail.key, frozenset(strides_of(op.detail.dims, op.detail.strides).items())
+    if op.name == "reduce":
+        return op.detail[0], frozenset(leaves(op.detail[1]))
+    if op.name == "index":
+        return frozenset(strides_of([op.detail], [1]).items())
+    if op.name == "const":
+        # repr tells 1, 1.0 and True, 0.0 and -0.0 apart, and NaN equal to itself.
+        return repr(op.detail)
+    return op.detail
+
+
+@dataclass
+class _Shape:
+    """Merges neighbouring axes that every access walks as one."""
+
+    rows: list[int]
+    cols: list[int]
+    steps: list[Step]
+    stores: list[Store]
+
+    def collapse(self) -> None:
+        if not any(s.name in ("reduce_cols", "reduce_rows") for s in self.steps):
+            everything = self.rows + self.cols
+            while len(everything) > 1 and self._mergeable(everything, len(everything) - 2):
+                self._merge(everything, len(everything) - 2)
+            self.rows, self.cols = everything[:-1], everything[-1:]
+        self._collapse_part(0, self.rows)
+        self._collapse_part(len(self.rows), self.cols)
+        if not self.cols:
+            self.cols.append(1)
+            self._change(lambda strides: (*strides, 0))
+
+    def _collapse_part(self, start: int, extents: list[int]) -> None:
+        everything = self.rows + self.cols
+        for local in reversed(range(len(extents) - 1)):
+            if self._mergeable(everything, start + local):
+                self._merge(everything, start + local)
+                extents[local] *= extents.pop(local + 1)
+
+    def _all_strides(self) -> list[tuple[int, ...]]:
+        return [
+            *(s.access.strides for s in self.steps if s.access),
+            *(s.strides for s in self.steps if s.strides is not None),
+            *(s.access.strides for s in self.stores),
+        ]
+
+    def _mergeable(self, extents: list[int], at: int) -> bool:
+        inner = extents[at + 1]
+        return all(strides[at] == strides[at + 1] * inner for strides in self._all_strides())
+
+    def _merge(self, extents: list[int], at: int) -> None:
+        extents[at : at + 2] = [extents[at] * extents[at + 1]]
+        self._change(lambda strides: strides[:at] + strides[at + 1 :])
+
+    def _change(self, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
+        self.steps[:] = [
+            replace(
+                s,
+                access=Access(s.access.buffer, change(s.access.strides)) if s.access else None,
+                strides=None if s.strides is None else change(s.strides),
+            )
+            for s in self.steps
+        ]
+        self.stores[:] = [Store(s.value, Access(s.access.buffer, change(s.access.strides))) for s in self.stores]

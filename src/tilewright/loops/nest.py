@@ -1,0 +1,138 @@
+"""A loop nest as plain data.
+
+A nest runs over `rows` (outer, independent, run in parallel) and `cols` (inner). For each row the
+columns may be walked several times: a reduction over the columns that ends in *stage* k is known
+to every step of stage k + 1, as the row maximum is to the exponentials of a softmax. A reduction
+over the rows (a column sum) is known only *after* all rows.
+
+    for row in rows:                       # parallel
+        stage 0: for col in cols: …        # may end in row values
+        stage 1: for col in cols: …
+    after:   for col in cols: …            # column sums, over all rows, are known here
+
+Steps are in static single assignment; a step names its operands by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+from typing import Literal
+
+Where = Literal["body", "after"]
+
+
+class Level(Enum):
+    """What a step's value varies with inside its part of the nest."""
+
+    SCALAR = "scalar"
+    ROW = "row"
+    COL = "col"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor in memory. `elements` counts the distinct elements the nest touches."""
+
+    name: str
+    dtype: str
+    elements: int
+
+
+@dataclass(frozen=True)
+class Access:
+    """Element `sum(stride * index)` of a buffer, one stride per axis: those of the rows, then the columns."""
+
+    buffer: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One scalar operation.
+
+    `name`: `load` (`access`), `const` (`constant`), `index` (`strides`, one per axis),
+    `reduce_cols` and `reduce_rows` (`kind`), `round` and `cast` (`to`), or a scalar function.
+    `dtype` is what the value computes in.
+    """
+
+    name: str
+    args: tuple[int, ...]
+    dtype: str
+    level: Level
+    where: Where
+    stage: int
+    access: Access | None = None
+    constant: bool | int | float | None = None
+    strides: tuple[int, ...] | None = None
+    kind: str | None = None
+    to: str | None = None
+
+
+@dataclass(frozen=True)
+class Store:
+    """Step `value`, converted to the buffer's dtype, written to memory."""
+
+    value: int
+    access: Access
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Everything an emitter prints and a cost model counts. Buffers: the inputs, then the outputs."""
+
+    name: str
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    stores: tuple[Store, ...]
+
+    @property
+    def row_count(self) -> int:
+        return prod(self.rows)
+
+    @property
+    def col_count(self) -> int:
+        return prod(self.cols)
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return self.inputs + self.outputs
+
+    @property
+    def stages(self) -> int:
+        """How many times the columns of a row are walked."""
+        return 1 + max((s.stage for s in self.steps if s.where == "body"), default=0)
+
+    def reductions(self, name: Literal["reduce_cols", "reduce_rows"]) -> Iterator[tuple[int, Step]]:
+        return ((i, step) for i, step in enumerate(self.steps) if step.name == name)
+
+    def split(self, strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Strides of the rows, strides of the columns."""
+        return strides[: len(self.rows)], strides[len(self.rows) :]
+
+
+def describe(nest: Nest) -> str:
+    """The nest as text a person can read; golden tests hold it.
+
+    One line a step: position, level, stage, name, operands.
+    """
+    lines = [f"{nest.name}: rows {list(nest.rows)} × cols {list(nest.cols)}"]
+    for number, buffer in enumerate(nest.buffers):
+        role = "in" if number < len(nest.inputs) else "out"
+        lines.append(f"  {role:>3} b{number}: {buffer.dtype}[{buffer.elements}] {buffer.name}")
+    for number, step in enumerate(nest.steps):
+        extra = [f"%{a}" for a in step.args]
+        if step.access:
+            extra.append(f"b{step.access.buffer}{list(step.access.strides)}")
+        extra += [str(x) for x in (step.constant, step.strides, step.kind, step.to) if x is not None]
+        place = f"stage {step.stage}" if step.where == "body" else "after"
+        lines.append(f"  %{number} = {step.name} {', '.join(extra)} : {step.dtype}, {step.level.value}, {place}")
+    for store in nest.stores:
+        lines.append(f"  store %{store.value} → b{store.access.buffer}{list(store.access.strides)}")
+    return "\n".join(lines)

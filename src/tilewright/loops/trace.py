@@ -1,0 +1,174 @@
+"""Runs the bodies of a set of graph nodes and leaves a trace of scalar operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.operators.language import COMPUTE_DTYPE, Trace, Unfusable, Value
+from tilewright.operators.table import Call, Row, row_of
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+SUPPORTED = frozenset(
+    "float16 bfloat16 float32 float64 int8 uint8 int16 int32 int64 bool".split()
+)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A trace and the value of each member and of each output node."""
+
+    trace: Trace
+    values: dict[fx.Node, Value]
+
+
+def results(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors a node gives, without the absent ones."""
+    val = node.meta.get("val")
+    many = val if isinstance(val, (tuple, list)) else [val]
+    return [v for v in many if isinstance(v, torch.Tensor)]
+
+
+def trace_nodes(members: Sequence[fx.Node], outputs: Sequence[fx.Node], *, share_loads: bool) -> Traced:
+    """Run the bodies of `members` (topological order) and of the views between them and the outputs.
+
+    Operands that no member computes are loaded from memory. With `share_loads` every use of a tensor
+    runs over the same axes; without, each use has axes of its own, so that a tensor may meet its
+    transpose. Raises `Unfusable` where bodies cannot share a nest.
+    """
+    return _Tracer(members, share_loads).run(outputs)
+
+
+class _Tracer:
+    def __init__(self, members: Sequence[fx.Node], share_loads: bool) -> None:
+        self.trace = Trace()
+        self.share_loads = share_loads
+        self.members = members
+        self.inside = set(members)
+        self.values: dict[fx.Node, Any] = {}
+        self.exact = _feeding_discontinuous(members)
+
+    def run(self, outputs: Sequence[fx.Node]) -> Traced:
+        for node in self.members:
+            self.values[node] = self._run(node)
+        for node in outputs:
+            if node not in self.values:
+                self.values[node] = self._operand(node)
+        return Traced(self.trace, {n: v for n, v in self.values.items() if isinstance(v, Value)})
+
+    def _run(self, node: fx.Node) -> Any:
+        row = row_of(node.target)
+        if row is None or row.body is None:
+            raise Unfusable(f"{node.target} has no body in the loop language")
+        if row.name == "getitem":
+            source, position = node.args
+            assert isinstance(source, fx.Node) and isinstance(position, int)
+            return self._operand(source)[position]
+        first = results(node)[0]
+        args = fx.node.map_arg(node.args, self._operand)
+        kwargs = fx.node.map_arg(node.kwargs, self._operand)
+        dtype = dtype_name(first.dtype)
+        call = Call(self.trace, dtype, tuple(int(s) for s in first.shape), _common_dtype(node, row, dtype))
+        if row.promotion != "none":
+            wanted = dtype if row.promotion == "result" else call.common
+            args = tuple(a.to_compute(wanted) if isinstance(a, Value) else a for a in args)
+            kwargs = {k: a.to_compute(wanted) if isinstance(a, Value) else a for k, a in kwargs.items()}
+        value = row.body(call, *args, **kwargs)
+        return self._finish(node, value)
+
+    def _finish(self, node: fx.Node, value: Any) -> Any:
+        """Give each result the dtype and, where a discontinuous operator will look at it, eager's rounding."""
+        vals = node.meta["val"]
+        if not isinstance(vals, (tuple, list)):
+            return self._settle(node, value, vals)
+        return tuple(
+            self._settle(node, v, meta) if isinstance(v, Value) else v for v, meta in zip(value, vals, strict=True)
+        )
+
+    def _settle(self, node: fx.Node, value: Value, meta: torch.Tensor) -> Value:
+        name = dtype_name(meta.dtype)
+        value = value.to_compute(name)
+        if tuple(value.shape) != tuple(meta.shape):
+            value = value.expand([int(s) for s in meta.shape])
+        return value.rounded(name) if node in self.exact else value
+
+    def _operand(self, node: fx.Node) -> Any:
+        if node in self.values:
+            return self.values[node]
+        if self._is_view_of_member(node):
+            self.values[node] = self._run(node)
+            return self.values[node]
+        meta = node.meta.get("val")
+        if not isinstance(meta, torch.Tensor):
+            raise Unfusable(f"{node.name} is no tensor")
+        name = dtype_name(meta.dtype)
+        if name not in SUPPORTED or meta.layout is not torch.strided or meta.is_conj() or meta.is_neg():
+            raise Unfusable(f"{name} {meta.layout} tensors have no loop form")
+        value = self.trace.load(node, name, [int(s) for s in meta.shape], [int(s) for s in meta.stride()])
+        if self.share_loads:
+            self.values[node] = value
+        return value
+
+    def _is_view_of_member(self, node: fx.Node) -> bool:
+        """Whether this value is a member under other indices (through any number of views)."""
+        while node.op == "call_function" and node not in self.inside:
+            row = row_of(node.target)
+            if row is None or row.operator_class != "layout":
+                return False
+            if row.body is None and any(isinstance(a, fx.Node) for a in node.args):
+                return _reaches(node, self.inside) and _refuse(node)
+            if not isinstance(node.args[0], fx.Node):
+                return False
+            node = node.args[0]
+        return node in self.inside
+
+
+def _reaches(node: fx.Node, members: set[fx.Node]) -> bool:
+    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
+        if node in members:
+            return True
+        row = row_of(node.target)
+        if row is None or row.operator_class != "layout":
+            return False
+        node = node.args[0]
+    return node in members
+
+
+def _refuse(node: fx.Node) -> bool:
+    raise Unfusable(f"{node.target} of a computed value needs that value in memory")
+
+
+def _common_dtype(node: fx.Node, row: Row, dtype: str) -> str:
+    """The dtype PyTorch promotes the first two operands to."""
+    if row.promotion != "common":
+        return dtype
+    operands = [a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args[:2]]
+    return dtype_name(torch.result_type(*operands))
+
+
+def _feeding_discontinuous(members: Sequence[fx.Node]) -> set[fx.Node]:
+    """Members whose 16-bit results reach a discontinuous member, and so must be rounded as eager does."""
+    inside, needed = set(members), set[fx.Node]()
+    for node in reversed(members):
+        users = {u for user in node.users for u in _through_views(user)} & inside
+        if any(u in needed or ((row := row_of(u.target)) and row.discontinuous) for u in users):
+            needed.add(node)
+    return needed
+
+
+def _through_views(node: fx.Node) -> list[fx.Node]:
+    row = row_of(node.target)
+    if row is None or row.operator_class != "layout":
+        return [node]
+    return [node, *(u for user in node.users for u in _through_views(user))]
+
+
+__all__ = ["COMPUTE_DTYPE", "SUPPORTED", "Traced", "dtype_name", "results", "trace_nodes"]

@@ -1,0 +1,37 @@
+"""Inputs for a case: the same tensors from the same seed, every time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilewright.records.case import Case, InputSpec
+
+INTEGER_BOUND = 8
+"""Integers are drawn from [0, 8): small enough to index any embedding, exact in every float dtype."""
+
+
+def make_inputs(case: Case, *, seed: int, device: str, requires_grad: bool) -> list[torch.Tensor]:
+    """One contiguous tensor per input of `case`, in its shape and dtype, on `device`.
+
+    Floats are standard normal, integers uniform in [0, 8), bools fair; floats ask for gradients where
+    `requires_grad` is set. Values are drawn on `device` by a generator of their own, so the default
+    generator's state stays as it is; a CPU and a GPU draw different values from one seed.
+    """
+    import torch
+
+    generator = torch.Generator(device).manual_seed(seed)
+    tensors = [_draw(spec, generator) for spec in case.inputs]
+    return [tensor.requires_grad_(requires_grad and tensor.is_floating_point()) for tensor in tensors]
+
+
+def _draw(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(spec.shape, dtype=dtype, device=generator.device, generator=generator)
+    bound = 2 if dtype is torch.bool else INTEGER_BOUND
+    return torch.randint(bound, spec.shape, dtype=dtype, device=generator.device, generator=generator)

@@ -1,0 +1,158 @@
+"""Peak live memory of a call: PyTorch's allocations and those of tilewright's own pools, on one timeline."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+if TYPE_CHECKING:
+    import torch
+
+_MARK = "tilewright.pool_live_bytes="
+
+
+class PoolMeter:
+    """What a memory pool holds while it is counted; made by `register_pool`."""
+
+    def __init__(self, live_bytes: Callable[[], int]) -> None:
+        self.live_bytes = live_bytes
+
+    def changed(self) -> None:
+        """To be called by the pool, on the thread that did it, after its live bytes changed.
+
+        Costs one comparison unless a `peak_bytes` is running.
+        """
+        if _recording:
+            _mark_pools()
+
+
+_pools: list[PoolMeter] = []
+_recording = False
+_one_at_a_time = threading.Lock()
+
+
+def register_pool(live_bytes: Callable[[], int]) -> PoolMeter:
+    """Count a pool of host memory that PyTorch's allocator knows nothing of.
+
+    `live_bytes()` is the bytes in use at this moment (what lies free in the pool does not count).
+    The pool calls `changed()` on the meter after each change. Storage that the pool takes from
+    PyTorch's own allocator must not be registered: it would count twice.
+    """
+    meter = PoolMeter(live_bytes)
+    _pools.append(meter)
+    return meter
+
+
+def unregister_pool(meter: PoolMeter) -> None:
+    """Stop counting the pool; ValueError if it is not registered."""
+    _pools.remove(meter)
+
+
+def peak_bytes(function: Callable[[], object], device: str = "cpu") -> int:
+    """Highest number of live bytes during `function()`, above the level at its start.
+
+    `device` is `cpu`, `cuda` or `cuda:N`. The result counts as live until the call has returned.
+    On CUDA, the caching allocator's statistics are read (and its peak is reset): blocks in use, in
+    its rounding (512 B). On the CPU, every allocation and release that PyTorch's profiler reports is
+    replayed, together with registered pools. Not seen there: memory that `function` takes on another
+    thread, that libraries take past PyTorch's allocator, and releases of tensors older than the call,
+    so a call that drops its inputs is counted as if it kept them.
+
+    Warm `function` up first, or one-off allocations count too. Exceptions of `function` pass through.
+    """
+    gc.collect()
+    if device.split(":")[0] == "cuda":
+        return _cuda_peak(function, device)
+    with _one_at_a_time:
+        return _cpu_peak(function)
+
+
+def _cuda_peak(function: Callable[[], object], device: str) -> int:
+    import torch
+
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = int(torch.cuda.memory_allocated(device))
+    result = function()
+    torch.cuda.synchronize(device)
+    del result
+    return int(torch.cuda.max_memory_allocated(device)) - before
+
+
+def _cpu_peak(function: Callable[[], object]) -> int:
+    # The profiler's C++ side prints a line at each start and stop unless its log level is above them.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    from torch.profiler import ProfilerActivity, profile
+
+    global _recording
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        _mark_pools()
+        _recording = True
+        try:
+            result = function()
+        finally:
+            _recording = False
+        del result
+    return _replay(sorted(_steps(profiler)))
+
+
+def _mark_pools() -> None:
+    """Put the pools' live bytes among the profiler's events: one clock orders both."""
+    from torch.profiler import record_function
+
+    with record_function(f"{_MARK}{sum(pool.live_bytes() for pool in _pools)}"):
+        pass
+
+
+class _Block(Protocol):
+    """What the profiler says of one allocation, or with a negative size of one release."""
+
+    device: torch.device
+    ptr: int
+    alloc_size: int
+
+
+class _Step(NamedTuple):
+    """One event that moves the level: a block of PyTorch's (`pointer` set), or the pools' new sum."""
+
+    time_ns: int
+    nbytes: int
+    pointer: int
+
+
+def _steps(profiler: torch.profiler.profile) -> Iterator[_Step]:
+    session = profiler.profiler
+    assert session is not None and session.kineto_results is not None, "a profile that ended has results"
+    pending = list(session.kineto_results.experimental_event_tree())
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        if event.name == "[memory]":
+            block = cast(_Block, event.extra_fields)
+            # A machine with a GPU reports that one's blocks too.
+            if block.device.type == "cpu":
+                yield _Step(event.start_time_ns, block.alloc_size, block.ptr)
+        elif event.name.startswith(_MARK):
+            yield _Step(event.start_time_ns, int(event.name.removeprefix(_MARK)), 0)
+
+
+def _replay(steps: list[_Step]) -> int:
+    """The highest level over `steps` in order of time; the first mark of the pools is their zero."""
+    blocks: dict[int, int] = {}
+    allocated = pooled = peak = 0
+    pooled_before: int | None = None
+    for step in steps:
+        if not step.pointer:
+            pooled_before = step.nbytes if pooled_before is None else pooled_before
+            pooled = step.nbytes - pooled_before
+        elif step.nbytes > 0:
+            blocks[step.pointer] = step.nbytes
+            allocated += step.nbytes
+        else:
+            # PyTorch remembers blocks of an earlier profile under their address; only our own count.
+            allocated -= blocks.pop(step.pointer, 0)
+        peak = max(peak, allocated + pooled)
+    return peak

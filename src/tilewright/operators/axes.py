@@ -1,0 +1,109 @@
+"""Symbolic axes: what a tensor's dimensions are made of while operators are lowered to a loop nest.
+
+A dimension is a *group* of axes, major to minor. `view` regroups axes, splitting one where it
+must; `permute` reorders groups; a size-1 dimension is the empty group. When two values meet in an
+operator their groups are unified: after that both run over the same axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+
+class Unfusable(Exception):
+    """These operators cannot share one loop nest; the message says why."""
+
+
+class Axis:
+    """A range of integers. After unification it may stand for other axes: `leaves` tells which."""
+
+    __slots__ = ("extent", "parts")
+
+    def __init__(self, extent: int) -> None:
+        self.extent = extent
+        self.parts: tuple[Axis, ...] | None = None
+        """None for a leaf; one axis it is the same as; or the axes, major to minor, it was split into."""
+
+    def __repr__(self) -> str:
+        return f"Axis({self.extent})"
+
+
+Group = tuple[Axis, ...]
+
+
+def group(size: int) -> Group:
+    """A fresh dimension of `size` elements."""
+    return () if size == 1 else (Axis(size),)
+
+
+def leaves(axes: Iterable[Axis]) -> list[Axis]:
+    """The leaf axes, major to minor, that `axes` stand for now."""
+    found: list[Axis] = []
+    for axis in axes:
+        if axis.parts is None:
+            found.append(axis)
+        else:
+            found.extend(leaves(axis.parts))
+    return found
+
+
+def size(axes: Iterable[Axis]) -> int:
+    return prod(axis.extent for axis in axes)
+
+
+def _split(axis: Axis, minor: int) -> tuple[Axis, Axis]:
+    high, low = Axis(axis.extent // minor), Axis(minor)
+    axis.parts = (high, low)
+    return high, low
+
+
+def unify(left: Group, right: Group) -> None:
+    """Make two groups of equal size run over the same axes, splitting either where the other is finer."""
+    a, b = leaves(left), leaves(right)
+    while a and b:
+        x, y = a.pop(), b.pop()
+        if x is y:
+            continue
+        if x.extent == y.extent:
+            x.parts = (y,)
+        elif x.extent > y.extent and x.extent % y.extent == 0:
+            high, low = _split(x, y.extent)
+            low.parts = (y,)
+            a.append(high)
+        elif y.extent > x.extent and y.extent % x.extent == 0:
+            high, low = _split(y, x.extent)
+            low.parts = (x,)
+            b.append(high)
+        else:
+            raise Unfusable(f"axes of {x.extent} and {y.extent} elements do not refine each other")
+        # A split or link may have changed axes still waiting in either list.
+        a, b = leaves(a), leaves(b)
+    if a or b:
+        raise Unfusable("groups of different size meet")
+
+
+def regroup(groups: Iterable[Group], shape: Iterable[int]) -> tuple[Group, ...]:
+    """The groups of the same elements viewed with `shape` (row-major order is kept)."""
+    pending = leaves(axis for g in groups for axis in g)
+    out: list[Group] = []
+    for extent in reversed(tuple(shape)):
+        wanted, taken = extent, list[Axis]()
+        while wanted > 1:
+            if not pending:
+                raise Unfusable("a view asks for more elements than there are")
+            axis = pending.pop()
+            if wanted % axis.extent == 0:
+                taken.insert(0, axis)
+                wanted //= axis.extent
+            elif axis.extent % wanted == 0:
+                high, low = _split(axis, wanted)
+                pending.append(high)
+                taken.insert(0, low)
+                wanted = 1
+            else:
+                raise Unfusable(f"a view cuts an axis of {axis.extent} elements at {wanted}")
+        out.append(tuple(taken))
+    if pending:
+        raise Unfusable("a view asks for fewer elements than there are")
+    return tuple(reversed(out))

@@ -1,0 +1,332 @@
+"""Elementwise operators: each result element depends on one element of each (broadcast) operand."""
+
+from __future__ import annotations
+
+import math
+
+from tilewright.operators.language import FLOATS, Scalar, Value, call, predicate, where
+from tilewright.operators.table import Call, body
+
+SQRT_HALF = math.sqrt(0.5)
+GAUSSIAN = 1 / math.sqrt(2 * math.pi)
+TANH_GAIN = math.sqrt(2 / math.pi)
+TANH_CUBIC = 0.044715
+
+UNARY = (
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh erf erfc sigmoid"
+).split()
+ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round_even"}
+
+
+def _unary(name: str) -> None:
+    @body(f"{name}.default")
+    def _(c: Call, x: Value) -> Value:
+        return call(name, x)
+
+
+def _rounding(name: str, function: str) -> None:
+    @body(f"{name}.default", discontinuous=True)
+    def _(c: Call, x: Value) -> Value:
+        # Rounding an integer leaves it as it is.
+        return call(function, x) if c.dtype in FLOATS else x
+
+
+for _name in UNARY:
+    _unary(_name)
+for _name, _function in ROUNDING.items():
+    _rounding(_name, _function)
+
+
+@body("sign.default", discontinuous=True)
+def sign(c: Call, x: Value) -> Value:
+    return call("sign", x)
+
+
+@body("isnan.default", promotion="none", discontinuous=True)
+def isnan(c: Call, x: Value) -> Value:
+    return predicate("isnan", x)
+
+
+@body("isinf.default", promotion="none", discontinuous=True)
+def isinf(c: Call, x: Value) -> Value:
+    return predicate("isinf", x)
+
+
+@body("logical_not.default", promotion="none", discontinuous=True)
+def logical_not(c: Call, x: Value) -> Value:
+    return x.eq(0)
+
+
+@body("neg.default")
+def neg(c: Call, x: Value) -> Value:
+    return -x
+
+
+@body("abs.default")
+def absolute(c: Call, x: Value) -> Value:
+    return call("abs", x)
+
+
+@body("reciprocal.default")
+def reciprocal(c: Call, x: Value) -> Value:
+    return 1 / x
+
+
+@body("bitwise_not.default")
+def bitwise_not(c: Call, x: Value) -> Value:
+    return x.eq(0) if c.dtype == "bool" else call("bitnot", x)
+
+
+# Arithmetic. `alpha` scales the second operand.
+
+
+@body("add.Tensor", "add.Scalar")
+def add(c: Call, x: Value, y: Value | Scalar, alpha: Scalar = 1) -> Value:
+    return x + y if alpha == 1 else x + y * alpha
+
+
+@body("sub.Tensor", "sub.Scalar")
+def sub(c: Call, x: Value, y: Value | Scalar, alpha: Scalar = 1) -> Value:
+    return x - y if alpha == 1 else x - y * alpha
+
+
+@body("rsub.Scalar", "rsub.Tensor")
+def rsub(c: Call, x: Value, y: Value | Scalar, alpha: Scalar = 1) -> Value:
+    return y - x if alpha == 1 else y - x * alpha
+
+
+@body("mul.Tensor", "mul.Scalar")
+def mul(c: Call, x: Value, y: Value | Scalar) -> Value:
+    return x * y
+
+
+@body("div.Tensor", "div.Scalar")
+def div(c: Call, x: Value, y: Value | Scalar) -> Value:
+    return x / y
+
+
+@body("maximum.default")
+def maximum(c: Call, x: Value, y: Value) -> Value:
+    return call("maximum", x, y)
+
+
+@body("minimum.default")
+def minimum(c: Call, x: Value, y: Value) -> Value:
+    return call("minimum", x, y)
+
+
+@body("pow.Tensor_Scalar")
+def power(c: Call, x: Value, exponent: Scalar) -> Value:
+    if exponent == 2:
+        return x * x
+    if exponent == 3:
+        return x * x * x
+    if c.dtype in FLOATS:
+        if exponent == 1:
+            return x
+        if exponent == 0.5:
+            return call("sqrt", x)
+        if exponent == -0.5:
+            return call("rsqrt", x)
+        if exponent == -1:
+            return 1 / x
+    return call("pow", x, exponent)
+
+
+@body("pow.Tensor_Tensor")
+def power_tensor(c: Call, x: Value, exponent: Value) -> Value:
+    return call("pow", x, exponent)
+
+
+@body("atan2.default")
+def atan2(c: Call, x: Value, y: Value) -> Value:
+    return call("atan2", x, y)
+
+
+@body("addcmul.default")
+def addcmul(c: Call, x: Value, a: Value, b: Value, value: Scalar = 1) -> Value:
+    return x + a * b * value
+
+
+@body("addcdiv.default")
+def addcdiv(c: Call, x: Value, a: Value, b: Value, value: Scalar = 1) -> Value:
+    return x + a / b * value
+
+
+@body("lerp.Scalar")
+def lerp(c: Call, x: Value, end: Value, weight: Scalar) -> Value:
+    return x + (end - x) * weight
+
+
+# Comparison and logic: the operands meet in their common dtype, 16-bit floats as stored.
+
+
+def _comparison(name: str) -> None:
+    @body(f"{name}.Tensor", f"{name}.Scalar", promotion="common", discontinuous=True)
+    def _(c: Call, x: Value, y: Value | Scalar) -> Value:
+        other = x.lift(y)
+        if not isinstance(y, Value):
+            other = other.rounded(c.common)
+        return x._call(name, other, dtype="bool")
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _comparison(_name)
+
+
+def _logical(name: str, symbol: str) -> None:
+    @body(f"logical_{name}.default", promotion="none", discontinuous=True)
+    def _(c: Call, x: Value, y: Value) -> Value:
+        return x.ne(0)._call(symbol, y.ne(0))
+
+    @body(f"bitwise_{name}.Tensor")
+    def _(c: Call, x: Value, y: Value) -> Value:
+        return x._call(symbol, y)
+
+
+for _name in ("and", "or", "xor"):
+    _logical(_name, _name)
+
+
+@body("where.self", promotion="none")
+def where_self(c: Call, condition: Value, x: Value, y: Value) -> Value:
+    return where(condition, x.to_compute(c.dtype), y.to_compute(c.dtype))
+
+
+@body("masked_fill.Scalar", promotion="none")
+def masked_fill_scalar(c: Call, x: Value, mask: Value, value: Scalar) -> Value:
+    return where(mask, value, x)
+
+
+@body("masked_fill.Tensor", promotion="none")
+def masked_fill_tensor(c: Call, x: Value, mask: Value, value: Value) -> Value:
+    return where(mask, value.to_compute(c.dtype), x)
+
+
+@body("clamp.default", "clamp.Tensor")
+def clamp(c: Call, x: Value, low: Value | Scalar | None = None, high: Value | Scalar | None = None) -> Value:
+    if low is not None:
+        x = call("maximum", x, low)
+    return x if high is None else call("minimum", x, high)
+
+
+@body("clamp_min.default")
+def clamp_min(c: Call, x: Value, low: Scalar) -> Value:
+    return call("maximum", x, low)
+
+
+@body("clamp_max.default")
+def clamp_max(c: Call, x: Value, high: Scalar) -> Value:
+    return call("minimum", x, high)
+
+
+# Activations and their derivatives; `g` is the gradient of the result.
+
+
+@body("relu.default")
+def relu(c: Call, x: Value) -> Value:
+    return call("maximum", x, 0)
+
+
+@body("threshold_backward.default")
+def threshold_backward(c: Call, g: Value, x: Value, threshold: Scalar) -> Value:
+    return where(x <= threshold, 0, g)
+
+
+@body("leaky_relu.default")
+def leaky_relu(c: Call, x: Value, slope: Scalar = 0.01) -> Value:
+    return where(x > 0, x, x * slope)
+
+
+@body("leaky_relu_backward.default")
+def leaky_relu_backward(c: Call, g: Value, x: Value, slope: Scalar, from_result: bool) -> Value:
+    return where(x > 0, g, g * slope)
+
+
+def _normal_cdf(x: Value) -> Value:
+    return 0.5 * (1 + call("erf", x * SQRT_HALF))
+
+
+def _tanh_gate(x: Value) -> Value:
+    return call("tanh", TANH_GAIN * (x + TANH_CUBIC * (x * x * x)))
+
+
+@body("gelu.default")
+def gelu(c: Call, x: Value, approximate: str = "none") -> Value:
+    """x·Φ(x); with `tanh`, Φ is approximated as in Hendrycks and Gimpel, arXiv:1606.08415."""
+    if approximate == "tanh":
+        return 0.5 * x * (1 + _tanh_gate(x))
+    return x * _normal_cdf(x)
+
+
+@body("gelu_backward.default")
+def gelu_backward(c: Call, g: Value, x: Value, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        t = _tanh_gate(x)
+        inner = TANH_GAIN * (1 + 3 * TANH_CUBIC * (x * x))
+        return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner)
+    return g * (_normal_cdf(x) + x * GAUSSIAN * call("exp", -0.5 * (x * x)))
+
+
+@body("silu.default")
+def silu(c: Call, x: Value) -> Value:
+    return x / (1 + call("exp", -x))
+
+
+@body("silu_backward.default")
+def silu_backward(c: Call, g: Value, x: Value) -> Value:
+    s = call("sigmoid", x)
+    return g * s * (1 + x * (1 - s))
+
+
+@body("sigmoid_backward.default")
+def sigmoid_backward(c: Call, g: Value, y: Value) -> Value:
+    return g * (1 - y) * y
+
+
+@body("tanh_backward.default")
+def tanh_backward(c: Call, g: Value, y: Value) -> Value:
+    return g * (1 - y * y)
+
+
+@body("softplus.default")
+def softplus(c: Call, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
+    scaled = x * beta
+    return where(scaled > threshold, x, call("log1p", call("exp", scaled)) / beta)
+
+
+@body("softplus_backward.default")
+def softplus_backward(c: Call, g: Value, x: Value, beta: Scalar, threshold: Scalar) -> Value:
+    scaled = x * beta
+    return where(scaled > threshold, g, g * call("sigmoid", scaled))
+
+
+@body("native_dropout_backward.default", promotion="none")
+def dropout_with_mask(c: Call, x: Value, mask: Value, scale: float) -> Value:
+    """x·scale where the mask keeps; a dropped Inf or NaN becomes NaN as in eager."""
+    x = x.to_compute(c.dtype)
+    return x * where(mask, x.lift(scale), 0)
+
+
+# Conversions and constants.
+
+
+def _convert(c: Call, x: Value) -> Value:
+    return x.cast(c.dtype)
+
+
+body("_to_copy.default", promotion="none", discontinuous=True)(lambda c, x, **_: _convert(c, x))
+body("clone.default", promotion="none")(lambda c, x, **_: x)
+body("full.default", promotion="none")(lambda c, shape, value, **_: c.trace.full(value, c.dtype, shape))
+body("full_like.default", promotion="none")(lambda c, x, value, **_: c.trace.full(value, c.dtype, c.shape))
+body("zeros.default", promotion="none")(lambda c, shape, **_: c.trace.full(0, c.dtype, shape))
+body("ones.default", promotion="none")(lambda c, shape, **_: c.trace.full(1, c.dtype, shape))
+body("zeros_like.default", promotion="none")(lambda c, x, **_: c.trace.full(0, c.dtype, c.shape))
+body("ones_like.default", promotion="none")(lambda c, x, **_: c.trace.full(1, c.dtype, c.shape))
+body("scalar_tensor.default", promotion="none")(lambda c, value, **_: c.trace.full(value, c.dtype, ()))
+
+
+@body("arange.start_step", promotion="none")
+def arange(c: Call, start: Scalar, end: Scalar, step: Scalar = 1, **_: object) -> Value:
+    position = c.trace.arange(c.shape[0]).to_compute(c.dtype)
+    return position * step + start

@@ -1,0 +1,151 @@
+"""Reductions: sums, means, extremes and where they are, moments, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tilewright.operators.language import FLOATS, Scalar, Value, call, predicate, where
+from tilewright.operators.table import Call, body
+
+Dims = Sequence[int] | int | None
+FARTHEST = 2**62
+
+
+def _all_if_empty(dims: Dims) -> Dims:
+    return None if isinstance(dims, Sequence) and not dims else dims
+
+
+def _count(x: Value, dims: Dims) -> int:
+    """Elements of `x` that one result element is made of."""
+    if dims is None:
+        return prod(x.shape)
+    return prod(x.shape[d] for d in ([dims] if isinstance(dims, int) else dims)) if x.shape else 1
+
+
+@body("sum.default", "sum.dim_IntList", operator_class="reduction")
+def sum_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False, dtype: object = None) -> Value:
+    return x.sum(_all_if_empty(dims), keepdim)
+
+
+@body("mean.default", "mean.dim", operator_class="reduction")
+def mean(c: Call, x: Value, dims: Dims = None, keepdim: bool = False, dtype: object = None) -> Value:
+    dims = _all_if_empty(dims)
+    return x.sum(dims, keepdim) / _count(x, dims)
+
+
+@body("prod.default", "prod.dim_int", operator_class="reduction")
+def product(c: Call, x: Value, dim: Dims = None, keepdim: bool = False, dtype: object = None) -> Value:
+    return x.reduce("prod", dim, keepdim)
+
+
+@body("amax.default", operator_class="reduction")
+def amax(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
+    return x.max(_all_if_empty(dims), keepdim)
+
+
+@body("amin.default", operator_class="reduction")
+def amin(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
+    return x.min(_all_if_empty(dims), keepdim)
+
+
+@body("max.default", operator_class="reduction")
+def max_all(c: Call, x: Value) -> Value:
+    return x.max(None, keepdim=False)
+
+
+@body("min.default", operator_class="reduction")
+def min_all(c: Call, x: Value) -> Value:
+    return x.min(None, keepdim=False)
+
+
+def _first_at(x: Value, extreme: Value, dim: int, keepdim: bool) -> Value:
+    """The first position along `dim` that holds `extreme`; NaN is the extreme where there is one."""
+    hit = x.eq(extreme)
+    if x.dtype in FLOATS:
+        hit = hit | predicate("isnan", x)
+    return where(hit, x.index(dim), FARTHEST).min(dim, keepdim)
+
+
+@body("max.dim", operator_class="reduction", promotion="none", discontinuous=True)
+def max_dim(c: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    return x.max(dim, keepdim), _first_at(x, x.max(dim), dim, keepdim)
+
+
+@body("min.dim", operator_class="reduction", promotion="none", discontinuous=True)
+def min_dim(c: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    return x.min(dim, keepdim), _first_at(x, x.min(dim), dim, keepdim)
+
+
+@body("argmax.default", operator_class="reduction", promotion="none", discontinuous=True)
+def argmax(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    if dim is None:
+        x, dim = x.view([prod(x.shape)]), 0
+    return _first_at(x, x.max(dim), dim, keepdim)
+
+
+@body("argmin.default", operator_class="reduction", promotion="none", discontinuous=True)
+def argmin(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    if dim is None:
+        x, dim = x.view([prod(x.shape)]), 0
+    return _first_at(x, x.min(dim), dim, keepdim)
+
+
+@body(
+    "any.default", "any.dim", "any.dims", operator_class="reduction", promotion="none", discontinuous=True
+)
+def any_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
+    return x.ne(0).reduce("any", dims, keepdim)
+
+
+@body(
+    "all.default", "all.dim", "all.dims", operator_class="reduction", promotion="none", discontinuous=True
+)
+def all_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
+    return x.ne(0).reduce("all", dims, keepdim)
+
+
+def variance(x: Value, dims: Dims, correction: Scalar | None, keepdim: bool) -> tuple[Value, Value]:
+    """Two passes over the values at hand: the mean, then the squared distances from it."""
+    dims = _all_if_empty(dims)
+    count = _count(x, dims)
+    centred = x - x.sum(dims) / count
+    freedom = max(count - (1 if correction is None else correction), 0)
+    return (centred * centred).sum(dims, keepdim) / freedom, x.sum(dims, keepdim) / count
+
+
+@body("var.correction", operator_class="reduction")
+def var(c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
+    return variance(x, dims, correction, keepdim)[0]
+
+
+@body("std.correction", operator_class="reduction")
+def std(c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
+    return call("sqrt", variance(x, dims, correction, keepdim)[0])
+
+
+@body("var_mean.correction", operator_class="reduction")
+def var_mean(
+    c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    return variance(x, dims, correction, keepdim)
+
+
+@body("logsumexp.default", operator_class="reduction")
+def logsumexp(c: Call, x: Value, dims: Dims, keepdim: bool = False) -> Value:
+    top = x.max(dims)
+    shift = where(predicate("isinf", top), 0, top)
+    lowered = call("log", call("exp", x - shift).sum(dims))
+    total = lowered + shift
+    return total if keepdim else total.squeeze([dims] if isinstance(dims, int) else list(dims or ()))
+
+
+@body("linalg_vector_norm.default", operator_class="reduction")
+def vector_norm(
+    c: Call, x: Value, ord: Scalar = 2, dims: Dims = None, keepdim: bool = False, dtype: object = None
+) -> Value:
+    if ord == 2:
+        return call("sqrt", (x * x).sum(dims, keepdim))
+    if ord == 1:
+        return call("abs", x).sum(dims, keepdim)
+    return call("pow", call("pow", call("abs", x), ord).sum(dims, keepdim), 1 / ord)

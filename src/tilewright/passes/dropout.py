@@ -1,0 +1,48 @@
+"""Dropout: the draw is set apart from its application, so that the application can fuse.
+
+    y, mask = native_dropout(x, p, True)     →   mask = keep_mask(x, p)
+                                                 y = x · mask / (1 - p)
+
+On a CPU the mask is drawn by PyTorch's own generator, the same numbers in the same order as
+eager's elementwise dropout. On a GPU PyTorch's kernel draws it. A dropout with p = 0, or
+not in training, is the identity and draws nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from tilewright.records.program import Decision
+
+
+def keep_mask(like: torch.Tensor, p: float) -> torch.Tensor:
+    """The boolean mask that eager dropout with probability `p` would draw now for a tensor like `like`."""
+    if like.device.type == "cpu":
+        return torch.empty_like(like, dtype=torch.bool).bernoulli_(1 - p)
+    return torch.ops.aten.native_dropout(torch.empty_like(like), p, True)[1]
+
+
+def split_dropout(graph: fx.Graph, graph_name: str) -> list[Decision]:
+    """Rewrite every `native_dropout` of `graph` in place."""
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.aten.native_dropout.default:
+            continue
+        x, p, train = node.args[0], float(node.args[1]), node.args[2]
+        assert isinstance(x, fx.Node)
+        if train is False or p in (0.0, 1.0):
+            continue
+        value, mask_meta = node.meta["val"]
+        with graph.inserting_before(node):
+            mask = graph.call_function(keep_mask, (x, p))
+            mask.meta = {**node.meta, "val": mask_meta}
+            kept = graph.call_function(torch.ops.aten.native_dropout_backward.default, (x, mask, 1 / (1 - p)))
+            kept.meta = {**node.meta, "val": value}
+        for user in list(node.users):
+            assert user.target is operator.getitem
+            user.replace_all_uses_with(kept if user.args[1] == 0 else mask)
+            graph.erase_node(user)
+        graph.erase_node(node)
+    return []

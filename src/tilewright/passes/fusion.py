@@ -1,0 +1,174 @@
+"""Horizontal fusion: pointwise chains with the row and column reductions beside them.
+
+    h = gelu(x); d = h · mask; y = d + r     →   one kernel that reads x, mask, r and writes y
+
+Starting from one region an operator, every edge is tried once in graph order and regions are
+merged where one loop nest can hold them, no cycle arises, and bytes are saved. Regions that read
+the same tensor without depending on each other are merged too. Every pair of neighbours leaves a
+`Decision`: taken, refused (legal, but it does not pay), or impossible, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from tilewright.graph.source import source_line
+from tilewright.loops.lower import Lowered, lower
+from tilewright.operators.axes import Unfusable
+from tilewright.passes.units import (
+    Reachability,
+    escaping,
+    is_fusible,
+    is_view,
+    nbytes,
+    readers,
+    sources,
+    values_of,
+    with_results,
+)
+from tilewright.records.program import Decision, GraphName, Verdict
+
+MOST_BUFFERS = 24
+"""A nest that streams from more tensors than this at once defeats the prefetchers."""
+
+
+@dataclass(eq=False)
+class Region:
+    """Operators that become one kernel: `members` in graph order, without the views between them."""
+
+    members: list[fx.Node]
+    lowered: Lowered
+
+    @property
+    def name(self) -> str:
+        return self.lowered.nest.name
+
+    def rename(self, name: str) -> None:
+        self.lowered = replace(self.lowered, nest=replace(self.lowered.nest, name=name))
+
+
+@dataclass
+class Fusion:
+    """What the pass proposes for one graph."""
+
+    regions: list[Region]
+    decisions: list[Decision] = field(default_factory=list)
+
+
+def fuse(graph: fx.Graph, graph_name: GraphName) -> Fusion:
+    """Partition the operators of `graph` into regions; the rest stay library calls."""
+    return _Fuser(graph, graph_name).run()
+
+
+class _Fuser:
+    def __init__(self, graph: fx.Graph, graph_name: GraphName) -> None:
+        self.graph = graph
+        self.graph_name = graph_name
+        self.reach = Reachability(graph)
+        self.operators = [n for n in graph.nodes if n.op == "call_function" and not is_view(n)]
+        self.impossible: dict[fx.Node, str] = {}
+        self.region: dict[fx.Node, Region] = {}
+        self.refused: dict[tuple[Region, Region], tuple[Verdict, str]] = {}
+        self.reasons: dict[tuple[fx.Node, fx.Node], tuple[Verdict, str]] = {}
+
+    def run(self) -> Fusion:
+        for node in self.operators:
+            reason = is_fusible(node)
+            if reason is None and any(value.users for value in values_of(node)):
+                try:
+                    self.region[node] = Region([node], self._lower([node]))
+                    continue
+                except Unfusable as error:
+                    reason = str(error)
+            self.impossible[node] = reason or "nobody reads it"
+        for node in self.operators:
+            if node in self.region:
+                # The producer that saves most first: a merge can make the next one impossible.
+                for producer in sorted(self._producers(node), key=nbytes, reverse=True):
+                    self._try(producer, node)
+        self._siblings()
+        regions = list(dict.fromkeys(self.region.values()))
+        for number, region in enumerate(regions):
+            region.rename(kernel_name(region.members, self.graph_name, number))
+        return Fusion(regions, list(self._decisions()))
+
+    def _producers(self, node: fx.Node) -> list[fx.Node]:
+        return [p for p in dict.fromkeys(sources(node)) if p in self.region]
+
+    def _lower(self, members: list[fx.Node]) -> Lowered:
+        name = kernel_name(members, self.graph_name, 0)
+        return lower(with_results(members, self.reach.order), escaping(members), name)
+
+    def _try(self, producer: fx.Node, consumer: fx.Node) -> None:
+        """Merge the regions of two neighbours, or note why not."""
+        first, second = self.region[producer], self.region[consumer]
+        if first is second:
+            return
+        members = sorted({*first.members, *second.members}, key=self.reach.order.__getitem__)
+        outcome = self._attempt(members)
+        if isinstance(outcome, Lowered):
+            merged = Region(members, outcome)
+            for node in members:
+                self.region[node] = merged
+        else:
+            self.reasons[producer, consumer] = outcome
+
+    def _attempt(self, members: list[fx.Node]) -> Lowered | tuple[Verdict, str]:
+        if self.reach.makes_cycle(members):
+            return "impossible", "something outside needs one and is needed by the other"
+        try:
+            lowered = self._lower(members)
+        except Unfusable as error:
+            return "impossible", str(error)
+        if len(lowered.nest.buffers) > MOST_BUFFERS:
+            return "refused", f"the kernel would stream from {len(lowered.nest.buffers)} tensors at once"
+        return lowered
+
+    def _siblings(self) -> None:
+        """Merge regions that read the same large tensor and do not depend on each other."""
+        for node in self.graph.nodes:
+            if node.op not in ("placeholder", "call_function") or is_view(node):
+                continue
+            rows = list(dict.fromkeys(r for r in readers(node) if r in self.region))
+            for first, second in zip(rows, rows[1:], strict=False):
+                same_size = nbytes(first) == nbytes(second) or nbytes(node) >= max(nbytes(first), nbytes(second))
+                if self.region[first] is not self.region[second] and same_size:
+                    self._try(first, second)
+
+    def _decisions(self) -> Iterable[Decision]:
+        for consumer in self.operators:
+            for producer in dict.fromkeys(sources(consumer)):
+                if producer.op == "call_function":
+                    yield self._decision(producer, consumer)
+
+    def _decision(self, producer: fx.Node, consumer: fx.Node) -> Decision:
+        saved = 0
+        if producer in self.region and self.region[producer] is self.region.get(consumer):
+            escapes = set(escaping(self.region[producer].members))
+            size = nbytes(producer)
+            stays = any(value in escapes for value in values_of(producer))
+            saved = size if stays else 2 * size
+            verdict, reason = "taken", "stays in registers" if not stays else "is not read back"
+        elif (blocked := self.impossible.get(producer) or self.impossible.get(consumer)) is not None:
+            verdict, reason = "impossible", blocked
+        else:
+            verdict, reason = self.reasons.get(
+                (producer, consumer), ("impossible", "an earlier merge put one loop nest between them")
+            )
+        return Decision(
+            self.graph_name, producer.name, consumer.name, verdict, reason, saved, source=source_line(consumer)
+        )
+
+
+def kernel_name(members: list[fx.Node], graph_name: GraphName, number: int) -> str:
+    """A C identifier that says what the kernel computes: `forward3_native_layer_norm_add`."""
+    words: list[str] = []
+    for node in members:
+        word = str(node.target).split(".")[1] if "." in str(node.target) else node.name
+        if word not in words:
+            words.append(word)
+    shown = "_".join(words[:4]) + ("_and_more" if len(words) > 4 else "")
+    return f"{graph_name}{number}_{shown.strip('_')}"

@@ -1,0 +1,61 @@
+"""Which forward values to keep for backward, and which to compute again there.
+
+Keeping costs memory from forward to backward; computing again costs one pass over memory. A value
+is computed again where that is pointwise or a row normalisation and needs nothing kept that is as
+large: gelu's result from its operand, a layer norm's from its input, a masked value from the mask.
+Random draws and matrix products are always kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from tilewright.operators.table import row_of
+from tilewright.passes.units import is_view, nbytes
+
+CHEAP_NORMS = {"aten.native_layer_norm.default", "aten._fused_rms_norm.default"}
+
+
+def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
+    """A subset of `forward` from which backward can compute all of `needed`; inputs are free."""
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    saved = {_stored(node) for node in needed}
+    for node in sorted(saved, key=order.__getitem__, reverse=True):
+        if node not in saved or node.op == "placeholder" or not _recomputable(node):
+            continue
+        reads = {_stored(operand) for operand in _operator(node).all_input_nodes}
+        extra = {r for r in reads if r not in saved and r.op != "placeholder"}
+        if extra <= forward and sum(map(nbytes, extra)) < nbytes(node):
+            saved = (saved - {node}) | reads
+    return sorted(saved, key=order.__getitem__)
+
+
+def _operator(node: fx.Node) -> fx.Node:
+    """The call behind one of several results."""
+    source = node.args[0] if is_view(node) and node.args else node
+    return source if isinstance(source, fx.Node) and _picks(node) else node
+
+
+def _picks(node: fx.Node) -> bool:
+    return str(node.target).endswith("getitem") or getattr(node.target, "__name__", "") == "getitem"
+
+
+def _stored(node: fx.Node) -> fx.Node:
+    """The value in memory that `node` is a view of: one result of several stays itself."""
+    while is_view(node) and not _picks(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _recomputable(node: fx.Node) -> bool:
+    call = _operator(node)
+    row = row_of(call.target)
+    if row is None or row.body is None or not row.pure:
+        return False
+    if row.operator_class == "pointwise":
+        return True
+    return str(call.target) in CHEAP_NORMS and node.args[1] == 0
+
+

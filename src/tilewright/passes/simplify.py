@@ -1,0 +1,97 @@
+"""Common subexpressions, no-ops and dead code.
+
+    a = exp(x); b = exp(x); c = a + b        →   a = exp(x); c = a + a
+    y = detach(alias(x))                     →   y = x
+    t(t(w))                                  →   w
+
+Random draws and writes are neither merged nor removed, and keep their order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.operators.table import row_of
+
+SAME = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default"}
+
+
+def is_pure(node: fx.Node) -> bool:
+    """Whether dropping or repeating this call changes nothing anyone can see."""
+    if node.op != "call_function":
+        return False
+    row = row_of(node.target)
+    if row is not None:
+        return row.pure
+    if isinstance(node.target, torch._ops.OpOverload):
+        schema = node.target._schema
+        return not schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
+    return False
+
+
+def simplify(graph: fx.Graph) -> int:
+    """Apply the rewrites in place; gives the number of nodes removed."""
+    before = len(graph.nodes)
+    seen: dict[Any, fx.Node] = {}
+    returned = set(graph.output_node().all_input_nodes)
+    for node in list(graph.nodes):
+        if not is_pure(node):
+            continue
+        original = _stands_for(node)
+        if original is None:
+            key = _key(node)
+            original = seen.setdefault(key, node) if key is not None else node
+        # Two results that a caller may write to stay two tensors.
+        if node in returned and (original in returned or original.op == "placeholder"):
+            continue
+        if original is not node:
+            if node in returned:
+                returned.add(original)
+            node.replace_all_uses_with(original)
+            graph.erase_node(node)
+    for node in reversed(list(graph.nodes)):
+        if is_pure(node) and not node.users:
+            graph.erase_node(node)
+    return before - len(graph.nodes)
+
+
+def _stands_for(node: fx.Node) -> fx.Node | None:
+    """The node that already is this one's value, where the operator changes nothing."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node):
+        return None
+    name = str(node.target)
+    if name in SAME:
+        return source
+    if name == "aten.t.default" and str(source.target) == name and isinstance(source.args[0], fx.Node):
+        return source.args[0]
+    if name in ("aten.view.default", "aten.expand.default") and _same_layout(node, source):
+        return source
+    return None
+
+
+def _same_layout(a: fx.Node, b: fx.Node) -> bool:
+    x, y = a.meta.get("val"), b.meta.get("val")
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
+        return False
+    return x.shape == y.shape and x.stride() == y.stride()
+
+
+def _key(node: fx.Node) -> Any:
+    def freeze(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return tuple(freeze(v) for v in value)
+        if isinstance(value, dict):
+            return tuple(sorted((k, freeze(v)) for k, v in value.items()))
+        # 1, 1.0 and True are equal to Python but not to an operator.
+        return (type(value), value)
+
+    key = (node.target, freeze(node.args), freeze(node.kwargs))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key

@@ -1,0 +1,132 @@
+"""What the fusion pass works on: the operators of a graph without the views between them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+
+from torch import fx
+
+from tilewright.loops.trace import SUPPORTED, dtype_name, results
+from tilewright.operators.table import row_of
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node is index arithmetic only: a layout operator, or one result of several."""
+    row = row_of(node.target) if node.op == "call_function" else None
+    return row is not None and row.operator_class == "layout"
+
+
+def is_fusible(node: fx.Node) -> str | None:
+    """None if the node has a body and tensors a nest can hold; else the reason why not."""
+    if node.op != "call_function":
+        return "is no operator"
+    row = row_of(node.target)
+    if row is None:
+        return f"{node.target} has no row in the operator table"
+    if row.operator_class in ("compute", "library", "random"):
+        return f"{node.target} is a library call"
+    if row.body is None:
+        return f"{node.target} has no body in the loop language"
+    tensors = results(node) + [t for a in node.all_input_nodes for t in results(a)]
+    for tensor in tensors:
+        if dtype_name(tensor.dtype) not in SUPPORTED:
+            return f"{dtype_name(tensor.dtype)} has no loop form"
+        if prod(tensor.shape) == 0:
+            return "a tensor is empty"
+    if len({t.device for t in tensors if t.dim() or t.device.type != "cpu"}) > 1:
+        return "its tensors are on different devices"
+    if any(isinstance(a, fx.Node) and not results(a) for a in node.all_input_nodes):
+        return "an operand is no tensor"
+    return None
+
+
+def sources(node: fx.Node) -> Iterator[fx.Node]:
+    """The operators and inputs that `node` reads, through views."""
+    for operand in node.all_input_nodes:
+        yield behind_views(operand)
+
+
+def behind_views(node: fx.Node) -> fx.Node:
+    while is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def readers(node: fx.Node) -> Iterator[fx.Node]:
+    """The operators (and the output node) that read `node`'s value, through views."""
+    for user in node.users:
+        if is_view(user):
+            yield from readers(user)
+        else:
+            yield user
+
+
+def values_of(node: fx.Node) -> list[fx.Node]:
+    """The nodes that hold a result: the node itself, or one `getitem` for each result of several."""
+    if isinstance(node.meta.get("val"), (tuple, list)):
+        return [user for user in node.users if user.target is operator.getitem]
+    return [node]
+
+
+def with_results(members: Iterable[fx.Node], order: dict[fx.Node, int]) -> list[fx.Node]:
+    """`members` and the `getitem`s of those with several results, in graph order."""
+    everything = {n for m in members for n in (m, *values_of(m))}
+    return sorted(everything, key=order.__getitem__)
+
+
+def escaping(members: Sequence[fx.Node]) -> list[fx.Node]:
+    """The values of `members` that someone outside reads, and that must be in memory."""
+    inside = set(members)
+    return [
+        value
+        for member in members
+        for value in values_of(member)
+        if any(reader not in inside for reader in readers(value))
+    ]
+
+
+def nbytes(node: fx.Node) -> int:
+    return sum(int(prod(t.shape)) * t.dtype.itemsize for t in results(node))
+
+
+class Reachability:
+    """Ancestors and descendants of every node as bit sets."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.order = {node: i for i, node in enumerate(graph.nodes)}
+        self.bit = {node: 1 << i for node, i in self.order.items()}
+        self.above: dict[fx.Node, int] = {}
+        self.below: dict[fx.Node, int] = {}
+        for node in graph.nodes:
+            above = 0
+            for operand in node.all_input_nodes:
+                above |= self.bit[operand] | self.above[operand]
+            self.above[node] = above
+        for node in reversed(graph.nodes):
+            below = 0
+            for user in node.users:
+                below |= self.bit[user] | self.below[user]
+            self.below[node] = below
+
+    def makes_cycle(self, members: Iterable[fx.Node]) -> bool:
+        """Whether something outside both needs a member and is needed by one; views of members are inside."""
+        inside = above = below = 0
+        for node in members:
+            inside |= self.bit[node]
+            above |= self.above[node]
+            below |= self.below[node]
+        return bool(above & below & ~inside & ~self._views_between(members))
+
+    def _views_between(self, members: Iterable[fx.Node]) -> int:
+        bits = 0
+        for member in members:
+            todo = [u for u in member.users if is_view(u)]
+            while todo:
+                view = todo.pop()
+                bits |= self.bit[view]
+                todo.extend(u for u in view.users if is_view(u))
+        return bits
+
+

@@ -1,0 +1,162 @@
+"""One self-contained page: everything that is known of a run, with no network and no server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from base64 import b64encode
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from tilewright.records.errors import StoreError
+from tilewright.report.quantity import duration, nbytes, ratio
+from tilewright.report.queries import Answer, ask_all
+
+_SCRIPTS = ("dom.js", "table.js", "roofline.js", "charts.js", "graph.js", "page.js")
+
+
+class Headline(NamedTuple):
+    """One figure at the head of the page, and what it means."""
+
+    figure: str
+    meaning: str
+    good: bool = True
+
+
+def write_page(run: Path, out: Path) -> Path:
+    """Write the page of `run` to `out`, whole or not at all; returns `out`.
+
+    Raises:
+        StoreError: the run is missing or damaged, or `out` cannot be written.
+    """
+    html = render_page(ask_all(run))
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        try:
+            partial.write_text(html, encoding="utf-8")
+            os.replace(partial, out)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot write the page {out}: {error.strerror}") from error
+    return out
+
+
+def render_page(answers: dict[str, Answer]) -> str:
+    """The page as HTML. Only the script and the style that are named by their hash may act in it."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    templates = Environment(
+        loader=PackageLoader("tilewright.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = _asset("page.css")
+    script = '"use strict";\n(() => {\n' + "\n".join(map(_asset, _SCRIPTS)) + "})();\n"
+    return templates.get_template("page.html.j2").render(
+        run=answers["run"].records()[0],
+        machine=answers["machine"].records(),
+        dims=answers["dims"].records(),
+        devices=list(dict.fromkeys(row["device"] for row in answers["ceilings"].records())),
+        fallbacks=answers["fallbacks"].records(),
+        headlines=_headlines(answers),
+        answers=answers,
+        script=Markup(script),
+        script_hash=_hash(script),
+        style=Markup(style),
+        style_hash=_hash(style),
+        island=Markup(_island(answers)),
+    )
+
+
+def _island(answers: dict[str, Answer]) -> str:
+    """The answers as JSON that no text in them can end or open: markup characters are escaped."""
+    text = json.dumps(
+        {name: asdict(answer) for name, answer in answers.items()}, separators=(",", ":"), allow_nan=False
+    )
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _asset(name: str) -> str:
+    return files("tilewright.report").joinpath("templates", name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names an inline script: `sha256-` and the digest in base64."""
+    return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _headlines(answers: dict[str, Answer]) -> list[Headline]:
+    return [
+        *_speed(answers["speedups"].records()),
+        *_traffic(answers["summary"].records()),
+        *_memory(answers["peaks"].records()[0]),
+        *_numbers(answers["verified"]),
+    ]
+
+
+def _speed(rows: list[dict[str, object]]) -> list[Headline]:
+    """Against each peer, on the widest direction measured: training before forward alone."""
+    ours = [row for row in rows if row["impl"] == "tilewright"]
+    order = ("step", "fwd+bwd", "infer", "fwd", "bwd")
+    ours.sort(key=lambda row: order.index(str(row["direction"])))
+    found = []
+    for peer in ("eager", "inductor"):
+        for row in ours[:1]:
+            times, median = row[f"times_{peer}"], row["median_us"]
+            if isinstance(times, float) and isinstance(median, float):
+                name = "Inductor" if peer == "inductor" else peer
+                change = f"{duration(times * median)} → {duration(median)}"
+                meaning = f"the speed of {name}, {row['direction']}: {change}"
+                found.append(Headline(ratio(times), meaning, times >= 0.98))
+    return found
+
+
+def _traffic(rows: list[dict[str, object]]) -> list[Headline]:
+    before, after = (
+        {name: _total(rows, stage, name) for name in ("bytes", "launches", "floor_us")}
+        for stage in ("before", "after")
+    )
+    if not before["launches"] or not after["launches"]:
+        return []
+    moved = f"bytes moved: {nbytes(before['bytes'])} → {nbytes(after['bytes'])}"
+    floors = f"floor: {duration(before['floor_us'])} → {duration(after['floor_us'])}"
+    return [
+        Headline(_change(before["bytes"], after["bytes"]), moved),
+        Headline(_change(before["floor_us"], after["floor_us"]), floors),
+        Headline(f"{before['launches']:.0f} → {after['launches']:.0f}", "kernel launches"),
+    ]
+
+
+def _memory(peaks: dict[str, object]) -> list[Headline]:
+    before, after = peaks["before"], peaks["after"]
+    if not isinstance(before, int) or not isinstance(after, int) or not before:
+        return []
+    return [Headline(_change(before, after), f"peak memory: {nbytes(before)} → {nbytes(after)}")]
+
+
+def _numbers(verified: Answer) -> list[Headline]:
+    rows = verified.records()
+    if not rows:
+        return [Headline("not verified", "this run compared no numbers", False)]
+    held = verified.total - sum(not row["ok"] for row in rows)
+    return [
+        Headline(f"{held} of {verified.total}", "tensors within the numbers contract", held == verified.total)
+    ]
+
+
+def _total(rows: list[dict[str, object]], stage: str, name: str) -> float:
+    values = [row[name] for row in rows if row["stage"] == stage]
+    return sum(value for value in values if isinstance(value, int | float))
+
+
+def _change(before: float, after: float) -> str:
+    """A relative change, with a true minus sign."""
+    share = (after - before) / before if before else 0.0
+    return f"{share:+.0%}".replace("-", "−").replace("%", " %")

@@ -1,0 +1,66 @@
+"""Numbers with their units, as a person reads them."""
+
+from __future__ import annotations
+
+import math
+
+
+def count(value: float) -> str:
+    """A number of things: in full while it is short, else with three digits and a decimal prefix.
+
+    >>> count(4000), count(20_000_000), count(1.5e12)
+    ('4,000', '20.0 M', '1.50 T')
+    """
+    if not math.isfinite(value):
+        return _not_finite(value)
+    return f"{value:,.0f}" if abs(value) < 100_000 else _scaled(value, ("", "k", "M", "G", "T", "P", "E"))
+
+
+def nbytes(value: float) -> str:
+    """Bytes, in powers of 1000 as bandwidths are.
+
+    >>> nbytes(512), nbytes(80_000_000)
+    ('512 B', '80.0 MB')
+    """
+    if not math.isfinite(value):
+        return _not_finite(value)
+    return f"{value:.0f} B" if abs(value) < 1000 else _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def duration(us: float | None) -> str:
+    """Microseconds, in the unit that fits; a dash where there is no figure.
+
+    >>> duration(0.25), duration(4700.0), duration(None)
+    ('0.250 µs', '4.70 ms', '-')
+    """
+    if us is None:
+        return "-"
+    if not math.isfinite(us):
+        return _not_finite(us)
+    if abs(us) < 1:
+        return f"{us:.3f} µs"
+    return _scaled(us, ("µs", "ms", "s"))
+
+
+def ratio(value: float | None) -> str:
+    """How many times.
+
+    >>> ratio(10.0), ratio(0.98), ratio(250.0)
+    ('10.0×', '0.98×', '250×')
+    """
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:.2f}×" if value < 9.995 else f"{value:.1f}×" if value < 99.95 else f"{value:,.0f}×"
+
+
+def _scaled(value: float, units: tuple[str, ...]) -> str:
+    """Three significant digits; the unit changes when rounding would show a fourth."""
+    step = 0
+    while abs(value) >= 999.5 and step < len(units) - 1:
+        value, step = value / 1000, step + 1
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:,.{digits}f} {units[step]}".rstrip()
+
+
+def _not_finite(value: float) -> str:
+    return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"

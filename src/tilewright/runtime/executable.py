@@ -1,0 +1,157 @@
+"""A compiled graph: kernels, library calls and views over a list of slots, run in order.
+
+Kernels write to pooled storage; a slot is cleared after its last use, so that storage goes back as
+early as it can. A kernel may write in place of an operand that dies with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilewright.runtime.pool import pool
+
+_forked = False
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+# libgomp's threads do not survive a fork; the child runs on the calling thread alone.
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def threads() -> int:
+    return 1 if _forked else torch.get_num_threads()
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """How a kernel's result lies in memory; `extent` is the elements its storage spans."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    extent: int
+
+    @staticmethod
+    def of(meta: torch.Tensor) -> TensorSpec:
+        shape, strides = tuple(map(int, meta.shape)), tuple(map(int, meta.stride()))
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if meta.numel() else 0
+        return TensorSpec(shape, strides, meta.dtype, extent)
+
+    def empty(self) -> torch.Tensor:
+        return pool.empty(self.shape, self.strides, self.dtype, self.extent)
+
+    def conform(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` itself, or a copy where PyTorch laid it out differently than the graph says."""
+        if tensor.stride() == self.strides or tensor.numel() == 0:
+            return tensor
+        fresh = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=tensor.device)
+        return fresh.copy_(tensor)
+
+
+Slots = list[Any]
+
+
+@dataclass
+class KernelStep:
+    """One compiled C++ kernel."""
+
+    name: str
+    function: Callable[..., None]
+    inputs: tuple[int, ...]
+    outputs: tuple[tuple[int, TensorSpec, int | None], ...]
+    """Slot, layout, and the slot whose storage it takes over (or None)."""
+    frees: tuple[int, ...] = ()
+
+    def run(self, slots: Slots) -> None:
+        tensors = [slots[i] for i in self.inputs]
+        for slot, spec, over in self.outputs:
+            slots[slot] = spec.empty() if over is None else slots[over].view(spec.dtype).view(spec.shape)
+            tensors.append(slots[slot])
+        pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
+        self.function(pointers, threads())
+
+
+@dataclass
+class CallStep:
+    """A PyTorch operator (or a view); arguments name slots by `Slot`."""
+
+    name: str
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: int
+    spec: TensorSpec | None = None
+    out: TensorSpec | None = None
+    """Layout of a pooled `out=` tensor, where the operator can write into one."""
+    frees: tuple[int, ...] = ()
+
+    def run(self, slots: Slots) -> None:
+        args = [fill(a, slots) for a in self.args]
+        if self.out is not None:
+            slots[self.output] = self.target(*args, out=self.out.empty())
+            return
+        kwargs = {k: fill(v, slots) for k, v in self.kwargs.items()} if self.kwargs else {}
+        result = self.target(*args, **kwargs)
+        slots[self.output] = self.spec.conform(result) if self.spec is not None else result
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in the list of values, as an argument."""
+
+    index: int
+
+
+def fill(argument: Any, slots: Slots) -> Any:
+    kind = type(argument)
+    if kind is Slot:
+        return slots[argument.index]
+    if kind is tuple or kind is list:
+        return [fill(a, slots) for a in argument]
+    return argument
+
+
+class Executable:
+    """Call with the list of inputs (which is emptied); gives the list of results, as AOTAutograd expects."""
+
+    _boxed_call = True
+
+    def __init__(
+        self,
+        steps: Sequence[KernelStep | CallStep],
+        slots: int,
+        inputs: Sequence[tuple[int, TensorSpec | None]],
+        outputs: Sequence[Any],
+    ) -> None:
+        self.steps = steps
+        self.slots = slots
+        self.inputs = inputs
+        self.outputs = outputs
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        slots: Slots = [None] * self.slots
+        for (slot, spec), value in zip(self.inputs, args, strict=True):
+            slots[slot] = value if spec is None else spec.conform(value)
+        args.clear()
+        for step in self.steps:
+            step.run(slots)
+            for index in step.frees:
+                slots[index] = None
+        return [fill(o, slots) for o in self.outputs]
+
+    @property
+    def kernels(self) -> list[KernelStep]:
+        return [s for s in self.steps if isinstance(s, KernelStep)]
+
+
+__all__ = ["CallStep", "Executable", "KernelStep", "Slot", "TensorSpec", "fill", "threads"]

@@ -1,0 +1,120 @@
+"""Storage for outputs and temporaries that returns when its tensor dies.
+
+The first touch of a fresh page costs a CPU several times what writing a warm one does, and a large
+`malloc` is fresh pages every time. The pool keeps the pages: a block goes back when the last tensor
+on it is freed, whoever held it (autograd, a view, another thread). Blocks of 2 MB and more are
+aligned to huge pages. What is kept idle never exceeds what was live at the peak; `trim` returns it
+to the system.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+SMALL = 64 * 1024
+"""Below this PyTorch's own allocator does as well."""
+HUGE_PAGE = 2 * 1024 * 1024
+
+
+class Pool:
+    """Blocks of host memory by size class. Thread-safe; usable after `fork` (pages are copied on write)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # reentrant: a block may die while this thread is inside
+        self._idle: dict[int, deque[tuple[int, mmap.mmap]]] = {}
+        self._types: dict[int, type[ctypes.Array[ctypes.c_char]]] = {}
+        self._observers: list[Callable[[int], None]] = []
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.idle_bytes = 0
+
+    def observe(self, observer: Callable[[int], None]) -> None:
+        """Call `observer(change in live bytes)` at each allocation and release."""
+        self._observers.append(observer)
+
+    def ignore(self, observer: Callable[[int], None]) -> None:
+        self._observers.remove(observer)
+
+    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, extent: int) -> torch.Tensor:
+        """An uninitialised CPU tensor; `extent` is the elements its storage must span."""
+        nbytes = extent * dtype.itemsize
+        if nbytes < SMALL:
+            return torch.empty_strided(shape, strides, dtype=dtype)
+        block = self._take(size_class(nbytes))
+        return torch.frombuffer(block, dtype=dtype, count=extent).as_strided(shape, strides)
+
+    def trim(self) -> int:
+        """Return every idle block to the system; gives the bytes released."""
+        with self._lock:
+            released = self.idle_bytes
+            for blocks in self._idle.values():
+                while blocks:
+                    blocks.pop()[1].close()
+            self.idle_bytes = 0
+            return released
+
+    def _take(self, size: int) -> ctypes.Array[ctypes.c_char]:
+        with self._lock:
+            idle = self._idle.setdefault(size, deque())
+            if idle:
+                address, mapping = idle.pop()
+                self.idle_bytes -= size
+            else:
+                address, mapping = _map(size)
+            self.live_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            block = self._type(size).from_address(address)
+            block.home = (address, mapping)  # type: ignore[attr-defined]
+        self._tell(size)
+        return block
+
+    def _type(self, size: int) -> type[ctypes.Array[ctypes.c_char]]:
+        """The buffer class of one size, whose end of life gives the block back."""
+        if size not in self._types:
+
+            def give_back(block: Any, pool: Pool = self) -> None:
+                pool._give(size, *block.home)
+
+            base = ctypes.c_char * size
+            self._types[size] = type("Block", (base,), {"__del__": give_back})
+        return self._types[size]
+
+    def _give(self, size: int, address: int, mapping: mmap.mmap) -> None:
+        with self._lock:
+            self.live_bytes -= size
+            if self.idle_bytes + size <= self.peak_bytes:
+                self._idle[size].append((address, mapping))
+                self.idle_bytes += size
+            else:
+                mapping.close()
+        self._tell(-size)
+
+    def _tell(self, change: int) -> None:
+        for observer in self._observers:
+            observer(change)
+
+
+def size_class(nbytes: int) -> int:
+    """The next of eight steps between powers of two, in whole pages: at most 12.5 % is wasted."""
+    step = max(1 << max(nbytes.bit_length() - 4, 0), mmap.PAGESIZE)
+    return -(-nbytes // step) * step
+
+
+def _map(size: int) -> tuple[int, mmap.mmap]:
+    huge = size >= HUGE_PAGE
+    mapping = mmap.mmap(-1, size + (HUGE_PAGE if huge else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    return (-(-address // HUGE_PAGE) * HUGE_PAGE if huge else address), mapping
+
+
+pool = Pool()
+"""The pool of this process."""

@@ -1,0 +1,237 @@
+"""A run: one DuckDB file that comes into being whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from tilewright.records.errors import StoreError
+from tilewright.records.measurement import Ceiling, Measurement, Verified
+from tilewright.records.program import Decision, Fallback, MemoryPoint, Operator, Program, Region
+from tilewright.store.query import first_line, reading
+from tilewright.store.rows import Row, insert, select, storable
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_PARTIAL = "run.duckdb"
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """The row of table `run`: what was asked, of what, on which machine."""
+
+    created: datetime
+    command: str
+    target: str
+    case: str
+    dims: Mapping[str, int]
+    machine: Mapping[str, str]
+    tilewright: str
+
+
+class Run:
+    """A run being written. As a context manager it is committed at the end, or leaves nothing behind:
+
+        with Run.create(new_run_path("block"), command=..., target=..., case="block") as run:
+            run.add_program(program)
+
+    The database grows in a folder of its own beside `path`, readable by its owner only, and is
+    renamed to `path` in one step. `SavedRun` reads a finished one.
+    """
+
+    def __init__(
+        self, path: Path, folder: tempfile.TemporaryDirectory[str], connection: DuckDBPyConnection
+    ) -> None:
+        self.path = path
+        self._folder = folder
+        self._connection = connection
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        command: str,
+        target: str,
+        case: str,
+        dims: Mapping[str, int] | None = None,
+        machine: Mapping[str, str] | None = None,
+    ) -> Run:
+        """Begin a run that will be `path`; its folder is made if need be, for the owner only.
+
+        Raises:
+            StoreError: the folder cannot be made or written.
+        """
+        import duckdb
+
+        from tilewright import __version__
+
+        path = path.absolute()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder = tempfile.TemporaryDirectory(prefix=".run-", suffix=".partial", dir=path.parent)
+            connection = duckdb.connect(f"{folder.name}/{_PARTIAL}")
+        except OSError as error:
+            raise StoreError(
+                f"cannot write a run in {path.parent}: {error.strerror}; "
+                "set TILEWRIGHT_HOME to a folder that you can write"
+            ) from error
+        run = cls(path, folder, connection)
+        with run._discarding():
+            run._connection.execute(files("tilewright.store").joinpath("schema.sql").read_text("utf-8"))
+            run._connection.execute(
+                "INSERT INTO run VALUES (?, ?, ?, ?, "
+                "map(CAST(? AS VARCHAR[]), CAST(? AS BIGINT[])), "
+                "map(CAST(? AS VARCHAR[]), CAST(? AS VARCHAR[])), ?)",
+                [
+                    datetime.now(UTC),
+                    *map(storable, (command, target, case)),
+                    list(map(storable, dims or {})),
+                    list((dims or {}).values()),
+                    list(map(storable, machine or {})),
+                    list(map(storable, (machine or {}).values())),
+                    __version__,
+                ],
+            )
+        return run
+
+    def add_program(self, program: Program) -> None:
+        """Its operators, regions, decisions, memory and fallbacks, after those already added."""
+        self._add(Operator, program.operators)
+        self._add(Region, program.regions)
+        self._add(Decision, program.decisions)
+        self._add(MemoryPoint, program.memory)
+        self._add(Fallback, program.fallbacks)
+
+    def add_measurements(self, measurements: Sequence[Measurement]) -> None:
+        self._add(Measurement, measurements)
+
+    def add_ceilings(self, ceilings: Sequence[Ceiling]) -> None:
+        self._add(Ceiling, ceilings)
+
+    def add_verified(self, verified: Sequence[Verified]) -> None:
+        self._add(Verified, verified)
+
+    def commit(self) -> Path:
+        """Finish the file and give it its name; returns the path. The run takes nothing after it."""
+        partial = Path(self._folder.name) / _PARTIAL
+        with self._discarding():
+            self._connection.execute("CHECKPOINT")
+            self._connection.close()
+            partial.chmod(0o600)
+            _sync(partial)
+            os.replace(partial, self.path)
+            _sync(self.path.parent)
+        self._folder.cleanup()
+        return self.path
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        self._connection.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.discard()
+
+    def _add(self, kind: type[Row], rows: Sequence[Row]) -> None:
+        with self._failing():
+            insert(self._connection, kind, rows)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        import duckdb
+
+        try:
+            yield
+        except (duckdb.Error, OSError) as error:
+            raise StoreError(f"cannot write the run {self.path}: {first_line(error)}") from error
+
+    @contextmanager
+    def _discarding(self) -> Iterator[None]:
+        """Also on Ctrl-C: whatever stops the first or the last step, no partial file stays."""
+        try:
+            with self._failing():
+                yield
+        except BaseException:
+            self.discard()
+            raise
+
+
+class SavedRun:
+    """A finished run, read back as the dataclasses that went in.
+
+    Raises:
+        StoreError: the file is missing, damaged, or no run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.info = self._info()
+
+    def program(self) -> Program:
+        return Program(
+            operators=self._rows(Operator),
+            regions=self._rows(Region),
+            decisions=self._rows(Decision),
+            memory=self._rows(MemoryPoint),
+            fallbacks=self._rows(Fallback),
+        )
+
+    def measurements(self) -> list[Measurement]:
+        return self._rows(Measurement)
+
+    def ceilings(self) -> list[Ceiling]:
+        return self._rows(Ceiling)
+
+    def verified(self) -> list[Verified]:
+        return self._rows(Verified)
+
+    def _rows(self, kind: type[Row]) -> list[Row]:
+        with reading(self.path) as connection:
+            return select(connection, kind)
+
+    def _info(self) -> RunInfo:
+        with reading(self.path) as connection:
+            row = connection.execute(
+                'SELECT epoch_us(created), command, target, "case", dims, machine, tilewright FROM run'
+            ).fetchone()
+        if row is None:
+            raise StoreError(f"run {self.path} is damaged: it has no row in table run")
+        # DuckDB would need pytz to hand out a timestamp with its zone.
+        created = datetime.fromtimestamp(row[0] / 1e6, UTC)
+        command, target, case, dims, machine, version = row[1:]
+        return RunInfo(
+            created,
+            command,
+            target,
+            case,
+            cast("dict[str, int]", dims),
+            cast("dict[str, str]", machine),
+            version,
+        )
+
+
+def _sync(path: Path) -> None:
+    """Onto the disk: a file before it gets its name, a folder after."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,222 @@
+-- One run, one file. A table is one dataclass of `tilewright.records`: a row is an instance, a column
+-- is a field, and the fields of `Cost` stand beside those of the operator or region that bears it.
+-- Counts are elements unless the name says bytes; times are microseconds; sizes are bytes.
+
+CREATE TABLE run (                      -- exactly one row
+    created     TIMESTAMPTZ NOT NULL,
+    command     VARCHAR NOT NULL,       -- as typed: tilewright optimize block.py:case
+    target      VARCHAR NOT NULL,
+    "case"      VARCHAR NOT NULL,
+    dims        MAP(VARCHAR, BIGINT) NOT NULL,   -- the named dimensions with their sizes
+    machine     MAP(VARCHAR, VARCHAR) NOT NULL,  -- what the run ran on, as label and value
+    tilewright  VARCHAR NOT NULL        -- the version that wrote this file
+);
+
+CREATE TABLE operator (
+    graph               VARCHAR NOT NULL,   -- forward, backward
+    stage               VARCHAR NOT NULL,   -- before: a node of the captured graph; after: one launch
+    index               BIGINT NOT NULL,    -- its place in the order of execution
+    name                VARCHAR NOT NULL,
+    target              VARCHAR NOT NULL,
+    operator_class      VARCHAR NOT NULL,   -- compute, pointwise, reduction, layout, random, library, unknown
+    shape               BIGINT[] NOT NULL,
+    dtype               VARCHAR NOT NULL,
+    reads               BIGINT NOT NULL,
+    writes              BIGINT NOT NULL,
+    unused              BIGINT NOT NULL,    -- written, and read by nobody
+    bytes_read          BIGINT NOT NULL,
+    bytes_written       BIGINT NOT NULL,
+    flops               BIGINT NOT NULL,
+    transcendentals     BIGINT NOT NULL,
+    reads_symbolic      VARCHAR,
+    writes_symbolic     VARCHAR,
+    unused_symbolic     VARCHAR,
+    flops_symbolic      VARCHAR,
+    provenance          VARCHAR NOT NULL,   -- formula, unknown: then the counts above mean nothing
+    floor_us            DOUBLE,
+    bound               VARCHAR,
+    region              VARCHAR,
+    source              VARCHAR,            -- the user's line
+    shape_symbolic      VARCHAR,
+    inputs              VARCHAR[] NOT NULL, -- names of the operators it reads
+    measured_us         DOUBLE,
+    bytes               BIGINT GENERATED ALWAYS AS (bytes_read + bytes_written),
+    intensity           DOUBLE GENERATED ALWAYS AS (flops / nullif(bytes_read + bytes_written, 0))
+);
+
+CREATE TABLE region (                   -- a set of operators that became one kernel
+    graph               VARCHAR NOT NULL,
+    name                VARCHAR NOT NULL,
+    members             VARCHAR[] NOT NULL,
+    reads               BIGINT NOT NULL,
+    writes              BIGINT NOT NULL,
+    unused              BIGINT NOT NULL,
+    bytes_read          BIGINT NOT NULL,
+    bytes_written       BIGINT NOT NULL,
+    flops               BIGINT NOT NULL,
+    transcendentals     BIGINT NOT NULL,
+    reads_symbolic      VARCHAR,
+    writes_symbolic     VARCHAR,
+    unused_symbolic     VARCHAR,
+    flops_symbolic      VARCHAR,
+    provenance          VARCHAR NOT NULL,
+    language            VARCHAR NOT NULL,
+    source_code         VARCHAR NOT NULL,
+    floor_us            DOUBLE,
+    bound               VARCHAR,
+    predicted_us        DOUBLE,
+    measured_us         DOUBLE,
+    bytes               BIGINT GENERATED ALWAYS AS (bytes_read + bytes_written),
+    intensity           DOUBLE GENERATED ALWAYS AS (flops / nullif(bytes_read + bytes_written, 0))
+);
+
+CREATE TABLE decision (                 -- what became of one pair of neighbours
+    graph           VARCHAR NOT NULL,
+    producer        VARCHAR NOT NULL,
+    consumer        VARCHAR NOT NULL,
+    verdict         VARCHAR NOT NULL,   -- taken, refused, impossible, tried and lost
+    reason          VARCHAR NOT NULL,
+    bytes_saved     BIGINT NOT NULL,
+    predicted_us    DOUBLE,
+    measured_us     DOUBLE,
+    source          VARCHAR,
+    passed_by       VARCHAR NOT NULL
+);
+
+CREATE TABLE memory (                   -- live bytes after each step
+    graph       VARCHAR NOT NULL,
+    stage       VARCHAR NOT NULL,
+    index       BIGINT NOT NULL,
+    name        VARCHAR NOT NULL,
+    live_bytes  BIGINT NOT NULL
+);
+
+CREATE TABLE fallback (                 -- runs as PyTorch runs it
+    what    VARCHAR NOT NULL,
+    "where" VARCHAR NOT NULL,
+    why     VARCHAR NOT NULL
+);
+
+CREATE TABLE measurement (
+    suite           VARCHAR NOT NULL,
+    "case"          VARCHAR NOT NULL,
+    impl            VARCHAR NOT NULL,
+    direction       VARCHAR NOT NULL,   -- fwd, bwd, fwd+bwd, step, infer
+    median_us       DOUBLE NOT NULL,
+    p20_us          DOUBLE NOT NULL,
+    p80_us          DOUBLE NOT NULL,
+    repeats         BIGINT NOT NULL,
+    predicted_us    DOUBLE,
+    host_us         DOUBLE,
+    peak_bytes      BIGINT,
+    bytes           BIGINT,
+    flops           BIGINT,
+    GBps            DOUBLE,
+    TFLOPs          DOUBLE,
+    of_ceiling      DOUBLE,
+    error           DOUBLE,
+    eager_error     DOUBLE,
+    device          VARCHAR NOT NULL,
+    threads         BIGINT NOT NULL,
+    torch           VARCHAR NOT NULL,
+    triton          VARCHAR NOT NULL,
+    commit          VARCHAR NOT NULL,
+    date            VARCHAR NOT NULL
+);
+
+CREATE TABLE ceiling (
+    device  VARCHAR NOT NULL,
+    kind    VARCHAR NOT NULL,
+    dtype   VARCHAR NOT NULL,
+    value   DOUBLE NOT NULL,
+    unit    VARCHAR NOT NULL,           -- GB/s, TFLOP/s, us
+    origin  VARCHAR NOT NULL            -- measured, datasheet
+);
+
+CREATE TABLE verified (                 -- a tensor against float64, beside eager's own error
+    direction       VARCHAR NOT NULL,
+    tensor          VARCHAR NOT NULL,
+    dtype           VARCHAR NOT NULL,
+    error           DOUBLE NOT NULL,
+    eager_error     DOUBLE NOT NULL,
+    max_error       DOUBLE NOT NULL,
+    eager_max_error DOUBLE NOT NULL,
+    bound           DOUBLE NOT NULL,
+    max_bound       DOUBLE NOT NULL,
+    ok              BOOLEAN NOT NULL
+);
+
+-- What runs after fusion: the launches if the run recorded them, else the planned regions and
+-- the operators that no region took.
+CREATE VIEW launch AS
+SELECT graph, index, name, operator_class, region, reads, writes, unused, bytes, flops, floor_us, bound,
+       measured_us, provenance
+FROM operator
+WHERE stage = 'after'
+UNION ALL
+SELECT graph, index, name, operator_class, region, reads, writes, unused, bytes, flops, floor_us, bound,
+       measured_us, provenance
+FROM operator
+WHERE stage = 'before' AND region IS NULL AND NOT EXISTS (FROM operator WHERE stage = 'after')
+UNION ALL
+SELECT graph, NULL, name, 'region', name, reads, writes, unused, bytes, flops, floor_us, bound,
+       measured_us, provenance
+FROM region
+WHERE NOT EXISTS (FROM operator WHERE stage = 'after');
+
+-- Every operator and region on the roofline: the rate it reached where it was measured, else the
+-- rate that its floor allows. FLOPs per microsecond are 1e-6 TFLOP/s.
+CREATE VIEW roofline AS
+SELECT 'operator' AS kind, graph, stage, index, name, operator_class, region, provenance,
+       intensity, flops, bytes, floor_us, measured_us, bound,
+       measured_us IS NOT NULL AS measured,
+       flops / nullif(coalesce(measured_us, floor_us), 0) / 1e6 AS TFLOPs,
+       bytes / nullif(coalesce(measured_us, floor_us), 0) / 1e3 AS GBps,
+       measured_us / nullif(floor_us, 0) AS times_floor
+FROM operator
+UNION ALL
+SELECT 'region', graph, 'after', NULL, name, 'region', name, provenance,
+       intensity, flops, bytes, floor_us, measured_us, bound,
+       measured_us IS NOT NULL,
+       flops / nullif(coalesce(measured_us, floor_us), 0) / 1e6,
+       bytes / nullif(coalesce(measured_us, floor_us), 0) / 1e3,
+       measured_us / nullif(floor_us, 0)
+FROM region;
+
+-- Where the time goes: each operator with its share of its graph's time, longest first.
+CREATE VIEW slowest AS
+SELECT graph, stage, index, name, operator_class, coalesce(measured_us, floor_us) AS time_us,
+       CASE WHEN measured_us IS NULL THEN 'floor' ELSE 'measured' END AS origin, bound, bytes, flops,
+       time_us / nullif(sum(time_us) OVER (PARTITION BY graph, stage), 0) AS share,
+       source
+FROM operator
+WHERE time_us IS NOT NULL
+ORDER BY time_us DESC, graph, stage, index;
+
+-- What fusion changed: launches and traffic before and after. `unknown` counts operators without a
+-- formula, which the sums leave out. A view of a tensor moves no bytes and launches nothing.
+CREATE VIEW fusion_summary AS
+WITH step AS (
+    SELECT 'before' AS stage, graph, reads, writes, unused, bytes, flops, floor_us, provenance
+    FROM operator WHERE stage = 'before'
+    UNION ALL
+    SELECT 'after', graph, reads, writes, unused, bytes, flops, floor_us, provenance FROM launch
+)
+SELECT graph, stage,
+       count(*) FILTER (WHERE bytes > 0 OR provenance = 'unknown') AS launches,
+       sum(reads)::BIGINT AS reads, sum(writes)::BIGINT AS writes, sum(unused)::BIGINT AS unused,
+       sum(bytes)::BIGINT AS bytes, sum(flops)::BIGINT AS flops, sum(floor_us) AS floor_us,
+       count(*) FILTER (WHERE provenance = 'unknown') AS unknown
+FROM step
+GROUP BY graph, stage
+ORDER BY graph DESC, stage DESC;
+
+-- Every measurement beside its peers: how many times faster than eager and than Inductor it was.
+CREATE VIEW speedup AS
+SELECT suite, "case", direction, impl, median_us, p20_us, p80_us, repeats,
+       median(median_us) FILTER (WHERE impl = 'eager') OVER peers / nullif(median_us, 0) AS times_eager,
+       median(median_us) FILTER (WHERE impl = 'inductor') OVER peers / nullif(median_us, 0) AS times_inductor,
+       peak_bytes, GBps, TFLOPs, of_ceiling
+FROM measurement
+WINDOW peers AS (PARTITION BY suite, "case", direction)
+ORDER BY measurement.rowid;

@@ -1,0 +1,228 @@
+"""From what a user typed, `file.py:name` or `package.module:name`, to the case it stands for."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tilewright.records.case import Case, InputSpec
+from tilewright.records.errors import InputError, TargetError, UsageError
+
+_MISSING = object()
+_SHOWN_NAMES = 8
+
+
+def load_case(target: str, inputs: str | None = None, *, training: bool | None = None) -> Case:
+    """The case that `target` names.
+
+    `target` is `path/file.py:name` or `package.module:name`; `name` is a `Case`, a function that
+    returns a `Case` when called without arguments, or, with `inputs` such as
+    `"bf16[B=16,S=1024,D=768], i64[S=1024]"`, an `nn.Module` (class or instance) or a function of
+    tensors. `training` overrides whether the backward pass belongs to the case; without it a `Case`
+    says so itself, and a module or function trains if it has parameters or a floating-point input.
+
+    The user's file runs, as `import` would run it, with its folder on `sys.path`.
+
+    Raises `UsageError` (a malformed target or `inputs`, `inputs` missing or not wanted), `TargetError`
+    (no such file, module or name; a file that fails on import; a name that is none of the above) or
+    `InputError` (more or fewer inputs than the module or function takes).
+    """
+    place, colon, name = target.rpartition(":")
+    if not (colon and place and name):
+        raise UsageError(f"target {target!r} is not of the form file.py:NAME or package.module:NAME")
+    is_file = place.endswith(".py") or "/" in place
+    module = _load_file(Path(place)) if is_file else _load_module(place)
+    found = getattr(module, name, _MISSING)
+    if found is _MISSING:
+        raise TargetError(_no_such_name(module, place, name))
+    case = _case_from(found, name, target, inputs)
+    return case if training is None else dataclasses.replace(case, training=training)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        siblings = path.parent.glob("*.py") if path.parent.is_dir() else ()
+        near = get_close_matches(path.name, [sibling.name for sibling in siblings], n=3)
+        hint = "; did you mean " + " or ".join(str(path.parent / name) for name in near) + "?" if near else ""
+        raise TargetError(f"no file {str(path)!r} (looked in {Path.cwd()}){hint}")
+    path = path.resolve()
+    # Unlike the bare stem, this cannot shadow a module of the same name (`attention.py`, `types.py`).
+    module_name = re.sub(r"\W", "_", path.stem) + "_" + hashlib.sha256(bytes(path)).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise TargetError(f"{str(path)!r} is not a Python file; a file target ends with .py")
+    _prepend_to_path(path.parent)
+    module = importlib.util.module_from_spec(spec)
+    # Dynamo, pickle and dataclasses look a function's module up by its name.
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module_name]
+        raise TargetError(f"{path} failed on import {_blame(error)}") from error
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"{name!r} is no module name; a target is file.py:NAME or package.module:NAME")
+    _prepend_to_path(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise TargetError(
+                f"no module {error.name!r} (looked in {Path.cwd()} and the installed packages); "
+                "to name a file, write path/file.py:NAME"
+            ) from error
+        raise TargetError(f"module {name!r} failed on import {_blame(error)}") from error
+
+
+def _prepend_to_path(folder: Path) -> None:
+    """As `python file.py` and `python -m module` do, so that the user's own imports are found."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _blame(error: BaseException) -> str:
+    """`at model.py:12: x = y`, the user's own line, and below it the error."""
+    if isinstance(error, SyntaxError) and error.filename:
+        line = (error.text or "").strip()
+        return f"at {error.filename}:{error.lineno}: {line}\n  {type(error).__name__}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if _is_users(frame.filename)), frames[-1])
+    return f"at {frame.filename}:{frame.lineno}: {frame.line}\n  {type(error).__name__}: {error}"
+
+
+def _is_users(filename: str) -> bool:
+    """Whether a frame is the user's own code: not Python's, not an installed package's, not ours."""
+    ours = (sysconfig.get_path("stdlib"), "<frozen", str(Path(__file__).parent))
+    return not filename.startswith(ours) and not re.search(r"/(site|dist)-packages/", filename)
+
+
+def _no_such_name(module: ModuleType, place: str, name: str) -> str:
+    from torch import nn
+
+    near = get_close_matches(name, [key for key in vars(module) if not key.startswith("_")], n=3)
+    if near:
+        return f"{place} has no {name!r}; did you mean {' or '.join(near)}?"
+    usable = [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, Case | nn.Module)
+        or (callable(value) and getattr(value, "__module__", None) == module.__name__)
+    ]
+    listed = ", ".join(usable[:_SHOWN_NAMES]) + (", …" if len(usable) > _SHOWN_NAMES else "")
+    return f"{place} has no {name!r}; it has {listed or 'no case, module or function'}"
+
+
+def _case_from(found: object, name: str, target: str, inputs: str | None) -> Case:
+    from torch import nn
+
+    if isinstance(found, Case):
+        return _own_inputs(found, target, inputs)
+    if isinstance(found, nn.Module):
+        # Each build is a copy: what one run does to its parameters and buffers, the next must not see.
+        return _with_inputs(lambda: copy.deepcopy(found), found.forward, name, target, inputs, trains=True)
+    if isinstance(found, type):
+        if not issubclass(found, nn.Module):
+            raise TargetError(_wrong_kind(found, target))
+        if not _accepts(found, ()):
+            raise TargetError(
+                f"{target} is a module that needs arguments, {name}{_signature(found)}; "
+                "name an instance of it, or a function that returns a Case"
+            )
+        forward = functools.partial(found.forward, None)  # its `self`, as inputs come after that
+        return _with_inputs(found, forward, name, target, inputs, trains=True)
+    if not callable(found):
+        raise TargetError(_wrong_kind(found, target))
+    if _is_factory(found, inputs):
+        made = _call_factory(found, target)
+        if isinstance(made, Case):
+            return _own_inputs(made, target, inputs)
+    return _with_inputs(lambda: found, found, name, target, inputs, trains=False)
+
+
+def _own_inputs(case: Case, target: str, inputs: str | None) -> Case:
+    if inputs is not None:
+        raise UsageError(f"{target} is a case and brings its own inputs; leave --inputs {inputs!r} out")
+    return case
+
+
+def _with_inputs(
+    build: Callable[[], Callable[..., Any]],
+    call: Callable[..., Any],
+    name: str,
+    target: str,
+    inputs: str | None,
+    *,
+    trains: bool,
+) -> Case:
+    """A case for a bare module or function; `call` is what its inputs must fit."""
+    if inputs is None:
+        raise UsageError(
+            f'{target} is no case, so it needs --inputs "DTYPE[NAME=SIZE,...]" for '
+            f'{name}{_signature(call)}, e.g. --inputs "bf16[B=16,S=1024,D=768]"'
+        )
+    specs = InputSpec.parse_many(inputs)
+    if not _accepts(call, specs):
+        raise InputError(f"{target} takes {name}{_signature(call)}, not the {len(specs)} inputs {inputs!r}")
+    floats = any(spec.dtype in ("float16", "bfloat16", "float32", "float64") for spec in specs)
+    return Case(name, build, specs, training=trains or floats)
+
+
+def _is_factory(found: Callable[..., object], inputs: str | None) -> bool:
+    """Whether to call `found` for its case: it says that it returns one, or may and has no inputs."""
+    if not _accepts(found, ()):
+        return False
+    try:
+        returns = inspect.signature(found).return_annotation
+    except ValueError:
+        return False
+    if returns is inspect.Signature.empty:
+        return inputs is None
+    return returns is Case or (isinstance(returns, str) and returns.rpartition(".")[2] == "Case")
+
+
+def _call_factory(factory: Callable[[], object], target: str) -> object:
+    try:
+        return factory()
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"{target}() failed {_blame(error)}") from error
+
+
+def _accepts(function: Callable[..., object], arguments: Iterable[object]) -> bool:
+    """Whether `function(*arguments)` is a possible call; built-in functions that do not say accept all."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def _signature(function: Callable[..., object]) -> str:
+    try:
+        return str(inspect.signature(function))
+    except ValueError:
+        return "(...)"
+
+
+def _wrong_kind(found: object, target: str) -> str:
+    kind = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+    return f"{target} is {kind}, not a Case, an nn.Module or a function"

@@ -1,0 +1,227 @@
+"""A made-up machine whose every figure is known, and this one where the kernel tells the same twice."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from tilewright.hardware import detect as room
+from tilewright.hardware.detect import Cpu, Gpu, detect, read_cpu, read_ram_bytes
+
+CPUINFO = """\
+processor\t: 0
+model name\t: AMD EPYC 9654 96-Core Processor
+flags\t\t: fpu sse4_2 avx fma avx2 avx512f avx512_bf16 rdpid
+
+processor\t: 1
+model name\t: AMD EPYC 9654 96-Core Processor
+flags\t\t: fpu sse4_2 avx fma avx2 avx512f avx512_bf16 rdpid
+"""
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def machine(root: Path) -> Path:
+    """Two sockets of one core of two threads; an L3 for each socket."""
+    write(root / "proc/cpuinfo", CPUINFO)
+    write(root / "proc/meminfo", "MemTotal:       24684100 kB\nMemFree:  1 kB\n")
+    for thread in range(4):
+        folder = root / f"sys/devices/system/cpu/cpu{thread}"
+        socket = thread // 2
+        write(folder / "topology/physical_package_id", f"{socket}\n")
+        write(folder / "topology/core_id", "0\n")
+        shared = f"{2 * socket}-{2 * socket + 1}"
+        for index, cache in enumerate(
+            ["1 Data 48K", "1 Instruction 64K", "2 Unified 1024K", "3 Unified 32M"]
+        ):
+            level, kind, size = cache.split()
+            for name, text in {"level": level, "type": kind, "size": size, "shared_cpu_list": shared}.items():
+                write(folder / f"cache/index{index}/{name}", text + "\n")
+    write(root / "sys/devices/system/cpu/cpufreq/boost", "1\n")
+    return root
+
+
+def test_every_figure_of_a_known_machine(tmp_path: Path) -> None:
+    assert read_cpu(machine(tmp_path)) == Cpu(
+        model="AMD EPYC 9654 96-Core Processor",
+        cores=2,
+        threads=4,
+        isa=("sse4.2", "avx", "fma", "avx2", "avx512", "avx512_bf16"),
+        l1_bytes=48 * 1024,
+        l2_bytes=1024**2,
+        l3_bytes=64 * 1024**2,
+    )
+    assert read_ram_bytes(tmp_path) == 24684100 * 1024
+
+
+def test_arm_lists_its_features(tmp_path: Path) -> None:
+    write(tmp_path / "proc/cpuinfo", "processor\t: 0\nFeatures\t: fp asimd sve bf16\n")
+    cpu = read_cpu(tmp_path)
+    assert (cpu.model, cpu.isa) == (None, ("neon", "sve", "bf16"))
+
+
+def test_what_cannot_be_read_is_none(tmp_path: Path) -> None:
+    assert read_cpu(tmp_path) == Cpu()
+    assert read_ram_bytes(tmp_path) is None
+    write(tmp_path / "sys/devices/system/cpu/cpu0/cache/index0/size", "garbled\n")
+    assert read_cpu(tmp_path).l1_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("cpu", "expected"),
+    [
+        (Cpu(cores=4, l2_bytes=100, l3_bytes=900), 900),
+        (Cpu(cores=4, l2_bytes=100), 400),
+        (Cpu(l2_bytes=100), None),
+        (Cpu(), None),
+    ],
+)
+def test_the_last_level_before_memory(cpu: Cpu, expected: int | None) -> None:
+    assert cpu.last_level_bytes == expected
+
+
+def test_this_machine_agrees_with_the_operating_system() -> None:
+    here = detect()
+    assert here.ram_bytes is not None
+    assert 0 < here.ram_bytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert here.cpu.threads == len(os.sched_getaffinity(0))
+    assert here.kernel == platform.release()
+    assert here.torch == torch.__version__
+    assert here.cuda == torch.version.cuda
+    assert len(here.gpus) >= torch.cuda.device_count()
+
+
+class FakeNvml(ModuleType):
+    """A driver that knows one card, or fails at every question."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *, works: bool = True) -> None:
+        super().__init__("pynvml")
+        self._works = works
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def _answer(self, value: object) -> object:
+        if not self._works:
+            raise self.NVMLError("driver/library version mismatch")
+        return value
+
+    def nvmlSystemGetCudaDriverVersion(self) -> object:
+        return self._answer(13010)
+
+    def nvmlSystemGetDriverVersion(self) -> object:
+        return self._answer("580.65.06")
+
+    def nvmlDeviceGetCount(self) -> object:
+        return self._answer(1)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object:
+        return self._answer(index)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> object:
+        return self._answer(uuid)
+
+    def nvmlDeviceGetUUID(self, handle: object) -> object:
+        return self._answer("GPU-1234")
+
+    def nvmlDeviceGetName(self, handle: object) -> object:
+        return self._answer("NVIDIA H200")
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: object) -> object:
+        return self._answer((9, 0))
+
+    def nvmlDeviceGetMemoryInfo(self, handle: object) -> object:
+        return SimpleNamespace(total=self._answer(141 * 10**9))
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: object) -> object:
+        return self._answer(5)
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: object) -> object:
+        return self._answer(16)
+
+
+def fake_torch(*, broken: bool = False) -> ModuleType:
+    """A PyTorch that sees one card."""
+    properties = SimpleNamespace(
+        name="NVIDIA H200",
+        major=9,
+        minor=0,
+        total_memory=150 * 10**9,
+        L2_cache_size=60 * 1024**2,
+        multi_processor_count=132,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_multiprocessor=228 * 1024,
+        uuid="1234",
+    )
+
+    def get_device_properties(index: int) -> SimpleNamespace:
+        if broken:
+            raise RuntimeError("CUDA unknown error")
+        return properties
+
+    module = ModuleType("torch")
+    module.cuda = SimpleNamespace(  # type: ignore[attr-defined]
+        is_available=lambda: True, device_count=lambda: 1, get_device_properties=get_device_properties
+    )
+    module.version = SimpleNamespace(cuda="13.0")  # type: ignore[attr-defined]
+    return module
+
+
+def with_modules(monkeypatch: pytest.MonkeyPatch, **modules: ModuleType) -> None:
+    monkeypatch.setattr(room, "_module", modules.get)
+
+
+def test_a_card_seen_by_pytorch_and_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_modules(monkeypatch, torch=fake_torch(), pynvml=FakeNvml())
+    here = detect()
+    assert here.gpus == (
+        Gpu(
+            name="NVIDIA H200",
+            capability="9.0",
+            memory_bytes=150 * 10**9,
+            l2_bytes=60 * 1024**2,
+            sms=132,
+            max_threads_per_sm=2048,
+            registers_per_sm=65536,
+            shared_bytes_per_sm=228 * 1024,
+            pcie="PCIe 5 x16",
+            uuid="GPU-1234",
+        ),
+    )
+    assert (here.driver, here.driver_cuda, here.cuda) == ("580.65.06", "13.1", "13.0")
+
+
+def test_a_card_only_the_driver_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_modules(monkeypatch, pynvml=FakeNvml())
+    here = detect()
+    assert here.gpus == (
+        Gpu("NVIDIA H200", "9.0", memory_bytes=141 * 10**9, pcie="PCIe 5 x16", uuid="GPU-1234"),
+    )
+    assert here.cuda is None
+
+
+def test_a_driver_that_fails_hides_only_what_it_alone_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_modules(monkeypatch, torch=fake_torch(), pynvml=FakeNvml(works=False))
+    here = detect()
+    assert here.gpus[0].sms == 132 and here.gpus[0].pcie is None
+    assert (here.driver, here.driver_cuda) == (None, None)
+
+
+def test_neither_pytorch_nor_the_driver_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_modules(monkeypatch, torch=fake_torch(broken=True), pynvml=FakeNvml(works=False))
+    assert detect().gpus == ()
+    with_modules(monkeypatch)
+    assert detect().gpus == ()

@@ -1,0 +1,172 @@
+"""Shipped figures against arithmetic on clocks and widths, and profiles made of measured ceilings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tilewright.hardware import ceilings as measured
+from tilewright.hardware.detect import Cpu, Gpu, Machine
+from tilewright.hardware.profiles import (
+    local_profile,
+    measured_profile,
+    profile_for,
+    shipped_profile,
+)
+from tilewright.hardware.summary import machine_report
+from tilewright.records.errors import UsageError
+from tilewright.records.measurement import Ceiling
+
+NAMES = ("h200", "a100", "rtx4090", "2080ti", "cpu")
+MACHINE = Machine(
+    cpu=Cpu("Toy CPU", 4, 8, ("avx2",), 32 * 1024, 1024**2, 16 * 1024**2),
+    gpus=(),
+    ram_bytes=32 * 1024**3,
+    driver=None,
+    driver_cuda=None,
+    cuda=None,
+    os=None,
+    kernel="6.1",
+    python="3.11.2",
+    torch="2.13.0",
+    triton=None,
+)
+GPU = Gpu("NVIDIA GeForce RTX 2080 Ti", "7.5", 11 * 1024**3, 5632 * 1024, 68, 1024, 65536, 65536)
+
+
+def toy_ceilings(device: str = "Toy CPU") -> list[Ceiling]:
+    figures = [
+        ("copy", "float32", 40.0, "GB/s"),
+        ("read", "float32", 30.0, "GB/s"),
+        ("write", "float32", 20.0, "GB/s"),
+        ("cache", "float32", 200.0, "GB/s"),
+        ("matmul", "float32", 0.5, "TFLOP/s"),
+        ("matmul", "bfloat16", 1.5, "TFLOP/s"),
+        ("vector", "float32", 0.5, "TFLOP/s"),
+        ("launch", "", 1.25, "us"),
+        ("first touch", "float32", 3.0, "GB/s"),
+    ]
+    return [Ceiling(device, kind, dtype, value, unit, "measured") for kind, dtype, value, unit in figures]
+
+
+@pytest.mark.parametrize(
+    ("name", "sms", "fp32_lanes", "boost_GHz", "pins", "Gbps"),
+    [
+        ("a100", 108, 64, 1.41, 5120, 3.186),
+        ("rtx4090", 128, 128, 2.52, 384, 21.0),
+        ("2080ti", 68, 64, 1.545, 352, 14.0),
+    ],
+)
+def test_datasheets_agree_with_clocks_and_widths(
+    name: str, sms: int, fp32_lanes: int, boost_GHz: float, pins: int, Gbps: float
+) -> None:
+    profile = profile_for(name)
+    assert profile.sms == sms and profile.origin == "datasheet"
+    assert profile.vector_TFLOPs == pytest.approx(2 * sms * fp32_lanes * boost_GHz / 1e3, rel=0.01)
+    assert profile.copy_GBps == pytest.approx(pins / 8 * Gbps, rel=0.01)
+    assert profile.flops_per_transcendental == 2 * fp32_lanes // 16
+
+
+def test_the_h200_is_as_it_was_measured() -> None:
+    h200 = profile_for("H200")
+    assert (h200.copy_GBps, h200.read_GBps, h200.write_GBps) == (4255.0, 4426.0, 4680.0)
+    assert (h200.matmul_TFLOPs["bfloat16"], h200.origin) == (773.0, "measured")
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(UsageError, match="'h100'; known: h200, a100, rtx4090, 2080ti, cpu"):
+        profile_for("h100")
+
+
+def test_a_driver_name_finds_its_profile_and_no_other() -> None:
+    found = shipped_profile("NVIDIA A100-SXM4-80GB")
+    assert found is not None and found.name == "a100"
+    assert shipped_profile("NVIDIA A100-SXM4-40GB") is None
+
+
+def test_a_measured_cpu_profile() -> None:
+    profile = measured_profile(MACHINE, toy_ceilings())
+    assert (profile.name, profile.device, profile.origin) == ("Toy CPU", "cpu", "measured")
+    assert (profile.copy_GBps, profile.read_GBps, profile.write_GBps) == (40.0, 30.0, 20.0)
+    assert (profile.l2_GBps, profile.l2_bytes) == (200.0, 16 * 1024**2)
+    assert dict(profile.matmul_TFLOPs) == {"float32": 0.5, "bfloat16": 1.5}
+    assert (profile.vector_TFLOPs, profile.launch_us, profile.first_touch_GBps) == (0.5, 1.25, 3.0)
+    assert (profile.sms, profile.max_threads_per_sm) == (8, None)
+
+
+def test_a_measured_gpu_profile_takes_its_shape_from_the_card() -> None:
+    profile = measured_profile(replace(MACHINE, gpus=(GPU,)), toy_ceilings(GPU.name))
+    assert (profile.device, profile.sms, profile.l2_bytes) == ("cuda", 68, 5632 * 1024)
+    assert (profile.max_threads_per_sm, profile.registers_per_sm) == (1024, 65536)
+    assert profile.shared_bytes_per_sm == 64 * 1024
+    assert profile.flops_per_transcendental == 8
+
+
+def test_missing_ceilings_are_named() -> None:
+    some = [ceiling for ceiling in toy_ceilings() if ceiling.kind not in ("launch", "copy")]
+    with pytest.raises(UsageError, match="lack copy, launch"):
+        measured_profile(MACHINE, some)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home, and a CPU whose ceilings come at once."""
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path))
+    taken: list[int] = []
+
+    def measure(device: str, *, machine: Machine) -> list[Ceiling]:
+        taken.append(1)
+        scale = len(taken)
+        return [
+            replace(ceiling, device=measured.device_name(machine, device), value=ceiling.value * scale)
+            for ceiling in toy_ceilings()
+        ]
+
+    monkeypatch.setattr(measured, "measure_ceilings", measure)
+    return tmp_path
+
+
+def test_a_local_profile_is_measured_once_and_again_on_demand(home: Path) -> None:
+    assert local_profile(device="cpu").copy_GBps == 40.0
+    assert local_profile(device="cpu").copy_GBps == 40.0
+    assert local_profile(refresh=True, device="cpu").copy_GBps == 80.0
+    assert local_profile(device="cpu").copy_GBps == 80.0
+
+
+DAMAGES = ["", "{", "[]", "null", '{"ceilings": []}', '{"ceilings": [{"kind": "copy"}]}']
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_ceilings_are_measured_again(home: Path, damage: str) -> None:
+    local_profile(device="cpu")
+    (kept,) = (home / "machine").iterdir()
+    kept.write_text(damage)
+    assert local_profile(device="cpu").copy_GBps == 80.0
+    assert len(json.loads(kept.read_text())["ceilings"]) == 9
+
+
+def test_a_home_that_cannot_be_written_is_told_and_not_fatal(home: Path) -> None:
+    (home / "machine").write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="cannot keep the measured ceilings in .*machine"):
+        assert local_profile(device="cpu").copy_GBps == 40.0
+
+
+def test_the_report_shows_the_machine_and_both_figures() -> None:
+    machine = replace(MACHINE, gpus=(GPU,), driver="580", driver_cuda="13.0", cuda="13.0")
+    rows = machine_report(machine, toy_ceilings(GPU.name), profile_for("2080ti"))
+    told = dict(rows)
+    assert told["CPU"] == "Toy CPU"
+    assert told["cores"] == "4 (8 threads)"
+    assert told["memory"] == "32 GiB"
+    assert told["OS"] == "unknown"
+    assert told["GPU memory"] == "11 GiB, L2 5.5 MiB"
+    assert told["driver"] == "580, up to CUDA 13.0"
+    assert told["copy float32"] == "40 GB/s measured; 2080ti profile (datasheet) 616 GB/s"
+    assert told["matmul bfloat16"] == "1.5 TFLOP/s measured; 2080ti profile (datasheet) 13.4 TFLOP/s"
+    assert told["launch"] == "1.25 µs measured; 2080ti profile (datasheet) 2 µs"
+    assert told["cache float32"] == "200 GB/s measured"
+    assert [label for label, _ in rows[-9:]] == [f"{c.kind} {c.dtype}".strip() for c in toy_ceilings()]
+    assert dict(machine_report(MACHINE, [], None))["GPU"] == "none"
