@@ -1,3 +1,30 @@
-"""tilewright: how far each operator of a PyTorch model is from its hardware limit, why, and the kernel that closes the gap."""
+"""tilewright: how far each operator of a model is from the hardware's limit, and the kernel that closes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.records.case import Case, InputSpec
+    from tilewright.verbs import explain, explain_case, optimize_case
 
 __version__ = "0.1.0"
+
+__all__ = ["Case", "InputSpec", "explain", "explain_case", "optimize_case"]
+
+_HOMES = {
+    "Case": "tilewright.records.case",
+    "InputSpec": "tilewright.records.case",
+    "explain": "tilewright.verbs",
+    "explain_case": "tilewright.verbs",
+    "optimize_case": "tilewright.verbs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are loaded when first used, so that importing the package stays cheap."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -14,16 +14,16 @@ from torch import fx
 
 from tilewright.emit.cpp import emit_cpp, translation_unit
 from tilewright.graph.capture import Boxed, through_aot
-from tilewright.passes.dropout import split_dropout
 from tilewright.passes.fusion import Fusion, fuse
+from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.schedule import schedule
-from tilewright.passes.simplify import simplify
 from tilewright.records.errors import TilewrightError
 from tilewright.records.program import Decision, Fallback, GraphName
 from tilewright.runtime.assemble import Scheduled, assemble
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import Executable
+from tilewright.tune.settle import settle
 
 
 @dataclass
@@ -77,13 +77,10 @@ class _Compiler:
         self.record = record
 
     def before_autograd(self, module: fx.GraphModule) -> None:
-        from tilewright.passes.attention import recognise_attention
-
-        self.record.decisions += recognise_attention(module)
+        self.record.decisions += optimise_module(module)
 
     def joint(self, graph: fx.Graph) -> None:
-        simplify(graph)
-        split_dropout(graph, "forward")
+        self.record.decisions += optimise_joint(graph)
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         return values_to_save(graph, needed, forward)
@@ -126,7 +123,7 @@ def _interpret(module: fx.GraphModule) -> Boxed:
 
 
 def _plan(name: GraphName, module: fx.GraphModule) -> CompiledGraph:
-    fusion = fuse(module.graph, name)
+    fusion = settle(fuse(module.graph, name), measure=False)
     scheduled = Scheduled(module.graph, schedule(module.graph, fusion.regions))
     sources = {r.name: emit_cpp(r.lowered.nest) for r in fusion.regions}
     return CompiledGraph(name, module.graph, module.graph, fusion, scheduled, sources)

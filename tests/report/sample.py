@@ -182,33 +182,12 @@ def write_sample(path: Path) -> Path:
     return path
 
 
-def write_large(path: Path, count: int) -> Path:
-    """A run of `count` operators before fusion, in regions of three, each pair with its decision."""
-    block = program()
-    before = [op for op in block.operators if op.stage == "before"]
-    operators, regions, decisions, memory = [], [], [], []
-    for index in range(count):
-        name, region = f"operator_{index}", f"region_{index // 3}"
-        made = replace(before[index % len(before)], graph="forward", index=index, name=name, region=region)
-        operators.append(replace(made, inputs=(f"operator_{index - 1}",) if index else ()))
-        decisions.append(replace(block.decisions[index % len(block.decisions)], producer=name))
-        memory.append(MemoryPoint("forward", "before", index, name, (index % 97) * 1_000_000))
-        if index % 3 == 0:
-            operators.append(replace(made, stage="after", name=region))
-            regions.append(
-                replace(block.regions[0], graph="forward", name=region, source_code="code;\n" * 400)
-            )
-    with Run.create(path, command="tilewright optimize m:f", target="m:f", case="large") as run:
-        run.add_program(Program(operators, regions, decisions, memory))
-        run.add_ceilings(CEILINGS)
-    return path
-
-
 def measurements() -> list[Measurement]:
     times: Mapping[Direction, Mapping[str, tuple[float, int]]] = {
-        "fwd": {"tilewright": (19_400, 41), "eager": (43_100, 88), "inductor": (24_600, 56)},
-        "fwd+bwd": {"tilewright": (61_800, 63), "eager": (121_000, 131), "inductor": (70_900, 74)},
+        "fwd": {"tilewright": (37_200, 41), "eager": (71_300, 88), "inductor": (45_800, 56)},
+        "fwd+bwd": {"tilewright": (112_000, 63), "eager": (205_000, 131), "inductor": (131_000, 74)},
     }
+    flops = {"fwd": 4.38e9, "fwd+bwd": 13.05e9}
     return [
         Measurement(
             suite="block",
@@ -221,8 +200,8 @@ def measurements() -> list[Measurement]:
             repeats=40,
             predicted_us=median * 0.91 if impl == "tilewright" else None,
             peak_bytes=megabytes * 1_000_000,
-            TFLOPs=round(8.2e9 / median / 1e6, 3),
-            of_ceiling=round(8.2e9 / median / 1e6 / 0.148, 3),
+            TFLOPs=round(flops[direction] / median / 1e6, 3),
+            of_ceiling=round(flops[direction] / median / 1e6 / 0.148, 3),
             device="cpu",
             threads=2,
             torch="2.13.0",
@@ -297,7 +276,7 @@ def _operator(graph: GraphName, stage: Stage, index: int, row: Row) -> Operator:
     )
     place = 24 + [each[-1] for each in FORWARD].index(line)
     axes = SHAPES[shape].strip("[]").split(", ")
-    floor, bound = _floor(cost, kind)
+    floor, bound = _floor(cost, kind) if cost.bytes else (0.0, None)
     return Operator(
         graph=graph,
         stage=stage,

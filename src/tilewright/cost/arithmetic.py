@@ -255,8 +255,5 @@ ARITHMETIC: dict[str, Arithmetic] = {
     "convolution_backward": Arithmetic(_convolution_backward, _nothing),
     "scaled_dot_product_attention": Arithmetic(_attention, _attention_exponentials),
     **{f"{SDPA}_{kind}": Arithmetic(_attention, _attention_exponentials) for kind in ATTENTION},
-    **{
-        f"{SDPA}_{kind}_backward": Arithmetic(_attention_backward, _attention_exponentials)
-        for kind in ATTENTION
-    },
+    **{f"{SDPA}_{kind}_backward": Arithmetic(_attention_backward, _attention_exponentials) for kind in ATTENTION},
 }

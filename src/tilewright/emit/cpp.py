@@ -58,7 +58,7 @@ def constant(value: bool | int | float, dtype: str) -> str:
     suffix = "f" if dtype == "float32" else ""
     number = float(value)
     if number != number:
-        return f"__builtin_nan{suffix}(\"\")"
+        return f'__builtin_nan{suffix}("")'
     if number in (float("inf"), float("-inf")):
         return f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
     return f"{number!r}{suffix}"
@@ -110,7 +110,9 @@ class _Kernel:
         nest = self.nest
         for number, (buffer, name) in enumerate(zip(nest.buffers, self.pointers, strict=True)):
             const = "const " if number < len(nest.inputs) else ""
-            self.put(f"{const}{STORED[buffer.dtype]}* const {name} = ({const}{STORED[buffer.dtype]}*)buffers[{number}];")
+            self.put(
+                f"{const}{STORED[buffer.dtype]}* const {name} = ({const}{STORED[buffer.dtype]}*)buffers[{number}];"
+            )
         if nest.row_count * nest.col_count < SERIAL:
             self.put("threads = 1;")
         if self._elementwise():
@@ -131,7 +133,9 @@ class _Kernel:
         blocks = -(-extent // 8192)
         loops = len(self.nest.rows) + (blocks > 1)
         if loops:
-            self.put(f"#pragma omp parallel for collapse({loops}) num_threads(threads) if(threads > 1) schedule(static)")
+            self.put(
+                f"#pragma omp parallel for collapse({loops}) num_threads(threads) if(threads > 1) schedule(static)"
+            )
         for axis, size in enumerate(self.nest.rows):
             self.put(f"for (int64_t r{axis} = 0; r{axis} < {size}; ++r{axis})")
         if blocks > 1:
@@ -163,7 +167,9 @@ class _Kernel:
             kind = self._sum_type(step)
             count = width if step.level is Level.COL else 1
             self.put(f"{kind}* const all{i} = ({kind}*)__builtin_malloc(sizeof({kind}) * {count} * threads);")
-            self.put(f"for (int64_t i = 0; i < {count}L * threads; ++i) all{i}[i] = {identity(step.kind or '', step.dtype)};")
+            self.put(
+                f"for (int64_t i = 0; i < {count}L * threads; ++i) all{i}[i] = {identity(step.kind or '', step.dtype)};"
+            )
         self.open("\n  #pragma omp parallel num_threads(threads) if(threads > 1)\n  ")
         self.put("const int thread = threads > 1 ? omp_get_thread_num() : 0;")
         for i, step in self.column_sums:
@@ -214,7 +220,9 @@ class _Kernel:
             self.put("rows_in_part = 0;")
         for i in parts:
             self.put("#pragma omp simd")
-            self.put(f"for (int64_t c = 0; c < {self.nest.col_count}; ++c) {{ total{i}[c] += part{i}[c]; part{i}[c] = 0; }}")
+            self.put(
+                f"for (int64_t c = 0; c < {self.nest.col_count}; ++c) {{ total{i}[c] += part{i}[c]; part{i}[c] = 0; }}"
+            )
         if not last:
             self.close()
 
@@ -230,7 +238,12 @@ class _Kernel:
         for store in nest.stores:
             step = nest.steps[store.value]
             row_known = step.stage + (step.name == "reduce_cols")
-            if step.where == "body" and step.name != "reduce_rows" and row_known == stage and not self._wide(store.access):
+            if (
+                step.where == "body"
+                and step.name != "reduce_rows"
+                and row_known == stage
+                and not self._wide(store.access)
+            ):
                 self._store(store.value, store.access)
         self._walk(stage)
 
@@ -318,7 +331,9 @@ class _Kernel:
     def _after(self) -> None:
         """Combine the threads' column sums and finish what depends on them."""
         nest = self.nest
-        late = [s for s in nest.stores if nest.steps[s.value].where == "after" or nest.steps[s.value].name == "reduce_rows"]
+        late = [
+            s for s in nest.stores if nest.steps[s.value].where == "after" or nest.steps[s.value].name == "reduce_rows"
+        ]
         if not late:
             return
         wide = any(self._wide(s.access) for s in late)
@@ -346,12 +361,15 @@ class _Kernel:
         stashed: set[int] = set()
         if self._elementwise():
             return stashed
-        for i, step in enumerate(self.nest.steps):
+        for step in self.nest.steps:
             if step.where != "body":
                 continue
             for arg in step.args:
                 source = self.nest.steps[arg]
-                column = source.level in (Level.FULL, Level.COL) and source.name not in ("reduce_cols", "reduce_rows")
+                column = source.level in (Level.FULL, Level.COL) and source.name not in (
+                    "reduce_cols",
+                    "reduce_rows",
+                )
                 if column and source.stage < step.stage and self._costly(arg, stashed):
                     stashed.add(arg)
         return stashed
@@ -387,7 +405,8 @@ class _Kernel:
         return sorted(needed)
 
     def _column(self) -> str:
-        terms, scale = [], 1
+        terms: list[str] = []
+        scale = 1
         for axis in reversed(range(len(self.nest.cols))):
             terms.insert(0, f"c{axis}" if scale == 1 else f"c{axis} * {scale}")
             scale *= self.nest.cols[axis]
@@ -451,4 +470,3 @@ def _names(nest: Nest) -> list[str]:
         name = f"{buffer.name}_"
         names.append(f"{name}{number}" if name in names else name)
     return names
-

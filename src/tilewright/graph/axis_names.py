@@ -184,6 +184,9 @@ class AxisNames:
             return (cut, factor / cut)
         minor = self.size(factor) // major
         high, low = self._inner_name(major), self._inner_name(minor)
+        if high == low:
+            # As many heads as each is wide: the name is that of the heads, which come first.
+            low = None
         if high is None and low is None:
             (high,), (low,) = self.unknown(major), self.unknown(minor)
         elif low is None:
@@ -242,9 +245,11 @@ class AxisNames:
             if not axis or expression.atoms(sympy.Dummy):
                 continue
             beside = self.size(expression)
-            if beside and size % beside == 0 and size // beside <= SMALL_MULTIPLE:
+            if not beside or not size:
+                continue
+            if size % beside == 0 and size // beside <= SMALL_MULTIPLE:
                 readings.add(expression * (size // beside))
-            elif size and beside % size == 0 and expression.as_coeff_Mul()[0] % (beside // size) == 0:
+            elif beside % size == 0 and expression.as_coeff_Mul()[0] % (beside // size) == 0:
                 readings.add(expression / (beside // size))
         if readings or not by_input:
             return readings.pop() if len(readings) == 1 else None

@@ -78,7 +78,8 @@ def number(size: int | SymInt) -> int:
     """
     if isinstance(size, int):
         return size
-    hint = size.node.hint
+    known = size.node.maybe_as_int()
+    hint = size.node.hint if known is None else known
     if hint is None:
         raise CaptureError(f"the size {size} depends on the data: it is not known before the program runs")
     return int(hint)

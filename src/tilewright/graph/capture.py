@@ -2,17 +2,23 @@
 
 Dynamo captures, a hook rewrites what it captured (attention, while it still is one), AOTAutograd
 differentiates and functionalises, the joint graph is simplified and cut here into forward and
-backward, and a compiler turns each into something callable.
+backward, and a compiler turns each into something callable. Where Dynamo left sizes symbolic,
+`specialise` gives the graph for the sizes of one call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import fx
+
+from tilewright.records.errors import CaptureError, TilewrightError
+from tilewright.records.program import Fallback
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Kind = Literal["forward", "backward", "inference"]
@@ -36,19 +42,55 @@ class Compiler(Protocol):
 
 
 def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """Compile a captured module with `compiler`; gives a callable with autograd attached."""
-    from torch._dynamo.backends.common import aot_autograd
+    """Compile a captured module with `compiler`; gives a callable with autograd attached.
 
-    compiler.before_autograd(module)
+    Raises CaptureError where AOTAutograd or a rewrite cannot handle the module; what the compiler
+    itself raises as a TilewrightError, and what Dynamo uses to steer itself, passes through.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.exc import TorchDynamoException
+
     pairs = _Pairs(compiler)
-    compile_with = aot_autograd(
-        fw_compiler=pairs.forward,
-        bw_compiler=pairs.backward,
-        inference_compiler=pairs.inference,
-        partition_fn=pairs.partition,
-        keep_inference_input_mutations=True,
-    )
-    return compile_with(module, inputs)  # type: ignore[no-any-return]
+    try:
+        compiler.before_autograd(module)
+        compile_with = aot_autograd(
+            fw_compiler=pairs.forward,
+            bw_compiler=pairs.backward,
+            inference_compiler=pairs.inference,
+            partition_fn=pairs.partition,
+            keep_inference_input_mutations=True,
+        )
+        compiled: Callable[..., Any] = compile_with(module, inputs)
+        return compiled
+    except (TilewrightError, TorchDynamoException):
+        raise
+    except Exception as error:
+        raise CaptureError(f"it cannot be traced: {type(error).__name__}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()
+
+
+def graph_break(module: fx.GraphModule) -> Fallback | None:
+    """Where and why Dynamo ended this graph before the end of the user's function, if it did."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return None
+    where = "an unknown place"
+    if reason.user_stack:
+        frame = reason.user_stack[-1]
+        where = f"{os.path.basename(frame.filename)}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
+    return Fallback("a graph break", where, reason.reason.strip().splitlines()[0])
+
+
+def compilations() -> tuple[int, int]:
+    """How often Dynamo has compiled the function it is compiling now, and how often it will at most."""
+    from torch._dynamo import config
+    from torch._guards import CompileContext
+
+    context = CompileContext.current_compile_id()
+    return (context.frame_compile_id or 0) + 1 if context else 1, config.recompile_limit
 
 
 @dataclass
@@ -113,9 +155,10 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
     kept = list(saver(graph, needed, forward))
     symbolic = [n for n in kept if not isinstance(n.meta.get("val"), torch.Tensor)]
     values = [n for n in kept if isinstance(n.meta.get("val"), torch.Tensor)]
-    return _extract_fwd_bwd_modules(  # type: ignore[no-any-return]
+    modules: tuple[fx.GraphModule, fx.GraphModule] = _extract_fwd_bwd_modules(
         joint, saved_values=values, saved_sym_nodes=symbolic, num_fwd_outputs=num_fwd_outputs
     )
+    return modules
 
 
 def _closure(start: set[fx.Node], step: Callable[[fx.Node], Any]) -> set[fx.Node]:
@@ -126,3 +169,99 @@ def _closure(start: set[fx.Node], step: Callable[[fx.Node], Any]) -> set[fx.Node
                 found.add(node)
                 todo.append(node)
     return found
+
+
+def is_symbolic(module: fx.GraphModule) -> bool:
+    """Whether a size in this graph is a symbol that each call binds anew."""
+    values = (node.meta.get("val") for node in module.graph.nodes)
+    return any(
+        v._has_symbolic_sizes_strides if isinstance(v, torch.Tensor) else isinstance(v, torch.SymInt) for v in values
+    )
+
+
+def binding(args: Sequence[Any], *, offsets: bool) -> Hashable:
+    """What one call binds the symbols of a graph to: its whole numbers, and how its tensors lie.
+
+    `offsets`: where in their storage they begin, too, for a graph that asks (`reads_offsets`).
+    """
+    return tuple(
+        (a.shape, a.stride(), a.storage_offset() if offsets else 0)
+        if isinstance(a, torch.Tensor)
+        else a if isinstance(a, int) else None
+        for a in args
+    )  # fmt: skip
+
+
+def reads_offsets(module: fx.GraphModule) -> bool:
+    return any(node.target is torch.ops.aten.sym_storage_offset.default for node in module.graph.nodes)
+
+
+def specialise(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
+    """The graph of a symbolic `module` for the sizes that `args` have.
+
+        n = sym_size(x, 0); m = n * 4; y = view(x, [m])      →   y = view(x, [32])
+
+    Numbers computed from sizes become constants, and metadata become those of `args`. Other numbers
+    (a learning rate) stay values of the graph. Nothing is computed. Raises CaptureError
+    where a shape depends on data.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        return _Specialiser(module, mode).run(list(args))
+
+
+class _Specialiser:
+    def __init__(self, module: fx.GraphModule, mode: Any) -> None:
+        self.module = module
+        self.mode = mode
+        self.graph = fx.Graph()
+        self.known: dict[fx.Node, Any] = {}
+        """A node's counterpart in the new graph, or the number it always is."""
+
+    def run(self, args: list[Any]) -> fx.GraphModule:
+        for node in self.module.graph.nodes:
+            if node.op == "output":
+                self.graph.output(fx.map_arg(node.args[0], self.known.__getitem__))
+            elif node.op == "placeholder":
+                value = args.pop(0)
+                counterpart = self._copy(node, self._without_data(value))
+                self.known[node] = value if isinstance(value, int) else counterpart
+            else:
+                self._call(node)
+        return fx.GraphModule(self.module, self.graph)
+
+    def _call(self, node: fx.Node) -> None:
+        value = self._value(node)
+        fixed = all(
+            not isinstance(self.known[n], fx.Node) or isinstance(self._meta(n), torch.Tensor)
+            for n in node.all_input_nodes
+        )
+        if fixed and isinstance(value, (int, float)):
+            self.known[node] = value
+        elif isinstance(value, int):
+            raise CaptureError(f"{node.name} is a whole number that depends on the data")
+        else:
+            self.known[node] = self._copy(node, value)
+
+    def _value(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return self._without_data(attrgetter(str(node.target))(self.module))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._meta)
+        target: Any = node.target
+        try:
+            return target(*args, **kwargs)
+        except Exception as error:
+            raise CaptureError(f"{node.target} has no shape before it runs: {first_line(error)}") from error
+
+    def _without_data(self, value: Any) -> Any:
+        return self.mode.from_tensor(value.detach(), static_shapes=True) if isinstance(value, torch.Tensor) else value
+
+    def _copy(self, node: fx.Node, value: Any) -> fx.Node:
+        copied = self.graph.node_copy(node, self.known.__getitem__)
+        copied.meta = {**node.meta, "val": value}
+        return copied
+
+    def _meta(self, node: fx.Node) -> Any:
+        known = self.known[node]
+        return known.meta["val"] if isinstance(known, fx.Node) else known

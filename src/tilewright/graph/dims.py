@@ -69,6 +69,16 @@ class SymbolicShapes(dict["Node", Shapes]):
         return tuple(int(self.number(sympy.Mul(*axis))) for axis in factors), factors
 
 
+def axis_text(expression: sympy.Expr) -> str:
+    """An axis as people write it: `4·D`, `D/H`."""
+    return str(expression).replace("**", "^").replace("*", "·")
+
+
+def shape_text(shape: Shape) -> str:
+    """A shape as people write it: `[B, S, 4·D]`."""
+    return f"[{', '.join(map(axis_text, shape))}]"
+
+
 def symbolic_shapes(
     graph: Graph,
     named_inputs: Mapping[str, tuple[str | None, ...]],

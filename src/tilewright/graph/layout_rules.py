@@ -123,6 +123,20 @@ def index_select(call: Call) -> Result:
     return axes[:dim] + call.tensor("index") + axes[dim + 1 :]
 
 
+@rule("index")
+def index(call: Call) -> Result:
+    """The indexed axes become those of the indices: in place where they are neighbours, else in front."""
+    axes, indices = call.tensor("self"), call.arguments["indices"]
+    assert isinstance(indices, Sequence)
+    places = [place for place, given in enumerate(indices) if given is not None]
+    given = call.list_of("indices")
+    together = places[-1] - places[0] + 1 == len(places)
+    start, rank = places[0] if together else 0, max(map(len, given))
+    found = broadcast(call.names, given, call.shape[start : start + rank])
+    rest = tuple(axis for place, axis in enumerate(axes) if place not in places)
+    return rest[:start] + found + rest[start:]
+
+
 @rule("gather")
 def gather(call: Call) -> Result:
     return call.tensor("index")

@@ -39,9 +39,7 @@ class _Bench:
     memory_bytes: int
     seconds: float
 
-    def medians_us(
-        self, functions: Mapping[str, Callable[[], object]], *, flush_l2: bool = True
-    ) -> dict[str, float]:
+    def medians_us(self, functions: Mapping[str, Callable[[], object]], *, flush_l2: bool = True) -> dict[str, float]:
         watch = CpuStopwatch() if self.device == "cpu" else CudaStopwatch(self.device, flush_l2=flush_l2)
         seconds = self.seconds * len(functions)
         timings = benchmark(functions, min_repeats=5, max_seconds=seconds, stopwatch=watch)
@@ -61,9 +59,7 @@ class _Bench:
         return block.repeat(max(1, nbytes // 4 // block.numel()))
 
 
-def measure_ceilings(
-    device: str = "cpu", *, machine: Machine | None = None, seconds: float = 0.3
-) -> list[Ceiling]:
+def measure_ceilings(device: str = "cpu", *, machine: Machine | None = None, seconds: float = 0.3) -> list[Ceiling]:
     """Measure `cpu`, `cuda` or `cuda:N`: medians, random data, outputs touched before.
 
     | kind | dtype | unit | what |

@@ -114,7 +114,10 @@ class _Lowering:
 
     def _align(self) -> None:
         """Let independent axes of equal length share one loop, as where a row's sum scales another tensor."""
-        together = [deps | frozenset().union(*(self.deps[a] for a in op.args)) for deps, op in zip(self.deps, self.ops, strict=True)]
+        together = [
+            deps | frozenset().union(*(self.deps[a] for a in op.args))
+            for deps, op in zip(self.deps, self.ops, strict=True)
+        ]
         together += [frozenset(strides) for strides in self.output_strides]
         if self.domain in together:
             return
@@ -236,7 +239,13 @@ class _Lowering:
         return self._finish(rows, cols, keys, steps, stores)
 
     def _reduce(
-        self, r: _Reduction, op: Op, args: tuple[int, ...], steps: list[Step], rows: set[Axis], cols: set[Axis]
+        self,
+        r: _Reduction,
+        op: Op,
+        args: tuple[int, ...],
+        steps: list[Step],
+        rows: set[Axis],
+        cols: set[Axis],
     ) -> int:
         """Append the one or two steps of a reduction; give the position of its result."""
         kind = r.kind
@@ -250,9 +259,7 @@ class _Lowering:
             if _is_after(source):
                 raise Unfusable("a column sum is reduced again")
             stage = source.stage + (source.name == "reduce_cols")
-            steps.append(
-                Step(name, (value,), op.dtype, _level(deps, rows, cols), "body", stage, kind=kind)
-            )
+            steps.append(Step(name, (value,), op.dtype, _level(deps, rows, cols), "body", stage, kind=kind))
             value = len(steps) - 1
         return value
 
@@ -290,15 +297,19 @@ class _Lowering:
         self, rows: list[Axis], cols: list[Axis], keys: list[Any], steps: list[Step], stores: list[Store]
     ) -> Lowered:
         nodes = [node for node, _ in self.outputs]
-        inputs = tuple(
-            Buffer(key.name, dtype_name(key.meta["val"].dtype), _touched(key.meta["val"])) for key in keys
-        )
+        inputs = tuple(Buffer(key.name, dtype_name(key.meta["val"].dtype), _touched(key.meta["val"])) for key in keys)
         outputs = tuple(Buffer(n.name, dtype_name(n.meta["val"].dtype), n.meta["val"].numel()) for n in nodes)
         row_extents, col_extents = [a.extent for a in rows], [a.extent for a in cols]
         shape = _Shape(row_extents, col_extents, steps, stores)
         shape.collapse()
         nest = Nest(
-            self.name, tuple(shape.rows), tuple(shape.cols), inputs, outputs, tuple(shape.steps), tuple(shape.stores)
+            self.name,
+            tuple(shape.rows),
+            tuple(shape.cols),
+            inputs,
+            outputs,
+            tuple(shape.steps),
+            tuple(shape.stores),
         )
         return Lowered(nest, tuple(keys), tuple(nodes))
 

@@ -17,9 +17,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-SUPPORTED = frozenset(
-    "float16 bfloat16 float32 float64 int8 uint8 int16 int32 int64 bool".split()
-)
+SUPPORTED = frozenset(["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"])
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def _common_dtype(node: fx.Node, row: Row, dtype: str) -> str:
     """The dtype PyTorch promotes the first two operands to."""
     if row.promotion != "common":
         return dtype
-    operands = [a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args[:2]]
+    operands: list[Any] = [a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args[:2]]
     return dtype_name(torch.result_type(*operands))
 
 

@@ -203,9 +203,7 @@ class Value:
         wanted = range(rank) if dims is None else ([dims] if isinstance(dims, int) else dims)
         chosen = {d % rank for d in wanted} if rank else set()
         axes = tuple(axis for d in sorted(chosen) for axis in self.dims[d])
-        kept = tuple(
-            () if d in chosen else g for d, g in enumerate(self.dims) if keepdim or d not in chosen
-        )
+        kept = tuple(() if d in chosen else g for d, g in enumerate(self.dims) if keepdim or d not in chosen)
         if not axes:
             return Value(self.trace, self.id, self.dtype, kept)
         return self.trace.emit("reduce", (self,), self.dtype, kept, (kind, axes))
@@ -237,9 +235,7 @@ class Value:
     def expand(self, shape: Sequence[int]) -> Value:
         missing = len(shape) - len(self.dims)
         old = ((),) * missing + self.dims
-        return self._as(
-            tuple(group(want) if size(g) == 1 else g for want, g in zip(shape, old, strict=True))
-        )
+        return self._as(tuple(group(want) if size(g) == 1 else g for want, g in zip(shape, old, strict=True)))
 
     def unsqueeze(self, dim: int) -> Value:
         at = dim % (len(self.dims) + 1)

@@ -8,7 +8,6 @@ from tilewright.operators.language import Unfusable, Value
 from tilewright.operators.table import Call, Row, body, declare
 
 
-
 @body("view.default", "_unsafe_view.default", "reshape.default", operator_class="layout", promotion="none")
 def view(c: Call, x: Value, shape: Sequence[int]) -> Value:
     return x.view(c.shape)
@@ -68,9 +67,19 @@ def slice_(c: Call, x: Value, *_: object, **__: object) -> Value:
 declare(
     *(
         Row(f"aten.{name}", "layout")
-        for name in (
-            "select.int split.Tensor split_with_sizes.default chunk.default unbind.int diagonal.default "
-            "as_strided.default narrow.default unfold.default view.dtype view_as_real.default real.default"
-        ).split()
+        for name in [
+            "select.int",
+            "split.Tensor",
+            "split_with_sizes.default",
+            "chunk.default",
+            "unbind.int",
+            "diagonal.default",
+            "as_strided.default",
+            "narrow.default",
+            "unfold.default",
+            "view.dtype",
+            "view_as_real.default",
+            "real.default",
+        ]
     )
 )

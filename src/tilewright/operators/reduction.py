@@ -91,16 +91,12 @@ def argmin(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> 
     return _first_at(x, x.min(dim), dim, keepdim)
 
 
-@body(
-    "any.default", "any.dim", "any.dims", operator_class="reduction", promotion="none", discontinuous=True
-)
+@body("any.default", "any.dim", "any.dims", operator_class="reduction", promotion="none", discontinuous=True)
 def any_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     return x.ne(0).reduce("any", dims, keepdim)
 
 
-@body(
-    "all.default", "all.dim", "all.dims", operator_class="reduction", promotion="none", discontinuous=True
-)
+@body("all.default", "all.dim", "all.dims", operator_class="reduction", promotion="none", discontinuous=True)
 def all_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     return x.ne(0).reduce("all", dims, keepdim)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tilewright.operators.language import Trace, Value
+from tilewright.operators.language import Trace
 from tilewright.records.program import OperatorClass
 
 Promotion = Literal["result", "common", "none"]

@@ -15,17 +15,16 @@ import operator
 import torch
 from torch import fx
 
-from tilewright.records.program import Decision
-
 
 def keep_mask(like: torch.Tensor, p: float) -> torch.Tensor:
     """The boolean mask that eager dropout with probability `p` would draw now for a tensor like `like`."""
     if like.device.type == "cpu":
         return torch.empty_like(like, dtype=torch.bool).bernoulli_(1 - p)
-    return torch.ops.aten.native_dropout(torch.empty_like(like), p, True)[1]
+    mask: torch.Tensor = torch.ops.aten.native_dropout(torch.empty_like(like), p, True)[1]
+    return mask
 
 
-def split_dropout(graph: fx.Graph, graph_name: str) -> list[Decision]:
+def split_dropout(graph: fx.Graph) -> None:
     """Rewrite every `native_dropout` of `graph` in place."""
     for node in list(graph.nodes):
         if node.target is not torch.ops.aten.native_dropout.default:
@@ -45,4 +44,3 @@ def split_dropout(graph: fx.Graph, graph_name: str) -> list[Decision]:
             user.replace_all_uses_with(kept if user.args[1] == 0 else mask)
             graph.erase_node(user)
         graph.erase_node(node)
-    return []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from torch import fx
 
@@ -61,6 +62,19 @@ class Fusion:
 def fuse(graph: fx.Graph, graph_name: GraphName) -> Fusion:
     """Partition the operators of `graph` into regions; the rest stay library calls."""
     return _Fuser(graph, graph_name).run()
+
+
+def apart(region: Region) -> list[Region] | None:
+    """One region an operator; None where an operator cannot stand alone."""
+    order = {node: i for i, node in enumerate(region.members[0].graph.nodes)}
+    parts: list[Region] = []
+    for number, node in enumerate(region.members):
+        try:
+            lowered = lower(with_results([node], order), escaping([node]), f"{region.name}_part{number}")
+        except Unfusable:
+            return None
+        parts.append(Region([node], lowered))
+    return parts
 
 
 class _Fuser:
@@ -133,7 +147,7 @@ class _Fuser:
             if node.op not in ("placeholder", "call_function") or is_view(node):
                 continue
             rows = list(dict.fromkeys(r for r in readers(node) if r in self.region))
-            for first, second in zip(rows, rows[1:], strict=False):
+            for first, second in pairwise(rows):
                 same_size = nbytes(first) == nbytes(second) or nbytes(node) >= max(nbytes(first), nbytes(second))
                 if self.region[first] is not self.region[second] and same_size:
                     self._try(first, second)
@@ -146,6 +160,7 @@ class _Fuser:
 
     def _decision(self, producer: fx.Node, consumer: fx.Node) -> Decision:
         saved = 0
+        verdict: Verdict
         if producer in self.region and self.region[producer] is self.region.get(consumer):
             escapes = set(escaping(self.region[producer].members))
             size = nbytes(producer)
@@ -159,7 +174,13 @@ class _Fuser:
                 (producer, consumer), ("impossible", "an earlier merge put one loop nest between them")
             )
         return Decision(
-            self.graph_name, producer.name, consumer.name, verdict, reason, saved, source=source_line(consumer)
+            self.graph_name,
+            producer.name,
+            consumer.name,
+            verdict,
+            reason,
+            saved,
+            source=source_line(consumer),
         )
 
 

@@ -56,6 +56,4 @@ def _recomputable(node: fx.Node) -> bool:
         return False
     if row.operator_class == "pointwise":
         return True
-    return str(call.target) in CHEAP_NORMS and node.args[1] == 0
-
-
+    return str(call.target) in CHEAP_NORMS and node.args[1:] == (0,)

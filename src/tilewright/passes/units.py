@@ -128,5 +128,3 @@ class Reachability:
                 bits |= self.bit[view]
                 todo.extend(u for u in view.users if is_view(u))
         return bits
-
-

@@ -94,10 +94,5 @@ class Case:
 
     def named_sizes(self) -> dict[str, int]:
         """Every named dimension with its size, those of the inputs first."""
-        sizes = {
-            name: size
-            for spec in self.inputs
-            for name, size in zip(spec.names, spec.shape, strict=True)
-            if name
-        }
+        sizes = {name: size for spec in self.inputs for name, size in zip(spec.names, spec.shape, strict=True) if name}
         return sizes | dict(self.dims)

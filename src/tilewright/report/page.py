@@ -16,6 +16,8 @@ from tilewright.report.quantity import duration, nbytes, ratio
 from tilewright.report.queries import Answer, ask_all
 
 _SCRIPTS = ("dom.js", "table.js", "roofline.js", "charts.js", "graph.js", "page.js")
+# A speed that is no worse than its peer's by more than the noise of a measurement.
+_NEVER_BELOW = 0.98
 
 
 class Headline(NamedTuple):
@@ -23,6 +25,7 @@ class Headline(NamedTuple):
 
     figure: str
     meaning: str
+    detail: str = ""
     good: bool = True
 
 
@@ -113,8 +116,8 @@ def _speed(rows: list[dict[str, object]]) -> list[Headline]:
             if isinstance(times, float) and isinstance(median, float):
                 name = "Inductor" if peer == "inductor" else peer
                 change = f"{duration(times * median)} → {duration(median)}"
-                meaning = f"the speed of {name}, {row['direction']}: {change}"
-                found.append(Headline(ratio(times), meaning, times >= 0.98))
+                meaning = f"speed of {name}, {row['direction']}"
+                found.append(Headline(ratio(times), meaning, change, times >= _NEVER_BELOW))
     return found
 
 
@@ -125,11 +128,11 @@ def _traffic(rows: list[dict[str, object]]) -> list[Headline]:
     )
     if not before["launches"] or not after["launches"]:
         return []
-    moved = f"bytes moved: {nbytes(before['bytes'])} → {nbytes(after['bytes'])}"
-    floors = f"floor: {duration(before['floor_us'])} → {duration(after['floor_us'])}"
+    moved = f"{nbytes(before['bytes'])} → {nbytes(after['bytes'])}"
+    floors = f"{duration(before['floor_us'])} → {duration(after['floor_us'])}"
     return [
-        Headline(_change(before["bytes"], after["bytes"]), moved),
-        Headline(_change(before["floor_us"], after["floor_us"]), floors),
+        Headline(_change(before["bytes"], after["bytes"]), "bytes moved", moved),
+        Headline(_change(before["floor_us"], after["floor_us"]), "floor", floors),
         Headline(f"{before['launches']:.0f} → {after['launches']:.0f}", "kernel launches"),
     ]
 
@@ -138,17 +141,16 @@ def _memory(peaks: dict[str, object]) -> list[Headline]:
     before, after = peaks["before"], peaks["after"]
     if not isinstance(before, int) or not isinstance(after, int) or not before:
         return []
-    return [Headline(_change(before, after), f"peak memory: {nbytes(before)} → {nbytes(after)}")]
+    return [Headline(_change(before, after), "peak memory", f"{nbytes(before)} → {nbytes(after)}")]
 
 
 def _numbers(verified: Answer) -> list[Headline]:
     rows = verified.records()
     if not rows:
-        return [Headline("not verified", "this run compared no numbers", False)]
+        return [Headline("not verified", "this run compared no numbers", good=False)]
     held = verified.total - sum(not row["ok"] for row in rows)
-    return [
-        Headline(f"{held} of {verified.total}", "tensors within the numbers contract", held == verified.total)
-    ]
+    meaning = "tensors within the numbers contract"
+    return [Headline(f"{held} of {verified.total}", meaning, good=held == verified.total)]
 
 
 def _total(rows: list[dict[str, object]], stage: str, name: str) -> float:

@@ -38,7 +38,10 @@ FROM region""",
 SELECT graph, producer, consumer, verdict, reason, bytes_saved, predicted_us, measured_us,
        passed_by, source
 FROM decision""",
-    "memory": "SELECT graph, stage, index, name, live_bytes FROM memory ORDER BY graph DESC, stage DESC, index",
+    "memory": """\
+SELECT graph, stage, index, name, live_bytes
+FROM memory
+ORDER BY graph DESC, stage DESC, index""",
     "peaks": """\
 SELECT max(live_bytes) FILTER (WHERE stage = 'before') AS before,
        max(live_bytes) FILTER (WHERE stage = 'after') AS after

@@ -52,7 +52,9 @@ class _Assembler:
         inputs = [(self._slot(n), _input_spec(n)) for n in self.graph.nodes if n.op == "placeholder"]
         steps = [self._step(position, unit) for position, unit in enumerate(self.units)]
         for position, step in enumerate(steps):
-            step.frees = tuple(self.slots[n] for n, last in self.last_use.items() if last == position and n in self.slots)
+            step.frees = tuple(
+                self.slots[n] for n, last in self.last_use.items() if last == position and n in self.slots
+            )
         results = [self._argument(a) for a in self.output.args[0]]  # type: ignore[union-attr]
         return Executable(steps, len(self.slots), inputs, results)
 
@@ -77,10 +79,12 @@ class _Assembler:
         args = tuple(self._argument(a) for a in unit.args)
         kwargs = {k: self._argument(v) for k, v in unit.kwargs.items()}
         target: Any = unit.target
-        meta = unit.meta.get("val")
+        meta: Any = unit.meta.get("val")
         on_cpu = isinstance(meta, torch.Tensor) and meta.device.type == "cpu" and meta.numel() > 0
         if on_cpu and target in OUT_VARIANTS and not kwargs and meta.is_contiguous():
-            return CallStep(unit.name, OUT_VARIANTS[target], args, {}, self._slot(unit), out=TensorSpec.of(meta))
+            return CallStep(
+                unit.name, OUT_VARIANTS[target], args, {}, self._slot(unit), out=TensorSpec.of(meta)
+            )
         # A view of a tensor that lies as the graph says lies as the graph says.
         spec = TensorSpec.of(meta) if on_cpu and not is_view(unit) else None
         return CallStep(unit.name, target, args, kwargs, self._slot(unit), spec=spec)
@@ -113,7 +117,9 @@ class _Assembler:
         result = region.lowered.outputs[number].meta["val"]
         for index, node in enumerate(region.lowered.inputs):
             meta = node.meta["val"]
-            same = meta.dtype == result.dtype and meta.stride() == result.stride() and meta.shape == result.shape
+            same = (
+                meta.dtype == result.dtype and meta.stride() == result.stride() and meta.shape == result.shape
+            )
             if not same or node in taken or self.last_use[node] != position or not meta.is_contiguous():
                 continue
             if self._owned(node) and writes_after_reads(nest, index, number):

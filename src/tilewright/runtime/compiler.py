@@ -67,7 +67,12 @@ def _compile(compiler: str, source: str, out: Path) -> None:
     command = [compiler, *FLAGS, "-x", "c++", "-", "-o", str(out)]
     # A session of its own, so that the compiler's own children are stopped with it.
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     try:
         output, _ = process.communicate(source, timeout=limit)

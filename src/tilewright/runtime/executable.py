@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
+from tilewright.graph.capture import Boxed, binding, reads_offsets
 from tilewright.runtime.pool import pool
 
 _forked = False
@@ -52,10 +54,15 @@ class TensorSpec:
 
     def conform(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` itself, or a copy where PyTorch laid it out differently than the graph says."""
-        if tensor.stride() == self.strides or tensor.numel() == 0:
+        if tensor.stride() == self.strides or tensor.numel() == 0 or self._lies_alike(tensor):
             return tensor
         fresh = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=tensor.device)
         return fresh.copy_(tensor)
+
+    def _lies_alike(self, tensor: torch.Tensor) -> bool:
+        """Whether strides differ only where there is one element."""
+        triples = zip(self.shape, self.strides, tensor.stride(), strict=True)
+        return all(mine == theirs or size == 1 for size, mine, theirs in triples)
 
 
 Slots = list[Any]
@@ -105,6 +112,19 @@ class CallStep:
         slots[self.output] = self.spec.conform(result) if self.spec is not None else result
 
 
+@dataclass
+class ConstantStep:
+    """A tensor that the program itself holds."""
+
+    name: str
+    value: Any
+    output: int
+    frees: tuple[int, ...] = ()
+
+    def run(self, slots: Slots) -> None:
+        slots[self.output] = self.value
+
+
 @dataclass(frozen=True)
 class Slot:
     """A place in the list of values, as an argument."""
@@ -116,8 +136,10 @@ def fill(argument: Any, slots: Slots) -> Any:
     kind = type(argument)
     if kind is Slot:
         return slots[argument.index]
-    if kind is tuple or kind is list:
+    if kind is tuple:
         return [fill(a, slots) for a in argument]
+    if kind is dict:
+        return {k: fill(a, slots) for k, a in argument.items()}
     return argument
 
 
@@ -128,7 +150,7 @@ class Executable:
 
     def __init__(
         self,
-        steps: Sequence[KernelStep | CallStep],
+        steps: Sequence[KernelStep | CallStep | ConstantStep],
         slots: int,
         inputs: Sequence[tuple[int, TensorSpec | None]],
         outputs: Sequence[Any],
@@ -154,4 +176,33 @@ class Executable:
         return [s for s in self.steps if isinstance(s, KernelStep)]
 
 
-__all__ = ["CallStep", "Executable", "KernelStep", "Slot", "TensorSpec", "fill", "threads"]
+MOST_SIZES = 16
+"""A graph is compiled for so many different sizes; further ones run as PyTorch runs them."""
+
+
+class ExecutableBySize:
+    """A graph with symbolic sizes: compiled for each set of sizes when a call first brings them.
+
+    `compile` gives the executable for the sizes of the arguments it is shown; `otherwise` runs any.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, module: fx.GraphModule, compile: Callable[[list[Any]], Boxed], otherwise: Boxed) -> None:
+        self.compile = compile
+        self.otherwise = otherwise
+        self.offsets = reads_offsets(module)
+        self.known: dict[Hashable, Boxed] = {}
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        sizes = binding(args, offsets=self.offsets)
+        run = self.known.get(sizes)
+        if run is None:
+            # Two threads may compile the same sizes; the library they load is one.
+            run = self.compile(args) if len(self.known) < MOST_SIZES else self.otherwise
+            if run is not self.otherwise:
+                self.known[sizes] = run
+        return run(args)
+
+
+__all__ = ["CallStep", "ConstantStep", "Executable", "ExecutableBySize", "KernelStep", "Slot", "TensorSpec", "fill", "threads"]

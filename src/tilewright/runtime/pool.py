@@ -13,10 +13,12 @@ import ctypes
 import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from tilewright.measure.memory import register_pool
 
 SMALL = 64 * 1024
 """Below this PyTorch's own allocator does as well."""
@@ -30,19 +32,14 @@ class Pool:
         self._lock = threading.RLock()  # reentrant: a block may die while this thread is inside
         self._idle: dict[int, deque[tuple[int, mmap.mmap]]] = {}
         self._types: dict[int, type[ctypes.Array[ctypes.c_char]]] = {}
-        self._observers: list[Callable[[int], None]] = []
+        self._meter = register_pool(lambda: self.live_bytes)
         self.live_bytes = 0
         self.peak_bytes = 0
         self.idle_bytes = 0
 
-    def observe(self, observer: Callable[[int], None]) -> None:
-        """Call `observer(change in live bytes)` at each allocation and release."""
-        self._observers.append(observer)
-
-    def ignore(self, observer: Callable[[int], None]) -> None:
-        self._observers.remove(observer)
-
-    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, extent: int) -> torch.Tensor:
+    def empty(
+        self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, extent: int
+    ) -> torch.Tensor:
         """An uninitialised CPU tensor; `extent` is the elements its storage must span."""
         nbytes = extent * dtype.itemsize
         if nbytes < SMALL:
@@ -72,7 +69,7 @@ class Pool:
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
             block = self._type(size).from_address(address)
             block.home = (address, mapping)  # type: ignore[attr-defined]
-        self._tell(size)
+        self._meter.changed()
         return block
 
     def _type(self, size: int) -> type[ctypes.Array[ctypes.c_char]]:
@@ -94,11 +91,7 @@ class Pool:
                 self.idle_bytes += size
             else:
                 mapping.close()
-        self._tell(-size)
-
-    def _tell(self, change: int) -> None:
-        for observer in self._observers:
-            observer(change)
+        self._meter.changed()
 
 
 def size_class(nbytes: int) -> int:

@@ -48,9 +48,7 @@ class Run:
     renamed to `path` in one step. `SavedRun` reads a finished one.
     """
 
-    def __init__(
-        self, path: Path, folder: tempfile.TemporaryDirectory[str], connection: DuckDBPyConnection
-    ) -> None:
+    def __init__(self, path: Path, folder: tempfile.TemporaryDirectory[str], connection: DuckDBPyConnection) -> None:
         self.path = path
         self._folder = folder
         self._connection = connection

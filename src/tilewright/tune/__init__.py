@@ -1,1 +1,1 @@
-"""tune."""
+"""Settles alternatives by prediction and, where that is close, by measurement."""

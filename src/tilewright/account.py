@@ -1,0 +1,360 @@
+"""The account of a program: one case captured as eager runs it and as tilewright would, with every cost.
+
+Nothing is computed: the captured graphs are read, and the capture is answered with empty tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.cost.memory import MemoryStep, live_bytes
+from tilewright.cost.nests import nest_cost
+from tilewright.cost.operators import operator_cost
+from tilewright.cost.symbols import pretty
+from tilewright.emit.cpp import emit_cpp
+from tilewright.graph import calls
+from tilewright.graph.capture import Boxed, through_aot
+from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
+from tilewright.graph.source import source_line
+from tilewright.graph.tree import Group, annotated_tree
+from tilewright.hardware.floor import floor_us
+from tilewright.hardware.profiles import DeviceProfile
+from tilewright.measure.inputs import make_inputs
+from tilewright.operators.table import row_of
+from tilewright.passes.fusion import Fusion, Region, fuse
+from tilewright.passes.pipeline import optimise_joint, optimise_module
+from tilewright.passes.recompute import values_to_save
+from tilewright.passes.schedule import Unit, schedule
+from tilewright.records import program as records
+from tilewright.records.case import Case
+from tilewright.records.errors import CaptureError, InputError
+from tilewright.records.program import Cost, Decision, GraphName, OperatorClass, Program
+from tilewright.tune.settle import settle
+
+INPUT_NAME = re.compile(r"l_inputs_(\d+)_?$")
+
+
+@dataclass
+class Captured:
+    """The graphs of one case, and which placeholder of the forward graph is which input."""
+
+    graphs: dict[GraphName, fx.Graph] = field(default_factory=dict)
+    inputs: dict[int, int] = field(default_factory=dict)
+    """Placeholder position → position in the case's inputs."""
+    decisions: list[Decision] = field(default_factory=list)
+
+
+def capture(case: Case, *, optimised: bool) -> Captured:
+    """The forward graph (and, in training, the backward graph) of `case`.
+
+    `optimised` applies every rewrite up to the cut into forward and backward; else the graphs are
+    those that eager runs. Raises CaptureError at a graph break, InputError where the model refuses
+    its inputs.
+    """
+    captured = Captured()
+    function = case.build()
+    inputs = make_inputs(case, seed=0, device="cpu", requires_grad=case.training)
+
+    def program(*inputs: torch.Tensor) -> Any:
+        return function(*inputs)
+
+    def observe(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        if captured.graphs:
+            raise CaptureError("the program breaks into several graphs")
+        return through_aot(_Observer(captured, optimised), module, list(examples))
+
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(case.training):
+        try:
+            torch.compile(program, backend=observe, fullgraph=True, dynamic=False)(*inputs)
+        except torch._dynamo.exc.Unsupported as error:
+            raise CaptureError(f"{case.name} breaks into several graphs: {_first_line(error)}") from error
+        except torch._dynamo.exc.TorchRuntimeError as error:
+            raise InputError(f"{case.name} does not accept its inputs: {_first_line(error)}") from error
+        finally:
+            torch._dynamo.reset()
+    return captured
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+@dataclass
+class _Observer:
+    """Keeps the graphs and answers a call with empty tensors."""
+
+    captured: Captured
+    optimised: bool
+
+    def before_autograd(self, module: fx.GraphModule) -> None:
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        for position, node in enumerate(placeholders):
+            if match := INPUT_NAME.search(node.name):
+                self.captured.inputs[position] = int(match[1])
+        if self.optimised:
+            self.captured.decisions += optimise_module(module)
+
+    def joint(self, graph: fx.Graph) -> None:
+        if self.optimised:
+            self.captured.decisions += optimise_joint(graph)
+
+    def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
+        return values_to_save(graph, needed, forward) if self.optimised else list(needed)
+
+    def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
+        self.captured.graphs = {"forward": forward.graph, "backward": backward.graph}
+        return _empty_results(forward.graph), _empty_results(backward.graph)
+
+    def compile_inference(self, module: fx.GraphModule) -> Boxed:
+        self.captured.graphs = {"forward": module.graph}
+        return _empty_results(module.graph)
+
+
+def _empty_results(graph: fx.Graph) -> Boxed:
+    """A stand-in for the compiled graph: results of the right shape, computed from nothing."""
+
+    def run(args: list[Any]) -> list[Any]:
+        values = dict(zip((n for n in graph.nodes if n.op == "placeholder"), args, strict=True))
+
+        def result(node: Any) -> Any:
+            if not isinstance(node, fx.Node) or node in values:
+                return values.get(node, node)
+            meta = node.meta["val"]
+            return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device)
+
+        return [result(n) for n in graph.output_node().args[0]]  # type: ignore[union-attr]
+
+    return run
+
+
+# From graphs to records.
+
+
+@dataclass
+class Account:
+    """A case's program, and the graphs it was read from."""
+
+    program: Program
+    eager: Captured
+    planned: Captured
+
+
+def account(case: Case, profile: DeviceProfile, *, measure: bool = False) -> Account:
+    """Operators as eager runs them, the planned regions, the decisions and the memory of `case`.
+
+    `measure` races each region against its operators one by one on this machine.
+    """
+    eager, planned = capture(case, optimised=False), capture(case, optimised=True)
+    program = Program(decisions=list(planned.decisions))
+    shapes = _shapes(case, eager)
+    for name, graph in eager.graphs.items():
+        program.operators += operators_before(name, graph, shapes[name], profile)
+        program.memory += _memory(name, "before", graph, _eager_steps(graph))
+    shapes = _shapes(case, planned)
+    for name, graph in planned.graphs.items():
+        fusion = settle(fuse(graph, name), measure=measure)
+        units = schedule(graph, fusion.regions)
+        program.decisions += with_predictions(fusion, name, shapes[name], profile)
+        launches, regions = operators_after(name, units, shapes[name], profile)
+        program.operators += launches
+        program.regions += regions
+        program.memory += _memory(name, "after", graph, _planned_steps(units))
+    return Account(program, eager, planned)
+
+
+def _shapes(case: Case, captured: Captured) -> dict[GraphName, SymbolicShapes]:
+    graph = captured.graphs["forward"]
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    named = {
+        placeholders[position].name: tuple(case.inputs[index].names)
+        for position, index in captured.inputs.items()
+        if position < len(placeholders)
+    }
+    shapes = {"forward": symbolic_shapes(graph, named, case.named_sizes())}
+    if "backward" in captured.graphs:
+        shapes["backward"] = symbolic_shapes(
+            captured.graphs["backward"], {}, case.named_sizes(), forward=shapes["forward"]
+        )
+    return shapes  # type: ignore[return-value]
+
+
+def operator_class(node: fx.Node) -> OperatorClass:
+    row = row_of(node.target)
+    if row is not None:
+        return row.operator_class
+    return "random" if getattr(node.target, "__name__", "") == "keep_mask" else "unknown"
+
+
+def operators_before(
+    name: GraphName, graph: fx.Graph, shapes: SymbolicShapes, profile: DeviceProfile
+) -> list[records.Operator]:
+    """One record for each operator that eager launches or views it makes."""
+    nodes = [n for n in graph.nodes if n.op == "call_function" and not _is_result_of_several(n)]
+    return [_operator(name, "before", i, n, operator_cost(n, shapes), shapes, profile) for i, n in enumerate(nodes)]
+
+
+def _is_result_of_several(node: fx.Node) -> bool:
+    return calls.operator_name(node.target) == "getitem"
+
+
+def _operator(
+    graph: GraphName,
+    stage: records.Stage,
+    index: int,
+    node: fx.Node,
+    cost: Cost,
+    shapes: SymbolicShapes,
+    profile: DeviceProfile,
+) -> records.Operator:
+    value = next((v for v in calls.outputs(node) if v is not None), None)
+    kind = operator_class(node)
+    floor, bound = (None, None) if kind == "layout" else _floor(cost, _dtype(value), kind, profile)
+    symbolic = shapes.of_outputs(node)[0] if value is not None else None
+    return records.Operator(
+        graph=graph,
+        stage=stage,
+        index=index,
+        name=node.name,
+        target=str(node.target) if row_of(node.target) else calls.operator_name(node.target),
+        operator_class=kind,
+        shape=calls.shape_of(value) if value is not None else (),
+        dtype=_dtype(value),
+        cost=cost,
+        floor_us=floor,
+        bound=bound,
+        source=source_line(node),
+        shape_symbolic=None if symbolic is None else "[" + ", ".join(map(pretty, symbolic)) + "]",
+        inputs=tuple(dict.fromkeys(_behind_results(n).name for n in node.all_input_nodes)),
+    )
+
+
+def _behind_results(node: fx.Node) -> fx.Node:
+    return node.all_input_nodes[0] if _is_result_of_several(node) else node
+
+
+def _dtype(value: torch.Tensor | None) -> str:
+    return "" if value is None else str(value.dtype).removeprefix("torch.")
+
+
+def _floor(cost: Cost, dtype: str, kind: str, profile: DeviceProfile) -> tuple[float | None, str | None]:
+    if cost.provenance == "unknown":
+        return None, None
+    return floor_us(
+        cost.bytes,
+        cost.flops,
+        cost.transcendentals,
+        dtype,
+        cost.bytes,
+        profile,
+        kind,
+        bytes_written=cost.bytes_written,
+    )
+
+
+def operators_after(
+    name: GraphName, units: Sequence[Unit], shapes: SymbolicShapes, profile: DeviceProfile
+) -> tuple[list[records.Operator], list[records.Region]]:
+    """One record for each launch of the planned program, and one for each region among them."""
+    launches: list[records.Operator] = []
+    regions: list[records.Region] = []
+    maker = {value: unit.name for unit in units if isinstance(unit, Region) for value in unit.lowered.outputs}
+    for index, unit in enumerate(units):
+        if isinstance(unit, fx.Node):
+            if not _is_result_of_several(unit):
+                record = _operator(name, "after", index, unit, operator_cost(unit, shapes), shapes, profile)
+                reads = tuple(dict.fromkeys(maker.get(n, n.name) for n in map(_behind_results, unit.all_input_nodes)))
+                launches.append(replace(record, inputs=reads))
+            continue
+        region = _region(name, unit, shapes, profile)
+        regions.append(region)
+        last = unit.lowered.outputs[-1].meta["val"]
+        launches.append(
+            records.Operator(
+                graph=name,
+                stage="after",
+                index=index,
+                name=unit.name,
+                target="kernel",
+                operator_class=operator_class(max(unit.members, key=lambda n: operator_class(n) == "reduction")),
+                shape=calls.shape_of(last),
+                dtype=_dtype(last),
+                cost=region.cost,
+                floor_us=region.floor_us,
+                bound=region.bound,
+                region=unit.name,
+                source=source_line(unit.members[-1]),
+                inputs=tuple(dict.fromkeys(maker.get(n, _behind_results(n).name) for n in unit.lowered.inputs)),
+            )
+        )
+    return launches, regions
+
+
+def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: DeviceProfile) -> records.Region:
+    cost = nest_cost(region.lowered, [operator_cost(n, shapes) for n in region.members], shapes)
+    dtype = _dtype(region.lowered.outputs[-1].meta["val"])
+    floor, bound = _floor(cost, dtype, "pointwise", profile)
+    return records.Region(
+        graph=name,
+        name=region.name,
+        members=tuple(n.name for n in region.members),
+        cost=cost,
+        language="c++",
+        source_code=emit_cpp(region.lowered.nest),
+        floor_us=floor,
+        bound=bound,
+        predicted_us=floor,
+    )
+
+
+def with_predictions(
+    fusion: Fusion, name: GraphName, shapes: SymbolicShapes, profile: DeviceProfile
+) -> Iterator[Decision]:
+    """The decisions with the time that each saving is predicted to be worth."""
+    for decision in fusion.decisions:
+        saved = decision.bytes_saved
+        worth = floor_us(saved, 0, 0, "float32", saved, profile, "pointwise")[0] if saved else None
+        yield replace(decision, predicted_us=worth)
+
+
+def tree_of(case: Case) -> Group:
+    """The forward graph of `case` as eager runs it, as an annotated tree."""
+    # Captured for inference, where views that only backward needs do not stand behind the result.
+    case = replace(case, training=False)
+    captured = capture(case, optimised=False)
+    return annotated_tree(captured.graphs["forward"], _shapes(case, captured)["forward"], case.name)
+
+
+# Memory
+
+
+def _eager_steps(graph: fx.Graph) -> list[MemoryStep]:
+    return [MemoryStep(n.name, tuple(n.all_input_nodes), (n,)) for n in graph.nodes if n.op == "call_function"]
+
+
+def _planned_steps(units: Sequence[Unit]) -> list[MemoryStep]:
+    return [
+        MemoryStep(unit.name, unit.lowered.inputs, unit.lowered.outputs)
+        if isinstance(unit, Region)
+        else MemoryStep(unit.name, tuple(unit.all_input_nodes), (unit,))
+        for unit in units
+    ]
+
+
+def _memory(
+    name: GraphName, stage: records.Stage, graph: fx.Graph, steps: Sequence[MemoryStep]
+) -> list[records.MemoryPoint]:
+    """Live bytes beyond what the caller holds anyway: saved tensors count, parameters and inputs do not."""
+    held = ("primals", "arg", "tangents")
+    inputs = [n for n in graph.nodes if n.op == "placeholder" and not n.name.startswith(held)]
+    points = live_bytes(steps, inputs, graph.output_node().all_input_nodes)
+    return [
+        records.MemoryPoint(name, stage, index, step.name, live)
+        for index, (step, live) in enumerate(zip(steps, points, strict=True))
+    ]

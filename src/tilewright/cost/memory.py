@@ -1,0 +1,58 @@
+"""Live memory of a program, step by step: a tensor lives from the step that makes it to its last use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilewright.graph import calls
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+
+@dataclass(frozen=True)
+class MemoryStep:
+    """One launch: its name, what it reads, what it makes, and what it overwrites in place."""
+
+    name: str
+    reads: tuple[Node, ...]
+    makes: tuple[Node, ...]
+    replaces: tuple[Node, ...] = ()
+
+
+def live_bytes(steps: Sequence[MemoryStep], inputs: Sequence[Node], results: Sequence[Node]) -> list[int]:
+    """Bytes alive while each step runs, the step's own results included.
+
+    `inputs` that die inside (saved tensors of a backward graph) are alive from the start; `results`
+    live to the end. Views live in the storage they show.
+    """
+    last: dict[Node, int] = {}
+    for position, step in enumerate(steps):
+        for node in step.reads:
+            last[storage(node)] = position
+    for node in results:
+        last[storage(node)] = len(steps)
+    alive = {storage(node): nbytes(node) for node in inputs}
+    points: list[int] = []
+    for position, step in enumerate(steps):
+        for node in step.replaces:
+            alive.pop(storage(node), None)
+        for node in step.makes:
+            if storage(node) is node:
+                alive[node] = nbytes(node)
+        points.append(sum(alive.values()))
+        alive = {node: size for node, size in alive.items() if last.get(node, -1) > position}
+    return points
+
+
+def storage(node: Node) -> Node:
+    """The node whose result `node` is a view of."""
+    while calls.is_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def nbytes(node: Node) -> int:
+    return sum(t.numel() * t.element_size() for t in calls.outputs(node) if t is not None)

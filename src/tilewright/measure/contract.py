@@ -1,0 +1,115 @@
+"""The numbers contract: how far a tensor may be from float64, given how far eager is.
+
+With `truth` computed in float64 from the same (rounded) inputs, a floating-point result must have
+
+    ‖result - truth‖ / ‖truth‖  ≤  2 · ‖eager - truth‖ / ‖truth‖ + 4 · ulp(1)
+    max |result - truth|        ≤  2 · max |eager - truth|       + 4 · ulp(max |truth|)
+
+with ulp that of the result's dtype, and NaN and both infinities exactly where eager has them.
+Integers and bools must be eager's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from tilewright.records.measurement import Verified
+
+if TYPE_CHECKING:
+    import torch
+
+TIMES_EAGER = 2.0
+ULPS = 4.0
+
+
+def ulp(value: float, dtype: torch.dtype) -> float:
+    """The spacing of `dtype` at |value|: between powers of two it is constant, below normal it is the least.
+
+    >>> import torch
+    >>> ulp(1.5, torch.float32) == 2**-23, ulp(5.0, torch.bfloat16) == 2**-5, ulp(0.0, torch.half) == 2**-24
+    (True, True, True)
+    """
+    import torch
+
+    info = torch.finfo(dtype)
+    normal = min(max(abs(value), info.tiny), info.max)
+    return float(info.eps * 2.0 ** (math.frexp(normal)[1] - 1))
+
+
+def compare(
+    result: torch.Tensor,
+    eager: torch.Tensor,
+    truth: torch.Tensor,
+    *,
+    direction: Literal["fwd", "bwd"] = "fwd",
+    tensor: str = "output",
+) -> Verified:
+    """The figures of one tensor and whether they keep the contract.
+
+    `result` and `eager` have one shape and dtype; `truth` has that shape, in float64 where the dtype is
+    floating (complex tensors are compared as pairs of reals). Another shape or dtype than eager's is an
+    infinite error. Positions where eager or the truth is not finite count only for where NaN and Inf are.
+    """
+    import torch
+
+    if result.shape != eager.shape or result.dtype != eager.dtype:
+        inf = math.inf
+        return Verified(direction, tensor, _name(result), inf, 0.0, inf, 0.0, 0.0, 0.0, ok=False)
+    if result.is_complex():
+        result, eager, truth = (torch.view_as_real(t.resolve_conj()) for t in (result, eager, truth))
+    if not result.is_floating_point():
+        return _exact(result, eager, direction, tensor)
+    wide, eager_wide, truth = result.detach().double(), eager.detach().double(), truth.detach().double()
+    counted = eager_wide.isfinite() & truth.isfinite()
+    true = truth.where(counted, 0.0)
+    size, largest = _norm(true), _largest(true)
+    off, eager_off = ((t - truth).where(counted, 0.0) for t in (wide, eager_wide))
+    error, eager_error = _relative(off, size), _relative(eager_off, size)
+    most, eager_most = _largest(off), _largest(eager_off)
+    bound = TIMES_EAGER * eager_error + ULPS * torch.finfo(result.dtype).eps
+    most_bound = TIMES_EAGER * eager_most + ULPS * ulp(largest, result.dtype)
+    # NaN fails both comparisons: a NaN of ours where eager is finite is an error.
+    ok = error <= bound and most <= most_bound and _same_specials(result, eager)
+    return Verified(
+        direction, tensor, _name(result), error, eager_error, most, eager_most, bound, most_bound, ok
+    )
+
+
+def _exact(
+    result: torch.Tensor, eager: torch.Tensor, direction: Literal["fwd", "bwd"], tensor: str
+) -> Verified:
+    wrong = result.ne(eager)
+    share = wrong.double().mean().item() if wrong.numel() else 0.0
+    most = _largest(result.double() - eager.double())
+    return Verified(direction, tensor, _name(result), share, 0.0, most, 0.0, 0.0, 0.0, ok=share == 0.0)
+
+
+def _same_specials(result: torch.Tensor, eager: torch.Tensor) -> bool:
+    import torch
+
+    kinds = (torch.isnan, torch.isposinf, torch.isneginf)
+    return all(torch.equal(kind(result), kind(eager)) for kind in kinds)
+
+
+def _norm(x: torch.Tensor) -> float:
+    """The Euclidean norm, scaled so that squares neither overflow nor vanish."""
+    largest = _largest(x)
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    return largest * math.sqrt((x / largest).square().sum().item())
+
+
+def _relative(off: torch.Tensor, size: float) -> float:
+    error = _norm(off)
+    if size == 0.0:
+        return 0.0 if error == 0.0 else math.inf
+    return error / size
+
+
+def _largest(x: torch.Tensor) -> float:
+    return x.abs().max().item() if x.numel() else 0.0
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

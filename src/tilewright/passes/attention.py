@@ -1,0 +1,182 @@
+"""Attention that a user wrote out becomes fused attention, before autograd sees it.
+
+    s = q @ k.transpose(-2, -1)                          [B, H, N, N]
+    s = s / sqrt(d) + mask                               [B, H, N, N]   →   out = attention(q, k, v, mask)
+    w = softmax(s, -1)                                   [B, H, N, N]           [B, H, N, d]
+    out = w @ v                                          [B, H, N, d]
+
+Autograd then differentiates the fused form, and no tensor of N² elements is written or saved. The
+graph is Dynamo's, at the level of torch functions and methods; every spelling that
+`attention_spelling` knows is one pattern here. What is found but cannot be replaced is a decision
+too, with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch.fx import GraphModule, Node
+
+from tilewright.graph.source import source_line
+from tilewright.passes.attention_form import check_form, write_attention
+from tilewright.passes.attention_mask import CONSTANT, Constants, Masking, settle_masks
+from tilewright.passes.attention_match import Attention, match_attention, product_above, product_below
+from tilewright.passes.attention_spelling import MODES, PRODUCTS, Refusal, example, mutates, spelled
+from tilewright.records.program import Decision
+
+PURE = (
+    CONSTANT
+    | PRODUCTS
+    | {"empty", "softmax", "log_softmax", "logsumexp", "exp", "max", "amax", "sum", "size", "detach"}
+)
+"""Calls that may be erased once nobody reads them."""
+VIEWS = frozenset({"view", "unsqueeze", "squeeze", "getitem", "getattr", "expand", "detach", "dropout"})
+
+
+def recognise_attention(gm: GraphModule) -> list[Decision]:
+    """Replace every attention in `gm`, a torch-level graph from Dynamo, in place.
+
+    Each softmax between two matrix products gives one decision (`passed_by="attention"`): taken
+    with the bytes of the N² tensors that vanish, or refused with the reason.
+    """
+    roots = [node for node in gm.graph.nodes if _is_root(node)]
+    candidates = [(node, *around) for node in roots if (around := _products_around(node)) is not None]
+    if not candidates:
+        return []
+    constants = Constants(gm.graph)
+    decisions = [_decide(gm, *candidate, constants) for candidate in candidates]
+    gm.recompile()
+    return decisions
+
+
+def _is_root(node: Node) -> bool:
+    """Whether `node` ends a softmax: one call, or the exp or the division of one that is written out."""
+    name = spelled(node)
+    if name == "exp":
+        return not any(_divides(user, node) for user in node.users)
+    if name == "div" and node.args and isinstance(node.args[0], Node) and spelled(node.args[0]) == "exp":
+        return _divides(node, node.args[0])
+    return name == "softmax"
+
+
+def _divides(user: Node, exp: Node) -> bool:
+    """Whether `user` is `exp / (a sum of exp)`."""
+    if spelled(user) != "div" or user.args[0] is not exp or not isinstance(user.args[1], Node):
+        return False
+    node = user.args[1]
+    while spelled(node) != "sum" and node.args and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return spelled(node) == "sum" and node.args[0] is exp
+
+
+def _products_around(root: Node) -> tuple[Node, Node] | None:
+    above = product_above(root)
+    below = product_below(root) if above is not None else None
+    return None if above is None or below is None else (above, below)
+
+
+def _decide(gm: GraphModule, root: Node, above: Node, below: Node, constants: Constants) -> Decision:
+    producer, consumer, source = above.name, below.name, source_line(root)
+    try:
+        attention = match_attention(root, constants.scalar)
+        masking = settle_masks(attention, constants)
+        check_form(attention, masking)
+        _check_order(attention)
+        doomed = _needless(attention, masking)
+        saved = sum(_nbytes(node, attention.scores) for node in attention.inside)
+        _replace(gm, attention, masking, doomed)
+    except Refusal as refusal:
+        return Decision("forward", producer, consumer, "refused", str(refusal), source=source, passed_by="attention")
+    how = "causal" if masking.causal else "with its mask" if masking.added or masking.filled else "unmasked"
+    reason = f"fused attention, {how}: no N² tensor is written or saved"
+    return Decision("forward", producer, consumer, "taken", reason, saved, source=source, passed_by="attention")
+
+
+def _check_order(attention: Attention) -> None:
+    """Refuse where something is written, or a mode changes, while the attention is being computed."""
+    members = {*attention.inside, *attention.bypassed}
+    node = attention.result
+    members.discard(node)
+    while members:
+        node = node.prev
+        members.discard(node)
+        if node.op == "root":
+            raise Refusal("the attention is not in order")
+        if mutates(node) or spelled(node) in MODES:
+            raise Refusal(f"{node.name} writes in place or changes a mode between the products")
+
+
+def _needless(attention: Attention, masking: Masking) -> set[Node]:
+    """The nodes that nobody needs after the rewrite; refuse if something else reads an N² tensor."""
+    inside = {*attention.inside, attention.result}
+    kept = {attention.q.node, attention.k.node, attention.v.node, *(x for _, x in attention.factors)}
+    kept |= {term.mask for term in masking.added} | {fill.mask for fill in masking.filled}
+    doomed = set(inside)
+
+    def leads_inside(node: Node) -> bool:
+        if node in doomed:
+            return True
+        if node in kept or node.op not in ("call_function", "call_method") or spelled(node) not in PURE:
+            return False
+        if not all(leads_inside(user) for user in node.users):
+            return False
+        doomed.add(node)
+        return True
+
+    for node in attention.inside:
+        for user in node.users:
+            if not leads_inside(user):
+                reader = "the caller" if user.op == "output" else user.name
+                raise Refusal(f"{node.name} is also used by {reader}: its N² values must be written")
+    return doomed
+
+
+def _nbytes(node: Node, scores: Node) -> int:
+    """Bytes of `node`'s own N² values; 0 for a view, a row statistic, or a call that does nothing."""
+    value, whole = example(node), example(scores)
+    if value is None or whole is None or spelled(node) in VIEWS:
+        return 0
+    sizes = [_hint(size) for size in value.shape]
+    if len(sizes) < 2 or sizes[-2:] != [_hint(size) for size in whole.shape[-2:]]:
+        return 0
+    if spelled(node) == "cast" and any(_same_dtype(x, value) for x in node.all_input_nodes[:1]):
+        return 0
+    count = 1
+    for size in sizes:
+        count *= size
+    return count * value.element_size()
+
+
+def _same_dtype(node: Node, value: torch.Tensor) -> bool:
+    source = example(node)
+    return source is not None and source.dtype == value.dtype
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """A size; of a symbol, the size it had when it was traced."""
+    return size if isinstance(size, int) else int(size.node.hint or 0)
+
+
+def _replace(gm: GraphModule, attention: Attention, masking: Masking, doomed: set[Node]) -> None:
+    result, before = attention.result, set(gm.graph.nodes)
+    try:
+        new = write_attention(gm.graph, attention, masking)
+    except Refusal:
+        _erase(gm, (node for node in gm.graph.nodes if node not in before))
+        raise
+    # What led only to the old form: constants of masks, transposes of k.
+    pending, upstream = [*attention.inside, *attention.bypassed, result], set[Node]()
+    while pending:
+        node = pending.pop()
+        if node not in upstream:
+            upstream.add(node)
+            pending += [x for x in node.all_input_nodes if spelled(x) in PURE]
+    result.replace_all_uses_with(new)
+    _erase(gm, (node for node in gm.graph.nodes if node in upstream or node in doomed))
+
+
+def _erase(gm: GraphModule, nodes: Iterable[Node]) -> None:
+    for node in reversed(list(nodes)):
+        if not node.users:
+            gm.graph.erase_node(node)

@@ -1,0 +1,316 @@
+"""The fused form of one attention, written into the graph where the second product stood.
+
+    out, lse = flash(q, k, v, attn_mask, is_causal, scale)          q, k, v [B, H, N, d]
+    out      = out · (1 + (t - t)),  t = lse + Σ q + …              [B, H, Nq, 1]
+
+Fused attention gives a row that sees no key zeros, and PyTorch's CPU kernel also one whose scores
+are all NaN; written out, softmax makes such a row NaN. `t` is finite for every other row, so the
+factor is 1 there and NaN where eager has NaN, in the output and, through it, in the gradients.
+What makes `t` infinite or NaN:
+
+    lse          +Inf or NaN among the scores
+    Σ q          a query with NaN or Inf, whose scores are all NaN or infinite
+    first key    NaN in the one key that every row sees (in any key, where causality is added)
+    max mask     an added mask that drops all keys of a row
+
+Rows dropped by `masked_fill` or `where` are told from the mask: their weights do not depend on q
+and k, so neither must their gradients.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from tilewright.passes.attention_mask import Masking
+from tilewright.passes.attention_match import Attention
+from tilewright.passes.attention_spelling import (
+    Operand,
+    Refusal,
+    example,
+    mutates,
+    same_shape,
+    spelled,
+    static,
+    tensor_of,
+)
+
+
+class Writer:
+    """Adds nodes before one node of a graph, each with the fake tensor of its result."""
+
+    def __init__(self, graph: Graph, before: Node) -> None:
+        self.graph, self.before = graph, before
+        value = tensor_of(before)
+        if not isinstance(value, FakeTensor):
+            raise Refusal("the graph was not traced with fake tensors")
+        self.mode = value.fake_mode
+
+    def call(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> Node:
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_function(function, args, kwargs)
+        return self._with_example(node, function)
+
+    def method(self, name: str, *args: Any, **kwargs: Any) -> Node:
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_method(name, args, kwargs)
+        return self._with_example(node, getattr(torch.Tensor, name))
+
+    def _with_example(self, node: Node, function: Callable[..., object]) -> Node:
+        kept = ("stack_trace", "nn_module_stack")
+        node.meta = {key: value for key, value in self.before.meta.items() if key in kept}
+        node.meta["example_value"] = self.run(node, {}, function)
+        return node
+
+    def run(self, node: Node, instead: Mapping[Node, torch.Tensor], function: Callable[..., Any] | None = None) -> Any:
+        """The fake result of `node`, with other fake tensors for some of its arguments."""
+        args, kwargs = map_arg(
+            (node.args, node.kwargs), lambda x: instead[x] if x in instead else x.meta["example_value"]
+        )
+        if function is None:
+            function = getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
+        assert callable(function)
+        with self.mode:
+            return function(*args, **kwargs)
+
+
+def check_form(attention: Attention, masking: Masking) -> None:
+    """Refuse what the fused kernels do not take. Raises before anything is written."""
+    shapes = [tensor_of(x) for x in (attention.q.node, attention.k.node, attention.v.node, attention.result)]
+    devices = {x.device.type for x in shapes}
+    if devices not in ({"cpu"}, {"cuda"}):
+        raise Refusal(f"tensors on {' and '.join(sorted(devices))}")
+    if any(static(x.shape) and x.numel() == 0 for x in shapes):
+        raise Refusal("empty tensors")
+    rank, wanted = len(attention.lead) + 2, shapes[3].dtype
+    for mask in (*(term.mask for term in masking.added), *(term.mask for term in masking.filled)):
+        value = tensor_of(mask)
+        if value.dim() == 0 or value.dim() > rank or (rank > 4 and value.dim() > 2):
+            raise Refusal(f"a mask of {value.dim()} axes for scores of {rank}")
+        widest = wanted if devices == {"cuda"} else torch.promote_types(wanted, torch.float32)
+        if value.dtype != torch.bool and torch.promote_types(value.dtype, widest) != widest:
+            raise Refusal(f"a mask in {value.dtype} for attention in {wanted}")
+
+
+def write_attention(graph: Graph, attention: Attention, masking: Masking) -> Node:
+    """Write the fused form before `attention.result` and give the node that takes its place."""
+    write = Writer(graph, attention.result)
+    rank = len(attention.lead) + 2
+    q = _scaled(write, attention, _ordered(write, attention.q))
+    k, v = _ordered(write, attention.k), _ordered(write, attention.v)
+    if attention.k_transposed:
+        k = write.method("transpose", k, -2, -1)
+    lead = tuple(tensor_of(attention.scores).shape[:-2])
+    q, k = (_batched(write, x, lead, attention) for x in (q, k))
+    v = _batched(write, v, attention.weights_lead, attention)
+    value_depth = tensor_of(v).shape[-1]
+    q, k, v = _of_one_depth(write, q, k, v)
+    mask, dropped = _mask(write, masking, rank, tensor_of(q).dtype)
+    out = _fused(write, q, k, v, mask, masking, attention.scale)
+    if dropped is not None:
+        out = _fill_dropped_rows(write, out, v, dropped, masking)
+    if tensor_of(out).shape[-1] != value_depth:
+        out = write.method("narrow", out, -1, 0, value_depth)
+    return _restored(write, out, attention)
+
+
+def _ordered(write: Writer, operand: Operand) -> Node:
+    return operand.node if operand.order is None else write.method("permute", operand.node, *operand.order)
+
+
+def _scaled(write: Writer, attention: Attention, q: Node) -> Node:
+    for name, factor in attention.factors:
+        q = write.call(torch.mul if name == "mul" else torch.div, q, factor)
+    return q
+
+
+def _batched(write: Writer, x: Node, lead: tuple[int | torch.SymInt, ...], attention: Attention) -> Node:
+    """x [*own, N, d] as [B, H, N, d]: cast, broadcast to `lead`, viewed as `attention.lead`, of rank 4."""
+    wanted = tensor_of(attention.result).dtype
+    if tensor_of(x).dtype != wanted:
+        x = write.method("to", x, wanted)
+    matrix = tuple(tensor_of(x).shape[-2:])
+    for target, how in ((lead, "expand"), (attention.lead, "reshape")):
+        if not same_shape(tensor_of(x).shape[:-2], target):
+            if not static((*target, *matrix)):
+                raise Refusal("heads are broadcast or reshaped over dynamic sizes")
+            x = write.method(how, x, *target, *matrix)
+    rank = len(attention.lead) + 2
+    if rank == 2:
+        x = write.method("unsqueeze", write.method("unsqueeze", x, 0), 0)
+    elif rank == 3:
+        x = write.method("unsqueeze", x, 1)
+    elif rank > 4:
+        x = write.method("flatten", x, 0, rank - 4)
+    return x
+
+
+def _of_one_depth(write: Writer, q: Node, k: Node, v: Node) -> tuple[Node, Node, Node]:
+    """Pad with zeros to one head size, with unit stride along it: the fused kernels take nothing else."""
+    depth, value_depth = (tensor_of(x).shape[-1] for x in (q, v))
+    if str(depth) != str(value_depth):
+        if not isinstance(depth, int) or not isinstance(value_depth, int):
+            raise Refusal("v has another head size than k, and one of them is dynamic")
+        missing = value_depth - depth
+        if missing > 0:
+            q, k = (write.call(torch.nn.functional.pad, x, (0, missing)) for x in (q, k))
+        else:
+            v = write.call(torch.nn.functional.pad, v, (0, -missing))
+    q, k, v = (x if tensor_of(x).stride(-1) == 1 else write.method("contiguous", x) for x in (q, k, v))
+    return q, k, v
+
+
+def _to_rank_four(write: Writer, mask: Node, rank: int) -> Node:
+    """A mask that broadcasts against scores of `rank` axes as one of 2 or 4 axes."""
+    axes = tensor_of(mask).dim()
+    if axes == 1:
+        return write.method("unsqueeze", mask, 0)
+    return write.method("unsqueeze", mask, 1 if rank == 3 else 0) if axes == 3 else mask
+
+
+def _mask(write: Writer, masking: Masking, rank: int, dtype: torch.dtype) -> tuple[Node | None, Node | None]:
+    """The mask to add, [Nq, Nk] or [B, H, Nq, Nk], and where keys are dropped if that may be a whole row."""
+    dropped: Node | None = None
+    for filled in masking.filled:
+        mask = _to_rank_four(write, filled.mask, rank)
+        if filled.inverted:
+            mask = write.call(torch.logical_not, mask)
+        dropped = mask if dropped is None else write.call(torch.logical_or, dropped, mask)
+    added: Node | None = None
+    for term in masking.added:
+        mask, value = term.mask, tensor_of(term.mask)
+        mask = _to_rank_four(write, mask, rank)
+        if value.dtype != dtype and (value.dtype != torch.float32 or value.device.type != "cpu"):
+            mask = write.method("to", mask, dtype)
+        if term.times != 1:
+            mask = write.call(torch.mul, mask, term.times)
+        added = mask if added is None else write.call(torch.add, added, mask)
+    if dropped is None:
+        return added, None
+    if added is not None:
+        return write.method("masked_fill", added, dropped, -math.inf), None
+    mask = write.call(torch.where, dropped, -math.inf, 0.0)
+    if tensor_of(mask).dtype != dtype:
+        mask = write.method("to", mask, dtype)
+    return mask, dropped if masking.some_row_dropped else None
+
+
+def _fused(write: Writer, q: Node, k: Node, v: Node, mask: Node | None, masking: Masking, scale: float) -> Node:
+    """out [B, H, Nq, dv], NaN where eager has NaN (but for rows that `masking.filled` drops)."""
+    signs: list[Node] = []
+    if tensor_of(q).device.type == "cpu":
+        # scaled_dot_product_attention would call the same kernel, and keep its log-sum-exp to itself.
+        both = write.call(
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+            q, k, v, 0.0, masking.causal, attn_mask=mask, scale=scale,
+        )  # fmt: skip
+        out, lse = (write.call(operator.getitem, both, i) for i in (0, 1))
+        signs = [lse, write.method("sum", write.method("detach", q), -1, dtype=tensor_of(lse).dtype)]
+        if mask is None:
+            signs.append(_nan_of_keys(write, k, masking))
+    else:
+        # The GPU's kernels keep NaN on their own; only rows without keys become zeros there.
+        out = write.call(
+            torch.nn.functional.scaled_dot_product_attention,
+            q, k, v, attn_mask=mask, is_causal=masking.causal, scale=scale,
+        )  # fmt: skip
+    if masking.added and mask is not None:
+        signs.append(write.method("amax", mask, -1))
+    if signs:
+        total = signs[0]
+        for sign in signs[1:]:
+            total = write.call(torch.add, total, sign)
+        factor = write.call(torch.add, write.call(torch.sub, total, total), 1.0)
+        if tensor_of(factor).dtype != tensor_of(out).dtype:
+            factor = write.method("to", factor, tensor_of(out).dtype)
+        out = write.call(torch.mul, out, write.method("unsqueeze", factor, -1))
+    return _with_unseen_values(write, out, v) if masking.causal else out
+
+
+def _nan_of_keys(write: Writer, k: Node, masking: Masking) -> Node:
+    """[B, H, 1]: NaN where a key that reaches every row holds NaN; Inf is clamped, its scores may be -Inf."""
+    k = write.method("detach", k)
+    if masking.leaks:
+        top = write.method("amax", k, (-2, -1))
+        return write.method("unsqueeze", write.method("clamp", top, -1, 1), -1)
+    first = write.method("select", k, -2, 0)
+    return write.method("amax", write.method("clamp", first, -1, 1), -1, keepdim=True)
+
+
+def _with_unseen_values(write: Writer, out: Node, v: Node) -> Node:
+    """Causal: zero weight times NaN is NaN in eager, but the kernel skips blocks of keys that no row sees."""
+    dtype = tensor_of(v).dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    total = write.method("sum", write.method("detach", v), -2, keepdim=True, dtype=wide)
+    zero = write.call(torch.mul, total, 0.0)
+    if dtype != wide:
+        zero = write.method("to", zero, dtype)
+    return write.call(torch.add, out, zero)
+
+
+def _fill_dropped_rows(write: Writer, out: Node, v: Node, dropped: Node, masking: Masking) -> Node:
+    """Rows without a key: the mean of v where scores were filled with a finite number, else NaN.
+
+    Either way the row depends on v alone, as in eager, where filling cuts the gradient to q and k.
+    """
+    empty = write.method("all", dropped, -1, keepdim=True)
+    rows = write.method("mean", v, -2, keepdim=True)
+    if masking.fill == -math.inf:
+        nan = write.call(torch.where, empty, math.nan, 0.0)
+        if tensor_of(nan).dtype != tensor_of(v).dtype:
+            nan = write.method("to", nan, tensor_of(v).dtype)
+        rows = write.call(torch.mul, rows, nan)
+    return write.call(torch.where, empty, rows, out)
+
+
+def _restored(write: Writer, out: Node, attention: Attention) -> Node:
+    """[B, H, Nq, dv] in the original's shape, order of axes and, where they can be seen, strides."""
+    rank, lead = len(attention.lead) + 2, attention.weights_lead
+    if rank == 2:
+        out = write.method("squeeze", write.method("squeeze", out, 0), 0)
+    elif rank == 3:
+        out = write.method("squeeze", out, 1)
+    if rank > 4 or not same_shape(lead, attention.lead):
+        matrix = tuple(tensor_of(out).shape[-2:])
+        if not static((*lead, *matrix)):
+            raise Refusal("heads are reshaped over dynamic sizes")
+        out = write.method("reshape", out, *lead, *matrix)
+    ordered = out if attention.order is None else write.method("permute", out, *attention.order)
+    if not layout_may_change(write, attention.result, ordered):
+        out = write.method("contiguous", out)
+        ordered = out if attention.order is None else write.method("permute", out, *attention.order)
+    return ordered
+
+
+def layout_may_change(write: Writer, old: Node, new: Node) -> bool:
+    """Whether readers of `old` work on the strides of `new`, and the caller of the graph never sees them.
+
+    Follows the other strides down the graph until they are gone; a `view` that they forbid, or an
+    output that has them, says no. On a yes, the fake tensors on the way are brought up to date.
+    """
+    changed = {old: tensor_of(new)}
+    if tensor_of(old).stride() == tensor_of(new).stride():
+        return True
+    node = old
+    while (node := node.next).op != "root":
+        if not any(x in changed for x in node.all_input_nodes):
+            continue
+        before = example(node)
+        if before is None or spelled(node) is None or mutates(node) or len(changed) > 32:
+            return False
+        try:
+            after = write.run(node, changed)
+        except RuntimeError:
+            return False
+        if after.stride() != before.stride():
+            changed[node] = after
+    for node, value in changed.items():
+        node.meta["example_value"] = value
+    return True

@@ -1,0 +1,383 @@
+"""From a softmax to the attention around it: up to q and k, down to v, with all that lies between.
+
+Nothing is rewritten here. What is found is an `Attention`; what cannot be one is a `Refusal`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node
+
+from tilewright.passes.attention_spelling import (
+    PRODUCTS,
+    Operand,
+    Refusal,
+    Softmax,
+    argument,
+    example,
+    mutates,
+    row_statistic,
+    same_shape,
+    scores_at,
+    softmax_at,
+    spelled,
+    static,
+    tensor_of,
+    weighted_at,
+)
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+NEGLIGIBLE = -1e9
+"""A score filled with less has no weight beside any kept one: exp(-1e9 + 104 - s) is 0 in every dtype."""
+Shape = tuple[int | torch.SymInt, ...]
+Scalar = Callable[[object], float | None]
+"""The number that a constant argument holds; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """`scores + times · mask`."""
+
+    mask: Node
+    times: float
+
+
+@dataclass(frozen=True)
+class Filled:
+    """`scores.masked_fill(mask, value)`, or where `mask` is False if `inverted`."""
+
+    mask: Node
+    inverted: bool
+    value: float
+
+
+@dataclass
+class Attention:
+    """softmax(scale · factors · q kᵀ + added, filled) v, as found in the graph."""
+
+    softmax: Softmax
+    scores: Node
+    """[*lead, Nq, Nk], the first product."""
+    q: Operand
+    k: Operand
+    k_transposed: bool
+    scale: float = 1.0
+    factors: list[tuple[str, Node]] = field(default_factory=list)
+    """Tensors that multiply ("mul") or divide ("div") whole rows of the scores."""
+    added: list[Added] = field(default_factory=list)
+    filled: list[Filled] = field(default_factory=list)
+    lead: Shape = ()
+    """The leading axes that masks broadcast against."""
+    inside: list[Node] = field(default_factory=list)
+    """Nodes that the fused form makes needless; nobody else may use them."""
+    bypassed: list[Node] = field(default_factory=list)
+    """Nodes on the way to q and k that are folded into the scale or into the layout."""
+    result: Node = field(init=False)
+    """The second product, which the fused form replaces."""
+    v: Operand = field(init=False)
+    weights_lead: Shape = field(init=False, default=())
+    """The leading axes of the weights where they meet v."""
+    order: tuple[int, ...] | None = field(init=False, default=None)
+
+
+def match_attention(root: Node, scalar: Scalar) -> Attention:
+    """The attention whose softmax ends in `root`."""
+    softmax = softmax_at(root)
+    attention = _above(softmax, scalar)
+    _below(attention)
+    _fold_query_and_key(attention, scalar)
+    return attention
+
+
+def _above(softmax: Softmax, scalar: Scalar) -> Attention:
+    """Walk from the softmax up to the product of q and k, collecting scales and masks."""
+    found = _Walk(scalar)
+    node = softmax.source
+    while spelled(node) not in PRODUCTS:
+        found.inside.append(node)
+        node = found.step(node)
+    scores = scores_at(node)
+    lead: Shape = tuple(tensor_of(node).shape[:-2])
+    if scores.added is not None:
+        found.add(scores.added, scores.beta, node)
+    return Attention(
+        softmax,
+        node,
+        scores.q,
+        scores.k,
+        scores.k_transposed,
+        scale=found.scale * scores.alpha,
+        factors=found.factors,
+        added=found.added,
+        filled=found.filled,
+        lead=lead if found.lead is None else found.lead,
+        inside=[*softmax.inside, *found.inside, node],
+    )
+
+
+class _Walk:
+    """One walk up from the softmax: each step reads one operator between it and the first product."""
+
+    def __init__(self, scalar: Scalar) -> None:
+        self.scalar = scalar
+        self.scale = 1.0
+        self.factors: list[tuple[str, Node]] = []
+        self.added: list[Added] = []
+        self.filled: list[Filled] = []
+        self.lead: Shape | None = None
+        self.inside: list[Node] = []
+
+    def step(self, node: Node) -> Node:
+        """Read `node` and give the operand that leads on towards the product."""
+        name = spelled(node)
+        if mutates(node):
+            raise Refusal(f"{node.name} writes in place between the product and the softmax")
+        if name in ("mul", "div"):
+            return self._scaled(node, name)
+        if name == "add":
+            x, mask = self._operands(node)
+            if not isinstance(mask, Node) or node.kwargs.get("alpha", 1) != 1:
+                raise Refusal(f"{node.name} adds something other than a mask")
+            self.add(mask, 1.0, node)
+            return x
+        if name == "sub":
+            # softmax(s - max(s)) is softmax(s).
+            top = row_statistic(node.args[1], "max")
+            if top is not None and top[0] is node.args[0]:
+                self.inside.extend(top[1])
+                return top[0]
+        if name == "masked_fill":
+            x, mask, value = (argument(node, i, n) for i, n in enumerate(("input", "mask", "value")))
+            return self._fill(node, x, mask, False, value)
+        if name == "where":
+            return self._where(node)
+        x = argument(node, 0, "input")
+        if isinstance(x, Node) and name in ("cast", "contiguous", "view", "unsqueeze", "squeeze"):
+            keep_scores(node, x)
+            return x
+        if name == "dropout" and isinstance(x, Node) and not is_active(node):
+            return x
+        raise Refusal(f"{name or node.name} between the first product and the softmax")
+
+    def _operands(self, node: Node) -> tuple[Node, object]:
+        """The operand of a commutative call that leads to the product, and the other one."""
+        a, b = argument(node, 0, "input"), argument(node, 1, "other")
+        for x, other in ((a, b), (b, a)):
+            if isinstance(x, Node) and self._leads_up(node, x):
+                return x, other
+        raise Refusal(f"{node.name} does not keep the shape of the scores")
+
+    @staticmethod
+    def _leads_up(node: Node, x: Node) -> bool:
+        value = example(x)
+        alike = value is not None and same_shape(value.shape, tensor_of(node).shape)
+        return alike and product_above(x) is not None
+
+    def _scaled(self, node: Node, name: str) -> Node:
+        if node.kwargs.get("rounding_mode") is not None:
+            raise Refusal(f"{node.name} rounds the scores")
+        if name == "mul":
+            x, factor = self._operands(node)
+        else:
+            x, factor = argument(node, 0, "input"), argument(node, 1, "other")
+            if not isinstance(x, Node) or not self._leads_up(node, x):
+                raise Refusal(f"{node.name} divides by the scores")
+        number = self.scalar(factor)
+        if number is not None:
+            self.scale *= 1 / number if name == "div" and number else number
+            if number <= 0 or not math.isfinite(number):
+                raise Refusal(f"the scores are scaled by {number}")
+        elif isinstance(factor, Node):
+            value = example(factor)
+            if value is not None and value.dim() and str(value.shape[-1]) != "1":
+                raise Refusal("the scale differs from key to key")
+            if value is not None and value.dim() and value.dtype != tensor_of(x).dtype:
+                raise Refusal("the scale has another dtype than the scores")
+            self.factors.append((name, factor))
+        else:
+            raise Refusal(f"{node.name} scales by {factor}")
+        return x
+
+    def add(self, mask: Node, times: float, node: Node) -> None:
+        """`node` adds `times · mask` to the scores; `self.scale` is what multiplies the sum later."""
+        value = tensor_of(mask)
+        if value.requires_grad:
+            raise Refusal("the added mask needs a gradient, for which PyTorch has no fused attention")
+        self._masked_at(node)
+        self.added.append(Added(mask, times * self.scale))
+
+    def _fill(self, node: Node, x: object, mask: object, inverted: bool, value: object) -> Node:
+        number = self.scalar(value)
+        if not isinstance(x, Node) or not isinstance(mask, Node) or number is None:
+            raise Refusal(f"{node.name} fills with something other than a known number")
+        if not same_shape(tensor_of(x).shape, tensor_of(node).shape):
+            raise Refusal(f"{node.name} does not keep the shape of the scores")
+        number *= self.scale
+        lowest = torch.finfo(tensor_of(node).dtype).min
+        if not (number <= NEGLIGIBLE or number <= lowest * self.scale):
+            raise Refusal(f"scores filled with {number:g} keep some weight")
+        self._masked_at(node)
+        self.filled.append(Filled(mask, inverted, number))
+        return x
+
+    def _where(self, node: Node) -> Node:
+        names = ("input", "condition", "other") if node.op == "call_method" else ("condition", "input", "other")
+        call = {name: argument(node, i, name) for i, name in enumerate(names)}
+        condition, x, other = call["condition"], call["input"], call["other"]
+        if isinstance(x, Node) and self.scalar(x) is None:
+            return self._fill(node, x, condition, True, other)
+        return self._fill(node, other, condition, False, x)
+
+    def _masked_at(self, node: Node) -> None:
+        if self.factors:
+            raise Refusal("a tensor scales the scores after they were masked")
+        lead: Shape = tuple(tensor_of(node).shape[:-2])
+        if self.lead is not None and not same_shape(self.lead, lead):
+            raise Refusal("masks are applied to scores of different shapes")
+        self.lead = lead
+
+
+def _below(attention: Attention) -> None:
+    """Walk from the softmax down to the product with v."""
+    node = attention.softmax.result
+    while True:
+        users = [user for user in node.users if user.users or user.op == "output" or mutates(user)]
+        if len(users) != 1:
+            raise Refusal(f"the weights are used by {_named(users, node)}: all N² of them must be written")
+        user = users[0]
+        name = spelled(user)
+        if name in PRODUCTS:
+            break
+        if mutates(user):
+            raise Refusal(f"{user.name} writes in place between the softmax and the second product")
+        if name == "dropout":
+            if is_active(user):
+                raise Refusal("dropout on the weights: eager's mask has N² elements, fused attention draws another")
+        elif name in ("cast", "contiguous", "view", "unsqueeze", "squeeze"):
+            keep_scores(user, node)
+        else:
+            raise Refusal(f"{name or user.name} between the softmax and the second product")
+        attention.inside.append(user)
+        node = user
+    weighted = weighted_at(user, node)
+    lead = tensor_of(node).shape[:-2]
+    if spelled(user) != "einsum" and not same_shape(lead, tensor_of(user).shape[:-2]):
+        raise Refusal("the second product broadcasts the weights")
+    attention.result, attention.v, attention.order = user, weighted.v, weighted.order
+    attention.weights_lead = tuple(lead)
+
+
+def _named(users: list[Node], weights: Node) -> str:
+    others = ["the caller" if user.op == "output" else user.name for user in users]
+    return " and ".join(others[:3]) or f"nobody but {weights.name}"
+
+
+def keep_scores(node: Node, x: Node) -> None:
+    """Refuse a view or cast of N² values that would change more than their leading axes or their width."""
+    before, after = tensor_of(x), tensor_of(node)
+    if len(after.shape) < 2 or not same_shape(before.shape[-2:], after.shape[-2:]):
+        raise Refusal(f"{node.name} reshapes the two axes of the scores")
+    if not same_shape(before.shape, after.shape) and not static(after.shape):
+        raise Refusal(f"{node.name} reshapes scores whose sizes are dynamic")
+    if after.dtype not in FLOATS or before.device != after.device:
+        raise Refusal(f"{node.name} moves or converts the scores to {after.dtype}")
+
+
+def is_active(dropout: Node) -> bool:
+    """Whether a dropout draws: torch.dropout and F.dropout differ in the name of the flag and its default."""
+    p = argument(dropout, 1, "p", 0.5)
+    training = argument(dropout, 2, "training", dropout.kwargs.get("train", True))
+    return bool(p != 0 and training)
+
+
+def _fold_query_and_key(attention: Attention, scalar: Scalar) -> None:
+    """Step over constant scales and transposes of q and k; over casts up where v has the narrower dtype."""
+    wanted = tensor_of(attention.result).dtype
+    if wanted not in FLOATS or tensor_of(attention.scores).dtype not in FLOATS:
+        raise Refusal(f"attention in {wanted}")
+    narrow = tensor_of(attention.scores).dtype != wanted
+
+    def fold(operand: Operand) -> Operand:
+        if operand.order is not None:
+            return operand
+        node = operand.node
+        while True:
+            name, x = spelled(node), argument(node, 0, "input")
+            number = scalar(argument(node, 1, "other")) if name in ("mul", "div") else None
+            if number is None and name == "mul":
+                x, number = argument(node, 1, "other"), scalar(x)
+            value = example(x)
+            if not isinstance(x, Node) or value is None:
+                return Operand(node)
+            alike = same_shape(value.shape, tensor_of(node).shape)
+            if number is not None and number > 0 and alike and value.dtype == tensor_of(node).dtype:
+                attention.scale *= 1 / number if name == "div" else number
+            elif not (narrow and name == "cast" and _widens(wanted, value, node)):
+                return Operand(node)
+            attention.bypassed.append(node)
+            node = x
+
+    attention.q, attention.k = fold(attention.q), fold(attention.k)
+    k = attention.k.node
+    if attention.k_transposed and _swaps_last_axes(k):
+        attention.bypassed.append(k)
+        source = k.args[0]
+        assert isinstance(source, Node)
+        attention.k, attention.k_transposed = fold(Operand(source)), False
+    if narrow and any(tensor_of(x.node).dtype != wanted for x in (attention.q, attention.k)):
+        raise Refusal(f"scores in {tensor_of(attention.scores).dtype}, but weights times v in {wanted}")
+    if not (attention.scale > 0 and math.isfinite(attention.scale)):
+        raise Refusal(f"the scores are scaled by {attention.scale}")
+
+
+def _widens(wanted: torch.dtype, x: torch.Tensor, node: Node) -> bool:
+    """Whether `node` holds every value of `x`, which has the dtype `wanted`."""
+    wide = tensor_of(node).dtype
+    return x.dtype == wanted and torch.promote_types(wanted, wide) == wide
+
+
+def _swaps_last_axes(node: Node) -> bool:
+    name, value = spelled(node), example(node)
+    if value is None or not node.args or not isinstance(node.args[0], Node):
+        return False
+    rank = value.dim()
+    if name == "transpose" and len(node.args) == 3:
+        return {axis % rank for axis in node.args[1:] if isinstance(axis, int)} == {rank - 2, rank - 1}
+    if name == "permute":
+        order = node.args[1] if isinstance(node.args[1], (list, tuple)) else node.args[1:]
+        axes = [axis % rank for axis in order if isinstance(axis, int)]
+        return axes == [*range(rank - 2), rank - 1, rank - 2]
+    return name == "t" or (name == "getattr" and (node.args[1] == "mT" or (node.args[1] == "T" and rank == 2)))
+
+
+def product_above(node: Node) -> Node | None:
+    """The first matrix product reached from `node` (itself included) through nodes of its own size."""
+    if spelled(node) in PRODUCTS:
+        return node
+    return _product(node, lambda x: x.all_input_nodes, of_one_size=True)
+
+
+def product_below(node: Node) -> Node | None:
+    """The first matrix product that reads `node`, directly or through nodes of its own size."""
+    return _product(node, lambda x: list(x.users), of_one_size=False)
+
+
+def _product(start: Node, neighbours: Callable[[Node], list[Node]], *, of_one_size: bool) -> Node | None:
+    value = example(start)
+    if value is None:
+        return None
+    size, pending, seen = str(value.numel()), [start], {start}
+    while pending and len(seen) < 64:
+        for near in neighbours(pending.pop(0)):
+            value = example(near)
+            alike = value is not None and str(value.numel()) == size
+            if spelled(near) in PRODUCTS and (alike or not of_one_size):
+                return near
+            if near not in seen and alike:
+                seen.add(near)
+                pending.append(near)
+    return None

@@ -1,0 +1,288 @@
+"""The many spellings of one operator in a torch-level graph, reduced to a few.
+
+Dynamo records what the user wrote: `q @ k.mT`, `torch.bmm(q, k.transpose(1, 2))` and
+`torch.einsum("bqd,bkd->bqk", q, k)` are three different nodes. `spelled` gives one name for each
+operator, `product_operands` one form for a matrix product, `softmax_at` one form for a softmax,
+whether called or written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+ALIASES = {
+    "truediv": "div",
+    "true_divide": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "bmm": "matmul",
+    "mm": "matmul",
+    "special_softmax": "softmax",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "reshape": "view",
+    "unflatten": "view",
+    "flatten": "view",
+    "clone": "contiguous",
+    "to": "cast",
+    "type_as": "cast",
+    "type": "cast",
+    "float": "cast",
+    "half": "cast",
+    "bfloat16": "cast",
+    "double": "cast",
+    "special_logsumexp": "logsumexp",
+    "invert": "bitwise_not",
+    "logical_not": "bitwise_not",
+}
+IN_PLACE_OPERATORS = frozenset(
+    f"i{name}" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "matmul")
+) | {"setitem"}
+MODES = frozenset({"_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_enter_inference_mode"})
+PRODUCTS = frozenset({"matmul", "einsum", "baddbmm", "addmm"})
+
+
+class Refusal(Exception):
+    """This attention stays as it was written; the message says why."""
+
+
+def spelled(node: Node) -> str | None:
+    """The canonical name of a torch-level call (`truediv` → `div`); None for anything else."""
+    if node.op == "call_method":
+        raw = str(node.target)
+    elif node.op == "call_function" and callable(node.target):
+        module = getattr(node.target, "__module__", None) or "torch"
+        if module.partition(".")[0] not in ("torch", "_operator", "builtins"):
+            return None
+        raw = getattr(node.target, "__name__", "")
+    else:
+        return None
+    return ALIASES.get(raw, raw)
+
+
+def argument(node: Node, position: int, name: str, default: object = None) -> Any:
+    """An argument of a call given by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def example(node: object) -> torch.Tensor | None:
+    """The fake tensor that stands for a node's result; None where it is no tensor."""
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def tensor_of(node: object) -> torch.Tensor:
+    """As `example`, for a node that must be a tensor."""
+    value = example(node)
+    if value is None:
+        raise Refusal(f"{node} has no known shape")
+    return value
+
+
+def same_shape(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt]) -> bool:
+    """Whether two shapes are equal, symbols compared by name: asking their value would add a guard."""
+    return len(a) == len(b) and all(str(x) == str(y) for x, y in zip(a, b, strict=True))
+
+
+def static(shape: Sequence[int | torch.SymInt]) -> bool:
+    return all(isinstance(size, int) for size in shape)
+
+
+def mutates(node: Node) -> bool:
+    """Whether a call writes to one of its arguments."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = spelled(node) or ""
+    if name in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")):
+        return True
+    in_place = argument(node, 3, "inplace", False) if name == "dropout" else node.kwargs.get("inplace", False)
+    return bool(in_place) or "out" in node.kwargs
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One side of a matrix product: a node, and the order of axes that makes it [*batch, rows, columns]."""
+
+    node: Node
+    order: tuple[int, ...] | None = None
+    """None: as it is."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """`alpha · q kᵀ + beta · added`: q [..., Nq, d]; k [..., Nk, d], or [..., d, Nk] if `k_transposed`."""
+
+    q: Operand
+    k: Operand
+    k_transposed: bool
+    alpha: float = 1.0
+    added: Node | None = None
+    beta: float = 1.0
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """`weights v` with v [..., Nk, dv]; `order` permutes [*batch, Nq, dv] into the node's own axes."""
+
+    v: Operand
+    order: tuple[int, ...] | None = None
+
+
+def _pair(node: Node) -> tuple[Node, Node]:
+    """The two factors of a product."""
+    first = 1 if spelled(node) in ("baddbmm", "addmm") else 0
+    names = (("batch1", "batch2"), ("mat1", "mat2"))[spelled(node) == "addmm"]
+    a = argument(node, first, names[0], node.kwargs.get("input"))
+    b = argument(node, first + 1, names[1], node.kwargs.get("other", node.kwargs.get("mat2")))
+    if not isinstance(a, Node) or not isinstance(b, Node):
+        raise Refusal(f"the operands of {node.name} are not plain tensors")
+    return a, b
+
+
+def _letters(node: Node) -> tuple[list[str], list[Node], str]:
+    """The subscripts of a two-operand einsum, its operands and its output's subscript."""
+    equation, operands = node.args[0], node.args[1:]
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    text = str(equation).replace(" ", "")
+    inputs, arrow, out = text.partition("->")
+    subscripts = inputs.split(",")
+    plain = arrow and "." not in text and all(len(set(s)) == len(s) for s in (*subscripts, out))
+    if not plain or len(subscripts) != 2 or not all(isinstance(x, Node) for x in operands):
+        raise Refusal(f"einsum {equation!r} is not a plain batched product")
+    return subscripts, [x for x in operands if isinstance(x, Node)], out
+
+
+def _order(letters: str, wanted: str) -> tuple[int, ...] | None:
+    if sorted(letters) != sorted(wanted):
+        raise Refusal(f"einsum operand {letters!r} is no batched matrix")
+    return None if letters == wanted else tuple(letters.index(x) for x in wanted)
+
+
+def scores_at(node: Node) -> Scores:
+    """A product read as attention scores, [..., Nq, Nk]."""
+    if spelled(node) == "einsum":
+        (left, right), (a, b), out = _letters(node)
+        if out[-1] in left:
+            left, right, a, b = right, left, b, a
+        batch, row, column = out[:-2], out[-2:-1], out[-1:]
+        shared = "".join(x for x in left if x in right and x not in out)
+        if len(shared) != 1:
+            raise Refusal("einsum sums over more than one axis")
+        q = Operand(a, _order(left, batch + row + shared))
+        return Scores(q, Operand(b, _order(right, batch + column + shared)), k_transposed=False)
+    a, b = _pair(node)
+    if tensor_of(a).dim() < 2 or tensor_of(b).dim() < 2:
+        raise Refusal(f"{node.name} is a product with a vector")
+    if spelled(node) == "matmul":
+        return Scores(Operand(a), Operand(b), k_transposed=True)
+    alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
+    added = argument(node, 0, "input")
+    if not isinstance(alpha, (int, float)) or not isinstance(beta, (int, float)):
+        raise Refusal(f"alpha or beta of {node.name} is no number")
+    # With beta = 0 the added tensor is never read, not even its NaNs.
+    return Scores(Operand(a), Operand(b), True, alpha, added if beta != 0 else None, beta)
+
+
+def weighted_at(node: Node, weights: Node) -> Weighted:
+    """A product read as attention weights times values."""
+    if spelled(node) == "einsum":
+        (left, right), (a, b), out = _letters(node)
+        if b is weights:
+            left, right, a, b = right, left, b, a
+        if a is not weights or len(left) < 2:
+            raise Refusal("the weights are not an operand of einsum")
+        batch, row, column = left[:-2], left[-2:-1], left[-1:]
+        depth = "".join(x for x in right if x not in left)
+        if column in out or len(depth) != 1:
+            raise Refusal("einsum does not sum over the keys")
+        order = _order(batch + row + depth, out)
+        return Weighted(Operand(b, _order(right, batch + column + depth)), order)
+    a, b = _pair(node)
+    if a is not weights or b is weights:
+        raise Refusal("the weights are not the left operand of the second product")
+    if tensor_of(b).dim() < 2:
+        raise Refusal(f"{node.name} is a product with a vector")
+    if spelled(node) != "matmul" and (node.kwargs.get("beta", 1) != 0 or node.kwargs.get("alpha", 1) != 1):
+        raise Refusal(f"{node.name} adds to the product")
+    return Weighted(Operand(b))
+
+
+def _is_last(dim: object, rank: int) -> bool:
+    if isinstance(dim, (list, tuple)) and len(dim) == 1:
+        dim = dim[0]
+    return isinstance(dim, int) and dim in (-1, rank - 1)
+
+
+def row_statistic(node: object, kind: str) -> tuple[Node, list[Node]] | None:
+    """`x.amax(-1, keepdim=True)` and its spellings: x [..., M], and the nodes from it to [..., 1].
+
+    `kind` is "max", "sum" or "logsumexp".
+    """
+    value = example(node)
+    if not isinstance(node, Node) or value is None or value.dim() == 0 or str(value.shape[-1]) != "1":
+        return None
+    rank, inside = value.dim(), list[Node]()
+    while True:
+        inside.append(node)
+        name, source = spelled(node), node.args[0] if node.args else None
+        if not isinstance(source, Node):
+            return None
+        if name == kind or (kind == "max" and name == "amax"):
+            whole = example(source)
+            dim = argument(node, 1, "dim")
+            if whole is not None and whole.dim() == rank and _is_last(dim, rank):
+                return source, inside
+            return None
+        adds_axis = name == "unsqueeze" and argument(node, 1, "dim") in (-1, rank - 1)
+        if name in ("getitem", "getattr") and len(node.args) == 2:
+            index = node.args[1]
+            adds_axis = index == (Ellipsis, None) or index == (*[slice(None)] * (rank - 1), None)
+            adds_axis = adds_axis or (spelled(source) == "max" and index in (0, "values"))
+        # The gradient through the maximum cancels, so cutting it off changes nothing.
+        if not adds_axis and not (name == "detach" and kind == "max"):
+            return None
+        node = source
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """A softmax over the last axis: its result, its input, and the nodes that only exist for it."""
+
+    result: Node
+    source: Node
+    inside: tuple[Node, ...]
+
+
+def softmax_at(node: Node) -> Softmax:
+    """A softmax, called or written out, whose result is `node`."""
+    name = spelled(node)
+    source = argument(node, 0, "input")
+    if name == "softmax" and isinstance(source, Node):
+        if not _is_last(argument(node, 1, "dim"), tensor_of(source).dim()):
+            raise Refusal("the softmax does not run over the last axis")
+        return Softmax(node, source, (node,))
+    if name == "exp" and isinstance(source, Node):
+        if spelled(source) == "log_softmax" and isinstance(source.args[0], Node):
+            if not _is_last(argument(source, 1, "dim"), tensor_of(source).dim()):
+                raise Refusal("the softmax does not run over the last axis")
+            return Softmax(node, source.args[0], (node, source))
+        if spelled(source) == "sub":
+            total = row_statistic(source.args[1], "logsumexp")
+            if total is not None and total[0] is source.args[0]:
+                return Softmax(node, total[0], (node, source, *total[1]))
+    if name == "div" and isinstance(source, Node) and spelled(source) == "exp":
+        total = row_statistic(node.args[1], "sum")
+        shifted = source.args[0]
+        if total is not None and total[0] is source and isinstance(shifted, Node):
+            top = row_statistic(shifted.args[1], "max") if spelled(shifted) == "sub" else None
+            if top is None or top[0] is not shifted.args[0]:
+                raise Refusal("exp without the row maximum subtracted: eager overflows, the fused form does not")
+            return Softmax(node, top[0], (node, *total[1], source, shifted, *top[1]))
+    raise Refusal("exp between two products that is not normalised as a softmax over the last axis")

@@ -1,0 +1,136 @@
+// Elements, numbers with units, and the one tooltip. Text enters the page only as text nodes.
+
+const SVG = "http://www.w3.org/2000/svg";
+const CLASSES = ["compute", "pointwise", "reduction", "layout", "random", "library", "unknown"];
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+const html = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+
+// The rows of one query, as objects.
+function records(answer) {
+  return answer.rows.map((row) => Object.fromEntries(answer.columns.map((name, i) => [name, row[i]])));
+}
+
+// Three significant digits and a unit, as the terminal writes them.
+function scaled(value, units) {
+  let step = 0;
+  while (Math.abs(value) >= 999.5 && step < units.length - 1) { value /= 1000; step += 1; }
+  const digits = Math.abs(value) < 9.995 ? 2 : Math.abs(value) < 99.95 ? 1 : 0;
+  return `${value.toFixed(digits)} ${units[step]}`.trimEnd();
+}
+
+// A value that is absent is a dash; NaN and infinities come as their names.
+const given = (show) => (value) => (value === null || value === undefined ? "–" : typeof value === "string" ? value : show(value));
+const count = given((n) => (Math.abs(n) < 100000 ? Math.round(n).toLocaleString("en") : scaled(n, ["", "k", "M", "G", "T", "P", "E"])));
+const bytes = given((n) => (Math.abs(n) < 1000 ? `${n} B` : scaled(n, ["B", "kB", "MB", "GB", "TB", "PB"])));
+const time = given((us) => (us === 0 ? "0" : Math.abs(us) < 1 ? `${us.toFixed(3)} µs` : scaled(us, ["µs", "ms", "s"])));
+const flopRate = given((tflops) => scaled(tflops * 1e12, ["FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"]));
+const byteRate = given((gbps) => scaled(gbps * 1e9, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]));
+const plainNumber = given((n) => Number(n.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 }));
+const scientific = given((n) => n.toExponential(1));
+const times = given((n) => `${n < 9.995 ? n.toFixed(2) : n.toFixed(1)}×`);
+// B*S**2 as B·S²; a power beyond the digits that Unicode raises stays as it is written.
+const formula = (text) => text.replace(/\*\*(\d+)/g, (_, power) => power.replace(/\d/g, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit])).replace(/(?<!\*)\*(?!\*)/g, "·");
+
+const tip = document.getElementById("tip");
+
+// `info` is {title, rows: [[label, text], …]}; rows without text are left out.
+function showTip(info, x, y) {
+  const list = html("dl");
+  for (const [label, text] of info.rows) {
+    if (text !== null && text !== undefined && text !== "" && text !== "–") list.append(html("dt", {}, label), html("dd", {}, text));
+  }
+  tip.replaceChildren(html("b", {}, info.title), list);
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  const left = x + 16 + box.width > innerWidth - 8 ? x - 16 - box.width : x + 16;
+  tip.style.left = `${Math.max(8, left)}px`;
+  tip.style.top = `${Math.max(8, Math.min(y + 14, innerHeight - box.height - 8))}px`;
+}
+
+function hideTip() { tip.hidden = true; }
+
+// Hovering a mark shows its tooltip. The drawing is one tab stop; arrows walk its marks, Escape leaves.
+function interactive(drawing, marks, lit = () => {}) {
+  let current = -1;
+  function leave() {
+    if (current >= 0) { marks[current].node.classList.remove("on"); lit(null); }
+    current = -1;
+    hideTip();
+  }
+  function enter(index, x, y) {
+    leave();
+    current = index;
+    marks[index].node.classList.add("on");
+    lit(marks[index]);
+    showTip(marks[index].info(), x, y);
+  }
+  const indexOf = new Map(marks.map((mark, index) => [mark.node, index]));
+  drawing.addEventListener("pointermove", (event) => {
+    const node = event.target.closest("[data-mark]");
+    if (!node) { leave(); return; }
+    const index = indexOf.get(node);
+    if (index === current) showTip(marks[index].info(), event.clientX, event.clientY);
+    else enter(index, event.clientX, event.clientY);
+  });
+  drawing.addEventListener("pointerleave", leave);
+  drawing.addEventListener("blur", leave);
+  drawing.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (event.key === "Escape") leave();
+    if (!step || !marks.length) return;
+    event.preventDefault();
+    const next = current < 0 ? (step > 0 ? 0 : marks.length - 1) : (current + step + marks.length) % marks.length;
+    marks[next].node.scrollIntoView({ block: "nearest" });
+    const box = marks[next].node.getBoundingClientRect();
+    enter(next, box.left + Math.min(box.width, 300) / 2, box.top + box.height / 2);
+  });
+  drawing.setAttribute("tabindex", "0");
+  drawing.setAttribute("role", "group");
+}
+
+// Redraws when the width that a drawing may take has changed.
+function fitted(host, draw) {
+  let width = 0;
+  new ResizeObserver(() => {
+    const now = Math.floor(host.clientWidth);
+    if (now && now !== width) { width = now; host.replaceChildren(draw(now)); }
+  }).observe(host);
+  return () => { if (width) host.replaceChildren(draw(width)); };
+}
+
+// A row of buttons of which one is pressed; `pick` hears which.
+function choice(label, options, pressed, pick) {
+  const group = html("div", { class: "switch", role: "group", "aria-label": label });
+  for (const option of options) {
+    const button = html("button", { type: "button", "aria-pressed": option === pressed }, option);
+    button.addEventListener("click", () => {
+      for (const other of group.children) other.setAttribute("aria-pressed", other === button);
+      pick(option);
+    });
+    group.append(button);
+  }
+  return group;
+}
+
+// A region is a square, an operator a disc: told apart without their colour.
+function glyph(kind, cx, cy, size, attributes) {
+  return kind === "region"
+    ? svg("rect", { ...attributes, x: cx - size * 0.9, y: cy - size * 0.9, width: size * 1.8, height: size * 1.8, rx: 1 })
+    : svg("circle", { ...attributes, cx, cy, r: size });
+}
+
+function legend(entries) {
+  const list = html("div", { class: "legend" });
+  for (const [kind, label] of entries) {
+    const shape = glyph(kind, 5.5, 5.5, 4, { class: `ink c-${kind}` });
+    list.append(html("span", {}, svg("svg", { width: 11, height: 11, "aria-hidden": "true" }, shape), label));
+  }
+  return list;
+}

@@ -1,0 +1,369 @@
+"""Costs of eager operators against closed formulas, PyTorch's FLOP counter, and offsets counted out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import sympy
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from tests.graph.captured import (
+    BLOCK_DISTINCT,
+    BLOCK_EQUAL,
+    DISTINCT,
+    EQUAL,
+    PROGRAMS,
+    Block,
+    Program,
+    block_shapes,
+)
+from tilewright.cost.arithmetic import ARITHMETIC
+from tilewright.cost.operators import FREE, UNKNOWN, operator_cost, total
+from tilewright.cost.symbols import parse, pretty, shown
+from tilewright.graph import calls
+from tilewright.graph.dims import SymbolicShapes
+from tilewright.operators import table
+from tilewright.records.program import Cost
+
+Sizes = Mapping[str, int]
+COUNTS = ("reads", "writes", "unused", "flops")
+
+
+def costs(shapes: SymbolicShapes) -> dict[str, Cost]:
+    return {node.name: operator_cost(node, shapes) for node in shapes.graph.nodes}
+
+
+def program_costs(program: Program, sizes: Sizes) -> dict[str, Cost]:
+    return costs(program.shapes(program.graph(sizes), sizes))
+
+
+def cost_of(function: Callable[..., object], *inputs: str, **sizes: int) -> Cost:
+    return total(program_costs(Program(function, inputs), sizes).values())
+
+
+def value(formula: str | None, sizes: Sizes) -> int:
+    assert formula is not None
+    symbols = {sympy.Symbol(name, positive=True, integer=True): size for name, size in sizes.items()}
+    return int(parse(formula).subs(symbols))
+
+
+def assert_formulas_hold(shapes: SymbolicShapes, sizes: Sizes, other: SymbolicShapes) -> None:
+    """Every formula gives this capture's counts at `sizes` and the other capture's at its own sizes."""
+    for node, partner in zip(shapes.graph.nodes, other.graph.nodes, strict=True):
+        cost, expected = operator_cost(node, shapes), operator_cost(partner, other)
+        assert cost.provenance == expected.provenance == "formula", node.format_node()
+        for count in COUNTS:
+            formula = getattr(cost, f"{count}_symbolic")
+            assert value(formula, sizes) == getattr(cost, count), (node.format_node(), count)
+            assert value(formula, other.sizes) == getattr(expected, count), (
+                node.format_node(),
+                count,
+                formula,
+            )
+
+
+def matmul_flops(shapes: SymbolicShapes) -> int:
+    return sum(
+        operator_cost(node, shapes).flops
+        for node in shapes.graph.nodes
+        if (row := table.row_of(node.target)) and row.operator_class == "compute"
+    )
+
+
+# Closed formulas.
+
+
+def test_naive_softmax_counts_as_the_definition_says() -> None:
+    found = program_costs(PROGRAMS["naive softmax"], {"N": 100, "M": 5000})
+    cost = total(found.values())
+    assert pretty(cost.reads_symbolic or "", ["N", "M"]) == "5·N·M + 2·N"
+    assert pretty(cost.writes_symbolic or "", ["N", "M"]) == "3·N·M + 2·N"
+    assert pretty(cost.unused_symbolic or "", ["N", "M"]) == "N"
+    assert (cost.reads, cost.writes, cost.unused) == (2_500_200, 1_500_200, 100)
+    # The unused indices are 8 bytes each and really are written.
+    assert (cost.bytes_read, cost.bytes_written) == (4 * 2_500_200, 4 * 1_500_200 + 8 * 100)
+    # max, sub, sum and div, one each per element; exp apart.
+    assert (cost.flops, cost.transcendentals) == (4 * 500_000, 500_000)
+    assert found["max_1"].unused == 100
+    assert all(found[name] == FREE for name in ("x_1", "getitem", "unsqueeze", "output"))
+
+
+def test_attention_counts_where_its_two_dimensions_have_one_size() -> None:
+    sizes = {"B": 4, "N": 64, "d": 64}
+    found = program_costs(PROGRAMS["attention"], sizes)
+    products = total([found["bmm"], found["bmm_1"]])
+    assert pretty(products.flops_symbolic or "", ["B", "N", "d"]) == "4·B·N²·d"
+    assert pretty(found["bmm"].reads_symbolic or "", ["B", "N", "d"]) == "2·B·N·d"
+    assert pretty(found["bmm"].writes_symbolic or "", ["B", "N", "d"]) == "B·N²"
+    assert pretty(found["_softmax"].writes_symbolic or "", ["B", "N", "d"]) == "B·N²"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_formulas_found_where_sizes_are_equal_hold_where_they_differ(name: str) -> None:
+    program = PROGRAMS[name]
+    shapes = program.shapes(program.graph(EQUAL), EQUAL)
+    other = program.shapes(program.graph(DISTINCT), DISTINCT)
+    assert_formulas_hold(shapes, EQUAL, other)
+
+
+@pytest.mark.parametrize(("dropout", "fused"), [(0.0, False), (0.1, False), (0.1, True)])
+def test_every_operator_of_the_block_forward_and_backward(dropout: float, fused: bool) -> None:
+    pairs = zip(
+        block_shapes(BLOCK_EQUAL, dropout, fused), block_shapes(BLOCK_DISTINCT, dropout, fused), strict=True
+    )
+    for shapes, other in pairs:
+        assert_formulas_hold(shapes, BLOCK_EQUAL, other)
+
+
+def test_block_in_closed_form() -> None:
+    forward, backward = block_shapes(BLOCK_EQUAL, 0.1, True)
+    names = ["B", "S", "D", "H"]
+    compute = [
+        total(
+            operator_cost(node, shapes)
+            for node in shapes.graph.nodes
+            if (row := table.row_of(node.target)) and row.operator_class == "compute"
+        )
+        for shapes in (forward, backward)
+    ]
+    # Four projections and a feed-forward of width 4·D; two products of attention, five on the way back.
+    assert pretty(compute[0].flops_symbolic or "", names) == "4·B·S²·D + 24·B·S·D²"
+    assert pretty(compute[1].flops_symbolic or "", names) == "10·B·S²·D + 48·B·S·D²"
+    assert total(costs(forward).values()).transcendentals == (
+        BLOCK_EQUAL["B"] * BLOCK_EQUAL["S"] * (BLOCK_EQUAL["H"] * BLOCK_EQUAL["S"] + 4 * BLOCK_EQUAL["D"] + 2)
+    )
+
+
+# FLOPs against PyTorch's counter.
+
+
+def test_matmul_flops_of_the_block_are_what_pytorch_counts() -> None:
+    sizes = BLOCK_DISTINCT
+    block = Block(sizes["D"], sizes["H"], 0.0)
+    x = torch.randn(sizes["B"], sizes["S"], sizes["D"], requires_grad=True)
+    with FlopCounterMode(display=False) as forward:
+        y = block(x).sum()
+    with FlopCounterMode(display=False) as backward:
+        y.backward()
+    found = [matmul_flops(shapes) for shapes in block_shapes(sizes, 0.0, False)]
+    assert found == [forward.get_total_flops(), backward.get_total_flops()]
+
+
+def test_flops_of_fused_attention_are_what_pytorch_counts() -> None:
+    """PyTorch's counter does not see the CPU's kernel, but has the formulas of the GPU's."""
+    query, key, value = (2, 3, 8, 4), (2, 3, 5, 4), (2, 3, 5, 4)
+
+    def program(*inputs: Tensor) -> tuple[Tensor, ...]:
+        inputs = tuple(x.detach().requires_grad_() for x in inputs)
+        return torch.autograd.grad(F.scaled_dot_product_attention(*inputs).sum(), inputs)
+
+    inputs = tuple(f"float32{list(shape)}" for shape in (query, key, value))
+    found = program_costs(Program(program, inputs), {})
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    assert found[name].flops == sdpa_flop_count(query, key, value)
+    assert found[f"{name}_backward"].flops == sdpa_backward_flop_count(query, query, key, value)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (torch.mm, ("float32[5,7]", "float32[7,3]")),
+        (torch.mv, ("float32[5,7]", "float32[7]")),
+        (torch.addmm, ("float32[3]", "float32[5,7]", "float32[7,3]")),
+        (torch.baddbmm, ("float32[2,5,3]", "float32[2,5,7]", "float32[2,7,3]")),
+        (lambda x, w: F.conv2d(x, w, stride=2, padding=1), ("float32[2,4,9,8]", "float32[6,4,3,3]")),
+        (lambda x, w: F.conv2d(x, w, groups=2), ("float32[2,4,9,8]", "float32[6,2,3,3]")),
+        (lambda x, w: F.conv_transpose2d(x, w, stride=2), ("float32[2,4,9,8]", "float32[4,6,3,3]")),
+        (lambda x, w: F.conv1d(x, w, dilation=2), ("float32[2,4,9]", "float32[6,4,3]")),
+    ],
+)
+def test_flops_are_what_pytorch_counts(function: Callable[..., Tensor], inputs: tuple[str, ...]) -> None:
+    program = Program(function, inputs)
+    with FlopCounterMode(display=False) as counter:
+        function(*program.tensors({}))
+    # PyTorch's counter decomposes mv into nothing that it knows.
+    expected = counter.get_total_flops() if function is not torch.mv else 2 * 5 * 7
+    assert cost_of(function, *inputs).flops == expected
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolution_backward_takes_twice_the_forward(transposed: bool, groups: int) -> None:
+    convolve = F.conv_transpose2d if transposed else F.conv2d
+    weight = f"float32[4,{6 // groups},3,3]" if transposed else f"float32[6,{4 // groups},3,3]"
+
+    def program(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        return torch.autograd.grad(convolve(x, w, groups=groups).sum(), (x, w))
+
+    convolution = Program(program, ("float32[2,4,9,8]", weight))
+    found = program_costs(convolution, {})
+    assert found["convolution_backward"].flops == 2 * found["convolution"].flops
+    if groups == 1:
+        # With groups, PyTorch's counter takes the gradient of the weight for that of a whole one.
+        with FlopCounterMode(display=False) as counter:
+            program(*convolution.tensors({}))
+        assert counter.get_total_flops() == 3 * found["convolution"].flops
+
+
+def test_causal_attention_takes_half() -> None:
+    sizes = {"B": 2, "H": 3, "N": 8, "d": 4}
+    found = program_costs(PROGRAMS["sdpa"], sizes)["_scaled_dot_product_flash_attention_for_cpu"]
+    assert pretty(found.flops_symbolic or "", list(sizes)) == "2·B·H·N²·d"
+    assert found.transcendentals == 2 * 3 * 8 * 8 // 2
+    assert pretty(found.unused_symbolic or "", list(sizes)) == "B·H·N"
+
+
+# Reads: the elements of storage that a view addresses.
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "expanded": lambda x: x[:, :1].expand(-1, 9),
+    "expanded in front": lambda x: x.expand(4, -1, -1),
+    "slice": lambda x: x[1:4, ::2],
+    "diagonal": lambda x: x.diagonal(),
+    "windows": lambda x: x.unfold(1, 3, 1),
+    "windows apart": lambda x: x.unfold(1, 2, 3),
+    "one element": lambda x: x[0, 0].expand(5, 5),
+    "empty": lambda x: x[:0],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_an_operand_counts_the_elements_it_addresses(name: str) -> None:
+    view = VIEWS[name]
+    storage = torch.arange(6 * 8).view(6, 8)
+    cost = cost_of(lambda x: view(x).neg(), "float32[N,M]", N=6, M=8)
+    assert cost.reads == view(storage).unique().numel()
+    assert cost.writes == view(storage).numel()
+    assert cost.bytes_read == 4 * cost.reads
+
+
+def test_an_element_read_through_two_views_counts_once() -> None:
+    for function in (
+        lambda x: x * x,
+        lambda x: x @ x.t(),
+        lambda x: x[:, None] + x,
+        lambda x: torch.cat([x, x]),
+    ):
+        assert cost_of(function, "float32[N,N]", N=5).reads_symbolic == "N**2"
+    halves = cost_of(lambda x: x[:, :3] * x[:, 3:], "float32[N,6]", N=5)
+    assert (halves.reads, halves.reads_symbolic) == (30, "6*N")
+
+
+def test_a_broadcast_operand_counts_its_own_elements() -> None:
+    cost = cost_of(lambda x, b: x + b, "bfloat16[N,M]", "bfloat16[M]", N=5, M=3)
+    assert (cost.reads_symbolic, cost.writes_symbolic, cost.flops_symbolic) == ("M*N + M", "M*N", "M*N")
+    assert (cost.bytes_read, cost.bytes_written) == (2 * 18, 2 * 15)
+
+
+def test_what_is_never_read_is_not_counted() -> None:
+    assert cost_of(torch.zeros_like, "float32[N]", N=7) == Cost(
+        writes=7,
+        bytes_written=28,
+        reads_symbolic="0",
+        writes_symbolic="N",
+        unused_symbolic="0",
+        flops_symbolic="0",
+    )
+    gather = cost_of(lambda table, i: F.embedding(i, table), "float32[V,D]", "int64[N]", V=50, D=4, N=3)
+    assert (gather.reads, gather.bytes_read) == (3 * 4 + 3, 3 * 4 * 4 + 3 * 8)
+    # More places than rows: no more than the whole table.
+    assert (
+        cost_of(lambda table, i: F.embedding(i, table), "float32[V,D]", "int64[N]", V=5, D=4, N=99).reads
+        == 119
+    )
+
+
+def test_layer_norm_at_inference_writes_statistics_that_nobody_takes() -> None:
+    found = program_costs(PROGRAMS["layer norm"], {"B": 2, "N": 3, "D": 5})["native_layer_norm"]
+    assert pretty(found.unused_symbolic or "", ["B", "N"]) == "2·B·N"
+    assert (found.reads, found.writes) == (2 * 3 * 5 + 2 * 5, 2 * 3 * 5)
+
+
+# Arithmetic of the rows.
+
+
+@pytest.mark.parametrize(
+    ("function", "flops", "transcendentals"),
+    [
+        (lambda x: F.gelu(x), 4, 1),
+        (lambda x: F.gelu(x, approximate="tanh"), 8, 1),
+        (lambda x: x**2, 1, 0),
+        (lambda x: x**3, 2, 0),
+        (lambda x: x**0.3, 0, 1),
+        (lambda x: torch.sigmoid(x), 3, 1),
+        (lambda x: x.clone(), 0, 0),
+        (lambda x: x.sum(1), 1, 0),
+        (lambda x: x.softmax(1), 4, 1),
+    ],
+)
+def test_arithmetic_per_element(
+    function: Callable[[Tensor], Tensor], flops: int, transcendentals: int
+) -> None:
+    cost = cost_of(function, "float32[N,M]", N=5, M=7)
+    assert (cost.flops, cost.transcendentals) == (35 * flops, 35 * transcendentals)
+
+
+UNCOUNTED = {"sort", "topk", "multinomial"}
+
+
+def test_every_row_of_the_operator_table_has_its_arithmetic() -> None:
+    table.row_of(None)
+    for row in table.ROWS.values():
+        _, name, overload = row.name.split(".")
+        target = getattr(getattr(torch.ops.aten, name), overload)
+        view = fx.Graph().call_function(target)
+        assert calls.is_view(view) or (name in ARITHMETIC) != (name in UNCOUNTED), row.name
+
+
+# Unknown.
+
+
+def test_an_operator_without_a_rule_is_unknown_and_marks_the_total() -> None:
+    program = Program(lambda x: torch.sort(x + 1)[0], ("float32[N,M]",))
+    found = program_costs(program, {"N": 3, "M": 4})
+    assert found["sort"] == UNKNOWN
+    whole = total(found.values())
+    assert whole.provenance == "unknown"
+    assert shown(whole.reads, whole.reads_symbolic, whole, ["N", "M"]) == "≥ N·M"
+    assert shown(UNKNOWN.reads, UNKNOWN.reads_symbolic, UNKNOWN) == "unknown"
+    add = found["add"]
+    assert shown(add.reads, add.reads_symbolic, add, ["N", "M"]) == "N·M"
+
+
+def test_complex_tensors_are_unknown() -> None:
+    assert cost_of(lambda x: x * x, "complex64[N]", N=3).provenance == "unknown"
+
+
+# Formulas.
+
+
+def test_total_counts_a_missing_formula_with_its_number() -> None:
+    whole = total([Cost(reads=6, reads_symbolic="N*M"), Cost(reads=5)])
+    assert (whole.reads, whole.reads_symbolic, whole.flops_symbolic) == (11, "M*N + 5", None)
+    assert total([]) == FREE
+
+
+@pytest.mark.parametrize("name", ["N", "S", "E", "I", "O", "Q", "beta", "C", "pi"])
+def test_names_that_sympy_has_its_own_objects_for(name: str) -> None:
+    assert pretty(f"2*{name}**2 + {name}", [name]) == f"2·{name}² + {name}"
+
+
+@pytest.mark.parametrize(
+    "text", ["__import__('os').system('true')", "N.bit_length()", "f(N)", "N if M else 2", "N +"]
+)
+def test_only_formulas_are_read_back(text: str) -> None:
+    with pytest.raises(ValueError, match="no formula"):
+        parse(text)
+
+
+def test_pretty_writes_fractions_powers_and_signs() -> None:
+    assert pretty("3*N**2/2 - M + 7", ["N", "M"]) == "3·N²/2 − M + 7"
+    assert pretty("N**12/(H*K)", ["N"]) == "N¹²/(H·K)"
+    assert pretty("0") == "0"

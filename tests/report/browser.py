@@ -1,0 +1,178 @@
+"""A headless Chromium, driven through the DevTools protocol over a pipe: nothing but the standard library."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_DEADLINE_S = 30.0
+
+
+class Browser:
+    """One page at a time; `problems` gathers console errors, exceptions and requests to a network."""
+
+    def __init__(self, profile: Path) -> None:
+        if CHROMIUM is None:
+            raise RuntimeError("no chromium on this machine")
+        to_browser, self._out = os.pipe()
+        self._in, from_browser = os.pipe()
+        command = [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--hide-scrollbars",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={profile}",
+        ]
+        # Chromium reads commands from descriptor 3 and answers on descriptor 4.
+        self._process = subprocess.Popen(
+            ["sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", *command],
+            pass_fds=(to_browser, from_browser),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._buffer = b""
+        self._last = 0
+        self._loaded = False
+        self._session: str | None = None
+        self.problems: list[str] = []
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.send(f"{domain}.enable")
+
+    def open(self, page: Path, width: int = 1400, height: int = 1000, scheme: str = "light") -> None:
+        """Load `page` from `file://` and wait until it is drawn."""
+        self.problems.clear()
+        self._loaded = False
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.send("Page.navigate", url=page.resolve().as_uri())
+        deadline = time.monotonic() + _DEADLINE_S
+        while not self._loaded:
+            self._receive(deadline)
+        self.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))"
+        )
+
+    def evaluate(self, script: str) -> Any:
+        """What the expression `script` gives in the page, as JSON carries it."""
+        answer = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise AssertionError(answer["exceptionDetails"]["exception"].get("description", answer))
+        return answer["result"].get("value")
+
+    def click(self, selector: str) -> None:
+        x, y = self._centre(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def hover(self, selector: str) -> None:
+        x, y = self._centre(selector)
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def type(self, selector: str, text: str) -> None:
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).focus()")
+        self.send("Input.insertText", text=text)
+
+    def press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    def screenshot(self, path: Path, selector: str | None = None) -> None:
+        """The whole page, or the box of one element."""
+        box = self.evaluate(
+            f"(({json.dumps(selector)} && document.querySelector({json.dumps(selector)})) || "
+            "document.documentElement).getBoundingClientRect().toJSON()"
+        )
+        scroll = self.evaluate("scrollY")
+        clip = {
+            "x": box["x"],
+            "y": box["y"] + scroll,
+            "width": box["width"],
+            "height": box["height"],
+            "scale": 1,
+        }
+        answer = self.send("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    def send(self, method: str, **params: object) -> dict[str, Any]:
+        """One command and its result; events that arrive meanwhile are noted."""
+        self._last += 1
+        message: dict[str, object] = {"id": self._last, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + _DEADLINE_S
+        while True:
+            answer = self._receive(deadline)
+            if answer.get("id") == self._last:
+                if "error" in answer:
+                    raise AssertionError(f"{method}: {answer['error']['message']}")
+                result: dict[str, Any] = answer["result"]
+                return result
+
+    def __enter__(self) -> Browser:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.wait(timeout=10)
+        os.close(self._out)
+        os.close(self._in)
+
+    def _centre(self, selector: str) -> tuple[float, float]:
+        box = self.evaluate(
+            f"(() => {{ const node = document.querySelector({json.dumps(selector)}); "
+            "node.scrollIntoView({block: 'center', behavior: 'instant'}); "
+            "return node.getBoundingClientRect().toJSON(); })()"
+        )
+        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    def _receive(self, deadline: float) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            if not select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError("chromium does not answer")
+            chunk = os.read(self._in, 1 << 20)
+            if not chunk:
+                raise RuntimeError("chromium has gone")
+            self._buffer += chunk
+        text, _, self._buffer = self._buffer.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        self._note(message.get("method", ""), message.get("params", {}))
+        return message
+
+    def _note(self, event: str, params: dict[str, Any]) -> None:
+        if event == "Page.loadEventFired":
+            self._loaded = True
+        elif event == "Runtime.exceptionThrown":
+            self.problems.append(str(params["exceptionDetails"]))
+        elif event == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+            self.problems.append(f"console.{params['type']}: {params['args']}")
+        elif event == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.problems.append(params["entry"]["text"])
+        elif event == "Network.requestWillBeSent":
+            url = params["request"]["url"]
+            if not url.startswith(("file:", "data:")):
+                self.problems.append(f"request to {url}")

@@ -1,0 +1,187 @@
+"""The terminal view says the figures of DESIGN's definitions, exactly, and shows text as text."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from rich.console import Console, RenderableType
+
+from tests.report.sample import CEILINGS, DIMS, measurements, program, verified
+from tilewright.records.measurement import Measurement
+from tilewright.records.program import Cost, Decision, Fallback, Operator, OperatorClass, Program, Region
+from tilewright.report.terminal import as_json, show_explain, show_optimize
+
+N, M = 4000, 5000
+
+
+def printed(view: RenderableType, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(view)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+def naive_softmax(planned: bool = True) -> Program:
+    """`x.max(dim=1)[0]` and four steps more: the reference case of the definitions."""
+    steps: list[tuple[str, str, OperatorClass, str, str]] = [
+        ("max_1", "aten.max.dim", "reduction", "M*N", "N"),
+        ("sub", "aten.sub.Tensor", "pointwise", "M*N + N", "M*N"),
+        ("exp", "aten.exp", "pointwise", "M*N", "M*N"),
+        ("sum_1", "aten.sum.dim_IntList", "reduction", "M*N", "N"),
+        ("div", "aten.div.Tensor", "pointwise", "M*N + N", "M*N"),
+    ]
+    sizes = {"M*N": M * N, "M*N + N": M * N + N, "N": N}
+    operators = []
+    for index, (name, target, kind, reads, writes) in enumerate(steps):
+        unused = N if index == 0 else 0
+        cost = Cost(
+            reads=sizes[reads],
+            writes=sizes[writes],
+            unused=unused,
+            bytes_read=4 * sizes[reads],
+            bytes_written=4 * sizes[writes] + 8 * unused,
+            reads_symbolic=reads,
+            writes_symbolic=writes,
+            unused_symbolic="N" if unused else None,
+        )
+        operators.append(
+            Operator(
+                graph="forward",
+                stage="before",
+                index=index,
+                name=name,
+                target=target,
+                operator_class=kind,
+                shape=(N,) if writes == "N" else (N, M),
+                dtype="float32",
+                cost=cost,
+                floor_us=1000.0,
+                bound="DRAM",
+                region="softmax" if planned else None,
+                source=f"naive_softmax.py:{12 + index}: the line of {name}",
+            )
+        )
+    fused = Cost(
+        reads=M * N,
+        writes=M * N,
+        bytes_read=4 * M * N,
+        bytes_written=4 * M * N,
+        reads_symbolic="M*N",
+        writes_symbolic="M*N",
+    )
+    regions = [Region("forward", "softmax", tuple(op.name for op in operators), fused, "c++", "", 1500.0)]
+    return Program(operators, regions if planned else [])
+
+
+def test_the_naive_softmax_reads_and_writes_what_the_definitions_say() -> None:
+    text = printed(show_explain(naive_softmax(), [], {"N": N, "M": M}))
+    before, after = text.split("after fusion:")
+    assert "reads 5*M*N + 2*N  writes 3*M*N + 2*N\n" in before.replace(" \n", "\n")
+    assert "\n  unused N (indices of max)\n" in before
+    assert "before fusion: 5 launches" in before and "floor 5.00 ms" in before
+    assert "reads M*N  writes M*N" in after and " 1 launch," in after and "floor 1.50 ms" in after
+    assert "unused N" not in after
+    assert "N = 4,000, M = 5,000" in before
+
+
+def test_the_unused_values_have_a_line_of_their_own() -> None:
+    lines = printed(show_explain(naive_softmax(), [], {})).splitlines()
+    (line,) = [line for line in lines if "unused: indices of max" in line]
+    assert line.split() == ["unused:", "indices", "of", "max", "N"]
+
+
+def test_an_unknown_cost_is_never_zero() -> None:
+    broken = naive_softmax(planned=False)
+    broken.operators[2] = replace(broken.operators[2], cost=Cost(provenance="unknown"), floor_us=None)
+    text = printed(show_explain(broken, [], {}))
+    (line,) = [line for line in text.splitlines() if line.startswith("2  exp")]
+    assert line.count("unknown") == 3
+    assert "reads 4*M*N + 2*N" in text
+    assert "and 1 of unknown cost, in none of these sums" in text
+
+
+def test_a_term_without_a_formula_leaves_the_number() -> None:
+    plain = naive_softmax(planned=False)
+    cost = replace(plain.operators[2].cost, reads_symbolic=None)
+    plain.operators[2] = replace(plain.operators[2], cost=cost)
+    assert "reads 100 M  writes 3*M*N + 2*N" in printed(show_explain(plain, [], {}))
+
+
+@pytest.mark.parametrize("width", [60, 80, 110, 200])
+def test_totals_and_floors_are_whole_at_any_width(width: int) -> None:
+    text = printed(show_explain(naive_softmax(), CEILINGS, {"N": N, "M": M}), width)
+    assert "reads 5*M*N + 2*N  writes 3*M*N + 2*N" in text
+    assert text.count("1.00 ms") == 5
+    assert all(len(line) <= width for line in text.splitlines())
+    assert ("naive_softmax.py:12: the line of max_1" in text) == (width == 200)
+
+
+def test_regions_decisions_and_fallbacks_are_shown_with_their_reasons() -> None:
+    text = printed(show_explain(program(), CEILINGS, DIMS), 250)
+    for graph in ("forward", "backward"):
+        assert f"\n{graph}" in text
+    assert "attention  scores, scale, softmax, drop_p, mix" in text
+    assert "taken" in text and "the value stays in registers" in text
+    assert "tried and lost" in text and "as an epilogue it was slower" in text
+    assert "runs as PyTorch runs it: aten.native_layer_norm_backward" in text
+    assert "matmul fp32 0.186 TFLOP/s (datasheet)" in text
+
+
+def test_text_is_neither_markup_nor_control() -> None:
+    hostile = "[bold red]x[/]\x1b[2J\r\x07"
+    operator = replace(naive_softmax().operators[0], name=hostile, source=hostile, region=None)
+    view = Program(
+        [operator],
+        [],
+        [Decision("forward", hostile, hostile, "refused", hostile, source=hostile)],
+        [],
+        [Fallback(hostile, hostile, hostile)],
+    )
+    text = printed(show_explain(view, [], {hostile: 1}))
+    assert "[bold red]x[/]" in text
+    assert not {"\x1b", "\r", "\x07"} & set(text)
+
+
+def test_nothing_to_show() -> None:
+    assert printed(show_explain(Program(), [], {})).strip() == ""
+    assert printed(show_optimize(Program(), [], [])).strip() == ""
+
+
+def test_measurements_beside_their_peers() -> None:
+    text = printed(show_optimize(program(), measurements(), verified()))
+    (line,) = [line for line in text.splitlines() if line.startswith("block") and "fwd+bwd" in line]
+    figures = ["112 ms", "110 ms to 115 ms", "1.83×", "1.17×", "63.0 MB", "79%"]
+    assert all(figure in line for figure in figures)
+    assert "18 of 18 tensors within the numbers contract; 10 further from their bounds are not shown" in text
+    assert "peak of live memory" in text and "forward" in text
+
+
+def test_peers_are_those_of_the_same_case() -> None:
+    def row(impl: str, case: str, median: float) -> Measurement:
+        return Measurement("softmax", case, impl, "fwd", median, median, median, 10)
+
+    rows = [row("tilewright", "a", 10.0), row("eager", "b", 1000.0), row("tilewright", "b", 100.0)]
+    text = printed(show_optimize(Program(), rows, []))
+    assert [line.count("10.0×") for line in text.splitlines() if "tilewright" in line] == [0, 1]
+
+
+def test_every_tensor_that_fails_is_shown_first() -> None:
+    rows = [replace(tensor, ok=False, error=math.nan) for tensor in verified()[:12]] + verified()[12:]
+    text = printed(show_optimize(Program(), [], rows))
+    assert text.count("FAILED") == 12 and "6 of 18 tensors" in text
+    assert text.index("FAILED") < text.index("6 of 18")
+
+
+def test_json_has_every_field_and_is_strict() -> None:
+    rows = [replace(verified()[0], error=math.nan, max_error=math.inf)]
+    document = json.loads(as_json(program(), CEILINGS, measurements(), rows))
+    assert document["operators"][0]["cost"]["reads_symbolic"] == "B*S*D + 2*D"
+    assert document["operators"][0]["shape"] == [4, 512, 256]
+    assert len(document["decisions"]) == len(program().decisions)
+    assert document["verified"][0]["error"] is None and document["verified"][0]["max_error"] is None
+    assert document["measurements"][0]["impl"] == "tilewright"
