@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,18 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
+from torch._ops import OpOverload
 
 from tilewright.emit.cpp import emit_cpp, translation_unit
-from tilewright.graph.capture import Boxed, through_aot
+from tilewright.graph.capture import Boxed, compilations, first_line, graph_break, is_symbolic, specialise, through_aot
+from tilewright.graph.source import source_line
+from tilewright.operators.table import row_of
 from tilewright.passes.fusion import Fusion, fuse
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.schedule import schedule
-from tilewright.records.errors import TilewrightError
+from tilewright.passes.simplify import written
+from tilewright.records.errors import CaptureError, TilewrightError, say_once
 from tilewright.records.program import Decision, Fallback, GraphName
 from tilewright.runtime.assemble import Scheduled, assemble
 from tilewright.runtime.compiler import load
-from tilewright.runtime.executable import Executable
+from tilewright.runtime.executable import MOST_SIZES, Executable, ExecutableBySize
 from tilewright.tune.settle import settle
 
 
@@ -68,8 +71,16 @@ def strict() -> bool:
 
 def backend(module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
     """The torch.compile backend. What it cannot compile runs as PyTorch runs it, with one line that says so."""
-    record = _recording.get() or Recording()
-    return through_aot(_Compiler(record), module, list(inputs))
+    compiler = _Compiler(_recording.get() or Recording())
+    compiler.note_limits(module)
+    # A rewrite that fails halfway must leave nothing of itself in what runs instead.
+    untouched = fx.Graph()
+    untouched.output(untouched.graph_copy(module.graph, {}))
+    try:
+        return through_aot(compiler, module, list(inputs))
+    except CaptureError as error:
+        compiler.leave_to_pytorch(Fallback("the graph", _place(module.graph), str(error)), error)
+        return fx.GraphModule(module, untouched)
 
 
 class _Compiler:
@@ -92,15 +103,51 @@ class _Compiler:
     def compile_inference(self, module: fx.GraphModule) -> Boxed:
         return self._compile({"forward": module})[0]
 
+    def note_limits(self, module: fx.GraphModule) -> None:
+        """Say where Dynamo gave up: at a graph break, or soon because of too many variants."""
+        if found := graph_break(module):
+            self.leave_to_pytorch(found)
+        count, limit = compilations()
+        if count == limit:
+            say_once(
+                f"the function at {_place(module.graph)} was compiled {count} times, as often as PyTorch allows "
+                "(torch._dynamo.config.recompile_limit): further variants run as PyTorch runs them"
+            )
+
+    def leave_to_pytorch(self, fallback: Fallback, error: Exception | None = None) -> None:
+        """Note something that runs as PyTorch runs it; an error where TILEWRIGHT_STRICT forbids that."""
+        self.record.fallbacks.append(fallback)
+        if strict():
+            raise error or CaptureError(f"{fallback.what} at {fallback.where}: {fallback.why}")
+        say_once(f"{fallback.what} at {fallback.where} runs as PyTorch runs it: {fallback.why}")
+
     def _compile(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
+        if not any(is_symbolic(module) for module in modules.values()):
+            return self._try(modules)
+        return [self._compile_by_size(name, module) for name, module in modules.items()]
+
+    def _compile_by_size(self, name: GraphName, module: fx.GraphModule) -> Boxed:
+        def for_sizes_of(args: list[Any]) -> Boxed:
+            try:
+                fixed = specialise(module, args)
+            except CaptureError as error:
+                self.leave_to_pytorch(_fallback({name: module}, error), error)
+                return _interpret(module)
+            return self._try({name: fixed})[0]
+
+        def past_limit(args: list[Any]) -> Sequence[Any]:
+            error = CaptureError(f"it was compiled for {MOST_SIZES} different sizes, and this is one more")
+            self.leave_to_pytorch(_fallback({name: module}, error), error)
+            return _interpret(module)(args)
+
+        return ExecutableBySize(module, for_sizes_of, past_limit)
+
+    def _try(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
         try:
             return self._compile_all(modules)
-        except (TilewrightError, NotImplementedError) as error:
-            if strict():
-                raise
-            fallback = Fallback("+".join(modules), "graph", str(error))
-            self.record.fallbacks.append(fallback)
-            print(f"tilewright: {fallback.what} {fallback.where} runs as PyTorch runs it: {error}", file=sys.stderr)
+        # A kernel that cannot be made, for whatever reason, must not take the user's program with it.
+        except Exception as error:
+            self.leave_to_pytorch(_fallback(modules, error), error)
             return [_interpret(module) for module in modules.values()]
 
     def _compile_all(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
@@ -109,15 +156,37 @@ class _Compiler:
         library = load(translation_unit(sources)) if sources else None
         for graph in compiled:
             graph.executable = assemble(graph.scheduled, library)
+            self._note_unknown(graph.after)
         self.record.graphs += compiled
         return [graph.executable for graph in compiled if graph.executable]
+
+    def _note_unknown(self, graph: fx.Graph) -> None:
+        """Name the operators that the table does not know; the rest of the graph is compiled all the same."""
+        for node in graph.nodes:
+            known = not isinstance(node.target, OpOverload) or row_of(node.target) or written(node)
+            if node.op == "call_function" and not known:
+                why = "it has no row in the operator table"
+                self.record.fallbacks.append(Fallback(str(node.target), source_line(node) or node.name, why))
+                say_once(f"{node.target} at {source_line(node) or node.name} runs as PyTorch runs it: {why}")
+
+
+def _fallback(modules: dict[GraphName, fx.GraphModule], error: Exception) -> Fallback:
+    why = str(error) if isinstance(error, TilewrightError) else f"{type(error).__name__}: {first_line(error)}"
+    graph = next(iter(modules.values())).graph
+    return Fallback(f"the {' and '.join(modules)} graph", _place(graph), why)
+
+
+def _place(graph: fx.Graph) -> str:
+    """The first line of the user's program that `graph` computes."""
+    return next((line for node in graph.nodes if (line := source_line(node))), "an unknown place")
 
 
 def _interpret(module: fx.GraphModule) -> Boxed:
     def run(args: list[Any]) -> Sequence[Any]:
         inputs = list(args)
         args.clear()
-        return module(*inputs)  # type: ignore[no-any-return]
+        results: Sequence[Any] = module(*inputs)
+        return results
 
     return run
 
@@ -127,6 +196,3 @@ def _plan(name: GraphName, module: fx.GraphModule) -> CompiledGraph:
     scheduled = Scheduled(module.graph, schedule(module.graph, fusion.regions))
     sources = {r.name: emit_cpp(r.lowered.nest) for r in fusion.regions}
     return CompiledGraph(name, module.graph, module.graph, fusion, scheduled, sources)
-
-
-

@@ -25,7 +25,7 @@ from tilewright.cost.arithmetic import ARITHMETIC
 from tilewright.cost.operators import FREE, UNKNOWN, operator_cost, total
 from tilewright.cost.symbols import parse, pretty, shown
 from tilewright.graph import calls
-from tilewright.graph.dims import SymbolicShapes
+from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
 from tilewright.operators import table
 from tilewright.records.program import Cost
 
@@ -112,9 +112,7 @@ def test_formulas_found_where_sizes_are_equal_hold_where_they_differ(name: str) 
 
 @pytest.mark.parametrize(("dropout", "fused"), [(0.0, False), (0.1, False), (0.1, True)])
 def test_every_operator_of_the_block_forward_and_backward(dropout: float, fused: bool) -> None:
-    pairs = zip(
-        block_shapes(BLOCK_EQUAL, dropout, fused), block_shapes(BLOCK_DISTINCT, dropout, fused), strict=True
-    )
+    pairs = zip(block_shapes(BLOCK_EQUAL, dropout, fused), block_shapes(BLOCK_DISTINCT, dropout, fused), strict=True)
     for shapes, other in pairs:
         assert_formulas_hold(shapes, BLOCK_EQUAL, other)
 
@@ -262,6 +260,17 @@ def test_a_broadcast_operand_counts_its_own_elements() -> None:
     assert (cost.bytes_read, cost.bytes_written) == (2 * 18, 2 * 15)
 
 
+def test_a_copy_into_an_input_is_written_for_its_owner() -> None:
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    copy = graph.call_function(torch.ops.aten.copy_.default, (x, y))
+    graph.output(())
+    for node, shape in ((x, (3, 5)), (y, (5,)), (copy, (3, 5))):
+        node.meta["val"] = torch.zeros(shape)
+    cost = operator_cost(copy, symbolic_shapes(graph, {"x": ("N", "M")}, {"N": 3, "M": 5}))
+    assert (cost.reads_symbolic, cost.writes_symbolic, cost.unused) == ("M", "M*N", 0)
+
+
 def test_what_is_never_read_is_not_counted() -> None:
     assert cost_of(torch.zeros_like, "float32[N]", N=7) == Cost(
         writes=7,
@@ -274,10 +283,7 @@ def test_what_is_never_read_is_not_counted() -> None:
     gather = cost_of(lambda table, i: F.embedding(i, table), "float32[V,D]", "int64[N]", V=50, D=4, N=3)
     assert (gather.reads, gather.bytes_read) == (3 * 4 + 3, 3 * 4 * 4 + 3 * 8)
     # More places than rows: no more than the whole table.
-    assert (
-        cost_of(lambda table, i: F.embedding(i, table), "float32[V,D]", "int64[N]", V=5, D=4, N=99).reads
-        == 119
-    )
+    assert cost_of(lambda table, i: F.embedding(i, table), "float32[V,D]", "int64[N]", V=5, D=4, N=99).reads == 119
 
 
 def test_layer_norm_at_inference_writes_statistics_that_nobody_takes() -> None:
@@ -303,9 +309,7 @@ def test_layer_norm_at_inference_writes_statistics_that_nobody_takes() -> None:
         (lambda x: x.softmax(1), 4, 1),
     ],
 )
-def test_arithmetic_per_element(
-    function: Callable[[Tensor], Tensor], flops: int, transcendentals: int
-) -> None:
+def test_arithmetic_per_element(function: Callable[[Tensor], Tensor], flops: int, transcendentals: int) -> None:
     cost = cost_of(function, "float32[N,M]", N=5, M=7)
     assert (cost.flops, cost.transcendentals) == (35 * flops, 35 * transcendentals)
 
@@ -355,9 +359,7 @@ def test_names_that_sympy_has_its_own_objects_for(name: str) -> None:
     assert pretty(f"2*{name}**2 + {name}", [name]) == f"2·{name}² + {name}"
 
 
-@pytest.mark.parametrize(
-    "text", ["__import__('os').system('true')", "N.bit_length()", "f(N)", "N if M else 2", "N +"]
-)
+@pytest.mark.parametrize("text", ["__import__('os').system('true')", "N.bit_length()", "f(N)", "N if M else 2", "N +"])
 def test_only_formulas_are_read_back(text: str) -> None:
     with pytest.raises(ValueError, match="no formula"):
         parse(text)

@@ -98,6 +98,11 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.relu(F.conv2d(x, weight, bias, padding=1)).flatten(1)
 
 
+def convolution_gradients(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    inputs = tuple(t.detach().requires_grad_() for t in (x, weight, bias))
+    return torch.autograd.grad(convolved(*inputs).sum(), inputs)
+
+
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -137,6 +142,9 @@ PROGRAMS = {
     ),
     "cross entropy": Program(cross_entropy, ("float32[N,D]", "float32[V,D]?", "int64[N]"), inner=("V",)),
     "convolution": Program(convolved, ("float32[B,C,N,M]", "float32[K,C,3,3]?", "float32[K]?"), inner=("K",)),
+    "convolution gradients": Program(
+        convolution_gradients, ("float32[B,C,N,M]", "float32[K,C,3,3]?", "float32[K]?"), inner=("K",)
+    ),
     "layer norm": Program(
         lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b),
         ("bfloat16[B,N,D]", "bfloat16[D]?", "bfloat16[D]?"),
@@ -165,8 +173,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm1(x)
         q, k, v = (
-            project(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for project in (self.query, self.key, self.value)
+            project(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for project in (self.query, self.key, self.value)
         )
         if self.fused:
             mixed = F.scaled_dot_product_attention(q, k, v)

@@ -68,9 +68,7 @@ def test_block_forward_and_backward_hold_where_sizes_differ(dropout: float, fuse
     for graph, other, shapes in zip(graphs, others, block_shapes(BLOCK_EQUAL, dropout, fused), strict=True):
         for node, partner in same_nodes(graph, other):
             assert at(shapes, node, BLOCK_EQUAL) == numeric(node)
-            assert at(shapes, node, BLOCK_DISTINCT) == numeric(partner), (
-                f"{node.format_node()}: {shapes[node]}"
-            )
+            assert at(shapes, node, BLOCK_DISTINCT) == numeric(partner), f"{node.format_node()}: {shapes[node]}"
 
 
 def test_block_reads_in_the_names_of_its_case() -> None:
@@ -150,15 +148,19 @@ def test_sizes_zero_and_one(sizes: dict[str, int]) -> None:
     assert texts(graph, program.shapes(graph, sizes))["div"] == "[N, M]"
 
 
+def test_a_parameter_without_elements() -> None:
+    graph = PROGRAMS["mlp"].graph({"B": 3, "D": 0})
+    shapes = PROGRAMS["mlp"].shapes(graph, {"B": 3, "D": 0})
+    assert all(at(shapes, node, shapes.sizes) == numeric(node) for node in graph.nodes if node.op != "output")
+
+
 def test_an_operator_without_a_rule_gives_numbers_until_a_use_names_them() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x + torch.linalg.pinv(x).mT
 
     graph = make_fx(program, tracing_mode="fake")(torch.zeros(3, 5)).graph
     shapes = symbolic_shapes(graph, {"x_1": ("N", "M")}, {"N": 3, "M": 5})
-    assert all(
-        at(shapes, node, {"N": 3, "M": 5}) == numeric(node) for node in graph.nodes if node.op != "output"
-    )
+    assert all(at(shapes, node, {"N": 3, "M": 5}) == numeric(node) for node in graph.nodes if node.op != "output")
     assert texts(graph, shapes)["add"] == "[N, M]"
 
 

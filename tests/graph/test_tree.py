@@ -26,8 +26,7 @@ from tilewright.graph.source import source_line
 from tilewright.graph.tree import Group, OperatorNote, annotated_tree, render, steps
 
 READING = (
-    "LN → Q,K,V → heads → QKᵀ/√d → softmax → PV → merge → out-projection → residual "
-    "→ LN → FF1 → GELU → FF2 → residual"
+    "LN → Q,K,V → heads → QKᵀ/√d → softmax → PV → merge → out-projection → residual → LN → FF1 → GELU → FF2 → residual"
 )
 
 
@@ -150,8 +149,7 @@ def test_modules_nest() -> None:
         return graph
 
     layers = {
-        i: (f"L['self'].layers[{i}]" if i else "getattr(L['self'].layers, '0')", torch.nn.Sequential)
-        for i in range(2)
+        i: (f"L['self'].layers[{i}]" if i else "getattr(L['self'].layers, '0')", torch.nn.Sequential) for i in range(2)
     }
     inner = ("L['self']._modules['layers']._modules['1'].act", torch.nn.ReLU)
     graph = graph_with({"a": layers[0]}, {"b": layers[1]}, {"b": layers[1], "c": inner}, {"b": layers[1]})

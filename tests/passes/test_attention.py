@@ -12,14 +12,38 @@ import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_compiler
 from torch.fx import GraphModule
 
+from tests.passes.attention_spellings import (
+    CAUSAL,
+    DROPPED_ROW,
+    FLOAT_MASK,
+    IN_FP32,
+    INF,
+    LOST_ROW,
+    MASKED,
+    REFUSED,
+    SPELLINGS,
+    B,
+    D,
+    Function,
+    H,
+    N,
+    added,
+    causal_tril,
+    causal_triu,
+    draw,
+    filled,
+    filled_low,
+    filled_where,
+    in_autocast,
+    plain,
+    softmax_in_fp32,
+    written_softmax,
+)
 from tilewright.passes.attention import recognise_attention
 from tilewright.records.program import Decision
-
-B, H, N, M, D, DV = 2, 3, 7, 9, 5, 4
-INF = math.inf
-Function = Callable[..., Tensor]
 
 
 class Compiled:
@@ -42,11 +66,6 @@ class Compiled:
         verdicts = [decision.verdict for decision in self.decisions]
         assert len(fused) == verdicts.count("taken")
         return verdicts == ["taken"]
-
-
-def draw(*shapes: Sequence[int], dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
 
 def heads(dtype: torch.dtype = torch.float32, n: int = N, m: int = N, d: int = D) -> list[Tensor]:
@@ -80,232 +99,6 @@ def with_gradients(inputs: Sequence[Tensor], count: int = 3) -> list[Tensor]:
     return [x.requires_grad_() if i < count else x for i, x in enumerate(inputs)]
 
 
-# --- spellings of unmasked and causal attention over q, k, v [B, H, N, D] ---
-
-
-def plain(q, k, v):
-    return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(D), dim=-1) @ v
-
-
-def functional(q, k, v):
-    return torch.matmul(F.softmax(torch.matmul(q, k.mT) * D**-0.5, dim=3), v)
-
-
-def methods(q, k, v):
-    return q.matmul(k.permute(0, 1, 3, 2)).div(D**0.5).softmax(-1).matmul(v)
-
-
-def module_softmax(q, k, v):
-    return nn.Softmax(dim=-1)((q * D**-0.5) @ k.swapaxes(2, 3)) @ v
-
-
-def scaled_key(q, k, v):
-    return torch.softmax(q @ (k.transpose(-1, -2) * 0.3), -1) @ v
-
-
-def scaled_both(q, k, v):
-    root = D**0.25
-    return torch.softmax((q / root) @ (k / root).transpose(-1, -2), -1) @ v
-
-
-def unscaled(q, k, v):
-    return (q @ k.mT).softmax(dim=-1) @ v
-
-
-def tensor_scale(q, k, v):
-    return torch.softmax(q @ k.mT / torch.sqrt(torch.tensor(D)), -1) @ v
-
-
-def number_first(q, k, v):
-    return torch.softmax(0.25 * (q @ k.mT), -1) @ v
-
-
-def scaled_twice(q, k, v):
-    return torch.softmax(torch.mul(torch.div(q @ k.mT, 2.0), 0.7), -1) @ v
-
-
-def einsums(q, k, v):
-    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(D)
-    return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), v)
-
-
-def einsum_sequence_first(q, k, v):
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    weights = torch.einsum("bqhd,bkhd->bhqk", q, k).mul(D**-0.5).softmax(-1)
-    return torch.einsum("bhqk,bkhd->bqhd", weights, v)
-
-
-def einsum_reversed(q, k, v):
-    weights = torch.einsum("bhkd,bhqd->bhqk", [k, q]).softmax(-1)
-    return torch.einsum("bhkd, bhqk -> bqhd", v, weights).reshape(B, N, H * D)
-
-
-def batched(q, k, v):
-    q, k, v = (x.reshape(B * H, N, D) for x in (q, k, v))
-    return torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)) / math.sqrt(D), -1), v)
-
-
-def baddbmm(q, k, v):
-    q, k, v = (x.reshape(B * H, N, D) for x in (q, k, v))
-    room = q.new_empty(B * H, N, N)
-    return torch.bmm(torch.baddbmm(room, q, k.mT, beta=0, alpha=D**-0.5).softmax(-1), v)
-
-
-def one_head(q, k, v):
-    return torch.softmax(q[0, 0] @ k[0, 0].T / math.sqrt(D), dim=1) @ v[0, 0]
-
-
-def one_head_mm(q, k, v):
-    return torch.mm(torch.softmax(torch.mm(q[0, 1], k[0, 1].t()), 1), v[0, 1])
-
-
-def three_axes(q, k, v):
-    return torch.softmax(q[:, 0] @ k[:, 0].transpose(1, 2), 2) @ v[:, 0]
-
-
-def five_axes(q, k, v):
-    q, k, v = (x.unsqueeze(1).expand(B, 2, H, N, D) for x in (q, k, v))
-    return torch.softmax(q @ k.mT, -1) @ v
-
-
-def given_transposed(q, k, v):
-    k = k.reshape(B, H, D, N)
-    return torch.softmax(q @ k, -1) @ v
-
-
-def half_depth_values(q, k, v):
-    return torch.softmax(q @ k.mT / math.sqrt(D), -1) @ v[..., :DV]
-
-
-def half_depth_keys(q, k, v):
-    return torch.softmax(q[..., :DV] @ k[..., :DV].mT / math.sqrt(DV), -1) @ v
-
-
-def grouped_repeat(q, k, v):
-    k, v = (x[:, :1].repeat_interleave(H, 1) for x in (k, v))
-    return torch.softmax(q @ k.mT, -1) @ v
-
-
-def grouped_broadcast(q, k, v):
-    return torch.softmax(q @ k[:, :1].mT, -1) @ v[:, :1]
-
-
-def fewer_keys(q, k, v):
-    return torch.softmax(q @ k[:, :, :4].mT, -1) @ v[:, :, :4]
-
-
-def one_query(q, k, v):
-    return torch.softmax(q[:, :, -1:] @ k.mT, -1) @ v
-
-
-def written_softmax(q, k, v):
-    scores = q @ k.mT / math.sqrt(D)
-    powers = torch.exp(scores - scores.amax(-1, keepdim=True))
-    return powers / powers.sum(-1, keepdim=True) @ v
-
-
-def written_max(q, k, v):
-    scores = q @ k.mT / math.sqrt(D)
-    powers = (scores - scores.max(dim=-1)[0][..., None]).exp()
-    return torch.div(powers, powers.sum(dim=-1).unsqueeze(-1)) @ v
-
-
-def written_values(q, k, v):
-    scores = q @ k.mT / math.sqrt(D)
-    powers = torch.exp(torch.sub(scores, torch.max(scores, -1, True).values.detach()))
-    return powers / torch.sum(powers, 3)[:, :, :, None] @ v
-
-
-def written_unpacked(q, k, v):
-    scores = q @ k.mT
-    top, _ = scores.max(-1, keepdim=True)
-    powers = torch.exp(scores - top)
-    return (powers / powers.sum(-1, True)) @ v
-
-
-def log_softmax(q, k, v):
-    return F.log_softmax(q @ k.mT, -1).exp() @ v
-
-
-def logsumexp(q, k, v):
-    scores = q @ k.mT
-    return torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True)) @ v
-
-
-def stabilised(q, k, v):
-    scores = q @ k.mT
-    return torch.softmax(scores - scores.amax(dim=-1, keepdim=True), -1) @ v
-
-
-def dropout_off(q, k, v):
-    return F.dropout(nn.Dropout(0.0)(torch.softmax(q @ k.mT, -1)), 0.3, training=False) @ v
-
-
-def merged_heads(q, k, v):
-    out = torch.softmax(q @ k.mT, -1) @ v
-    return out.transpose(1, 2).contiguous().view(B, N, H * D)
-
-
-def viewed_result(q, k, v):
-    return (torch.softmax(q @ k.mT, -1) @ v).view(B * H, N, D)
-
-
-def viewed_scores(q, k, v):
-    scores = torch.bmm(q.reshape(B * H, N, D), k.reshape(B * H, N, D).mT).view(B, H, N, N)
-    return torch.softmax(scores, -1) @ v
-
-
-SPELLINGS: list[Function] = [
-    plain, functional, methods, module_softmax, scaled_key, scaled_both, unscaled, tensor_scale, number_first,
-    scaled_twice, einsums, einsum_sequence_first, einsum_reversed, batched, baddbmm, one_head, one_head_mm,
-    three_axes, five_axes, given_transposed, half_depth_values, half_depth_keys, grouped_repeat,
-    grouped_broadcast, fewer_keys, one_query, written_softmax, written_max, written_values, written_unpacked,
-    log_softmax, logsumexp, stabilised, dropout_off, merged_heads, viewed_result, viewed_scores,
-]  # fmt: skip
-
-
-def causal_tril(q, k, v):
-    mask = torch.tril(torch.ones(N, N))
-    return (q @ k.mT).masked_fill(mask == 0, -INF).softmax(-1) @ v
-
-
-def causal_triu(q, k, v):
-    mask = torch.triu(torch.full((N, N), -INF), diagonal=1)
-    return torch.softmax(q @ k.mT / math.sqrt(D) + mask, -1) @ v
-
-
-def causal_arange(q, k, v):
-    i = torch.arange(N)
-    return torch.where(i[:, None] >= i[None, :], q @ k.mT, -INF).softmax(-1) @ v
-
-
-def causal_view(q, k, v):
-    mask = torch.ones(N, N, dtype=torch.bool).tril().view(1, 1, N, N)
-    return (q @ k.mT).masked_fill(~mask, torch.finfo(q.dtype).min).softmax(-1) @ v
-
-
-def causal_like(q, k, v):
-    scores = q @ k.mT
-    mask = torch.ones_like(scores[0, 0]).triu(1).bool()
-    return scores.masked_fill(mask, -INF).softmax(-1) @ v
-
-
-def causal_where(q, k, v):
-    scores = q @ k.mT / 2
-    hidden = torch.triu(torch.ones(N, N, dtype=torch.bool), 1)
-    return torch.softmax(torch.where(hidden, torch.tensor(-INF), scores), -1) @ v
-
-
-def causal_scaled_after(q, k, v):
-    mask = torch.triu(torch.full((N, N), -INF), 1)
-    return torch.softmax((q @ k.mT + mask) / math.sqrt(D), -1) @ v
-
-
-CAUSAL: list[Function] = [
-    causal_tril, causal_triu, causal_arange, causal_view, causal_like, causal_where, causal_scaled_after,
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("fn", [*SPELLINGS, *CAUSAL], ids=lambda fn: fn.__name__)
 def test_spelling_is_fused(fn: Function) -> None:
     inputs = with_gradients(heads())
@@ -326,107 +119,7 @@ def test_spelling_is_fused(fn: Function) -> None:
     check_numbers(actual, eager, value_and_gradients(fn, inputs, torch.float64))
 
 
-# --- masks that stay masks: q, k, v, mask ---
-
-
-def added(q, k, v, mask):
-    return torch.softmax(q @ k.mT / math.sqrt(D) + mask, -1) @ v
-
-
-def added_first(q, k, v, mask):
-    return torch.softmax((mask + q @ k.mT) * 0.5, -1) @ v
-
-
-def added_twice(q, k, v, mask):
-    return torch.softmax(q @ k.mT + mask + torch.ones(N, N).tril(), -1) @ v
-
-
-def added_padding(q, k, v, keep):
-    return torch.softmax(q @ k.mT + (1.0 - keep[:, None, None, :].to(q.dtype)) * -10000.0, -1) @ v
-
-
-def added_by_baddbmm(q, k, v, mask):
-    q, k, v = (x.reshape(B * H, N, D) for x in (q, k, v))
-    return torch.baddbmm(mask, q, k.mT, alpha=0.5).softmax(-1) @ v
-
-
-def added_between_views(q, k, v, mask):
-    q, k, v = (x.reshape(B * H, N, D) for x in (q, k, v))
-    scores = torch.bmm(q, k.transpose(1, 2)).view(B, H, N, N) + mask
-    return torch.bmm(torch.softmax(scores.view(B * H, N, N), -1), v).view(B, H, N, D)
-
-
-def added_batch(q, k, v, mask):
-    return torch.softmax(q[:, 0] @ k[:, 0].mT + mask, -1) @ v[:, 0]
-
-
-def filled(q, k, v, drop):
-    return (q @ k.mT / math.sqrt(D)).masked_fill(drop, -INF).softmax(-1) @ v
-
-
-def filled_low(q, k, v, drop):
-    return (q @ k.mT / math.sqrt(D)).masked_fill(drop, torch.finfo(q.dtype).min).softmax(-1) @ v
-
-
-def filled_billion(q, k, v, drop):
-    return torch.masked_fill(q @ k.mT, drop, -1e9).softmax(-1) @ v
-
-
-def filled_where(q, k, v, drop):
-    return torch.where(drop == 0, q @ k.mT, -INF).softmax(-1) @ v
-
-
-def filled_method(q, k, v, drop):
-    return (q @ k.mT).where(~drop, torch.tensor(-1e30)).softmax(-1) @ v
-
-
-def filled_padding(q, k, v, keep):
-    return (q @ k.mT).masked_fill(~keep[:, None, None, :], -INF).softmax(-1) @ v
-
-
-def filled_causal_padding(q, k, v, keep):
-    scores = (q @ k.mT).masked_fill(torch.ones(N, N).triu(1) == 1, -INF)
-    return scores.masked_fill(~keep[:, None, None, :], -INF).softmax(-1) @ v
-
-
-def filled_and_added(q, k, v, mask):
-    scores = (q @ k.mT).masked_fill(torch.ones(N, N).triu(1) == 1, -INF)
-    return torch.softmax(scores + mask, -1) @ v
-
-
-def filled_batch(q, k, v, drop):
-    return (q[:, 0] @ k[:, 0].mT).masked_fill(drop, -1e9).softmax(-1) @ v[:, 0]
-
-
-def window(q, k, v, mask):
-    i = torch.arange(N)
-    near = (i[:, None] - i[None, :]).abs() <= 2
-    return (q @ k.mT).masked_fill(~near, -INF).softmax(-1) @ v
-
-
-FLOAT_MASK, DROPPED_ROW = draw((N, N), seed=1)[0], torch.zeros(N, N, dtype=torch.bool)
-DROPPED_ROW[3], DROPPED_ROW[:, 1] = True, True
-LOST_ROW = FLOAT_MASK.masked_fill(DROPPED_ROW, -INF)
-LONG_KEEP = torch.arange(N).expand(B, N) < torch.tensor([[4], [N]])
-NO_KEEP = torch.arange(N).expand(B, N) < torch.tensor([[0], [N]])
-MASKED: list[tuple[Function, Tensor]] = [
-    (added, FLOAT_MASK), (added, LOST_ROW), (added, FLOAT_MASK[None, None, :1]), (added, FLOAT_MASK[0]),
-    (added, FLOAT_MASK.expand(H, N, N)), (added, draw((B, H, N, N), seed=2)[0]), (added, DROPPED_ROW),
-    (added, FLOAT_MASK[:, :1].masked_fill(FLOAT_MASK[:, :1] > 1, -INF)), (added_first, LOST_ROW),
-    (added_twice, LOST_ROW), (added_padding, LONG_KEEP), (added_padding, NO_KEEP),
-    (added_by_baddbmm, draw((B * H, N, N), seed=3)[0]), (added_between_views, LOST_ROW),
-    (added_between_views, draw((B, 1, N, N), seed=3)[0]), (added_batch, draw((B, N, N), seed=3)[0]),
-    (filled, DROPPED_ROW), (filled, DROPPED_ROW.triu()), (filled_low, DROPPED_ROW), (filled_billion, DROPPED_ROW),
-    (filled_where, DROPPED_ROW), (filled_method, DROPPED_ROW), (filled_padding, LONG_KEEP),
-    (filled_padding, NO_KEEP), (filled_causal_padding, LONG_KEEP), (filled_causal_padding, NO_KEEP),
-    (filled_and_added, LOST_ROW), (filled_batch, DROPPED_ROW), (filled_batch, DROPPED_ROW.expand(B, N, N)),
-    (window, FLOAT_MASK),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("fn", "mask"), MASKED, ids=[f"{fn.__name__}-{i}" for i, (fn, _) in enumerate(MASKED)]
-)
+@pytest.mark.parametrize(("fn", "mask"), MASKED, ids=[f"{fn.__name__}-{i}" for i, (fn, _) in enumerate(MASKED)])
 def test_mask_is_passed_on(fn: Function, mask: Tensor) -> None:
     inputs = [*with_gradients(heads()), mask]
     compiled = Compiled(fn)
@@ -436,3 +129,250 @@ def test_mask_is_passed_on(fn: Function, mask: Tensor) -> None:
     assert fused.args[4] is False and fused.kwargs["attn_mask"] is not None
     eager = value_and_gradients(fn, inputs)
     check_numbers(actual, eager, value_and_gradients(fn, inputs, torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("fn", "truth"), [*IN_FP32, (plain, plain), (causal_tril, causal_tril)])
+def test_narrow_dtype(fn: Function, truth: Function, dtype: torch.dtype) -> None:
+    inputs = with_gradients(heads(dtype))
+    compiled = Compiled(fn)
+    actual = value_and_gradients(compiled.call, inputs)
+    assert compiled.taken(), compiled.decisions
+    check_numbers(actual, value_and_gradients(fn, inputs), value_and_gradients(truth, inputs, torch.float64))
+
+
+@pytest.mark.parametrize("fn", [plain, causal_tril, filled_where], ids=lambda fn: fn.__name__)
+def test_float64_stays_float64(fn: Function) -> None:
+    inputs = with_gradients(heads(torch.float64)) + [DROPPED_ROW][: fn is filled_where]
+    compiled = Compiled(fn)
+    actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(fn, inputs)
+    assert compiled.taken(), compiled.decisions
+    for got, exact in zip(actual, eager, strict=True):
+        torch.testing.assert_close(got, exact, rtol=1e-13, atol=1e-13, equal_nan=True)
+
+
+@pytest.mark.parametrize("fn", [added, filled, filled_low])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_mask_in_narrow_dtype(fn: Function, dtype: torch.dtype) -> None:
+    mask = LOST_ROW.to(dtype) if fn is added else DROPPED_ROW
+    inputs = [*with_gradients(heads(dtype)), mask]
+    compiled = Compiled(fn)
+    actual = value_and_gradients(compiled.call, inputs)
+    assert compiled.taken(), compiled.decisions
+    check_numbers(actual, value_and_gradients(fn, inputs), value_and_gradients(fn, inputs, torch.float64))
+
+
+def test_autocast() -> None:
+    inputs = with_gradients(heads())
+    compiled = Compiled(in_autocast)
+    actual = value_and_gradients(compiled.call, inputs)
+    assert compiled.taken() and actual[0].dtype == torch.bfloat16 and actual[1].dtype == torch.float32
+    exact = value_and_gradients(plain, inputs, torch.float64)
+    eager = value_and_gradients(in_autocast, inputs)
+    # The gradients are fp32 in name only: eager's error is bf16's, and so is the bound.
+    check_numbers(actual, eager, exact)
+
+
+def test_long_rows() -> None:
+    """Several blocks of keys in the kernel, more queries than keys, a head size that fills no vector."""
+
+    def fn(q, k, v):
+        return torch.softmax(q @ k.mT / math.sqrt(33), -1) @ v
+
+    inputs = with_gradients(draw((1, 2, 601, 33), (1, 2, 530, 33), (1, 2, 530, 33), seed=1))
+    compiled = Compiled(fn)
+    actual = value_and_gradients(compiled.call, inputs)
+    assert compiled.taken()
+    check_numbers(actual, value_and_gradients(fn, inputs), value_and_gradients(fn, inputs, torch.float64))
+
+
+WITH_NAN = [plain, written_softmax, causal_tril, causal_triu, added, filled]
+
+
+@pytest.mark.parametrize("fn", WITH_NAN, ids=lambda fn: fn.__name__)
+def test_nan_and_inf_stay(fn: Function) -> None:
+    """One NaN or Inf in q, k or v: all that is NaN in eager is NaN; unmasked or added to, nothing else is.
+
+    Fused, a weight of 0 may meet a NaN that eager has filled over, so NaN can reach further there.
+    """
+    mask = {added: [FLOAT_MASK], filled: [torch.eye(N) > 0]}.get(fn, [])
+    compiled = Compiled(fn)
+    for where in range(3):
+        for bad in (math.nan, INF, -INF):
+            inputs = heads()
+            inputs[where][1, 2, N // 2, 1] = bad
+            inputs = [*with_gradients(inputs), *mask]
+            actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(fn, inputs)
+            for got, expected in zip(actual, eager, strict=True):
+                assert not (expected.isnan() & ~got.isnan()).any()
+                assert fn not in (plain, written_softmax, added) or torch.equal(got.isnan(), expected.isnan())
+    assert compiled.taken()
+
+
+def test_nan_of_a_later_block_of_keys() -> None:
+    """The causal kernel skips blocks of keys; eager multiplies their NaN values with zero weights."""
+
+    def causal(q, k, v):
+        return (q @ k.mT).masked_fill(torch.ones(700, 700).triu(1) == 1, -INF).softmax(-1) @ v
+
+    inputs = draw((1, 1, 700, 8), (1, 1, 700, 8), (1, 1, 700, 8))
+    inputs[2][0, 0, 690, 3] = math.nan
+    compiled = Compiled(causal)
+    actual, eager = compiled.call(*inputs), causal(*inputs)
+    assert compiled.taken() and eager.isnan().sum() == 700
+    assert torch.equal(actual.isnan(), eager.isnan())
+
+
+def test_row_masked_by_the_lowest_number() -> None:
+    """Added to any score it leaves nothing of it: the weights are uniform, as in eager."""
+    mask = torch.zeros(N, N)
+    mask[4] = torch.finfo(torch.float32).min
+    inputs = [*with_gradients(heads()), mask]
+    compiled = Compiled(added)
+    actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(added, inputs)
+    exact = value_and_gradients(added, inputs, torch.float64)
+    assert compiled.taken()
+    check_numbers(actual[::3], eager[::3], exact[::3])  # the output and the gradient of v
+
+
+@pytest.mark.parametrize(("fn", "reason"), REFUSED, ids=lambda x: getattr(x, "__name__", ""))
+def test_refused_with_a_reason(fn: Function, reason: str) -> None:
+    compiled = Compiled(fn)
+    inputs = with_gradients(heads())
+    torch.manual_seed(0)
+    actual = compiled.call(*inputs)
+    torch.manual_seed(0)
+    eager = fn(*inputs)
+    (decision,) = compiled.decisions
+    assert decision.verdict == "refused" and reason in decision.reason and decision.bytes_saved == 0
+    assert not compiled.taken()
+    torch.testing.assert_close(actual, eager, rtol=0, atol=0, equal_nan=True)
+
+
+def test_written_constant_is_no_constant() -> None:
+    def fn(q, k, v):
+        mask = torch.zeros(N, N)
+        mask[:, 0] = -INF
+        mask.triu_(1)
+        return torch.softmax(q @ k.mT + mask, -1) @ v
+
+    inputs = with_gradients(heads())
+    compiled = Compiled(fn)
+    actual = value_and_gradients(compiled.call, inputs)
+    assert compiled.taken()
+    check_numbers(actual, value_and_gradients(fn, inputs), value_and_gradients(fn, inputs, torch.float64))
+
+
+def test_what_is_no_attention_leaves_no_row() -> None:
+    def fn(x, w, v):
+        return torch.softmax(x @ w.mT, -1), torch.exp(v) @ v.mT, F.softmax(v, -1)
+
+    compiled = Compiled(fn)
+    compiled.call(*heads())
+    assert compiled.decisions == []
+
+
+class Block(nn.Module):
+    """Multi-head self-attention as it is usually written, with a mask in a buffer."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__()
+        self.project, self.out = nn.Linear(H * D, 3 * H * D), nn.Linear(H * D, H * D)
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+        self.masked = masked
+        self.register_buffer("mask", torch.ones(16, 16).tril().view(1, 1, 16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        q, k, v = (y.view(b, n, H, D).transpose(1, 2) for y in self.project(x).split(width, -1))
+        scores = q @ k.transpose(-2, -1) / self.temperature
+        if self.masked:
+            scores = scores.masked_fill(self.mask[:, :, :n, :n] == 0, -INF)
+        y = torch.softmax(scores, -1) @ v
+        return x + self.out(y.transpose(1, 2).contiguous().view(b, n, width))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_module(masked: bool) -> None:
+    torch.manual_seed(0)
+    block = Block(masked)
+    compiled = Compiled(lambda x: block(block(x)))
+    (x,) = draw((B, N, H * D))
+    actual, eager = compiled.call(x), block(block(x))
+    assert [decision.verdict for decision in compiled.decisions] == ["taken", "taken"]
+    torch.testing.assert_close(actual, eager)
+    copies = [node for node in compiled.graph.nodes if node.target == "contiguous"]
+    assert len(copies) == 2, "the user's own, and none to repair strides"
+    wanted = [p for p in block.parameters()]
+    for got, plain_ in zip(
+        torch.autograd.grad(actual.sum(), wanted), torch.autograd.grad(eager.sum(), wanted), strict=True
+    ):
+        torch.testing.assert_close(got, plain_)
+
+
+def test_no_quadratic_tensor_after_autograd() -> None:
+    """AOTAutograd traces the fused kernel, forward and backward, and saves nothing of N² elements."""
+    graphs: list[GraphModule] = []
+
+    def keep(gm: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        graphs.append(gm)
+        return gm
+
+    n = 97
+    finish = aot_autograd(fw_compiler=make_boxed_compiler(keep), bw_compiler=make_boxed_compiler(keep))
+    inputs = with_gradients(heads(torch.bfloat16, n, n))
+    compiled = Compiled(softmax_in_fp32, finish)
+    actual = value_and_gradients(compiled.call, inputs)
+    eager = value_and_gradients(softmax_in_fp32, inputs)
+    check_numbers(actual, eager, value_and_gradients(plain, inputs, torch.float64))
+    targets = [str(node.target) for gm in graphs for node in gm.graph.nodes]
+    assert "aten._scaled_dot_product_flash_attention_for_cpu.default" in targets
+    assert "aten._scaled_dot_product_flash_attention_for_cpu_backward.default" in targets
+    for gm in graphs:
+        for node in gm.graph.nodes:
+            value = node.meta.get("val")
+            assert not isinstance(value, Tensor) or value.numel() < n * n
+    (decision,) = compiled.decisions
+    # scores, scaled and weights in bf16; the cast and the softmax in fp32
+    assert decision.bytes_saved == B * H * n * n * (2 + 2 + 4 + 4 + 2)
+
+
+def test_dynamic_sizes() -> None:
+    torch._dynamo.reset()
+    decisions: list[Decision] = []
+
+    def backend(gm: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        decisions.extend(recognise_attention(gm))
+        return gm
+
+    call = torch.compile(plain, backend=backend, fullgraph=True, dynamic=True)
+    for n in (7, 12, 31):
+        inputs = with_gradients(heads(n=n, m=n + 2))
+        actual, eager = value_and_gradients(call, inputs), value_and_gradients(plain, inputs)
+        check_numbers(actual, eager, value_and_gradients(plain, inputs, torch.float64))
+    assert [decision.verdict for decision in decisions] == ["taken"]
+
+
+def test_cost_of_the_pass() -> None:
+    """Under 20 ms on sixty nodes with one attention, nothing to speak of without a softmax; best of three."""
+    times: list[tuple[int, float]] = []
+
+    def timed(gm: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        nodes, start = len(gm.graph.nodes), time.perf_counter()
+        recognise_attention(gm)
+        times.append((nodes, time.perf_counter() - start))
+        return gm
+
+    def longer(x: Tensor) -> Tensor:
+        x = block(x)
+        for _ in range(16):
+            x = x.relu() + 1
+        return x
+
+    block = Block(masked=True)
+    for _ in range(3):
+        torch._dynamo.reset()
+        torch.compile(longer, backend=timed)(*draw((B, N, H * D)))
+    assert times[0][0] >= 60 and min(seconds for _, seconds in times) < 0.020
+    torch.compile(lambda x: x.tanh().relu() + 1, backend=timed)(*draw((B, N)))
+    assert times[-1][1] < 0.002

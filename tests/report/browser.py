@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -36,8 +37,12 @@ class Browser:
             f"--user-data-dir={profile}",
         ]
         # Chromium reads commands from descriptor 3 and answers on descriptor 4.
+        start = (
+            "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
+            "os.execv(sys.argv[3], sys.argv[3:])"
+        )
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", *command],
+            [sys.executable, "-c", start, str(to_browser), str(from_browser), *command],
             pass_fds=(to_browser, from_browser),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -70,9 +75,7 @@ class Browser:
         deadline = time.monotonic() + _DEADLINE_S
         while not self._loaded:
             self._receive(deadline)
-        self.evaluate(
-            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))"
-        )
+        self._settle()
 
     def evaluate(self, script: str) -> Any:
         """What the expression `script` gives in the page, as JSON carries it."""
@@ -85,12 +88,13 @@ class Browser:
         x, y = self._centre(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        self._settle()
 
     def hover(self, selector: str) -> None:
         x, y = self._centre(selector)
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def type(self, selector: str, text: str) -> None:
+    def write(self, selector: str, text: str) -> None:
         self.evaluate(f"document.querySelector({json.dumps(selector)}).focus()")
         self.send("Input.insertText", text=text)
 
@@ -141,6 +145,10 @@ class Browser:
         self._process.wait(timeout=10)
         os.close(self._out)
         os.close(self._in)
+
+    def _settle(self) -> None:
+        """Wait until what the page has begun to draw is drawn."""
+        self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
 
     def _centre(self, selector: str) -> tuple[float, float]:
         box = self.evaluate(

@@ -23,9 +23,7 @@ def write_large(path: Path, count: int) -> Path:
         memory.append(MemoryPoint("forward", "before", index, name, (index % 97) * 1_000_000))
         if index % 3 == 0:
             operators.append(replace(made, stage="after", name=region))
-            regions.append(
-                replace(block.regions[0], graph="forward", name=region, source_code="code;\n" * 400)
-            )
+            regions.append(replace(block.regions[0], graph="forward", name=region, source_code="code;\n" * 400))
     with Run.create(path, command="tilewright optimize m:f", target="m:f", case="large") as run:
         run.add_program(Program(operators, regions, decisions, memory))
         run.add_ceilings(CEILINGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -337,9 +336,7 @@ def _fuse(graph: GraphName, before: list[Operator]) -> tuple[list[Operator], lis
         after.append(launch)
         if last.region:
             members = tuple(op.name for op in group)
-            code = (
-                f'// {name}: {", ".join(members)}\nextern "C" void {name}(const float* x, float* y) {{\n}}\n'
-            )
+            code = f'// {name}: {", ".join(members)}\nextern "C" void {name}(const float* x, float* y) {{\n}}\n'
             predicted = round(floor * 1.12, 1)
             regions.append(Region(graph, name, members, cost, "c++", code, floor, bound, predicted, measured))
     return after, regions
@@ -355,9 +352,7 @@ def _decide(graph: GraphName, before: list[Operator]) -> list[Decision]:
             if producer.region and producer.region == consumer.region:
                 reason = "the value stays in registers: one pass over the rows instead of two"
                 decisions.append(
-                    Decision(
-                        *pair, "taken", reason, saved, floor * 0.5, None, consumer.source, _pass(consumer)
-                    )
+                    Decision(*pair, "taken", reason, saved, floor * 0.5, None, consumer.source, _pass(consumer))
                 )
             elif "compute" in (producer.operator_class, consumer.operator_class):
                 if consumer.operator_class == "pointwise":
@@ -398,4 +393,4 @@ def _floor(cost: Cost, kind: OperatorClass) -> tuple[float, str]:
 
 def _value(formula: str) -> int:
     """The formulas above are products and powers of the dimensions: Python's own arithmetic."""
-    return math.trunc(eval(formula, {"__builtins__": {}}, dict(DIMS)))
+    return int(eval(formula, {"__builtins__": {}}, dict(DIMS)))

@@ -76,9 +76,7 @@ def test_fusion_summary_of_a_plan(run: Path) -> None:
 def test_fusion_summary_of_launches(tmp_path: Path) -> None:
     path = tmp_path / "run.duckdb"
     with Run.create(path, command="c", target="t", case="k") as made:
-        made.add_program(
-            Program(operators=[operator(0, "a"), operator(1, "b"), operator(0, "r0", stage="after")])
-        )
+        made.add_program(Program(operators=[operator(0, "a"), operator(1, "b"), operator(0, "r0", stage="after")]))
     _, rows = query(path, "SELECT stage, launches FROM fusion_summary")
     assert rows == [("before", 2), ("after", 1)]
 

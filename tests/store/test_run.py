@@ -54,9 +54,7 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
     if get_origin(kind) is tuple:
         return st.lists(strategy(get_args(kind)[0]), max_size=4).map(tuple)
     if get_origin(kind) is UnionType:
-        return st.one_of(
-            *(st.none() if member is NoneType else strategy(member) for member in get_args(kind))
-        )
+        return st.one_of(*(st.none() if member is NoneType else strategy(member) for member in get_args(kind)))
     hints = get_type_hints(kind)
     return st.builds(kind, **{name: strategy(hint) for name, hint in hints.items()})
 

@@ -73,7 +73,7 @@ PER_RESULT = _table("""
 5 1: softplus_backward
 0 0: where masked_fill logical_not logical_and logical_or logical_xor
 0 0: bitwise_not bitwise_and bitwise_or bitwise_xor
-0 0: _to_copy clone copy lift_fresh_copy full full_like zeros ones zeros_like ones_like scalar_tensor arange
+0 0: _to_copy clone copy copy_ lift_fresh_copy full full_like zeros ones zeros_like ones_like scalar_tensor arange
 0 0: empty empty_like new_empty new_full new_zeros new_ones eye
 0 0: embedding index index_put index_select gather scatter slice_scatter select_scatter select_backward
 0 0: slice_backward value_selecting_reduction_backward cat stack constant_pad_nd tril triu flip roll repeat
@@ -120,9 +120,10 @@ def _power_transcendentals(launch: Launch) -> Count:
     return 0 if launch.argument("exponent") in MULTIPLICATIONS else elements(launch.result())
 
 
-def _wanted(launch: Launch, default: Sequence[bool]) -> list[bool]:
+def _wanted(launch: Launch, results: int) -> list[int]:
+    """1 for each result that the call asks for, 0 for the others."""
     mask = launch.argument("output_mask")
-    return [bool(m) for m in mask] if isinstance(mask, Sequence) else list(default)
+    return [int(bool(wanted)) for wanted in mask] if isinstance(mask, Sequence) else [1] * results
 
 
 def _layer_norm(launch: Launch) -> Count:
@@ -133,7 +134,7 @@ def _layer_norm(launch: Launch) -> Count:
 
 def _layer_norm_backward(launch: Launch) -> Count:
     # x̂ takes 2. Towards the input 7 (two sums, a product, the combination), 1 with a weight.
-    source, weight, bias = _wanted(launch, (True, True, True))
+    source, weight, bias = _wanted(launch, 3)
     per_element = 2 + source * (7 + (launch.shape("weight") is not None)) + weight * 2 + bias
     return elements(launch.shape("input")) * per_element
 
@@ -143,7 +144,7 @@ def _rms_norm(launch: Launch) -> Count:
 
 
 def _rms_norm_backward(launch: Launch) -> Count:
-    source, weight = _wanted(launch, (True, True))
+    source, weight = _wanted(launch, 2)
     per_element = 1 + source * (5 + (launch.shape("weight") is not None)) + weight * 2
     return elements(launch.shape("input")) * per_element
 
@@ -184,7 +185,7 @@ def _convolution(launch: Launch) -> Count:
 
 
 def _convolution_backward(launch: Launch) -> Count:
-    source, weight, bias = _wanted(launch, (True, True, True))
+    source, weight, bias = _wanted(launch, 3)
     gradient = launch.shape("grad_output")
     assert gradient is not None
     return (source + weight) * _convolution_of(launch, gradient) + bias * elements(gradient)

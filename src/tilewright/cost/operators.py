@@ -192,8 +192,11 @@ def _writes(node: Node, symbolic: SymbolicShapes) -> tuple[list[Moved], list[Mov
     unused: list[Moved] = []
     if calls.operator_name(node.target) in UNWRITTEN:
         return used, unused
-    many = calls.has_many_outputs(node)
-    taken = {user.args[1] for user in node.users if user.users} if many else {0} if node.users else set()
+    if calls.has_many_outputs(node):
+        taken = {user.args[1] for user in node.users if user.users}
+    else:
+        # What is written into an operand is there for whoever holds that operand.
+        taken = {0} if node.users or calls.is_mutation(node) else set()
     for index, (tensor, shape) in enumerate(zip(calls.outputs(node), symbolic.of_outputs(node), strict=True)):
         if tensor is not None and shape is not None:
             (used if index in taken else unused).append(_own(tensor, shape))

@@ -13,6 +13,7 @@ UNREAD: dict[str, frozenset[str]] = {
     **dict.fromkeys(("full_like", "zeros_like", "ones_like", "empty_like", "rand_like", "randn_like"), ALL),
     **dict.fromkeys(("new_empty", "new_full", "new_zeros", "new_ones"), ALL),
     "copy": frozenset({"self"}),
+    "copy_": frozenset({"self"}),
     "bernoulli.p": frozenset({"self"}),
     "native_layer_norm_backward": frozenset({"bias"}),
     "nll_loss_backward": frozenset({"self"}),

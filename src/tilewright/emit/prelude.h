@@ -172,12 +172,12 @@ TW_LIBM_DOUBLE(exp) TW_LIBM_DOUBLE(exp2) TW_LIBM_DOUBLE(expm1) TW_LIBM_DOUBLE(lo
 TW_LIBM_DOUBLE(log10) TW_LIBM_DOUBLE(log1p) TW_LIBM_DOUBLE(tanh) TW_LIBM_DOUBLE(erf)
 TW float tw_pow(float x, float y) { return __builtin_powf(x, y); }
 TW double tw_pow(double x, double y) { return __builtin_pow(x, y); }
-TW int64_t tw_pow(int64_t x, int64_t y) {
-  int64_t result = 1;
-  if (y < 0) return x == 1 ? 1 : x == -1 ? ((y & 1) ? -1 : 1) : 0;
-  for (; y; y >>= 1, x *= x)
-    if (y & 1) result *= x;
-  return result;
+template <class T> TW T tw_pow(T x, T y) {  // integers: multiplied in unsigned 64 bits, which wrap
+  if (y < 0) return x == 1 ? 1 : x == (T)-1 ? ((y & 1) ? -1 : 1) : 0;
+  unsigned long result = 1, base = (unsigned long)x;
+  for (; y; y >>= 1, base *= base)
+    if (y & 1) result *= base;
+  return (T)result;
 }
 TW float tw_atan2(float y, float x) { return __builtin_atan2f(y, x); }
 TW double tw_atan2(double y, double x) { return __builtin_atan2(y, x); }

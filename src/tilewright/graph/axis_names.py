@@ -34,9 +34,7 @@ class AxisNames:
     def __init__(self, sizes: Mapping[str, int], input_names: Iterable[str]) -> None:
         # A name that is no identifier could not be read back from a stored formula.
         usable = {name for name in sizes if name.isidentifier() and not keyword.iskeyword(name)}
-        self.named = {
-            name: sympy.Symbol(name, positive=True, integer=True) for name in sizes if name in usable
-        }
+        self.named = {name: sympy.Symbol(name, positive=True, integer=True) for name in sizes if name in usable}
         inner = usable - set(input_names)
         self._inner = [self.named[name] for name in sizes if name in inner]
         self._sizes = {symbol: sympy.Integer(sizes[name]) for name, symbol in self.named.items()}
@@ -257,21 +255,29 @@ class AxisNames:
         return same[0] if len(same) == 1 else None
 
     def settle(self) -> None:
-        """Guess the names of the placeholders that may be guessed, the surest first."""
-        open_ = [placeholder for placeholder in self._neighbours if placeholder not in self._bound]
+        """Name what was split by its parts, and guess the others where that is allowed, the surest first."""
         by_input = False
-        while open_:
-            guesses = ((p, guess) for p in open_ if (guess := self._guess(p, by_input=by_input)) is not None)
+        while True:
+            self._name_by_parts()
+            waiting = (placeholder for placeholder in self._neighbours if placeholder not in self._bound)
+            guesses = ((p, guess) for p in waiting if (guess := self._guess(p, by_input=by_input)) is not None)
             found = next(guesses, None)
             if found:
                 # One at a time: a name found may be the neighbour that another axis is a multiple of.
                 self._bound[found[0]] = (found[1],)
-                open_.remove(found[0])
                 by_input = False
             elif by_input:
                 return
             else:
                 by_input = True
+
+    def _name_by_parts(self) -> None:
+        for high, low, whole in reversed(self._splits):
+            parts = self.resolved((high, low))
+            if not any(part.atoms(sympy.Dummy) for part in parts):
+                rest = self.resolved((whole,))
+                if len(rest) == 1:
+                    self._bind(rest[0], parts)
 
     def finished(self, axis: Axis, size: int) -> Axis:
         """The axis in names and numbers only; the bare number where its names do not give `size`."""

@@ -50,6 +50,11 @@ def is_view(node: Node) -> bool:
     return operator_name(node.target) == "_unsafe_view" or bool(getattr(node.target, "is_view", False))
 
 
+def is_mutation(node: Node) -> bool:
+    """Whether the call writes into one of its operands."""
+    return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
+
+
 def outputs(node: Node) -> tuple[Tensor | None, ...]:
     """The tensors a node gives, one per output; None for an output that is no tensor."""
     import torch

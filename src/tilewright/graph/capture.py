@@ -144,6 +144,7 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
     results = graph.output_node().args[0]
     assert isinstance(results, (list, tuple))
     behind = _closure(tangents, lambda n: n.users)
+    _mark_overwritten(graph, inputs)
     forward = {n for n in graph.nodes if n not in behind and n.op not in ("output",)}
     backward_results = [n for n in results[num_fwd_outputs:] if isinstance(n, fx.Node)]
     wanted = _closure(set(backward_results), lambda n: n.all_input_nodes)
@@ -159,6 +160,20 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
         joint, saved_values=values, saved_sym_nodes=symbolic, num_fwd_outputs=num_fwd_outputs
     )
     return modules
+
+
+OVERWRITTEN = "overwritten"
+"""Metadata of an input that the forward call writes to: backward cannot compute from what it was."""
+
+
+def _mark_overwritten(graph: fx.Graph, inputs: Sequence[fx.Node]) -> None:
+    from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+
+    descriptions = graph.output_node().meta.get("desc", ())
+    after_the_call = [d.mutated_input for d in descriptions if isinstance(d, InputMutationAOTOutput)]
+    for node in inputs:
+        in_the_graph = any(u.target is torch.ops.aten.copy_.default and u.args[0] is node for u in node.users)
+        node.meta[OVERWRITTEN] = in_the_graph or node.meta.get("desc") in after_the_call
 
 
 def _closure(start: set[fx.Node], step: Callable[[fx.Node], Any]) -> set[fx.Node]:

@@ -46,8 +46,7 @@ class SymbolicShapes(dict["Node", Shapes]):
         self.input_names = frozenset(input_names)
         self.factors: dict[Node, Result] = {}
         self._numbers = {
-            sympy.Symbol(name, positive=True, integer=True): sympy.Integer(size)
-            for name, size in sizes.items()
+            sympy.Symbol(name, positive=True, integer=True): sympy.Integer(size) for name, size in sizes.items()
         }
 
     def number(self, expression: sympy.Expr) -> sympy.Expr:

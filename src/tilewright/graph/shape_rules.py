@@ -122,7 +122,7 @@ def same(call: Call) -> Result:
     return call.each(call.operands[0])
 
 
-@rule("copy")
+@rule("copy copy_")
 def copy(call: Call) -> Result:
     return broadcast(call.names, [call.tensor("self"), call.tensor("src")], call.shape)
 
@@ -132,9 +132,7 @@ def factory(call: Call) -> Result:
     return call.names.unknown_shape(call.shape, guess=True)
 
 
-@rule(
-    "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d upsample_nearest2d repeat constant_pad_nd topk"
-)
+@rule("max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d upsample_nearest2d repeat constant_pad_nd topk")
 def kept(call: Call) -> Result:
     """An axis whose size stays keeps its name; axes are aligned at the right."""
     source = call.operands[0]
@@ -144,9 +142,7 @@ def kept(call: Call) -> Result:
 # Reductions.
 
 
-@rule(
-    "sum mean prod amax amin max min argmax argmin any all var std var_mean logsumexp linalg_vector_norm norm"
-)
+@rule("sum mean prod amax amin max min argmax argmin any all var std var_mean logsumexp linalg_vector_norm norm")
 def reduction(call: Call) -> Result:
     source = call.operands[0]
     reduced = call.dims(len(source)) or range(len(source))

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.fx import Node
 
-FRAME = re.compile(
-    r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+).*(?:\n +(?P<code>(?!File ")\S.*))?', re.M
-)
+FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+).*(?:\n +(?P<code>(?!File ")\S.*))?', re.M)
 
 
 @cache
@@ -37,9 +35,7 @@ def source_line(node: Node) -> str | None:
         return None
     # torch.fx runs the code it generates under names such as <eval_with_key>.3.
     frames = [
-        frame
-        for frame in FRAME.finditer(trace)
-        if not frame["file"].startswith((_torch_folder(), "<eval_with_key>"))
+        frame for frame in FRAME.finditer(trace) if not frame["file"].startswith((_torch_folder(), "<eval_with_key>"))
     ]
     if not frames:
         return None

@@ -218,7 +218,9 @@ class Value:
         return self.reduce("min", dims, keepdim)
 
     def index(self, dim: int) -> Value:
-        """The position along `dim`, int64."""
+        """The position along `dim`, int64; a 0-d value has the one position 0."""
+        if not self.dims:
+            return self.trace.const(0, "int64")
         return self.trace.emit("index", (), "int64", self.dims, self.dims[dim])
 
     # Views: index arithmetic only, nothing is computed.

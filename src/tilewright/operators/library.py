@@ -20,7 +20,7 @@ randn_like.default randint.low normal_functional.default uniform.default multino
 """
 LIBRARY = """
 embedding.default embedding_dense_backward.default index.Tensor index_put.default index_select.default
-gather.default scatter.value scatter.src scatter_add.default slice_scatter.default select_scatter.default
+gather.default scatter_add.default slice_scatter.default select_scatter.default
 select_backward.default slice_backward.default value_selecting_reduction_backward.default cat.default
 stack.default constant_pad_nd.default cumsum.default cumprod.default sort.default topk.default tril.default
 triu.default flip.default roll.default nll_loss_forward.default nll_loss_backward.default repeat.default

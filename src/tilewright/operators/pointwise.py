@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tilewright.operators.language import FLOATS, Scalar, Value, call, predicate, where
+from tilewright.operators.language import FLOATS, Scalar, Unfusable, Value, call, predicate, where
 from tilewright.operators.table import Call, body
 
 SQRT_HALF = math.sqrt(0.5)
@@ -343,6 +343,9 @@ body("zeros.default", promotion="none")(lambda c, shape, **_: c.trace.full(0, c.
 body("ones.default", promotion="none")(lambda c, shape, **_: c.trace.full(1, c.dtype, shape))
 body("zeros_like.default", promotion="none")(lambda c, x, **_: c.trace.full(0, c.dtype, c.shape))
 body("ones_like.default", promotion="none")(lambda c, x, **_: c.trace.full(1, c.dtype, c.shape))
+body("new_zeros.default", promotion="none")(lambda c, x, shape, **_: c.trace.full(0, c.dtype, shape))
+body("new_ones.default", promotion="none")(lambda c, x, shape, **_: c.trace.full(1, c.dtype, shape))
+body("new_full.default", promotion="none")(lambda c, x, shape, value, **_: c.trace.full(value, c.dtype, shape))
 body("scalar_tensor.default", promotion="none")(lambda c, value, **_: c.trace.full(value, c.dtype, ()))
 
 
@@ -350,3 +353,14 @@ body("scalar_tensor.default", promotion="none")(lambda c, value, **_: c.trace.fu
 def arange(c: Call, start: Scalar, end: Scalar, step: Scalar = 1, **_: object) -> Value:
     position = c.trace.arange(c.shape[0]).to_compute(c.dtype)
     return position * step + start
+
+
+@body("scatter.src", "scatter.value", promotion="none")
+def scatter(c: Call, x: Value, dim: int, index: Value, source: Value | Scalar) -> Value:
+    """One element along `dim` replaced, as the gradient of a maximum is put where the maximum was."""
+    kept = index.shape[:dim] + index.shape[dim:][1:]
+    if index.shape[dim] != 1 or kept != c.shape[:dim] + c.shape[dim:][1:]:
+        raise Unfusable("a scatter of several elements along an axis")
+    if isinstance(source, Value):
+        source = source.to_compute(c.dtype)
+    return where(x.index(dim).eq(index), source, x)

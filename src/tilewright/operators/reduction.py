@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import prod
 
@@ -142,6 +143,10 @@ def vector_norm(
 ) -> Value:
     if ord == 2:
         return call("sqrt", (x * x).sum(dims, keepdim))
+    if ord == 0:
+        return x.ne(0).to_compute(x.dtype).sum(dims, keepdim)
     if ord == 1:
         return call("abs", x).sum(dims, keepdim)
+    if ord in (math.inf, -math.inf):
+        return call("abs", x).reduce("max" if ord > 0 else "min", dims, keepdim)
     return call("pow", call("pow", call("abs", x), ord).sum(dims, keepdim), 1 / ord)

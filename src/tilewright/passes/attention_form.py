@@ -11,7 +11,7 @@ What makes `t` infinite or NaN:
     lse          +Inf or NaN among the scores
     Σ q          a query with NaN or Inf, whose scores are all NaN or infinite
     first key    NaN in the one key that every row sees (in any key, where causality is added)
-    max mask     an added mask that drops all keys of a row
+    max mask     -Inf where an added mask drops all keys of a row
 
 Rows dropped by `masked_fill` or `where` are told from the mask: their weights do not depend on q
 and k, so neither must their gradients.
@@ -41,6 +41,9 @@ from tilewright.passes.attention_spelling import (
     static,
     tensor_of,
 )
+
+ABSORBING = -1e17
+"""Added to a score of ordinary size, less than this leaves nothing of it in float64."""
 
 
 class Writer:
@@ -112,9 +115,20 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking) -> Nod
     v = _batched(write, v, attention.weights_lead, attention)
     value_depth = tensor_of(v).shape[-1]
     q, k, v = _of_one_depth(write, q, k, v)
-    mask, dropped = _mask(write, masking, rank, tensor_of(q).dtype)
-    out = _fused(write, q, k, v, mask, masking, attention.scale)
-    if dropped is not None:
+    dropped, mask = _dropped(write, masking, rank), None
+    signs: list[Node] = []
+    if tensor_of(q).device.type == "cpu" or not masking.steady:
+        wide = torch.promote_types(tensor_of(q).dtype, torch.float32)
+        signs.append(write.method("sum", write.method("detach", q), -1, dtype=wide))
+    if masking.added:
+        mask = _added(write, masking, dropped, rank)
+        if not masking.steady:
+            q, mask, top = _shifted(write, q, mask)
+            signs.append(write.method("squeeze", top, -1))
+    elif dropped is not None:
+        mask = write.call(torch.where, dropped, -math.inf, 0.0)
+    out = _fused(write, q, k, v, mask, signs, masking, attention.scale)
+    if dropped is not None and masking.some_row_dropped and not masking.added:
         out = _fill_dropped_rows(write, out, v, dropped, masking)
     if tensor_of(out).shape[-1] != value_depth:
         out = write.method("narrow", out, -1, 0, value_depth)
@@ -175,36 +189,55 @@ def _to_rank_four(write: Writer, mask: Node, rank: int) -> Node:
     return write.method("unsqueeze", mask, 1 if rank == 3 else 0) if axes == 3 else mask
 
 
-def _mask(write: Writer, masking: Masking, rank: int, dtype: torch.dtype) -> tuple[Node | None, Node | None]:
-    """The mask to add, [Nq, Nk] or [B, H, Nq, Nk], and where keys are dropped if that may be a whole row."""
+def _dropped(write: Writer, masking: Masking, rank: int) -> Node | None:
+    """Where keys are dropped by filling (True), [Nq, Nk] or [B, H, Nq, Nk]."""
     dropped: Node | None = None
     for filled in masking.filled:
         mask = _to_rank_four(write, filled.mask, rank)
         if filled.inverted:
             mask = write.call(torch.logical_not, mask)
         dropped = mask if dropped is None else write.call(torch.logical_or, dropped, mask)
+    return dropped
+
+
+def _added(write: Writer, masking: Masking, dropped: Node | None, rank: int) -> Node:
+    """The mask to add, [Nq, Nk] or [B, H, Nq, Nk], in fp32 or wider."""
     added: Node | None = None
     for term in masking.added:
-        mask, value = term.mask, tensor_of(term.mask)
-        mask = _to_rank_four(write, mask, rank)
-        if value.dtype != dtype and (value.dtype != torch.float32 or value.device.type != "cpu"):
-            mask = write.method("to", mask, dtype)
+        mask = _to_rank_four(write, term.mask, rank)
+        wide = torch.promote_types(tensor_of(mask).dtype, torch.float32)
+        if tensor_of(mask).dtype != wide:
+            mask = write.method("to", mask, wide)
         if term.times != 1:
             mask = write.call(torch.mul, mask, term.times)
         added = mask if added is None else write.call(torch.add, added, mask)
-    if dropped is None:
-        return added, None
-    if added is not None:
-        return write.method("masked_fill", added, dropped, -math.inf), None
-    mask = write.call(torch.where, dropped, -math.inf, 0.0)
-    if tensor_of(mask).dtype != dtype:
-        mask = write.method("to", mask, dtype)
-    return mask, dropped if masking.some_row_dropped else None
+    assert added is not None
+    return added if dropped is None else write.method("masked_fill", added, dropped, -math.inf)
 
 
-def _fused(write: Writer, q: Node, k: Node, v: Node, mask: Node | None, masking: Masking, scale: float) -> Node:
-    """out [B, H, Nq, dv], NaN where eager has NaN (but for rows that `masking.filled` drops)."""
-    signs: list[Node] = []
+def _shifted(write: Writer, q: Node, mask: Node) -> tuple[Node, Node, Node]:
+    """The mask with its row maxima [..., Nq, 1] taken off, which softmax does not see; q; those maxima.
+
+    Backward recomputes weights as exp(s + mask - lse). In a row masked by -1e9 throughout, the
+    lse would round to -1e9 and every weight to 1. Where the maximum is so low that adding it
+    leaves nothing of the scores even in float64, the weights follow the mask alone: q becomes 0.
+    """
+    top = write.method("amax", mask, -1, keepdim=True)
+    absorbed = write.call(torch.logical_and, write.call(torch.le, top, ABSORBING), write.call(torch.isfinite, top))
+    return write.call(torch.where, absorbed, 0.0, q), write.call(torch.sub, mask, top), top
+
+
+def _fused(
+    write: Writer,
+    q: Node,
+    k: Node,
+    v: Node,
+    mask: Node | None,
+    signs: list[Node],
+    masking: Masking,
+    scale: float,
+) -> Node:
+    """out [B, H, Nq, dv], NaN where a row of scores or of `signs` [..., Nq] is all NaN or infinite."""
     if tensor_of(q).device.type == "cpu":
         # scaled_dot_product_attention would call the same kernel, and keep its log-sum-exp to itself.
         both = write.call(
@@ -212,17 +245,15 @@ def _fused(write: Writer, q: Node, k: Node, v: Node, mask: Node | None, masking:
             q, k, v, 0.0, masking.causal, attn_mask=mask, scale=scale,
         )  # fmt: skip
         out, lse = (write.call(operator.getitem, both, i) for i in (0, 1))
-        signs = [lse, write.method("sum", write.method("detach", q), -1, dtype=tensor_of(lse).dtype)]
-        if mask is None:
-            signs.append(_nan_of_keys(write, k, masking))
+        signs = [lse, *signs] if mask is not None else [lse, *signs, _nan_of_keys(write, k, masking)]
     else:
         # The GPU's kernels keep NaN on their own; only rows without keys become zeros there.
+        if mask is not None and tensor_of(mask).dtype != tensor_of(q).dtype:
+            mask = write.method("to", mask, tensor_of(q).dtype)
         out = write.call(
             torch.nn.functional.scaled_dot_product_attention,
             q, k, v, attn_mask=mask, is_causal=masking.causal, scale=scale,
         )  # fmt: skip
-    if masking.added and mask is not None:
-        signs.append(write.method("amax", mask, -1))
     if signs:
         total = signs[0]
         for sign in signs[1:]:
@@ -235,11 +266,15 @@ def _fused(write: Writer, q: Node, k: Node, v: Node, mask: Node | None, masking:
 
 
 def _nan_of_keys(write: Writer, k: Node, masking: Masking) -> Node:
-    """[B, H, 1]: NaN where a key that reaches every row holds NaN; Inf is clamped, its scores may be -Inf."""
+    """[B, H, 1]: NaN where a key that reaches every row is NaN.
+
+    Under causality by filling, or none, that is the first key; its Inf is clamped, for its scores
+    may be -Inf and harmless. Where -Inf is added to unseen keys, any NaN or +Inf of theirs is NaN.
+    """
     k = write.method("detach", k)
     if masking.leaks:
-        top = write.method("amax", k, (-2, -1))
-        return write.method("unsqueeze", write.method("clamp", top, -1, 1), -1)
+        wide = torch.promote_types(tensor_of(k).dtype, torch.float32)
+        return write.method("unsqueeze", write.method("sum", k, (-2, -1), dtype=wide), -1)
     first = write.method("select", k, -2, 0)
     return write.method("amax", write.method("clamp", first, -1, 1), -1, keepdim=True)
 

@@ -27,6 +27,8 @@ from tilewright.passes.attention_spelling import (
 
 MOST_ELEMENTS = 2**24
 """Larger constants are not computed at compile time; such masks are passed on."""
+STEADY = 32.0
+"""Masks whose row maxima stay within this do not cost the log-sum-exp its last bits."""
 SHAPED = frozenset({"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"})
 """Constants that read no more of their argument than its shape and dtype."""
 CONSTANT = SHAPED | {
@@ -109,6 +111,8 @@ class Masking:
     """Causal by addition: NaN + -inf is NaN, so in eager a NaN key reaches rows that do not see it."""
     added: tuple[Added, ...] = ()
     filled: tuple[Filled, ...] = ()
+    steady: bool = True
+    """Whether what is added is known to leave every row a key, and that one near 0."""
     some_row_dropped: bool = False
     """Whether `filled` may leave a row without any key."""
 
@@ -121,7 +125,7 @@ def settle_masks(attention: Attention, constants: Constants) -> Masking:
     """The masks of an attention as one of the forms that fused attention knows."""
     if not attention.added and not attention.filled:
         return Masking()
-    combined = _combined(attention, constants)
+    steady, combined = not attention.added, _combined(attention, constants)
     if combined is not None:
         added, dropped = combined
         rows, columns = dropped.shape
@@ -130,12 +134,14 @@ def settle_masks(attention: Attention, constants: Constants) -> Masking:
                 return Masking()
             if rows == columns and torch.equal(dropped, torch.ones_like(dropped).triu(1)):
                 return Masking(causal=True, leaks=bool(attention.added))
+        steady = steady or bool((added.masked_fill(dropped, -math.inf).amax(-1).abs() <= STEADY).all())
     fills = {filled.value for filled in attention.filled}
     if len(fills) > 1 or (fills and attention.added and fills != {-math.inf}):
         raise Refusal("masks that drop keys in different ways: a row without any key left has no fused form")
     return Masking(
         added=tuple(attention.added),
         filled=tuple(attention.filled),
+        steady=steady,
         some_row_dropped=_may_drop_a_row(attention.filled, constants),
     )
 

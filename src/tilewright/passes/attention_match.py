@@ -158,6 +158,8 @@ class _Walk:
         x = argument(node, 0, "input")
         if isinstance(x, Node) and name in ("cast", "contiguous", "view", "unsqueeze", "squeeze"):
             keep_scores(node, x)
+            if torch.promote_types(tensor_of(x).dtype, tensor_of(node).dtype) != tensor_of(node).dtype:
+                raise Refusal(f"{node.name} rounds the scores to {tensor_of(node).dtype}")
             return x
         if name == "dropout" and isinstance(x, Node) and not is_active(node):
             return x

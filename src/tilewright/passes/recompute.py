@@ -1,9 +1,10 @@
 """Which forward values to keep for backward, and which to compute again there.
 
-Keeping costs memory from forward to backward; computing again costs one pass over memory. A value
-is computed again where that is pointwise or a row normalisation and needs nothing kept that is as
-large: gelu's result from its operand, a layer norm's from its input, a masked value from the mask.
-Random draws and matrix products are always kept.
+Keeping costs memory from forward to backward; computing again costs at most one pass over memory,
+and none where the pointwise chain fuses with its reader. A value is computed again, through as many
+pointwise operators and row normalisations as it takes, where less must then be kept: gelu's result
+from its operand, a layer norm's from its input, a masked value from the mask. Random draws,
+reductions and matrix products are always kept.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from tilewright.graph.capture import OVERWRITTEN
 from tilewright.operators.table import row_of
 from tilewright.passes.units import is_view, nbytes
 
@@ -25,11 +27,29 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
     for node in sorted(saved, key=order.__getitem__, reverse=True):
         if node not in saved or node.op == "placeholder" or not _recomputable(node):
             continue
-        reads = {_stored(operand) for operand in _operator(node).all_input_nodes}
-        extra = {r for r in reads if r not in saved and r.op != "placeholder"}
+        sources = _sources(node, saved - {node})
+        extra = {s for s in sources if s not in saved and s.op != "placeholder"}
         if extra <= forward and sum(map(nbytes, extra)) < nbytes(node):
-            saved = (saved - {node}) | reads
+            saved = (saved - {node}) | sources
     return sorted(saved, key=order.__getitem__)
+
+
+def _sources(node: fx.Node, saved: set[fx.Node]) -> set[fx.Node]:
+    """What must be kept to compute `node` again: the chain is followed to what is saved, an input, or
+    cannot be computed again."""
+    sources: set[fx.Node] = set()
+    seen = {node}
+    todo = [node]
+    while todo:
+        for operand in map(_stored, _operator(todo.pop()).all_input_nodes):
+            if operand in seen:
+                continue
+            seen.add(operand)
+            if operand in saved or operand.op == "placeholder" or not _recomputable(operand):
+                sources.add(operand)
+            else:
+                todo.append(operand)
+    return sources
 
 
 def _operator(node: fx.Node) -> fx.Node:

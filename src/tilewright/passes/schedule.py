@@ -1,18 +1,19 @@
 """The order in which the kernels and library calls of a graph run, and when each value is last needed.
 
 A region runs where its last member stood, unless a reader needs it earlier. Calls that draw random
-numbers or write an operand keep their order among themselves.
+numbers or write an operand keep their order among themselves, and what reads an operand before it
+is written in the graph reads it before it is written here.
 """
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Callable, Iterator
 
 from torch import fx
 
 from tilewright.passes.fusion import Region
-from tilewright.passes.simplify import is_pure
-from tilewright.passes.units import is_view
+from tilewright.passes.simplify import is_pure, written
+from tilewright.passes.units import behind_views, is_view, readers
 
 Unit = Region | fx.Node
 
@@ -35,7 +36,16 @@ def schedule(graph: fx.Graph, regions: list[Region]) -> list[Unit]:
             if last_impure is not None:
                 before[node].add(last_impure)
             last_impure = node
+            for reader in _readers_before(node, order):
+                if reader in unit_of and unit_of[reader] is not node:
+                    before[node].add(unit_of[reader])
     return _topological(units, before, order)
+
+
+def _readers_before(write: fx.Node, order: dict[fx.Node, int]) -> Iterator[fx.Node]:
+    """What reads, through views, the storage that `write` writes, and stands before it."""
+    for operand in written(write):
+        yield from (r for r in readers(behind_views(operand)) if order[r] < order[write])
 
 
 def _needed(graph: fx.Graph, regions: list[Region], unit_of: dict[fx.Node, Unit]) -> set[fx.Node]:
@@ -58,23 +68,40 @@ def _waits_for(unit: Unit, unit_of: dict[fx.Node, Unit]) -> set[Unit]:
 
 
 def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[fx.Node, int]) -> list[Unit]:
+    """Units by rank, each after what it waits for; what backward computes again comes only when needed."""
+
     def rank(unit: Unit) -> int:
         return order[unit.members[-1]] if isinstance(unit, Region) else order[unit]
 
-    after: dict[Unit, list[Unit]] = {unit: [] for unit in units}
-    for unit, earlier in before.items():
-        for other in earlier:
-            after[other].append(unit)
-    waiting = {unit: len(earlier) for unit, earlier in before.items()}
-    ready = [(rank(unit), i, unit) for i, unit in enumerate(units) if not waiting[unit]]
-    heapq.heapify(ready)
-    done: list[Unit] = []
-    while ready:
-        _, _, unit = heapq.heappop(ready)
-        done.append(unit)
-        for follower in after[unit]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heapq.heappush(ready, (rank(follower), len(units) + len(done), follower))
-    assert len(done) == len(units), "regions form a cycle"
-    return done
+    again = _computed_again(units, before, order)
+    done: dict[Unit, None] = {}
+    for unit in sorted(units, key=lambda u: (u in again, rank(u))):
+        stack = [unit]
+        while stack:
+            waiting = sorted((u for u in before[stack[-1]] if u not in done), key=rank)
+            assert not set(waiting) & set(stack), "regions form a cycle"
+            if waiting:
+                stack.append(waiting[0])
+            else:
+                done.setdefault(stack.pop())
+    return list(done)
+
+
+def _computed_again(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[fx.Node, int]) -> set[Unit]:
+    """Units of a backward graph that do not wait for the incoming gradients."""
+    gradients = {n for n in order if n.op == "placeholder" and "tangents" in str(n.target)}
+    if not gradients:
+        return set()
+    waits: dict[Unit, bool] = {}
+
+    def waits_for_gradients(unit: Unit) -> bool:
+        if unit not in waits:
+            reads = unit.lowered.inputs if isinstance(unit, Region) else unit.all_input_nodes
+            waits[unit] = any(r in gradients for r in reads) or any(map(waits_for_gradients, before[unit]))
+        return waits[unit]
+
+    return {unit for unit in sorted(units, key=_position(order)) if not waits_for_gradients(unit)}
+
+
+def _position(order: dict[fx.Node, int]) -> Callable[[Unit], int]:
+    return lambda unit: order[unit.members[0]] if isinstance(unit, Region) else order[unit]

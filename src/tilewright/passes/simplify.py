@@ -16,7 +16,7 @@ from torch import fx
 
 from tilewright.operators.table import row_of
 
-SAME = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default"}
+SAME = {"aten.detach.default", "aten.alias.default"}
 
 
 def is_pure(node: fx.Node) -> bool:
@@ -30,6 +30,19 @@ def is_pure(node: fx.Node) -> bool:
         schema = node.target._schema
         return not schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
     return False
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """The operands that this call writes to."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    arguments = zip(node.target._schema.arguments, node.args, strict=False)
+    named = [(a, node.kwargs[a.name]) for a in node.target._schema.arguments if a.name in node.kwargs]
+    return [
+        value
+        for argument, value in (*arguments, *named)
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node)
+    ]
 
 
 def simplify(graph: fx.Graph) -> int:
@@ -77,7 +90,12 @@ def _same_layout(a: fx.Node, b: fx.Node) -> bool:
     x, y = a.meta.get("val"), b.meta.get("val")
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return False
-    return x.shape == y.shape and x.stride() == y.stride()
+    return _extents(x) == _extents(y)
+
+
+def _extents(tensor: torch.Tensor) -> list[object]:
+    """Sizes and strides; symbolic ones as expressions, since comparing symbols would bind them."""
+    return [n.node.expr if isinstance(n, torch.SymInt) else n for n in (*tensor.shape, *tensor.stride())]
 
 
 def _key(node: fx.Node) -> Any:

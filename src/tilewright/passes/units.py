@@ -8,6 +8,7 @@ from math import prod
 
 from torch import fx
 
+from tilewright.graph.calls import shape_of
 from tilewright.loops.trace import SUPPORTED, dtype_name, results
 from tilewright.operators.table import row_of
 
@@ -88,7 +89,7 @@ def escaping(members: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def nbytes(node: fx.Node) -> int:
-    return sum(int(prod(t.shape)) * t.dtype.itemsize for t in results(node))
+    return sum(prod(shape_of(t)) * t.dtype.itemsize for t in results(node))
 
 
 class Reachability:

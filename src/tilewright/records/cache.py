@@ -30,43 +30,86 @@ def build(key: str, suffix: str, make: Callable[[Path], None]) -> Path:
     """The entry of `key`; if absent, `make(path)` writes it under another name and it is moved into place.
 
     One process builds, the others wait for it. An exception or a signal leaves no entry. Raises
-    CacheError where the directory cannot be written.
+    CacheError where the directory cannot be written, is full, or belongs to another user.
     """
     path = entry(key, suffix)
+    _refuse_foreign()
     if path.exists():
         return path
     with _locked(path):
         if not path.exists():
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".building-", suffix=suffix)
-            os.close(handle)
-            temporary = Path(name)
-            try:
-                make(temporary)
-                os.replace(temporary, path)
-            except OSError as error:
-                raise CacheError(f"cannot write to the cache {cache_dir()}: {error.strerror or error}") from error
-            finally:
-                temporary.unlink(missing_ok=True)
+            _write(path, make)
     return path
 
 
 def discard(path: Path) -> None:
     """Remove a damaged entry, so that the next `build` makes it again."""
-    path.unlink(missing_ok=True)
+    with _errors():
+        path.unlink(missing_ok=True)
+
+
+def seal(path: Path, key: str) -> None:
+    """Append what `intact` checks: a digest of the content and of the key it belongs to."""
+    with path.open("r+b") as file:
+        digest = _digest(file.read(), key)
+        file.write(digest)
+
+
+def intact(path: Path, key: str) -> bool:
+    """Whether a sealed entry is whole and is the one of `key`: loading half a library kills a process."""
+    with _errors():
+        content = path.read_bytes()
+    size = hashlib.sha256().digest_size
+    return content[-size:] == _digest(content[:-size], key)
+
+
+def _digest(content: bytes, key: str) -> bytes:
+    return hashlib.sha256(key.encode() + content).digest()
+
+
+def _write(path: Path, make: Callable[[Path], None]) -> None:
+    with _errors():
+        # The lock is ours: whoever left these was killed.
+        for left in path.parent.glob(".building-*"):
+            left.unlink(missing_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".building-", suffix=path.suffix)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            make(temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _refuse_foreign() -> None:
+    """Code is loaded from the cache, so nobody else may own it."""
+    with _errors():
+        folder = cache_dir()
+        if folder.exists() and folder.stat().st_uid != os.geteuid():
+            raise CacheError(f"the cache {folder} is another user's; set TILEWRIGHT_CACHE to a folder of your own")
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _errors():
+        cache_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(cache_dir(), 0o700)
+        path.parent.mkdir(exist_ok=True, mode=0o700)
         handle = os.open(path.parent / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        with _errors():
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise CacheError(
             f"cannot use the cache {cache_dir()}: {error.strerror or error}; set TILEWRIGHT_CACHE to a writable folder"
         ) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

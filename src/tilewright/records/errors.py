@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
+_said: set[str] = set()
+
+
+def say_once(line: str) -> None:
+    """Tell the user on standard error, the first time in this process, what did not go as it should."""
+    if line not in _said:
+        _said.add(line)
+        print(f"tilewright: {line}", file=sys.stderr, flush=True)
+
 
 class TilewrightError(Exception):
     """A failure with a message for the user. `exit_code` is what the command line returns."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from base64 import b64encode
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from tilewright.records.errors import StoreError
 from tilewright.report.quantity import duration, nbytes, ratio
-from tilewright.report.queries import Answer, ask_all
+from tilewright.report.queries import DRAWN, Answer, ask_all, harmless_json
 
 _SCRIPTS = ("dom.js", "table.js", "roofline.js", "charts.js", "graph.js", "page.js")
 # A speed that is no worse than its peer's by more than the noise of a measurement.
@@ -74,16 +73,8 @@ def render_page(answers: dict[str, Answer]) -> str:
         script_hash=_hash(script),
         style=Markup(style),
         style_hash=_hash(style),
-        island=Markup(_island(answers)),
+        island=Markup(harmless_json({name: asdict(answers[name]) for name in DRAWN})),
     )
-
-
-def _island(answers: dict[str, Answer]) -> str:
-    """The answers as JSON that no text in them can end or open: markup characters are escaped."""
-    text = json.dumps(
-        {name: asdict(answer) for name, answer in answers.items()}, separators=(",", ":"), allow_nan=False
-    )
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _asset(name: str) -> str:
@@ -123,16 +114,16 @@ def _speed(rows: list[dict[str, object]]) -> list[Headline]:
 
 def _traffic(rows: list[dict[str, object]]) -> list[Headline]:
     before, after = (
-        {name: _total(rows, stage, name) for name in ("bytes", "launches", "floor_us")}
-        for stage in ("before", "after")
+        {name: _total(rows, stage, name) for name in ("bytes", "launches", "floor_us")} for stage in ("before", "after")
     )
     if not before["launches"] or not after["launches"]:
         return []
+    fewer, lower = after["bytes"] <= before["bytes"], after["floor_us"] <= before["floor_us"]
     moved = f"{nbytes(before['bytes'])} → {nbytes(after['bytes'])}"
     floors = f"{duration(before['floor_us'])} → {duration(after['floor_us'])}"
     return [
-        Headline(_change(before["bytes"], after["bytes"]), "bytes moved", moved),
-        Headline(_change(before["floor_us"], after["floor_us"]), "floor", floors),
+        Headline(_change(before["bytes"], after["bytes"]), "bytes moved", moved, fewer),
+        Headline(_change(before["floor_us"], after["floor_us"]), "floor", floors, lower),
         Headline(f"{before['launches']:.0f} → {after['launches']:.0f}", "kernel launches"),
     ]
 
@@ -141,7 +132,7 @@ def _memory(peaks: dict[str, object]) -> list[Headline]:
     before, after = peaks["before"], peaks["after"]
     if not isinstance(before, int) or not isinstance(after, int) or not before:
         return []
-    return [Headline(_change(before, after), "peak memory", f"{nbytes(before)} → {nbytes(after)}")]
+    return [Headline(_change(before, after), "peak memory", f"{nbytes(before)} → {nbytes(after)}", after <= before)]
 
 
 def _numbers(verified: Answer) -> list[Headline]:

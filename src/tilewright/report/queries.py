@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from tilewright.store import query
 
-QUERIES: Mapping[str, str] = {
-    "run": 'SELECT created::VARCHAR AS created, command, target, "case", tilewright FROM run',
+# What the template writes into the page, and what the script there draws.
+WRITTEN: Mapping[str, str] = {
+    "run": """\
+SELECT strftime(make_timestamp(epoch_us(created)), '%Y-%m-%d %H:%M:%S UTC') AS created,
+       command, target, "case", tilewright
+FROM run""",
     "machine": "SELECT unnest(map_entries(machine), recursive := true) FROM run",
     "dims": "SELECT unnest(map_entries(dims), recursive := true) FROM run",
+    "fallbacks": 'SELECT what, "where", why FROM fallback',
+    "kernels": "SELECT graph, name, language, members, source_code FROM region",
+}
+DRAWN: Mapping[str, str] = {
     "ceilings": "SELECT device, kind, dtype, value, unit, origin FROM ceiling",
     "summary": "FROM fusion_summary",
     "speedups": """\
@@ -32,7 +42,7 @@ FROM operator
 ORDER BY graph DESC, stage DESC, index""",
     "regions": """\
 SELECT graph, name, members, reads, reads_symbolic, writes, writes_symbolic, flops, bytes,
-       language, floor_us, bound, predicted_us, measured_us, source_code
+       floor_us, bound
 FROM region""",
     "decisions": """\
 SELECT graph, producer, consumer, verdict, reason, bytes_saved, predicted_us, measured_us,
@@ -59,11 +69,13 @@ FROM measurement WHERE impl = 'tilewright' AND predicted_us IS NOT NULL""",
 SELECT direction, tensor, dtype, error, eager_error, bound, max_error, eager_max_error, max_bound, ok
 FROM verified
 ORDER BY ok, error / nullif(bound, 0) DESC""",
-    "fallbacks": 'SELECT what, "where", why FROM fallback',
 }
 
 MOST_ROWS = 4_000
-MOST_SOURCE_CHARACTERS = 600_000
+# Characters as the page holds them, with markup escaped: for one answer, and for all.
+_ROOM_OF_ONE = 1_400_000
+_ROOM_OF_ALL = 4_600_000
+_ROOM_OF_SOURCES = 1_200_000
 _LONGEST_TEXT = 240
 
 
@@ -81,25 +93,40 @@ class Answer:
 
 
 def ask_all(run: Path) -> dict[str, Answer]:
-    """Every question put to one run, its answers cut to what a page of a few MB can hold.
+    """Every question put to one run, its answers cut to what a page of 5 MB can hold.
 
     Raises:
         StoreError: the run is missing or damaged.
     """
-    return {name: _ask(run, sql) for name, sql in QUERIES.items()}
+    answers, room = {}, _ROOM_OF_ALL
+    for name, sql in {**WRITTEN, **DRAWN}.items():
+        answers[name], used = _ask(run, sql, min(room, _ROOM_OF_ONE))
+        room -= used
+    return answers
 
 
-def _ask(run: Path, sql: str) -> Answer:
+def harmless_json(value: object) -> str:
+    """`value` as JSON that no text in it can end or open as markup."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _ask(run: Path, sql: str, room: int) -> tuple[Answer, int]:
+    """An answer and the room it takes. A source is left out whole rather than cut."""
     columns, rows = query(run, sql)
-    kept, room = [], MOST_SOURCE_CHARACTERS
+    kept: list[tuple[object, ...]] = []
+    used, sources = 0, _ROOM_OF_SOURCES
     for row in rows[:MOST_ROWS]:
-        cells = [_shown(value) for value in row]
+        shown = [_shown(value) for value in row]
         if columns[-1] == "source_code":
-            code = str(row[-1])
-            cells[-1] = code if len(code) <= room else None
-            room -= len(code) if len(code) <= room else 0
-        kept.append(tuple(cells))
-    return Answer(sql, columns, kept, len(rows))
+            size = len(harmless_json(escape(str(row[-1]))))
+            shown[-1] = row[-1] if size <= sources else None
+            sources -= size if size <= sources else 0
+        used += len(harmless_json(shown)) + 1
+        if used > room:
+            break
+        kept.append(tuple(shown))
+    return Answer(sql, columns, kept, len(rows)), min(used, room)
 
 
 def _shown(value: object) -> object:

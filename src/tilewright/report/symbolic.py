@@ -20,6 +20,7 @@ _BINARY: dict[type[ast.operator], Callable[[Expr, Expr], Expr]] = {
 }
 _FUNCTIONS = ("Max", "Min", "floor", "ceiling")
 _LARGEST_POWER = 16
+_MOST_TERMS = 1_000
 
 
 def add(formulas: Iterable[str | None]) -> str | None:
@@ -46,7 +47,8 @@ def parse(formula: str) -> Expr | None:
     take the dimensions `N`, `S`, `E` and `I` for functions and constants of its own.
     """
     try:
-        return _expression(ast.parse(formula.strip(), mode="eval").body)
+        tree = ast.parse(formula.strip(), mode="eval").body
+        return _expression(tree) if _terms(tree) <= _MOST_TERMS else None
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
@@ -62,7 +64,8 @@ def _expression(node: ast.expr) -> Expr:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_expression(operand)
         case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=int() as power)):
-            if 0 <= power <= _LARGEST_POWER:
+            powers = any(isinstance(inner, ast.Pow) for inner in ast.walk(base))
+            if 0 <= power <= _LARGEST_POWER and not powers:
                 return _expression(base) ** power
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             return _BINARY[type(op)](_expression(left), _expression(right))
@@ -70,3 +73,15 @@ def _expression(node: ast.expr) -> Expr:
             function: Callable[..., Expr] = getattr(sympy, name)
             return function(*map(_expression, arguments))
     raise ValueError(f"not a formula: {ast.unparse(node)}")
+
+
+def _terms(node: ast.expr) -> int:
+    """How many terms the formula may have once its products are multiplied out."""
+    match node:
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
+            return _terms(left) + _terms(right)
+        case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=int() as power)):
+            return int(_terms(base) ** min(max(power, 0), _LARGEST_POWER))
+        case ast.BinOp(left=left, right=right):
+            return _terms(left) * _terms(right)
+    return 1

@@ -232,9 +232,7 @@ def _totals(title: str, launches: Sequence[Operator | Region]) -> Text:
     )
     wasteful = [launch for launch in known if launch.cost.unused]
     if wasteful:
-        unused = _sum(
-            [launch.cost.unused for launch in wasteful], [launch.cost.unused_symbolic for launch in wasteful]
-        )
+        unused = _sum([launch.cost.unused for launch in wasteful], [launch.cost.unused_symbolic for launch in wasteful])
         labels = ", ".join(dict.fromkeys(map(_unused_label, wasteful)))
         text.append(f"\n  unused {unused} ({labels})")
     text.append(f"\n  FLOPs {flops}")
@@ -349,11 +347,7 @@ def _peaks(program: Program) -> Table:
     for graph in dict.fromkeys(point.graph for point in program.memory):
         peak = {
             stage: max(
-                (
-                    point.live_bytes
-                    for point in program.memory
-                    if (point.graph, point.stage) == (graph, stage)
-                ),
+                (point.live_bytes for point in program.memory if (point.graph, point.stage) == (graph, stage)),
                 default=None,
             )
             for stage in ("before", "after")

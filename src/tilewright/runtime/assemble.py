@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from torch import fx
 from tilewright.loops.nest import Nest
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
-from tilewright.passes.units import behind_views, is_view
-from tilewright.runtime.executable import CallStep, Executable, KernelStep, Slot, TensorSpec
+from tilewright.passes.units import is_view
+from tilewright.runtime.executable import CallStep, ConstantStep, Executable, KernelStep, Slot, Step, TensorSpec
 
 aten = torch.ops.aten
 OUT_VARIANTS: dict[object, Any] = {
@@ -46,6 +47,7 @@ class _Assembler:
         self.library = library
         self.slots: dict[fx.Node, int] = {}
         self.output = self.graph.output_node()
+        self.kernel_results = {n for u in self.units if isinstance(u, Region) for n in u.lowered.outputs}
         self.last_use = self._last_uses()
 
     def build(self) -> Executable:
@@ -73,20 +75,21 @@ class _Assembler:
             last[node] = len(self.units)
         return last
 
-    def _step(self, position: int, unit: Unit) -> KernelStep | CallStep:
+    def _step(self, position: int, unit: Unit) -> Step:
         if isinstance(unit, Region):
             return self._kernel(position, unit)
+        if unit.op == "get_attr":
+            return ConstantStep(unit.name, attrgetter(str(unit.target))(self.graph.owning_module), self._slot(unit))
         args = tuple(self._argument(a) for a in unit.args)
         kwargs = {k: self._argument(v) for k, v in unit.kwargs.items()}
         target: Any = unit.target
-        meta: Any = unit.meta.get("val")
-        on_cpu = isinstance(meta, torch.Tensor) and meta.device.type == "cpu" and meta.numel() > 0
-        if on_cpu and target in OUT_VARIANTS and not kwargs and meta.is_contiguous():
-            return CallStep(
-                unit.name, OUT_VARIANTS[target], args, {}, self._slot(unit), out=TensorSpec.of(meta)
-            )
+        meta = unit.meta.get("val")
+        if not isinstance(meta, torch.Tensor) or not _on_cpu(meta):
+            return CallStep(unit.name, target, args, kwargs, self._slot(unit))
+        if target in OUT_VARIANTS and not kwargs and meta.is_contiguous():
+            return CallStep(unit.name, OUT_VARIANTS[target], args, {}, self._slot(unit), out=TensorSpec.of(meta))
         # A view of a tensor that lies as the graph says lies as the graph says.
-        spec = TensorSpec.of(meta) if on_cpu and not is_view(unit) else None
+        spec = None if is_view(unit) else TensorSpec.of(meta)
         return CallStep(unit.name, target, args, kwargs, self._slot(unit), spec=spec)
 
     def _argument(self, value: Any) -> Any:
@@ -94,6 +97,8 @@ class _Assembler:
             return Slot(self._slot(value))
         if isinstance(value, (list, tuple)):
             return tuple(self._argument(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self._argument(v) for k, v in value.items()}
         return value
 
     def _kernel(self, position: int, region: Region) -> KernelStep:
@@ -106,43 +111,53 @@ class _Assembler:
         for number, node in enumerate(region.lowered.outputs):
             over = self._takes_over(position, region, number, taken)
             if over is not None:
-                taken.add(over)
+                taken.add(self._storage(over))
             spec = TensorSpec.of(node.meta["val"])
             outputs.append((self._slot(node), spec, None if over is None else self._slot(over)))
         return KernelStep(region.lowered.nest.name, function, inputs, tuple(outputs))
 
     def _takes_over(self, position: int, region: Region, number: int, taken: set[fx.Node]) -> fx.Node | None:
-        """An operand that dies here, that this graph computed, and that output `number` can overwrite."""
+        """An operand whose storage dies here, that this graph computed, and that output `number` can overwrite."""
         nest = region.lowered.nest
         result = region.lowered.outputs[number].meta["val"]
         for index, node in enumerate(region.lowered.inputs):
             meta = node.meta["val"]
-            same = (
-                meta.dtype == result.dtype and meta.stride() == result.stride() and meta.shape == result.shape
-            )
-            if not same or node in taken or self.last_use[node] != position or not meta.is_contiguous():
+            same = meta.dtype == result.dtype and meta.numel() == result.numel() and meta.is_contiguous()
+            storage = self._storage(node)
+            if not same or not result.is_contiguous() or storage in taken:
                 continue
-            if self._owned(node) and writes_after_reads(nest, index, number):
+            if self._dies(storage, position) and writes_after_reads(nest, index, number):
                 return node
         return None
 
-    def _owned(self, node: fx.Node) -> bool:
-        """Whether this graph made the storage of `node` and nothing else shows it."""
-        if node.op == "placeholder" or is_view(node) or any(is_view(u) for u in node.users):
+    def _dies(self, storage: fx.Node, position: int) -> bool:
+        """Whether this graph made `storage`, and nothing reads it or a view of it after `position`."""
+        if storage not in self.kernel_results and storage.target not in OUT_VARIANTS:
+            # Other library calls may hand back an operand.
             return False
-        return behind_views(node) is node and not self._may_alias(node)
+        shown, todo = {storage}, [storage]
+        while todo:
+            for user in todo.pop().users:
+                if is_view(user) and user not in shown:
+                    shown.add(user)
+                    todo.append(user)
+        return all(self.last_use.get(node, -1) <= position for node in shown)
 
-    def _may_alias(self, node: fx.Node) -> bool:
-        """Library calls may hand back an operand; kernels and `out=` calls never do."""
-        in_region = any(isinstance(u, Region) and node in u.lowered.outputs for u in self.units)
-        return not in_region and node.target not in OUT_VARIANTS
+    def _storage(self, node: fx.Node) -> fx.Node:
+        """The kernel result or library result that `node` shows."""
+        while node not in self.kernel_results and is_view(node) and isinstance(node.args[0], fx.Node):
+            node = node.args[0]
+        return node
+
+
+def _on_cpu(meta: torch.Tensor) -> bool:
+    """Whether a tensor lies in memory as its strides say."""
+    return meta.device.type == "cpu" and meta.layout is torch.strided and meta.numel() > 0
 
 
 def _input_spec(node: fx.Node) -> TensorSpec | None:
     meta = node.meta.get("val")
-    if isinstance(meta, torch.Tensor) and meta.layout is torch.strided:
-        return TensorSpec.of(meta)
-    return None
+    return TensorSpec.of(meta) if isinstance(meta, torch.Tensor) and _on_cpu(meta) else None
 
 
 def writes_after_reads(nest: Nest, source: int, target: int) -> bool:

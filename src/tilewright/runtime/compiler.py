@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import shutil
 import signal
 import subprocess
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tilewright.records import cache
-from tilewright.records.errors import CompilerError
+from tilewright.records.errors import CacheError, CompilerError, say_once
 
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
@@ -21,22 +24,48 @@ LIMIT_S = 120.0
 """A compiler that has not finished by then is stopped (`TILEWRIGHT_COMPILE_LIMIT` overrides, in seconds)."""
 
 
-def load(source: str) -> ctypes.CDLL:
-    """The library compiled from `source`. A damaged cache entry is built again.
+_loaded: dict[str, ctypes.CDLL] = {}
+"""The libraries of this process."""
 
-    Raises CompilerError (no compiler, one that fails, one that hangs) or CacheError.
+
+def load(source: str) -> ctypes.CDLL:
+    """The library compiled from `source`: this process's, else the cache's, else made now.
+
+    A damaged cache entry is built again; where the cache cannot be used, that is said and the library
+    is made for this process alone. Raises CompilerError (no compiler, one that fails, one that hangs).
     """
     compiler = find_compiler()
     key = cache.key_of(source, " ".join(FLAGS), compiler, _fingerprint(compiler), _instruction_set())
-    for attempt in (1, 2):
-        path = cache.build(key, ".so", lambda out: _compile(compiler, source, out))
+    if key not in _loaded:
         try:
-            return ctypes.CDLL(str(path))
-        except OSError as error:
-            cache.discard(path)
-            if attempt == 2:
-                raise CompilerError(f"{compiler} made a library that does not load: {error}") from error
-    raise AssertionError
+            _loaded[key] = _load_cached(key, lambda out: _compile(compiler, source, out))
+        except CacheError as error:
+            say_once(f"kernels are compiled for this process alone: {error}")
+            with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
+                path = Path(folder) / "kernels.so"
+                _compile(compiler, source, path)
+                _loaded[key] = _open(path)
+    return _loaded[key]
+
+
+def _load_cached(key: str, make: Callable[[Path], None]) -> ctypes.CDLL:
+    def make_sealed(path: Path) -> None:
+        make(path)
+        cache.seal(path, key)
+
+    for _ in range(2):
+        path = cache.build(key, ".so", make_sealed)
+        if cache.intact(path, key):
+            return _open(path)
+        cache.discard(path)
+    raise CacheError(f"the cache entry {path} does not hold what was written to it")
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CompilerError(f"the compiled library does not load: {error}") from error
 
 
 def find_compiler() -> str:
@@ -63,33 +92,48 @@ def _instruction_set() -> str:
 
 
 def _compile(compiler: str, source: str, out: Path) -> None:
-    limit = float(os.environ.get("TILEWRIGHT_COMPILE_LIMIT") or LIMIT_S)
+    limit = _limit_s()
     command = [compiler, *FLAGS, "-x", "c++", "-", "-o", str(out)]
-    # A session of its own, so that the compiler's own children are stopped with it.
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    try:
+        # A session of its own, so that the compiler's own children are stopped with it.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CompilerError(f"{compiler} does not start: {error.strerror or error}") from error
     try:
         output, _ = process.communicate(source, timeout=limit)
     except subprocess.TimeoutExpired:
         _stop(process)
-        raise CompilerError(f"{compiler} did not finish in {limit:g} s and was stopped") from None
+        raise CompilerError(
+            f"{compiler} did not finish in {limit:g} s and was stopped; TILEWRIGHT_COMPILE_LIMIT gives it more"
+        ) from None
     except BaseException:
         _stop(process)
         raise
-    if process.returncode != 0:
-        first = next((line for line in output.splitlines() if "error" in line), output.strip()[:300])
-        raise CompilerError(f"{compiler} failed with exit code {process.returncode}: {first}")
+    if process.returncode == 0:
+        return
+    if "No space left on device" in output:
+        raise CacheError(f"no space left for {out}")
+    first = next((line for line in output.splitlines() if "error" in line), output.strip()[:300])
+    raise CompilerError(f"{compiler} failed with exit code {process.returncode}: {first}")
+
+
+def _limit_s() -> float:
+    wanted = os.environ.get("TILEWRIGHT_COMPILE_LIMIT")
+    try:
+        return float(wanted) if wanted else LIMIT_S
+    except ValueError:
+        raise CompilerError(f"TILEWRIGHT_COMPILE_LIMIT={wanted} is no number of seconds") from None
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

@@ -82,7 +82,7 @@ class KernelStep:
     def run(self, slots: Slots) -> None:
         tensors = [slots[i] for i in self.inputs]
         for slot, spec, over in self.outputs:
-            slots[slot] = spec.empty() if over is None else slots[over].view(spec.dtype).view(spec.shape)
+            slots[slot] = spec.empty() if over is None else slots[over].view(spec.shape)
             tensors.append(slots[slot])
         pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
         self.function(pointers, threads())
@@ -125,6 +125,9 @@ class ConstantStep:
         slots[self.output] = self.value
 
 
+Step = KernelStep | CallStep | ConstantStep
+
+
 @dataclass(frozen=True)
 class Slot:
     """A place in the list of values, as an argument."""
@@ -150,7 +153,7 @@ class Executable:
 
     def __init__(
         self,
-        steps: Sequence[KernelStep | CallStep | ConstantStep],
+        steps: Sequence[Step],
         slots: int,
         inputs: Sequence[tuple[int, TensorSpec | None]],
         outputs: Sequence[Any],
@@ -205,4 +208,16 @@ class ExecutableBySize:
         return run(args)
 
 
-__all__ = ["CallStep", "ConstantStep", "Executable", "ExecutableBySize", "KernelStep", "Slot", "TensorSpec", "fill", "threads"]
+__all__ = [
+    "MOST_SIZES",
+    "CallStep",
+    "ConstantStep",
+    "Executable",
+    "ExecutableBySize",
+    "KernelStep",
+    "Slot",
+    "Step",
+    "TensorSpec",
+    "fill",
+    "threads",
+]

@@ -5,12 +5,16 @@ The first touch of a fresh page costs a CPU several times what writing a warm on
 on it is freed, whoever held it (autograd, a view, another thread). Blocks of 2 MB and more are
 aligned to huge pages. What is kept idle never exceeds what was live at the peak; `trim` returns it
 to the system.
+
+What counts as live is what was asked for: the rest of a block's size class is address space that
+nobody touches.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -44,8 +48,14 @@ class Pool:
         nbytes = extent * dtype.itemsize
         if nbytes < SMALL:
             return torch.empty_strided(shape, strides, dtype=dtype)
-        block = self._take(size_class(nbytes))
-        return torch.frombuffer(block, dtype=dtype, count=extent).as_strided(shape, strides)
+        block = self._take(size_class(nbytes), nbytes)
+        storage = torch.frombuffer(block, dtype=dtype, count=extent).untyped_storage()
+        # Not a view of another tensor: autograd lets a caller write to it as to any result.
+        return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+
+    def after_fork(self) -> None:
+        """Another thread may have held the lock when this process was forked; it does not exist here."""
+        self._lock = threading.RLock()
 
     def trim(self) -> int:
         """Return every idle block to the system; gives the bytes released."""
@@ -57,7 +67,7 @@ class Pool:
             self.idle_bytes = 0
             return released
 
-    def _take(self, size: int) -> ctypes.Array[ctypes.c_char]:
+    def _take(self, size: int, wanted: int) -> ctypes.Array[ctypes.c_char]:
         with self._lock:
             idle = self._idle.setdefault(size, deque())
             if idle:
@@ -65,10 +75,10 @@ class Pool:
                 self.idle_bytes -= size
             else:
                 address, mapping = _map(size)
-            self.live_bytes += size
+            self.live_bytes += wanted
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
             block = self._type(size).from_address(address)
-            block.home = (address, mapping)  # type: ignore[attr-defined]
+            block.home = (wanted, address, mapping)  # type: ignore[attr-defined]
         self._meter.changed()
         return block
 
@@ -83,9 +93,9 @@ class Pool:
             self._types[size] = type("Block", (base,), {"__del__": give_back})
         return self._types[size]
 
-    def _give(self, size: int, address: int, mapping: mmap.mmap) -> None:
+    def _give(self, size: int, wanted: int, address: int, mapping: mmap.mmap) -> None:
         with self._lock:
-            self.live_bytes -= size
+            self.live_bytes -= wanted
             if self.idle_bytes + size <= self.peak_bytes:
                 self._idle[size].append((address, mapping))
                 self.idle_bytes += size
@@ -111,3 +121,4 @@ def _map(size: int) -> tuple[int, mmap.mmap]:
 
 pool = Pool()
 """The pool of this process."""
+os.register_at_fork(after_in_child=pool.after_fork)

@@ -2,12 +2,13 @@
 
 function drawRoofline(width, points, ceilings) {
   const height = Math.round(Math.min(560, Math.max(380, width * 0.42)));
-  const strip = 46;
-  const frame = { left: 74, right: width - 172, top: 22, bottom: height - 46 - strip };
   const placed = points.filter((p) => p.intensity > 0 && p.TFLOPs > 0);
   const moving = points.filter((p) => p.provenance === "formula" && !(p.flops > 0) && p.bytes > 0 && p.floor_us !== null);
+  const strip = moving.length ? 46 : 0;
   const roofs = ceilings.filter((c) => c.unit === "TFLOP/s" && c.value > 0);
   const slopes = ceilings.filter((c) => c.unit === "GB/s" && c.value > 0);
+  const margin = 16 + 6.3 * Math.max(0, ...roofs.map((c) => ceilingLabel(c).length));
+  const frame = { left: 74, right: width - margin, top: 22, bottom: height - 46 - strip };
   const best = (list) => Math.max(0, ...list.map((c) => c.value));
   const ridge = roofs.length && slopes.length ? (best(roofs) * 1e3) / best(slopes) : 1;
   const x = logScale([...placed.map((p) => p.intensity), ridge * 3, 0.1], frame.left, frame.right);
@@ -25,7 +26,7 @@ function drawRoofline(width, points, ceilings) {
   }
   drawing.append(svg("text", { class: "soft", x: 4, y: 12 }, "FLOP/s"),
     svg("text", { class: "soft end", x: frame.right, y: frame.bottom + 36 }, "FLOPs per byte moved"));
-  drawing.append(...drawSlopes(slopes, best(roofs), x, y, frame), ...drawRoofs(roofs, best(slopes), x, y, frame));
+  drawing.append(...drawSlopes(slopes, best(roofs), x, y), ...drawRoofs(roofs, best(slopes), x, y, frame));
 
   const longest = Math.max(...points.map((p) => p.measured_us ?? p.floor_us ?? 0), 1e-9);
   const marks = [];
@@ -69,8 +70,8 @@ function mark(point, cx, cy, longest) {
   return { node, info };
 }
 
-function drawSlopes(slopes, top, x, y, frame) {
-  const drawn = [];
+function drawSlopes(slopes, top, x, y) {
+  const drawn = [], labels = [];
   for (const ceiling of [...slopes].sort((a, b) => b.value - a.value)) {
     const rate = (intensity) => (ceiling.value * intensity) / 1e3;
     const from = Math.max(x.low, (y.low * 1e3) / ceiling.value);
@@ -79,11 +80,11 @@ function drawSlopes(slopes, top, x, y, frame) {
     const [x1, y1, x2, y2] = [x.at(from), y.at(rate(from)), x.at(to), y.at(rate(to))];
     drawn.push(svg("line", { class: roofClass(ceiling), x1, y1, x2, y2 }));
     const angle = (Math.atan2(y2 - y1, x2 - x1) * 180) / Math.PI;
-    const above = drawn.length === 1;
-    const turn = `translate(${x1 + (x2 - x1) * 0.8} ${y1 + (y2 - y1) * 0.8}) rotate(${angle})`;
-    drawn.push(svg("text", { class: "soft halo middle", x: 0, y: above ? -8 : 17, transform: turn }, ceilingLabel(ceiling)));
+    const place = Math.max(0.82 - (100 * Math.max(labels.length - 1, 0)) / Math.hypot(x2 - x1, y2 - y1), 0.1);
+    const turn = `translate(${x1 + (x2 - x1) * place} ${y1 + (y2 - y1) * place}) rotate(${angle})`;
+    labels.push(svg("text", { class: "soft halo middle", x: 0, y: labels.length ? 17 : -8, transform: turn }, ceilingLabel(ceiling)));
   }
-  return drawn;
+  return [...drawn, ...labels];
 }
 
 function drawRoofs(roofs, bandwidth, x, y, frame) {

@@ -78,7 +78,10 @@ function line(columns, row) {
   const tr = html("tr");
   for (const column of columns) {
     const content = column.cell ? column.cell(row) : (row[column.key] ?? "–");
-    tr.append(html("td", { class: [column.number ? "number" : "", column.kind ?? ""].join(" ").trim() }, ...[content].flat()));
+    const cell = html("td", { class: [column.number ? "number" : "", column.kind ?? ""].join(" ").trim() }, ...[content].flat());
+    // A long name is cut short in its cell and whole on hover.
+    if (column.kind === "code") cell.title = [...cell.childNodes].map((node) => node.textContent).join("\n");
+    tr.append(cell);
   }
   return tr;
 }

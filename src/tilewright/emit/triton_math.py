@@ -1,0 +1,372 @@
+"""Scalar functions that generated Triton kernels call, for what `triton.language` has not or has too coarsely.
+
+All run on a GPU and in Triton's interpreter alike, so that a machine without a GPU tests the very code.
+Floating arguments are fp32 or fp64; results are within a few units in the last place. NaN comes out
+where it goes in. The polynomials are Chebyshev fits made for this file.
+"""
+# mypy: allow-untyped-decorators, allow-subclassing-any
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+INFINITY = tl.constexpr(float("inf"))
+LN2_HIGH = tl.constexpr(0.6931471805598903)
+"""ln 2 to 42 bits: its product with any exponent of a double is exact."""
+LN2_LOW = tl.constexpr(5.497923018708371e-14)
+PI = tl.constexpr(3.141592653589793)
+
+TANH = tl.constexpr((0.002214902743, -0.008272456733, 0.02174618709, -0.0539563494, 0.1333329075, -0.3333333308))
+"""(tanh(x) / x - 1) / x² in powers of x², falling, |x| ≤ 0.65."""
+ATAN = tl.constexpr(
+    (
+        -0.017803896394812564, 0.03796390316111083, -0.05035049795312439, 0.05846866752275139,
+        -0.06662950246036792, 0.07692045194561481, -0.09090896801472813, 0.11111110744657099,
+        -0.14285714279244968, 0.19999999999940837, -0.3333333333333312, 1.0,
+    )
+)  # fmt: skip
+"""atan(t) / t in powers of t², falling, |t| ≤ tan(π/8)."""
+ERFC = tl.constexpr(
+    (
+        -8.12875215770062e-09, 2.75705002664482e-08, 3.7952298023330864e-08, -2.4915672438399817e-07,
+        -7.661560167938382e-08, 1.7488744038055848e-06, -9.5955555482755e-07, -1.1445312657719447e-05,
+        2.2378123835165082e-05, 5.165035803926393e-05, -0.0002901524142477777, 0.00029371320341330494,
+        0.0017556255719938932, -0.009746579469020964, 0.028362277446966157, -0.05869339859889526,
+        0.09230432115887496, -0.10880393014127411, 0.08227673849018106, 0.0035854154854551208,
+        -0.14024059858554722, 1.2375126308378277,
+    )
+)  # fmt: skip
+"""erfc(x) · exp(x²) · (1 + 2x) in powers of (x - 3.75) / (x + 3.75), falling, x ≥ ½."""
+LOG = tl.constexpr(
+    (
+        0.1188345239410786, 0.11687962997542156, 0.13335645841949378, 0.15384574966460907, 0.18181818595769064,
+        0.22222222219844232, 0.2857142857143541, 0.3999999999999999, 0.6666666666666666,
+    )
+)  # fmt: skip
+"""(2·atanh(s) / s - 2) / s² in powers of s², falling, |s| ≤ 3 - 2√2."""
+
+
+@triton.jit
+def polynomial(u, coefficients: tl.constexpr, degree: tl.constexpr):
+    """Horner's rule, the highest power first."""
+    p = u * coefficients[0] + coefficients[1]
+    for k in tl.static_range(2, degree + 1):
+        p = p * u + coefficients[k]
+    return p
+
+
+@triton.jit
+def is_negative(x):
+    """Whether the sign bit is set."""
+    if x.dtype == tl.float64:
+        return x.to(tl.int64, bitcast=True) < 0
+    else:
+        return x.to(tl.int32, bitcast=True) < 0
+
+
+@triton.jit
+def neg(x):
+    """-x; Triton's own minus is 0 - x, which loses the sign of a zero."""
+    return x * -1.0
+
+
+@triton.jit
+def div(x, y):
+    """The quotient rounded as IEEE 754 asks; Triton's own `/` is coarser in fp32."""
+    if y.dtype == tl.float64:
+        return x / y
+    else:
+        return tl.div_rn(x, y)
+
+
+@triton.jit
+def sqrt(x):
+    if x.dtype == tl.float64:
+        return tl.sqrt(x)
+    else:
+        return tl.sqrt_rn(x)
+
+
+@triton.jit
+def rsqrt(x):
+    return div(1.0, sqrt(x))
+
+
+@triton.jit
+def maximum(x, y):
+    """The larger; NaN wins."""
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(x, y):
+    """The smaller; NaN wins."""
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def max_over(x, axis: tl.constexpr, keep_dims: tl.constexpr):
+    """The largest along `axis`; NaN wins, which `tl.max` drops."""
+    nan = tl.max((x != x).to(tl.int32), axis=axis, keep_dims=keep_dims)
+    largest = tl.max(tl.where(x != x, -INFINITY, x), axis=axis, keep_dims=keep_dims)
+    return tl.where(nan != 0, float("nan"), largest)
+
+
+@triton.jit
+def min_over(x, axis: tl.constexpr, keep_dims: tl.constexpr):
+    """The smallest along `axis`; NaN wins, which `tl.min` drops."""
+    return neg(max_over(neg(x), axis, keep_dims))
+
+
+@triton.jit
+def _multiply(x, y):
+    return x * y
+
+
+@triton.jit
+def product_over(x, axis: tl.constexpr, keep_dims: tl.constexpr):
+    return tl.reduce(x, axis, _multiply, keep_dims=keep_dims)
+
+
+@triton.jit
+def to_bfloat16(x):
+    """fp32 rounded to the nearest bf16, ties to even. The interpreter's own conversion only truncates."""
+    if INTERPRETED:
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return tl.where(x != x, 0x7FC0, rounded).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(tl.bfloat16)
+
+
+@triton.jit
+def sign(x):
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+
+@triton.jit
+def trunc(x):
+    return tl.where(x < 0, tl.ceil(x), tl.floor(x))
+
+
+@triton.jit
+def round_even(x):
+    """The nearest integer, ties to even: adding 2²³ (2⁵² in fp64) leaves no room for a fraction."""
+    whole: tl.constexpr = 4503599627370496.0 if x.dtype == tl.float64 else 8388608.0
+    size = tl.abs(x)
+    rounded = (size + whole) - whole
+    return tl.where(size < whole, tl.where(is_negative(x), neg(rounded), rounded), x)
+
+
+@triton.jit
+def exp(x):
+    """2ⁿ · exp(r), |r| ≤ ½ ln 2: `tl.exp` alone loses digits of large arguments in fp32.
+
+    The scale goes on in two factors so that subnormal results come out right.
+    """
+    if x.dtype == tl.float64:
+        return tl.exp(x)
+    else:
+        c = tl.minimum(tl.maximum(x, -104.0), 89.0)
+        n = tl.floor(c * 1.44269504 + 0.5)
+        r = (c - n * 0.693359375) + n * 2.12194440e-4
+        k = n.to(tl.int32)
+        half = k >> 1
+        low = ((half + 127) << 23).to(tl.float32, bitcast=True)
+        high = ((k - half + 127) << 23).to(tl.float32, bitcast=True)
+        return tl.where(x != x, x, tl.exp(r) * low * high)
+
+
+@triton.jit
+def expm1(x):
+    """(u - 1) · x / log(u), u = exp(x): the errors of u - 1 and of log(u) cancel (Kahan)."""
+    u = exp(x)
+    plain = u - 1.0
+    near = tl.where(u == 1.0, x, plain * div(x, tl.log(tl.where(u == 1.0, 2.0, u))))
+    return tl.where((plain == -1.0) | (u == INFINITY), plain, near)
+
+
+@triton.jit
+def log1p(x):
+    """log(u) · x / (u - 1), u = 1 + x: the rounding of u cancels (Kahan)."""
+    u = 1.0 + x
+    near = tl.log(u) * div(x, tl.where(u == 1.0, 1.0, u - 1.0))
+    return tl.where(u == 1.0, x, tl.where(u == INFINITY, u, near))
+
+
+@triton.jit
+def log10(x):
+    return tl.log(x) * 0.4342944819032518
+
+
+@triton.jit
+def sigmoid(x):
+    return div(1.0, 1.0 + exp(-x))
+
+
+@triton.jit
+def tanh(x):
+    size = tl.abs(x)
+    if x.dtype == tl.float64:
+        e = expm1(2.0 * tl.minimum(size, 20.0))
+        result = e / (e + 2.0)
+    else:
+        u = x * x
+        small = size + size * u * polynomial(u, TANH, 5)
+        large = 1.0 - tl.div_rn(2.0, exp(2.0 * tl.minimum(size, 10.0)) + 1.0)
+        result = tl.where(size < 0.65, small, large)
+    return tl.where(x != x, x, tl.where(is_negative(x), neg(result), result))
+
+
+@triton.jit
+def sinh(x):
+    size = tl.abs(x)
+    e = expm1(size)
+    root = exp(0.5 * size)
+    large = 0.5 * root * root - div(div(0.5, root), root)
+    result = tl.where(size < 1.0, 0.5 * (e + div(e, e + 1.0)), large)
+    return tl.where(is_negative(x), neg(result), result)
+
+
+@triton.jit
+def cosh(x):
+    root = exp(0.5 * tl.abs(x))
+    return 0.5 * root * root + div(div(0.5, root), root)
+
+
+@triton.jit
+def tan(x):
+    return div(tl.sin(x), tl.cos(x))
+
+
+@triton.jit
+def atan2(y, x):
+    """The angle of (x, y): atan of the smaller over the larger, turned into its octant."""
+    run, rise = tl.abs(x), tl.abs(y)
+    larger, smaller = tl.maximum(run, rise), tl.minimum(run, rise)
+    equal = run == rise
+    t = tl.where(equal, tl.where(run == 0.0, 0.0, 1.0), div(smaller, tl.where(larger == 0.0, 1.0, larger)))
+    steep = t > 0.41421356
+    t = tl.where(steep, div(t - 1.0, t + 1.0), t)
+    angle = t * polynomial(t * t, ATAN, 11)
+    angle = tl.where(steep, 0.25 * PI + angle, angle)
+    angle = tl.where(rise > run, 0.5 * PI - angle, angle)
+    angle = tl.where(is_negative(x), PI - angle, angle)
+    angle = tl.where(is_negative(y), neg(angle), angle)
+    return tl.where((x != x) | (y != y), x + y, angle)
+
+
+@triton.jit
+def atan(x):
+    return atan2(x, tl.full(x.shape, 1.0, x.dtype))
+
+
+@triton.jit
+def asin(x):
+    return atan2(x, sqrt((1.0 - x) * (1.0 + x)))
+
+
+@triton.jit
+def acos(x):
+    return atan2(sqrt((1.0 - x) * (1.0 + x)), x)
+
+
+@triton.jit
+def _erfc64(x):
+    """exp(-x²) · P(t) / (1 + 2x) above ½; x² is split so that its rounding does not reach the exponential."""
+    size = tl.minimum(tl.abs(x), 30.0)
+    high = size.to(tl.float32).to(tl.float64)
+    gauss = tl.exp(-high * high) * tl.exp((high - size) * (high + size))
+    far = gauss * polynomial((size - 3.75) / (size + 3.75), ERFC, 21) / (1.0 + 2.0 * size)
+    far = tl.where(x < 0, 2.0 - far, far)
+    return tl.where((size < 0.5) | (x != x), 1.0 - tl.erf(x), far)
+
+
+@triton.jit
+def erfc(x):
+    return _erfc64(x.to(tl.float64)).to(x.dtype)
+
+
+@triton.jit
+def _split(x):
+    """x as a sum of two doubles of at most 26 bits each (Veltkamp)."""
+    c = 134217729.0 * x
+    high = c - (c - x)
+    return high, x - high
+
+
+@triton.jit
+def _log_in_two(x):
+    """log(x) as the sum of two doubles, to about 60 bits; x positive, finite, not subnormal."""
+    bits = x.to(tl.int64, bitcast=True)
+    e = (bits - 0x3FE6A09E667F3BCD) >> 52
+    m = (bits - (e << 52)).to(tl.float64, bitcast=True)
+    f = m - 1.0
+    g = m + 1.0
+    g_rest = m - (g - 1.0)
+    s = f / g
+    s_high, s_low = _split(s)
+    g_high, g_low = _split(g)
+    left = (((f - s_high * g_high) - s_high * g_low) - s_low * g_high) - s_low * g_low - s * g_rest
+    z = s * s
+    low = 2.0 * (left / g) + s * z * polynomial(z, LOG, 8)
+    exponent = e.to(tl.float64)
+    whole = exponent * LN2_HIGH
+    high = whole + 2.0 * s
+    back = high - whole
+    low = ((whole - (high - back)) + (2.0 * s - back)) + (low + exponent * LN2_LOW)
+    total = high + low
+    return total, (high - total) + low
+
+
+@triton.jit
+def _power64(x, y):
+    """exp(y · log x) for x ≥ 0, the logarithm carried in two doubles."""
+    ordinary = (x >= 2.2250738585072014e-308) & (x < INFINITY)
+    high, low = _log_in_two(tl.where(ordinary, x, 1.0))
+    # Beyond 2⁶⁴ every power of a double but 1 overflows or vanishes.
+    y = tl.minimum(tl.maximum(y, -18446744073709551616.0), 18446744073709551616.0)
+    y_high, y_low = _split(y)
+    high_high, high_low = _split(high)
+    product = y * high
+    rest = ((y_high * high_high - product) + y_high * high_low + y_low * high_high) + y_low * high_low + y * low
+    rest = tl.where(tl.abs(product) < 800.0, rest, 0.0)
+    return tl.where(ordinary, tl.exp(product) * (1.0 + rest), tl.exp(y * tl.log(x)))
+
+
+@triton.jit
+def _power_float(x, y):
+    x64, y64 = x.to(tl.float64), y.to(tl.float64)
+    size = tl.abs(x64)
+    result = _power64(size, y64) if x.dtype == tl.float64 else tl.exp(y64 * tl.log(size))
+    half = 0.5 * y64
+    integer = tl.floor(y64) == y64
+    odd = integer & (tl.floor(half) != half)
+    result = tl.where((size == 1.0) & (y64 == y64), 1.0, result)
+    result = tl.where(is_negative(x) & odd, neg(result), result)
+    outside = (x64 < 0) & (size != INFINITY) & (integer == 0)
+    result = tl.where(outside | (x != x) | (y != y), float("nan"), result)
+    return tl.where((x == 1.0) | (y == 0.0), 1.0, result).to(x.dtype)
+
+
+@triton.jit
+def _power_integer(x, y):
+    """Squaring, wrapped around as the machine's integers do; negative powers of all but ±1 are 0."""
+    result = x * 0 + 1
+    base, left = x, y
+    for _ in range(63):
+        result = tl.where((left & 1) != 0, result * base, result)
+        base = base * base
+        left = left >> 1
+    unit = tl.where(x == 1, 1, tl.where(x == -1, tl.where((y & 1) != 0, -1, 1), 0)).to(x.dtype)
+    return tl.where(y < 0, unit, result)
+
+
+@triton.jit
+def pow(x, y):
+    if x.dtype.is_floating():
+        return _power_float(x, y)
+    else:
+        return _power_integer(x, y)

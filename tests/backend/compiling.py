@@ -1,0 +1,79 @@
+"""Compiling a function and holding it against eager: what every test of the backend does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from tilewright.backend import Recording, backend, recording
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    result: Callable[..., Any] = torch.compile(function, backend=backend, **options)
+    return result
+
+
+def kernels(record: Recording) -> list[str]:
+    """Names of the compiled kernels, of all graphs."""
+    return [k.name for g in record.graphs if g.executable for k in g.executable.kernels]
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def twin(value: Any) -> Any:
+    """A copy that shares nothing, strides and `requires_grad` kept."""
+    if isinstance(value, nn.Module):
+        return copy.deepcopy(value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    with torch.no_grad():
+        fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value)
+    return fresh.requires_grad_(value.requires_grad)
+
+
+def assert_same(ours: Any, eager: Any) -> None:
+    """The same structure, numbers within rounding, NaN and Inf in the same places."""
+    torch.testing.assert_close(ours, eager, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+def agrees(
+    function: Callable[..., Any], inputs: Sequence[Any], *, backward: bool = False, runs: bool = True
+) -> Recording:
+    """Run `function` compiled and eager on equal inputs and the same seed; compare results, gradients and inputs.
+
+    With `runs`, at least one compiled kernel must have run.
+    """
+    mine, theirs = [twin(x) for x in inputs], [twin(x) for x in inputs]
+    model = twin(function)
+    with recording() as record:
+        torch.manual_seed(3)
+        result = compiled(model)(*mine)
+        if backward:
+            differentiate(result)
+    torch.manual_seed(3)
+    expected = function(*theirs)
+    if backward:
+        differentiate(expected)
+    assert_same(result, expected)
+    assert_same(mine, theirs)
+    if backward:
+        assert_same([x.grad for x in tensors(mine)], [x.grad for x in tensors(theirs)])
+    if isinstance(function, nn.Module):
+        assert_same(dict(model.named_buffers()), dict(function.named_buffers()))
+        assert_same([p.grad for p in model.parameters()], [p.grad for p in function.parameters()])
+    assert bool(kernels(record)) == runs, kernels(record)
+    return record
+
+
+def differentiate(result: Any) -> None:
+    """Backward of every floating result, each with its own gradient."""
+    roots = [t for t in tensors(result) if t.requires_grad]
+    grads = [torch.linspace(-1, 1, t.numel(), dtype=t.dtype).reshape(t.shape) for t in roots]
+    torch.autograd.backward(roots, grads)

@@ -1,0 +1,294 @@
+"""Calls of every operator in the table: what `test_table.py` compiles, runs and compares."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], str]
+LAYOUTS: dict[str, Layout] = {
+    "one": ((1,), (1,), "contiguous"),
+    "prime": ((7,), (), "contiguous"),
+    "matrix": ((3, 5), (5,), "contiguous"),
+    "batch": ((4, 1, 33), (4, 6, 1), "contiguous"),
+    "scalar": ((), (), "contiguous"),
+    "transposed": ((5, 3), (5, 3), "transposed"),
+    "gapped": ((6, 9), (6, 1), "gapped"),
+    "expanded": ((4, 5, 3), (5, 1), "expanded"),
+}
+"""Shape of the first operand, shape of the second (they broadcast), and how the first lies in memory."""
+
+
+def specials(dtype: torch.dtype) -> torch.Tensor:
+    """NaN, infinities, zeros, subnormals, the largest; of integers the extremes."""
+    if dtype is torch.bool:
+        return torch.tensor([True, False])
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        return torch.tensor([info.min, info.max, 0, 1, 2, 3, 7], dtype=dtype)
+    limits = torch.finfo(dtype)
+    plain = [math.nan, math.inf, 0.0, 1.0, 0.5, 2.5, 3.0, 11.0, 88.9, limits.max, limits.tiny, limits.smallest_normal / 8]
+    return torch.tensor([sign * value for value in plain for sign in (1.0, -1.0)], dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Tensors to call an operator with, always the same for one layout and dtype."""
+
+    layout: str
+    dtype: torch.dtype
+
+    @property
+    def special(self) -> bool:
+        return self.layout == "specials"
+
+    @cached_property
+    def x(self) -> torch.Tensor:
+        """The first operand; of special values, each meets each in `x`, `y`."""
+        if self.special:
+            values = specials(self.dtype)
+            return values.repeat_interleave(len(values)).reshape(len(values), -1)
+        shape, _, lies = LAYOUTS[self.layout]
+        if lies == "transposed":
+            return self._draw(shape[::-1], 1).t()
+        if lies == "gapped":
+            return self._draw((2 * shape[0], shape[1] + 4), 1)[::2, 3:-1]
+        if lies == "expanded":
+            return self._draw((shape[0], 1, shape[2]), 1).expand(shape)
+        return self._draw(shape, 1)
+
+    @cached_property
+    def y(self) -> torch.Tensor:
+        """The second operand, which broadcasts against the first."""
+        return self.like if self.special else self._draw(LAYOUTS[self.layout][1], 2)
+
+    @cached_property
+    def like(self) -> torch.Tensor:
+        """Another operand in the shape of the first."""
+        if self.special:
+            values = specials(self.dtype)
+            return values.repeat(len(values)).reshape(len(values), -1)
+        return self._draw(self.x.shape, 3)
+
+    @cached_property
+    def mask(self) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(4)
+        return torch.rand(self.x.shape, generator=generator) > 0.4
+
+    @cached_property
+    def weight(self) -> torch.Tensor:
+        """A row as long as the last dimension."""
+        return self._draw(self.x.shape[-1:], 5)
+
+    @property
+    def last(self) -> list[int]:
+        return list(self.x.shape[-1:])
+
+    def _draw(self, shape: tuple[int, ...] | torch.Size, seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        if self.dtype is torch.bool:
+            return torch.rand(shape, generator=generator) > 0.5
+        if self.dtype.is_floating_point:
+            return (2 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(self.dtype)
+        low = 0 if self.dtype is torch.uint8 else -9
+        return torch.randint(low, 10, shape, generator=generator).to(self.dtype)
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+Maker = Callable[[Operands], Call]
+
+
+def call(*args: Any, **kwargs: Any) -> Call:
+    return args, kwargs
+
+
+def unary(o: Operands) -> Call:
+    return call(o.x)
+
+
+def binary(o: Operands) -> Call:
+    return call(o.x, o.y)
+
+
+def mixed(other: torch.dtype) -> Maker:
+    """A second operand of another dtype."""
+    return lambda o: call(o.x, Operands(o.layout, other).y)
+
+
+MIXED = [mixed(dtype) for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool)]
+NUMBERS: list[Maker] = [lambda o: call(o.x, 2), lambda o: call(o.x, -1.5), lambda o: call(o.x, True)]
+ALPHA: list[Maker] = [lambda o: call(o.x, o.y, alpha=3)]
+DIMS: list[Maker] = [
+    lambda o: call(o.x, [-1]),
+    lambda o: call(o.x, [0], True),
+    lambda o: call(o.x, list(range(o.x.dim()))),
+]
+DIM: list[Maker] = [lambda o: call(o.x, -1), lambda o: call(o.x, 0, True)]
+
+UNARY = (
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh erf erfc sigmoid "
+    "floor ceil trunc round sign isnan isinf logical_not neg abs reciprocal bitwise_not relu silu clone "
+    "zeros_like ones_like"
+).split()
+BINARY = (
+    "maximum minimum atan2 logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor"
+).split()
+COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
+
+_LAST = -1
+CALLS: dict[str, list[Maker]] = {
+    **{f"{name}.default": [unary] for name in UNARY},
+    **{f"{name}.default" if "bitwise" not in name else f"{name}.Tensor": [binary, *MIXED] for name in BINARY},
+    **{f"{name}.Tensor": [binary, *MIXED] for name in COMPARISONS},
+    **{f"{name}.Scalar": NUMBERS for name in COMPARISONS},
+    "add.Tensor": [binary, *ALPHA, *MIXED],
+    "sub.Tensor": [binary, *ALPHA, *MIXED],
+    "rsub.Tensor": [binary, *ALPHA],
+    "add.Scalar": [*NUMBERS, lambda o: call(o.x, 2, 3)],
+    "sub.Scalar": [*NUMBERS, lambda o: call(o.x, 2, 3)],
+    "rsub.Scalar": [*NUMBERS, lambda o: call(o.x, 2, 3)],
+    "mul.Tensor": [binary, *MIXED],
+    "mul.Scalar": NUMBERS,
+    "div.Tensor": [binary, *MIXED],
+    "div.Scalar": NUMBERS,
+    "pow.Tensor_Tensor": [binary],
+    "pow.Tensor_Scalar": [
+        lambda o, e=e: call(o.x, e) for e in (2, 3, 4, 1, 0, -1, -2, 0.5, -0.5, 2.0, 1.7)
+    ],
+    "addcmul.default": [lambda o: call(o.x, o.y, o.like), lambda o: call(o.x, o.y, o.like, value=2)],
+    "addcdiv.default": [lambda o: call(o.x, o.y, o.like), lambda o: call(o.x, o.y, o.like, value=2)],
+    "lerp.Scalar": [lambda o: call(o.x, o.y, 0.3), lambda o: call(o.x, o.y, 0.8)],
+    "where.self": [lambda o: call(o.mask, o.x, o.y), lambda o: call(o.mask, o.x, torch.tensor(1.5))],
+    "masked_fill.Scalar": [lambda o: call(o.x, o.mask, 2), lambda o: call(o.x, o.mask, -math.inf)],
+    "masked_fill.Tensor": [lambda o: call(o.x, o.mask, torch.tensor(3))],
+    "clamp.default": [
+        lambda o: call(o.x, -1, 2), lambda o: call(o.x, None, 1), lambda o: call(o.x, 0.5), lambda o: call(o.x, 2, 1)
+    ],
+    "clamp.Tensor": [lambda o: call(o.x, o.y, o.like), lambda o: call(o.x, None, o.y)],
+    "clamp_min.default": [lambda o: call(o.x, 1)],
+    "clamp_max.default": [lambda o: call(o.x, 1)],
+    "threshold_backward.default": [lambda o: call(o.x, o.like, 0), lambda o: call(o.x, o.like, 1.5)],
+    "leaky_relu.default": [unary, lambda o: call(o.x, 0.2)],
+    "leaky_relu_backward.default": [lambda o: call(o.x, o.like, 0.2, False)],
+    "gelu.default": [unary, lambda o: call(o.x, approximate="tanh")],
+    "gelu_backward.default": [
+        lambda o: call(o.x, o.like), lambda o: call(o.x, o.like, approximate="tanh")
+    ],
+    "silu_backward.default": [lambda o: call(o.x, o.like)],
+    "sigmoid_backward.default": [lambda o: call(o.x, o.like)],
+    "tanh_backward.default": [lambda o: call(o.x, o.like)],
+    "softplus.default": [unary, lambda o: call(o.x, 2, 3)],
+    "softplus_backward.default": [lambda o: call(o.x, o.like, 1, 20), lambda o: call(o.x, o.like, 2, 3)],
+    "native_dropout_backward.default": [lambda o: call(o.x, o.mask, 1.25)],
+    "_to_copy.default": [lambda o, d=d: call(o.x, dtype=d) for d in (*FLOATS, *INTEGERS)],
+    "full.default": [lambda o: call(list(o.x.shape), 2.5, dtype=o.dtype), lambda o: call(list(o.x.shape), 3)],
+    "full_like.default": [lambda o: call(o.x, 1), lambda o: call(o.x, 0.5, dtype=torch.float32)],
+    "zeros.default": [lambda o: call(list(o.x.shape), dtype=o.dtype)],
+    "ones.default": [lambda o: call(list(o.x.shape), dtype=o.dtype)],
+    "scalar_tensor.default": [lambda o: call(2.0, dtype=o.dtype)],
+    "arange.start_step": [
+        lambda o: call(2, 40, 3, dtype=o.dtype), lambda o: call(-1, 1, 0.25, dtype=o.dtype), lambda o: call(0, 5)
+    ],
+    "sum.default": [unary, lambda o: call(o.x, dtype=torch.float32)],
+    "sum.dim_IntList": [*DIMS, lambda o: call(o.x, []), lambda o: call(o.x, [-1], dtype=torch.float64)],
+    "mean.default": [unary],
+    "mean.dim": DIMS,
+    "prod.default": [unary],
+    "prod.dim_int": DIM,
+    "amax.default": DIMS,
+    "amin.default": DIMS,
+    "max.default": [unary],
+    "min.default": [unary],
+    "max.dim": DIM,
+    "min.dim": DIM,
+    "argmax.default": [unary, *DIM],
+    "argmin.default": [unary, *DIM],
+    "any.default": [unary],
+    "all.default": [unary],
+    "any.dim": DIM,
+    "all.dim": DIM,
+    "any.dims": DIMS,
+    "all.dims": DIMS,
+    "var.correction": [
+        *DIMS, lambda o: call(o.x, [-1], correction=0), lambda o: call(o.x, None, correction=1, keepdim=True)
+    ],
+    "std.correction": [*DIMS, lambda o: call(o.x, [-1], correction=0)],
+    "var_mean.correction": [*DIMS, lambda o: call(o.x, [0], correction=0, keepdim=True)],
+    "logsumexp.default": DIMS,
+    "linalg_vector_norm.default": [
+        lambda o, p=p: call(o.x, p, [-1]) for p in (2, 1, 3, 0.5, 0, math.inf, -math.inf)
+    ] + [unary, lambda o: call(o.x, 2, [0], True)],
+    "_softmax.default": [lambda o: call(o.x, -1, False), lambda o: call(o.x, 0, False)],
+    "_log_softmax.default": [lambda o: call(o.x, -1, False), lambda o: call(o.x, 0, False)],
+    "_softmax_backward_data.default": [lambda o: call(o.x, o.like, -1, o.dtype)],
+    "_log_softmax_backward_data.default": [lambda o: call(o.x, o.like, -1, o.dtype)],
+    "native_layer_norm.default": [
+        lambda o: call(o.x, o.last, o.weight, o.weight, 1e-5),
+        lambda o: call(o.x, list(o.x.shape), None, None, 1e-3),
+    ],
+    "native_layer_norm_backward.default": [
+        lambda o: call(o.like, o.x, o.last, *_moments(o), o.weight, o.weight, [True, True, True]),
+        lambda o: call(o.like, o.x, o.last, *_moments(o), None, None, [True, False, False]),
+    ],
+    "_fused_rms_norm.default": [
+        lambda o: call(o.x, o.last, o.weight, 1e-5), lambda o: call(o.x, o.last, None, None)
+    ],
+    "_fused_rms_norm_backward.default": [
+        lambda o: call(o.like, o.x, o.last, _rms(o), o.weight, [True, True]),
+    ],
+}
+
+
+def _moments(o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    _, mean, rstd = torch.ops.aten.native_layer_norm(o.x, o.last, None, None, 1e-5)
+    return mean, rstd
+
+
+def _rms(o: Operands) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.aten._fused_rms_norm(o.x, o.last, None, 1e-5)[1]
+    return result
+
+
+VIEWS: dict[str, list[Maker]] = {
+    "view.default": [lambda o: call(o.x, [-1]), lambda o: call(o.x, [1, o.x.numel(), 1])],
+    "_unsafe_view.default": [lambda o: call(o.x, [o.x.numel(), 1])],
+    "reshape.default": [lambda o: call(o.x, [-1])],
+    "permute.default": [lambda o: call(o.x, list(reversed(range(o.x.dim()))))],
+    "transpose.int": [lambda o: call(o.x, 0, -1)],
+    "t.default": [unary],
+    "expand.default": [lambda o: call(o.x, [2, *o.x.shape]), lambda o: call(o.x, [2, *(-1 for _ in o.x.shape)])],
+    "unsqueeze.default": [lambda o: call(o.x, 0), lambda o: call(o.x, -1)],
+    "squeeze.dim": [lambda o: call(o.x, 0), lambda o: call(o.x, -1)],
+    "squeeze.dims": [lambda o: call(o.x, list(range(o.x.dim())))],
+    "squeeze.default": [unary],
+    "alias.default": [unary],
+    "detach.default": [unary],
+    "lift_fresh_copy.default": [unary],
+    "slice.Tensor": [lambda o: call(o.x, 0, 0, 2**63 - 1), lambda o: call(o.x, -1, 1, 3)],
+}
+"""Layout rows: compiled between two negations, because a view alone is no kernel."""
+
+
+def combinations(number: int) -> Iterator[Operands]:
+    """The layouts and dtypes of one call: some for all, some in turn so that every row meets most of them."""
+    turn = itertools.cycle([name for name in LAYOUTS if name != "matrix"])
+    layouts = list(itertools.islice(turn, number % 7, number % 7 + 3))
+    for layout in ("matrix", "specials", layouts[0], layouts[1]):
+        yield Operands(layout, torch.float32)
+    yield Operands("specials", torch.bfloat16)
+    yield Operands(layouts[2], torch.bfloat16)
+    yield Operands("specials", torch.float16)
+    yield Operands(layouts[0], torch.float16)
+    yield Operands(layouts[1], torch.float64)
+    for dtype in INTEGERS:
+        yield Operands("specials", dtype)
+    yield Operands(layouts[0], INTEGERS[number % 6])

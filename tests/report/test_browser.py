@@ -1,0 +1,192 @@
+"""The page in a browser: no error, sorting, filtering, hovering, by mouse and by keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.report.browser import CHROMIUM, Browser
+from tests.report.large import write_large
+from tests.report.sample import program, write_sample
+from tests.report.test_page import HOSTILE, write_hostile
+from tilewright.records.program import Program
+from tilewright.report.page import write_page
+from tilewright.store import Run
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+
+BEFORE = [op for op in program().operators if op.stage == "before"]
+COLUMN = "[...document.querySelectorAll('#operators tbody tr')].map((row) => row.cells[{}]?.firstChild.textContent)"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    return write_page(write_sample(folder / "run.duckdb"), folder / "run.html")
+
+
+def text(browser: Browser, selector: str) -> str:
+    found = browser.evaluate(f"document.querySelector({selector!r}).innerText")
+    assert isinstance(found, str)
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 900, 420])
+def test_opens_without_an_error_and_fits(browser: Browser, sample: Path, width: int, scheme: str) -> None:
+    browser.open(sample, width=width, scheme=scheme)
+    assert browser.problems == []
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert browser.evaluate("document.querySelectorAll('#roofline-chart .mark').length") > 10
+    assert browser.evaluate("document.querySelectorAll('#graph-panels .row').length") == 25 + 12
+    paper = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(20, 23, 26)") == (scheme == "dark")
+
+
+def test_a_header_sorts_down_then_up(browser: Browser, sample: Path) -> None:
+    browser.open(sample)
+    header = "#operators th:nth-child(10)"
+    assert text(browser, header) == "floor"
+    slowest_first = [op.name for op in sorted(BEFORE, key=lambda op: -(op.floor_us or 0))]
+    browser.click(f"{header} button")
+    assert browser.evaluate(COLUMN.format(1)) == slowest_first
+    assert browser.evaluate(f"document.querySelector('{header}').getAttribute('aria-sort')") == "descending"
+    browser.click(f"{header} button")
+    floors = [op.floor_us for op in BEFORE]
+    names = browser.evaluate(COLUMN.format(1))
+    assert [{op.name: op.floor_us for op in BEFORE}[name] for name in names] == sorted(floors)  # type: ignore[type-var]
+    assert browser.evaluate(f"document.querySelector('{header}').getAttribute('aria-sort')") == "ascending"
+
+
+def test_text_and_class_filter_together(browser: Browser, sample: Path) -> None:
+    browser.open(sample)
+    browser.write("#operators input[type=search]", "ATTENTION b,")
+    wanted = [op.name for op in BEFORE if "attention" in (op.region or "") and op.operator_class == "compute"]
+    browser.evaluate(
+        "(() => { const select = document.querySelector('#operators select[data-key=class]');"
+        "select.value = 'compute'; select.dispatchEvent(new Event('change')); })()"
+    )
+    browser.evaluate(
+        "(() => { const box = document.querySelector('#operators input[type=search]');"
+        "box.value = 'attention'; box.dispatchEvent(new Event('input')); })()"
+    )
+    assert browser.evaluate(COLUMN.format(1)) == wanted
+    assert text(browser, "#operators .tally") == f"{len(wanted)} of {len(program().operators)} rows"
+
+
+def test_typing_filters_and_no_match_says_so(browser: Browser, sample: Path) -> None:
+    browser.open(sample)
+    browser.write("#operators input[type=search]", "softmax")
+    names = browser.evaluate(COLUMN.format(1))
+    assert "softmax" in names and len(names) < len(BEFORE)
+    browser.write("#operators input[type=search]", "no such operator")
+    assert text(browser, "#operators tbody") == "No row matches."
+
+
+def test_decisions_filter_by_verdict(browser: Browser, sample: Path) -> None:
+    browser.open(sample)
+    browser.evaluate(
+        "(() => { const select = document.querySelector('#decisions select[data-key=verdict]');"
+        "select.value = 'tried and lost'; select.dispatchEvent(new Event('change')); })()"
+    )
+    lost = [decision for decision in program().decisions if decision.verdict == "tried and lost"]
+    verdicts = browser.evaluate(
+        "[...document.querySelectorAll('#decisions tbody tr')].map((row) => row.cells[0].innerText)"
+    )
+    assert verdicts == ["tried and lost"] * len(lost)
+
+
+def test_hovering_an_operator_tells_its_cost_and_lights_its_region(browser: Browser, sample: Path) -> None:
+    browser.open(sample)
+    assert browser.evaluate("document.getElementById('tip').hidden")
+    browser.hover("#graph-panels .panel:first-child .row:nth-of-type(10)")
+    tip = text(browser, "#tip")
+    softmax = next(op for op in BEFORE if op.name == "softmax")
+    assert "softmax" in tip and "[B, H, S, S] float32" in tip and "B·H·S² = 8.39 M" in tip
+    assert softmax.source is not None and softmax.source in tip
+    lit = "[...document.querySelectorAll('.band.lit')].map((band) => band.dataset.region)"
+    assert browser.evaluate(lit) == ["attention", "attention"]
+    browser.hover("h1")
+    assert browser.evaluate("document.getElementById('tip').hidden") and browser.evaluate(lit) == []
+
+
+def test_hovering_the_roofline_and_the_charts(browser: Browser, sample: Path) -> None:
+    browser.open(sample)
+    browser.hover("#roofline-chart rect.mark:last-of-type")
+    tip = text(browser, "#tip")
+    assert all(word in tip for word in ("intensity", "achieved", "floor", "bound"))
+    browser.hover("#memory-chart .dot.after:last-of-type")
+    assert "of the peak" in text(browser, "#tip")
+    browser.hover("#predicted-chart .mark:last-of-type")
+    assert "measured over predicted" in text(browser, "#tip")
+
+
+def test_the_keyboard_walks_the_marks(browser: Browser, sample: Path) -> None:
+    browser.open(sample)
+    browser.evaluate("document.querySelector('#graph-panels svg').focus()")
+    for key, name in (("ArrowDown", "ln1"), ("ArrowDown", "q"), ("ArrowUp", "ln1")):
+        browser.press(key)
+        assert text(browser, "#tip b") == name
+    browser.press("Escape")
+    assert browser.evaluate("document.getElementById('tip').hidden")
+    browser.evaluate("document.querySelector('#operators th:nth-child(2) button').focus()")
+    assert browser.evaluate("document.activeElement.matches(':focus-visible')")
+
+
+def test_switches_between_graphs_and_stages(browser: Browser, sample: Path) -> None:
+    browser.open(sample)
+    browser.click("#graph-pick button:nth-child(2)")
+    assert "dropout_add_bwd" in text(browser, "#graph-panels .panel:last-child")
+    assert browser.evaluate("document.querySelectorAll('#roofline-chart rect.mark').length") == 10
+    browser.click("#roofline-stage button:nth-child(1)")
+    assert browser.evaluate("document.querySelectorAll('#roofline-chart rect.mark').length") == 0
+    assert browser.problems == []
+
+
+def test_hostile_text_runs_nothing(browser: Browser, tmp_path: Path) -> None:
+    browser.open(write_page(write_hostile(tmp_path / "run.duckdb"), tmp_path / "run.html"))
+    assert browser.problems == []
+    title = HOSTILE.replace("\u2028", " ").replace("\x00", "\ufffd")
+    assert browser.evaluate("document.title").startswith(title[:60])
+    assert browser.evaluate("document.querySelectorAll('img').length") == 0
+    browser.hover("#graph-panels .row")
+    assert "<img src=x" in text(browser, "#tip")
+    assert browser.evaluate("document.querySelectorAll('script').length") == 2
+
+
+def test_a_plan_that_never_ran(browser: Browser, tmp_path: Path) -> None:
+    block = program()
+    plan = Program([op for op in block.operators if op.stage == "before"], block.regions, block.decisions)
+    with Run.create(tmp_path / "run.duckdb", command="tilewright explain", target="t", case="plan") as run:
+        run.add_program(plan)
+    browser.open(write_page(tmp_path / "run.duckdb", tmp_path / "run.html"))
+    assert browser.problems == []
+    after = "#graph-panels .panel:last-child"
+    assert browser.evaluate(f"document.querySelectorAll('{after} .row').length") == 15
+    assert browser.evaluate("document.querySelectorAll('#roofline-chart rect.mark').length") == 10
+
+
+def test_a_run_of_nothing(browser: Browser, tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run.duckdb", command="c", target="t", case="nothing"):
+        pass
+    browser.open(write_page(tmp_path / "run.duckdb", tmp_path / "run.html"))
+    assert browser.problems == []
+
+
+def test_two_thousand_operators(browser: Browser, tmp_path: Path) -> None:
+    browser.open(write_page(write_large(tmp_path / "run.duckdb", 2000), tmp_path / "run.html"))
+    assert browser.problems == []
+    rows = "document.querySelectorAll('#operators tbody tr').length"
+    assert browser.evaluate(rows) == 400 + 1
+    browser.click("#operators th:first-child button")
+    assert browser.evaluate(COLUMN.format(1))[0] == "operator_1999"
+    browser.evaluate("document.querySelector('#operators button.more').click()")
+    assert browser.evaluate(rows) == 2000
