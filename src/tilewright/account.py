@@ -1,12 +1,14 @@
 """The account of a program: one case captured as eager runs it and as tilewright would, with every cost.
 
-Nothing is computed: the captured graphs are read, and the capture is answered with empty tensors.
+Nothing is computed: a capture ends as soon as its graphs are known.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,23 +23,26 @@ from tilewright.emit.cpp import emit_cpp
 from tilewright.graph import calls
 from tilewright.graph.capture import Boxed, through_aot
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
+from tilewright.graph.refusal import refusal
 from tilewright.graph.source import source_line
 from tilewright.graph.tree import Group, annotated_tree
 from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.measure.inputs import make_inputs
 from tilewright.operators.table import row_of
-from tilewright.passes.fusion import Fusion, Region, fuse
+from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.schedule import Unit, schedule
 from tilewright.records import program as records
 from tilewright.records.case import Case
-from tilewright.records.errors import CaptureError, InputError
+from tilewright.records.errors import CaptureError
 from tilewright.records.program import Cost, Decision, GraphName, OperatorClass, Program
 from tilewright.tune.settle import settle
 
 INPUT_NAME = re.compile(r"l_inputs_(\d+)_?$")
+HELD_NAME = re.compile(r"(primals|tangents)_\d+$|arg\d+_\d+$")
+"""Placeholders that are the caller's: parameters, inputs and gradients of results."""
 
 
 @dataclass
@@ -54,8 +59,8 @@ def capture(case: Case, *, optimised: bool) -> Captured:
     """The forward graph (and, in training, the backward graph) of `case`.
 
     `optimised` applies every rewrite up to the cut into forward and backward; else the graphs are
-    those that eager runs. Raises CaptureError at a graph break, InputError where the model refuses
-    its inputs.
+    those that eager runs. Raises CaptureError where the program is not one graph, or one whose sizes
+    depend on the data, and InputError where the model refuses its inputs.
     """
     captured = Captured()
     function = case.build()
@@ -65,30 +70,57 @@ def capture(case: Case, *, optimised: bool) -> Captured:
         return function(*inputs)
 
     def observe(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        if captured.graphs:
-            raise CaptureError("the program breaks into several graphs")
         return through_aot(_Observer(captured, optimised), module, list(examples))
 
     torch._dynamo.reset()
-    with torch.set_grad_enabled(case.training):
-        try:
+    try:
+        with torch.set_grad_enabled(case.training), _without_log():
             torch.compile(program, backend=observe, fullgraph=True, dynamic=False)(*inputs)
-        except torch._dynamo.exc.Unsupported as error:
-            raise CaptureError(f"{case.name} breaks into several graphs: {_first_line(error)}") from error
-        except torch._dynamo.exc.TorchRuntimeError as error:
-            raise InputError(f"{case.name} does not accept its inputs: {_first_line(error)}") from error
-        finally:
-            torch._dynamo.reset()
+    except _Seen:
+        pass
+    except torch._dynamo.exc.TorchDynamoException as error:
+        raise refusal(case.name, error) from error
+    finally:
+        torch._dynamo.reset()
+    if not captured.graphs:
+        raise CaptureError(f"{case.name} computes no tensor from its inputs; there is nothing to explain")
+    for graph in captured.graphs.values():
+        _refuse_unknown_sizes(case.name, graph)
     return captured
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]
+class _Seen(BaseException):
+    """Both graphs are known and the program need not run: a model's buffers must stay as they are.
+
+    No Exception, since PyTorch would report that as the failure of a compiler.
+    """
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """What goes wrong while tensors are faked becomes an error of ours; PyTorch logs it as its own, too."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _refuse_unknown_sizes(name: str, graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        try:
+            for value in calls.outputs(node):
+                if value is not None:
+                    calls.shape_of(value)
+        except CaptureError as error:
+            raise CaptureError(f"{name} has no fixed shapes at {source_line(node) or node.name}\n  {error}") from error
 
 
 @dataclass
 class _Observer:
-    """Keeps the graphs and answers a call with empty tensors."""
+    """Keeps the graphs of one capture, and ends it."""
 
     captured: Captured
     optimised: bool
@@ -110,28 +142,11 @@ class _Observer:
 
     def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
         self.captured.graphs = {"forward": forward.graph, "backward": backward.graph}
-        return _empty_results(forward.graph), _empty_results(backward.graph)
+        raise _Seen
 
     def compile_inference(self, module: fx.GraphModule) -> Boxed:
         self.captured.graphs = {"forward": module.graph}
-        return _empty_results(module.graph)
-
-
-def _empty_results(graph: fx.Graph) -> Boxed:
-    """A stand-in for the compiled graph: results of the right shape, computed from nothing."""
-
-    def run(args: list[Any]) -> list[Any]:
-        values = dict(zip((n for n in graph.nodes if n.op == "placeholder"), args, strict=True))
-
-        def result(node: Any) -> Any:
-            if not isinstance(node, fx.Node) or node in values:
-                return values.get(node, node)
-            meta = node.meta["val"]
-            return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device)
-
-        return [result(n) for n in graph.output_node().args[0]]  # type: ignore[union-attr]
-
-    return run
+        raise _Seen
 
 
 # From graphs to records.
@@ -159,9 +174,10 @@ def account(case: Case, profile: DeviceProfile, *, measure: bool = False) -> Acc
         program.memory += _memory(name, "before", graph, _eager_steps(graph))
     shapes = _shapes(case, planned)
     for name, graph in planned.graphs.items():
-        fusion = settle(fuse(graph, name), measure=measure)
+        proposed = fuse(graph, name)
+        fusion = settle(proposed, measure=measure)
         units = schedule(graph, fusion.regions)
-        program.decisions += with_predictions(fusion, name, shapes[name], profile)
+        program.decisions += with_predictions(fusion.decisions, proposed.regions, shapes[name], profile)
         launches, regions = operators_after(name, units, shapes[name], profile)
         program.operators += launches
         program.regions += regions
@@ -297,9 +313,7 @@ def operators_after(
 
 
 def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: DeviceProfile) -> records.Region:
-    cost = nest_cost(region.lowered, [operator_cost(n, shapes) for n in region.members], shapes)
-    dtype = _dtype(region.lowered.outputs[-1].meta["val"])
-    floor, bound = _floor(cost, dtype, "pointwise", profile)
+    cost, floor, bound = _price(region, shapes, profile)
     return records.Region(
         graph=name,
         name=region.name,
@@ -313,14 +327,24 @@ def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: De
     )
 
 
+def _price(
+    region: Region, shapes: SymbolicShapes, profile: DeviceProfile
+) -> tuple[Cost, float | None, str | None]:
+    cost = nest_cost(region.lowered, [operator_cost(n, shapes) for n in region.members], shapes)
+    return cost, *_floor(cost, _dtype(region.lowered.outputs[-1].meta["val"]), "pointwise", profile)
+
+
 def with_predictions(
-    fusion: Fusion, name: GraphName, shapes: SymbolicShapes, profile: DeviceProfile
+    decisions: Iterable[Decision], proposed: Iterable[Region], shapes: SymbolicShapes, profile: DeviceProfile
 ) -> Iterator[Decision]:
-    """The decisions with the time that each saving is predicted to be worth."""
-    for decision in fusion.decisions:
-        saved = decision.bytes_saved
-        worth = floor_us(saved, 0, 0, "float32", saved, profile, "pointwise")[0] if saved else None
-        yield replace(decision, predicted_us=worth)
+    """The decisions with the predicted time of the kernel that each pair was proposed to be part of.
+
+    Where a race refuted the proposal, its measured time stands beside this prediction.
+    """
+    priced = [({n.name for n in r.members}, _price(r, shapes, profile)[1]) for r in proposed if len(r.members) > 1]
+    for decision in decisions:
+        pair = {decision.producer, decision.consumer}
+        yield replace(decision, predicted_us=next((floor for members, floor in priced if pair <= members), None))
 
 
 def tree_of(case: Case) -> Group:
@@ -351,8 +375,7 @@ def _memory(
     name: GraphName, stage: records.Stage, graph: fx.Graph, steps: Sequence[MemoryStep]
 ) -> list[records.MemoryPoint]:
     """Live bytes beyond what the caller holds anyway: saved tensors count, parameters and inputs do not."""
-    held = ("primals", "arg", "tangents")
-    inputs = [n for n in graph.nodes if n.op == "placeholder" and not n.name.startswith(held)]
+    inputs = [n for n in graph.nodes if n.op == "placeholder" and not HELD_NAME.match(n.name)]
     points = live_bytes(steps, inputs, graph.output_node().all_input_nodes)
     return [
         records.MemoryPoint(name, stage, index, step.name, live)

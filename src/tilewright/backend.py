@@ -16,7 +16,7 @@ from tilewright.emit.cpp import emit_cpp, translation_unit
 from tilewright.graph.capture import Boxed, compilations, first_line, graph_break, is_symbolic, specialise, through_aot
 from tilewright.graph.source import source_line
 from tilewright.operators.table import row_of
-from tilewright.passes.fusion import Fusion, fuse
+from tilewright.passes.fusion import Fusion, Region, fuse
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.schedule import schedule
@@ -167,7 +167,10 @@ class _Compiler:
             if node.op == "call_function" and not known:
                 why = "it has no row in the operator table"
                 self.record.fallbacks.append(Fallback(str(node.target), source_line(node) or node.name, why))
-                say_once(f"{node.target} at {source_line(node) or node.name} runs as PyTorch runs it: {why}")
+                say_once(
+                    f"{node.target} at {source_line(node) or node.name} runs as PyTorch runs it: {why}",
+                    key=str(node.target),
+                )
 
 
 def _fallback(modules: dict[GraphName, fx.GraphModule], error: Exception) -> Fallback:
@@ -193,6 +196,15 @@ def _interpret(module: fx.GraphModule) -> Boxed:
 
 def _plan(name: GraphName, module: fx.GraphModule) -> CompiledGraph:
     fusion = settle(fuse(module.graph, name), measure=False)
+    for region in fusion.regions:
+        _refuse_other_devices(region)
     scheduled = Scheduled(module.graph, schedule(module.graph, fusion.regions))
     sources = {r.name: emit_cpp(r.lowered.nest) for r in fusion.regions}
     return CompiledGraph(name, module.graph, module.graph, fusion, scheduled, sources)
+
+
+def _refuse_other_devices(region: Region) -> None:
+    for node in (*region.lowered.inputs, *region.lowered.outputs):
+        device = node.meta["val"].device
+        if device.type != "cpu":
+            raise CaptureError(f"no kernel is generated for the device {device}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,80 +12,125 @@ import pytest
 import torch
 from torch import fx
 
-from tests.operators.samples import CALLS, VIEWS, Call, Operands, combinations
+from tests.operators.samples import CALLS, VIEWS, Maker, Operands, combinations
 from tilewright.emit.cpp import emit_cpp, translation_unit
+from tilewright.loops.lower import lower
 from tilewright.measure.contract import compare
 from tilewright.measure.reference import reference_run
 from tilewright.operators import table
+from tilewright.operators.axes import Unfusable
 from tilewright.passes.fusion import fuse
 from tilewright.passes.schedule import schedule
+from tilewright.records.measurement import Verified
 from tilewright.runtime.assemble import Scheduled, assemble
 from tilewright.runtime.compiler import load
-from tilewright.records.measurement import Verified
+
+table.row_of(torch.ops.aten.exp.default)
+WITH_BODY = [name.removeprefix("aten.") for name, row in table.ROWS.items() if row.body is not None]
+BY_PYTORCH = "a sum runs over an axis its operand does not vary with"
+"""The one reason for which a call of the samples may stay with PyTorch: sums over expanded operands."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One result of one call."""
+    """One result of one call: the node and the kernel that computed it (None: PyTorch did); its figures."""
 
     label: str
+    node: fx.Node
     kernel: str | None
-    """The kernel that computed it, or None where PyTorch did."""
-    row: Verified
+    figures: Verified
+
+
+def overload(name: str) -> Any:
+    return operator.attrgetter(name)(torch.ops.aten)
 
 
 class Program:
-    """Calls of many operators as one graph, compiled by one call of the compiler."""
+    """Calls of many operators as one graph, so that one call of the compiler does for all."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
-        self.output_at = self.graph.create_node("placeholder", "nothing")
-        self.output_at.meta["val"] = None
-        self.inputs: dict[int, tuple[fx.Node, torch.Tensor]] = {}
-        self.results: list[tuple[str, str, fx.Node]] = []
+        self.placeholders: dict[int, fx.Node] = {}
+        self.tensors: list[torch.Tensor] = []
+        self.results: list[tuple[str, fx.Node]] = []
 
-    def tensor(self, value: torch.Tensor) -> fx.Node:
-        if id(value) not in self.inputs:
-            with self.graph.inserting_before(self.output_at):
-                node = self.graph.placeholder(f"in{len(self.inputs)}")
-            node.meta["val"] = value
-            self.inputs[id(value)] = node, value
-        return self.inputs[id(value)][0]
+    def input(self, tensor: torch.Tensor) -> fx.Node:
+        if id(tensor) not in self.placeholders:
+            node = self.graph.placeholder(f"in{len(self.tensors)}")
+            node.meta["val"] = tensor
+            self.placeholders[id(tensor)] = node
+            self.tensors.append(tensor)
+        return self.placeholders[id(tensor)]
 
-    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> fx.Node:
+    def node(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        operands = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         node = self.graph.call_function(target, args, kwargs)
-        node.meta["val"] = value
+        node.meta["val"] = target(*operands[0], **operands[1])
         return node
 
-    def operator(self, name: str, label: str, call: Call, view: bool) -> None:
-        target = overload(name)
-        args, kwargs = call
-        if view:
-            args = (-args[0], *args[1:])
-        value = target(*args, **kwargs)
-        nodes = fx.node.map_aggregate(args, lambda a: self.tensor(a) if isinstance(a, torch.Tensor) else a)
-        if view:
-            neg = self.call(torch.ops.aten.neg.default, (self.tensor(call[0][0]),), {}, args[0])
-            nodes = (neg, *nodes[1:])
-        node = self.call(target, nodes, kwargs, value)
-        if view:
-            node = self.call(torch.ops.aten.neg.default, (node,), {}, -value)
-        many = value if isinstance(value, (tuple, list)) else None
-        for i, part in enumerate(many or [value]):
-            if isinstance(part, torch.Tensor):
-                got = node if many is None else self.call(operator.getitem, (node, i), {}, part)
-                self.results.append((name, label, got))
+    def add(self, name: str, label: str, make: Maker, sample: Operands, view: bool) -> bool:
+        """One more call; a view stands between two negations. False where PyTorch has no such call."""
+        try:
+            args, kwargs = fx.node.map_aggregate(
+                make(sample), lambda a: self.input(a) if isinstance(a, torch.Tensor) else a
+            )
+            if view:
+                args = (self.node(torch.ops.aten.neg.default, args[:1], {}), *args[1:])
+            node = self.node(overload(name), args, kwargs)
+            if view:
+                node = self.node(torch.ops.aten.neg.default, (node,), {})
+        except (RuntimeError, IndexError, NotImplementedError):
+            return False
+        if isinstance(node.meta["val"], torch.Tensor):
+            self.results.append((label, node))
+        else:
+            for i, value in enumerate(node.meta["val"]):
+                if isinstance(value, torch.Tensor):
+                    self.results.append((label, self.node(operator.getitem, (node, i), {})))
+        return True
 
-    def run(self) -> Iterator[tuple[str, Checked]]:
-        self.graph.erase_node(self.output_at)
-        self.graph.output(tuple(node for _, _, node in self.results))
-        module = fx.GraphModule(torch.nn.Module(), self.graph)
+    def run(self) -> list[Checked]:
+        self.graph.output(tuple(node for _, node in self.results))
         fusion = fuse(self.graph, "forward")
         units = schedule(self.graph, fusion.regions)
-        library = load(translation_unit([emit_cpp(r.lowered.nest) for r in fusion.regions]))
-        inputs = [value for _, value in self.inputs.values()]
-        ours = assemble(Scheduled(self.graph, units), library)(list(inputs))
-        pairs = reference_run(module, inputs)
-        kernel_of = {node: r.name for r in fusion.regions for node in r.lowered.outputs}
-        for (name, label, node), mine, pair in zip(self.results, ours, pairs, strict=True):
-            yield name, Checked(label, kernel_of.get(node), compare(mine, pair.eager, pair.truth, tensor=label))
+        library = load(translation_unit([emit_cpp(region.lowered.nest) for region in fusion.regions]))
+        ours = assemble(Scheduled(self.graph, units), library)(list(self.tensors))
+        pairs = reference_run(fx.GraphModule(torch.nn.Module(), self.graph), self.tensors)
+        kernels = {node: r.name for r in fusion.regions for node in r.lowered.outputs}
+        return [
+            Checked(label, node, kernels.get(node), compare(mine, pair.eager, pair.truth))
+            for (label, node), mine, pair in zip(self.results, ours, pairs, strict=True)
+        ]
+
+
+@pytest.fixture(scope="module")
+def checked() -> Mapping[str, Sequence[Checked]]:
+    """Every result by the name of its row."""
+    program = Program()
+    accepted: dict[str, int] = defaultdict(int)
+    for number, (name, makers) in enumerate([*CALLS.items(), *VIEWS.items()]):
+        for variant, make in enumerate(makers):
+            for sample in combinations(number, variant):
+                label = f"{name} variant {variant} {sample.layout} {sample.dtype}"
+                accepted[name] += program.add(name, label, make, sample, view=name in VIEWS)
+    assert [name for name in WITH_BODY if not accepted[name]] == []
+    found = defaultdict(list)
+    for result in program.run():
+        found[result.label.split()[0]].append(result)
+    return found
+
+
+def test_every_row_with_a_body_has_calls() -> None:
+    assert sorted(WITH_BODY) == sorted([*CALLS, *VIEWS])
+
+
+@pytest.mark.parametrize("name", WITH_BODY)
+def test_kernels_keep_the_numbers_contract(checked: Mapping[str, Sequence[Checked]], name: str) -> None:
+    broken = [(r.label, r.figures) for r in checked[name] if not r.figures.ok]
+    assert broken == []
+    assert any(r.kernel for r in checked[name])
+    for result in checked[name]:
+        if result.kernel is None:
+            call = result.node.args[0] if result.node.target is operator.getitem else result.node
+            with pytest.raises(Unfusable, match=BY_PYTORCH):
+                lower([call], [result.node], "alone")

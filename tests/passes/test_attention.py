@@ -85,12 +85,12 @@ def value_and_gradients(fn: Function, inputs: Sequence[Tensor], dtype: torch.dty
 
 def check_numbers(actual: list[Tensor], eager: list[Tensor], truth: list[Tensor]) -> None:
     """The numbers contract: relative norm error and largest error at most 2× eager's + 4 ulp."""
-    for got, plain, exact in zip(actual, eager, truth, strict=True):
-        assert got.shape == plain.shape and got.dtype == plain.dtype and got.device == plain.device
-        assert torch.equal(got.isnan(), plain.isnan()) and torch.equal(got.isinf(), plain.isinf())
+    for got, unfused, exact in zip(actual, eager, truth, strict=True):
+        assert got.shape == unfused.shape and got.dtype == unfused.dtype and got.device == unfused.device
+        assert torch.equal(got.isnan(), unfused.isnan()) and torch.equal(got.isinf(), unfused.isinf())
         ulp = torch.finfo(got.dtype).eps
         exact = exact.double().nan_to_num()
-        error, bound = ((x.double().nan_to_num() - exact) for x in (got, plain))
+        error, bound = ((x.double().nan_to_num() - exact) for x in (got, unfused))
         assert error.norm() <= 2 * bound.norm() + 4 * ulp * exact.norm()
         assert error.abs().max() <= 2 * bound.abs().max() + 4 * ulp * exact.abs().max()
 
@@ -107,7 +107,7 @@ def test_spelling_is_fused(fn: Function) -> None:
     assert compiled.taken(), compiled.decisions
     (decision,) = compiled.decisions
     assert decision.passed_by == "attention" and decision.bytes_saved >= 4 * N
-    assert decision.source is not None and decision.source.startswith("test_attention.py:")
+    assert decision.source is not None and decision.source.startswith("attention_spellings.py:")
     names = {str(node.target) for node in compiled.graph.nodes}
     assert not any("softmax" in name or "triu" in name or "arange" in name for name in names)
     (fused,) = (node for node in compiled.graph.nodes if "scaled_dot_product" in str(node.target))

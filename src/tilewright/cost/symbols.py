@@ -16,37 +16,60 @@ OPERATIONS: dict[type[ast.operator], Callable[[sympy.Expr, sympy.Expr], sympy.Ex
     ast.Sub: lambda x, y: x - y,
     ast.Mult: lambda x, y: x * y,
     ast.Div: lambda x, y: x / y,
-    ast.Pow: lambda x, y: x**y,
 }
+LARGEST_POWER = 16
+MOST_TERMS = 1_000
 
 
 @cache
 def parse(text: str) -> sympy.Expr:
-    """A stored formula as a sympy expression in positive integer symbols.
+    """A stored formula as a sympy expression in positive integer symbols, multiplied out.
 
     Not `sympy.sympify`, which evaluates what it is given and takes `N`, `S`, `E`, `I`, `O`, `Q` for its
-    own objects. Raises `ValueError` for anything but sums, products and powers of names and integers.
+    own objects. Raises `ValueError` for anything but sums, products and small powers of names and
+    integers: a formula may come from somebody's file.
 
     >>> parse("5*N*M + 2*N") == parse("N*(2 + 5*M)")
     True
     """
-
-    def read(node: ast.expr) -> sympy.Expr:
-        match node:
-            case ast.BinOp(left, operation, right) if type(operation) in OPERATIONS:
-                return OPERATIONS[type(operation)](read(left), read(right))
-            case ast.UnaryOp(ast.USub(), operand):
-                return -read(operand)
-            case ast.Name(name):
-                return sympy.Symbol(name, positive=True, integer=True)
-            case ast.Constant(int(value)) if not isinstance(value, bool):
-                return sympy.Integer(value)
-        raise ValueError(f"{text!r} is no formula of named dimensions")
-
     try:
-        return sympy.expand(read(ast.parse(text, mode="eval").body))
-    except SyntaxError:
-        raise ValueError(f"{text!r} is no formula of named dimensions") from None
+        tree = ast.parse(text.strip(), mode="eval").body
+        if _terms(tree) <= MOST_TERMS:
+            return sympy.expand(_expression(tree))
+    except (SyntaxError, RecursionError, MemoryError):
+        pass
+    raise ValueError(f"{text[:80]!r} is no formula of named dimensions")
+
+
+def _expression(node: ast.expr) -> sympy.Expr:
+    match node:
+        case ast.Name(name):
+            return sympy.Symbol(name, positive=True, integer=True)
+        case ast.Constant(int(value)) if not isinstance(value, bool):
+            return sympy.Integer(value)
+        case ast.UnaryOp(ast.USub(), operand):
+            return -_expression(operand)
+        case ast.BinOp(base, ast.Pow(), exponent) if not any(isinstance(n, ast.Pow) for n in ast.walk(base)):
+            power = _expression(exponent)
+            if power.is_Rational and abs(power) <= LARGEST_POWER:
+                return _expression(base) ** power
+        case ast.BinOp(left, operation, right) if type(operation) in OPERATIONS:
+            value = OPERATIONS[type(operation)](_expression(left), _expression(right))
+            if value.is_finite:
+                return value
+    raise ValueError(f"no formula: {type(node).__name__}")
+
+
+def _terms(node: ast.expr) -> int:
+    """How many terms the formula may have once its products are multiplied out."""
+    match node:
+        case ast.BinOp(left, ast.Add() | ast.Sub(), right):
+            return _terms(left) + _terms(right)
+        case ast.BinOp(base, ast.Pow(), ast.Constant(int(power))):
+            return int(_terms(base) ** min(power, LARGEST_POWER))
+        case ast.BinOp(left, _, right):
+            return _terms(left) * _terms(right)
+    return 1
 
 
 def pretty(formula: str | sympy.Expr, names: Sequence[str] = ()) -> str:

@@ -2,9 +2,10 @@
 
 The rows are shared among threads; the columns are walked once a stage in a `simd` loop. A value of
 an earlier stage is computed again where that is cheap and kept in a row-sized scratch array where
-it is not (the exponentials of a softmax). Sums are carried in fp32 over at most `BLOCK` elements,
-then in double, so that their error does not grow with length; column sums likewise, per thread,
-combined in thread order (the result is the same at every run with the same number of threads).
+it is not (the exponentials of a softmax). Sums are carried in double, because their terms may cancel;
+where all terms have one sign, in fp32 over at most `BLOCK` of them, then in double. Column sums go
+to doubles after `ROW_BLOCK` rows, per thread, combined in thread order (the result is the same at
+every run with the same number of threads).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from importlib.resources import files
 
 from tilewright.loops.nest import Access, Level, Nest, Step, Store
 
-BLOCK = 2048
-"""Elements summed in fp32 before the partial sum goes to a double."""
+BLOCK = 512
+"""Elements of one sign summed in fp32 before the partial sum goes to a double."""
 ROW_BLOCK = 32
 """Rows summed in fp32, column by column, before the partial sums go to doubles."""
 SERIAL = 16384
@@ -265,7 +266,7 @@ class _Kernel:
         for axis, size in enumerate(nest.cols[:-1]):
             self.open(f"for (int64_t c{axis} = 0; c{axis} < {size}; ++c{axis})")
         last, extent = len(nest.cols) - 1, nest.cols[-1]
-        blocked = extent > BLOCK and any(s.kind == "sum" and s.dtype == "float32" for _, s in col_reductions)
+        blocked = extent > BLOCK and any(s.kind == "sum" and self._carrier(s) == "float" for _, s in col_reductions)
         if blocked:
             self.open(f"for (int64_t block = 0; block < {extent}; block += {BLOCK})")
             self.put(f"const int64_t end = block + {BLOCK} < {extent} ? block + {BLOCK} : {extent};")
@@ -307,11 +308,28 @@ class _Kernel:
             dirty = f"nan{i} ? {'TW_NAN'} : acc{i}" if self._watches_nan(step) else f"acc{i}"
             self.put(f"total{i} = {combine(step.kind or '', f'total{i}', f'({self._sum_type(step)})({dirty})')};")
 
+    def _carrier(self, step: Step) -> str:
+        """The C++ type that a reduction over the columns is carried in inside the innermost loop."""
+        if step.kind == "sum" and not self._one_sign(step.args[0]):
+            return self._sum_type(step)
+        return COMPUTED[step.dtype]
+
+    def _one_sign(self, i: int) -> bool:
+        """Whether a value is known to be positive or zero wherever it is computed."""
+        step = self.nest.steps[i]
+        if step.name == "const":
+            return step.constant is not None and step.constant >= 0
+        if step.name == "mul" and step.args[0] == step.args[1]:
+            return True
+        if step.name in ("add", "mul", "div", "maximum", "round", "sqrt"):
+            return all(self._one_sign(a) for a in step.args)
+        return step.name in ("exp", "exp2", "abs", "sigmoid")
+
     def _watches_nan(self, step: Step) -> bool:
         return step.kind in ("max", "min") and step.dtype in ("float32", "float64")
 
     def _accumulator(self, i: int, step: Step) -> list[str]:
-        kind = "int32_t" if step.dtype == "bool" else COMPUTED[step.dtype]
+        kind = "int32_t" if step.dtype == "bool" else self._carrier(step)
         self.put(f"{kind} acc{i} = {identity(step.kind or '', step.dtype)};")
         symbol = dict(sum="+", prod="*", max="max", min="min", any="|", all="&")[step.kind or ""]
         if not self._watches_nan(step):

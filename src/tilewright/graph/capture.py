@@ -81,7 +81,7 @@ def graph_break(module: fx.GraphModule) -> Fallback | None:
     if reason.user_stack:
         frame = reason.user_stack[-1]
         where = f"{os.path.basename(frame.filename)}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
-    return Fallback("a graph break", where, reason.reason.strip().splitlines()[0])
+    return Fallback("the call that breaks the graph", where, reason.reason.strip().splitlines()[0])
 
 
 def compilations() -> tuple[int, int]:

@@ -31,8 +31,11 @@ def source_line(node: Node) -> str | None:
     'model.py:12: y = x + 1'
     """
     trace = node.meta.get("stack_trace")
-    if not isinstance(trace, str):
-        return None
+    return user_line(trace) if isinstance(trace, str) else None
+
+
+def user_line(trace: str) -> str | None:
+    """The innermost frame outside torch of a traceback as text."""
     # torch.fx runs the code it generates under names such as <eval_with_key>.3.
     frames = [
         frame for frame in FRAME.finditer(trace) if not frame["file"].startswith((_torch_folder(), "<eval_with_key>"))

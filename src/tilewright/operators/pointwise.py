@@ -144,10 +144,9 @@ def power(c: Call, x: Value, exponent: Scalar) -> Value:
     if c.dtype in FLOATS:
         if exponent == 1:
             return x
-        if exponent == 0.5:
-            return call("sqrt", x)
-        if exponent == -0.5:
-            return call("rsqrt", x)
+        # They differ at -inf, where PyTorch takes the power in fp16 and the root in wider floats.
+        if abs(exponent) == 0.5 and c.dtype != "float16":
+            return call("sqrt" if exponent > 0 else "rsqrt", x)
         if exponent == -1:
             return 1 / x
     return call("pow", x, exponent)
@@ -165,17 +164,18 @@ def atan2(c: Call, x: Value, y: Value) -> Value:
 
 @body("addcmul.default")
 def addcmul(c: Call, x: Value, a: Value, b: Value, value: Scalar = 1) -> Value:
-    return x + a * b * value
+    return x + (a * value) * b
 
 
 @body("addcdiv.default")
 def addcdiv(c: Call, x: Value, a: Value, b: Value, value: Scalar = 1) -> Value:
-    return x + a / b * value
+    return x + (a * value) / b
 
 
 @body("lerp.Scalar")
 def lerp(c: Call, x: Value, end: Value, weight: Scalar) -> Value:
-    return x + (end - x) * weight
+    """From the nearer end, as PyTorch does, so that weights 0 and 1 give the ends."""
+    return x + (end - x) * weight if weight < 0.5 else end - (end - x) * (1 - weight)
 
 
 # Comparison and logic: the operands meet in their common dtype, 16-bit floats as stored.
@@ -318,7 +318,8 @@ def softplus(c: Call, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Val
 @body("softplus_backward.default")
 def softplus_backward(c: Call, g: Value, x: Value, beta: Scalar, threshold: Scalar) -> Value:
     scaled = x * beta
-    return where(scaled > threshold, g, g * call("sigmoid", scaled))
+    z = call("exp", scaled)
+    return where(scaled > threshold, g, g * z / (z + 1))
 
 
 @body("native_dropout_backward.default", promotion="none")

@@ -22,10 +22,10 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -51,10 +51,10 @@ class Writer:
 
     def __init__(self, graph: Graph, before: Node) -> None:
         self.graph, self.before = graph, before
-        value = tensor_of(before)
-        if not isinstance(value, FakeTensor):
+        mode = getattr(tensor_of(before), "fake_mode", None)
+        if mode is None:
             raise Refusal("the graph was not traced with fake tensors")
-        self.mode = value.fake_mode
+        self.mode: AbstractContextManager[object] = mode
 
     def call(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> Node:
         with self.graph.inserting_before(self.before):
@@ -93,6 +93,8 @@ def check_form(attention: Attention, masking: Masking) -> None:
     if any(static(x.shape) and x.numel() == 0 for x in shapes):
         raise Refusal("empty tensors")
     rank, wanted = len(attention.lead) + 2, shapes[3].dtype
+    if devices == {"cuda"}:
+        _check_aligned(shapes[3], attention)
     for mask in (*(term.mask for term in masking.added), *(term.mask for term in masking.filled)):
         value = tensor_of(mask)
         if value.dim() == 0 or value.dim() > rank or (rank > 4 and value.dim() > 2):
@@ -100,6 +102,16 @@ def check_form(attention: Attention, masking: Masking) -> None:
         widest = wanted if devices == {"cuda"} else torch.promote_types(wanted, torch.float32)
         if value.dtype != torch.bool and torch.promote_types(value.dtype, widest) != widest:
             raise Refusal(f"a mask in {value.dtype} for attention in {wanted}")
+
+
+def _check_aligned(result: torch.Tensor, attention: Attention) -> None:
+    """Refuse what PyTorch's fused kernels for GPUs leave to its unfused one."""
+    if result.dtype == torch.float64:
+        raise Refusal("PyTorch has no fused attention in float64 on a GPU")
+    for operand in (attention.q, attention.v):
+        depth = tensor_of(operand.node).shape[-1 if operand.order is None else operand.order[-1]]
+        if not isinstance(depth, int) or depth * result.element_size() % 16:
+            raise Refusal(f"a head size of {depth}: fused attention on a GPU takes multiples of 16 bytes")
 
 
 def write_attention(graph: Graph, attention: Attention, masking: Masking) -> Node:
@@ -130,7 +142,7 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking) -> Nod
     out = _fused(write, q, k, v, mask, signs, masking, attention.scale)
     if dropped is not None and masking.some_row_dropped and not masking.added:
         out = _fill_dropped_rows(write, out, v, dropped, masking)
-    if tensor_of(out).shape[-1] != value_depth:
+    if str(tensor_of(out).shape[-1]) != str(value_depth):
         out = write.method("narrow", out, -1, 0, value_depth)
     return _restored(write, out, attention)
 
@@ -177,7 +189,7 @@ def _of_one_depth(write: Writer, q: Node, k: Node, v: Node) -> tuple[Node, Node,
             q, k = (write.call(torch.nn.functional.pad, x, (0, missing)) for x in (q, k))
         else:
             v = write.call(torch.nn.functional.pad, v, (0, -missing))
-    q, k, v = (x if tensor_of(x).stride(-1) == 1 else write.method("contiguous", x) for x in (q, k, v))
+    q, k, v = (x if str(tensor_of(x).stride(-1)) == "1" else write.method("contiguous", x) for x in (q, k, v))
     return q, k, v
 
 
@@ -331,7 +343,7 @@ def layout_may_change(write: Writer, old: Node, new: Node) -> bool:
     output that has them, says no. On a yes, the fake tensors on the way are brought up to date.
     """
     changed = {old: tensor_of(new)}
-    if tensor_of(old).stride() == tensor_of(new).stride():
+    if same_shape(tensor_of(old).stride(), tensor_of(new).stride()):
         return True
     node = old
     while (node := node.next).op != "root":
@@ -344,7 +356,7 @@ def layout_may_change(write: Writer, old: Node, new: Node) -> bool:
             after = write.run(node, changed)
         except RuntimeError:
             return False
-        if after.stride() != before.stride():
+        if not same_shape(after.stride(), before.stride()):
             changed[node] = after
     for node, value in changed.items():
         node.meta["example_value"] = value

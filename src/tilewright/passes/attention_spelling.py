@@ -40,6 +40,10 @@ ALIASES = {
     "special_logsumexp": "logsumexp",
     "invert": "bitwise_not",
     "logical_not": "bitwise_not",
+    "radd": "add",
+    "rmul": "mul",
+    "and": "and_",
+    "or": "or_",
 }
 IN_PLACE_OPERATORS = frozenset(
     f"i{name}" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "matmul")
@@ -63,6 +67,8 @@ def spelled(node: Node) -> str | None:
         raw = getattr(node.target, "__name__", "")
     else:
         return None
+    if raw.startswith("__") and raw.endswith("__"):
+        raw = raw[2:-2]
     return ALIASES.get(raw, raw)
 
 

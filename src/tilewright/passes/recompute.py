@@ -28,6 +28,8 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
         if node not in saved or node.op == "placeholder" or not _recomputable(node):
             continue
         sources = _sources(node, saved - {node})
+        if any(source.meta.get(OVERWRITTEN) for source in sources):
+            continue
         extra = {s for s in sources if s not in saved and s.op != "placeholder"}
         if extra <= forward and sum(map(nbytes, extra)) < nbytes(node):
             saved = (saved - {node}) | sources

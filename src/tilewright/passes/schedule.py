@@ -68,14 +68,14 @@ def _waits_for(unit: Unit, unit_of: dict[fx.Node, Unit]) -> set[Unit]:
 
 
 def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[fx.Node, int]) -> list[Unit]:
-    """Units by rank, each after what it waits for; what backward computes again comes only when needed."""
+    """Units by rank, each after what it waits for; views, and what backward computes again, only when needed."""
 
     def rank(unit: Unit) -> int:
         return order[unit.members[-1]] if isinstance(unit, Region) else order[unit]
 
-    again = _computed_again(units, before, order)
+    lazy = _computed_again(units, before, order) | {u for u in units if isinstance(u, fx.Node) and is_view(u)}
     done: dict[Unit, None] = {}
-    for unit in sorted(units, key=lambda u: (u in again, rank(u))):
+    for unit in sorted(units, key=lambda u: (u in lazy, rank(u))):
         stack = [unit]
         while stack:
             waiting = sorted((u for u in before[stack[-1]] if u not in done), key=rank)

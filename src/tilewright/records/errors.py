@@ -7,10 +7,13 @@ import sys
 _said: set[str] = set()
 
 
-def say_once(line: str) -> None:
-    """Tell the user on standard error, the first time in this process, what did not go as it should."""
-    if line not in _said:
-        _said.add(line)
+def say_once(line: str, key: str | None = None) -> None:
+    """Tell the user on standard error, once a process, what did not go as it should.
+
+    Lines with one `key` count as one.
+    """
+    if (key or line) not in _said:
+        _said.add(key or line)
         print(f"tilewright: {line}", file=sys.stderr, flush=True)
 
 

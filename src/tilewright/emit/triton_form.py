@@ -1,0 +1,100 @@
+"""How a nest is cut into Triton programs: what the emitter prints and the launcher must agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from tilewright.loops.nest import Access, Level, Nest, Step
+
+WHOLE_ROW = 16384
+"""The widest row, padded to a power of two, that one program holds at once."""
+REGISTERS = 32768
+"""Elements, counted in fp32, that a program may keep alive over a whole row."""
+WIDE = {"float32": "float64", "float64": "float64"}
+"""What sums over many rows are carried in; integers carry themselves."""
+
+Kind = Literal["flat", "tiles", "rows"]
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`.
+
+    >>> [power_of_two(n) for n in (1, 5, 64)]
+    [1, 8, 64]
+    """
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def sum_dtype(step: Step) -> str:
+    """What a `reduce_rows` step accumulates in."""
+    return WIDE.get(step.dtype, step.dtype) if step.kind == "sum" else step.dtype
+
+
+@dataclass(frozen=True)
+class Form:
+    """The shape of the programs of one nest.
+
+    `flat`: elementwise along one axis. `tiles`: elementwise over rows × columns. `rows`: with
+    reductions; a program owns whole rows, and where there are column sums a strip of them, whose
+    partial sums a second kernel combines.
+    """
+
+    nest: Nest
+
+    @cached_property
+    def kind(self) -> Kind:
+        if any(step.name.startswith("reduce") for step in self.nest.steps):
+            return "rows"
+        return "tiles" if self.nest.rows else "flat"
+
+    @cached_property
+    def sums(self) -> tuple[int, ...]:
+        """Positions of the reductions over the rows."""
+        return tuple(i for i, _ in self.nest.reductions("reduce_rows"))
+
+    @cached_property
+    def whole_row(self) -> bool:
+        """Whether a program holds all columns of its rows at once, or walks them in blocks."""
+        columns = power_of_two(self.nest.col_count)
+        held = 0
+        for step in self.nest.steps:
+            if step.name == "load" and step.level in (Level.FULL, Level.COL):
+                held += 1
+            elif step.name == "reduce_rows" and step.level is Level.COL:
+                held += 4  # a double that lives across rows and its next value
+        return columns <= WHOLE_ROW and columns * held <= REGISTERS
+
+    @cached_property
+    def wide_index(self) -> bool:
+        """Whether an element's position, or the count of padded rows or columns, needs 64 bits."""
+        accesses = [s.access for s in self.nest.steps if s.access] + [s.access for s in self.nest.stores]
+        farthest = max((self._last(access) for access in accesses), default=0)
+        return max(farthest, self.nest.row_count, self.nest.col_count) >= 2**31 - 2**20
+
+    def _last(self, access: Access) -> int:
+        extents = self.nest.rows + self.nest.cols
+        return sum((n - 1) * stride for n, stride in zip(extents, access.strides, strict=True))
+
+    @cached_property
+    def uses_columns(self) -> bool:
+        """Whether anything varies with the columns (a nest of single rows has a column axis of one)."""
+        strides = [s.access.strides for s in self.nest.steps if s.access]
+        strides += [s.strides for s in self.nest.steps if s.strides is not None]
+        strides += [s.access.strides for s in self.nest.stores]
+        return any(any(self.nest.split(s)[1]) for s in strides)
+
+    def is_late(self, value: int) -> bool:
+        """Whether a step is known only after all rows."""
+        return self.nest.steps[value].where == "after" or value in self.sums
+
+    @cached_property
+    def late_columns(self) -> bool:
+        """Whether what is computed after all rows varies with the columns."""
+        late = [s for s in self.nest.stores if self.is_late(s.value)]
+        return any(any(self.nest.split(s.access.strides)[1]) for s in late)
+
+    def partial_columns(self, value: int) -> int:
+        """Elements that each program leaves of the reduction over the rows `value`."""
+        return self.nest.col_count if self.nest.steps[value].level is Level.COL else 1

@@ -1,0 +1,132 @@
+"""One step of a nest as a Triton expression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tilewright.loops.nest import Step
+
+INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
+         "and": "&", "or": "|", "xor": "^"}  # fmt: skip
+BOOLEAN = {"add": "|", "mul": "&", "maximum": "|", "minimum": "&"}
+"""What arithmetic on bool means."""
+LANGUAGE = frozenset({"exp2", "log", "log2", "sin", "cos", "erf", "floor", "ceil", "abs"})
+"""Functions of `triton.language` that are accurate as they are; the others are in `triton_math`."""
+FLOATS = ("float32", "float64")
+UNSIGNED_LIMIT = {"uint8": 1 << 8}
+SIGNED_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
+
+Argument = Callable[[int, bool], str]
+"""`argument(position, literal)`: the text of an operand; with `literal`, a constant may be a bare number."""
+
+
+def type_name(dtype: str) -> str:
+    return "tl.int1" if dtype == "bool" else f"tl.{dtype}"
+
+
+def literal(value: bool | int | float, dtype: str) -> str:
+    """A constant as Python text, integers wrapped into their range as PyTorch does."""
+    if dtype == "bool":
+        return str(bool(value))
+    if dtype in FLOATS:
+        number = float(value)
+        return repr(number) if abs(number) < float("inf") else f'float("{number}")'
+    whole = int(value)
+    if dtype in UNSIGNED_LIMIT:
+        return str(whole % UNSIGNED_LIMIT[dtype])
+    half = 1 << (SIGNED_BITS[dtype] - 1)
+    return str((whole + half) % (2 * half) - half)
+
+
+def identity(kind: str, dtype: str) -> str:
+    """What leaves a reduction as it is."""
+    if kind in ("sum", "prod"):
+        return literal(kind == "prod", dtype)
+    if kind in ("any", "all"):
+        return str(kind == "all")
+    if dtype in FLOATS:
+        return literal(float("-inf") if kind == "max" else float("inf"), dtype)
+    if dtype == "bool":
+        return str(kind == "min")
+    if dtype in UNSIGNED_LIMIT:
+        return "0" if kind == "max" else str(UNSIGNED_LIMIT[dtype] - 1)
+    half = 1 << (SIGNED_BITS[dtype] - 1)
+    return str(-half if kind == "max" else half - 1)
+
+
+def combine(kind: str, dtype: str, a: str, b: str) -> str:
+    """Two partial results of a reduction as one."""
+    if kind in ("any", "all") or dtype == "bool":
+        return f"{a} {'|' if kind in ('any', 'max', 'sum') else '&'} {b}"
+    if kind in ("max", "min"):
+        return f"{'tw' if dtype in FLOATS else 'tl'}.{kind}imum({a}, {b})"
+    return f"{a} {'+' if kind == 'sum' else '*'} {b}"
+
+
+def reduce(kind: str, dtype: str, value: str, axis: int) -> str:
+    """All of `value`, a block of `dtype`, along one axis, which stays with length 1."""
+    along = f"axis={axis}, keep_dims=True"
+    if dtype == "bool":
+        extreme = "max" if kind in ("any", "max", "sum") else "min"
+        return f"tl.{extreme}(({value}).to(tl.int32), {along}) != 0"
+    if kind == "prod":
+        return f"tw.product_over({value}, {along})"
+    if dtype in FLOATS:
+        return f"tl.sum({value}, {along})" if kind == "sum" else f"tw.{kind}_over({value}, {along})"
+    # Triton widens narrow integers in its reductions.
+    return f"tl.{kind}({value}, {along}).to({type_name(dtype)})"
+
+
+def expression(step: Step, argument: Argument, operand_dtype: str) -> str:
+    """A step other than `load`, `const`, `index` and reductions; `operand_dtype` is that of its last operand."""
+
+    def args(literals: bool) -> list[str]:
+        return [argument(a, literals) for a in step.args]
+
+    name, floating = step.name, step.dtype in FLOATS
+    if name == "round":
+        return to_storage(step.to or "", args(False)[0]) + ".to(tl.float32)"
+    if name == "cast":
+        return _cast(args(False)[0], operand_dtype, step.dtype)
+    if name == "where":
+        return f"tl.where({', '.join(args(True))})"
+    if step.dtype == "bool" and name in BOOLEAN:
+        return f" {BOOLEAN[name]} ".join(args(True))
+    if name in INFIX:
+        return f" {INFIX[name]} ".join(args(True))
+    if name == "div":
+        return " / ".join(args(True)) if step.dtype == "float64" else f"tl.div_rn({', '.join(args(True))})"
+    if name in ("maximum", "minimum"):
+        return f"{'tw' if floating else 'tl'}.{name}({', '.join(args(True))})"
+    return _function(name, args(False), floating, operand_dtype)
+
+
+def _function(name: str, args: Sequence[str], floating: bool, operand_dtype: str) -> str:
+    x = args[0]
+    if name == "isnan":
+        return f"{x} != {x}"
+    if name == "isinf":
+        return f'tl.abs({x}) == float("inf")' if operand_dtype in FLOATS else f"{x} != {x}"
+    if name == "bitnot":
+        return f"~{x}"
+    if name == "neg" and not floating:
+        return f"-{x}"
+    if name == "abs" and operand_dtype in ("bool", *UNSIGNED_LIMIT):
+        return x
+    return f"{'tl' if name in LANGUAGE else 'tw'}.{name}({', '.join(args)})"
+
+
+def _cast(value: str, source: str, target: str) -> str:
+    if target == "bool":
+        return f"{value} != 0"
+    if target == "uint8" and source in FLOATS:
+        # Negative numbers wrap around, as in PyTorch; a direct conversion leaves them undefined.
+        return f"{value}.to(tl.int64).to(tl.uint8)"
+    return f"{value}.to({type_name(target)})"
+
+
+def to_storage(dtype: str, value: str) -> str:
+    """A computed value as it lies in memory."""
+    if dtype == "bfloat16":
+        return f"tw.to_bfloat16({value})"
+    return f"{value}.to(tl.float16)" if dtype == "float16" else value
