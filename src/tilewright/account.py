@@ -28,7 +28,7 @@ from tilewright.graph.source import source_line
 from tilewright.graph.tree import Group, annotated_tree
 from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import DeviceProfile
-from tilewright.measure.inputs import make_inputs
+from tilewright.measure.inputs import make_inputs, on_device
 from tilewright.operators.table import row_of
 from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.pipeline import optimise_joint, optimise_module
@@ -55,7 +55,7 @@ class Captured:
     decisions: list[Decision] = field(default_factory=list)
 
 
-def capture(case: Case, *, optimised: bool) -> Captured:
+def capture(case: Case, *, optimised: bool, device: str = "cpu") -> Captured:
     """The forward graph (and, in training, the backward graph) of `case`.
 
     `optimised` applies every rewrite up to the cut into forward and backward; else the graphs are
@@ -63,8 +63,8 @@ def capture(case: Case, *, optimised: bool) -> Captured:
     depend on the data, and InputError where the model refuses its inputs.
     """
     captured = Captured()
-    function = case.build()
-    inputs = make_inputs(case, seed=0, device="cpu", requires_grad=case.training)
+    function = on_device(case.build(), device)
+    inputs = make_inputs(case, seed=0, device=device, requires_grad=case.training)
 
     def program(*inputs: torch.Tensor) -> Any:
         return function(*inputs)
@@ -161,12 +161,13 @@ class Account:
     planned: Captured
 
 
-def account(case: Case, profile: DeviceProfile, *, measure: bool = False) -> Account:
+def account(case: Case, profile: DeviceProfile, *, measure: bool = False, device: str = "cpu") -> Account:
     """Operators as eager runs them, the planned regions, the decisions and the memory of `case`.
 
     `measure` races each region against its operators one by one on this machine.
     """
-    eager, planned = capture(case, optimised=False), capture(case, optimised=True)
+    eager = capture(case, optimised=False, device=device)
+    planned = capture(case, optimised=True, device=device)
     program = Program(decisions=list(planned.decisions))
     shapes = _shapes(case, eager)
     for name, graph in eager.graphs.items():
@@ -327,9 +328,7 @@ def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: De
     )
 
 
-def _price(
-    region: Region, shapes: SymbolicShapes, profile: DeviceProfile
-) -> tuple[Cost, float | None, str | None]:
+def _price(region: Region, shapes: SymbolicShapes, profile: DeviceProfile) -> tuple[Cost, float | None, str | None]:
     cost = nest_cost(region.lowered, [operator_cost(n, shapes) for n in region.members], shapes)
     return cost, *_floor(cost, _dtype(region.lowered.outputs[-1].meta["val"]), "pointwise", profile)
 

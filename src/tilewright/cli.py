@@ -19,6 +19,7 @@ INTERRUPTED = 130
 
 Target = Annotated[str, typer.Argument(help="file.py:name or package.module:name: a case, module or function.")]
 Inputs = Annotated[str | None, typer.Option(help='Inputs of a module or function: "bf16[B=16,S=1024,D=768]".')]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only.")]
 Training = Annotated[
@@ -106,6 +107,7 @@ def optimize(
     target: Target,
     inputs: Inputs = None,
     training: Training = None,
+    device: Device = "cpu",
     seconds: Annotated[float, typer.Option(help="Time given to measuring.")] = 20.0,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -118,7 +120,7 @@ def optimize(
 
     case = load_case(target, inputs, training=training)
     with _stages(quiet or as_json) as tell:
-        done = optimize_case(case, command=f"tilewright optimize {target}", seconds=seconds, tell=tell)
+        done = optimize_case(case, command=f"tilewright optimize {target}", device=device, seconds=seconds, tell=tell)
     if as_json:
         print(program_json(done.program, (), done.measurements, done.verified))
     else:
@@ -139,6 +141,7 @@ def bench(
         str, typer.Option(help="Comma-separated: eager, eager-sdpa, inductor, inductor-out, tilewright.")
     ] = "",
     suite: Annotated[str, typer.Option(help="The operator's name in result files; default: the case's.")] = "",
+    device: Device = "cpu",
     seconds: Annotated[float, typer.Option(help="Time given to measuring.")] = 20.0,
     out: Annotated[Path | None, typer.Option(help="Append to this file of JSON lines.")] = None,
     as_json: AsJson = False,
@@ -155,7 +158,9 @@ def bench(
     case = load_case(target, inputs, training=training)
     wanted = [name.strip() for name in impl.split(",") if name.strip()]
     with _stages(quiet or as_json) as tell:
-        program, rows = bench_case(case, suite=suite or case.name, impls=wanted, seconds=seconds, tell=tell)
+        program, rows = bench_case(
+            case, suite=suite or case.name, impls=wanted, device=device, seconds=seconds, tell=tell
+        )
     if out:
         append_results(out, rows)
     if as_json:

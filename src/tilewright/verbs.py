@@ -113,6 +113,7 @@ def optimize_case(
     case: Case,
     *,
     command: str = "tilewright.optimize",
+    device: str = "cpu",
     seconds: float = 20.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Optimized:
@@ -131,11 +132,11 @@ def optimize_case(
     from tilewright.store.run import Run
 
     tell("measuring this machine's ceilings")
-    profile = local_profile()
+    profile = local_profile(device=device)
     tell("pricing every operator, racing every fusion")
-    accounted = account(case, profile, measure=True)
+    accounted = account(case, profile, measure=device == "cpu", device=device)
     tell("compiling")
-    subject = Subject(case)
+    subject = Subject(case, device)
     subject.call("tilewright")
     tell("verifying against float64")
     verified = verify(subject.model, subject.functions["tilewright"], subject.inputs, seed=1, training=case.training)
@@ -160,16 +161,17 @@ def optimize_case(
 class Subject:
     """A case built once, its inputs, and every way of running it."""
 
-    def __init__(self, case: Case, seed: int = 0) -> None:
+    def __init__(self, case: Case, device: str = "cpu", seed: int = 0) -> None:
         import torch
 
         from tilewright.backend import Recording
-        from tilewright.measure.inputs import make_inputs
+        from tilewright.measure.inputs import make_inputs, on_device
 
         self.case = case
         torch.manual_seed(seed)
-        self.model = case.build()
-        self.inputs = make_inputs(case, seed=seed, device="cpu", requires_grad=case.training)
+        self.device = device
+        self.model = on_device(case.build(), device)
+        self.inputs = make_inputs(case, seed=seed, device=device, requires_grad=case.training)
         self.recording: Recording = Recording()
         torch._dynamo.reset()
         self.functions: dict[str, Callable[..., Any]] = {
@@ -287,6 +289,7 @@ def measure(
     impls: Sequence[str] = (*PEERS, "tilewright"),
 ) -> list[Measurement]:
     """One interleaved run of all implementations of a case, with the peak memory of each."""
+    from tilewright.hardware.ceilings import device_name
     from tilewright.hardware.detect import detect
     from tilewright.measure.benchmark import benchmark, environment, measurement
     from tilewright.measure.memory import peak_bytes
@@ -295,9 +298,9 @@ def measure(
     calls = {impl: partial(subject.call, impl) for impl in impls}
     for call in calls.values():
         call()
-    peaks = {impl: peak_bytes(call) for impl, call in calls.items()}
-    timings = benchmark(calls, max_seconds=seconds, min_repeats=7)
-    where = environment(detect().cpu.model or "cpu")
+    peaks = {impl: peak_bytes(call, subject.device) for impl, call in calls.items()}
+    timings = benchmark(calls, device=subject.device, max_seconds=seconds, min_repeats=7)
+    where = environment(device_name(detect(), subject.device))
     launches = [o for o in program.operators if o.stage == "after"]
     nbytes = sum(o.cost.bytes for o in launches)
     flops = sum(o.cost.flops for o in launches)
@@ -334,6 +337,7 @@ def bench_case(
     *,
     suite: str,
     impls: Sequence[str] = (),
+    device: str = "cpu",
     seconds: float = 20.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[Program, list[Measurement]]:
@@ -350,8 +354,8 @@ def bench_case(
     if unknown:
         raise UsageError(f"no implementation {', '.join(unknown)}; known: {', '.join(BENCH_IMPLS)}")
     tell("capturing")
-    program = account(case, local_profile()).program
-    subject = Subject(case)
+    program = account(case, local_profile(device=device), device=device).program
+    subject = Subject(case, device)
     wanted = [name for name in impls or BENCH_IMPLS if name in subject.functions]
     tell("verifying")
     subject.call("tilewright")

@@ -27,6 +27,10 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
+def with_grad(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
 def twin(value: Any) -> Any:
     """A copy that shares nothing, strides and `requires_grad` kept."""
     if isinstance(value, nn.Module):

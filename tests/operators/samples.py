@@ -158,6 +158,11 @@ DIMS: list[Maker] = [
     lambda o: call(o.x, [0], True),
     lambda o: call(o.x, list(range(o.x.dim()))),
 ]
+MOMENT_DIMS: list[Maker] = [
+    lambda o: call(o.row, [-1]),
+    lambda o: call(o.row, [0], True),
+    lambda o: call(o.row, list(range(o.row.dim()))),
+]
 DIM: list[Maker] = [lambda o: call(o.x, -1), lambda o: call(o.x, 0, True)]
 
 UNARY = [
@@ -223,6 +228,16 @@ CALLS: dict[str, list[Maker]] = {
     "full_like.default": [lambda o: call(o.x, 1), lambda o: call(o.x, 0.5, dtype=torch.float32)],
     "zeros.default": [lambda o: call(list(o.x.shape), dtype=o.dtype)],
     "ones.default": [lambda o: call(list(o.x.shape), dtype=o.dtype)],
+    "new_zeros.default": [lambda o: call(o.x, list(o.x.shape)), lambda o: call(o.x, [3], dtype=torch.int64)],
+    "new_ones.default": [lambda o: call(o.x, list(o.x.shape))],
+    "new_full.default": [lambda o: call(o.x, [3, 2], 2.5), lambda o: call(o.x, [3, 2], 2, dtype=torch.float32)],
+    "scatter.src": [
+        lambda o: call(o.x, -1, _positions(o, -1), o.like[..., :1] if o.x.dim() else o.like),
+        lambda o: call(o.x, 0, _positions(o, 0), o.like[:1] if o.x.dim() else o.like),
+        # Only the first of several sources is taken.
+        lambda o: call(o.x, -1, _positions(o, -1), o.like),
+    ],
+    "scatter.value": [lambda o: call(o.x, -1, _positions(o, -1), 3), lambda o: call(o.x, 0, _positions(o, 0), 1)],
     "scalar_tensor.default": [lambda o: call(2.0, dtype=o.dtype)],
     "arange.start_step": [
         lambda o: call(2, 40, 3, dtype=o.dtype),
@@ -250,12 +265,12 @@ CALLS: dict[str, list[Maker]] = {
     "any.dims": DIMS,
     "all.dims": DIMS,
     "var.correction": [
-        *DIMS,
+        *MOMENT_DIMS,
         lambda o: call(o.row, [-1], correction=0),
         lambda o: call(o.row, None, correction=1, keepdim=True),
     ],
-    "std.correction": [*DIMS, lambda o: call(o.row, [-1], correction=0)],
-    "var_mean.correction": [*DIMS, lambda o: call(o.row, [0], correction=0, keepdim=True)],
+    "std.correction": [*MOMENT_DIMS, lambda o: call(o.row, [-1], correction=0)],
+    "var_mean.correction": [*MOMENT_DIMS, lambda o: call(o.row, [0], correction=0, keepdim=True)],
     "logsumexp.default": DIMS,
     "linalg_vector_norm.default": [lambda o, p=p: call(o.x, p, [-1]) for p in (2, 1, 3, 0.5, 0, math.inf, -math.inf)]
     + [unary, lambda o: call(o.x, 2, [0], True)],
@@ -275,9 +290,6 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(o.row, o.last, o.weight, 1e-5),
         lambda o: call(o.row, o.last, None, None),
     ],
-    "_fused_rms_norm_backward.default": [
-        lambda o: call(_gradient(o), o.row, o.last, _rms(o), o.weight, [True, True]),
-    ],
 }
 
 
@@ -285,14 +297,19 @@ def _gradient(o: Operands) -> torch.Tensor:
     return o.row.nan_to_num(1.0).flip(0).contiguous()
 
 
+def _positions(o: Operands, dim: int) -> torch.Tensor:
+    """One position along `dim` for everything else, as the indices of a maximum are."""
+    generator = torch.Generator().manual_seed(7)
+    shape = list(o.x.shape)
+    if not shape:
+        return torch.tensor(0)
+    extent, shape[dim] = shape[dim], 1
+    return torch.randint(extent, shape, generator=generator)
+
+
 def _moments(o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     _, mean, rstd = torch.ops.aten.native_layer_norm(o.row, o.last, None, None, 1e-5)
     return mean, rstd
-
-
-def _rms(o: Operands) -> torch.Tensor:
-    result: torch.Tensor = torch.ops.aten._fused_rms_norm(o.row, o.last, None, 1e-5)[1]
-    return result
 
 
 VIEWS: dict[str, list[Maker]] = {

@@ -34,8 +34,9 @@ def parse(text: str) -> sympy.Expr:
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-        if _terms(tree) <= MOST_TERMS:
-            return sympy.expand(_expression(tree))
+        value = sympy.expand(_expression(tree)) if _terms(tree) <= MOST_TERMS else sympy.nan
+        if not value.has(sympy.nan, sympy.zoo):
+            return value
     except (SyntaxError, RecursionError, MemoryError):
         pass
     raise ValueError(f"{text[:80]!r} is no formula of named dimensions")
@@ -54,9 +55,7 @@ def _expression(node: ast.expr) -> sympy.Expr:
             if power.is_Rational and abs(power) <= LARGEST_POWER:
                 return _expression(base) ** power
         case ast.BinOp(left, operation, right) if type(operation) in OPERATIONS:
-            value = OPERATIONS[type(operation)](_expression(left), _expression(right))
-            if value.is_finite:
-                return value
+            return OPERATIONS[type(operation)](_expression(left), _expression(right))
     raise ValueError(f"no formula: {type(node).__name__}")
 
 

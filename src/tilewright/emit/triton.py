@@ -3,20 +3,42 @@
 Values are blocks: `[BLOCK_ROWS, BLOCK_COLS]` where they vary with both, with length 1 along what they
 do not vary with. A row is held whole where it fits (`Form.whole_row`); a longer one is walked in
 blocks of columns once a stage, and what a later stage needs is computed again. Column sums are
-carried by each program over its strip of rows in double, left in a scratch buffer `[programs, columns]`
-and combined in program order: the result is the same at every run.
+carried by each program over its strip of rows, left in a scratch buffer `[programs, columns]` and
+combined in program order: the result is the same at every run. All sums are carried in double,
+because their terms may cancel.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 
-from tilewright.emit.triton_form import Form, sum_dtype
-from tilewright.emit.triton_step import FLOATS, combine, expression, identity, literal, reduce, to_storage, type_name
+from tilewright.emit.triton_form import Form, carrier
+from tilewright.emit.triton_step import combine, expression, identity, literal, reduce, to_storage, type_name
 from tilewright.loops.nest import Level, Nest, Step, Store
 
 HEAD = "import triton\nimport triton.language as tl\n\nfrom tilewright.emit import triton_math as tw\n"
-RESERVED = {"row", "col", "i", "row_ok", "col_ok", "ok", "origin", "program", "tile", "start", "part", "part_ok", "tl", "tw"}
+RESERVED = frozenset(
+    [
+        "row",
+        "col",
+        "i",
+        "row_ok",
+        "col_ok",
+        "ok",
+        "origin",
+        "program",
+        "tile",
+        "start",
+        "part",
+        "part_ok",
+        "found",
+        "tl",
+        "tw",
+    ]
+)
+"""Names that the kernels use themselves."""
+LINE = 110
 
 
 def emit_triton(nest: Nest, comment: str = "") -> str:
@@ -59,8 +81,11 @@ class _Printer:
     def define(self, name: str, sizes: Iterable[str]) -> str:
         scratch = [f"part{i}_ptr" for i in self.form.sums]
         arguments = [f"{n}_ptr" for n in self.names] + scratch + [f"{size}: tl.constexpr" for size in sizes]
-        body = self._with_origin()
-        return f"@triton.jit\ndef {name}({', '.join(arguments)}):\n" + "\n".join(body) + "\n"
+        signature = f"def {name}({', '.join(arguments)}):"
+        if len(signature) > LINE:
+            inside = textwrap.wrap(", ".join(arguments), LINE - 4, break_long_words=False)
+            signature = "\n    ".join([f"def {name}(", *inside]) + "\n):"
+        return f"@triton.jit\n{signature}\n" + "\n".join(self._with_origin()) + "\n"
 
     def _with_origin(self) -> list[str]:
         """Single elements are blocks too: the interpreter does not broadcast bare scalars faithfully."""
@@ -135,6 +160,11 @@ class _Printer:
         pointer = f"{self.names[store.access.buffer]}_ptr + {self.index(strides)}"
         self.put(f"tl.store({pointer}, {to_storage(buffer.dtype, self.operand(store.value))}{self.mask(strides)})")
 
+    def blank(self, step: Step, rows: str = "1") -> str:
+        """A block that leaves the reduction `step` as it is: `rows` × the columns it keeps or walks."""
+        columns = "BLOCK_COLS" if step.name == "reduce_cols" or step.level is Level.COL else "1"
+        return f"tl.full(({rows}, {columns}), {identity(step.kind or '', step.dtype)}, {type_name(carrier(step))})"
+
     def closure(self, roots: Iterable[int]) -> list[int]:
         """`roots` and all they are computed from, in order."""
         needed: set[int] = set()
@@ -155,7 +185,7 @@ class _Main(_Printer):
         self.stores = [s for s in self.nest.stores if not self.form.is_late(s.value)]
         roots = [s.value for s in self.stores] + list(self.form.sums)
         self.needed = self.closure(roots)
-        rows, cols = " × ".join(map(str, self.nest.rows)) or "1", " × ".join(map(str, self.nest.cols))
+        rows, cols = (" × ".join(map(str, extents)) or "1" for extents in (self.nest.rows, self.nest.cols))
         if self.form.kind == "flat":
             self._flat()
             return self.define(self.nest.name, ["BLOCK"])
@@ -197,7 +227,10 @@ class _Main(_Printer):
             self.unravel("row", self.row_axes, self.nest.rows)
 
     def _place_columns(self, begin: str) -> None:
-        self.put(f"col = {begin}{' + ' if begin else ''}tl.arange(0, BLOCK_COLS)[None, :]")
+        columns = "tl.arange(0, BLOCK_COLS)[None, :]"
+        if self.form.wide_index and self.form.kind == "rows":
+            columns += ".to(tl.int64)"
+        self.put(f"col = {begin}{' + ' if begin else ''}{columns}")
         self.put(f"col_ok = col < {self.nest.col_count}")
         self.unravel("col", self.col_axes, self.nest.cols)
         if self.nest.rows and not (self.form.sums and self.form.whole_row):
@@ -243,20 +276,26 @@ class _Main(_Printer):
     def _step(self, i: int) -> None:
         step = self.nest.steps[i]
         if step.name == "reduce_cols":
-            self.put(f"{self.values[i]} = {reduce(step.kind or '', step.dtype, self._bounded(step, 1), 1)}")
+            self._finish(i, reduce(step.kind or "", carrier(step), self._bounded(step, 1), 1))
         elif step.name == "reduce_rows":
             self._add_to_sum(i, step)
         else:
             self.declare(i)
 
+    def _finish(self, i: int, carried: str) -> None:
+        step = self.nest.steps[i]
+        convert = "" if carrier(step) == step.dtype else f".to({type_name(step.dtype)})"
+        self.put(f"{self.values[i]} = {carried}{convert}")
+
     def _bounded(self, step: Step, axis: int) -> str:
-        """The operand of a reduction with lanes outside the nest set to what leaves it as it is."""
+        """The operand of a reduction as it is carried, lanes outside the nest set to what changes nothing."""
         source = self.nest.steps[step.args[0]]
         rows = axis == 0
         cols = source.level in (Level.FULL, Level.COL)
         # Rows outside take part only in a reduction over the rows, columns outside only in one over them.
         inside = self.bounds(rows, cols and axis == 1)
-        return f"tl.where({inside}, {self.operand(step.args[0])}, {identity(step.kind or '', step.dtype)})"
+        text = f"tl.where({inside}, {self.operand(step.args[0])}, {identity(step.kind or '', step.dtype)})"
+        return text if carrier(step) == step.dtype else f"{text}.to({type_name(carrier(step))})"
 
     # Long rows: one walk over blocks of columns a stage
 
@@ -292,7 +331,7 @@ class _Main(_Printer):
         for i in ends:
             step = steps[i]
             rows = "BLOCK_ROWS" if steps[step.args[0]].level is Level.FULL else "1"
-            self.put(f"acc{i} = tl.full(({rows}, BLOCK_COLS), {identity(step.kind or '', step.dtype)}, {type_name(step.dtype)})")
+            self.put(f"acc{i} = {self.blank(step, rows)}")
         self.open(f"for start in range(0, {self.nest.col_count}, BLOCK_COLS):")
         self._place_columns("start")
         for i in self._column_steps(roots):
@@ -305,7 +344,7 @@ class _Main(_Printer):
             self.store(store)
         self.close()
         for i in ends:
-            self.put(f"{self.values[i]} = {reduce(steps[i].kind or '', steps[i].dtype, f'acc{i}', 1)}")
+            self._finish(i, reduce(steps[i].kind or "", carrier(steps[i]), f"acc{i}", 1))
 
     def _column_steps(self, roots: list[int]) -> list[int]:
         """What each block of columns computes for `roots`; row values are known by then."""
@@ -336,23 +375,19 @@ class _Main(_Printer):
     def _begin_sums(self) -> None:
         for i in self.form.sums:
             step = self.nest.steps[i]
-            start, kind = identity(step.kind or "", step.dtype), type_name(sum_dtype(step))
-            columns = "BLOCK_COLS" if step.level is Level.COL else "1"
             if not self._in_memory(i):
-                self.put(f"total{i} = tl.full((1, {columns}), {start}, {kind})")
+                self.put(f"total{i} = {self.blank(step)}")
                 continue
             self.open(f"for start in range(0, {self.nest.col_count}, BLOCK_COLS):")
             self.put("col = start + tl.arange(0, BLOCK_COLS)[None, :]")
-            self.put(f"tl.store({self._partial(i)}, tl.full((1, BLOCK_COLS), {start}, {kind}), mask=col < {self.nest.col_count})")
+            self.put(f"tl.store({self._partial(i)}, {self.blank(step)}, mask=col < {self.nest.col_count})")
             self.close()
         if self._sums_in_memory():
             self.put("tl.debug_barrier()")
 
     def _add_to_sum(self, i: int, step: Step) -> None:
         kind, dtype = step.kind or "", step.dtype
-        part = reduce(kind, dtype, self._bounded(step, 0), 0)
-        if sum_dtype(step) != dtype:
-            part = f"{part}.to({type_name(sum_dtype(step))})"
+        part = reduce(kind, carrier(step), self._bounded(step, 0), 0)
         if dtype == "bool":
             part = f"({part})"
         if not self._in_memory(i):
@@ -392,17 +427,17 @@ class _After(_Printer):
 
     def _combine(self, i: int) -> None:
         step = self.nest.steps[i]
-        kind, carried = step.kind or "", sum_dtype(step)
+        kind, carried = step.kind or "", carrier(step)
         wide = step.level is Level.COL
         start = identity(kind, step.dtype)
-        self.put(f"total{i} = tl.full((1, {'BLOCK_COLS' if wide else '1'}), {start}, {type_name(carried)})")
+        self.put(f"total{i} = {self.blank(step)}")
         self.open("for start in range(0, PARTS, BLOCK_PARTS):")
         self.put("part = start + tl.arange(0, BLOCK_PARTS)[:, None]")
         self.put("part_ok = part < PARTS")
         place = f"part.to(tl.int64) * {self.nest.col_count} + col" if wide else "part"
         mask = "part_ok & col_ok" if wide else "part_ok"
-        loaded = f"tl.load(part{i}_ptr + {place}, mask={mask}, other={start})"
-        gathered = reduce(kind, carried, loaded, 0)
+        self.put(f"found = tl.load(part{i}_ptr + {place}, mask={mask}, other={start})")
+        gathered = reduce(kind, carried, "found", 0)
         if step.dtype == "bool":
             gathered = f"({gathered})"
         self.put(f"total{i} = {combine(kind, step.dtype, f'total{i}', gathered)}")
@@ -429,6 +464,3 @@ def _value_name(i: int, step: Step, names: list[str], loads: list[int], taken: s
         return names[step.access.buffer]
     name = f"{step.kind or step.name}{i}"
     return name + "_" if name in taken else name
-
-
-__all__ = ["FLOATS", "Form", "emit_triton"]

@@ -13,7 +13,7 @@ WHOLE_ROW = 16384
 REGISTERS = 32768
 """Elements, counted in fp32, that a program may keep alive over a whole row."""
 WIDE = {"float32": "float64", "float64": "float64"}
-"""What sums over many rows are carried in; integers carry themselves."""
+"""What sums are carried in; integers carry themselves."""
 
 Kind = Literal["flat", "tiles", "rows"]
 
@@ -27,8 +27,8 @@ def power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def sum_dtype(step: Step) -> str:
-    """What a `reduce_rows` step accumulates in."""
+def carrier(step: Step) -> str:
+    """The dtype that a reduction accumulates in."""
     return WIDE.get(step.dtype, step.dtype) if step.kind == "sum" else step.dtype
 
 

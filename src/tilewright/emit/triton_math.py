@@ -49,7 +49,7 @@ LOG = tl.constexpr(
 
 
 @triton.jit
-def polynomial(u, coefficients: tl.constexpr, degree: tl.constexpr):
+def polynomial(u: tl.tensor, coefficients: tl.constexpr, degree: tl.constexpr) -> tl.tensor:
     """Horner's rule, the highest power first."""
     p = u * coefficients[0] + coefficients[1]
     for k in tl.static_range(2, degree + 1):
@@ -58,7 +58,7 @@ def polynomial(u, coefficients: tl.constexpr, degree: tl.constexpr):
 
 
 @triton.jit
-def is_negative(x):
+def is_negative(x: tl.tensor) -> tl.tensor:
     """Whether the sign bit is set."""
     if x.dtype == tl.float64:
         return x.to(tl.int64, bitcast=True) < 0
@@ -67,13 +67,13 @@ def is_negative(x):
 
 
 @triton.jit
-def neg(x):
+def neg(x: tl.tensor) -> tl.tensor:
     """-x; Triton's own minus is 0 - x, which loses the sign of a zero."""
     return x * -1.0
 
 
 @triton.jit
-def div(x, y):
+def div(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """The quotient rounded as IEEE 754 asks; Triton's own `/` is coarser in fp32."""
     if y.dtype == tl.float64:
         return x / y
@@ -82,7 +82,7 @@ def div(x, y):
 
 
 @triton.jit
-def sqrt(x):
+def sqrt(x: tl.tensor) -> tl.tensor:
     if x.dtype == tl.float64:
         return tl.sqrt(x)
     else:
@@ -90,24 +90,24 @@ def sqrt(x):
 
 
 @triton.jit
-def rsqrt(x):
+def rsqrt(x: tl.tensor) -> tl.tensor:
     return div(1.0, sqrt(x))
 
 
 @triton.jit
-def maximum(x, y):
+def maximum(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """The larger; NaN wins."""
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def minimum(x, y):
+def minimum(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """The smaller; NaN wins."""
     return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def max_over(x, axis: tl.constexpr, keep_dims: tl.constexpr):
+def max_over(x: tl.tensor, axis: tl.constexpr, keep_dims: tl.constexpr) -> tl.tensor:
     """The largest along `axis`; NaN wins, which `tl.max` drops."""
     nan = tl.max((x != x).to(tl.int32), axis=axis, keep_dims=keep_dims)
     largest = tl.max(tl.where(x != x, -INFINITY, x), axis=axis, keep_dims=keep_dims)
@@ -115,23 +115,23 @@ def max_over(x, axis: tl.constexpr, keep_dims: tl.constexpr):
 
 
 @triton.jit
-def min_over(x, axis: tl.constexpr, keep_dims: tl.constexpr):
+def min_over(x: tl.tensor, axis: tl.constexpr, keep_dims: tl.constexpr) -> tl.tensor:
     """The smallest along `axis`; NaN wins, which `tl.min` drops."""
     return neg(max_over(neg(x), axis, keep_dims))
 
 
 @triton.jit
-def _multiply(x, y):
+def _multiply(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     return x * y
 
 
 @triton.jit
-def product_over(x, axis: tl.constexpr, keep_dims: tl.constexpr):
+def product_over(x: tl.tensor, axis: tl.constexpr, keep_dims: tl.constexpr) -> tl.tensor:
     return tl.reduce(x, axis, _multiply, keep_dims=keep_dims)
 
 
 @triton.jit
-def to_bfloat16(x):
+def to_bfloat16(x: tl.tensor) -> tl.tensor:
     """fp32 rounded to the nearest bf16, ties to even. The interpreter's own conversion only truncates."""
     if INTERPRETED:
         bits = x.to(tl.uint32, bitcast=True)
@@ -142,17 +142,17 @@ def to_bfloat16(x):
 
 
 @triton.jit
-def sign(x):
+def sign(x: tl.tensor) -> tl.tensor:
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
 
 
 @triton.jit
-def trunc(x):
+def trunc(x: tl.tensor) -> tl.tensor:
     return tl.where(x < 0, tl.ceil(x), tl.floor(x))
 
 
 @triton.jit
-def round_even(x):
+def round_even(x: tl.tensor) -> tl.tensor:
     """The nearest integer, ties to even: adding 2²³ (2⁵² in fp64) leaves no room for a fraction."""
     whole: tl.constexpr = 4503599627370496.0 if x.dtype == tl.float64 else 8388608.0
     size = tl.abs(x)
@@ -161,7 +161,7 @@ def round_even(x):
 
 
 @triton.jit
-def exp(x):
+def exp(x: tl.tensor) -> tl.tensor:
     """2ⁿ · exp(r), |r| ≤ ½ ln 2: `tl.exp` alone loses digits of large arguments in fp32.
 
     The scale goes on in two factors so that subnormal results come out right.
@@ -180,7 +180,7 @@ def exp(x):
 
 
 @triton.jit
-def expm1(x):
+def expm1(x: tl.tensor) -> tl.tensor:
     """(u - 1) · x / log(u), u = exp(x): the errors of u - 1 and of log(u) cancel (Kahan)."""
     u = exp(x)
     plain = u - 1.0
@@ -189,7 +189,7 @@ def expm1(x):
 
 
 @triton.jit
-def log1p(x):
+def log1p(x: tl.tensor) -> tl.tensor:
     """log(u) · x / (u - 1), u = 1 + x: the rounding of u cancels (Kahan)."""
     u = 1.0 + x
     near = tl.log(u) * div(x, tl.where(u == 1.0, 1.0, u - 1.0))
@@ -197,17 +197,17 @@ def log1p(x):
 
 
 @triton.jit
-def log10(x):
+def log10(x: tl.tensor) -> tl.tensor:
     return tl.log(x) * 0.4342944819032518
 
 
 @triton.jit
-def sigmoid(x):
+def sigmoid(x: tl.tensor) -> tl.tensor:
     return div(1.0, 1.0 + exp(-x))
 
 
 @triton.jit
-def tanh(x):
+def tanh(x: tl.tensor) -> tl.tensor:
     size = tl.abs(x)
     if x.dtype == tl.float64:
         e = expm1(2.0 * tl.minimum(size, 20.0))
@@ -221,7 +221,7 @@ def tanh(x):
 
 
 @triton.jit
-def sinh(x):
+def sinh(x: tl.tensor) -> tl.tensor:
     size = tl.abs(x)
     e = expm1(size)
     root = exp(0.5 * size)
@@ -231,18 +231,18 @@ def sinh(x):
 
 
 @triton.jit
-def cosh(x):
+def cosh(x: tl.tensor) -> tl.tensor:
     root = exp(0.5 * tl.abs(x))
     return 0.5 * root * root + div(div(0.5, root), root)
 
 
 @triton.jit
-def tan(x):
+def tan(x: tl.tensor) -> tl.tensor:
     return div(tl.sin(x), tl.cos(x))
 
 
 @triton.jit
-def atan2(y, x):
+def atan2(y: tl.tensor, x: tl.tensor) -> tl.tensor:
     """The angle of (x, y): atan of the smaller over the larger, turned into its octant."""
     run, rise = tl.abs(x), tl.abs(y)
     larger, smaller = tl.maximum(run, rise), tl.minimum(run, rise)
@@ -259,22 +259,22 @@ def atan2(y, x):
 
 
 @triton.jit
-def atan(x):
+def atan(x: tl.tensor) -> tl.tensor:
     return atan2(x, tl.full(x.shape, 1.0, x.dtype))
 
 
 @triton.jit
-def asin(x):
+def asin(x: tl.tensor) -> tl.tensor:
     return atan2(x, sqrt((1.0 - x) * (1.0 + x)))
 
 
 @triton.jit
-def acos(x):
+def acos(x: tl.tensor) -> tl.tensor:
     return atan2(sqrt((1.0 - x) * (1.0 + x)), x)
 
 
 @triton.jit
-def _erfc64(x):
+def _erfc64(x: tl.tensor) -> tl.tensor:
     """exp(-x²) · P(t) / (1 + 2x) above ½; x² is split so that its rounding does not reach the exponential."""
     size = tl.minimum(tl.abs(x), 30.0)
     high = size.to(tl.float32).to(tl.float64)
@@ -285,12 +285,12 @@ def _erfc64(x):
 
 
 @triton.jit
-def erfc(x):
+def erfc(x: tl.tensor) -> tl.tensor:
     return _erfc64(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
-def _split(x):
+def _split(x: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """x as a sum of two doubles of at most 26 bits each (Veltkamp)."""
     c = 134217729.0 * x
     high = c - (c - x)
@@ -298,7 +298,7 @@ def _split(x):
 
 
 @triton.jit
-def _log_in_two(x):
+def _log_in_two(x: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """log(x) as the sum of two doubles, to about 60 bits; x positive, finite, not subnormal."""
     bits = x.to(tl.int64, bitcast=True)
     e = (bits - 0x3FE6A09E667F3BCD) >> 52
@@ -322,7 +322,7 @@ def _log_in_two(x):
 
 
 @triton.jit
-def _power64(x, y):
+def _power64(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """exp(y · log x) for x ≥ 0, the logarithm carried in two doubles."""
     ordinary = (x >= 2.2250738585072014e-308) & (x < INFINITY)
     high, low = _log_in_two(tl.where(ordinary, x, 1.0))
@@ -337,7 +337,7 @@ def _power64(x, y):
 
 
 @triton.jit
-def _power_float(x, y):
+def _power_float(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     x64, y64 = x.to(tl.float64), y.to(tl.float64)
     size = tl.abs(x64)
     result = _power64(size, y64) if x.dtype == tl.float64 else tl.exp(y64 * tl.log(size))
@@ -352,7 +352,7 @@ def _power_float(x, y):
 
 
 @triton.jit
-def _power_integer(x, y):
+def _power_integer(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """Squaring, wrapped around as the machine's integers do; negative powers of all but ±1 are 0."""
     result = x * 0 + 1
     base, left = x, y
@@ -365,7 +365,7 @@ def _power_integer(x, y):
 
 
 @triton.jit
-def pow(x, y):
+def pow(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     if x.dtype.is_floating():
         return _power_float(x, y)
     else:

@@ -108,7 +108,8 @@ def _function(name: str, args: Sequence[str], floating: bool, operand_dtype: str
     if name == "isinf":
         return f'tl.abs({x}) == float("inf")' if operand_dtype in FLOATS else f"{x} != {x}"
     if name == "bitnot":
-        return f"~{x}"
+        # The interpreter cannot invert unsigned integers.
+        return f"{x} ^ {UNSIGNED_LIMIT[operand_dtype] - 1}" if operand_dtype in UNSIGNED_LIMIT else f"~{x}"
     if name == "neg" and not floating:
         return f"-{x}"
     if name == "abs" and operand_dtype in ("bool", *UNSIGNED_LIMIT):

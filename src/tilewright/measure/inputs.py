@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -35,3 +36,10 @@ def _draw(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
         return torch.randn(spec.shape, dtype=dtype, device=generator.device, generator=generator)
     bound = 2 if dtype is torch.bool else INTEGER_BOUND
     return torch.randint(bound, spec.shape, dtype=dtype, device=generator.device, generator=generator)
+
+
+def on_device(model: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """`model` with its parameters and buffers on `device`, if it is a module; a function stays as it is."""
+    import torch
+
+    return model.to(device) if isinstance(model, torch.nn.Module) else model

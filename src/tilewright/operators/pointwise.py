@@ -359,8 +359,11 @@ def arange(c: Call, start: Scalar, end: Scalar, step: Scalar = 1, **_: object) -
 @body("scatter.src", "scatter.value", promotion="none")
 def scatter(c: Call, x: Value, dim: int, index: Value, source: Value | Scalar) -> Value:
     """One element along `dim` replaced, as the gradient of a maximum is put where the maximum was."""
-    kept = index.shape[:dim] + index.shape[dim:][1:]
-    if index.shape[dim] != 1 or kept != c.shape[:dim] + c.shape[dim:][1:]:
+    shape = list(c.shape)
+    if shape:
+        shape[dim] = 1
+    one = index.shape == tuple(shape) and (not isinstance(source, Value) or source.shape == index.shape)
+    if not one:
         raise Unfusable("a scatter of several elements along an axis")
     if isinstance(source, Value):
         source = source.to_compute(c.dtype)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
@@ -23,7 +24,6 @@ from tilewright.records.program import (
     Region,
     Verdict,
 )
-from tilewright.report import symbolic
 from tilewright.report.quantity import count, duration, nbytes, ratio
 
 CLASS_STYLE: Mapping[OperatorClass, str] = {
@@ -48,17 +48,20 @@ _TENSORS_SHOWN = 8
 def show_explain(program: Program, ceilings: Sequence[Ceiling], dims: Mapping[str, int]) -> RenderableType:
     """What each operator costs, what fusion changes, and why: tables and totals per graph."""
     parts: list[RenderableType] = [_heading(ceilings, dims)]
+    names = list(dims)
     for graph in _graphs(program):
         before = [op for op in program.operators if (op.graph, op.stage) == (graph, "before")]
+        after = _launches(program, graph)
         parts += [
             Text(f"\n{graph}", style="bold"),
-            _operators(before),
-            _totals("before fusion", before),
-            _totals("after fusion", _launches(program, graph)),
+            _operators(before, names),
+            _totals("before fusion", before, names),
+            _totals("after fusion", after, names),
+            _vanished(before, after, names),
         ]
         regions = [region for region in program.regions if region.graph == graph]
         if regions:
-            parts += [Text("\nregions", style="bold"), _regions(regions)]
+            parts += [Text("\nregions", style="bold"), _regions(regions, names)]
         decisions = [decision for decision in program.decisions if decision.graph == graph]
         if decisions:
             parts += [Text("\ndecisions", style="bold"), _decisions(decisions)]
@@ -157,14 +160,14 @@ class _FirstThatFits:
         yield narrowest
 
 
-def _operators(operators: Sequence[Operator]) -> RenderableType:
+def _operators(operators: Sequence[Operator], names: Sequence[str]) -> RenderableType:
     """One row for each, with the whole source line, only its place, or neither, as the width allows."""
     lines = [plain(op.source or "") for op in operators]
     places = [":".join(line.split(":", 2)[:2]) for line in lines]
-    return _FirstThatFits(*(_operator_table(operators, source) for source in (lines, places, None)))
+    return _FirstThatFits(*(_operator_table(operators, names, source) for source in (lines, places, None)))
 
 
-def _operator_table(operators: Sequence[Operator], source: Sequence[str] | None) -> Table:
+def _operator_table(operators: Sequence[Operator], names: Sequence[str], source: Sequence[str] | None) -> Table:
     table = _table("#>", "operator", "class", "shape", "reads>", "writes>", "FLOPs>", "FLOP/B>", "floor>")
     table.add_column("bound", no_wrap=True)
     if source is not None:
@@ -175,17 +178,16 @@ def _operator_table(operators: Sequence[Operator], source: Sequence[str] | None)
             str(op.index),
             Text(plain(op.name)),
             Text(op.operator_class, style=CLASS_STYLE[op.operator_class]),
-            _pair(op.shape_symbolic, str(list(op.shape))),
-            _pair(op.cost.reads_symbolic, count(op.cost.reads)) if known else Text("unknown", "red"),
-            _pair(op.cost.writes_symbolic, count(op.cost.writes)) if known else Text("unknown", "red"),
-            _pair(op.cost.flops_symbolic, count(op.cost.flops)) if known else Text("unknown", "red"),
+            _two_lines(op.shape_symbolic, str(list(op.shape))),
+            *_traffic(op.cost, names),
+            _pair(op.cost.flops_symbolic, op.cost.flops, names) if known else Text("unknown", "red"),
             f"{op.cost.intensity:.3g}" if known and op.cost.bytes else "-",
             duration(op.floor_us),
             plain(op.bound or "-"),
             *([] if source is None else [Text(source[position])]),
         )
         if op.cost.unused:
-            unused = _pair(op.cost.unused_symbolic, count(op.cost.unused))
+            unused = _pair(op.cost.unused_symbolic, op.cost.unused, names)
             label = Text(f"  unused: {_unused_label(op)}", style="italic")
             table.add_row("", label, "", "", "", unused)
     return table
@@ -200,11 +202,24 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _pair(formula: str | None, number: str) -> Text:
+def _pair(formula: str | None, number: int, names: Sequence[str]) -> Text:
     """The formula with its value below it; a formula that is only a number says nothing new."""
     if formula is None or formula.isdigit():
-        return Text(number)
-    return Text.assemble(plain(formula), "\n", (number, "dim"))
+        return Text(count(number))
+    return _two_lines(_formula(formula, names), count(number))
+
+
+def _two_lines(formula: str | None, number: str) -> Text:
+    return Text(number) if formula is None else Text.assemble(plain(formula), "\n", (number, "dim"))
+
+
+def _formula(text: str, names: Sequence[str]) -> str:
+    from tilewright.cost.symbols import pretty
+
+    try:
+        return pretty(text, names)
+    except ValueError:
+        return text
 
 
 def _unused_label(launch: Operator | Region) -> str:
@@ -215,53 +230,76 @@ def _unused_label(launch: Operator | Region) -> str:
     return f"values of {plain(launch.name)}"
 
 
-def _totals(title: str, launches: Sequence[Operator | Region]) -> Text:
+def _totals(title: str, launches: Sequence[Operator | Region], names: Sequence[str]) -> Text:
     known = [launch for launch in launches if launch.cost.provenance == "formula"]
     moving = [launch for launch in known if launch.cost.bytes]
     costs = [launch.cost for launch in known]
-    reads = _sum([cost.reads for cost in costs], [cost.reads_symbolic for cost in costs])
-    writes = _sum([cost.writes for cost in costs], [cost.writes_symbolic for cost in costs])
-    flops = _sum([cost.flops for cost in costs], [cost.flops_symbolic for cost in costs])
     floors = [launch.floor_us for launch in known if launch.floor_us is not None]
     text = Text.assemble(
         (f"\n{title}: ", "bold"),
         f"{len(moving)} launch{'' if len(moving) == 1 else 'es'}",
         f", {nbytes(sum(cost.bytes for cost in costs))} moved",
         f", floor {duration(sum(floors))}" if floors else "",
-        f"\n  reads {reads}  writes {writes}",
+        f"\n  reads {_sum(costs, 'reads', names)}  writes {_sum(costs, 'writes', names)}",
     )
     wasteful = [launch for launch in known if launch.cost.unused]
     if wasteful:
-        unused = _sum([launch.cost.unused for launch in wasteful], [launch.cost.unused_symbolic for launch in wasteful])
         labels = ", ".join(dict.fromkeys(map(_unused_label, wasteful)))
-        text.append(f"\n  unused {unused} ({labels})")
-    text.append(f"\n  FLOPs {flops}")
+        text.append(f"\n  unused {_sum([launch.cost for launch in wasteful], 'unused', names)} ({labels})")
+    text.append(f"\n  FLOPs {_sum(costs, 'flops', names)}")
+    products = [launch.cost for launch in known if isinstance(launch, Operator) and launch.operator_class == "compute"]
+    if products:
+        text.append(f"\n  matmul FLOPs {_sum(products, 'flops', names)}")
     if len(known) < len(launches):
         text.append(f"\n  and {len(launches) - len(known)} of unknown cost, in none of these sums", "red")
     return text
 
 
-def _sum(numbers: Sequence[int], formulas: Sequence[str | None]) -> str:
-    """The symbolic sum; the number alone where a term has no formula."""
-    pairs = zip(numbers, formulas, strict=True)
-    total = symbolic.add(formula if formula is not None or number else "0" for number, formula in pairs)
-    return total if total is not None else count(sum(numbers))
+def _vanished(before: Sequence[Operator], after: Sequence[Operator | Region], names: Sequence[str]) -> Text:
+    """What fusion no longer moves: the difference of both totals."""
+    old, new = [op.cost for op in before], [launch.cost for launch in after]
+    saved = sum(cost.bytes for cost in old) - sum(cost.bytes for cost in new)
+    if saved <= 0 or any(cost.provenance == "unknown" for cost in old + new):
+        return Text()
+    reads, writes = (_sum(old, what, names, without=new) for what in ("reads", "writes"))
+    return Text.assemble(("\nvanished: ", "bold"), f"{nbytes(saved)}", f"\n  reads {reads}  writes {writes}")
 
 
-def _traffic(cost: Cost) -> tuple[Text, Text]:
+def _sum(
+    costs: Sequence[Cost],
+    what: Literal["reads", "writes", "unused", "flops"],
+    names: Sequence[str],
+    without: Sequence[Cost] = (),
+) -> str:
+    """The symbolic sum of one count, less those of `without`; the number alone where a term has no formula."""
+    from tilewright.cost.symbols import parse, pretty
+
+    def terms(costs: Sequence[Cost]) -> list[tuple[int, str | None]]:
+        return [(getattr(cost, what), getattr(cost, f"{what}_symbolic")) for cost in costs]
+
+    added, taken = terms(costs), terms(without)
+    try:
+        if all(formula is not None or not number for number, formula in added + taken):
+            return pretty(sum(parse(f or "0") for _, f in added) - sum(parse(f or "0") for _, f in taken), names)
+    except ValueError:
+        pass
+    return count(sum(number for number, _ in added) - sum(number for number, _ in taken))
+
+
+def _traffic(cost: Cost, names: Sequence[str]) -> tuple[Text, Text]:
     if cost.provenance == "unknown":
         return Text("unknown", "red"), Text("unknown", "red")
-    return _pair(cost.reads_symbolic, count(cost.reads)), _pair(cost.writes_symbolic, count(cost.writes))
+    return _pair(cost.reads_symbolic, cost.reads, names), _pair(cost.writes_symbolic, cost.writes, names)
 
 
-def _regions(regions: Sequence[Region]) -> Table:
+def _regions(regions: Sequence[Region], names: Sequence[str]) -> Table:
     table = _table("region", "operators", "in", "reads>", "writes>", "floor>", "predicted>", "measured>")
     for region in regions:
         table.add_row(
             Text(plain(region.name), "bold"),
             Text(plain(", ".join(region.members))),
             region.language,
-            *_traffic(region.cost),
+            *_traffic(region.cost, names),
             duration(region.floor_us),
             duration(region.predicted_us),
             duration(region.measured_us),

@@ -1,0 +1,194 @@
+"""Generated Triton kernels: loaded from source, launched with block sizes that suit the nest.
+
+On a GPU they are compiled for its architecture; with `TRITON_INTERPRET=1` set before Triton is first
+imported they run on CPU tensors, one program after another, which is for tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+
+from tilewright.emit.triton_form import Form, carrier, power_of_two
+from tilewright.loops.nest import Level, Nest
+from tilewright.records import cache
+from tilewright.records.errors import CompilerError
+from tilewright.runtime.executable import Slots, TensorSpec
+
+TILE = 1024
+"""Elements of a block on a GPU: eight for each thread of four warps."""
+INTERPRETED_TILE = 16384
+"""The interpreter's time goes by programs and operations, hardly by elements."""
+LONG_BLOCK = 4096
+"""Columns that a program takes at once from a row too long to hold."""
+WAVES = 2
+"""Programs for each multiprocessor where each owns a strip of rows."""
+
+
+def target(device: torch.device) -> Literal["c++", "triton"]:
+    """What a kernel for tensors on `device` is written in; `TILEWRIGHT_TARGET=triton` forces Triton on a CPU."""
+    return "triton" if device.type == "cuda" or os.environ.get("TILEWRIGHT_TARGET") == "triton" else "c++"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How many programs run, over which blocks. Sizes are named as the kernel's parameters are."""
+
+    programs: int
+    sizes: dict[str, int]
+    warps: int
+    after_programs: int = 0
+    after_sizes: dict[str, int] | None = None
+    scratch: tuple[tuple[int, str], ...] = ()
+    """Elements and dtype of the partial results of each reduction over the rows."""
+
+
+def plan(nest: Nest, processors: int, tile: int = TILE) -> Launch:
+    """Block sizes for a device of so many multiprocessors; `tile` is the elements of a block."""
+    form = Form(nest)
+    rows, columns = nest.row_count, nest.col_count
+    if form.kind == "flat":
+        block = min(power_of_two(columns), tile)
+        return Launch(-(-columns // block), {"BLOCK": block}, 4)
+    if form.kind == "tiles":
+        block_cols = min(power_of_two(columns), 64 if _transposes(nest) else tile)
+        block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
+        programs = -(-rows // block_rows) * -(-columns // block_cols)
+        return Launch(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, 4)
+    block_cols = power_of_two(columns) if form.whole_row else LONG_BLOCK
+    block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
+    sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}
+    warps = min(max(block_rows * block_cols // 1024, 4), 16)
+    tiles = -(-rows // block_rows)
+    if not form.sums:
+        return Launch(tiles, sizes, warps)
+    strip = -(-tiles // min(tiles, WAVES * processors))
+    programs = -(-tiles // strip)
+    after = {"PARTS": programs, "BLOCK_PARTS": min(power_of_two(programs), 32)}
+    after["BLOCK_COLS"] = min(power_of_two(columns), 32)
+    after_programs = -(-columns // after["BLOCK_COLS"]) if form.late_columns else 1
+    scratch = tuple((programs * form.partial_columns(i), carrier(nest.steps[i])) for i in form.sums)
+    return Launch(programs, sizes | {"TILES": strip}, warps, after_programs, after, scratch)
+
+
+def _transposes(nest: Nest) -> bool:
+    """Whether something that varies with rows and columns lies along the rows."""
+    accesses = [s.access for s in nest.steps if s.access and s.level is Level.FULL] + [s.access for s in nest.stores]
+    parts = [nest.split(access.strides) for access in accesses]
+    return any(1 in rows and 1 not in cols for rows, cols in parts)
+
+
+class TritonKernel:
+    """One nest, ready to launch.
+
+    Raises CompilerError where Triton is missing or rejects the source, CacheError where the source
+    cannot be kept on disk (Triton reads it from there).
+    """
+
+    def __init__(self, nest: Nest, source: str) -> None:
+        self.nest = nest
+        self.source = source
+        module = _module(source)
+        self.main = getattr(module, nest.name)
+        self.after = getattr(module, f"{nest.name}_after", None)
+        self._plans: dict[torch.device, Launch] = {}
+
+    def plan(self, device: torch.device) -> Launch:
+        """How the kernel is launched on `device`."""
+        if device not in self._plans:
+            on_gpu = device.type == "cuda"
+            processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 2
+            self._plans[device] = plan(self.nest, processors, TILE if on_gpu else INTERPRETED_TILE)
+        return self._plans[device]
+
+    def compile(self, device: torch.device) -> None:
+        """Compile for `device` now rather than at the first launch; a failure raises CompilerError."""
+        if interpreted() or device.type != "cuda":
+            return
+        chosen = self.plan(device)
+        dtypes = [getattr(torch, b.dtype) for b in self.nest.buffers] + [getattr(torch, d) for _, d in chosen.scratch]
+        try:
+            with torch.cuda.device(device):
+                self._run(chosen, dtypes, lambda kernel, _: functools.partial(kernel.warmup, grid=(1,)))
+        except Exception as error:  # Triton, LLVM and ptxas each raise their own
+            raise CompilerError(f"Triton failed on {self.nest.name}: {error}") from error
+
+    def launch(self, tensors: Sequence[torch.Tensor], chosen: Launch | None = None) -> None:
+        """Run over one tensor for each buffer of the nest, in order, all on one device."""
+        device = tensors[-1].device
+        if device.type != "cuda" and not interpreted():
+            raise CompilerError("CPU tensors need TRITON_INTERPRET=1 set before Triton is first imported")
+        chosen = chosen or self.plan(device)
+        scratch = [torch.empty(n, dtype=getattr(torch, dtype), device=device) for n, dtype in chosen.scratch]
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self._run(chosen, [*tensors, *scratch], lambda kernel, programs: kernel[(programs,)])
+        else:
+            self._run(chosen, [*tensors, *scratch], lambda kernel, programs: kernel[(programs,)])
+
+    def _run(self, chosen: Launch, pointers: Sequence[object], on: Callable[[Any, int], Callable[..., object]]) -> None:
+        # Rounding after each operation, as eager does: comparisons downstream see the same values.
+        on(self.main, chosen.programs)(*pointers, **chosen.sizes, num_warps=chosen.warps, enable_fp_fusion=False)
+        if self.after is not None and chosen.after_sizes is not None:
+            sizes = {name: n for name, n in chosen.after_sizes.items() if name in self.after.arg_names}
+            on(self.after, chosen.after_programs)(*pointers, **sizes, num_warps=4, enable_fp_fusion=False)
+
+
+@dataclass
+class TritonStep:
+    """One Triton kernel among the steps of an executable."""
+
+    name: str
+    kernel: TritonKernel
+    inputs: tuple[int, ...]
+    outputs: tuple[tuple[int, TensorSpec, int | None], ...]
+    """Slot, layout, and the slot whose storage it takes over (or None)."""
+    device: torch.device
+    frees: tuple[int, ...] = ()
+
+    def run(self, slots: Slots) -> None:
+        # A 0-d tensor may be on the CPU beside operands on a GPU.
+        tensors = [t if t.device == self.device else t.to(self.device) for t in (slots[i] for i in self.inputs)]
+        for slot, spec, over in self.outputs:
+            slots[slot] = self._empty(spec) if over is None else slots[over].view(spec.shape)
+            tensors.append(slots[slot])
+        self.kernel.launch(tensors)
+
+    def _empty(self, spec: TensorSpec) -> torch.Tensor:
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self.device)
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter in this process."""
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+@functools.cache
+def _module(source: str) -> ModuleType:
+    """The module of `source`, imported from a file in the cache. A damaged file is written again."""
+    if importlib.util.find_spec("triton") is None:
+        raise CompilerError("Triton is not installed")
+    key = cache.key_of(source)
+    path = cache.build(key, ".py", lambda out: _write(out, source))
+    if path.read_text() != source:
+        cache.discard(path)
+        path = cache.build(key, ".py", lambda out: _write(out, source))
+    spec = importlib.util.spec_from_file_location(f"tilewright_kernel_{key}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _write(path: Path, source: str) -> None:
+    path.write_text(source)

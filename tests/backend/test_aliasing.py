@@ -1,0 +1,186 @@
+"""Views, writes and shared memory: what one tensor shows, every other view of it shows too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.backend.compiling import agrees, assert_same, compiled, twin, with_grad
+
+
+def test_overlapping_inputs() -> None:
+    base = torch.randn(65, 32)
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.gelu(a) * b + a
+
+    assert_same(compiled(function)(base[:-1], base[1:]), function(base[:-1], base[1:]))
+
+
+def test_overlapping_inputs_one_of_them_written() -> None:
+    base = torch.randn(65, 32)
+    other = twin(base)
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return F.gelu(a) * b
+
+    assert_same(compiled(function)(base[:-1], base[1:]), function(other[:-1], other[1:]))
+    assert_same(base, other)
+
+
+def test_views_of_results_and_of_inputs() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = F.gelu(x) * 2
+        return h, h.t(), h[1:], x.view(-1), x.t()
+
+    agrees(function, [with_grad(40, 20)], backward=True)
+
+
+def test_a_view_shows_what_the_caller_writes_to_the_result() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = F.gelu(x) * 2 + 1
+        return h, h.view(-1)
+
+    run = compiled(function)
+    x = torch.randn(40, 2000)
+    result, view = run(x)
+    result.add_(1)
+    assert_same(result.view(-1), view)
+    assert_same(run(x), function(x))
+
+
+def test_a_view_of_an_input_shows_what_the_caller_writes() -> None:
+    run = compiled(lambda x: (x[1:], F.gelu(x)))
+    x = torch.randn(40, 20)
+    view, _ = run(x)
+    view.zero_()
+    assert x[1:].abs().sum() == 0
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_written_input(trained: bool) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return F.gelu(x) * w
+
+    agrees(function, [torch.randn(40, 20), torch.randn(40, 20, requires_grad=trained)], backward=trained)
+
+
+def test_a_written_input_that_is_no_leaf() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return F.gelu(x)
+
+    run = compiled(function)
+    x = with_grad(40, 20)
+    y = twin(x)
+    for each, leaf in ((run, x), (function, y)):
+        inner = leaf * 1
+        (each(inner) + inner).sum().backward()
+    assert_same(x.grad, y.grad)
+
+
+def test_a_written_view_of_an_input() -> None:
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        x[1:].mul_(2)
+        return F.gelu(x)
+
+    def transposed(x: torch.Tensor) -> torch.Tensor:
+        x.t().add_(x.sum())
+        return F.gelu(x)
+
+    agrees(rows, [torch.randn(40, 20)])
+    agrees(transposed, [torch.randn(40, 20)])
+
+
+def test_reads_before_and_after_a_write() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        before = F.gelu(x) * 2
+        column = x.sum(0)
+        x.copy_(before + 1)
+        return before, column, x.sum(0), x * 2
+
+    agrees(function, [torch.randn(40, 20)])
+
+
+def test_a_function_that_only_writes() -> None:
+    def function(x: torch.Tensor) -> None:
+        x.mul_(2).add_(1)
+
+    agrees(function, [torch.randn(40, 20)])
+
+
+class Counting(nn.Module):
+    """A running mean and a counter as buffers, as BatchNorm has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(20, 20)
+        self.norm = nn.BatchNorm1d(20)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(20))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return F.gelu(self.norm(self.linear(x))) * self.mean
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_buffers_that_each_call_writes(training: bool) -> None:
+    agrees(Counting().train(training), [with_grad(40, 20)], backward=True)
+
+
+def test_a_parameter_written_in_forward() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(20))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.weight.mul_(2)
+            return F.gelu(x * self.weight)
+
+    agrees(Scaled(), [with_grad(40, 20)], backward=True)
+
+
+def test_a_result_that_is_an_input() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x, F.gelu(x), x
+
+    x = torch.randn(40, 20)
+    first, _, last = compiled(function)(x)
+    assert first is x and last is x
+    agrees(function, [with_grad(40, 20)], backward=True)
+
+
+def test_one_result_twice_is_one_tensor_and_equal_results_are_two() -> None:
+    def once(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = F.gelu(x) * 2
+        return h, h
+
+    def twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return F.gelu(x) * 2, F.gelu(x) * 2
+
+    x = torch.randn(300, 200)
+    a, b = compiled(once)(x)
+    assert a.data_ptr() == b.data_ptr()
+    a, b = compiled(twice)(x)
+    a.zero_()
+    assert_same(b, F.gelu(x) * 2)
+    agrees(once, [with_grad(40, 20)], backward=True)
+
+
+def test_writing_to_a_constant_result_changes_no_later_call() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.tensor([1.0, 2.0, 3.0]), F.gelu(x), torch.tensor([4.0, 5.0]).view(2, 1)
+
+    run = compiled(function)
+    x = torch.randn(40, 20)
+    for result in run(x):
+        result.zero_()
+    assert_same(run(x), function(x))

@@ -1,0 +1,199 @@
+"""Sizes that change from call to call, and sizes that only the data know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+from tests.backend.compiling import assert_same, compiled, differentiate, kernels, twin, with_grad
+from tilewright.backend import Recording, recording
+from tilewright.runtime.executable import MOST_SIZES
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x * 2) + torch.softmax(x, -1)
+
+
+def run_at(function: Callable[..., Any], shapes: list[tuple[int, ...]], **options: Any) -> Recording:
+    """One compiled function at each shape in turn, forward and backward held against eager."""
+    counters.clear()
+    run = compiled(function, **options)
+    with recording() as record:
+        for shape in shapes:
+            x = with_grad(*shape)
+            y = twin(x)
+            for each, leaf in ((run, x), (function, y)):
+                torch.manual_seed(1)
+                result = each(leaf)
+                differentiate(result)
+                if each is run:
+                    ours = result
+            assert_same(ours, result)
+            assert_same(x.grad, y.grad)
+    assert kernels(record) and not record.fallbacks
+    return record
+
+
+def traces() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def test_a_second_size_is_traced_once_more_and_a_third_not_at_all() -> None:
+    record = run_at(chain, [(33, 20), (34, 20), (35, 20), (34, 20), (7, 20)])
+    assert traces() == 2
+    assert [graph.name for graph in record.graphs] == ["forward", "backward"] * 4
+
+
+def test_several_sizes_at_once_and_sizes_of_one() -> None:
+    run_at(lambda x: chain(x) * x.shape[0] / math.sqrt(x.shape[-1]), [(33, 20), (34, 21), (35, 22), (1, 22), (35, 1)])
+
+
+def test_symbolic_from_the_first_call_on() -> None:
+    run_at(chain, [(33, 20), (34, 21), (35, 22)], dynamic=True)
+    assert traces() == 1
+
+
+def test_layers_with_dropout() -> None:
+    model = nn.Sequential(nn.Linear(20, 30), nn.GELU(), nn.LayerNorm(30), nn.Dropout(0.3))
+    run_at(model, [(8, 20), (9, 20), (10, 20)])
+
+
+def test_attention_written_out() -> None:
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        B, S, D = x.shape
+        q = x.view(B, S, 4, D // 4).transpose(1, 2)
+        scores = q @ q.transpose(-1, -2) / math.sqrt(D // 4)
+        scores = scores.masked_fill(torch.ones(S, S, dtype=torch.bool).triu(1), float("-inf"))
+        return (torch.softmax(scores, -1) @ q).transpose(1, 2).reshape(B, S, D) + x
+
+    run = compiled(attention)
+    for shape in ((2, 8, 16), (2, 9, 16), (3, 10, 16)):
+        x = torch.randn(shape)
+        assert_same(run(x), attention(x))
+
+
+def test_sizes_as_results() -> None:
+    def function(x: torch.Tensor) -> tuple[Any, ...]:
+        return F.gelu(x), x.shape[0], x.numel() * 2, x.shape[0] / 2, x.new_zeros(x.shape[0] + 1)
+
+    run = compiled(function)
+    for rows in (8, 9, 10):
+        x = torch.randn(rows, 20)
+        assert_same(run(x), function(x))
+
+
+def test_strides_and_offsets_that_change() -> None:
+    run = compiled(chain)
+    whole = torch.randn(100, 20)
+    inputs = [whole[:8], whole[3:12], whole[40:48], whole.t(), whole[:11].t(), whole[:, ::2], torch.randn(0, 5)]
+    for x in inputs:
+        assert_same(run(x), chain(x))
+
+
+def test_a_written_input_of_changing_size() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return F.gelu(x)
+
+    run = compiled(function)
+    for rows in (8, 9, 10):
+        x = torch.randn(rows, 4)
+        y = twin(x)
+        assert_same(run(x), function(y))
+        assert_same(x, y)
+
+
+def test_numbers_that_change() -> None:
+    def function(x: torch.Tensor, scale: float, count: int) -> torch.Tensor:
+        return F.gelu(x) * scale + x.new_ones(count + 3).sum()
+
+    run = compiled(function)
+    x = torch.randn(20, 20)
+    with recording() as record:
+        for scale in (0.5, 0.25, 0.125, 3.0):
+            assert_same(run(x, scale, 2), function(x, scale, 2))
+        compilations = len(record.graphs)
+        run(x, 7.0, 2)
+        assert len(record.graphs) == compilations, "a number that is no size needs no new kernel"
+        for count in (3, 4, 5):
+            assert_same(run(x, 3.0, count), function(x, 3.0, count))
+
+
+def test_past_sixteen_sizes_one_line_and_pytorch(
+    lenient: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = compiled(chain, dynamic=True)
+    with torch.no_grad(), recording() as record:
+        for rows in range(2, MOST_SIZES + 5):
+            x = torch.randn(rows, 20)
+            assert_same(run(x), chain(x))
+    assert len(record.graphs) == MOST_SIZES
+    lines = [line for line in capsys.readouterr().err.splitlines() if "different sizes" in line]
+    assert len(lines) == 1 and "test_dynamic_shapes.py" in lines[0]
+    monkeypatch.setenv("TILEWRIGHT_STRICT", "1")
+    with torch.no_grad(), pytest.raises(Exception, match="compiled for 16 different sizes"):
+        run(torch.randn(50, 20))
+
+
+def branching(x: torch.Tensor) -> torch.Tensor:
+    h = F.gelu(x)
+    return h * 2 if h.sum().item() > 0 else h - 1
+
+
+def picking(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x)[x > 0] * 2
+
+
+@pytest.mark.parametrize("function", [branching, picking])
+def test_what_only_the_data_know_breaks_the_graph(
+    function: Callable[..., torch.Tensor], lenient: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with recording() as record:
+        run = compiled(function)
+        for rows in (8, 9, 10):
+            x = torch.randn(rows, 20)
+            assert_same(run(x), function(x))
+    assert kernels(record)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tilewright: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("tilewright: the call that breaks the graph at test_dynamic_shapes.py:")
+
+
+def test_a_graph_break_is_an_error_where_that_is_wished() -> None:
+    with pytest.raises(Exception, match="CaptureError: the call that breaks the graph at test_dynamic_shapes.py"):
+        compiled(branching)(torch.randn(4, 4))
+
+
+def test_a_captured_shape_that_depends_on_data(
+    lenient: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+    run = compiled(picking)
+    for rows in (8, 9):
+        x = torch.randn(rows, 20)
+        assert_same(run(x), picking(x))
+    assert "has no shape before it runs" in capsys.readouterr().err
+
+
+def test_the_last_variant_before_pytorch_s_limit_is_announced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+
+    def function(x: torch.Tensor, text: str) -> torch.Tensor:
+        return F.gelu(x) + len(text)
+
+    run = compiled(function)
+    x = torch.randn(5)
+    for text in ("", "a", "ab", "abc", "abcd"):
+        assert_same(run(x, text), function(x, text))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tilewright: ")]
+    assert len(lines) == 1
+    assert "test_dynamic_shapes.py" in lines[0] and "compiled 3 times" in lines[0]

@@ -1,0 +1,96 @@
+"""Results: their structure, and that their memory is theirs for as long as anyone holds them."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from tests.backend.compiling import agrees, assert_same, compiled, with_grad
+from tilewright.runtime.pool import pool
+
+LARGE = (200, 300)  # 240 kB: comes from the pool
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x * 2) + torch.softmax(x, -1)
+
+
+def test_structures_of_results() -> None:
+    def function(x: torch.Tensor) -> dict[str, Any]:
+        h = F.gelu(x)
+        return {"a": h * 2, "b": (h, None, 3, [h.sum(), True]), "c": 1.5}
+
+    agrees(function, [with_grad(40, 20)], backward=True)
+
+
+def test_fifty_results_held_while_the_model_runs_on() -> None:
+    run = compiled(chain)
+    inputs = [torch.randn(LARGE) for _ in range(50)]
+    results = [run(x) for x in inputs]
+    for x, result in zip(inputs, results, strict=True):
+        assert_same(result, chain(x))
+
+
+def test_what_is_saved_for_backward_survives_other_calls() -> None:
+    run = compiled(chain)
+    leaves = [with_grad(*LARGE) for _ in range(12)]
+    results = [run(x) for x in leaves]
+    for result in reversed(results):
+        result.sum().backward()
+    for x in leaves:
+        y = x.detach().requires_grad_()
+        chain(y).sum().backward()
+        assert_same(x.grad, y.grad)
+
+
+def test_a_view_keeps_the_memory_of_a_result() -> None:
+    run = compiled(chain)
+    x = torch.randn(LARGE)
+    row = run(x)[7]
+    for _ in range(5):
+        run(torch.randn(LARGE))
+    assert_same(row, chain(x)[7])
+
+
+def test_an_array_keeps_the_memory_of_a_result() -> None:
+    run = compiled(chain)
+    x = torch.randn(LARGE)
+    array = run(x).numpy()
+    for _ in range(5):
+        run(torch.randn(LARGE))
+    assert_same(torch.from_numpy(array), chain(x))
+
+
+def test_results_may_be_written_shared_saved_and_shrunk() -> None:
+    run = compiled(chain)
+    x = torch.randn(LARGE)
+    expected = chain(x)
+    run(x).fill_(-1)
+    assert_same(run(x), expected)
+    assert_same(run(x).share_memory_(), expected)
+    file = io.BytesIO()
+    torch.save(run(x), file)
+    assert file.tell() < 1.1 * expected.nbytes
+    file.seek(0)
+    assert_same(torch.load(file), expected)
+    assert_same(run(x).resize_(10, 300), expected[:10])
+    result = run(x)
+    result.set_(torch.ones(3))
+    result = run(x)
+    result.data = torch.ones(3)
+    assert_same(run(x), expected)
+
+
+def test_memory_returns_when_results_die() -> None:
+    run = compiled(chain)
+    x = torch.randn(LARGE)
+    result = run(x)
+    before = pool.live_bytes
+    for _ in range(20):
+        run(x)
+    assert pool.live_bytes == before
+    del result
+    assert pool.live_bytes < before

@@ -1,0 +1,121 @@
+"""Inputs that hurt: not a number, empty, without dimensions, too many, complex, sparse, elsewhere; unknown operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.backend.compiling import agrees, assert_same, compiled, kernels, with_grad
+from tilewright.backend import recording
+
+
+def test_nan_and_infinity_appear_where_eager_s_do() -> None:
+    x = torch.randn(40, 20)
+    x[0, 0], x[1, 1], x[2, 2], x[4, 3] = float("nan"), float("inf"), -float("inf"), -0.0
+    x[3] = float("inf")
+    x[5] = -float("inf")
+
+    def pointwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        functions = (torch.exp, torch.tanh, torch.erf, torch.relu, torch.log, torch.sigmoid, torch.sqrt, F.gelu)
+        return (*(f(x) for f in functions), x.clamp(0, 1), torch.maximum(x, x.flip(0)), x / x, x * 0)
+
+    def reduced(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.amax(1), x.amin(0), x.sum(1), x.mean(), x.var(1), torch.softmax(x, -1), torch.logsumexp(x, -1)
+
+    agrees(pointwise, [x])
+    agrees(reduced, [x])
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 20), (3, 0), (2, 0, 4)])
+def test_empty_tensors(shape: tuple[int, ...]) -> None:
+    agrees(lambda x: (F.gelu(x) * 2, x.sum(), x.sum(0)), [with_grad(*shape)], backward=True, runs=False)
+
+
+def test_an_empty_tensor_beside_a_full_one() -> None:
+    agrees(lambda x, y: (F.gelu(x) * 2, F.gelu(y).sum()), [with_grad(0, 20), with_grad(40, 20)], backward=True)
+
+
+def test_tensors_without_dimensions() -> None:
+    scalars = [torch.tensor(value, requires_grad=True) for value in (2.0, 3.0)]
+    agrees(lambda x, y: F.gelu(x) * y + 1, scalars, backward=True)
+    agrees(lambda x, y: F.gelu(x) * y + x.sum(), [with_grad(5, 7), scalars[0]], backward=True)
+
+
+def test_three_hundred_inputs() -> None:
+    agrees(lambda *xs: sum(F.gelu(x) for x in xs), [with_grad(7) for _ in range(300)], backward=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64, torch.bool, torch.float64, torch.float16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    agrees(lambda x: (x + 1) * 2, [torch.arange(40).to(dtype)])
+
+
+def test_complex_tensors() -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        return (torch.view_as_complex(x) * 2j + 1).real * 3 + F.gelu(x[..., 0])
+
+    agrees(inside, [with_grad(8, 2)], backward=True)
+    agrees(lambda x: (x * x.conj()).real * 3 + 1, [torch.randn(8, 4, dtype=torch.complex64)])
+
+
+def test_a_conjugate_view_as_input() -> None:
+    x = torch.randn(8, 4, dtype=torch.complex64)
+    run = compiled(lambda x: torch.view_as_real(x.resolve_conj())[..., 1] * 3 + 1)
+    assert_same(run(x.conj()), x.conj().imag * 3 + 1)
+
+
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_tensors() -> None:
+    def function(sparse: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(sparse, F.gelu(x)) * 2
+
+    dense, x = torch.randn(8, 8).relu(), torch.randn(8, 4)
+    for sparse in (dense.to_sparse(), dense.to_sparse_csr()):
+        assert_same(compiled(function)(sparse, x), function(sparse, x))
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_device_without_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    result = compiled(lambda x: F.gelu(x) * 2)(torch.empty(8, 8, device="meta"))
+    assert result.device.type == "meta" and result.shape == (8, 8)
+    assert "no kernel is generated for the device meta" in capsys.readouterr().err
+
+
+def test_a_transform_that_has_no_row(capsys: pytest.CaptureFixture[str]) -> None:
+    record = agrees(lambda x: torch.fft.rfft(F.gelu(x)).abs() * 2, [with_grad(8, 16)], backward=True)
+    assert any(f.what == "aten._fft_r2c.default" for f in record.fallbacks)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "_fft_r2c" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("tilewright: aten._fft_r2c.default at test_unusual_inputs.py:")
+    assert lines[0].endswith("runs as PyTorch runs it: it has no row in the operator table")
+
+
+@torch.library.custom_op("tilewright_tests::halve", mutates_args=())
+def halve(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(x.numpy() / 2)
+
+
+@halve.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("tilewright_tests::bump_", mutates_args=("x",))
+def bump_(x: torch.Tensor) -> None:
+    x.numpy()[:] += 1
+
+
+def test_the_user_s_own_operators() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        h = F.gelu(x) * 2
+        bump_(h)
+        return halve(h) + torch.softmax(h, -1)
+
+    x = torch.randn(8, 16)
+    with recording() as record:
+        result = compiled(function)(x)
+    assert_same(result, function(x))
+    assert kernels(record)
+    assert any("halve" in fallback.what for fallback in record.fallbacks)

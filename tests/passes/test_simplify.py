@@ -1,0 +1,143 @@
+"""Simplification removes what changes nothing: results, draws and writes stay what they were."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.passes.graphs import aten, calls, run
+from tilewright.passes.simplify import is_pure, simplify, written
+
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+
+
+def simplified(function: Callable[..., Any], *inputs: Tensor) -> list[str]:
+    """The operators left, after a check that results are bit for bit those of the whole program."""
+    graph = aten(function, *inputs)
+    before = len(graph.nodes)
+    removed = simplify(graph)
+    assert len(graph.nodes) == before - removed
+    torch.manual_seed(0)
+    ours = run(graph, *(t.clone() for t in inputs))
+    torch.manual_seed(0)
+    torch.testing.assert_close(ours, function(*(t.clone() for t in inputs)), rtol=0, atol=0, equal_nan=True)
+    return calls(graph)
+
+
+def test_common_subexpressions_are_computed_once() -> None:
+    assert simplified(lambda x: x.exp() + x.exp(), X) == ["exp.default", "add.Tensor"]
+
+
+def test_chains_merge_whole() -> None:
+    left = simplified(lambda x: (x.exp() * 2).sum(0) + (x.exp() * 2).sum(0), X)
+    assert left == ["exp.default", "mul.Tensor", "sum.dim_IntList", "add.Tensor"]
+
+
+def test_what_nobody_reads_is_not_computed() -> None:
+    def program(x: Tensor) -> Tensor:
+        x.exp().sum()
+        return x.sin()
+
+    assert simplified(program, X) == ["sin.default"]
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda x: torch.ops.aten.alias(x.sin().detach()).cos(),
+        lambda x: x.sin().view(3, 4).cos(),
+        lambda x: x.sin().expand(3, 4).cos(),
+        lambda x: x.sin().t().t().cos(),
+    ],
+)
+def test_no_ops_vanish(same: Callable[[Tensor], Tensor]) -> None:
+    left = simplified(same, X)
+    assert left[:1] + left[-1:] == ["sin.default", "cos.default"]
+    assert not {"detach.default", "alias.default", "view.default", "expand.default"} & set(left)
+
+
+def test_a_view_that_changes_the_strides_stays() -> None:
+    assert "expand.default" in simplified(lambda x: x[:1].expand(3, 4) + x, X)
+
+
+def test_equal_numbers_of_other_types_are_other_programs() -> None:
+    # 2 and 2.0, True and 1: equal to Python, not to an operator that promotes.
+    whole = torch.arange(4)
+    left = simplified(lambda x: (x + 2, x + 2.0, torch.full((1,), True), torch.full((1,), 1)), whole)
+    assert Counter(left) == {"add.Tensor": 2, "full.default": 2}
+
+
+def test_draws_are_neither_merged_nor_dropped() -> None:
+    def program(x: Tensor) -> Tensor:
+        torch.rand_like(x)
+        return torch.rand_like(x) - torch.rand_like(x)
+
+    assert Counter(simplified(program, X))["rand_like.default"] == 3
+
+
+def test_the_order_of_draws_stays() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        first = torch.randn_like(x)
+        second = torch.rand_like(x)
+        return second.exp(), first.exp()
+
+    left = simplified(program, X)
+    assert left.index("randn_like.default") < left.index("rand_like.default")
+
+
+def test_writes_stay() -> None:
+    def program(x: Tensor, out: Tensor) -> Tensor:
+        out.copy_(x.exp())
+        return x.exp() + 1
+
+    graph = aten(program, X, torch.zeros(3, 4))
+    simplify(graph)
+    out = torch.zeros(3, 4)
+    run(graph, X, out)
+    assert torch.equal(out, X.exp())
+    assert Counter(calls(graph)) == {"exp.default": 1, "copy_.default": 1, "add.Tensor": 1}
+
+
+def test_two_results_stay_two_tensors() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.exp(), x.exp()
+
+    graph = aten(program, X)
+    simplify(graph)
+    first, second = run(graph, X)
+    first.add_(1)
+    assert torch.equal(second, X.exp())
+
+
+def test_a_result_that_equals_an_input_stays_its_own_node() -> None:
+    graph = aten(lambda x: (x.detach(), x.view(3, 4)), X)
+    simplify(graph)
+    results = graph.output_node().args[0]
+    assert isinstance(results, tuple) and len({*results, *(n for n in graph.nodes if n.op == "placeholder")}) == 3
+
+
+def test_a_result_and_its_twin_inside_merge_into_the_result() -> None:
+    assert simplified(lambda x: (x.exp() + 1, x.exp()), X) == ["exp.default", "add.Tensor"]
+
+
+def test_a_second_run_finds_nothing() -> None:
+    graph = aten(lambda x: (x.exp() + x.exp().t().t()).detach(), X)
+    assert simplify(graph) > 0
+    assert simplify(graph) == 0
+
+
+def test_what_is_pure_and_what_writes() -> None:
+    def program(x: Tensor, out: Tensor) -> Tensor:
+        out.mul_(x)
+        return torch.bernoulli(x.sigmoid())
+
+    nodes = {str(n.target).removeprefix("aten."): n for n in aten(program, X, X.clone()).nodes}
+    assert is_pure(nodes["sigmoid.default"])
+    assert not is_pure(nodes["bernoulli.default"]) and not is_pure(nodes["mul_.Tensor"])
+    assert [n.name for n in written(nodes["mul_.Tensor"])] == ["out_1"]
+    assert written(nodes["sigmoid.default"]) == []
