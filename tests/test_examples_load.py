@@ -176,9 +176,7 @@ def test_block_is_pre_norm_attention_then_feed_forward() -> None:
     (x,) = make_inputs(case, seed=6, device="cpu", requires_grad=False)
 
     normed = layer_norm(x, block.norm1)
-    project = {
-        n: normed @ getattr(block, n).weight.T + getattr(block, n).bias for n in ("query", "key", "value")
-    }
+    project = {n: normed @ getattr(block, n).weight.T + getattr(block, n).bias for n in ("query", "key", "value")}
     heads = []
     for h in range(3):
         q, k, v = (project[n][..., 4 * h : 4 * h + 4] for n in ("query", "key", "value"))

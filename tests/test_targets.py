@@ -158,13 +158,9 @@ def test_a_module_is_found_in_the_working_folder(model: str, monkeypatch: pytest
     assert load_case("pack_of_models.model:doubled").name == "doubled"
 
 
-def test_a_file_imports_its_neighbours_and_shadows_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_imports_its_neighbours_and_shadows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "neighbour_of_string.py").write_text("from tilewright.records.case import Case\n")
-    (tmp_path / "string.py").write_text(
-        "from neighbour_of_string import Case\ncase = Case('s', lambda: abs, [])\n"
-    )
+    (tmp_path / "string.py").write_text("from neighbour_of_string import Case\ncase = Case('s', lambda: abs, [])\n")
     monkeypatch.chdir(tmp_path)
     assert load_case("./string.py:case").name == "s"
     assert sys.modules["string"].__file__ != str(tmp_path / "string.py")
@@ -206,9 +202,7 @@ def test_missing_module() -> None:
 def test_missing_name(model: str) -> None:
     assert f"{model} has no 'double_d'; did you mean doubled" in message(TargetError, f"{model}:double_d")
     said = message(TargetError, f"{model}:xyzzy")
-    assert (
-        said == f"{model} has no 'xyzzy'; it has double, add, Net, Wide, net, doubled, factory, annotated, …"
-    )
+    assert said == f"{model} has no 'xyzzy'; it has double, add, Net, Wide, net, doubled, factory, annotated, …"
 
 
 def test_a_file_with_nothing_in_it(tmp_path: Path) -> None:

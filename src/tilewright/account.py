@@ -19,7 +19,7 @@ from tilewright.cost.memory import MemoryStep, live_bytes
 from tilewright.cost.nests import nest_cost
 from tilewright.cost.operators import operator_cost
 from tilewright.cost.symbols import pretty
-from tilewright.emit.cpp import emit_cpp
+from tilewright.emit.source import language_of, source_of
 from tilewright.graph import calls
 from tilewright.graph.capture import Boxed, through_aot
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
@@ -320,8 +320,8 @@ def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: De
         name=region.name,
         members=tuple(n.name for n in region.members),
         cost=cost,
-        language="c++",
-        source_code=emit_cpp(region.lowered.nest),
+        language=language_of(region.device),
+        source_code=source_of(region),
         floor_us=floor,
         bound=bound,
         predicted_us=floor,

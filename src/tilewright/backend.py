@@ -12,11 +12,12 @@ from typing import Any
 from torch import fx
 from torch._ops import OpOverload
 
-from tilewright.emit.cpp import emit_cpp, translation_unit
+from tilewright.emit.cpp import translation_unit
+from tilewright.emit.source import language_of, source_of
 from tilewright.graph.capture import Boxed, compilations, first_line, graph_break, is_symbolic, specialise, through_aot
 from tilewright.graph.source import source_line
 from tilewright.operators.table import row_of
-from tilewright.passes.fusion import Fusion, Region, fuse
+from tilewright.passes.fusion import Fusion, fuse
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.schedule import schedule
@@ -152,10 +153,15 @@ class _Compiler:
 
     def _compile_all(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
         compiled = [_plan(name, module) for name, module in modules.items()]
-        sources = [text for graph in compiled for text in graph.sources.values()]
-        library = load(translation_unit(sources)) if sources else None
+        in_cpp = [
+            graph.sources[region.name]
+            for graph in compiled
+            for region in graph.fusion.regions
+            if language_of(region.device) == "c++"
+        ]
+        library = load(translation_unit(in_cpp)) if in_cpp else None
         for graph in compiled:
-            graph.executable = assemble(graph.scheduled, library)
+            graph.executable = assemble(graph.scheduled, graph.sources, library)
             self._note_unknown(graph.after)
         self.record.graphs += compiled
         return [graph.executable for graph in compiled if graph.executable]
@@ -196,15 +202,6 @@ def _interpret(module: fx.GraphModule) -> Boxed:
 
 def _plan(name: GraphName, module: fx.GraphModule) -> CompiledGraph:
     fusion = settle(fuse(module.graph, name), measure=False)
-    for region in fusion.regions:
-        _refuse_other_devices(region)
     scheduled = Scheduled(module.graph, schedule(module.graph, fusion.regions))
-    sources = {r.name: emit_cpp(r.lowered.nest) for r in fusion.regions}
+    sources = {region.name: source_of(region) for region in fusion.regions}
     return CompiledGraph(name, module.graph, module.graph, fusion, scheduled, sources)
-
-
-def _refuse_other_devices(region: Region) -> None:
-    for node in (*region.lowered.inputs, *region.lowered.outputs):
-        device = node.meta["val"].device
-        if device.type != "cpu":
-            raise CaptureError(f"no kernel is generated for the device {device}")

@@ -1,21 +1,163 @@
-"""Graphs run kernel by kernel through the Triton emitter: in its interpreter on the CPU, or on a GPU."""
+"""Programs for the Triton emitter, and how to run them: in its interpreter on the CPU, or on a GPU.
+
+`PROGRAMS` cover every form a kernel takes, on shapes that hurt. `GOLDEN` are the nests whose source
+is held as text and whose machine code is inspected.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilewright.emit.triton import emit_triton
 from tilewright.loops.lower import Lowered
+from tilewright.measure.contract import compare
+from tilewright.measure.reference import reference_run
 from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.schedule import schedule
+from tilewright.records.measurement import Verified
 from tilewright.runtime.gpu import Launch, TritonKernel
 
+aten = torch.ops.aten
 Function = Callable[..., Any]
+BF16, FP16, FP64 = torch.bfloat16, torch.float16, torch.float64
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function and how to draw its inputs from a generator."""
+
+    function: Function
+    draw: Callable[[torch.Generator], Sequence[torch.Tensor]]
+
+    def inputs(self, device: torch.device) -> list[torch.Tensor]:
+        """Always the same tensors; a strided one keeps its strides on `device`."""
+        return [tensor.to(device) for tensor in self.draw(torch.Generator().manual_seed(3))]
+
+
+def program(function: Function, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Program:
+    """Normal inputs of these shapes."""
+    return Program(function, lambda g: [torch.randn(s, generator=g, dtype=FP64).to(dtype) for s in shapes])
+
+
+def layer_norm(columns: int) -> Function:
+    return lambda x, weight, bias: aten.native_layer_norm(x, [columns], weight, bias, 1e-5)
+
+
+def layer_norm_backward(columns: int) -> Function:
+    def function(g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        mean, rstd = x.mean(-1, keepdim=True).float(), (x.float().var(-1, keepdim=True) + 1e-5).rsqrt()
+        wanted = [True, True, True]
+        return aten.native_layer_norm_backward(g, x, [columns], mean, rstd, weight, weight, wanted)
+
+    return function
+
+
+def gelu_dropout_add(x: torch.Tensor, mask: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    return aten.native_dropout_backward(F.gelu(x), mask, 1.25) + residual
+
+
+def _activation(shape: tuple[int, ...], dtype: torch.dtype) -> Program:
+    def draw(g: torch.Generator) -> list[torch.Tensor]:
+        x, residual = (torch.randn(shape, generator=g).to(dtype) for _ in range(2))
+        return [x, torch.rand(shape, generator=g) > 0.2, residual]
+
+    return Program(gelu_dropout_add, draw)
+
+
+def _integers(function: Function, shape: tuple[int, ...], dtype: torch.dtype) -> Program:
+    return Program(function, lambda g: [torch.randint(0, 127, shape, generator=g).to(dtype) for _ in range(2)])
+
+
+def _with_specials(function: Function, shape: tuple[int, ...]) -> Program:
+    def draw(g: torch.Generator) -> list[torch.Tensor]:
+        x = torch.randn(shape, generator=g)
+        flat = x.view(-1)
+        flat[3], flat[-2], flat[shape[-1] + 1] = torch.nan, torch.inf, -torch.inf
+        return [x]
+
+    return Program(function, draw)
+
+
+PROGRAMS: dict[str, Program] = {
+    # Elementwise: one axis, tiles, broadcast, strided, several dtypes.
+    "one element": program(lambda x: x * 2 + 1, (1,)),
+    "zero-dimensional": program(lambda x, y: x.exp() * y, (), (7,)),
+    "flat": program(lambda x, y: x.sigmoid() * y - 0.5, (7, 33, 130), (7, 33, 130)),
+    "broadcast rows and columns": program(lambda x, r, c: (x + r) * c, (33, 130), (33, 1), (130,)),
+    "broadcast in the middle": program(lambda x, y: x * y, (7, 33, 5), (7, 1, 5)),
+    "transposed": program(lambda x, y: x.t() + y, (130, 33), (33, 130)),
+    "permuted": program(lambda x: (x.permute(2, 0, 3, 1) * 2).contiguous(), (3, 7, 5, 33)),
+    "column result beside a matrix": program(lambda x, r: ((z := r * 3) * x, z), (33, 130), (33, 1)),
+    "bf16 activation": _activation((33, 130), BF16),
+    "fp16 activation": _activation((7, 33), FP16),
+    "fp64 functions": program(lambda x: x.tanh() + x.abs().pow(1.3) + x.erfc(), (7, 33), dtype=FP64),
+    "rounded before a comparison": program(lambda x: torch.where(x * 1.1 > x + 0.1, x, -x), (33, 7), dtype=BF16),
+    "int8 wraps around": _integers(lambda x, y: x * y + 100, (7, 33), torch.int8),
+    "uint8 wraps around": _integers(lambda x, y: ~(x * y - 3), (7, 33), torch.uint8),
+    "positions": Program(lambda x: x * torch.arange(130, device=x.device), lambda _: [torch.ones(7, 130)]),
+    "special values": _with_specials(lambda x: x.clamp(-1, 1) + F.relu(x) * x.isnan(), (7, 33)),
+    # Reductions over the columns.
+    "softmax": program(lambda x: x.softmax(-1), (33, 130)),
+    "softmax of one row": program(lambda x: x.softmax(-1), (130,)),
+    "softmax of pairs": program(lambda x: x.softmax(-1), (130, 2), dtype=FP16),
+    "softmax over rows": program(lambda x: x.softmax(0), (33, 130)),
+    "log-softmax with special values": _with_specials(lambda x: x.log_softmax(-1), (7, 33)),
+    "fp64 softmax": program(lambda x: x.softmax(-1), (7, 33), dtype=FP64),
+    "layer norm": program(layer_norm(130), (33, 130), (130,), (130,)),
+    "bf16 layer norm": program(layer_norm(33), (2, 7, 33), (33,), (33,), dtype=BF16),
+    "extremes with special values": _with_specials(lambda x: (x.amax(-1), x.amin(-1), x.argmax(-1)), (7, 33)),
+    "variance over outer axes": program(lambda x: x.var((0, 2)), (7, 33, 5)),
+    "product": program(lambda x: x.prod(-1), (7, 33)),
+    "any and all": program(lambda x: ((x > 2.5).any(-1), (x > -2.5).all(-1)), (33, 130)),
+    "integer sums": _integers(lambda x, y: ((x + y).sum(-1), x.amax(-1)), (33, 130), torch.int32),
+    "long rows": program(lambda x: (x.softmax(-1), x.amax(-1)), (3, 40001)),
+    "long rows of several axes": program(lambda x: x - x.mean((1, 3), keepdim=True), (2, 130, 2, 200)),
+    "long rows with special values": _with_specials(lambda x: (x.argmin(-1), x.amax(-1)), (2, 33000)),
+    # Reductions over the rows, and over everything.
+    "column sums": program(lambda x: x.sum(0), (130, 33)),
+    "column sums with an epilogue": program(lambda x, w: x.sum((0, 1)) * w + 1, (7, 33, 130), (130,)),
+    "column sums beside a column's own sum": program(lambda x, w: x.sum(0) * w.sum(), (33, 130), (130,)),
+    "bf16 column sums": program(lambda x: x.sum(0), (130, 33), dtype=BF16),
+    "column extremes": _with_specials(lambda x: (x.amax(0), x.amin(0)), (33, 130)),
+    "any of a column": program(lambda x: (x > 2.5).any(0), (33, 130)),
+    "integer column sums": _integers(lambda x, y: (x * y).sum(0), (33, 130), torch.int64),
+    "layer norm backward": program(layer_norm_backward(130), (33, 130), (33, 130), (130,)),
+    "bf16 layer norm backward": program(layer_norm_backward(33), (130, 33), (130, 33), (33,), dtype=BF16),
+    "long layer norm backward": program(layer_norm_backward(9001), (5, 9001), (5, 9001), (9001,)),
+    "sum of everything": program(lambda x: (x * x).sum(), (33, 130)),
+    "sum of everything in rows": program(lambda x: (x * x).sum().sqrt(), (7, 33, 130)),
+    "fp64 sum": program(lambda x: x.sum(), (33, 130), dtype=FP64),
+    "extreme of everything": program(lambda x: x.amax(), (130, 33, 7)),
+}
+
+
+def golden(n: int = 4096, m: int = 1000) -> dict[str, tuple[Function, tuple[torch.Tensor, ...]]]:
+    """The six nests that are held as text, over tensors of n × m without memory."""
+
+    def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    x, row, column = tensor(n, m), tensor(n, 1, dtype=torch.float32), tensor(m)
+    wanted = [True, True, True]
+
+    def backward(g: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, w: torch.Tensor) -> Any:
+        return aten.native_layer_norm_backward(g, x, [m], mean, rstd, w, w, wanted)
+
+    return {
+        "softmax": (lambda x: x.softmax(-1), (x.float(),)),
+        "layer_norm": (layer_norm(m), (x, column, column)),
+        "layer_norm_backward": (backward, (x, x, row, row, column)),
+        "gelu_dropout_add": (gelu_dropout_add, (x, x.bool(), x)),
+        "transposed_copy": (lambda x: (x.t() * 2).contiguous(), (x,)),
+        "sum_of_everything": (lambda x: (x * x).sum(), (x.float(),)),
+    }
 
 
 def graph_of(function: Function, *inputs: torch.Tensor) -> fx.Graph:
@@ -28,41 +170,47 @@ def nests_of(function: Function, *inputs: torch.Tensor) -> list[Lowered]:
     return [region.lowered for region in fuse(graph_of(function, *inputs), "forward").regions]
 
 
-def outputs_of(lowered: Lowered, device: torch.device) -> list[torch.Tensor]:
-    """Uninitialised results of a nest, laid out as the graph says; filled, so that what is not written shows."""
-    results = []
-    for node in lowered.outputs:
-        meta = node.meta["val"]
-        empty = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
-        results.append(empty.fill_(torch.nan if meta.dtype.is_floating_point else 1))
-    return results
+Runner = Callable[[Lowered, list[torch.Tensor]], None]
+"""Runs one nest over a tensor for each of its buffers."""
+Choice = Callable[[Lowered], Launch | None]
 
 
-def launch(
-    lowered: Lowered, inputs: Sequence[torch.Tensor], device: torch.device, chosen: Launch | None = None
-) -> list[torch.Tensor]:
-    """One nest over `inputs` (in the order of its buffers); gives its results."""
-    results = outputs_of(lowered, device)
-    TritonKernel(lowered.nest, emit_triton(lowered.nest)).launch([*inputs, *results], chosen)
-    return results
+def by_triton(choose: Choice = lambda _: None) -> Runner:
+    def run(lowered: Lowered, tensors: list[torch.Tensor]) -> None:
+        TritonKernel(lowered.nest, emit_triton(lowered.nest)).launch(tensors, choose(lowered))
+
+    return run
 
 
 def run_graph(
-    graph: fx.Graph, inputs: Sequence[torch.Tensor], choose: Callable[[Lowered], Launch | None] = lambda _: None
+    graph: fx.Graph, inputs: Sequence[torch.Tensor], device: torch.device, run: Runner
 ) -> tuple[list[Any], dict[fx.Node, str]]:
-    """All results of a graph, its regions run as Triton kernels; and the kernel that made each value."""
+    """All results of a graph whose regions `run` computes; and the kernel that made each value."""
     values: dict[fx.Node, Any] = dict(zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True))
     made: dict[fx.Node, str] = {}
-    device = inputs[0].device
     for unit in schedule(graph, fuse(graph, "forward").regions):
         if isinstance(unit, Region):
-            lowered = unit.lowered
-            results = launch(lowered, [values[n] for n in lowered.inputs], device, choose(lowered))
-            values.update(zip(lowered.outputs, results, strict=True))
-            made.update(dict.fromkeys(lowered.outputs, unit.name))
+            results = list(_results(unit.lowered, device))
+            run(unit.lowered, [values[n] for n in unit.lowered.inputs] + results)
+            values.update(zip(unit.lowered.outputs, results, strict=True))
+            made.update(dict.fromkeys(unit.lowered.outputs, unit.name))
         else:
             args, kwargs = fx.node.map_arg((unit.args, unit.kwargs), values.__getitem__)
             values[unit] = unit.target(*args, **kwargs)  # type: ignore[operator]
-    results = graph.output_node().args[0]
-    assert isinstance(results, (list, tuple))
-    return [values[n] if isinstance(n, fx.Node) else n for n in results], made
+    out = graph.output_node().args[0]
+    wanted = out if isinstance(out, (list, tuple)) else [out]
+    return [values[n] if isinstance(n, fx.Node) else n for n in wanted], made
+
+
+def _results(lowered: Lowered, device: torch.device) -> Iterator[torch.Tensor]:
+    """Tensors for the results of a nest, laid out as the graph says; full of NaN, so that gaps show."""
+    for node in lowered.outputs:
+        meta = node.meta["val"]
+        empty = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
+        yield empty.fill_(torch.nan if meta.dtype.is_floating_point else 1)
+
+
+def verify(graph: fx.Graph, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> list[Verified]:
+    """Each result against eager and float64."""
+    pairs = reference_run(fx.GraphModule(torch.nn.Module(), graph), list(inputs))
+    return [compare(mine, pair.eager, pair.truth) for mine, pair in zip(results, pairs, strict=True)]

@@ -39,9 +39,7 @@ def machine(root: Path) -> Path:
         write(folder / "topology/physical_package_id", f"{socket}\n")
         write(folder / "topology/core_id", "0\n")
         shared = f"{2 * socket}-{2 * socket + 1}"
-        for index, cache in enumerate(
-            ["1 Data 48K", "1 Instruction 64K", "2 Unified 1024K", "3 Unified 32M"]
-        ):
+        for index, cache in enumerate(["1 Data 48K", "1 Instruction 64K", "2 Unified 1024K", "3 Unified 32M"]):
             level, kind, size = cache.split()
             for name, text in {"level": level, "type": kind, "size": size, "shared_cpu_list": shared}.items():
                 write(folder / f"cache/index{index}/{name}", text + "\n")
@@ -207,9 +205,7 @@ def test_a_card_seen_by_pytorch_and_the_driver(monkeypatch: pytest.MonkeyPatch) 
 def test_a_card_only_the_driver_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     with_modules(monkeypatch, pynvml=FakeNvml())
     here = detect()
-    assert here.gpus == (
-        Gpu("NVIDIA H200", "9.0", memory_bytes=141 * 10**9, pcie="PCIe 5 x16", uuid="GPU-1234"),
-    )
+    assert here.gpus == (Gpu("NVIDIA H200", "9.0", memory_bytes=141 * 10**9, pcie="PCIe 5 x16", uuid="GPU-1234"),)
     assert here.cuda is None
 
 

@@ -203,9 +203,7 @@ def test_writes_and_views_are_followed_and_inputs_left_alone() -> None:
 def test_rms_norm_without_eps_keeps_the_eps_of_its_dtype() -> None:
     x = torch.randn(3, 8) * 1e-4
     graph = torch.fx.Graph()
-    node = graph.call_function(
-        torch.ops.aten._fused_rms_norm.default, (graph.placeholder("x"), [8], None, None)
-    )
+    node = graph.call_function(torch.ops.aten._fused_rms_norm.default, (graph.placeholder("x"), [8], None, None))
     graph.output((graph.call_function(operator.getitem, (node, 0)),))
     (pair,) = reference_run(torch.fx.GraphModule(nn.Module(), graph), [x])
     expected = x.double() * (x.double().square().mean(-1, keepdim=True) + 2.0**-23).rsqrt()

@@ -40,7 +40,7 @@ def test_the_draw_is_eagers(shape: tuple[int, ...], p: float, dtype: torch.dtype
 
 def test_two_dropouts_draw_one_after_the_other() -> None:
     def program(x: Tensor) -> Tensor:
-        return F.dropout(F.dropout(x, 0.3), 0.6)
+        return torch.native_dropout(torch.native_dropout(x, 0.3, True)[0], 0.6, True)[0]
 
     x = torch.ones(50, 3)
     graph = aten(program, x)
@@ -86,3 +86,24 @@ def test_gradients_use_the_mask_that_was_drawn() -> None:
     ours = run(graph, x, tangent)
     torch.manual_seed(11)
     torch.testing.assert_close(ours, program(x, tangent))
+
+
+def test_the_draw_waits_for_no_computed_value() -> None:
+    graph = aten(lambda x: torch.native_dropout(F.gelu(x * 2), 0.1, True)[0], torch.ones(4, 6))
+    split_dropout(graph)
+    (draw,) = [node for node in graph.nodes if node.target is keep_mask]
+    assert [node.op for node in draw.all_input_nodes] == ["placeholder"]
+
+
+def test_the_draw_takes_the_layout_of_its_own_operand() -> None:
+    def program(x: Tensor, row: Tensor) -> Tensor:
+        return torch.native_dropout(x.t() * row, 0.5, True)[0]
+
+    inputs = torch.ones(6, 4), torch.ones(4, 1)
+    for given in (inputs, (inputs[0], torch.ones(1, 1))):
+        graph = aten(program, *given)
+        split_dropout(graph)
+        torch.manual_seed(13)
+        ours = run(graph, *given)
+        torch.manual_seed(13)
+        torch.testing.assert_close(ours, program(*given))

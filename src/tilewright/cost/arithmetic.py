@@ -77,7 +77,7 @@ PER_RESULT = _table("""
 0 0: empty empty_like new_empty new_full new_zeros new_ones eye
 0 0: embedding index index_put index_select gather scatter slice_scatter select_scatter select_backward
 0 0: slice_backward value_selecting_reduction_backward cat stack constant_pad_nd tril triu flip roll repeat
-0 0: bernoulli rand randn rand_like randn_like randint normal_functional uniform
+0 0: bernoulli keep_mask rand randn rand_like randn_like randint normal_functional uniform
 """)
 
 # For each element of the first operand.

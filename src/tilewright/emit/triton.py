@@ -79,7 +79,7 @@ class _Printer:
         self.depth -= 1
 
     def define(self, name: str, sizes: Iterable[str]) -> str:
-        scratch = [f"part{i}_ptr" for i in self.form.sums]
+        scratch = [f"part{i}_ptr" for i in self.form.scratch]
         arguments = [f"{n}_ptr" for n in self.names] + scratch + [f"{size}: tl.constexpr" for size in sizes]
         signature = f"def {name}({', '.join(arguments)}):"
         if len(signature) > LINE:
@@ -173,7 +173,7 @@ class _Printer:
             i = todo.pop()
             if i not in needed:
                 needed.add(i)
-                if not (isinstance(self, _After) and i in self.form.sums):
+                if not (isinstance(self, _After) and i in self.form.scratch):
                     todo.extend(self.nest.steps[i].args)
         return sorted(needed)
 
@@ -183,7 +183,7 @@ class _Main(_Printer):
 
     def text(self) -> str:
         self.stores = [s for s in self.nest.stores if not self.form.is_late(s.value)]
-        roots = [s.value for s in self.stores] + list(self.form.sums)
+        roots = [s.value for s in self.stores] + list(self.form.scratch)
         self.needed = self.closure(roots)
         rows, cols = (" × ".join(map(str, extents)) or "1" for extents in (self.nest.rows, self.nest.cols))
         if self.form.kind == "flat":
@@ -286,6 +286,8 @@ class _Main(_Printer):
         step = self.nest.steps[i]
         convert = "" if carrier(step) == step.dtype else f".to({type_name(step.dtype)})"
         self.put(f"{self.values[i]} = {carried}{convert}")
+        if i in self.form.carried:
+            self.put(f"tl.store(part{i}_ptr + origin, {self.values[i]})")
 
     def _bounded(self, step: Step, axis: int) -> str:
         """The operand of a reduction as it is carried, lanes outside the nest set to what changes nothing."""
@@ -367,9 +369,8 @@ class _Main(_Printer):
 
     def _partial(self, i: int) -> str:
         """Where this program leaves its part of sum `i`."""
-        columns = self.form.partial_columns(i)
         if self.nest.steps[i].level is Level.COL:
-            return f"part{i}_ptr + tl.program_id(0).to(tl.int64) * {columns} + col"
+            return f"part{i}_ptr + tl.program_id(0).to(tl.int64) * {self.nest.col_count} + col"
         return f"part{i}_ptr + tl.program_id(0) + origin"
 
     def _begin_sums(self) -> None:
@@ -417,8 +418,8 @@ class _After(_Printer):
         for i in self.closure(s.value for s in late):
             if i in self.form.sums:
                 self._combine(i)
-            elif self.nest.steps[i].name == "reduce_cols":
-                raise NotImplementedError(f"{self.nest.name}: a column sum meets a sum over the columns")
+            elif i in self.form.carried:
+                self.put(f"{self.values[i]} = tl.load(part{i}_ptr + origin)")
             else:
                 self.declare(i)
         for store in late:

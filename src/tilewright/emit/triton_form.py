@@ -10,10 +10,13 @@ from tilewright.loops.nest import Access, Level, Nest, Step
 
 WHOLE_ROW = 16384
 """The widest row, padded to a power of two, that one program holds at once."""
-REGISTERS = 32768
+REGISTERS = 65536
 """Elements, counted in fp32, that a program may keep alive over a whole row."""
 WIDE = {"float32": "float64", "float64": "float64"}
 """What sums are carried in; integers carry themselves."""
+
+DECISIVE = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "floor", "ceil", "trunc", "round_even", "sign", "pow"})
+"""What a last bit can change by a lot; and `pow`, whose error terms are exact products."""
 
 Kind = Literal["flat", "tiles", "rows"]
 
@@ -55,13 +58,31 @@ class Form:
         return tuple(i for i, _ in self.nest.reductions("reduce_rows"))
 
     @cached_property
+    def carried(self) -> tuple[int, ...]:
+        """Positions of single values, reduced from the columns alone, that are needed again after all rows."""
+        late = [s.value for s in self.nest.stores if self.is_late(s.value)]
+        found: set[int] = set()
+        while late:
+            i = late.pop()
+            if self.nest.steps[i].name == "reduce_cols":
+                found.add(i)
+            elif i not in self.sums:
+                late.extend(self.nest.steps[i].args)
+        return tuple(sorted(found))
+
+    @property
+    def scratch(self) -> tuple[int, ...]:
+        """Positions of the steps whose results go from the first kernel to the second through memory."""
+        return self.sums + self.carried
+
+    @cached_property
     def whole_row(self) -> bool:
         """Whether a program holds all columns of its rows at once, or walks them in blocks."""
         columns = power_of_two(self.nest.col_count)
         held = 0
         for step in self.nest.steps:
             if step.name == "load" and step.level in (Level.FULL, Level.COL):
-                held += 1
+                held += 2 if step.dtype in ("float64", "int64") else 1
             elif step.name == "reduce_rows" and step.level is Level.COL:
                 held += 4  # a double that lives across rows and its next value
         return columns <= WHOLE_ROW and columns * held <= REGISTERS
@@ -76,6 +97,17 @@ class Form:
     def _last(self, access: Access) -> int:
         extents = self.nest.rows + self.nest.cols
         return sum((n - 1) * stride for n, stride in zip(extents, access.strides, strict=True))
+
+    @cached_property
+    def contracts(self) -> bool:
+        """Whether a product may be added without being rounded first, as eager's kernels do inside one operator.
+
+        Not where a discontinuous operator would see it: its operands must be eager's, and a value that
+        is computed again for a later stage must be the same value.
+        """
+        return not any(
+            step.name in DECISIVE or (step.name == "cast" and step.dtype not in WIDE) for step in self.nest.steps
+        )
 
     @cached_property
     def uses_columns(self) -> bool:
@@ -95,6 +127,9 @@ class Form:
         late = [s for s in self.nest.stores if self.is_late(s.value)]
         return any(any(self.nest.split(s.access.strides)[1]) for s in late)
 
-    def partial_columns(self, value: int) -> int:
-        """Elements that each program leaves of the reduction over the rows `value`."""
-        return self.nest.col_count if self.nest.steps[value].level is Level.COL else 1
+    def scratch_size(self, value: int, programs: int) -> tuple[int, str]:
+        """Elements and dtype of the scratch buffer of step `value`."""
+        step = self.nest.steps[value]
+        if value in self.carried:
+            return 1, step.dtype
+        return programs * (self.nest.col_count if step.level is Level.COL else 1), carrier(step)

@@ -57,7 +57,7 @@ for _name, _function in ROUNDING.items():
     _rounding(_name, _function)
 
 
-@body("sign.default", discontinuous=True)
+@body("sign.default", "sgn.default", discontinuous=True)
 def sign(c: Call, x: Value) -> Value:
     return call("sign", x)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+import torch
 from torch import fx
 
 from tilewright.graph.source import source_line
@@ -21,6 +22,7 @@ from tilewright.loops.lower import Lowered, lower
 from tilewright.operators.axes import Unfusable
 from tilewright.passes.units import (
     Reachability,
+    behind_views,
     escaping,
     is_fusible,
     is_view,
@@ -46,6 +48,12 @@ class Region:
     @property
     def name(self) -> str:
         return self.lowered.nest.name
+
+    @property
+    def device(self) -> torch.device:
+        """Where its results are; a 0-d operand may be on the CPU all the same."""
+        value: torch.Tensor = self.lowered.outputs[0].meta["val"]
+        return value.device
 
     def rename(self, name: str) -> None:
         self.lowered = replace(self.lowered, nest=replace(self.lowered.nest, name=name))
@@ -162,11 +170,8 @@ class _Fuser:
         saved = 0
         verdict: Verdict
         if producer in self.region and self.region[producer] is self.region.get(consumer):
-            escapes = set(escaping(self.region[producer].members))
-            size = nbytes(producer)
-            stays = any(value in escapes for value in values_of(producer))
-            saved = size if stays else 2 * size
-            verdict, reason = "taken", "stays in registers" if not stays else "is not read back"
+            saved, stays = self._saved(producer, consumer)
+            verdict, reason = "taken", "is not read back" if stays else "stays in registers"
         elif (blocked := self.impossible.get(producer) or self.impossible.get(consumer)) is not None:
             verdict, reason = "impossible", blocked
         else:
@@ -182,6 +187,19 @@ class _Fuser:
             saved,
             source=source_line(consumer),
         )
+
+    def _saved(self, producer: fx.Node, consumer: fx.Node) -> tuple[int, bool]:
+        """Bytes that a merged pair no longer moves, and whether the producer's value must be in memory all the same.
+
+        Each consumer saves what it read; what nobody writes any more counts with the first of them.
+        """
+        members = self.region[producer].members
+        read = sum(nbytes(operand) for operand in consumer.all_input_nodes if behind_views(operand) is producer)
+        kept = [value for value in escaping(members) if value in values_of(producer)]
+        inside = {reader for value in values_of(producer) for reader in readers(value)} & set(members)
+        is_first = consumer is min(inside, key=self.reach.order.__getitem__)
+        unwritten = nbytes(producer) - sum(map(nbytes, kept)) if is_first else 0
+        return min(read, nbytes(producer)) + unwritten, bool(kept)
 
 
 def kernel_name(members: list[fx.Node], graph_name: GraphName, number: int) -> str:

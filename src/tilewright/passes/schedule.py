@@ -7,6 +7,7 @@ is written in the graph reads it before it is written here.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 
 from torch import fx
@@ -73,7 +74,9 @@ def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[f
     def rank(unit: Unit) -> int:
         return order[unit.members[-1]] if isinstance(unit, Region) else order[unit]
 
-    lazy = _computed_again(units, before, order) | {u for u in units if isinstance(u, fx.Node) and is_view(u)}
+    lazy = _computed_again(units, before, order)
+    # One of several results is taken at once: until then all of them are held.
+    lazy |= {u for u in units if isinstance(u, fx.Node) and is_view(u) and u.target is not operator.getitem}
     done: dict[Unit, None] = {}
     for unit in sorted(units, key=lambda u: (u in lazy, rank(u))):
         stack = [unit]

@@ -11,6 +11,7 @@ from torch import fx
 from tilewright.graph.calls import shape_of
 from tilewright.loops.trace import SUPPORTED, dtype_name, results
 from tilewright.operators.table import row_of
+from tilewright.passes.dropout import keep_mask
 
 
 def is_view(node: fx.Node) -> bool:
@@ -23,6 +24,8 @@ def is_fusible(node: fx.Node) -> str | None:
     """None if the node has a body and tensors a nest can hold; else the reason why not."""
     if node.op != "call_function":
         return "is no operator"
+    if node.target is keep_mask:
+        return "PyTorch's own generator draws the mask"
     row = row_of(node.target)
     if row is None:
         return f"{node.target} has no row in the operator table"

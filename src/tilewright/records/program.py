@@ -102,7 +102,9 @@ class Decision:
     reason: str
     bytes_saved: int = 0
     predicted_us: float | None = None
+    """What the kernel that holds both is predicted to take; None where there is none."""
     measured_us: float | None = None
+    """What that kernel took when it was raced against one kernel an operator; None where it was not."""
     source: str | None = None
     passed_by: str = "fusion"
     """The pass that decided: fusion, attention, dropout, simplify, layout."""

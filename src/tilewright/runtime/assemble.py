@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.emit.source import language_of
 from tilewright.loops.nest import Nest
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
 from tilewright.passes.units import is_view
 from tilewright.runtime.executable import CallStep, ConstantStep, Executable, KernelStep, Slot, Step, TensorSpec
+from tilewright.runtime.gpu import TritonKernel, TritonStep
 
 aten = torch.ops.aten
 OUT_VARIANTS: dict[object, Any] = {
@@ -35,15 +37,17 @@ class Scheduled:
     units: list[Unit]
 
 
-def assemble(scheduled: Scheduled, library: ctypes.CDLL | None) -> Executable:
-    """The executable of one graph; `library` holds the kernels of its regions."""
-    return _Assembler(scheduled, library).build()
+def assemble(scheduled: Scheduled, sources: Mapping[str, str], library: ctypes.CDLL | None) -> Executable:
+    """The executable of one graph. `sources` has the kernel of each region by name; those in C++ are
+    compiled in `library`."""
+    return _Assembler(scheduled, sources, library).build()
 
 
 class _Assembler:
-    def __init__(self, scheduled: Scheduled, library: ctypes.CDLL | None) -> None:
+    def __init__(self, scheduled: Scheduled, sources: Mapping[str, str], library: ctypes.CDLL | None) -> None:
         self.graph = scheduled.graph
         self.units = scheduled.units
+        self.sources = sources
         self.library = library
         self.slots: dict[fx.Node, int] = {}
         self.output = self.graph.output_node()
@@ -84,9 +88,9 @@ class _Assembler:
         kwargs = {k: self._argument(v) for k, v in unit.kwargs.items()}
         target: Any = unit.target
         meta = unit.meta.get("val")
-        if not isinstance(meta, torch.Tensor) or not _on_cpu(meta):
+        if not isinstance(meta, torch.Tensor) or not _lies_as_told(meta):
             return CallStep(unit.name, target, args, kwargs, self._slot(unit))
-        if target in OUT_VARIANTS and not kwargs and meta.is_contiguous():
+        if target in OUT_VARIANTS and not kwargs and meta.is_contiguous() and meta.device.type == "cpu":
             return CallStep(unit.name, OUT_VARIANTS[target], args, {}, self._slot(unit), out=TensorSpec.of(meta))
         # A view of a tensor that lies as the graph says lies as the graph says.
         spec = None if is_view(unit) else TensorSpec.of(meta)
@@ -101,11 +105,7 @@ class _Assembler:
             return {k: self._argument(v) for k, v in value.items()}
         return value
 
-    def _kernel(self, position: int, region: Region) -> KernelStep:
-        assert self.library is not None
-        function = getattr(self.library, region.lowered.nest.name)
-        function.restype = None
-        function.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    def _kernel(self, position: int, region: Region) -> Step:
         inputs = tuple(self._slot(n) for n in region.lowered.inputs)
         outputs, taken = [], set[fx.Node]()
         for number, node in enumerate(region.lowered.outputs):
@@ -114,7 +114,14 @@ class _Assembler:
                 taken.add(self._storage(over))
             spec = TensorSpec.of(node.meta["val"])
             outputs.append((self._slot(node), spec, None if over is None else self._slot(over)))
-        return KernelStep(region.lowered.nest.name, function, inputs, tuple(outputs))
+        if language_of(region.device) == "triton":
+            kernel = TritonKernel(region.lowered.nest, self.sources[region.name])
+            kernel.compile(region.device)
+            return TritonStep(region.name, kernel, inputs, tuple(outputs), region.device)
+        function = getattr(self.library, region.name)
+        function.restype = None
+        function.argtypes = (ctypes.c_void_p, ctypes.c_int)
+        return KernelStep(region.name, function, inputs, tuple(outputs))
 
     def _takes_over(self, position: int, region: Region, number: int, taken: set[fx.Node]) -> fx.Node | None:
         """An operand whose storage dies here, that this graph computed, and that output `number` can overwrite."""
@@ -150,14 +157,14 @@ class _Assembler:
         return node
 
 
-def _on_cpu(meta: torch.Tensor) -> bool:
+def _lies_as_told(meta: torch.Tensor) -> bool:
     """Whether a tensor lies in memory as its strides say."""
-    return meta.device.type == "cpu" and meta.layout is torch.strided and meta.numel() > 0
+    return meta.device.type in ("cpu", "cuda") and meta.layout is torch.strided and meta.numel() > 0
 
 
 def _input_spec(node: fx.Node) -> TensorSpec | None:
     meta = node.meta.get("val")
-    return TensorSpec.of(meta) if isinstance(meta, torch.Tensor) and _on_cpu(meta) else None
+    return TensorSpec.of(meta) if isinstance(meta, torch.Tensor) and _lies_as_told(meta) else None
 
 
 def writes_after_reads(nest: Nest, source: int, target: int) -> bool:

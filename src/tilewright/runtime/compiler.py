@@ -137,3 +137,8 @@ def _stop(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    for stream in (process.stdin, process.stdout):
+        # What was not yet written to the compiler has nowhere to go.
+        with contextlib.suppress(OSError):
+            if stream is not None:
+                stream.close()

@@ -10,7 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import fx
@@ -68,10 +68,23 @@ class TensorSpec:
 Slots = list[Any]
 
 
+class Step(Protocol):
+    """What an executable runs one after another."""
+
+    name: str
+    frees: tuple[int, ...]
+    """Slots whose last use this step is."""
+    generated: ClassVar[bool]
+    """Whether it launches a kernel that tilewright wrote."""
+
+    def run(self, slots: Slots) -> None: ...
+
+
 @dataclass
 class KernelStep:
     """One compiled C++ kernel."""
 
+    generated: ClassVar[bool] = True
     name: str
     function: Callable[..., None]
     inputs: tuple[int, ...]
@@ -92,6 +105,7 @@ class KernelStep:
 class CallStep:
     """A PyTorch operator (or a view); arguments name slots by `Slot`."""
 
+    generated: ClassVar[bool] = False
     name: str
     target: Callable[..., Any]
     args: tuple[Any, ...]
@@ -116,6 +130,7 @@ class CallStep:
 class ConstantStep:
     """A tensor that the program itself holds."""
 
+    generated: ClassVar[bool] = False
     name: str
     value: Any
     output: int
@@ -123,9 +138,6 @@ class ConstantStep:
 
     def run(self, slots: Slots) -> None:
         slots[self.output] = self.value
-
-
-Step = KernelStep | CallStep | ConstantStep
 
 
 @dataclass(frozen=True)
@@ -175,8 +187,8 @@ class Executable:
         return [fill(o, slots) for o in self.outputs]
 
     @property
-    def kernels(self) -> list[KernelStep]:
-        return [s for s in self.steps if isinstance(s, KernelStep)]
+    def kernels(self) -> list[Step]:
+        return [step for step in self.steps if step.generated]
 
 
 MOST_SIZES = 16

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
 
-from tilewright.emit.triton_form import Form, carrier, power_of_two
+from tilewright.emit.triton_form import Form, power_of_two
 from tilewright.loops.nest import Level, Nest
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError
@@ -27,15 +26,10 @@ TILE = 1024
 """Elements of a block on a GPU: eight for each thread of four warps."""
 INTERPRETED_TILE = 16384
 """The interpreter's time goes by programs and operations, hardly by elements."""
-LONG_BLOCK = 4096
+LONG_BLOCK = 2048
 """Columns that a program takes at once from a row too long to hold."""
 WAVES = 2
 """Programs for each multiprocessor where each owns a strip of rows."""
-
-
-def target(device: torch.device) -> Literal["c++", "triton"]:
-    """What a kernel for tensors on `device` is written in; `TILEWRIGHT_TARGET=triton` forces Triton on a CPU."""
-    return "triton" if device.type == "cuda" or os.environ.get("TILEWRIGHT_TARGET") == "triton" else "c++"
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class Launch:
     after_programs: int = 0
     after_sizes: dict[str, int] | None = None
     scratch: tuple[tuple[int, str], ...] = ()
-    """Elements and dtype of the partial results of each reduction over the rows."""
+    """Elements and dtype of each buffer between the first kernel and the second."""
 
 
 def plan(nest: Nest, processors: int, tile: int = TILE) -> Launch:
@@ -66,7 +60,8 @@ def plan(nest: Nest, processors: int, tile: int = TILE) -> Launch:
     block_cols = power_of_two(columns) if form.whole_row else LONG_BLOCK
     block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
     sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}
-    warps = min(max(block_rows * block_cols // 1024, 4), 16)
+    # A thread that also carries column sums has registers for fewer elements.
+    warps = min(max(block_rows * block_cols // (256 if form.sums else 512), 4), 16)
     tiles = -(-rows // block_rows)
     if not form.sums:
         return Launch(tiles, sizes, warps)
@@ -75,7 +70,7 @@ def plan(nest: Nest, processors: int, tile: int = TILE) -> Launch:
     after = {"PARTS": programs, "BLOCK_PARTS": min(power_of_two(programs), 32)}
     after["BLOCK_COLS"] = min(power_of_two(columns), 32)
     after_programs = -(-columns // after["BLOCK_COLS"]) if form.late_columns else 1
-    scratch = tuple((programs * form.partial_columns(i), carrier(nest.steps[i])) for i in form.sums)
+    scratch = tuple(form.scratch_size(i, programs) for i in form.scratch)
     return Launch(programs, sizes | {"TILES": strip}, warps, after_programs, after, scratch)
 
 
@@ -135,17 +130,18 @@ class TritonKernel:
             self._run(chosen, [*tensors, *scratch], lambda kernel, programs: kernel[(programs,)])
 
     def _run(self, chosen: Launch, pointers: Sequence[object], on: Callable[[Any, int], Callable[..., object]]) -> None:
-        # Rounding after each operation, as eager does: comparisons downstream see the same values.
-        on(self.main, chosen.programs)(*pointers, **chosen.sizes, num_warps=chosen.warps, enable_fp_fusion=False)
+        contracts = Form(self.nest).contracts
+        on(self.main, chosen.programs)(*pointers, **chosen.sizes, num_warps=chosen.warps, enable_fp_fusion=contracts)
         if self.after is not None and chosen.after_sizes is not None:
             sizes = {name: n for name, n in chosen.after_sizes.items() if name in self.after.arg_names}
-            on(self.after, chosen.after_programs)(*pointers, **sizes, num_warps=4, enable_fp_fusion=False)
+            on(self.after, chosen.after_programs)(*pointers, **sizes, num_warps=4, enable_fp_fusion=contracts)
 
 
 @dataclass
 class TritonStep:
     """One Triton kernel among the steps of an executable."""
 
+    generated: ClassVar[bool] = True
     name: str
     kernel: TritonKernel
     inputs: tuple[int, ...]

@@ -41,9 +41,7 @@ class Pool:
         self.peak_bytes = 0
         self.idle_bytes = 0
 
-    def empty(
-        self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, extent: int
-    ) -> torch.Tensor:
+    def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, extent: int) -> torch.Tensor:
         """An uninitialised CPU tensor; `extent` is the elements its storage must span."""
         nbytes = extent * dtype.itemsize
         if nbytes < SMALL:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from tilewright.emit.source import language_of
 from tilewright.loops.nest import Nest, describe
 from tilewright.passes.fusion import Fusion, Region, apart
 from tilewright.records import cache
@@ -25,7 +26,7 @@ from tilewright.tune.trial import Trial, race
 
 def settle(fusion: Fusion, *, measure: bool) -> Fusion:
     """`fusion` with the regions that measurement refuted taken apart."""
-    several = [region for region in fusion.regions if len(region.members) > 1]
+    several = [r for r in fusion.regions if len(r.members) > 1 and language_of(r.device) == "c++"]
     if measure:
         unknown = [(r, parts) for r in several if _kept(r) is None and (parts := apart(r)) is not None]
         for (region, _), trial in zip(unknown, race(unknown) if unknown else [], strict=True):

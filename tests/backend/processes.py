@@ -1,0 +1,37 @@
+"""Python processes that import this checkout, installed or not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(
+    arguments: Sequence[str], *, path: Sequence[Path] = (), env: Mapping[str, str] | None = None, stdin: bool = False
+) -> subprocess.Popen[str]:
+    """`python ARGUMENTS` in the root of the checkout, with `path` before its sources."""
+    folders = [*map(str, path), str(ROOT / "src"), str(ROOT)]
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **(env or {}), "PYTHONPATH": os.pathsep.join(folders)},
+        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(
+    arguments: Sequence[str], *, path: Sequence[Path] = (), env: Mapping[str, str] | None = None
+) -> tuple[str, str]:
+    """Output and errors of a process that must succeed."""
+    process = start(arguments, path=path, env=env)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output, errors

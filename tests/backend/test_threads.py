@@ -1,0 +1,98 @@
+"""Several threads, and backward on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch.nn import functional as F
+
+from tests.backend.compiling import assert_same, compiled, twin, with_grad
+from tilewright.runtime.pool import pool
+
+LARGE = (150, 300)
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x * 2) + torch.softmax(x, -1)
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(torch.tanh(x), x.shape[-1:])
+
+
+def check(run: Callable[..., torch.Tensor], eager: Callable[..., torch.Tensor], seed: int, times: int = 8) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(times):
+        x = torch.randn(LARGE, generator=generator, requires_grad=True)
+        y = twin(x)
+        ours, expected = run(x), eager(y)
+        ours.sum().backward()
+        expected.sum().backward()
+        assert_same(ours, expected)
+        assert_same(x.grad, y.grad)
+
+
+def in_threads(jobs: list[Callable[[], None]]) -> None:
+    with ThreadPoolExecutor(len(jobs)) as executor:
+        for future in [executor.submit(job) for job in jobs]:
+            future.result(timeout=60)
+
+
+def test_four_threads_share_one_compiled_function() -> None:
+    run = compiled(chain)
+    check(run, chain, 0, times=1)
+    in_threads([lambda seed=seed: check(run, chain, seed) for seed in range(4)])
+
+
+def test_four_threads_compile_and_run_their_own() -> None:
+    functions = [chain, norm, lambda x: chain(x) * 3, lambda x: norm(x) + x]
+    in_threads([lambda f=f, seed=seed: check(compiled(f), f, seed, times=4) for seed, f in enumerate(functions)])
+
+
+def test_new_sizes_from_several_threads() -> None:
+    run = compiled(chain, dynamic=True)
+
+    def sizes(offset: int) -> None:
+        for rows in range(2, 8):
+            x = torch.randn(rows + offset % 2, 40)
+            with torch.no_grad():
+                assert_same(run(x), chain(x))
+
+    in_threads([lambda offset=offset: sizes(offset) for offset in range(4)])
+
+
+def test_backward_from_another_thread() -> None:
+    x = with_grad(*LARGE)
+    y = twin(x)
+    result = compiled(chain)(x)
+    thread = threading.Thread(target=lambda: result.sum().backward())
+    thread.start()
+    thread.join(60)
+    chain(y).sum().backward()
+    assert_same(x.grad, y.grad)
+
+
+def test_a_result_that_dies_on_another_thread_returns_its_memory() -> None:
+    run = compiled(chain)
+    before = pool.live_bytes
+    held = [run(torch.randn(LARGE))]
+    assert pool.live_bytes > before
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join(60)
+    assert pool.live_bytes == before
+
+
+def test_another_number_of_threads_between_calls() -> None:
+    run = compiled(lambda x: (chain(x), x.sum(0)))
+    x = torch.randn(600, 300)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3, 2, 1):
+            torch.set_num_threads(count)
+            assert_same(run(x), (chain(x), x.sum(0)))
+    finally:
+        torch.set_num_threads(threads)

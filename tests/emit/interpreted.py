@@ -1,0 +1,151 @@
+"""What `test_triton.py` runs in a process of its own, with Triton's interpreter (`TRITON_INTERPRET=1`).
+
+Triton decides when it is first imported whether its library is interpreted, so these tests cannot
+share a process with others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from ctypes import c_void_p
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import fx
+
+from tests.emit.triton_programs import PROGRAMS, by_triton, graph_of, nests_of, run_graph, verify
+from tests.operators.samples import CALLS, VIEWS, combinations
+from tests.operators.test_table import Program as Calls
+from tilewright.emit.cpp import emit_cpp, translation_unit
+from tilewright.emit.triton import emit_triton
+from tilewright.loops.lower import Lowered
+from tilewright.measure.contract import compare
+from tilewright.measure.reference import reference_run
+from tilewright.records import cache
+from tilewright.records.errors import CompilerError
+from tilewright.records.measurement import Verified
+from tilewright.runtime import gpu
+from tilewright.runtime.compiler import load
+from tilewright.runtime.executable import TensorSpec
+from tilewright.runtime.gpu import TritonKernel, TritonStep, plan
+
+CPU = torch.device("cpu")
+FUSED = {"addcmul.default variant 0 specials torch.float32", "tanh_backward.default variant 0 one torch.int64"}
+"""Calls that depend on eager's fused multiply-add, which the interpreter rounds in between."""
+
+
+def in_small_blocks(lowered: Lowered) -> gpu.Launch:
+    """Many programs and many blocks, so that every edge falls inside the tensors."""
+    return plan(lowered.nest, processors=3, tile=64)
+
+
+@pytest.mark.parametrize("blocks", ["default", "small"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_kernels_keep_the_numbers_contract(name: str, blocks: str) -> None:
+    inputs = PROGRAMS[name].inputs(CPU)
+    graph = graph_of(PROGRAMS[name].function, *inputs)
+    run = by_triton(in_small_blocks) if blocks == "small" else by_triton()
+    results, made = run_graph(graph, inputs, CPU, run)
+    assert made
+    broken = [figures for figures in verify(graph, inputs, results) if not figures.ok]
+    assert broken == []
+
+
+CPP_CANNOT = "column sums beside a column's own sum"
+
+
+def test_kernels_agree_with_those_in_cpp() -> None:
+    """The C++ kernels, printed from the same nests, as another opinion than eager's."""
+    graphs, sources = {}, []
+    for number, (name, program) in enumerate(PROGRAMS.items()):
+        if name != CPP_CANNOT:
+            inputs = program.inputs(CPU)
+            graphs[name] = (inputs, graph_of(program.function, *inputs), f"p{number}_")
+            nests = [lowered.nest for lowered in nests_of(program.function, *inputs)]
+            sources += [emit_cpp(replace(nest, name=f"p{number}_{nest.name}")) for nest in nests]
+    library = load(translation_unit(sources))
+    for name, (inputs, graph, prefix) in graphs.items():
+
+        def by_cpp(lowered: Lowered, tensors: list[torch.Tensor], prefix: str = prefix) -> None:
+            pointers = (c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
+            getattr(library, prefix + lowered.nest.name)(pointers, 1)
+
+        ours, _ = run_graph(graph, inputs, CPU, by_triton())
+        theirs, _ = run_graph(graph, inputs, CPU, by_cpp)
+        pairs = reference_run(fx.GraphModule(torch.nn.Module(), graph), inputs)
+        for mine, other, pair in zip(ours, theirs, pairs, strict=True):
+            assert compare(mine, other, pair.truth).ok, name
+
+
+@pytest.fixture(scope="module")
+def checked() -> Mapping[str, list[tuple[str, Verified]]]:
+    """Calls of every operator with a body, by the name of its row."""
+    calls = Calls()
+    for number, (name, makers) in enumerate([*CALLS.items(), *VIEWS.items()]):
+        for variant, make in enumerate(makers):
+            for sample in combinations(number, variant):
+                label = f"{name} variant {variant} {sample.layout} {sample.dtype}"
+                calls.add(name, label, make, sample, view=name in VIEWS)
+    calls.graph.output(tuple(node for _, node in calls.results))
+    results, _ = run_graph(calls.graph, calls.tensors, CPU, by_triton())
+    found = defaultdict(list)
+    for (label, _), figures in zip(calls.results, verify(calls.graph, calls.tensors, results), strict=True):
+        found[label.split()[0]].append((label, figures))
+    return found
+
+
+@pytest.mark.parametrize("name", [*CALLS, *VIEWS])
+def test_operators_keep_the_numbers_contract(checked: Mapping[str, list[tuple[str, Verified]]], name: str) -> None:
+    assert checked[name]
+    assert [entry for entry in checked[name] if not entry[1].ok and entry[0] not in FUSED] == []
+
+
+def test_column_sums_are_the_same_at_every_run() -> None:
+    (lowered,) = nests_of(lambda x: x.sum(0), torch.randn(1000, 33))
+    x, results = torch.randn(1000, 33), [torch.empty(33), torch.empty(33)]
+    for result in results:
+        by_triton(in_small_blocks)(lowered, [x, result])
+    assert torch.equal(*results)
+
+
+def test_a_step_writes_where_it_is_told() -> None:
+    """Results into fresh storage in the asked layout, or over an operand that dies."""
+    (lowered,) = nests_of(lambda x: (x * 2, x.exp()), torch.randn(7, 33))
+    kernel = TritonKernel(lowered.nest, emit_triton(lowered.nest))
+    spec = TensorSpec.of(torch.empty(7, 33))
+    step = TritonStep("doubled", kernel, (0,), ((1, spec, 0), (2, spec, None)), CPU)
+    x = torch.randn(7, 33)
+    slots = [x.clone(), None, None]
+    address = slots[0].data_ptr()
+    step.run(slots)
+    assert slots[1].data_ptr() == address
+    assert torch.equal(slots[1], x * 2)
+    assert torch.allclose(slots[2], x.exp(), rtol=1e-6)
+
+
+def test_a_damaged_source_in_the_cache_is_written_again() -> None:
+    (lowered,) = nests_of(lambda x: x * 2, torch.randn(7))
+    source = emit_triton(lowered.nest, "kept in the cache")
+    TritonKernel(lowered.nest, source)
+    path = cache.entry(cache.key_of(source), ".py")
+    path.write_text("raise SystemExit")
+    gpu._module.cache_clear()
+    TritonKernel(lowered.nest, source)
+    assert path.read_text() == source
+
+
+def test_cpu_tensors_need_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    (lowered,) = nests_of(lambda x: x * 2, torch.randn(7))
+    kernel = TritonKernel(lowered.nest, emit_triton(lowered.nest))
+    monkeypatch.setattr(gpu, "interpreted", lambda: False)
+    with pytest.raises(CompilerError, match="TRITON_INTERPRET=1"):
+        kernel.launch([torch.randn(7), torch.empty(7)])
+
+
+def test_the_device_chooses_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TILEWRIGHT_TARGET", raising=False)
+    assert (gpu.target(CPU), gpu.target(torch.device("cuda"))) == ("c++", "triton")
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    assert gpu.target(CPU) == "triton"

@@ -1,0 +1,118 @@
+"""Random programs, compiled many at a time, keep the numbers contract: results and gradients.
+
+`TILEWRIGHT_FUZZ_GRAPHS` says how many (300 unless told). The programs are the same at every run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.fuzz.graphs import Graph, graphs
+from tilewright.backend import Recording, backend, recording
+from tilewright.measure.verify import verify
+from tilewright.records.measurement import Verified
+
+GRAPHS = int(os.environ.get("TILEWRIGHT_FUZZ_GRAPHS") or 300)
+TOGETHER = 25
+
+
+def drawn(count: int) -> list[Graph]:
+    """The first `count` programs that hypothesis draws from its fixed seed."""
+    found: list[Graph] = []
+
+    @settings(
+        max_examples=count,
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(graphs())
+    def collect(graph: Graph) -> None:
+        found.append(graph)
+
+    collect()
+    return found
+
+
+class Batch:
+    """Programs that are compiled together, as one function of all their inputs."""
+
+    def __init__(self, programs: Sequence[Graph], first: int) -> None:
+        self.programs = programs
+        self.seeds = [1000 * (first + i) for i in range(len(programs))]
+        self.owner = [i for i, graph in enumerate(programs) for _ in graph.inputs]
+
+    def function(self) -> Callable[..., list[list[torch.Tensor]]]:
+        functions = [graph.function(f"graph{i}") for i, graph in enumerate(self.programs)]
+        counts = [len(graph.inputs) for graph in self.programs]
+
+        def all_of_them(*tensors: torch.Tensor) -> list[list[torch.Tensor]]:
+            results, start = [], 0
+            for function, count in zip(functions, counts, strict=True):
+                results.append(function(*tensors[start : start + count]))
+                start += count
+            return results
+
+        return all_of_them
+
+    def check(self, training: bool) -> tuple[list[Verified], Recording]:
+        """The figures of every result and gradient; what compiling them recorded."""
+        torch._dynamo.reset()
+        function = self.function()
+        inputs = [t for graph, seed in zip(self.programs, self.seeds, strict=True) for t in graph.make_inputs(seed)]
+        with recording() as record:
+            compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+            rows = verify(function, compiled, inputs, seed=self.seeds[0], training=training)
+        return rows, record
+
+    def program_of(self, row: Verified) -> int:
+        """Which program a row belongs to: `output[3][0]` to program 3, `input 7` to whose input that is."""
+        number = int(re.search(r"\d+", row.tensor)[0])  # type: ignore[index]
+        return number if row.tensor.startswith("output") else self.owner[number]
+
+
+def failure(graph: Graph, seed: int, training: bool, rows: Sequence[Verified]) -> str:
+    """What to print: the shortest beginning of the program that fails alone, or the whole of it."""
+    for part in [*graph.prefixes(), graph]:
+        try:
+            alone, _ = Batch([part], seed // 1000).check(training)
+        except Exception as error:
+            return f"{part.reproducer(seed)}\n{type(error).__name__}: {error}"
+        broken = [row for row in alone if not row.ok]
+        if broken:
+            return part.reproducer(seed) + "\n" + "\n".join(map(str, broken))
+    return graph.reproducer(seed) + "\nfails only beside others:\n" + "\n".join(map(str, rows))
+
+
+ALL = drawn(GRAPHS)
+
+
+@pytest.mark.parametrize("first", range(0, len(ALL), TOGETHER))
+def test_random_graphs_keep_the_numbers_contract(first: int) -> None:
+    batch = Batch(ALL[first : first + TOGETHER], first)
+    # Every third batch is compiled for inference.
+    training = first // TOGETHER % 3 != 2
+    try:
+        rows, record = batch.check(training)
+    except Exception as error:
+        found = [failure(g, s, training, []) for g, s in zip(batch.programs, batch.seeds, strict=True)]
+        raise AssertionError("\n\n".join(text for text in found if "Error" in text)) from error
+    broken: dict[int, list[Verified]] = {}
+    for row in rows:
+        if not row.ok:
+            broken.setdefault(batch.program_of(row), []).append(row)
+    assert not broken, "\n\n".join(
+        failure(batch.programs[i], batch.seeds[i], training, rows) for i, rows in broken.items()
+    )
+    assert record.fallbacks == []
+    executables = [graph.executable for graph in record.graphs]
+    assert len(executables) == 1 + training
+    assert all(executable is not None and executable.kernels for executable in executables)

@@ -1,0 +1,218 @@
+"""Which operators become one kernel, and that every pair of neighbours says why it is or is not one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from examples import transformer_block
+from tests.passes.graphs import aten, is_view, neighbours
+from tilewright.account import Captured, capture
+from tilewright.passes.dropout import split_dropout
+from tilewright.passes.fusion import Fusion, apart, fuse
+from tilewright.passes.simplify import simplify
+from tilewright.records.program import Decision
+
+X = torch.zeros(6, 10)
+
+
+def fused(function: Callable[..., Any], *inputs: Tensor) -> tuple[fx.Graph, Fusion]:
+    graph = aten(function, *inputs)
+    simplify(graph)
+    split_dropout(graph)
+    return graph, fuse(graph, "forward")
+
+
+def members(fusion: Fusion) -> list[list[str]]:
+    return [[node.name for node in region.members] for region in fusion.regions]
+
+
+def decision(fusion: Fusion, producer: str, consumer: str) -> Decision:
+    (found,) = [d for d in fusion.decisions if (d.producer, d.consumer) == (producer, consumer)]
+    return found
+
+
+def assert_complete(graph: fx.Graph, fusion: Fusion) -> None:
+    """One row for each pair, found by walking the graph; regions hold each operator at most once."""
+    pairs = Counter((d.producer, d.consumer) for d in fusion.decisions)
+    assert pairs == Counter(neighbours(graph))
+    held = Counter(node for region in fusion.regions for node in region.members)
+    assert set(held.values()) <= {1} and not any(is_view(node) for node in held)
+    for row in fusion.decisions:
+        together = any({row.producer, row.consumer} <= set(names) for names in members(fusion))
+        assert (row.verdict == "taken") == together
+        assert row.reason and " at 0x" not in row.reason
+        assert (row.bytes_saved > 0) == together
+
+
+def naive_softmax(x: Tensor) -> Tensor:
+    m = x.max(dim=1)[0]
+    z = x - m[:, None]
+    e = torch.exp(z)
+    s = e.sum(dim=1)
+    return e / s[:, None]
+
+
+def test_naive_softmax_is_one_kernel() -> None:
+    graph, fusion = fused(naive_softmax, X)
+    assert members(fusion) == [["max_1", "sub", "exp", "sum_1", "div"]]
+    assert_complete(graph, fusion)
+    n, nm = 6 * 4, 6 * 10 * 4
+    saved = {(d.producer, d.consumer): d.bytes_saved for d in fusion.decisions}
+    # What was written and read of [N, M]; a second reader saves its own reading only.
+    assert saved == {
+        ("max_1", "sub"): (n + 6 * 8) + n,
+        ("sub", "exp"): 2 * nm,
+        ("exp", "sum_1"): 2 * nm,
+        ("exp", "div"): nm,
+        ("sum_1", "div"): 2 * n,
+    }
+    # 5NM + 2N read and 3NM + 2N written and N indices, less NM and NM; x itself is read twice by eager.
+    assert sum(saved.values()) == (8 * nm + 4 * n + 6 * 8) - 2 * nm - nm
+
+
+def test_gelu_dropout_residual_is_one_kernel_beside_the_draw() -> None:
+    graph, fusion = fused(lambda x, r: torch.native_dropout(F.gelu(x), 0.1, True)[0] + r, X, X)
+    (names,) = members(fusion)
+    assert names[0] == "gelu" and names[-1] == "add" and len(names) == 3
+    assert_complete(graph, fusion)
+    refused = {(d.producer, d.consumer): d.reason for d in fusion.decisions if d.verdict != "taken"}
+    assert refused == {("keep_mask", names[1]): "PyTorch's own generator draws the mask"}
+    assert [d.bytes_saved for d in fusion.decisions if d.verdict == "taken"] == [2 * 6 * 10 * 4] * 2
+
+
+def test_a_library_call_is_no_part_of_a_region() -> None:
+    graph, fusion = fused(lambda x, w: F.gelu(x @ w).sum(1), X, torch.zeros(10, 3))
+    assert members(fusion) == [["gelu", "sum_1"]]
+    assert_complete(graph, fusion)
+    row = decision(fusion, "mm", "gelu")
+    assert (row.verdict, row.reason) == ("impossible", "aten.mm.default is a library call")
+
+
+def test_no_kernel_waits_for_itself() -> None:
+    # add needs exp and the product, the product needs exp: in one kernel, it would wait for itself.
+    graph, fusion = fused(lambda x, w: (e := x.exp()) + e @ w, X, torch.zeros(10, 10))
+    assert members(fusion) == [["exp"], ["add"]]
+    assert_complete(graph, fusion)
+    row = decision(fusion, "exp", "add")
+    assert (row.verdict, row.reason) == ("impossible", "something outside needs one and is needed by the other")
+
+
+def test_a_cycle_through_a_view_is_seen() -> None:
+    graph, fusion = fused(lambda x, w: (e := x.exp().t()).t() + (e.t() @ w).sin(), X, torch.zeros(10, 10))
+    assert_complete(graph, fusion)
+    assert decision(fusion, "exp", "add").verdict == "impossible"
+    assert decision(fusion, "sin", "add").verdict == "taken"
+
+
+def test_a_tensor_and_its_transpose_meet_in_one_kernel() -> None:
+    square = torch.zeros(5, 5)
+    graph, fusion = fused(lambda x: x + x.t(), square)
+    assert members(fusion) == [["add"]]
+    assert_complete(graph, fusion)
+    (load,) = {buffer.elements for buffer in fusion.regions[0].lowered.nest.inputs}
+    assert load == 25
+
+
+def test_a_value_and_its_own_transpose_do_not() -> None:
+    graph, fusion = fused(lambda x: (e := x.exp()) + e.t(), torch.zeros(5, 5))
+    assert members(fusion) == [["exp"], ["add"]]
+    assert_complete(graph, fusion)
+    assert decision(fusion, "exp", "add").verdict == "impossible"
+
+
+def test_normalising_over_two_axes_in_turn_is_impossible() -> None:
+    graph, fusion = fused(lambda x: (y := x / x.sum(1, keepdim=True)) / y.sum(0, keepdim=True), X)
+    assert_complete(graph, fusion)
+    reasons = {d.reason for d in fusion.decisions if d.verdict == "impossible"}
+    assert reasons and all("reductions" in reason and "different axes" in reason for reason in reasons), reasons
+
+
+def test_row_and_column_sums_of_one_tensor_share_a_kernel() -> None:
+    graph, fusion = fused(lambda x: (e := x.exp(), e.sum(0), e.sum(1)), X)
+    assert members(fusion) == [["exp", "sum_1", "sum_2"]]
+    assert_complete(graph, fusion)
+    assert {d.reason for d in fusion.decisions} == {"is not read back"}
+
+
+def test_readers_of_one_tensor_share_its_reading() -> None:
+    graph, fusion = fused(lambda x: (x.exp(), x.sin()), X)
+    assert members(fusion) == [["exp", "sin"]]
+    assert [buffer.elements for buffer in fusion.regions[0].lowered.nest.inputs] == [60]
+    assert_complete(graph, fusion)
+
+
+def test_a_kernel_does_not_stream_from_too_many_tensors() -> None:
+    inputs = [torch.zeros(8) for _ in range(30)]
+    graph, fusion = fused(lambda *xs: sum(x.exp() for x in xs), *inputs)
+    assert_complete(graph, fusion)
+    assert any(d.verdict == "refused" and "tensors at once" in d.reason for d in fusion.decisions)
+    assert max(len(region.lowered.nest.buffers) for region in fusion.regions) <= 24
+
+
+def test_empty_and_complex_tensors_stay_with_pytorch() -> None:
+    graph, fusion = fused(lambda x, z: (x.exp().sin(), (z * 2).abs()), torch.zeros(0, 4), torch.zeros(3) + 0j)
+    assert fusion.regions == []
+    assert_complete(graph, fusion)
+    assert decision(fusion, "exp", "sin").reason == "a tensor is empty"
+    assert decision(fusion, "mul", "abs_1").reason == "complex64 has no loop form"
+
+
+def test_apart_gives_each_operator_a_kernel_that_reads_what_the_others_write() -> None:
+    _, fusion = fused(naive_softmax, X)
+    parts = apart(fusion.regions[0])
+    assert parts is not None
+    assert [[n.name for n in part.members] for part in parts] == [["max_1"], ["sub"], ["exp"], ["sum_1"], ["div"]]
+    assert len({part.name for part in parts}) == 5
+
+
+def test_names_say_what_a_kernel_computes() -> None:
+    _, fusion = fused(naive_softmax, X)
+    assert fusion.regions[0].name == "forward0_max_sub_exp_sum_and_more"
+    _, one = fused(lambda x: x.exp().exp(), X)
+    assert one.regions[0].name == "forward0_exp"
+
+
+@cache
+def block(dropout: float) -> Captured:
+    return capture(transformer_block.case(D=32, H=4, B=2, S=16, dropout=dropout), optimised=True)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_every_pair_of_neighbours_in_the_block_has_one_row(name: Any, dropout: float) -> None:
+    graph = block(dropout).graphs[name]
+    fusion = fuse(graph, name)
+    assert len(fusion.decisions) > 20
+    assert_complete(graph, fusion)
+    assert {d.verdict for d in fusion.decisions} == {"taken", "impossible"}
+    for row in fusion.decisions:
+        assert row.graph == name and row.passed_by == "fusion"
+        assert row.source is not None and row.source.startswith("transformer_block.py:"), row
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_block_fuses_what_a_person_would(dropout: float) -> None:
+    forward = fuse(block(dropout).graphs["forward"], "forward")
+    together = [{str(n.target).split(".")[1] for n in r.members if "." in str(n.target)} for r in forward.regions]
+    # The residual and the norm behind it; the tail of the feed-forward layer.
+    assert any({"add", "native_layer_norm"} <= names for names in together)
+    if dropout:
+        assert sum({"native_dropout_backward", "add"} <= names for names in together) == 2
+    backward = fuse(block(dropout).graphs["backward"], "backward")
+    together = [{str(n.target).split(".")[1] for n in r.members if "." in str(n.target)} for r in backward.regions]
+    # A bias' gradient is summed where the gradient of its product is made.
+    assert any({"gelu_backward", "sum"} <= names for names in together)
+    assert any({"native_layer_norm_backward", "add"} <= names for names in together)
+
+
+def test_planning_twice_gives_the_same_rows() -> None:
+    graph = block(0.1).graphs["forward"]
+    assert fuse(graph, "forward").decisions == fuse(graph, "forward").decisions

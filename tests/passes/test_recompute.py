@@ -1,0 +1,168 @@
+"""What is kept from forward to backward: enough, as little as PyTorch's own partitioner keeps, and never N²."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from examples import mlp, transformer_block
+from tests.passes.graphs import is_view
+from tilewright.graph.capture import cut
+from tilewright.passes.dropout import keep_mask
+from tilewright.passes.pipeline import optimise_joint, optimise_module
+from tilewright.passes.recompute import values_to_save
+from tilewright.passes.simplify import is_pure
+
+Model = Callable[..., Any]
+
+
+@dataclass
+class Partition:
+    """One way of cutting a joint graph."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    kept: list[fx.Node]
+    """The storages that backward gets from forward, without parameters and inputs."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(node.meta["val"].untyped_storage().nbytes() for node in self.kept)
+
+
+def kept(forward: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:
+    results = forward.graph.output_node().args[0]
+    assert isinstance(results, (list, tuple))
+    saved = [node for node in results[num_fwd_outputs:] if isinstance(node.meta.get("val"), Tensor)]
+    return [node for node in dict.fromkeys(map(origin, saved)) if node.op != "placeholder"]
+
+
+def origin(node: fx.Node) -> fx.Node:
+    """What a view shows; one result of several is itself."""
+    while is_view(node) and "getitem" not in str(node.target):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def partitions(model: Model, *inputs: Tensor, min_cut: bool = True) -> dict[str, Partition]:
+    """The same program cut by tilewright and (the joint graph as eager has it) by PyTorch."""
+    found: dict[str, Partition] = {}
+
+    def split(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        if min_cut:
+            theirs = fx.GraphModule(joint, fx.Graph())
+            theirs.graph.output(theirs.graph.graph_copy(joint.graph, {}))
+            theirs.recompile()
+            forward, backward = min_cut_rematerialization_partition(
+                theirs, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options
+            )
+            found["torch"] = Partition(forward, backward, kept(forward, num_fwd_outputs))
+        optimise_joint(joint.graph)
+        forward, backward = cut(joint, num_fwd_outputs, values_to_save)
+        found["ours"] = Partition(forward, backward, kept(forward, num_fwd_outputs))
+        return forward, backward
+
+    def interpret(module: fx.GraphModule, _: Any) -> Any:
+        def call(args: list[Any]) -> Any:
+            return module(*args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    def backend(module: fx.GraphModule, examples: Sequence[Tensor]) -> Any:
+        optimise_module(module)
+        return aot_autograd(fw_compiler=interpret, bw_compiler=interpret, partition_fn=split)(module, examples)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+    assert_same_step(model, compiled, inputs)
+    return found
+
+
+def assert_same_step(model: Model, compiled: Model, inputs: Sequence[Tensor]) -> None:
+    """Results and gradients of the cut program against eager's, from one generator state."""
+    outcomes = []
+    for function in (model, compiled):
+        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+        torch.manual_seed(0)
+        result = function(*leaves)
+        tangent = torch.linspace(-1, 1, result.numel()).reshape(result.shape)
+        outcomes.append((result.detach(), *torch.autograd.grad(result, [*leaves, *parameters], tangent)))
+    torch.testing.assert_close(outcomes[1], outcomes[0], rtol=2e-4, atol=2e-5)
+
+
+def calls(module: fx.GraphModule) -> list[str]:
+    return [str(n.target).removeprefix("aten.") for n in module.graph.nodes if n.op == "call_function"]
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_block_keeps_no_more_than_pytorch_would(dropout: float) -> None:
+    B, S, D, H = 2, 24, 16, 2
+    model = transformer_block.case(D=D, H=H, B=B, S=S, dropout=dropout).build()
+    found = partitions(model, draw(B, S, D))
+    ours, theirs = found["ours"], found["torch"]
+    assert ours.nbytes <= theirs.nbytes
+    # B·H·S² is no multiple of anything else that is kept.
+    assert all(S * S not in (n.meta["val"].numel(), n.meta["val"].numel() // (B * H)) for n in ours.kept)
+    assert not any(n.meta["val"].shape[-2:] == (S, S) for n in ours.kept)
+
+
+@pytest.mark.parametrize(
+    ("program", "shapes"),
+    [
+        (lambda x: F.gelu(x * 2 + 1).sum(0), [(5, 7)]),
+        (lambda x, r: F.dropout(F.gelu(x), 0.3) + r, [(6, 8), (6, 8)]),
+        (lambda x, w, b: F.layer_norm(x, (8,), w, b).sin(), [(6, 8), (8,), (8,)]),
+        (lambda x, w: F.gelu(x @ w) @ w.t(), [(6, 8), (8, 4)]),
+        (lambda x: (x - x.amax(1, keepdim=True)).exp().sum(1).log(), [(6, 8)]),
+        (lambda x, w: torch.relu(x @ w).sigmoid().tanh(), [(6, 8), (8, 4)]),
+    ],
+    ids=["gelu", "gelu dropout residual", "layer norm", "two products", "log-sum-exp", "chain"],
+)
+def test_small_programs_keep_no_more_than_pytorch_would(program: Model, shapes: list[tuple[int, ...]]) -> None:
+    found = partitions(program, *(draw(*shape) for shape in shapes))
+    assert found["ours"].nbytes <= found["torch"].nbytes
+
+
+def test_mlp_keeps_one_tensor_a_layer() -> None:
+    B, D, L = 4, 8, 3
+    ours = partitions(mlp.case(dimension=D, layers=L, batch=B).build(), draw(B, D))["ours"]
+    # What goes into each gelu; its result, which the next product needs, is computed again.
+    assert [str(n.target) for n in ours.kept] == ["aten.addmm.default"] * L
+    assert ours.nbytes == 4 * L * B * D
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+def test_draws_are_made_once_and_in_forward(dropout: float) -> None:
+    model = transformer_block.case(D=8, H=2, B=2, S=6, dropout=dropout).build()
+    ours = partitions(model, draw(2, 6, 8), min_cut=False)["ours"]
+    draws = [n for m in (ours.forward, ours.backward) for n in m.graph.nodes if n.target is keep_mask]
+    assert len(draws) == 2 and all(n.graph is ours.forward.graph for n in draws)
+    impure = [n for n in ours.backward.graph.nodes if n.op == "call_function" and not is_pure(n)]
+    assert impure == []
+    assert sum(n.meta["val"].dtype == torch.bool for n in ours.kept) == 2
+
+
+def test_a_product_is_not_computed_again() -> None:
+    ours = partitions(lambda x, w: torch.tanh(x @ w).exp(), draw(6, 8), draw(8, 4), min_cut=False)["ours"]
+    assert calls(ours.forward).count("mm.default") == 1
+    # Backward's two products are the gradients of x and w.
+    assert calls(ours.backward).count("mm.default") == 2
+
+
+def test_inputs_are_kept_for_nothing() -> None:
+    ours = partitions(lambda x: F.gelu(x.sin()).exp(), draw(5, 5), min_cut=False)["ours"]
+    assert ours.kept == []

@@ -1,0 +1,169 @@
+"""A schedule runs everything once, after what it reads, and draws and writes in the order of the graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx
+
+from tests.passes.graphs import aten, is_view
+from tilewright.passes.fusion import Region, fuse
+from tilewright.passes.schedule import Unit, schedule
+from tilewright.passes.simplify import is_pure, simplify
+
+SIZE = 3
+OPERATIONS = ("exp", "mul", "add", "matmul", "transpose", "rows", "draw", "sums")
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[list[tuple[str, int, int]], list[int], list[tuple[int, int]]]:
+    """Operations on earlier values, the values that are results, and writes of values to inputs at the end."""
+    steps: list[tuple[str, int, int]] = []
+    for number in range(draw(st.integers(1, 12))):
+        values = st.integers(0, 1 + number)
+        steps.append((draw(st.sampled_from(OPERATIONS)), draw(values), draw(values)))
+    results = draw(st.lists(st.integers(2, 1 + len(steps)), min_size=1, max_size=3, unique=True))
+    writes = draw(st.lists(st.tuples(st.integers(0, 1), st.integers(2, 1 + len(steps))), max_size=2))
+    return steps, results, writes
+
+
+def apply(operation: str, x: Tensor, y: Tensor) -> Tensor:
+    match operation:
+        case "exp":
+            return torch.exp(-x.abs())
+        case "mul":
+            return x * y
+        case "add":
+            return x + y
+        case "matmul":
+            return (x @ y) / SIZE
+        case "transpose":
+            return x.t()
+        case "rows":
+            return x[:1].expand(SIZE, SIZE)
+        case "draw":
+            return torch.rand_like(x)
+    return x.sum(1, keepdim=True).expand(SIZE, SIZE)
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(SIZE, SIZE, generator=generator), torch.randn(SIZE, SIZE, generator=generator)
+
+
+def run(units: list[Unit], graph: fx.Graph, values: dict[fx.Node, Any]) -> list[Tensor]:
+    """The units in their order; each finds what it reads, and a region leaves its outputs only."""
+
+    def call(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+        target: Any = node.target
+        return target(*args, **kwargs)
+
+    for unit in units:
+        if isinstance(unit, fx.Node):
+            values[unit] = call(unit, values)
+            continue
+        inside = {node: values[node] for node in unit.lowered.inputs}
+        wanted = {*unit.members, *unit.lowered.outputs}
+        for node in graph.nodes:
+            reachable = is_view(node) and set(node.all_input_nodes) <= set(inside)
+            if node in wanted or (reachable and node not in inside):
+                inside[node] = call(node, inside)
+        # In memory, a view has become a tensor of its own.
+        values.update({node: inside[node].clone() for node in unit.lowered.outputs})
+    results = graph.output_node().args[0]
+    assert isinstance(results, (list, tuple))
+    return [values[node] for node in results]  # type: ignore[index]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(programs())
+def test_any_program_runs_in_its_schedule(program: Any) -> None:
+    steps, results, writes = program
+
+    def function(a: Tensor, b: Tensor) -> list[Tensor]:
+        values = [a, b]
+        for operation, x, y in steps:
+            values.append(apply(operation, values[x], values[y]))
+        # Results of their own: what is written at the end must not show in them.
+        returned = [values[i].clone() for i in results]
+        for target, source in writes:
+            values[target].copy_(values[source].clone())
+        return returned
+
+    graph = aten(function, *inputs())
+    simplify(graph)
+    regions = fuse(graph, "forward").regions
+    units = schedule(graph, regions)
+    assert_whole(units, graph, regions)
+
+    ours, theirs = inputs(), inputs()
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    torch.manual_seed(4)
+    found = run(units, graph, dict(zip(placeholders, ours, strict=True)))
+    torch.manual_seed(4)
+    torch.testing.assert_close(found, function(*theirs))
+    torch.testing.assert_close(ours, theirs)
+
+
+def assert_whole(units: list[Unit], graph: fx.Graph, regions: list[Region]) -> None:
+    assert set(Counter(units).values()) <= {1}
+    assert set(regions) <= set(units)
+    # Draws and writes: all of them, in the graph's order.
+    calls = [n for n in graph.nodes if n.op == "call_function" and not is_view(n)]
+    assert [u for u in units if isinstance(u, fx.Node) and u in calls and not is_pure(u)] == [
+        n for n in calls if not is_pure(n)
+    ]
+    held = {node for region in regions for node in region.members}
+    assert not held & {u for u in units if isinstance(u, fx.Node)}
+
+
+def positions(units: list[Unit]) -> dict[str, int]:
+    return {unit.name: position for position, unit in enumerate(units)}
+
+
+def test_draws_keep_their_order_though_nobody_reads_the_first() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        late = torch.rand_like(x)
+        early = torch.randn_like(x)
+        return early.exp(), late.sin()
+
+    graph = aten(program, torch.zeros(3))
+    at = positions(schedule(graph, fuse(graph, "forward").regions))
+    assert at["rand_like"] < at["randn_like"]
+
+
+def test_what_reads_an_input_runs_before_it_is_written() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        product = y @ y
+        kept = x.exp()
+        x.copy_(product)
+        return kept
+
+    graph = aten(program, torch.zeros(3, 3), torch.zeros(3, 3))
+    regions = fuse(graph, "forward").regions
+    at = positions(schedule(graph, regions))
+    assert at[regions[0].name] < at["copy_"]
+
+
+def test_a_region_runs_late_but_before_its_reader() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        early = x.exp()
+        product = w @ w
+        return early @ product
+
+    graph = aten(program, torch.zeros(3, 3), torch.zeros(3, 3))
+    regions = fuse(graph, "forward").regions
+    at = positions(schedule(graph, regions))
+    assert at[regions[0].name] < at["mm_1"] and at["mm"] < at["mm_1"]
+
+
+def test_a_view_inside_a_kernel_does_not_run() -> None:
+    graph = aten(lambda x, w: (x.exp().t().sin(), w.t() @ w), torch.zeros(3, 4), torch.zeros(5, 2))
+    units = schedule(graph, fuse(graph, "forward").regions)
+    views = [unit for unit in units if isinstance(unit, fx.Node) and is_view(unit)]
+    assert [view.all_input_nodes[0].name for view in views] == ["w_1"]
