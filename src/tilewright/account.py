@@ -6,6 +6,7 @@ Nothing is computed: a capture ends as soon as its graphs are known.
 from __future__ import annotations
 
 import logging
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.cost.memory import MemoryStep, live_bytes
+from tilewright.cost.memory import MemoryStep, live_bytes, storage
 from tilewright.cost.nests import nest_cost
 from tilewright.cost.operators import operator_cost
 from tilewright.cost.symbols import pretty
@@ -38,6 +39,7 @@ from tilewright.records import program as records
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Cost, Decision, GraphName, OperatorClass, Program
+from tilewright.runtime.assemble import Scheduled, taken_over
 from tilewright.tune.settle import settle
 
 INPUT_NAME = re.compile(r"l_inputs_(\d+)_?$")
@@ -172,7 +174,7 @@ def account(case: Case, profile: DeviceProfile, *, measure: bool = False, device
     shapes = _shapes(case, eager)
     for name, graph in eager.graphs.items():
         program.operators += operators_before(name, graph, shapes[name], profile)
-        program.memory += _memory(name, "before", graph, _eager_steps(graph))
+        program.memory += _memory(name, "before", eager, _eager_steps(graph))
     shapes = _shapes(case, planned)
     for name, graph in planned.graphs.items():
         proposed = fuse(graph, name)
@@ -182,7 +184,7 @@ def account(case: Case, profile: DeviceProfile, *, measure: bool = False, device
         launches, regions = operators_after(name, units, shapes[name], profile)
         program.operators += launches
         program.regions += regions
-        program.memory += _memory(name, "after", graph, _planned_steps(units))
+        program.memory += _memory(name, "after", planned, _planned_steps(graph, units))
     return Account(program, eager, planned)
 
 
@@ -218,7 +220,7 @@ def operators_before(
 
 
 def _is_result_of_several(node: fx.Node) -> bool:
-    return calls.operator_name(node.target) == "getitem"
+    return node.op == "call_function" and node.target is operator.getitem
 
 
 def _operator(
@@ -286,7 +288,7 @@ def operators_after(
         if isinstance(unit, fx.Node):
             if not _is_result_of_several(unit):
                 record = _operator(name, "after", index, unit, operator_cost(unit, shapes), shapes, profile)
-                reads = tuple(dict.fromkeys(maker.get(n, n.name) for n in map(_behind_results, unit.all_input_nodes)))
+                reads = tuple(dict.fromkeys(maker.get(n, _behind_results(n).name) for n in unit.all_input_nodes))
                 launches.append(replace(record, inputs=reads))
             continue
         region = _region(name, unit, shapes, profile)
@@ -361,9 +363,15 @@ def _eager_steps(graph: fx.Graph) -> list[MemoryStep]:
     return [MemoryStep(n.name, tuple(n.all_input_nodes), (n,)) for n in graph.nodes if n.op == "call_function"]
 
 
-def _planned_steps(units: Sequence[Unit]) -> list[MemoryStep]:
+def _planned_steps(graph: fx.Graph, units: Sequence[Unit]) -> list[MemoryStep]:
+    over = taken_over(Scheduled(graph, list(units)))
     return [
-        MemoryStep(unit.name, unit.lowered.inputs, unit.lowered.outputs)
+        MemoryStep(
+            unit.name,
+            unit.lowered.inputs,
+            unit.lowered.outputs,
+            replaces=tuple(over[node] for node in unit.lowered.outputs if node in over),
+        )
         if isinstance(unit, Region)
         else MemoryStep(unit.name, tuple(unit.all_input_nodes), (unit,))
         for unit in units
@@ -371,11 +379,18 @@ def _planned_steps(units: Sequence[Unit]) -> list[MemoryStep]:
 
 
 def _memory(
-    name: GraphName, stage: records.Stage, graph: fx.Graph, steps: Sequence[MemoryStep]
+    name: GraphName, stage: records.Stage, captured: Captured, steps: Sequence[MemoryStep]
 ) -> list[records.MemoryPoint]:
     """Live bytes beyond what the caller holds anyway: saved tensors count, parameters and inputs do not."""
-    inputs = [n for n in graph.nodes if n.op == "placeholder" and not HELD_NAME.match(n.name)]
-    points = live_bytes(steps, inputs, graph.output_node().all_input_nodes)
+    graph = captured.graphs[name]
+    forward = {n.name: n for n in captured.graphs["forward"].nodes}
+    saved = [n for n in graph.nodes if n.op == "placeholder" and not HELD_NAME.match(n.name)]
+    # Backward is handed views, too; they share what forward made, or what the caller holds.
+    made = {node: storage(forward.get(node.name, node)) for node in saved}
+    standing = {storage: node for node, storage in reversed(made.items())}
+    same = {node: standing[storage] for node, storage in made.items()}
+    inputs = [node for node in saved if not HELD_NAME.match(made[node].name)]
+    points = live_bytes(steps, inputs, graph.output_node().all_input_nodes, same)
     return [
         records.MemoryPoint(name, stage, index, step.name, live)
         for index, (step, live) in enumerate(zip(steps, points, strict=True))

@@ -202,6 +202,9 @@ def _interpret(module: fx.GraphModule) -> Boxed:
 
 def _plan(name: GraphName, module: fx.GraphModule) -> CompiledGraph:
     fusion = settle(fuse(module.graph, name), measure=False)
+    for region in fusion.regions:
+        if region.device.type not in ("cpu", "cuda"):
+            raise CaptureError(f"no kernel is generated for the device {region.device}")
     scheduled = Scheduled(module.graph, schedule(module.graph, fusion.regions))
     sources = {region.name: source_of(region) for region in fusion.regions}
     return CompiledGraph(name, module.graph, module.graph, fusion, scheduled, sources)

@@ -48,7 +48,9 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"tilewright: {message}", file=sys.stderr)
+    # Without a command the help was printed, and its error has no text.
+    if message:
+        print(f"tilewright: {message}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -90,6 +92,8 @@ def explain(
 
     case = load_case(target, inputs, training=training)
     if tree:
+        if as_json:
+            raise UsageError("--tree is for reading; leave --json or --tree out")
         _show(tree_of_case(case))
         return
     with _working("capturing", quiet or as_json):

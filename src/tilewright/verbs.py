@@ -119,8 +119,10 @@ def optimize_case(
 ) -> Optimized:
     """Capture, explain, fuse, verify against float64, measure beside eager and Inductor, and store.
 
-    `seconds` bounds the timing; `tell` receives a line before each stage. Raises VerificationError
-    where the numbers contract does not hold (the run is written all the same).
+    `seconds` bounds the timing; `tell` receives a line before each stage. A tensor that breaks the
+    numbers contract has `ok=False` in `verified`; the run is written all the same, and nothing of it
+    is left where anything fails or the user interrupts. Raises CaptureError, InputError,
+    CompilerError (nothing can be raced without a compiler) or StoreError.
     """
     from tilewright.account import account
     from tilewright.hardware.detect import detect
@@ -128,30 +130,34 @@ def optimize_case(
     from tilewright.hardware.summary import machine_report
     from tilewright.measure.verify import verify
     from tilewright.report.page import write_page
+    from tilewright.runtime.compiler import find_compiler
     from tilewright.store.places import new_run_path
     from tilewright.store.run import Run
 
-    tell("measuring this machine's ceilings")
-    profile = local_profile(device=device)
-    tell("pricing every operator, racing every fusion")
-    accounted = account(case, profile, measure=device == "cpu", device=device)
-    tell("compiling")
-    subject = Subject(case, device)
-    subject.call("tilewright")
-    tell("verifying against float64")
-    verified = verify(subject.model, subject.functions["tilewright"], subject.inputs, seed=1, training=case.training)
-    tell("timing every kernel")
-    program = with_times(accounted, subject.recording)
-    tell(f"timing tilewright beside {' and '.join(PEERS)}")
-    measurements = measure(subject, program, suite="optimize", seconds=seconds)
-    ceilings = ceilings_of(profile)
-    machine = dict(machine_report(detect(), (), None))
+    if device == "cpu":
+        find_compiler()
     path = new_run_path(case.name)
+    machine = dict(machine_report(detect(), (), None))
+    # Begun before the work, which takes a minute: a folder that cannot be written is said at once.
     with Run.create(
         path, command=command, target=case.name, case=case.name, dims=case.named_sizes(), machine=machine
     ) as run:
+        tell("measuring this machine's ceilings")
+        profile = local_profile(device=device)
+        tell("pricing every operator, racing every fusion")
+        accounted = account(case, profile, measure=device == "cpu", device=device)
+        tell("compiling")
+        subject = Subject(case, device)
+        subject.call("tilewright")
+        tell("verifying against float64")
+        ours = subject.functions["tilewright"]
+        verified = verify(subject.model, ours, subject.inputs, seed=1, training=case.training)
+        tell("timing every kernel")
+        program = with_times(accounted, subject.recording)
+        tell(f"timing tilewright beside {' and '.join(PEERS)}")
+        measurements = measure(subject, program, suite="optimize", seconds=seconds)
         run.add_program(program)
-        run.add_ceilings(ceilings)
+        run.add_ceilings(ceilings_of(profile))
         run.add_verified(verified)
         run.add_measurements(measurements)
     page = write_page(path, path.with_suffix(".html"))
@@ -202,8 +208,8 @@ class Subject:
 
         def call(*inputs: torch.Tensor) -> Any:
             if not held:
-                held.append(self.model(*inputs))
-            return function(held[0], *inputs)
+                held.extend(t.clone() for t in _tensors(self.model(*inputs)))
+            return function(held, *inputs)
 
         return call
 
@@ -219,7 +225,8 @@ class Subject:
         results = [t for t in _tensors(function(*self.inputs)) if t.requires_grad]
         if self.gradients is None:
             self.gradients = [torch.randn_like(t) for t in results]
-        torch.autograd.backward(results, self.gradients)
+        if results:
+            torch.autograd.backward(results, self.gradients)
         self._drop_gradients()
 
     def _drop_gradients(self) -> None:
@@ -238,25 +245,22 @@ def _eager_with_sdpa(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[
     return module.forward
 
 
-def _written_to(model: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def call(out: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-        return out.copy_(model(*inputs))
+def _written_to(model: Callable[..., Any]) -> Callable[..., None]:
+    def call(out: list[torch.Tensor], *inputs: torch.Tensor) -> None:
+        for held, result in zip(out, _tensors(model(*inputs)), strict=True):
+            held.copy_(result)
 
     return call
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
+    """Every tensor inside tuples, lists and dicts, in order."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    return (
-        [t for v in value for t in _tensors(v)]
-        if isinstance(value, (list, tuple)) or hasattr(value, "__iter__")
-        else []
-    )
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def with_times(accounted: Account, recording: Recording) -> Program:

@@ -103,7 +103,8 @@ class Compiled(Dataset[torch.Tensor]):
         return 6
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return RUN(X + index)[:2]
+        rows: torch.Tensor = RUN(X + index)[:2]
+        return rows
 
 
 def data_loader_workers() -> None:

@@ -116,6 +116,9 @@ def test_a_function_that_only_writes() -> None:
 class Counting(nn.Module):
     """A running mean and a counter as buffers, as BatchNorm has them."""
 
+    calls: torch.Tensor
+    mean: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(20, 20)
@@ -184,3 +187,13 @@ def test_writing_to_a_constant_result_changes_no_later_call() -> None:
     for result in run(x):
         result.zero_()
     assert_same(run(x), function(x))
+
+
+def test_storage_is_not_taken_over_while_an_unknown_view_shows_it() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = x @ w
+        pairs = torch.view_as_complex(h.view(-1, 2))
+        k = F.gelu(h)
+        return k.sum(), k @ w, (pairs * 1j).real
+
+    agrees(function, [torch.randn(64, 64) / 8, torch.randn(64, 64) / 8])

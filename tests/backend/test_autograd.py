@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -96,11 +98,17 @@ def test_detached_results() -> None:
     agrees(function, [with_grad(40, 20)], backward=True)
 
 
-def test_results_may_be_written_before_backward() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x) * 2 + 1
+def pooled(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x) * 2 + 1
 
-    x = with_grad(300, 200)  # large enough to come from the pool
+
+def in_the_storage_of_an_operand(x: torch.Tensor) -> torch.Tensor:
+    return (x @ torch.ones(200, 200)) * 2
+
+
+@pytest.mark.parametrize("function", [pooled, in_the_storage_of_an_operand])
+def test_results_may_be_written_before_backward(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = with_grad(300, 200)
     y = twin(x)
     for result in (compiled(function)(x), function(y)):
         result.add_(1)

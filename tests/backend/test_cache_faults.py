@@ -63,8 +63,8 @@ def test_an_unwritable_cache_is_said_once_and_done_without(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     number = random.random()
     x = torch.randn(20, 30)
-    for factor in (number, number + 1):
-        assert_same(compiled(lambda x, f=factor: torch.softmax(x * f, -1))(x), torch.softmax(x * factor, -1))
+    assert_same(compiled(lambda x: torch.softmax(x * number, -1))(x), torch.softmax(x * number, -1))
+    assert_same(compiled(lambda x: torch.tanh(x) - number)(x), torch.tanh(x) - number)
     (line,) = said(capsys)
     assert line.startswith("tilewright: kernels are compiled for this process alone: cannot use the cache")
     assert line.endswith("Not a directory; set TILEWRIGHT_CACHE to a writable folder")

@@ -130,7 +130,7 @@ class TestFallback:
 
 def test_strict_makes_it_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "missing-c++")
-    with pytest.raises(Exception, match="CompilerError: no C.. compiler: 'missing-c..' is not on PATH"):
+    with pytest.raises(Exception, match=r"CompilerError: no C\+\+ compiler: 'missing-c\+\+' is not on PATH"):
         compiled(new_function())(torch.randn(4, 5))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch.nn import functional as F
@@ -44,12 +45,12 @@ def in_threads(jobs: list[Callable[[], None]]) -> None:
 def test_four_threads_share_one_compiled_function() -> None:
     run = compiled(chain)
     check(run, chain, 0, times=1)
-    in_threads([lambda seed=seed: check(run, chain, seed) for seed in range(4)])
+    in_threads([partial(check, run, chain, seed) for seed in range(4)])
 
 
 def test_four_threads_compile_and_run_their_own() -> None:
     functions = [chain, norm, lambda x: chain(x) * 3, lambda x: norm(x) + x]
-    in_threads([lambda f=f, seed=seed: check(compiled(f), f, seed, times=4) for seed, f in enumerate(functions)])
+    in_threads([partial(check, compiled(f), f, seed, times=4) for seed, f in enumerate(functions)])
 
 
 def test_new_sizes_from_several_threads() -> None:
@@ -61,7 +62,7 @@ def test_new_sizes_from_several_threads() -> None:
             with torch.no_grad():
                 assert_same(run(x), chain(x))
 
-    in_threads([lambda offset=offset: sizes(offset) for offset in range(4)])
+    in_threads([partial(sizes, offset) for offset in range(4)])
 
 
 def test_backward_from_another_thread() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 MOST_ELEMENTS = 20_000
+LARGEST = 1000.0
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
 
@@ -76,7 +77,6 @@ REDUCTIONS = [
     "{f} - {f}.mean({d}, keepdim=True)",
     "{f} * torch.rsqrt({f}.square().mean({d}, keepdim=True) + 0.5)",
     "({f} @ {s}.mT) * 0.2",
-    "torch.softmax({f} @ {s}.mT, -1) @ {s}",
 ]
 VIEWS = [
     "{f}.reshape(-1)",
@@ -127,21 +127,19 @@ class Input:
     dtype: torch.dtype
     lies: str
 
-    def make(self, seed: int, device: str = "cpu") -> torch.Tensor:
+    def make(self, seed: int) -> torch.Tensor:
         """The same values for the same seed; floats want gradients."""
         shape, strided = list(self.shape), None
         if self.lies == "transposed":
-            strided = self._draw([*shape[:-2], *reversed(shape[-2:])], seed, device).mT
+            strided = self._draw([*shape[:-2], *reversed(shape[-2:])], seed).mT
         elif self.lies == "gapped":
-            strided = self._draw([*shape[:-1], 2 * shape[-1] + 3], seed, device)[..., 1 : 1 + 2 * shape[-1] : 2]
+            strided = self._draw([*shape[:-1], 2 * shape[-1] + 3], seed)[..., 1 : 1 + 2 * shape[-1] : 2]
         elif self.lies == "expanded":
-            strided = self._draw([1, *shape[1:]], seed, device).expand(shape)
-        tensor = self._draw(shape, seed, device) if strided is None else strided
-        return tensor.detach().requires_grad_(tensor.is_floating_point() and device == "cpu")
+            strided = self._draw([1, *shape[1:]], seed).expand(shape)
+        tensor = self._draw(shape, seed) if strided is None else strided
+        return tensor.detach().requires_grad_(tensor.is_floating_point())
 
-    def _draw(self, shape: Sequence[int], seed: int, device: str) -> torch.Tensor:
-        if device == "meta":
-            return torch.empty(list(shape), dtype=self.dtype, device=device)
+    def _draw(self, shape: Sequence[int], seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
         if self.dtype.is_floating_point:
             return torch.randn(list(shape), generator=generator).to(self.dtype)
@@ -171,9 +169,10 @@ class Graph:
         return [given.make(seed + number) for number, given in enumerate(self.inputs)]
 
     def prefixes(self) -> Iterator[Graph]:
-        """The programs that return one value each, in the order of the statements."""
+        """The programs that return one value each, in the order of the statements, and all draws before it."""
         for position in range(len(self.statements)):
-            yield replace(self, statements=self.statements[: position + 1], results=(f"v{position}",))
+            statements = self.statements[: position + 1]
+            yield replace(self, statements=statements, results=(f"v{position}", *draws(statements)))
 
     def reproducer(self, seed: int) -> str:
         """A program that shows the failure, with nothing left out."""
@@ -182,11 +181,11 @@ class Graph:
 
 
 class Pool:
-    """What a program being drawn may use: names with shape and dtype, from running it on meta tensors."""
+    """What a program being drawn may use, from running it as it grows."""
 
     def __init__(self, random: Random, inputs: Sequence[Input]) -> None:
         self.random = random
-        self.values = {f"x{i}": given.make(0, "meta") for i, given in enumerate(inputs)}
+        self.values = {f"x{i}": given.make(i).detach() for i, given in enumerate(inputs)}
 
     def pick(self, wanted: Callable[[torch.Tensor], bool]) -> str | None:
         """A value that will do: as often one of the newest three as any other, so that programs get deep."""
@@ -214,10 +213,11 @@ class Pool:
     def run(self, statement: str) -> torch.Tensor | None:
         """The value of a statement, or None where PyTorch has none or it is too large."""
         try:
-            value = eval(statement, {"torch": torch, "F": F}, self.values)
+            value: torch.Tensor = eval(statement, {"torch": torch, "F": F}, self.values)
         except (RuntimeError, IndexError, NotImplementedError, ValueError, TypeError):
             return None
-        return value if value.numel() <= MOST_ELEMENTS else None
+        modest = not value.is_floating_point() or bool((value.abs() < LARGEST).all())
+        return value if value.numel() <= MOST_ELEMENTS and modest else None
 
 
 def fits(letter: str, first: torch.Tensor | None, value: torch.Tensor) -> bool:
@@ -274,6 +274,13 @@ def graphs(draw: st.DrawFn) -> Graph:
     if not statements:
         statements.append("x0 + x0")
     names = [f"v{i}" for i in range(len(statements))]
-    # A draw that nobody reads is dropped by AOTAutograd, and every draw after it is another one than eager's.
-    drawn = [name for name, statement in zip(names, statements, strict=True) if "dropout" in statement]
-    return Graph(given, tuple(statements), (names[-1], *drawn, *random.choices(names, k=random.randint(0, 2))))
+    others = random.choices(names, k=random.randint(0, 2))
+    return Graph(given, tuple(statements), (names[-1], *draws(statements), *others))
+
+
+def draws(statements: Sequence[str]) -> list[str]:
+    """The names of random values, which programs return.
+
+    A draw that nobody reads is dropped by AOTAutograd, and every draw after it is another one than eager's.
+    """
+    return [f"v{i}" for i, statement in enumerate(statements) if "dropout" in statement]

@@ -83,7 +83,10 @@ class Operands:
 
     @cached_property
     def modest(self) -> torch.Tensor:
-        """The first operand without infinities and the largest: eager's GELU gives NaN and Inf there."""
+        """The first operand without infinities and the largest.
+
+        Eager's GELU gives NaN and Inf there, and its addcmul does not round the product.
+        """
         return self.x.clamp(-1e4, 1e4) if self.special and self.dtype.is_floating_point else self.x
 
     @cached_property
@@ -194,7 +197,7 @@ CALLS: dict[str, list[Maker]] = {
     "div.Scalar": NUMBERS,
     "pow.Tensor_Tensor": [binary],
     "pow.Tensor_Scalar": [lambda o, e=e: call(o.x, e) for e in (2, 3, 4, 1, 0, -1, -2, 0.5, -0.5, 2.0, 1.7)],
-    "addcmul.default": [lambda o: call(o.x, o.y, o.like), lambda o: call(o.x, o.y, o.like, value=2)],
+    "addcmul.default": [lambda o: call(o.modest, o.y, o.like), lambda o: call(o.modest, o.y, o.like, value=2)],
     "addcdiv.default": [lambda o: call(o.x, o.y, o.like), lambda o: call(o.x, o.y, o.like, value=2)],
     "lerp.Scalar": [lambda o: call(o.x, o.y, 0.3), lambda o: call(o.x, o.y, 0.8)],
     "where.self": [lambda o: call(o.mask, o.x, o.y), lambda o: call(o.mask, o.x, torch.tensor(1.5))],
@@ -327,7 +330,7 @@ VIEWS: dict[str, list[Maker]] = {
     "alias.default": [unary],
     "detach.default": [unary],
     "lift_fresh_copy.default": [unary],
-    "slice.Tensor": [lambda o: call(o.x, 0, 0, 2**63 - 1), lambda o: call(o.x, -1, 1, 3)],
+    "slice.Tensor": [lambda o: call(o.x, 0, 0, 2**63 - 1), lambda o: call(o.x, -1, -1, 2**63 - 1)],
 }
 """Layout rows: compiled between two negations, because a view alone is no kernel."""
 

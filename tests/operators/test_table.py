@@ -54,8 +54,9 @@ def overload(name: str) -> Any:
 def compiled(graph: fx.Graph) -> tuple[Executable, dict[fx.Node, str]]:
     """A graph as the backend would run it, and the kernel that computes each value in memory."""
     fusion = fuse(graph, "forward")
-    library = load(translation_unit([emit_cpp(region.lowered.nest) for region in fusion.regions]))
-    executable = assemble(Scheduled(graph, schedule(graph, fusion.regions)), library)
+    sources = {region.name: emit_cpp(region.lowered.nest) for region in fusion.regions}
+    library = load(translation_unit(list(sources.values())))
+    executable = assemble(Scheduled(graph, schedule(graph, fusion.regions)), sources, library)
     return executable, {node: r.name for r in fusion.regions for node in r.lowered.outputs}
 
 

@@ -80,7 +80,7 @@ def run(units: list[Unit], graph: fx.Graph, values: dict[fx.Node, Any]) -> list[
     return [values[node] for node in results]  # type: ignore[index]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(programs())
 def test_any_program_runs_in_its_schedule(program: Any) -> None:
     steps, results, writes = program

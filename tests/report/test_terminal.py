@@ -81,10 +81,10 @@ def naive_softmax(planned: bool = True) -> Program:
 def test_the_naive_softmax_reads_and_writes_what_the_definitions_say() -> None:
     text = printed(show_explain(naive_softmax(), [], {"N": N, "M": M}))
     before, after = text.split("after fusion:")
-    assert "reads 5*M*N + 2*N  writes 3*M*N + 2*N\n" in before.replace(" \n", "\n")
+    assert "reads 5·N·M + 2·N  writes 3·N·M + 2·N\n" in before.replace(" \n", "\n")
     assert "\n  unused N (indices of max)\n" in before
     assert "before fusion: 5 launches" in before and "floor 5.00 ms" in before
-    assert "reads M*N  writes M*N" in after and " 1 launch," in after and "floor 1.50 ms" in after
+    assert "reads N·M  writes N·M" in after and " 1 launch," in after and "floor 1.50 ms" in after
     assert "unused N" not in after
     assert "N = 4,000, M = 5,000" in before
 
@@ -95,13 +95,29 @@ def test_the_unused_values_have_a_line_of_their_own() -> None:
     assert line.split() == ["unused:", "indices", "of", "max", "N"]
 
 
+def test_what_fusion_saves_is_the_difference_of_the_totals() -> None:
+    text = printed(show_explain(naive_softmax(), [], {"N": N, "M": M}))
+    # 8·N·M + 4·N values of 4 bytes and N indices of 8, less 2·N·M.
+    assert "vanished: 480 MB\n  reads 4·N·M + 2·N  writes 2·N·M + 2·N" in text.replace(" \n", "\n")
+    assert "vanished" not in printed(show_explain(naive_softmax(planned=False), [], {}))
+
+
+def test_matrix_products_are_summed_on_their_own() -> None:
+    program = naive_softmax()
+    cost = Cost(flops=2 * N * N * M, flops_symbolic="2*M*N**2", reads_symbolic="0", writes_symbolic="0")
+    program.operators.append(replace(program.operators[0], name="mm", operator_class="compute", cost=cost))
+    text = printed(show_explain(program, [], {"N": N, "M": M}))
+    assert "matmul FLOPs 2·N²·M\n" in text.replace(" \n", "\n")
+    assert text.count("matmul FLOPs") == 1
+
+
 def test_an_unknown_cost_is_never_zero() -> None:
     broken = naive_softmax(planned=False)
     broken.operators[2] = replace(broken.operators[2], cost=Cost(provenance="unknown"), floor_us=None)
     text = printed(show_explain(broken, [], {}))
     (line,) = [line for line in text.splitlines() if line.startswith("2  exp")]
     assert line.count("unknown") == 3
-    assert "reads 4*M*N + 2*N" in text
+    assert "reads 4·M·N + 2·N" in text
     assert "and 1 of unknown cost, in none of these sums" in text
 
 
@@ -109,13 +125,13 @@ def test_a_term_without_a_formula_leaves_the_number() -> None:
     plain = naive_softmax(planned=False)
     cost = replace(plain.operators[2].cost, reads_symbolic=None)
     plain.operators[2] = replace(plain.operators[2], cost=cost)
-    assert "reads 100 M  writes 3*M*N + 2*N" in printed(show_explain(plain, [], {}))
+    assert "reads 100 M  writes 3·M·N + 2·N" in printed(show_explain(plain, [], {}))
 
 
 @pytest.mark.parametrize("width", [60, 80, 110, 200])
 def test_totals_and_floors_are_whole_at_any_width(width: int) -> None:
     text = printed(show_explain(naive_softmax(), CEILINGS, {"N": N, "M": M}), width)
-    assert "reads 5*M*N + 2*N  writes 3*M*N + 2*N" in text
+    assert "reads 5·N·M + 2·N  writes 3·N·M + 2·N" in text
     assert text.count("1.00 ms") == 5
     assert all(len(line) <= width for line in text.splitlines())
     assert ("naive_softmax.py:12: the line of max_1" in text) == (width == 200)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tilewright.graph import calls
@@ -22,25 +23,36 @@ class MemoryStep:
     replaces: tuple[Node, ...] = ()
 
 
-def live_bytes(steps: Sequence[MemoryStep], inputs: Sequence[Node], results: Sequence[Node]) -> list[int]:
+def live_bytes(
+    steps: Sequence[MemoryStep],
+    inputs: Sequence[Node],
+    results: Sequence[Node],
+    same: Mapping[Node, Node] = MappingProxyType({}),
+) -> list[int]:
     """Bytes alive while each step runs, the step's own results included.
 
     `inputs` that die inside (saved tensors of a backward graph) are alive from the start; `results`
-    live to the end. Views live in the storage they show.
+    live to the end. Views live in the storage they show; `same` gives inputs that share one storage
+    the input that stands for it.
     """
+
+    def home(node: Node) -> Node:
+        shown = storage(node)
+        return same.get(shown, shown)
+
     last: dict[Node, int] = {}
     for position, step in enumerate(steps):
         for node in step.reads:
-            last[storage(node)] = position
+            last[home(node)] = position
     for node in results:
-        last[storage(node)] = len(steps)
-    alive = {storage(node): nbytes(node) for node in inputs}
+        last[home(node)] = len(steps)
+    alive = {home(node): nbytes(home(node)) for node in inputs}
     points: list[int] = []
     for position, step in enumerate(steps):
         for node in step.replaces:
-            alive.pop(storage(node), None)
+            alive.pop(home(node), None)
         for node in step.makes:
-            if storage(node) is node:
+            if home(node) is node:
                 alive[node] = nbytes(node)
         points.append(sum(alive.values()))
         alive = {node: size for node, size in alive.items() if last.get(node, -1) > position}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import sympy
 
+from tilewright.cost.memory import storage
 from tilewright.cost.symbols import total
+from tilewright.graph import calls
 from tilewright.graph.dims import SymbolicShapes
 from tilewright.loops.lower import Lowered
 from tilewright.loops.nest import Buffer
@@ -17,44 +20,64 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import Node
 
-NBYTES = {
-    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,
-    "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
+Moved = tuple["Node", int]
+"""A tensor, and how many of its elements a kernel touches."""
 
 
 def nest_cost(lowered: Lowered, members: Iterable[Cost], symbolic: SymbolicShapes) -> Cost:
-    """What the kernel of a region moves (each buffer's elements once) and computes (what its members do)."""
+    """What the kernel of a region moves (each element once) and computes (what its members do)."""
     nest = lowered.nest
     work = total(members)
+    read = list(_distinct(lowered.inputs, nest.inputs))
+    written = list(_distinct(lowered.outputs, nest.outputs))
     return Cost(
-        reads=sum(b.elements for b in nest.inputs),
-        writes=sum(b.elements for b in nest.outputs),
-        bytes_read=_nbytes(nest.inputs),
-        bytes_written=_nbytes(nest.outputs),
+        reads=sum(elements for _, elements in read),
+        writes=sum(elements for _, elements in written),
+        bytes_read=_nbytes(read),
+        bytes_written=_nbytes(written),
         flops=work.flops,
         transcendentals=work.transcendentals,
-        reads_symbolic=_formula(lowered.inputs, nest.inputs, symbolic),
-        writes_symbolic=_formula(lowered.outputs, nest.outputs, symbolic),
+        reads_symbolic=_formula(read, symbolic),
+        writes_symbolic=_formula(written, symbolic),
         flops_symbolic=work.flops_symbolic,
         provenance=work.provenance,
     )
 
 
-def _nbytes(buffers: Sequence[Buffer]) -> int:
-    return sum(b.elements * NBYTES[b.dtype] for b in buffers)
-
-
-def _formula(nodes: Sequence[Node], buffers: Sequence[Buffer], symbolic: SymbolicShapes) -> str | None:
-    """The elements of all buffers in the case's dimensions; None where a shape has no formula."""
-    terms: list[sympy.Expr] = []
+def _distinct(nodes: Sequence[Node], buffers: Sequence[Buffer]) -> Iterator[Moved]:
+    """Views of one tensor (x and its transpose) share elements: together they are that tensor at most."""
+    views: dict[Node, list[Moved]] = {}
     for node, buffer in zip(nodes, buffers, strict=True):
+        views.setdefault(storage(node), []).append((node, buffer.elements))
+    for whole, parts in views.items():
+        tensor = _tensor(whole)
+        elements = prod(n for n, stride in zip(calls.shape_of(tensor), calls.strides_of(tensor), strict=True) if stride)
+        if sum(count for _, count in parts) > elements:
+            yield whole, elements
+        else:
+            yield from parts
+
+
+def _tensor(node: Node) -> Tensor:
+    tensor = calls.output(node)
+    assert tensor is not None
+    return tensor
+
+
+def _nbytes(moved: Iterable[Moved]) -> int:
+    return sum(elements * _tensor(node).element_size() for node, elements in moved)
+
+
+def _formula(moved: Iterable[Moved], symbolic: SymbolicShapes) -> str | None:
+    """The elements of all tensors in the case's dimensions; None where a shape has no formula."""
+    terms: list[sympy.Expr] = []
+    for node, count in moved:
         shape = symbolic.of_outputs(node)[0]
         if shape is None:
             return None
-        value: Tensor = node.meta["val"]
-        elements = sympy.Mul(*(n for n, stride in zip(shape, value.stride(), strict=True) if stride))
-        if symbolic.number(elements) != buffer.elements:
+        strides = calls.strides_of(_tensor(node))
+        elements = sympy.Mul(*(n for n, stride in zip(shape, strides, strict=True) if stride))
+        if symbolic.number(elements) != count:
             return None
         terms.append(elements)
     return str(sympy.expand(sympy.Add(*terms)))

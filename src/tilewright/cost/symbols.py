@@ -37,7 +37,7 @@ def parse(text: str) -> sympy.Expr:
         value = sympy.expand(_expression(tree)) if _terms(tree) <= MOST_TERMS else sympy.nan
         if not value.has(sympy.nan, sympy.zoo):
             return value
-    except (SyntaxError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         pass
     raise ValueError(f"{text[:80]!r} is no formula of named dimensions")
 
@@ -56,7 +56,7 @@ def _expression(node: ast.expr) -> sympy.Expr:
                 return _expression(base) ** power
         case ast.BinOp(left, operation, right) if type(operation) in OPERATIONS:
             return OPERATIONS[type(operation)](_expression(left), _expression(right))
-    raise ValueError(f"no formula: {type(node).__name__}")
+    raise ValueError(type(node).__name__)
 
 
 def _terms(node: ast.expr) -> int:

@@ -314,6 +314,11 @@ class _Kernel:
             return self._sum_type(step)
         return COMPUTED[step.dtype]
 
+    def _is_double_sum(self, i: int) -> bool:
+        """Whether `total{i}` holds the value of a step more exactly than the step itself."""
+        step = self.nest.steps[i]
+        return step.name == "reduce_cols" and step.kind == "sum" and step.dtype == "float32"
+
     def _one_sign(self, i: int) -> bool:
         """Whether a value is known to be positive or zero wherever it is computed."""
         step = self.nest.steps[i]
@@ -462,6 +467,10 @@ class _Kernel:
             return f"{args[0]} != 0" if step.dtype == "bool" else f"({COMPUTED[step.dtype]}){args[0]}"
         if step.name == "where":
             return f"{args[0]} ? {args[1]} : {args[2]}"
+        if step.name == "div" and step.level in (Level.ROW, Level.SCALAR) and self._is_double_sum(step.args[0]):
+            # Divided before it is rounded: the mean of equal values is that value. Overflow stays.
+            total = step.args[0]
+            return f"tw_isinf(v{total}) ? v{total} : ({COMPUTED[step.dtype]})(total{total} / {args[1]})"
         if step.name in INFIX:
             return f"({COMPUTED[step.dtype]})({args[0]} {INFIX[step.name]} {args[1]})"
         if step.name in ("neg", "bitnot"):

@@ -10,35 +10,12 @@ because their terms may cancel.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable
-
 from tilewright.emit.triton_form import Form, carrier
-from tilewright.emit.triton_step import combine, expression, identity, literal, reduce, to_storage, type_name
+from tilewright.emit.triton_printer import Printer
+from tilewright.emit.triton_step import combine, identity, reduce, type_name
 from tilewright.loops.nest import Level, Nest, Step, Store
 
 HEAD = "import triton\nimport triton.language as tl\n\nfrom tilewright.emit import triton_math as tw\n"
-RESERVED = frozenset(
-    [
-        "row",
-        "col",
-        "i",
-        "row_ok",
-        "col_ok",
-        "ok",
-        "origin",
-        "program",
-        "tile",
-        "start",
-        "part",
-        "part_ok",
-        "found",
-        "tl",
-        "tw",
-    ]
-)
-"""Names that the kernels use themselves."""
-LINE = 110
 
 
 def emit_triton(nest: Nest, comment: str = "") -> str:
@@ -53,151 +30,31 @@ def emit_triton(nest: Nest, comment: str = "") -> str:
     return text + "\n\n" + _After(form).text() if form.sums else text
 
 
-class _Printer:
-    """What both kernels share: names, indices, masks, and the text of a step."""
-
-    def __init__(self, form: Form) -> None:
-        self.form = form
-        self.nest = form.nest
-        self.lines: list[str] = []
-        self.depth = 1
-        self.names = _names(self.nest)
-        taken = set(self.names) | RESERVED
-        loads = [s.access.buffer for s in self.nest.steps if s.access]
-        self.values = [_value_name(i, s, self.names, loads, taken) for i, s in enumerate(self.nest.steps)]
-        self.row_axes = _axes("row", len(self.nest.rows))
-        self.col_axes = _axes("i" if form.kind == "flat" else "col", len(self.nest.cols))
-
-    def put(self, line: str = "") -> None:
-        self.lines.append("    " * self.depth + line if line else "")
-
-    def open(self, line: str) -> None:
-        self.put(line)
-        self.depth += 1
-
-    def close(self) -> None:
-        self.depth -= 1
-
-    def define(self, name: str, sizes: Iterable[str]) -> str:
-        scratch = [f"part{i}_ptr" for i in self.form.scratch]
-        arguments = [f"{n}_ptr" for n in self.names] + scratch + [f"{size}: tl.constexpr" for size in sizes]
-        signature = f"def {name}({', '.join(arguments)}):"
-        if len(signature) > LINE:
-            inside = textwrap.wrap(", ".join(arguments), LINE - 4, break_long_words=False)
-            signature = "\n    ".join([f"def {name}(", *inside]) + "\n):"
-        return f"@triton.jit\n{signature}\n" + "\n".join(self._with_origin()) + "\n"
-
-    def _with_origin(self) -> list[str]:
-        """Single elements are blocks too: the interpreter does not broadcast bare scalars faithfully."""
-        if not any("origin" in line for line in self.lines):
-            return self.lines
-        first = next(k for k, line in enumerate(self.lines) if not line.strip().startswith('"""'))
-        shape = "(1,)" if self.form.kind == "flat" else "(1, 1)"
-        return [*self.lines[:first], f"    origin = tl.full({shape}, 0, tl.int32)", *self.lines[first:]]
-
-    def program(self) -> str:
-        return "tl.program_id(0).to(tl.int64)" if self.form.wide_index else "tl.program_id(0)"
-
-    def unravel(self, name: str, axes: list[str], extents: tuple[int, ...]) -> None:
-        """Declare the index of each axis from the linear index `name`."""
-        if len(axes) < 2:
-            return
-        inner = 1
-        for number in reversed(range(len(axes))):
-            text = name if inner == 1 else f"{name} // {inner}"
-            self.put(f"{axes[number]} = {text}" + (f" % {extents[number]}" if number else ""))
-            inner *= extents[number]
-
-    def index(self, strides: tuple[int, ...]) -> str:
-        axes = self.row_axes + self.col_axes
-        terms = [a if s == 1 else f"{a} * {s}" for a, s in zip(axes, strides, strict=True) if s]
-        return " + ".join(terms) or "origin"
-
-    def mask(self, strides: tuple[int, ...]) -> str:
-        """`, mask=…`, or nothing for a single element."""
-        rows, cols = (any(part) for part in self.nest.split(strides))
-        if not rows and not cols:
-            return ""
-        return f", mask={self.bounds(rows, cols)}"
-
-    def bounds(self, rows: bool, cols: bool) -> str:
-        if self.form.kind == "flat" or (rows and cols):
-            return "ok"
-        return "row_ok" if rows else "col_ok"
-
-    def declare(self, i: int) -> None:
-        step = self.nest.steps[i]
-        if step.name != "const":
-            self.put(f"{self.values[i]} = {self.text_of(i, step)}")
-
-    def text_of(self, i: int, step: Step) -> str:
-        if step.name == "load":
-            assert step.access
-            buffer = self.nest.buffers[step.access.buffer]
-            strides = step.access.strides
-            loaded = f"tl.load({self.names[step.access.buffer]}_ptr + {self.index(strides)}{self.mask(strides)})"
-            return loaded if buffer.dtype == step.dtype else f"{loaded}.to({type_name(step.dtype)})"
-        if step.name == "index":
-            assert step.strides is not None
-            return f"({self.index(step.strides)}).to(tl.int64)"
-        operands = [a for a in step.args if self.nest.steps[a].dtype == self.nest.steps[step.args[-1]].dtype]
-        varying = any(self.nest.steps[a].name != "const" for a in operands)
-        last = self.nest.steps[step.args[-1]].dtype
-        return expression(step, lambda a, literals: self.operand(a, literals and varying), last)
-
-    def operand(self, i: int, as_literal: bool = False) -> str:
-        step = self.nest.steps[i]
-        if step.name != "const":
-            return self.values[i]
-        assert step.constant is not None
-        number = literal(step.constant, step.dtype)
-        shape = "(1,)" if self.form.kind == "flat" else "(1, 1)"
-        return number if as_literal else f"tl.full({shape}, {number}, {type_name(step.dtype)})"
-
-    def store(self, store: Store) -> None:
-        buffer = self.nest.buffers[store.access.buffer]
-        strides = store.access.strides
-        pointer = f"{self.names[store.access.buffer]}_ptr + {self.index(strides)}"
-        self.put(f"tl.store({pointer}, {to_storage(buffer.dtype, self.operand(store.value))}{self.mask(strides)})")
-
-    def blank(self, step: Step, rows: str = "1") -> str:
-        """A block that leaves the reduction `step` as it is: `rows` × the columns it keeps or walks."""
-        columns = "BLOCK_COLS" if step.name == "reduce_cols" or step.level is Level.COL else "1"
-        return f"tl.full(({rows}, {columns}), {identity(step.kind or '', step.dtype)}, {type_name(carrier(step))})"
-
-    def closure(self, roots: Iterable[int]) -> list[int]:
-        """`roots` and all they are computed from, in order."""
-        needed: set[int] = set()
-        todo = list(roots)
-        while todo:
-            i = todo.pop()
-            if i not in needed:
-                needed.add(i)
-                if not (isinstance(self, _After) and i in self.form.scratch):
-                    todo.extend(self.nest.steps[i].args)
-        return sorted(needed)
-
-
-class _Main(_Printer):
+class _Main(Printer):
     """The kernel that runs over the rows."""
 
     def text(self) -> str:
         self.stores = [s for s in self.nest.stores if not self.form.is_late(s.value)]
         roots = [s.value for s in self.stores] + list(self.form.scratch)
         self.needed = self.closure(roots)
-        rows, cols = (" × ".join(map(str, extents)) or "1" for extents in (self.nest.rows, self.nest.cols))
         if self.form.kind == "flat":
             self._flat()
             return self.define(self.nest.name, ["BLOCK"])
-        self.put(f'"""Rows {rows}, columns {cols}{"" if self.form.kind == "tiles" else self._ownership()}."""')
+        self.put(f'"""{self._extents()}."""')
         if self.form.kind == "tiles":
             self._tiles()
-            return self.define(self.nest.name, ["BLOCK_ROWS", "BLOCK_COLS"])
-        self._rows()
+        else:
+            self._rows()
         return self.define(self.nest.name, ["BLOCK_ROWS", "BLOCK_COLS"] + (["TILES"] if self.form.sums else []))
 
-    def _ownership(self) -> str:
-        return "; a program owns TILES × BLOCK_ROWS rows" if self.form.sums else "; a program owns BLOCK_ROWS rows"
+    def _extents(self) -> str:
+        rows, cols = (" × ".join(map(str, extents)) for extents in (self.nest.rows, self.nest.cols))
+        if not rows:
+            return f"One row of {cols} columns"
+        if self.form.kind == "tiles":
+            return f"{rows} rows of {cols} columns"
+        owned = "TILES × BLOCK_ROWS" if self.form.sums else "BLOCK_ROWS"
+        return f"{rows} rows of {cols} columns; a program owns {owned} of the rows"
 
     # Elementwise
 
@@ -404,7 +261,7 @@ class _Main(_Printer):
                 self.put(f"tl.store({self._partial(i)}, total{i}{mask})")
 
 
-class _After(_Printer):
+class _After(Printer):
     """The kernel that combines the programs' column sums and computes what depends on them."""
 
     def text(self) -> str:
@@ -415,7 +272,7 @@ class _After(_Printer):
             self.put(f"col = {self.program()} * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]")
             self.put(f"col_ok = col < {self.nest.col_count}")
             self.unravel("col", self.col_axes, self.nest.cols)
-        for i in self.closure(s.value for s in late):
+        for i in self.closure((s.value for s in late), known=self.form.scratch):
             if i in self.form.sums:
                 self._combine(i)
             elif i in self.form.carried:
@@ -445,23 +302,3 @@ class _After(_Printer):
         self.close()
         convert = f".to({type_name(step.dtype)})" if carried != step.dtype else ""
         self.put(f"{self.values[i]} = total{i}{convert}")
-
-
-def _axes(name: str, count: int) -> list[str]:
-    return [name] if count == 1 else [f"{name}{number}" for number in range(count)]
-
-
-def _names(nest: Nest) -> list[str]:
-    """One distinct identifier a buffer, from its graph name."""
-    names: list[str] = []
-    for number, buffer in enumerate(nest.buffers):
-        names.append(f"{buffer.name}_{number}" if buffer.name in names else buffer.name)
-    return names
-
-
-def _value_name(i: int, step: Step, names: list[str], loads: list[int], taken: set[str]) -> str:
-    """A buffer loaded in one place lends its name; other values are named after what they are."""
-    if step.access and loads.count(step.access.buffer) == 1 and names[step.access.buffer] not in RESERVED:
-        return names[step.access.buffer]
-    name = f"{step.kind or step.name}{i}"
-    return name + "_" if name in taken else name

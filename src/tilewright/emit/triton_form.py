@@ -35,6 +35,10 @@ def carrier(step: Step) -> str:
     return WIDE.get(step.dtype, step.dtype) if step.kind == "sum" else step.dtype
 
 
+def _is_decisive(step: Step) -> bool:
+    return step.name in DECISIVE or (step.name == "cast" and step.dtype not in WIDE)
+
+
 @dataclass(frozen=True)
 class Form:
     """The shape of the programs of one nest.
@@ -105,9 +109,18 @@ class Form:
         Not where a discontinuous operator would see it: its operands must be eager's, and a value that
         is computed again for a later stage must be the same value.
         """
-        return not any(
-            step.name in DECISIVE or (step.name == "cast" and step.dtype not in WIDE) for step in self.nest.steps
-        )
+        steps = self.nest.steps
+        seen: set[int] = set()
+        todo = [i for i, step in enumerate(steps) if _is_decisive(step)]
+        if any(steps[i].name == "pow" for i in todo):
+            return False
+        while todo:
+            for i in steps[todo.pop()].args:
+                if i not in seen:
+                    seen.add(i)
+                    todo.append(i)
+        sums = (steps[i] for i in seen if steps[i].name in ("add", "sub"))
+        return not any(steps[a].name == "mul" for step in sums for a in step.args)
 
     @cached_property
     def uses_columns(self) -> bool:

@@ -8,6 +8,7 @@ backward, and a compiler turns each into something callable. Where Dynamo left s
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -47,21 +48,25 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[tor
     Raises CaptureError where AOTAutograd or a rewrite cannot handle the module; what the compiler
     itself raises as a TilewrightError, and what Dynamo uses to steer itself, passes through.
     """
-    from torch._dynamo.backends.common import aot_autograd
+    # Not torch._dynamo.backends.common.aot_autograd, which imports Inductor's scheduler for its logs.
+    from torch._dynamo import disable
     from torch._dynamo.exc import TorchDynamoException
+    from torch._functorch.aot_autograd import aot_module_simplified
 
     pairs = _Pairs(compiler)
     try:
         compiler.before_autograd(module)
-        compile_with = aot_autograd(
+        compiled = aot_module_simplified(
+            module,
+            inputs,
             fw_compiler=pairs.forward,
             bw_compiler=pairs.backward,
             inference_compiler=pairs.inference,
             partition_fn=pairs.partition,
             keep_inference_input_mutations=True,
         )
-        compiled: Callable[..., Any] = compile_with(module, inputs)
-        return compiled
+        untraced: Callable[..., Any] = disable(compiled, reason="it is compiled already")
+        return untraced
     except (TilewrightError, TorchDynamoException):
         raise
     except Exception as error:
@@ -108,17 +113,21 @@ class _Pairs:
         self.compiled = self.compiler.compile_pair(forward, backward)
         return forward, backward
 
-    def forward(self, _module: fx.GraphModule, _inputs: object) -> Boxed:
+    def forward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         assert self.compiled is not None
         return _boxed(self.compiled[0])
 
-    def backward(self, _module: fx.GraphModule, _inputs: object) -> Boxed:
-        assert self.compiled is not None
-        return _boxed(self.compiled[1])
+    def backward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
+        from torch._dynamo import disable
 
-    def inference(self, module: fx.GraphModule, _inputs: object) -> Boxed:
-        self.compiler.joint(module.graph)
-        return _boxed(self.compiler.compile_inference(module))
+        assert self.compiled is not None
+        # Autograd calls it from wherever the user calls backward, maybe while Dynamo traces that.
+        untraced: Boxed = disable(_boxed(self.compiled[1]), reason="it is compiled already")
+        return untraced
+
+    def inference(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
+        self.compiler.joint(gm.graph)
+        return _boxed(self.compiler.compile_inference(gm))
 
 
 def _boxed(function: Boxed) -> Boxed:
@@ -143,16 +152,15 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
     tangents = {n for n in inputs if "tangents" in str(n.target)}
     results = graph.output_node().args[0]
     assert isinstance(results, (list, tuple))
-    behind = _closure(tangents, lambda n: n.users)
     _mark_overwritten(graph, inputs)
-    forward = {n for n in graph.nodes if n not in behind and n.op not in ("output",)}
-    backward_results = [n for n in results[num_fwd_outputs:] if isinstance(n, fx.Node)]
-    wanted = _closure(set(backward_results), lambda n: n.all_input_nodes)
-    needed = [
-        n
-        for n in graph.nodes
-        if n in forward and (n in backward_results or any(u in behind and u in wanted for u in n.users))
-    ]
+    forward_results, backward_results = (
+        [n for n in part if isinstance(n, fx.Node)] for part in (results[:num_fwd_outputs], results[num_fwd_outputs:])
+    )
+    # What forward's results need is forward's; eager computes all else in backward, even what no gradient enters.
+    forward = _closure({*forward_results, *inputs} - tangents, lambda n: n.all_input_nodes)
+    forward |= {user for n in forward for user in n.users if user.target is operator.getitem}
+    backward = _closure(set(backward_results), lambda n: n.all_input_nodes) - forward
+    needed = [n for n in graph.nodes if n in forward and (n in backward_results or backward & n.users.keys())]
     kept = list(saver(graph, needed, forward))
     symbolic = [n for n in kept if not isinstance(n.meta.get("val"), torch.Tensor)]
     values = [n for n in kept if isinstance(n.meta.get("val"), torch.Tensor)]

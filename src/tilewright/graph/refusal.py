@@ -35,8 +35,9 @@ def refusal(name: str, error: TorchDynamoException) -> TilewrightError:
     place = f"at {line}" if line else "at an unknown place"
     if found := OPERATOR.search(text):
         shapes = ", ".join(f"[{size.rstrip(', ')}]" for size in SIZE.findall(found["operands"]))
-        what = f"{found['name']} of {shapes or 'no tensor'}"
-        return InputError(f"{name} does not accept its inputs {place}\n  {what}: {found['reason']}")
+        what = f"{found['name']} of {shapes or 'no tensor'}: {found['reason']}"
+        hint = " In training, inputs are leaves; --inference leaves gradients out." if "leaf Variable" in what else ""
+        return InputError(f"{name} does not accept its inputs {place}\n  {what}{hint}")
     if found := RAISED.search(text):
         return InputError(f"{name} does not accept its inputs {place}\n  {found[1]}")
     first = text.strip().partition("\n")[0]

@@ -13,6 +13,7 @@ from tilewright.records.measurement import Verified
 
 if TYPE_CHECKING:
     import torch
+    from torch import fx
 
     State = dict[str, torch.Tensor]
 
@@ -49,9 +50,7 @@ class _Results:
     tangents: Sequence[torch.Tensor]
 
 
-def _rows(
-    eager: _Results, ours: _Results, truth: _Results, direction: Literal["fwd", "bwd"]
-) -> Iterator[Verified]:
+def _rows(eager: _Results, ours: _Results, truth: _Results, direction: Literal["fwd", "bwd"]) -> Iterator[Verified]:
     theirs, mine, true = (getattr(r, direction) for r in (eager, ours, truth))
     for name in theirs | mine:
         if name in theirs and name in mine:
@@ -106,8 +105,24 @@ def _tangent(output: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)
 
 
-def _truth(model: Model, inputs: Sequence[Any], eager: _Results, seed: int, training: bool) -> _Results:
-    """The model's forward and backward as one ATen graph, run in float64."""
+@dataclass(frozen=True)
+class Joint:
+    """A model's forward and backward as one ATen graph, its arguments, and the names of its results."""
+
+    graph: fx.GraphModule
+    inputs: Sequence[torch.Tensor]
+    """The tensor inputs of the model, its parameters and buffers, and the gradients of its outputs."""
+    names: Sequence[str]
+
+
+def joint_graph(
+    model: Model, inputs: Sequence[Any], tangents: Sequence[torch.Tensor], *, seed: int, training: bool
+) -> Joint:
+    """The operators that eager runs for `model(*inputs)` and, with `training`, for its gradients.
+
+    `tangents` are the gradients of the differentiable outputs. Attention is written out: so it exists in
+    float64 on every device, and its dropout is a draw of its own. Raises what the model raises.
+    """
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -117,31 +132,34 @@ def _truth(model: Model, inputs: Sequence[Any], eager: _Results, seed: int, trai
     trainable = set(_parameters(model))
     names: list[str] = []
 
-    def whole(
-        tensors: Sequence[torch.Tensor], held: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        values = list(inputs)
-        for i, tensor in zip(moved, tensors, strict=True):
-            values[i] = _leaf(tensor, training and inputs[i].requires_grad)
-        own = {n: _leaf(t, training and n in trainable) for n, t in zip(state, held, strict=True)}
+    def whole(*flat: torch.Tensor) -> list[torch.Tensor]:
+        rest, values = list(flat), list(inputs)
+        for i in moved:
+            values[i] = _leaf(rest.pop(0), training and inputs[i].requires_grad)
+        own = {name: _leaf(rest.pop(0), training and name in trainable) for name in state}
         outputs = dict(named_tensors(_call(model, own, values), "output"))
         leaves = dict(_leaves(values)) | {n: own[n] for n in own if n in trainable} if training else {}
-        gradients, _ = _backward(outputs, leaves, tangents, seed)
+        gradients, _ = _backward(outputs, leaves, rest, seed)
         names[:] = [*outputs, *gradients]
         return [*outputs.values(), *gradients.values()]
 
-    def arguments() -> list[Any]:
+    def arguments() -> list[torch.Tensor]:
         fresh = _copies(inputs)
-        return [[fresh[i] for i in moved], [t.detach().clone() for t in state.values()], list(eager.tangents)]
+        return [*(fresh[i] for i in moved), *(t.detach().clone() for t in state.values()), *tangents]
 
-    # Written out, attention exists in float64 on every device, and its dropout is a draw of its own.
     with sdpa_kernel(SDPBackend.MATH):
         torch.manual_seed(seed)
         graph = make_fx(whole)(*arguments())
+    return Joint(graph, arguments(), names)
+
+
+def _truth(model: Model, inputs: Sequence[Any], eager: _Results, seed: int, training: bool) -> _Results:
+    import torch
+
+    joint = joint_graph(model, inputs, eager.tangents, seed=seed, training=training)
     torch.manual_seed(seed)
-    flat = [tensor for part in arguments() for tensor in part]
-    results = reference_run(graph, flat)
-    true = {name: pair.truth for name, pair in zip(names, results, strict=True)}
+    results = reference_run(joint.graph, joint.inputs)
+    true = {name: pair.truth for name, pair in zip(joint.names, results, strict=True)}
     return _Results({n: true[n] for n in eager.fwd}, {n: true[n] for n in eager.bwd}, eager.tangents)
 
 

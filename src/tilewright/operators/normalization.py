@@ -65,9 +65,11 @@ def layer_norm_backward(
 ) -> tuple[Value | None, Value | None, Value | None]:
     dims, count = _last(x, shape), prod(shape)
     rows = list(range(len(x.dims) - len(shape)))
-    normal = (x - mean) * rstd
+    normal = (x - mean if count > 1 else x * 0) * rstd
     scaled = g if weight is None else g * weight.to_compute(g.dtype)
-    dx = rstd * (scaled - scaled.sum(dims) / count - normal * ((scaled * normal).sum(dims) / count))
+    # One element is its own mean: what rounding leaves of x - mean would be all there is.
+    centred = scaled - scaled.sum(dims) / count if count > 1 else scaled * 0
+    dx = rstd * (centred - normal * ((scaled * normal).sum(dims) / count))
     dw = (g * normal).sum(rows, keepdim=False)
     db = g.sum(rows, keepdim=False)
     return tuple(v if want else None for v, want in zip((dx, dw, db), wanted, strict=True))  # type: ignore[return-value]

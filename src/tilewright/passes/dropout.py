@@ -30,14 +30,14 @@ def keep_mask(like: torch.Tensor, p: float) -> torch.Tensor:
 def _laid_out_alike(x: fx.Node) -> fx.Node:
     """The earliest operand behind `x`, through pointwise operators, that has its layout and dtype."""
     while (row := row_of(x.target)) is not None and row.operator_class == "pointwise":
-        alike = next((operand for operand in x.all_input_nodes if _layout(operand) == _layout(x)), None)
+        alike = next((operand for operand in x.all_input_nodes if layout(operand) == layout(x)), None)
         if alike is None:
             break
         x = alike
     return x
 
 
-def _layout(node: fx.Node) -> object:
+def layout(node: fx.Node) -> object:
     """Dtype, sizes and strides; symbolic ones as expressions, since comparing symbols would bind them."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):

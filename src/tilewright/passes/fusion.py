@@ -133,6 +133,7 @@ class _Fuser:
         outcome = self._attempt(members)
         if isinstance(outcome, Lowered):
             merged = Region(members, outcome)
+            self.reach.merge(members)
             for node in members:
                 self.region[node] = merged
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from tilewright.passes.attention import recognise_attention
+from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.simplify import simplify
 from tilewright.records.program import Decision
@@ -16,7 +17,8 @@ def optimise_module(module: fx.GraphModule) -> list[Decision]:
 
 
 def optimise_joint(graph: fx.Graph) -> list[Decision]:
-    """Before the cut into forward and backward: common subexpressions, dead code, dropout."""
+    """Before the cut into forward and backward: copies, common subexpressions, dead code, dropout."""
+    drop_copies(graph)
     simplify(graph)
     split_dropout(graph)
     return []

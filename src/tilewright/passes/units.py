@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from math import prod
 
 from torch import fx
@@ -12,6 +13,7 @@ from tilewright.graph.calls import shape_of
 from tilewright.loops.trace import SUPPORTED, dtype_name, results
 from tilewright.operators.table import row_of
 from tilewright.passes.dropout import keep_mask
+from tilewright.passes.simplify import is_pure
 
 
 def is_view(node: fx.Node) -> bool:
@@ -96,23 +98,25 @@ def nbytes(node: fx.Node) -> int:
 
 
 class Reachability:
-    """Ancestors and descendants of every node as bit sets."""
+    """Ancestors and descendants of every node as bit sets; of two draws or writes the first comes before."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.order = {node: i for i, node in enumerate(graph.nodes)}
         self.bit = {node: 1 << i for node, i in self.order.items()}
-        self.above: dict[fx.Node, int] = {}
-        self.below: dict[fx.Node, int] = {}
+        self.above: dict[fx.Node, int] = dict.fromkeys(graph.nodes, 0)
+        self.below: dict[fx.Node, int] = dict.fromkeys(graph.nodes, 0)
+        ordered = [n for n in graph.nodes if n.op == "call_function" and not is_pure(n)]
+        earlier = dict(pairwise(reversed(ordered)))
         for node in graph.nodes:
-            above = 0
-            for operand in node.all_input_nodes:
-                above |= self.bit[operand] | self.above[operand]
-            self.above[node] = above
+            for source in self._sources(node, earlier):
+                self.above[node] |= self.bit[source] | self.above[source]
         for node in reversed(graph.nodes):
-            below = 0
-            for user in node.users:
-                below |= self.bit[user] | self.below[user]
-            self.below[node] = below
+            for source in self._sources(node, earlier):
+                self.below[source] |= self.bit[node] | self.below[node]
+
+    @staticmethod
+    def _sources(node: fx.Node, earlier: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+        return [*node.all_input_nodes, *([earlier[node]] if node in earlier else [])]
 
     def makes_cycle(self, members: Iterable[fx.Node]) -> bool:
         """Whether something outside both needs a member and is needed by one; views of members are inside."""
@@ -122,6 +126,19 @@ class Reachability:
             above |= self.above[node]
             below |= self.below[node]
         return bool(above & below & ~inside & ~self._views_between(members))
+
+    def merge(self, members: Iterable[fx.Node]) -> None:
+        """From now on these run as one: what one of them waits for or is waited for by, all are."""
+        inside = above = below = 0
+        for node in members:
+            inside |= self.bit[node]
+            above |= self.above[node]
+            below |= self.below[node]
+        for node, bit in self.bit.items():
+            if bit & (inside | below):
+                self.above[node] |= inside | above
+            if bit & (inside | above):
+                self.below[node] |= inside | below
 
     def _views_between(self, members: Iterable[fx.Node]) -> int:
         bits = 0

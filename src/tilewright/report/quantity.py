@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def count(value: float) -> str:
@@ -51,6 +52,20 @@ def ratio(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:.2f}×" if value < 9.995 else f"{value:.1f}×" if value < 99.95 else f"{value:,.0f}×"
+
+
+def in_names(formula: str, names: Sequence[str]) -> str:
+    """A cost formula as people write it, in the case's order of names; text that is no formula as it is.
+
+    >>> in_names("2*N + 5*M*N", ["N", "M"]), in_names("N.M", [])
+    ('5·N·M + 2·N', 'N.M')
+    """
+    from tilewright.cost.symbols import pretty
+
+    try:
+        return pretty(formula, names)
+    except ValueError:
+        return formula
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:

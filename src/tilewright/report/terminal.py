@@ -24,7 +24,7 @@ from tilewright.records.program import (
     Region,
     Verdict,
 )
-from tilewright.report.quantity import count, duration, nbytes, ratio
+from tilewright.report.quantity import count, duration, in_names, nbytes, ratio
 
 CLASS_STYLE: Mapping[OperatorClass, str] = {
     "compute": "blue",
@@ -65,11 +65,7 @@ def show_explain(program: Program, ceilings: Sequence[Ceiling], dims: Mapping[st
         decisions = [decision for decision in program.decisions if decision.graph == graph]
         if decisions:
             parts += [Text("\ndecisions", style="bold"), _decisions(decisions)]
-    parts += [
-        Text(plain(f"runs as PyTorch runs it: {item.what} at {item.where}: {item.why}"), "yellow")
-        for item in program.fallbacks
-    ]
-    return Group(*parts)
+    return Group(*parts, *_fallbacks(program))
 
 
 def show_optimize(
@@ -83,7 +79,7 @@ def show_optimize(
         parts += [Text("\nmeasurements", style="bold"), _measurements(measurements)]
     if program.memory:
         parts += [Text("\npeak of live memory", style="bold"), _peaks(program)]
-    return Group(*parts)
+    return Group(*parts, *_fallbacks(program))
 
 
 def as_json(
@@ -128,6 +124,11 @@ def _heading(ceilings: Sequence[Ceiling], dims: Mapping[str, int]) -> Text:
         ]
         lines.append(plain(f"{device}: {', '.join(figures)}"))
     return Text("\n".join(lines), style="dim")
+
+
+def _fallbacks(program: Program) -> list[Text]:
+    lines = [f"runs as PyTorch runs it: {item.what} at {item.where}: {item.why}" for item in program.fallbacks]
+    return [Text(plain(line), "yellow") for line in dict.fromkeys(lines)]
 
 
 def _graphs(program: Program) -> list[GraphName]:
@@ -206,20 +207,11 @@ def _pair(formula: str | None, number: int, names: Sequence[str]) -> Text:
     """The formula with its value below it; a formula that is only a number says nothing new."""
     if formula is None or formula.isdigit():
         return Text(count(number))
-    return _two_lines(_formula(formula, names), count(number))
+    return _two_lines(in_names(formula, names), count(number))
 
 
 def _two_lines(formula: str | None, number: str) -> Text:
     return Text(number) if formula is None else Text.assemble(plain(formula), "\n", (number, "dim"))
-
-
-def _formula(text: str, names: Sequence[str]) -> str:
-    from tilewright.cost.symbols import pretty
-
-    try:
-        return pretty(text, names)
-    except ValueError:
-        return text
 
 
 def _unused_label(launch: Operator | Region) -> str:

@@ -43,6 +43,18 @@ def assemble(scheduled: Scheduled, sources: Mapping[str, str], library: ctypes.C
     return _Assembler(scheduled, sources, library).build()
 
 
+def taken_over(scheduled: Scheduled) -> dict[fx.Node, fx.Node]:
+    """The kernel results that are written in place, each with the operand whose storage it takes over."""
+    assembler = _Assembler(scheduled, {}, None)
+    return {
+        node: over
+        for position, unit in enumerate(scheduled.units)
+        if isinstance(unit, Region)
+        for node, over in zip(unit.lowered.outputs, assembler.takeovers(position, unit), strict=True)
+        if over is not None
+    }
+
+
 class _Assembler:
     def __init__(self, scheduled: Scheduled, sources: Mapping[str, str], library: ctypes.CDLL | None) -> None:
         self.graph = scheduled.graph
@@ -107,13 +119,10 @@ class _Assembler:
 
     def _kernel(self, position: int, region: Region) -> Step:
         inputs = tuple(self._slot(n) for n in region.lowered.inputs)
-        outputs, taken = [], set[fx.Node]()
-        for number, node in enumerate(region.lowered.outputs):
-            over = self._takes_over(position, region, number, taken)
-            if over is not None:
-                taken.add(self._storage(over))
-            spec = TensorSpec.of(node.meta["val"])
-            outputs.append((self._slot(node), spec, None if over is None else self._slot(over)))
+        outputs = [
+            (self._slot(node), TensorSpec.of(node.meta["val"]), None if over is None else self._slot(over))
+            for node, over in zip(region.lowered.outputs, self.takeovers(position, region), strict=True)
+        ]
         if language_of(region.device) == "triton":
             kernel = TritonKernel(region.lowered.nest, self.sources[region.name])
             kernel.compile(region.device)
@@ -122,6 +131,17 @@ class _Assembler:
         function.restype = None
         function.argtypes = (ctypes.c_void_p, ctypes.c_int)
         return KernelStep(region.name, function, inputs, tuple(outputs))
+
+    def takeovers(self, position: int, region: Region) -> list[fx.Node | None]:
+        """For each output of the region, the operand whose storage it overwrites."""
+        found: list[fx.Node | None] = []
+        taken: set[fx.Node] = set()
+        for number in range(len(region.lowered.outputs)):
+            over = self._takes_over(position, region, number, taken)
+            if over is not None:
+                taken.add(self._storage(over))
+            found.append(over)
+        return found
 
     def _takes_over(self, position: int, region: Region, number: int, taken: set[fx.Node]) -> fx.Node | None:
         """An operand whose storage dies here, that this graph computed, and that output `number` can overwrite."""
@@ -145,7 +165,7 @@ class _Assembler:
         shown, todo = {storage}, [storage]
         while todo:
             for user in todo.pop().users:
-                if is_view(user) and user not in shown:
+                if _shows_operand(user) and user not in shown:
                     shown.add(user)
                     todo.append(user)
         return all(self.last_use.get(node, -1) <= position for node in shown)
@@ -155,6 +175,12 @@ class _Assembler:
         while node not in self.kernel_results and is_view(node) and isinstance(node.args[0], fx.Node):
             node = node.args[0]
         return node
+
+
+def _shows_operand(node: fx.Node) -> bool:
+    """Whether a call may give its operand's own storage, known to the table as a view or not."""
+    schema = getattr(node.target, "_schema", None)
+    return is_view(node) or (schema is not None and any(r.alias_info is not None for r in schema.returns))
 
 
 def _lies_as_told(meta: torch.Tensor) -> bool:

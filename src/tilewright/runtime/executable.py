@@ -52,6 +52,14 @@ class TensorSpec:
     def empty(self) -> torch.Tensor:
         return pool.empty(self.shape, self.strides, self.dtype, self.extent)
 
+    def over(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor in the storage of one that nobody needs any more.
+
+        It is not a view of that one: autograd forbids a caller to write to a result that is a view.
+        """
+        fresh = torch.empty(0, dtype=self.dtype, device=tensor.device)
+        return fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), self.shape, self.strides)
+
     def conform(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` itself, or a copy where PyTorch laid it out differently than the graph says."""
         if tensor.stride() == self.strides or tensor.numel() == 0 or self._lies_alike(tensor):
@@ -95,7 +103,7 @@ class KernelStep:
     def run(self, slots: Slots) -> None:
         tensors = [slots[i] for i in self.inputs]
         for slot, spec, over in self.outputs:
-            slots[slot] = spec.empty() if over is None else slots[over].view(spec.shape)
+            slots[slot] = spec.empty() if over is None else spec.over(slots[over])
             tensors.append(slots[slot])
         pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
         self.function(pointers, threads())

@@ -154,7 +154,7 @@ class TritonStep:
         # A 0-d tensor may be on the CPU beside operands on a GPU.
         tensors = [t if t.device == self.device else t.to(self.device) for t in (slots[i] for i in self.inputs)]
         for slot, spec, over in self.outputs:
-            slots[slot] = self._empty(spec) if over is None else slots[over].view(spec.shape)
+            slots[slot] = self._empty(spec) if over is None else spec.over(slots[over])
             tensors.append(slots[slot])
         self.kernel.launch(tensors)
 

@@ -66,16 +66,23 @@ def _key(nest: Nest) -> str:
         inputs=tuple(replace(b, name="") for b in nest.inputs),
         outputs=tuple(replace(b, name="") for b in nest.outputs),
     )
-    return cache.key_of("trial", describe(nameless), str(torch.get_num_threads()), torch.__version__)
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return cache.key_of("trial", describe(nameless), str(torch.get_num_threads()), instructions, torch.__version__)
+
+
+_unsaved: dict[str, Trial] = {}
+"""Trials that could not be written: this process follows them, the next one will race again."""
 
 
 def _kept(region: Region) -> Trial | None:
-    path = cache.entry(_key(region.lowered.nest), ".trial.json")
+    key = _key(region.lowered.nest)
+    path = cache.entry(key, ".trial.json")
     try:
-        return Trial(**json.loads(path.read_text()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError):
+        kept = json.loads(path.read_text())
+        return Trial(float(kept["fused_us"]), float(kept["separate_us"]))
+    except OSError:
+        return _unsaved.get(key)
+    except (ValueError, TypeError, KeyError):
         cache.discard(path)
         return None
 
@@ -85,8 +92,7 @@ def _keep(region: Region, trial: Trial) -> None:
     try:
         cache.build(key, ".trial.json", lambda path: _write(path, trial))
     except CacheError:
-        # The verdict holds for this process's run all the same; the next one will race again.
-        return
+        _unsaved[key] = trial
 
 
 def _write(path: Path, trial: Trial) -> None:

@@ -1,0 +1,54 @@
+"""Copies that nobody could tell from their original.
+
+    h = exp(x); c = clone(h); y = sin(c)     →   h = exp(x); y = sin(h)
+
+A dropout that draws nothing (p = 0, or evaluation) is captured as such a copy. One stays where it
+changes the layout, where one of the two is written to, and where a caller holds one of them or a
+view of it: he may write to it, even between forward and backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from tilewright.graph import calls
+from tilewright.passes.dropout import layout
+from tilewright.passes.simplify import written
+
+
+def drop_copies(graph: fx.Graph) -> None:
+    """Rewrite `graph` in place."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.clone.default and _is_needless(node):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.erase_node(node)
+
+
+def _is_needless(copy: fx.Node) -> bool:
+    original = copy.all_input_nodes[0]
+    if layout(copy) != layout(original):
+        return False
+    while _shows_operand(original):
+        original = original.all_input_nodes[0]
+    readers = [*_readers(copy), *_readers(original)]
+    return original.op == "call_function" and not any(
+        reader.op == "output" or operand in written(reader) for operand, reader in readers
+    )
+
+
+def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Every call that reads the storage of `node`, with the view that it reads."""
+    for user in node.users:
+        yield node, user
+        if _shows_operand(user):
+            yield from _readers(user)
+
+
+def _shows_operand(node: fx.Node) -> bool:
+    """Whether a call gives its operand's own storage."""
+    schema = getattr(node.target, "_schema", None)
+    aliases = schema is not None and any(result.alias_info is not None for result in schema.returns)
+    return bool(node.all_input_nodes) and (aliases or calls.is_view(node))

@@ -1,0 +1,178 @@
+"""Live memory against programs counted by hand, and against what PyTorch really allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from examples import mlp, transformer_block
+from tests.passes.graphs import aten
+from tilewright.account import account
+from tilewright.cost.memory import MemoryStep, live_bytes, nbytes, storage
+from tilewright.hardware.profiles import profile_for
+from tilewright.measure.inputs import make_inputs
+from tilewright.measure.memory import peak_bytes
+from tilewright.records.case import Case, InputSpec
+from tilewright.records.program import GraphName, Stage
+from tilewright.verbs import Subject
+
+KB = 1024
+"""A tensor of 16×16 fp32."""
+
+
+def square() -> Tensor:
+    return torch.zeros(16, 16)
+
+
+def timeline(function: Callable[..., Any], *inputs: Tensor) -> list[int]:
+    """Live bytes of each operator run by itself, in kB, views left out."""
+    graph = aten(function, *inputs)
+    steps = [MemoryStep(n.name, tuple(n.all_input_nodes), (n,)) for n in graph.nodes if n.op == "call_function"]
+    points = live_bytes(steps, [], graph.output_node().all_input_nodes)
+    views = {n.name for n in graph.nodes if storage(n) is not n}
+    assert all(point % KB == 0 for point in points)
+    return [point // KB for step, point in zip(steps, points, strict=True) if step.name not in views]
+
+
+def test_a_chain_holds_two_tensors_at_a_time() -> None:
+    assert timeline(lambda x: x.exp().sin().cos().tan(), square()) == [1, 2, 2, 2]
+
+
+def test_a_tensor_lives_to_its_last_reader() -> None:
+    def program(x: Tensor) -> Tensor:
+        a = x.exp()  # a
+        b = a.sin()  # a b
+        c = b.cos()  # a b c, then b is dead
+        return c + a  # a c and the result
+
+    assert timeline(program, square()) == [1, 2, 3, 3]
+
+
+def test_a_view_keeps_its_storage() -> None:
+    def program(x: Tensor) -> Tensor:
+        a = x.exp().t()
+        b = x.sin()
+        return b.cos() * a[:1]
+
+    # The transpose of exp is read last; its storage is alive all the time.
+    assert timeline(program, square()) == [1, 2, 3, 3]
+
+
+def test_results_live_to_the_end() -> None:
+    assert timeline(lambda x: (x.exp(), x.sin(), x.cos()), square()) == [1, 2, 3]
+
+
+def test_what_nobody_reads_dies_at_once() -> None:
+    def program(x: Tensor) -> Tensor:
+        x.exp()
+        return x.sin()
+
+    assert timeline(program, square()) == [1, 1]
+
+
+def test_inputs_that_backward_alone_holds_die_at_their_last_use() -> None:
+    graph = aten(lambda saved, tangent: (saved.exp() * tangent).sin(), square(), square())
+    nodes = {n.name: n for n in graph.nodes}
+    steps = [MemoryStep(n.name, tuple(n.all_input_nodes), (n,)) for n in graph.nodes if n.op == "call_function"]
+    points = live_bytes(steps, [nodes["saved_1"]], graph.output_node().all_input_nodes)
+    assert points == [2 * KB, 2 * KB, 2 * KB]
+
+
+def test_a_step_that_overwrites_its_operand_needs_nothing_more() -> None:
+    graph = aten(lambda x: x.exp().sin(), square())
+    exp, sin = (n for n in graph.nodes if n.op == "call_function")
+    steps = [
+        MemoryStep("exp", tuple(exp.all_input_nodes), (exp,)),
+        MemoryStep("sin", (exp,), (sin,), replaces=(exp,)),
+    ]
+    assert live_bytes(steps, [], [sin]) == [KB, KB]
+
+
+def test_several_results_count_together() -> None:
+    graph = aten(lambda x: x.max(dim=1), square())
+    (node,) = [n for n in graph.nodes if n.name == "max_1"]
+    assert nbytes(node) == 16 * (4 + 8)
+
+
+# Against the allocator.
+
+MARGIN = 0.01
+"""Share of the measured peak by which the timeline may be off: scalars that PyTorch makes on the way."""
+
+
+def case(function: Callable[..., Any], inputs: str, training: bool) -> Case:
+    return Case("case", lambda: function, InputSpec.parse_many(inputs), training=training)
+
+
+def predicted(case: Case, graph: GraphName, stage: Stage) -> int:
+    points = account(case, profile_for("cpu")).program.memory
+    return max(point.live_bytes for point in points if (point.graph, point.stage) == (graph, stage))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / 4, -1) @ v
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x: x.exp().sin().cos(), "fp32[N=300,M=400]"),
+        (lambda x: (x.exp() + x.sin()) * x.cos(), "fp32[N=300,M=400]"),
+        (attention, "fp32[B=2,N=256,d=16],fp32[B=2,N=256,d=16],fp32[B=2,N=256,d=16]"),
+        (lambda x, w: F.gelu(x @ w) @ w.t(), "fp32[N=256,K=64],fp32[K=64,M=512]"),
+    ],
+    ids=["chain", "branches", "attention", "two products"],
+)
+def test_the_peak_of_eager_is_the_allocators(function: Callable[..., Any], inputs: str) -> None:
+    subject = case(function, inputs, training=False)
+    tensors = make_inputs(subject, seed=0, device="cpu", requires_grad=False)
+
+    def call() -> None:
+        with torch.no_grad():
+            function(*tensors)
+
+    call()
+    measured = peak_bytes(call)
+    assert predicted(subject, "forward", "before") == pytest.approx(measured, rel=MARGIN)
+
+
+@pytest.mark.parametrize(("impl", "stage"), [("eager", "before"), ("tilewright", "after")])
+def test_the_peak_of_a_training_step_is_the_allocators(impl: str, stage: Stage) -> None:
+    subject = transformer_block.case(D=64, H=4, B=4, S=128)
+    ways = Subject(subject)
+    ways.call(impl)
+    measured = peak_bytes(lambda: ways.call(impl))
+    # The caller holds the result of forward while backward runs.
+    result = 4 * 4 * 128 * 64
+    assert predicted(subject, "backward", stage) + result == pytest.approx(measured, rel=MARGIN)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x: (x - x.amax(1, keepdim=True)).exp(), "fp32[N=300,M=400]"),
+        (lambda x, w: F.gelu(x @ w) @ w.t(), "fp32[N=256,K=64],fp32[K=64,M=512]"),
+        (lambda x, w: F.layer_norm(F.gelu(x @ w), (512,)).sin() @ w.t(), "fp32[N=256,K=64],fp32[K=64,M=512]"),
+    ],
+    ids=["softmax", "two products", "norm"],
+)
+def test_the_peak_of_the_plan_is_the_pools(function: Callable[..., Any], inputs: str) -> None:
+    subject = case(function, inputs, training=False)
+    ways = Subject(subject)
+    ways.call("tilewright")
+    measured = peak_bytes(lambda: ways.call("tilewright"))
+    assert predicted(subject, "forward", "after") == pytest.approx(measured, rel=MARGIN)
+
+
+def test_a_saved_view_shares_what_forward_made() -> None:
+    # gelu's operand is saved as [B, S, F] and as the [B·S, F] that the product gave.
+    subject = mlp.case(dimension=32, layers=2, batch=8)
+    points = account(subject, profile_for("cpu")).program.memory
+    first = next(point for point in points if (point.graph, point.stage) == ("backward", "before"))
+    # Two gelu operands and the input of the second layer are saved; the first step makes a gradient.
+    assert first.live_bytes == 4 * 4 * 8 * 32

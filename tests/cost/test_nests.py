@@ -1,0 +1,121 @@
+"""What a fused kernel moves, as closed formulas in the case's own names and as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tilewright.account import account
+from tilewright.cost.symbols import pretty
+from tilewright.hardware.profiles import profile_for
+from tilewright.records.case import Case, InputSpec
+from tilewright.records.program import Cost, GraphName, Program, Region
+
+N, M = 12, 40
+NAMES = ["N", "M"]
+
+
+def plan(function: Callable[..., Any], inputs: str, *, training: bool = False) -> Program:
+    case = Case("case", lambda: function, InputSpec.parse_many(inputs), training=training)
+    return account(case, profile_for("cpu")).program
+
+
+def regions(program: Program, graph: GraphName = "forward") -> list[Region]:
+    return [region for region in program.regions if region.graph == graph]
+
+
+def only(program: Program, graph: GraphName = "forward") -> Cost:
+    (region,) = regions(program, graph)
+    return region.cost
+
+
+def formulas(cost: Cost) -> tuple[str, str]:
+    assert cost.reads_symbolic is not None and cost.writes_symbolic is not None
+    return pretty(cost.reads_symbolic, NAMES), pretty(cost.writes_symbolic, NAMES)
+
+
+def naive_softmax(x: Tensor) -> Tensor:
+    m = x.max(dim=1)[0]
+    z = x - m[:, None]
+    e = torch.exp(z)
+    s = e.sum(dim=1)
+    return e / s[:, None]
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("fp32", 4), ("bf16", 2), ("fp64", 8)])
+def test_naive_softmax_reads_and_writes_each_value_once(dtype: str, width: int) -> None:
+    program = plan(naive_softmax, f"{dtype}[N={N},M={M}]")
+    cost = only(program)
+    assert formulas(cost) == ("N·M", "N·M")
+    assert (cost.reads, cost.writes, cost.unused) == (N * M, N * M, 0)
+    assert (cost.bytes_read, cost.bytes_written) == (width * N * M, width * N * M)
+    # max, sub, sum and div; exp apart: fusing changes what is moved, not what is computed.
+    assert (cost.flops, cost.transcendentals) == (4 * N * M, N * M)
+    before = [op.cost for op in program.operators if op.stage == "before"]
+    assert sum(c.flops for c in before) == cost.flops
+    assert sum(c.reads for c in before) == 5 * N * M + 2 * N
+
+
+def test_equal_sizes_stay_two_dimensions() -> None:
+    assert formulas(only(plan(naive_softmax, "fp32[N=32,M=32]"))) == ("N·M", "N·M")
+
+
+def test_gelu_dropout_residual_reads_its_two_operands_and_the_mask() -> None:
+    program = plan(lambda x, r: F.dropout(F.gelu(x), 0.1) + r, f"fp32[N={N},M={M}],fp32[N={N},M={M}]", training=True)
+    forward, backward = only(program), only(program, "backward")
+    assert formulas(forward) == ("3·N·M", "N·M")
+    assert forward.bytes_read == (4 + 4 + 1) * N * M and forward.bytes_written == 4 * N * M
+    # The gradient of the result, the mask and x; r's gradient is the incoming one.
+    assert formulas(backward) == ("3·N·M", "N·M")
+    assert backward.bytes_read == (4 + 4 + 1) * N * M and backward.bytes_written == 4 * N * M
+    (draw,) = [op for op in program.operators if op.stage == "after" and op.name.startswith("keep_mask")]
+    assert draw.operator_class == "random" and draw.cost.provenance == "formula"
+    assert (draw.cost.reads, draw.cost.writes, draw.cost.bytes) == (0, N * M, N * M)
+
+
+def test_layer_norm_forward_and_backward() -> None:
+    def program(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(x, (M,), weight, bias)
+
+    found = plan(program, f"fp32[N={N},M={M}],fp32[M={M}],fp32[M={M}]", training=True)
+    forward, backward = only(found), only(found, "backward")
+    # x, weight and bias; the result, and each row's mean and 1/σ for backward.
+    assert formulas(forward) == ("N·M + 2·M", "N·M + 2·N")
+    assert (forward.reads, forward.writes) == (N * M + 2 * M, N * M + 2 * N)
+    # The gradient of the result, x, weight, mean and 1/σ; the gradients of x, weight and bias.
+    assert formulas(backward) == ("2·N·M + 2·N + M", "N·M + 2·M")
+    assert (backward.reads, backward.writes) == (2 * N * M + 2 * N + M, N * M + 2 * M)
+    assert backward.bytes == 4 * (backward.reads + backward.writes)
+
+
+def test_a_broadcast_operand_counts_its_own_elements() -> None:
+    cost = only(plan(lambda x, r, c: x * r + c, f"fp32[N={N},M={M}],fp32[M={M}],fp32[N={N},1]"))
+    assert formulas(cost) == ("N·M + N + M", "N·M")
+    expanded = only(plan(lambda r: r.expand(N, M).exp(), f"fp32[M={M}]"))
+    assert (expanded.reads, expanded.writes) == (M, N * M)
+
+
+def test_a_tensor_read_twice_counts_once() -> None:
+    assert formulas(only(plan(lambda x: x.exp() + x.sin(), f"fp32[N={N},M={M}]"))) == ("N·M", "N·M")
+    # Itself and its transpose are the same elements.
+    assert formulas(only(plan(lambda x: x + x.t(), "fp32[N=16,N=16]"))) == ("N²", "N²")
+
+
+def test_a_slice_counts_what_it_shows() -> None:
+    cost = only(plan(lambda x: x[: N // 2].exp(), f"fp32[N={N},M={M}]"))
+    assert (cost.reads, cost.writes) == (N // 2 * M, N // 2 * M)
+
+
+def test_mixed_dtypes_count_their_own_bytes() -> None:
+    cost = only(plan(lambda x, m: x.masked_fill(m, 0.0).half(), f"fp32[N={N},M={M}],bool[N={N},M={M}]"))
+    assert (cost.bytes_read, cost.bytes_written) == ((4 + 1) * N * M, 2 * N * M)
+
+
+def test_several_results_are_written_once_each() -> None:
+    cost = only(plan(lambda x: ((e := x.exp()), e.sum(1), e.sum(0)), f"fp32[N={N},M={M}]"))
+    assert formulas(cost) == ("N·M", "N·M + N + M")

@@ -1,0 +1,67 @@
+"""Prints, as JSON, what each kernel of the golden nests takes of an H200: registers and bytes spilled.
+
+Run as a script, with the lengths of the rows: compiling needs Triton without its interpreter, whatever
+the tests around it use.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tests.emit.triton_programs import golden, nests_of
+from tilewright.emit.triton import emit_triton
+from tilewright.loops.nest import Nest
+from tilewright.runtime.gpu import TritonKernel, plan
+
+POINTERS = {"bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1"}
+H200 = GPUTarget("cuda", 90, 32)
+MULTIPROCESSORS = 132
+
+
+def usage(cubin: bytes) -> dict[str, int]:
+    """Registers a thread and bytes of its stack, read from the machine code."""
+    cuobjdump = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(cuobjdump), "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, text
+    return {"registers": int(found[1]), "spilled": int(found[2])}
+
+
+def compiled(nest: Nest) -> dict[str, dict[str, int]]:
+    """What each of the nest's kernels takes, launched as on an H200."""
+    kernel, chosen = TritonKernel(nest, emit_triton(nest)), plan(nest, MULTIPROCESSORS)
+    dtypes = [b.dtype for b in nest.buffers] + [dtype for _, dtype in chosen.scratch]
+    taken = {}
+    for function, sizes, warps in ((kernel.main, chosen.sizes, chosen.warps), (kernel.after, chosen.after_sizes, 4)):
+        if function is None:
+            continue
+        names = function.arg_names
+        constants = {name: size for name, size in (sizes or {}).items() if name in names}
+        pointers = [name for name in names if name not in constants]
+        signature = {name: POINTERS[d] for name, d in zip(pointers, dtypes, strict=True)}
+        signature |= dict.fromkeys(constants, "constexpr")
+        aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers}
+        source = ASTSource(function, signature, constants, aligned)
+        code = triton.compile(source, target=H200, options={"num_warps": warps})
+        taken[function.__name__] = usage(code.asm["cubin"])
+    return taken
+
+
+if __name__ == "__main__":
+    for columns in map(int, sys.argv[1:]):
+        for function, inputs in golden(4096, columns).values():
+            for lowered in nests_of(function, *inputs):
+                print(json.dumps(compiled(lowered.nest)))

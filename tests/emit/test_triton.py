@@ -1,0 +1,68 @@
+"""The Triton emitter: its text, its machine code for an H200, and its results in the interpreter."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.emit.triton_programs import golden, nests_of
+from tilewright.emit.triton import emit_triton
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+@pytest.mark.parametrize("name", golden())
+def test_source_is_as_written_down(name: str) -> None:
+    """`TILEWRIGHT_WRITE_GOLDEN=1` writes down what the emitter says now."""
+    function, inputs = golden()[name]
+    sources = [emit_triton(lowered.nest) for lowered in nests_of(function, *inputs)]
+    found, path = "\n\n".join(sources), HERE / "golden" / f"{name}.txt"
+    if os.environ.get("TILEWRIGHT_WRITE_GOLDEN") == "1":
+        path.write_text(found)
+    wanted = path.read_text()
+    lines = difflib.unified_diff(wanted.splitlines(), found.splitlines(), path.name, "emitted", lineterm="")
+    assert found == wanted, "\n".join(lines)
+
+
+def test_positions_beyond_32_bits_are_counted_in_64() -> None:
+    wide, narrow = (
+        emit_triton(nests_of(lambda x: x.sum(-1), torch.empty(n, 1000, device="meta"))[0].nest) for n in (2**22, 2**20)
+    )
+    assert "row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS" in wide
+    assert "col = tl.arange(0, BLOCK_COLS)[None, :].to(tl.int64)" in wide
+    assert "int64" not in narrow
+
+
+def in_a_process(*arguments: str, **variables: str) -> str:
+    """What a Python process printed; its output is the failure's text if it fails."""
+    environment = {**os.environ, **variables, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
+    return done.stdout
+
+
+def test_no_kernel_spills_on_an_h200(tmp_path: Path) -> None:
+    """Six nests over rows that fit a program, and rows that some do not hold."""
+    pytest.importorskip("triton")
+    variables = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    printed = in_a_process("-m", "tests.emit.machine_code", "1000", "16384", **variables)
+    kernels = [(name, taken) for line in printed.splitlines() for name, taken in json.loads(line).items()]
+    assert len(kernels) >= 2 * 7
+    assert [kernel for kernel in kernels if kernel[1]["spilled"]] == []
+
+
+def test_results_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:::triton", "-W", "ignore:::numpy"]
+    printed = in_a_process("-m", "pytest", *options, str(HERE / "interpreted.py"), TRITON_INTERPRET="1")
+    assert " passed" in printed
+    assert "skipped" not in printed

@@ -1,0 +1,88 @@
+"""Generated Triton kernels on a GPU: the programs of the interpreter's tests, and sizes beyond 32 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from tests.emit.triton_programs import (
+    PROGRAMS,
+    by_triton,
+    graph_of,
+    nests_of,
+    operators,
+    run_graph,
+    verify,
+)
+from tests.operators.samples import CALLS, VIEWS
+from tilewright.emit.triton import emit_triton
+from tilewright.records.measurement import Verified
+from tilewright.runtime.gpu import TritonKernel, plan
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda:0")
+PAST_32_BITS = 2**31 + 12345
+
+
+@pytest.mark.parametrize("blocks", ["default", "small"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_kernels_keep_the_numbers_contract(name: str, blocks: str) -> None:
+    inputs = PROGRAMS[name].inputs(GPU)
+    graph = graph_of(PROGRAMS[name].function, *inputs)
+    small = by_triton(lambda lowered: plan(lowered.nest, processors=3, tile=64))
+    results, made = run_graph(graph, inputs, GPU, small if blocks == "small" else by_triton())
+    assert made
+    assert [figures for figures in verify(graph, inputs, results) if not figures.ok] == []
+
+
+@pytest.fixture(scope="module")
+def checked() -> Mapping[str, list[tuple[str, Verified]]]:
+    return operators(GPU)
+
+
+@pytest.mark.parametrize("name", [*CALLS, *VIEWS])
+def test_operators_keep_the_numbers_contract(checked: Mapping[str, list[tuple[str, Verified]]], name: str) -> None:
+    assert checked[name]
+    assert [entry for entry in checked[name] if not entry[1].ok] == []
+
+
+def test_kernels_compile_ahead_of_their_first_launch() -> None:
+    for program in (PROGRAMS["layer norm backward"], PROGRAMS["bf16 activation"]):
+        for lowered in nests_of(program.function, *program.inputs(GPU)):
+            TritonKernel(lowered.nest, emit_triton(lowered.nest)).compile(GPU)
+
+
+def test_column_sums_are_the_same_at_every_run() -> None:
+    x = torch.randn(20000, 130, device=GPU)
+    (lowered,) = nests_of(lambda x: x.sum(0), x)
+    results = [torch.empty(130, device=GPU) for _ in range(2)]
+    for result in results:
+        by_triton()(lowered, [x, result])
+    assert torch.equal(*results)
+
+
+def test_one_axis_past_32_bits() -> None:
+    x = torch.arange(PAST_32_BITS, dtype=torch.int64, device=GPU).to(torch.int8)
+    y = torch.empty_like(x)
+    (lowered,) = nests_of(lambda x: x * 3 + 1, x)
+    by_triton()(lowered, [x, y])
+    assert torch.equal(y, x * 3 + 1)
+
+
+def test_rows_and_columns_past_32_bits() -> None:
+    """Each kernel form on 2²¹ + 3 rows of 1024, the last rows beyond what 32 bits can count."""
+    x = torch.randn(2**21 + 3, 1024, device=GPU, dtype=torch.bfloat16)
+    (softmax,) = nests_of(lambda x: x.softmax(-1), x)
+    y = torch.empty_like(x)
+    by_triton()(softmax, [x, y])
+    torch.testing.assert_close(y[-5:], x[-5:].softmax(-1))
+    (tiles,) = nests_of(lambda x, column: x * column, x, x[:, :1])
+    by_triton()(tiles, [x, x[:, :1], y])
+    torch.testing.assert_close(y[-5:], x[-5:] * x[-5:, :1])
+    (sums,) = nests_of(lambda x: x.sum(0), x)
+    total = torch.empty(1024, device=GPU, dtype=torch.bfloat16)
+    by_triton()(sums, [x, total])
+    true = sum(part.double().sum(0) for part in x.split(2**18))
+    torch.testing.assert_close(total.double(), true, rtol=2**-8, atol=1e-3)

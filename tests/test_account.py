@@ -1,0 +1,316 @@
+"""The account of a case: all of it captured, nothing run, every kind of model and every refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from examples import naive_softmax, transformer_block
+from tests.passes.graphs import neighbours
+from tilewright.account import Account, account, capture
+from tilewright.hardware.profiles import DeviceProfile, profile_for
+from tilewright.records.case import Case, InputSpec
+from tilewright.records.errors import CaptureError, InputError
+from tilewright.records.program import Operator
+
+CPU = profile_for("cpu")
+
+
+def case(model: Callable[..., Any], inputs: str, training: bool = False) -> Case:
+    return Case("subject", lambda: model, InputSpec.parse_many(inputs), training=training)
+
+
+def account_of(model: Callable[..., Any], inputs: str, training: bool = False) -> Account:
+    return account(case(model, inputs, training), CPU)
+
+
+def operators(found: Account, stage: str = "before", graph: str = "forward") -> list[Operator]:
+    return [op for op in found.program.operators if (op.stage, op.graph) == (stage, graph)]
+
+
+def targets(found: Account, stage: str = "before", graph: str = "forward") -> list[str]:
+    return [op.target.removeprefix("aten.").partition(".")[0] for op in operators(found, stage, graph)]
+
+
+class Normed(nn.Module):
+    """Parameters, buffers that a training step updates, and a draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.dropout(self.norm(x))
+        return result.relu()
+
+
+# Every kind of model.
+
+
+def test_a_model_in_training_draws_and_in_evaluation_does_not() -> None:
+    assert "native_dropout" in targets(account_of(Normed().train(), "fp32[N=4,8]", training=True))
+    found = account_of(Normed().eval(), "fp32[N=4,8]", training=True)
+    assert not {"native_dropout", "bernoulli"} & {*targets(found), *targets(found, "after")}
+
+
+def test_dropout_that_draws_nothing_is_gone() -> None:
+    for p, training in ((0.0, True), (0.5, False)):
+        found = account_of(lambda x, p=p, t=training: F.dropout(x.exp(), p, t).sin(), "fp32[N=4,8]", training=True)
+        assert [len(r.members) for r in found.program.regions if r.graph == "forward"] == [2]
+        assert not any(op.operator_class == "random" for op in found.program.operators)
+
+
+def test_explaining_leaves_a_models_buffers_as_they_are() -> None:
+    model = Normed().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    account_of(model, "fp32[N=4,8]", training=True)
+    account_of(model, "fp32[N=4,8]")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_nothing_is_computed() -> None:
+    # A step of this would take minutes and 100 GB.
+    found = account_of(lambda x: (x @ x.t()).sum(), "fp32[N=100000,D=512]")
+    assert [op.cost.flops for op in operators(found) if op.operator_class == "compute"] == [2 * 100000**2 * 512]
+
+
+def test_two_inputs_keep_their_names() -> None:
+    found = account_of(lambda x, w: x @ w, "fp32[N=4,K=6],fp32[K=6,M=8]")
+    (product,) = operators(found)
+    assert product.shape_symbolic == "[N, M]"
+    assert product.cost.flops_symbolic == "2*K*M*N"
+
+
+def test_dicts_lists_and_what_is_no_tensor_among_results() -> None:
+    found = account_of(lambda x: {"a": x.sin(), "b": [x.cos(), 3], "c": "text", "d": None}, "fp32[N=4]")
+    assert sorted(targets(found)) == ["cos", "sin"]
+    assert [len(region.members) for region in found.program.regions] == [2]
+
+
+def test_integers_have_no_backward() -> None:
+    found = account_of(lambda i: (i * 2).sum(), "i64[N=4,M=6]", training=True)
+    assert {op.graph for op in found.program.operators} == {"forward"}
+    assert operators(found)[0].dtype == "int64"
+
+
+def test_indices_beside_floats() -> None:
+    found = account_of(lambda x, i: x[i].exp(), "fp32[N=9,M=8],i64[K=3]", training=True)
+    assert {op.graph for op in found.program.operators} == {"forward", "backward"}
+
+
+def test_a_model_that_writes_to_its_input() -> None:
+    def model(x: Tensor) -> Tensor:
+        x.add_(1)
+        return x * 2
+
+    found = account_of(model, "fp32[N=4]")
+    assert targets(found) == ["add", "mul", "copy_"]
+    assert {op.cost.provenance for op in operators(found)} == {"formula"}
+
+
+def test_a_generator_of_results_that_nobody_can_know_is_named() -> None:
+    found = account_of(lambda x: torch.fft.fft(x).abs(), "fp32[N=8]")
+    unknown = [op for op in operators(found) if op.cost.provenance == "unknown"]
+    assert unknown and all(op.floor_us is None and op.bound is None for op in unknown)
+
+
+def test_capturing_many_cases_is_no_recompilation() -> None:
+    # Past 8 variants of one function, Dynamo would run it as it is.
+    for width in range(1, 13):
+        assert len(operators(account_of(lambda x: x.exp(), f"fp32[N={width}]"))) == 1
+
+
+# Every record.
+
+
+@pytest.fixture(scope="module")
+def block() -> Account:
+    return account(transformer_block.case(D=32, H=4, B=2, S=16), CPU)
+
+
+def test_every_record_of_the_block_is_whole(block: Account) -> None:
+    for op in block.program.operators:
+        assert op.cost.provenance == "formula", op
+        assert (op.floor_us is None) == (op.operator_class == "layout"), op
+        assert op.target == "kernel" or op.source is None or op.source.startswith("transformer_block.py:")
+        assert op.dtype in ("float32", "bool", "int64")
+    names = {
+        (op.graph, op.stage): {o.name for o in operators(block, op.stage, op.graph)} for op in block.program.operators
+    }
+    assert len(names) == 4
+    # What a launch reads was made by a launch before it, or is the caller's.
+    made: set[str] = set()
+    for op in operators(block, "after"):
+        assert all(name in made or name.startswith("primals") for name in op.inputs), op
+        made.add(op.name)
+
+
+def test_indices_number_the_launches(block: Account) -> None:
+    for graph in ("forward", "backward"):
+        assert [op.index for op in operators(block, "before", graph)] == list(
+            range(len(operators(block, "before", graph)))
+        )
+        after = [op.index for op in operators(block, "after", graph)]
+        assert after == sorted(after)
+
+
+def test_every_region_is_one_launch(block: Account) -> None:
+    launches = {op.name: op for op in block.program.operators if op.stage == "after"}
+    assert block.program.regions
+    for region in block.program.regions:
+        launch = launches[region.name]
+        assert launch.region == region.name and launch.cost == region.cost
+        assert region.name in region.source_code and region.predicted_us == region.floor_us
+
+
+def test_the_block_has_a_row_for_every_pair_and_a_price_for_every_kernel(block: Account) -> None:
+    rows = {(d.graph, d.producer, d.consumer): d for d in block.program.decisions if d.passed_by == "fusion"}
+    pairs = {(name, *pair) for name, graph in block.planned.graphs.items() for pair in neighbours(graph)}
+    assert set(rows) == pairs and len(pairs) > 60
+    floors = {(region.graph, name): region.floor_us for region in block.program.regions for name in region.members}
+    for row in rows.values():
+        if row.verdict == "taken":
+            assert row.bytes_saved > 0 and row.predicted_us == floors[row.graph, row.consumer]
+        else:
+            assert row.bytes_saved == 0 and row.predicted_us is None
+    attention = [d for d in block.program.decisions if d.passed_by == "attention"]
+    assert [d.verdict for d in attention] == ["taken"]
+
+
+def test_fusing_saves_launches_bytes_and_memory_but_computes_the_same(block: Account) -> None:
+    for graph in ("forward", "backward"):
+        before = [op for op in operators(block, "before", graph) if op.operator_class != "layout"]
+        after = [op for op in operators(block, "after", graph) if op.operator_class != "layout"]
+        assert len(after) < len(before)
+        assert sum(op.cost.bytes for op in after) < sum(op.cost.bytes for op in before)
+        peak = {
+            stage: max(p.live_bytes for p in block.program.memory if (p.graph, p.stage) == (graph, stage))
+            for stage in ("before", "after")
+        }
+        assert peak["after"] < peak["before"]
+    products = {
+        stage: sum(op.cost.flops for op in operators(block, stage) if op.operator_class == "compute")
+        for stage in ("before", "after")
+    }
+    assert products["before"] == products["after"]
+
+
+def test_a_value_named_after_an_operator_is_no_operator() -> None:
+    # The backward graph of `max` is handed its indices under the name `getitem_1`.
+    found = account(replace(naive_softmax.case(N=8, M=16), training=True), CPU)
+    assert operators(found, "after", "backward")
+
+
+@pytest.mark.parametrize("device", ["h200", "a100", "rtx4090", "2080ti", "cpu"])
+def test_floors_are_those_of_the_device(device: str) -> None:
+    profile = profile_for(device)
+    found = account(naive_softmax.case(), profile)
+    (launch,) = operators(found, "after")
+    # 160 MB: more than any of their caches hold; half is read, half written.
+    assert launch.bound == "DRAM-bound" and launch.floor_us is not None
+    assert launch.floor_us == pytest.approx(_copy_us(160e6, profile), rel=0.05)
+
+
+def _copy_us(nbytes: float, profile: DeviceProfile) -> float:
+    return nbytes / profile.copy_GBps / 1e3
+
+
+# Every refusal.
+
+
+class Narrow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x)
+        return result
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    z = x.relu()
+    return z @ y
+
+
+def refuses(x: Tensor) -> Tensor:
+    raise ValueError("only even batches")
+
+
+def breaks(x: Tensor) -> Tensor:
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y.cos()
+
+
+def branches(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def selects(x: Tensor) -> Tensor:
+    return x[x > 0].sin()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_an_operator_that_refuses_its_operands(training: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        capture(case(product, "fp32[N=4,M=6],fp32[N=4,M=6]", training), optimised=False)
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("subject does not accept its inputs at test_account.py:")
+    assert first.endswith(": return z @ y")
+    assert second.startswith("  matmul of [4, 6], [4, 6]: ") and "[4, 6] X [4, 6]" in second
+    assert capfd.readouterr().err == ""
+
+
+def test_a_module_that_refuses_its_input_is_blamed_on_the_users_line() -> None:
+    with pytest.raises(InputError, match=r"at test_account\.py:\d+: result: Tensor = self\.linear\(x\)\n") as caught:
+        capture(case(Narrow(), "fp32[N=4,9]"), optimised=False)
+    assert "linear of [4, 9], [3, 8], [3]: " in str(caught.value)
+
+
+def test_a_leaf_that_is_written_to_says_what_to_do() -> None:
+    with pytest.raises(InputError, match=r"add_ of \[4\]: a leaf Variable .* --inference"):
+        capture(case(lambda x: x.add_(1), "fp32[N=4]", training=True), optimised=False)
+
+
+def test_a_model_that_raises() -> None:
+    with pytest.raises(
+        InputError, match=r"at test_account\.py:\d+: raise ValueError\(.*\)\n  ValueError\('only even ba"
+    ):
+        capture(case(refuses, "fp32[N=3]"), optimised=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [(breaks, r"torch\._dynamo\.graph_break\(\)"), (branches, r"if x\.sum\(\) > 0:")],
+)
+def test_a_program_of_several_graphs(model: Callable[..., Any], line: str) -> None:
+    with pytest.raises(CaptureError, match=rf"subject is not one graph, it breaks at test_account\.py:\d+: {line}\n"):
+        capture(case(model, "fp32[N=4]"), optimised=False)
+
+
+def test_a_size_that_depends_on_the_data() -> None:
+    with pytest.raises(CaptureError, match=r"at test_account\.py:\d+: return x\[x > 0\]\.sin\(\)") as caught:
+        capture(case(selects, "fp32[N=4]"), optimised=False)
+    assert "depend" in str(caught.value) or "Dynamic shape" in str(caught.value)
+
+
+def test_a_program_without_tensors() -> None:
+    with pytest.raises(CaptureError, match="subject computes no tensor from its inputs; there is nothing to explain"):
+        capture(case(lambda x: 3, "fp32[N=4]"), optimised=False)
+
+
+def test_after_a_refusal_the_next_capture_works() -> None:
+    with pytest.raises(CaptureError):
+        capture(case(breaks, "fp32[N=4]"), optimised=False)
+    assert capture(replace(case(torch.sin, "fp32[N=4]")), optimised=False).graphs
