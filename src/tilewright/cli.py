@@ -30,14 +30,19 @@ RunFile = Annotated[Path | None, typer.Option("--run", help="A run; the latest u
 
 def main() -> None:
     """Entry point of the `tilewright` command."""
+    interrupted = "interrupted; nothing was left half-written"
     try:
-        app(standalone_mode=False)
+        # What typer ends by itself (help, and in some versions Ctrl-C) comes back as an exit code.
+        ended = app(standalone_mode=False)
+        if ended == INTERRUPTED:
+            _fail(interrupted, INTERRUPTED)
+        sys.exit(ended)
     except TilewrightError as error:
         _fail(str(error), error.exit_code)
     except typer.Exit as done:
         sys.exit(done.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted; nothing was left half-written", INTERRUPTED)
+        _fail(interrupted, INTERRUPTED)
     except BrokenPipeError:
         sys.exit(0)
     except Exception as error:

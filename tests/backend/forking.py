@@ -64,7 +64,8 @@ def fork_after_a_call() -> None:
         assert threads() == 1
         torch.set_num_threads(1)  # eager's own operators hang in a forked child with more
         assert_same(result, chain(X))
-        assert_same(step(), expected)
+        if not torch.backends.cuda.is_built():  # else autograd itself refuses after a fork
+            assert_same(step(), expected)
         # A size that is new here: traced, compiled and loaded in the child.
         assert_same(RUN(X[:7]), chain(X[:7]))
 

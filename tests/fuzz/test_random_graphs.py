@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from tests.fuzz.conditioning import luck
 from tests.fuzz.graphs import Graph, graphs
 from tilewright.backend import Recording, backend, recording
 from tilewright.measure.verify import verify
@@ -66,19 +67,31 @@ class Batch:
 
         return all_of_them
 
+    def inputs(self) -> list[torch.Tensor]:
+        return [t for graph, seed in zip(self.programs, self.seeds, strict=True) for t in graph.make_inputs(seed)]
+
     def check(self, training: bool) -> tuple[list[Verified], Recording]:
         """The figures of every result and gradient; what compiling them recorded."""
         torch._dynamo.reset()
         function = self.function()
-        inputs = [t for graph, seed in zip(self.programs, self.seeds, strict=True) for t in graph.make_inputs(seed)]
         with recording() as record:
             compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
-            rows = verify(function, compiled, inputs, seed=self.seeds[0], training=training)
+            rows = verify(function, compiled, self.inputs(), seed=self.seeds[0], training=training)
         return rows, record
+
+    def missed(self, rows: Sequence[Verified], training: bool) -> tuple[dict[int, list[Verified]], int]:
+        """By program the rows that miss the contract, and how many others miss it by luck (`conditioning`)."""
+        missed = [row for row in rows if not row.ok]
+        lucky = luck(self.function(), self.inputs(), missed, self.seeds[0], training) if missed else []
+        found: dict[int, list[Verified]] = {}
+        for row in missed:
+            if row not in lucky:
+                found.setdefault(self.program_of(row), []).append(row)
+        return found, len(lucky)
 
     def program_of(self, row: Verified) -> int:
         """Which program a row belongs to: `output[3][0]` to program 3, `input 7` to whose input that is."""
-        number = int(re.search(r"\d+", row.tensor)[0])  # type: ignore[index]
+        number = int(re.findall(r"\d+", row.tensor)[0])
         return number if row.tensor.startswith("output") else self.owner[number]
 
 
@@ -86,12 +99,13 @@ def failure(graph: Graph, seed: int, training: bool, rows: Sequence[Verified]) -
     """What to print: the shortest beginning of the program that fails alone, or the whole of it."""
     for part in [*graph.prefixes(), graph]:
         try:
-            alone, _ = Batch([part], seed // 1000).check(training)
+            alone = Batch([part], seed // 1000)
+            found, _ = alone.check(training)
+            broken, _ = alone.missed(found, training)
         except Exception as error:
             return f"{part.reproducer(seed)}\n{type(error).__name__}: {error}"
-        broken = [row for row in alone if not row.ok]
         if broken:
-            return part.reproducer(seed) + "\n" + "\n".join(map(str, broken))
+            return part.reproducer(seed) + "\n" + "\n".join(map(str, broken[0]))
     return graph.reproducer(seed) + "\nfails only beside others:\n" + "\n".join(map(str, rows))
 
 
@@ -105,14 +119,12 @@ def test_random_graphs_keep_the_numbers_contract(first: int) -> None:
     except Exception as error:
         found = [failure(g, s, training, []) for g, s in zip(batch.programs, batch.seeds, strict=True)]
         raise AssertionError("\n\n".join(text for text in found if "Error" in text)) from error
-    broken: dict[int, list[Verified]] = {}
-    for row in rows:
-        if not row.ok:
-            broken.setdefault(batch.program_of(row), []).append(row)
-    assert not broken, "\n\n".join(
-        failure(batch.programs[i], batch.seeds[i], training, rows) for i, rows in broken.items()
-    )
     assert record.fallbacks == []
     executables = [graph.executable for graph in record.graphs]
     assert len(executables) == 1 + training
     assert all(executable is not None and executable.kernels for executable in executables)
+    broken, lucky = batch.missed(rows, training)
+    assert not broken, "\n\n".join(
+        failure(batch.programs[i], batch.seeds[i], training, rows) for i, rows in broken.items()
+    )
+    assert lucky <= len(rows) / 50

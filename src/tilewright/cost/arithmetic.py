@@ -62,7 +62,7 @@ def _table(text: str) -> dict[str, tuple[int, int]]:
 # For each element of the result.
 PER_RESULT = _table("""
 1 0: add sub rsub mul div neg abs reciprocal maximum minimum sign relu eq ne lt le gt ge isnan isinf
-1 0: floor ceil trunc round clamp_min clamp_max threshold_backward
+1 0: sgn floor ceil trunc round clamp_min clamp_max threshold_backward
 2 0: clamp leaky_relu leaky_relu_backward native_dropout native_dropout_backward
 3 0: addcmul addcdiv lerp sigmoid_backward tanh_backward
 0 1: exp exp2 expm1 log log2 log10 log1p sqrt rsqrt erf erfc atan2 sin cos tan asin acos atan sinh cosh tanh

@@ -114,7 +114,8 @@ class _Kernel:
             self.put(
                 f"{const}{STORED[buffer.dtype]}* const {name} = ({const}{STORED[buffer.dtype]}*)buffers[{number}];"
             )
-        if nest.row_count * nest.col_count < SERIAL:
+        # Without rows there is nothing to share, and a result may lie where an operand is still to be read.
+        if nest.row_count * nest.col_count < SERIAL or not (nest.rows or self._elementwise()):
             self.put("threads = 1;")
         if self._elementwise():
             self._flat()

@@ -15,7 +15,9 @@ from tilewright.operators.axes import Axis, Unfusable, _split, leaves
 from tilewright.operators.language import Op, Source, Value
 
 FEW_COLUMNS = 1024
-"""A reduction over everything is cut into rows of at least this many elements."""
+"""A reduction over everything is cut into rows of at least this many elements, if it has the axes for it."""
+LEAST_COLUMNS = 64
+"""Rather shorter rows than none at all."""
 
 Strides = dict[Axis, int]
 
@@ -159,7 +161,7 @@ class _Lowering:
         """Everything is reduced: long rows inside, the rest outside, so that threads share the work."""
         cols: list[Axis] = []
         rows = list(order)
-        while rows and prod(a.extent for a in cols) < FEW_COLUMNS:
+        while rows and prod(a.extent for a in cols) < (FEW_COLUMNS if len(rows) > 1 else LEAST_COLUMNS):
             cols.insert(0, rows.pop())
         if not rows and len(cols) == 1 and cols[0].extent >= 8 * FEW_COLUMNS:
             whole = cols[0]
@@ -232,6 +234,7 @@ class _Lowering:
                 step = replace(step, to=op.detail or op.dtype)
             steps.append(step)
             place[position] = len(steps) - 1
+        _refuse_sums_of_columns_after_rows(steps)
         stores = [
             Store(place[self.ids[value.id]], Access(len(keys) + i, tuple(s.get(a, 0) for a in rows + cols)))
             for i, ((_, value), s) in enumerate(zip(self.outputs, self.output_strides, strict=True))
@@ -312,6 +315,16 @@ class _Lowering:
             tuple(shape.stores),
         )
         return Lowered(nest, tuple(keys), tuple(nodes))
+
+
+def _refuse_sums_of_columns_after_rows(steps: list[Step]) -> None:
+    """What one row sums over its columns is gone once all rows are done."""
+    of_columns: set[int] = set()
+    for position, step in enumerate(steps):
+        if step.name == "reduce_cols" or (step.name != "reduce_rows" and of_columns & set(step.args)):
+            if step.where == "after":
+                raise Unfusable("a sum over all rows meets a sum over the columns")
+            of_columns.add(position)
 
 
 def _touched(val: Any) -> int:

@@ -324,10 +324,7 @@ def write_results(path: Path, rows: Iterable[Measurement]) -> None:
 
     ValueError for a figure that is NaN or infinite, which JSON cannot say.
     """
-    lines = [
-        json.dumps(asdict(row), allow_nan=False, ensure_ascii=False) + "\n"
-        for row in sorted(rows, key=_subject)
-    ]
+    lines = [json.dumps(asdict(row), allow_nan=False, ensure_ascii=False) + "\n" for row in sorted(rows, key=_subject)]
     write_atomically(path, "".join(lines), mode=0o644)
 
 

@@ -71,14 +71,10 @@ def compare(
     most_bound = TIMES_EAGER * eager_most + ULPS * ulp(largest, result.dtype)
     # NaN fails both comparisons: a NaN of ours where eager is finite is an error.
     ok = error <= bound and most <= most_bound and _same_specials(result, eager)
-    return Verified(
-        direction, tensor, _name(result), error, eager_error, most, eager_most, bound, most_bound, ok
-    )
+    return Verified(direction, tensor, _name(result), error, eager_error, most, eager_most, bound, most_bound, ok)
 
 
-def _exact(
-    result: torch.Tensor, eager: torch.Tensor, direction: Literal["fwd", "bwd"], tensor: str
-) -> Verified:
+def _exact(result: torch.Tensor, eager: torch.Tensor, direction: Literal["fwd", "bwd"], tensor: str) -> Verified:
     wrong = result.ne(eager)
     share = wrong.double().mean().item() if wrong.numel() else 0.0
     most = _largest(result.double() - eager.double())

@@ -142,9 +142,7 @@ def _dropout(args: Sequence[Any], result: Sequence[torch.Tensor]) -> tuple[torch
     return (x * mask / (1 - p) if p < 1 else x * 0), mask
 
 
-def _in_float64(
-    target: torch._ops.OpOverload, eager: Sequence[Any], truth: Any
-) -> tuple[list[Any], dict[str, Any]]:
+def _in_float64(target: torch._ops.OpOverload, eager: Sequence[Any], truth: Any) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of a float64 call: floating dtypes become float64, what hangs on the dtype stays eager's."""
     import torch
 

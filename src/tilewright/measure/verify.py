@@ -91,18 +91,22 @@ def _backward(
 
     ends = [t for t in outputs.values() if t.requires_grad] if leaves else []
     if tangents is None:
-        tangents = [_tangent(t, seed + number) for number, t in enumerate(ends)]
+        tangents = random_tangents(ends, seed)
     if not ends:
         return {}, tangents
     found = torch.autograd.grad(ends, list(leaves.values()), list(tangents), allow_unused=True)
     return {name: g for name, g in zip(leaves, found, strict=True) if g is not None}, tangents
 
 
-def _tangent(output: torch.Tensor, seed: int) -> torch.Tensor:
+def random_tangents(outputs: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
+    """The gradients of differentiable outputs that a backward of `verify` starts from: standard normal."""
     import torch
 
-    generator = torch.Generator(output.device).manual_seed(seed)
-    return torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)
+    def draw(output: torch.Tensor, number: int) -> torch.Tensor:
+        generator = torch.Generator(output.device).manual_seed(seed + number)
+        return torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)
+
+    return [draw(output, number) for number, output in enumerate(outputs)]
 
 
 @dataclass(frozen=True)

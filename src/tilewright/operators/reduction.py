@@ -40,22 +40,25 @@ def product(c: Call, x: Value, dim: Dims = None, keepdim: bool = False, dtype: o
     return x.reduce("prod", dim, keepdim)
 
 
-@body("amax.default", operator_class="reduction")
+# The gradient of an extreme goes to the elements that equal it: backward must meet eager's own extreme.
+
+
+@body("amax.default", operator_class="reduction", discontinuous=True)
 def amax(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     return x.max(_all_if_empty(dims), keepdim)
 
 
-@body("amin.default", operator_class="reduction")
+@body("amin.default", operator_class="reduction", discontinuous=True)
 def amin(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     return x.min(_all_if_empty(dims), keepdim)
 
 
-@body("max.default", operator_class="reduction")
+@body("max.default", operator_class="reduction", discontinuous=True)
 def max_all(c: Call, x: Value) -> Value:
     return x.max(None, keepdim=False)
 
 
-@body("min.default", operator_class="reduction")
+@body("min.default", operator_class="reduction", discontinuous=True)
 def min_all(c: Call, x: Value) -> Value:
     return x.min(None, keepdim=False)
 

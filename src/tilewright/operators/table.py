@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from tilewright.operators.language import Trace
@@ -76,6 +77,7 @@ def body(
 GETITEM = Row("getitem", "layout", lambda call, values, index: values[index], promotion="none")
 
 
+@cache
 def row_of(target: object) -> Row | None:
     """The row of a node's target (an ATen overload, or `operator.getitem`), or None."""
     if target is operator.getitem:

@@ -151,7 +151,8 @@ class _Assembler:
             meta = node.meta["val"]
             same = meta.dtype == result.dtype and meta.numel() == result.numel() and meta.is_contiguous()
             storage = self._storage(node)
-            if not same or not result.is_contiguous() or storage in taken:
+            shown_twice = sum(self._storage(n) is storage for n in region.lowered.inputs) > 1
+            if not same or not result.is_contiguous() or storage in taken or shown_twice:
                 continue
             if self._dies(storage, position) and writes_after_reads(nest, index, number):
                 return node
@@ -201,5 +202,9 @@ def writes_after_reads(nest: Nest, source: int, target: int) -> bool:
     if any(load.access and load.access.strides != stores[0].access.strides for load in loads):
         return False
     if any(s.where == "after" or s.name == "reduce_rows" for s in (nest.steps[x.value] for x in stores)):
+        return False
+    walked = zip(nest.rows + nest.cols, stores[0].access.strides, strict=True)
+    if not any(s.name.startswith("reduce") for s in nest.steps) and not all(stride or n == 1 for n, stride in walked):
+        # A narrow result in a wide elementwise nest: other blocks of the row still read the operand.
         return False
     return nest.steps[stores[0].value].stage == nest.stages - 1 or nest.stages == 1

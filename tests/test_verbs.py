@@ -1,0 +1,217 @@
+"""What the verbs do as functions: explaining any model, optimising a block, timing every way of running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tilewright
+from examples import naive_softmax, transformer_block
+from tests.passes.graphs import neighbours
+from tilewright import verbs
+from tilewright.account import capture
+from tilewright.hardware import profiles
+from tilewright.records.case import Case, InputSpec
+from tilewright.records.errors import UsageError, VerificationError
+from tilewright.records.measurement import Verified
+from tilewright.records.program import Program
+from tilewright.store.run import SavedRun
+from tilewright.tune import trial
+from tilewright.verbs import Subject, bench_case, case_label, explain_case, optimize_case
+
+BLOCK = transformer_block.case(D=32, H=4, B=2, S=16)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home and a cache of the test's own, ceilings that need no measuring, and short races."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(home))
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(home / "cache"))
+    monkeypatch.setattr(profiles, "local_profile", lambda **_: profiles.profile_for("cpu"))
+    monkeypatch.setattr(trial, "TRIAL_SECONDS", 0.02)
+    yield home
+
+
+def case(model: Callable[..., Any], inputs: str, training: bool = False) -> Case:
+    return Case("subject", lambda: model, InputSpec.parse_many(inputs), training=training)
+
+
+# explain
+
+
+def test_explaining_a_model_and_its_inputs() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.BatchNorm1d(16))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x = torch.ones(4, 8)
+    explanation = tilewright.explain(model, x, on="h200")
+    assert explanation.case.name == "Sequential" and not explanation.case.training
+    assert {row.device for row in explanation.ceilings} == {"h200"}
+    text = str(explanation)
+    assert "addmm" in text and "before fusion:" in text and "after fusion:" in text
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(x, torch.ones(4, 8)) and x.grad is None
+
+
+def test_an_explanation_shows_itself_in_a_notebook() -> None:
+    html = explain_case(naive_softmax.case(N=4, M=8), "cpu")._repr_html_()
+    assert html.startswith("<pre>") and "reads 5·N·M + 2·N" in html and "<script" not in html
+
+
+def test_explaining_draws_nothing_from_the_users_generator() -> None:
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    tilewright.explain(nn.Dropout(0.5), torch.ones(4), on="cpu", training=True)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+# optimize
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers are not timed: what that takes, `tests/test_cli.py` pays once."""
+    monkeypatch.setattr(verbs, "measure", lambda *_, **__: [])
+
+
+def optimized(case: Case) -> tuple[Program, SavedRun]:
+    done = optimize_case(case, seconds=0.1)
+    assert done.page.is_file() and all(tensor.ok for tensor in done.verified)
+    return done.program, SavedRun(done.run)
+
+
+def test_a_second_run_from_the_cache_shows_the_same_rows(unmeasured: None) -> None:
+    graphs = capture(BLOCK, optimised=True).graphs
+    pairs = {(name, *pair) for name, graph in graphs.items() for pair in neighbours(graph)}
+    (_, first), (_, second) = optimized(BLOCK), optimized(BLOCK)
+    rows = first.program().decisions
+    assert {(r.graph, r.producer, r.consumer) for r in rows if r.passed_by == "fusion"} == pairs
+    assert second.program().decisions == rows
+    for row in rows:
+        if row.passed_by == "fusion" and row.verdict in ("taken", "tried and lost"):
+            assert row.measured_us is not None and row.predicted_us is not None, row
+        assert row.source is not None and row.reason
+
+
+def test_a_race_that_fusion_loses_is_followed_and_stored(unmeasured: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = trial.Trial(30.0, 10.0)
+    monkeypatch.setattr("tilewright.tune.settle.race", lambda pairs: [lost for _ in pairs])
+    program, run = optimized(naive_softmax.case(N=8, M=16))
+    assert [len(region.members) for region in program.regions] == [1] * 5
+    assert sum(op.stage == "after" and op.target == "kernel" for op in program.operators) == 5
+    stored = run.program()
+    assert {(d.verdict, d.measured_us, d.bytes_saved) for d in stored.decisions} == {("tried and lost", 30.0, 0)}
+    assert all(region.measured_us for region in stored.regions)
+
+
+def test_every_stage_is_told(unmeasured: None) -> None:
+    told: list[str] = []
+    optimize_case(naive_softmax.case(N=8, M=16), tell=told.append)
+    assert len(told) == 6 and told[0].startswith("measuring") and "verifying against float64" in told
+
+
+def test_a_failure_leaves_no_run(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("on fire")
+
+    monkeypatch.setattr(verbs, "measure", failing)
+    with pytest.raises(RuntimeError, match="on fire"):
+        optimize_case(naive_softmax.case(N=8, M=16))
+    assert not list((own_home / "runs").iterdir())
+
+
+# bench
+
+
+def rows_of(case: Case, *impls: str) -> dict[str, Any]:
+    _, rows = bench_case(case, suite="suite", impls=impls, seconds=0.05)
+    return {row.impl: row for row in rows}
+
+
+def test_bench_times_every_way_in_one_run() -> None:
+    rows = rows_of(naive_softmax.case(N=64, M=32), "eager", "eager-sdpa", "tilewright")
+    assert set(rows) == {"eager", "eager-sdpa", "tilewright"}
+    ours = rows["tilewright"]
+    assert (ours.suite, ours.case, ours.direction) == ("suite", "N64 M32 float32", "infer")
+    # Reads and writes of 64×32 floats; one pooled result, small enough for PyTorch's own allocator.
+    assert ours.bytes == 2 * 64 * 32 * 4 and ours.flops == 4 * 64 * 32
+    assert ours.peak_bytes == 64 * 32 * 4 < rows["eager"].peak_bytes
+    assert ours.error is not None and ours.error < 1e-6 and rows["eager"].error is None
+    assert all(row.p20_us <= row.median_us <= row.p80_us and row.repeats >= 7 for row in rows.values())
+
+
+def test_bench_refuses_an_implementation_it_does_not_know() -> None:
+    with pytest.raises(UsageError, match="no implementation triton, cuda; known: eager, "):
+        bench_case(naive_softmax.case(N=4, M=4), suite="s", impls=["triton", "cuda"])
+
+
+def test_bench_does_not_time_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Verified("fwd", "output", "float32", 1.0, 0.0, 1.0, 0.0, 1e-6, 1e-6, ok=False)
+    monkeypatch.setattr("tilewright.measure.verify.verify", lambda *_, **__: [wrong])
+    with pytest.raises(VerificationError, match="softmax: the numbers contract is broken for output"):
+        bench_case(naive_softmax.case(N=4, M=4), suite="s", impls=["eager"])
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(0.25)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"result": self.dropout(self.norm(x)), "name": "normed", "parts": [x.sum(), None]}
+
+
+def writes(x: Tensor) -> Tensor:
+    x.mul_(-1)
+    return x * 2
+
+
+@pytest.mark.parametrize("impl", ["eager", "eager-sdpa", "tilewright"])
+@pytest.mark.parametrize(
+    ("model", "inputs", "training"),
+    [
+        (Normed(), "fp32[B=4,8]", True),
+        (Normed().eval(), "fp32[B=4,8]", False),
+        (lambda x, i: (x[i].exp(), x.sum()), "fp32[N=9,M=8],i64[K=3]", True),
+        (lambda i: i * 2, "i64[N=4]", True),
+        (writes, "fp32[N=4]", False),
+        (lambda x: (x.sin(), x), "fp32[N=4]", True),
+    ],
+    ids=["buffers and a dict", "evaluation", "indices", "integers alone", "written input", "input returned"],
+)
+def test_any_model_can_be_called_again_and_again(
+    model: Callable[..., Any], inputs: str, training: bool, impl: str
+) -> None:
+    subject = Subject(case(model, inputs, training))
+    for _ in range(3):
+        subject.call(impl)
+    assert all(tensor.grad is None for tensor in subject.inputs)
+    assert {fallback.why for fallback in subject.recording.fallbacks} <= {"it has no row in the operator table"}
+    assert (impl == "tilewright") == bool(subject.recording.graphs)
+
+
+def test_the_warm_peer_takes_several_results() -> None:
+    subject = Subject(case(lambda x: {"a": x.sin(), "b": (x.cos(), 3)}, "fp32[N=4]"))
+    held: list[list[Tensor]] = []
+
+    def remember(out: list[Tensor], x: Tensor) -> None:
+        held.append(out)
+        verbs._written_to(subject.model)(out, x)
+
+    peer = subject._into_warm_output(remember)
+    peer(*subject.inputs)
+    peer(*subject.inputs)
+    (x,) = subject.inputs
+    assert held[0] is held[1]
+    torch.testing.assert_close(held[0], [x.sin(), x.cos()])
+
+
+def test_a_case_is_labelled_with_its_sizes() -> None:
+    assert case_label(BLOCK) == "B2 S16 D32 H4 float32"
+    assert case_label(Case("none", lambda: print, [])) == ""
