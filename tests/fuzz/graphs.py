@@ -76,7 +76,7 @@ REDUCTIONS = [
     "F.rms_norm({f}, {f}.shape[-1:])",
     "{f} - {f}.mean({d}, keepdim=True)",
     "{f} * torch.rsqrt({f}.square().mean({d}, keepdim=True) + 0.5)",
-    "({f} @ {s}.mT) * 0.2",
+    "({f} @ {s}.transpose(-2, -1)) * 0.2",
 ]
 VIEWS = [
     "{f}.reshape(-1)",
@@ -89,7 +89,7 @@ VIEWS = [
     "{f}.narrow({d}, 0, 1)",
     "{f}.flip({d})",
     "{f}.unflatten({d}, (-1, 2))",
-    "{f}.mT.contiguous()",
+    "{f}.transpose(-2, -1).contiguous()",
     "torch.cat([{f}, {s}], {d})",
 ]
 DISCRETE = [

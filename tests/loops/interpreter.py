@@ -130,7 +130,8 @@ def _check(nest: Nest, step: Step, value: Array) -> None:
     varies = any(n > 1 for n in rows), any(n > 1 for n in cols)
     levels = {Level.SCALAR: (False, False), Level.ROW: (True, False), Level.COL: (False, True)}
     # An axis of one element varies in name only.
-    assert all(not v or l for v, l in zip(varies, levels.get(step.level, (True, True)), strict=True)), step
+    allowed = levels.get(step.level, (True, True))
+    assert all(may or not does for does, may in zip(varies, allowed, strict=True)), step
     for position in step.args:
         source = nest.steps[position]
         assert step.stage >= source.stage + (source.name == "reduce_cols")

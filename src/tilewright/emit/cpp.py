@@ -13,6 +13,18 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
+from tilewright.emit.cpp_text import (
+    CHEAP,
+    COMPUTED,
+    STORED,
+    WIDE,
+    combine,
+    from_storage,
+    identifiers,
+    identity,
+    scalar,
+    to_storage,
+)
 from tilewright.loops.nest import Access, Level, Nest, Step, Store
 
 BLOCK = 512
@@ -21,19 +33,6 @@ ROW_BLOCK = 32
 """Rows summed in fp32, column by column, before the partial sums go to doubles."""
 SERIAL = 16384
 """Nests of fewer elements run on the calling thread."""
-
-STORED = {
-    "float32": "float", "float64": "double", "bfloat16": "uint16_t", "float16": "_Float16", "bool": "uint8_t",
-    "int8": "int8_t", "uint8": "uint8_t", "int16": "int16_t", "int32": "int32_t", "int64": "int64_t",
-}  # fmt: skip
-COMPUTED = STORED | {"bool": "bool"}
-
-INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-         "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
-CHEAP = frozenset(INFIX) | {"load", "const", "index", "cast", "round", "neg", "abs", "where", "maximum", "minimum",
-                            "isnan", "isinf", "bitnot", "floor", "ceil", "trunc", "sign"}  # fmt: skip
-WIDE = {"float32": "double", "float64": "double"}
-"""What long sums are carried in; integers carry themselves."""
 
 
 @cache
@@ -51,48 +50,13 @@ def emit_cpp(nest: Nest, comment: str = "") -> str:
     return _Kernel(nest, comment).text()
 
 
-def constant(value: bool | int | float, dtype: str) -> str:
-    if dtype == "bool":
-        return "true" if value else "false"
-    if dtype not in ("float32", "float64"):
-        return f"(({COMPUTED[dtype]}){int(value)}L)"
-    suffix = "f" if dtype == "float32" else ""
-    number = float(value)
-    if number != number:
-        return f'__builtin_nan{suffix}("")'
-    if number in (float("inf"), float("-inf")):
-        return f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
-    return f"{number!r}{suffix}"
-
-
-def identity(kind: str, dtype: str) -> str:
-    if kind in ("sum", "any"):
-        return "0"
-    if kind in ("prod", "all"):
-        return "1"
-    if dtype in ("float32", "float64"):
-        return "-TW_INF" if kind == "max" else "TW_INF"
-    bits = {"bool": 1, "uint8": 8, "int8": 7, "int16": 15, "int32": 31, "int64": 63}[dtype]
-    signed = dtype.startswith("int")
-    high = f"(int64_t){(1 << bits) - 1}L"
-    low = f"(-{high} - 1)" if signed else "0"
-    return low if kind == "max" else high
-
-
-def combine(kind: str, a: str, b: str) -> str:
-    """`a` combined with `b`; NaN wins in extremes."""
-    if kind in ("max", "min"):
-        return f"tw_{kind}imum({a}, {b})"
-    return f"{a} {dict(sum='+', prod='*', any='|', all='&')[kind]} {b}"
-
-
 class _Kernel:
     def __init__(self, nest: Nest, comment: str) -> None:
         self.nest = nest
         self.comment = comment
         self.lines: list[str] = []
         self.depth = 1
-        self.pointers = _names(nest)
+        self.pointers = identifiers(nest)
         self.column_sums = list(nest.reductions("reduce_rows"))
         self.stash = self._stashed()
 
@@ -449,52 +413,17 @@ class _Kernel:
 
     def _expression(self, step: Step) -> str:
         args = [f"v{a}" for a in step.args]
-        if step.name == "load":
-            assert step.access
-            buffer = self.nest.buffers[step.access.buffer]
+        if step.access:
             element = f"{self.pointers[step.access.buffer]}[{self._index(step.access.strides)}]"
-            if buffer.dtype in ("bfloat16", "float16"):
-                return f"tw_from_{buffer.dtype}({element})"
-            return f"{element} != 0" if buffer.dtype == "bool" else element
-        if step.name == "const":
-            assert step.constant is not None
-            return constant(step.constant, step.dtype)
-        if step.name == "index":
-            assert step.strides is not None
+            return from_storage(element, self.nest.buffers[step.access.buffer].dtype)
+        if step.strides is not None:
             return f"(int64_t)({self._index(step.strides)})"
-        if step.name == "round":
-            return f"tw_round_{step.to}({args[0]})"
-        if step.name == "cast":
-            return f"{args[0]} != 0" if step.dtype == "bool" else f"({COMPUTED[step.dtype]}){args[0]}"
-        if step.name == "where":
-            return f"{args[0]} ? {args[1]} : {args[2]}"
         if step.name == "div" and step.level in (Level.ROW, Level.SCALAR) and self._is_double_sum(step.args[0]):
             # Divided before it is rounded: the mean of equal values is that value. Overflow stays.
             total = step.args[0]
             return f"tw_isinf(v{total}) ? v{total} : ({COMPUTED[step.dtype]})(total{total} / {args[1]})"
-        if step.name in INFIX:
-            return f"({COMPUTED[step.dtype]})({args[0]} {INFIX[step.name]} {args[1]})"
-        if step.name in ("neg", "bitnot"):
-            return f"({COMPUTED[step.dtype]})({'-' if step.name == 'neg' else '~'}{args[0]})"
-        if step.name == "isnan":
-            return f"{args[0]} != {args[0]}"
-        name = "rint" if step.name == "round_even" else step.name
-        return f"({COMPUTED[step.dtype]})tw_{name}({', '.join(args)})"
+        return scalar(step, args)
 
     def _store(self, value: int, access: Access) -> None:
-        buffer = self.nest.buffers[access.buffer]
-        text = f"v{value}"
-        if buffer.dtype in ("bfloat16", "float16"):
-            text = f"tw_to_{buffer.dtype}({text})"
-        elif buffer.dtype == "bool":
-            text = f"(uint8_t)({text} != 0)"
-        self.put(f"{self.pointers[access.buffer]}[{self._index(access.strides)}] = {text};")
-
-
-def _names(nest: Nest) -> list[str]:
-    """One distinct C identifier a buffer, from its graph name."""
-    names: list[str] = []
-    for number, buffer in enumerate(nest.buffers):
-        name = f"{buffer.name}_"
-        names.append(f"{name}{number}" if name in names else name)
-    return names
+        element = f"{self.pointers[access.buffer]}[{self._index(access.strides)}]"
+        self.put(f"{element} = {to_storage(f'v{value}', self.nest.buffers[access.buffer].dtype)};")

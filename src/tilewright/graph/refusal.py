@@ -18,6 +18,8 @@ OPERATOR = re.compile(
 """How Dynamo reports an operator that refused its operands: `call_function NAME(…): got ERROR('…')`."""
 SIZE = re.compile(r"FakeTensor\(\.\.\.[^)]*?size=\(([^)]*)\)")
 RAISED = re.compile(r"raised exception (.+)")
+CONSTANT = re.compile(r"\[?ConstantVariable\(\w+: (.*?)\)\]?")
+"""How torch 2.11 writes an argument of that exception."""
 
 
 def refusal(name: str, error: TorchDynamoException) -> TilewrightError:
@@ -39,7 +41,8 @@ def refusal(name: str, error: TorchDynamoException) -> TilewrightError:
         hint = " In training, inputs are leaves; --inference leaves gradients out." if "leaf Variable" in what else ""
         return InputError(f"{name} does not accept its inputs {place}\n  {what}{hint}")
     if found := RAISED.search(text):
-        return InputError(f"{name} does not accept its inputs {place}\n  {found[1]}")
+        raised = CONSTANT.sub(r"\1", found[1])
+        return InputError(f"{name} does not accept its inputs {place}\n  {raised}")
     first = text.strip().partition("\n")[0]
     return CaptureError(
         f"{name} is not one graph, it breaks {place}\n  {first}; "

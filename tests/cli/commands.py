@@ -1,0 +1,88 @@
+"""What the tests of the command line share: the user's file, how a command ended, where a line stands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MODELS = """
+import torch
+from torch import nn
+from tilewright.records.case import Case, InputSpec
+
+number = 3
+
+def gelu(x):
+    return 0.5 * x * (1 + torch.tanh(0.79788456 * (x + 0.044715 * x * x * x)))
+
+small = Case("small gelu", lambda: gelu, [InputSpec.parse("fp32[N=64,M=32]")])
+
+def product(x, y):
+    return x.relu() @ y
+
+def breaks(x):
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y.cos()
+
+def selects(x):
+    return x[x > 0].sin()
+
+def two(x, i):
+    return {"rows": x[i].exp(), "sum": x.sum()}
+
+def writes(x):
+    x.add_(1)
+    return x * 2
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(0.25)
+
+    def forward(self, x):
+        return self.dropout(self.norm(x)).relu()
+
+instance = Normed()
+"""
+
+
+@dataclass
+class Ended:
+    """How one command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self.out.splitlines()]
+
+
+Tilewright = Callable[..., Ended]
+
+
+def between(lines: list[str], first: str, last: str = "") -> list[str]:
+    """The lines from the one that starts with `first` to the next empty one, or one that is `last`."""
+    start = next(i for i, line in enumerate(lines) if line.startswith(first))
+    stop = next((i for i, line in enumerate(lines) if i > start and line == last), len(lines))
+    return lines[start:stop]
+
+
+def at(text: str) -> str:
+    """Where the line `text` of the models stands: `models.py:12: text`."""
+    (number,) = [number for number, line in enumerate(MODELS.splitlines(), 1) if line.strip() == text]
+    return f"models.py:{number}: {text}"
+
+
+OWN_PATH = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+WITHOUT_MEASURED_CEILINGS = """
+from tilewright.hardware import profiles
+profiles.local_profile = lambda **_: profiles.profile_for("cpu")
+from tilewright.cli import main
+main()
+"""

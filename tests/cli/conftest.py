@@ -1,0 +1,46 @@
+"""A home, a user's file, and the command line in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import MODELS, Ended, Tilewright
+from tilewright import cli
+from tilewright.hardware import profiles
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home and a cache of the test's own, and ceilings that need no measuring."""
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(profiles, "local_profile", lambda **_: profiles.profile_for("cpu"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> str:
+    path = tmp_path / "models.py"
+    path.write_text(MODELS)
+    return str(path)
+
+
+@pytest.fixture
+def tilewright(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Tilewright:
+    """Run one command in this process, through the very entry point that the shell calls."""
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["tilewright", *arguments])
+        capfd.readouterr()
+        code: object = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        out, err = capfd.readouterr()
+        assert isinstance(code, int)
+        return Ended(code, out, err)
+
+    return run

@@ -1,0 +1,108 @@
+"""`tilewright explain` end to end: the figures of the definitions, the tree, JSON, every kind of target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Tilewright, between
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("flags", [(), ("--inference",)])
+def test_the_naive_softmax_reads_and_writes_what_the_definitions_say(
+    flags: tuple[str, ...], tilewright: Tilewright
+) -> None:
+    ended = tilewright("explain", f"{EXAMPLES}/naive_softmax.py:softmax", "--on", "cpu", *flags)
+    assert (ended.code, ended.err) == (0, "")
+    before, after = between(ended.lines, "before fusion:"), between(ended.lines, "after fusion:")
+    assert before[0].startswith("before fusion: 5 launches, 640 MB moved")
+    assert before[1:] == [
+        "  reads 5·N·M + 2·N  writes 3·N·M + 2·N",
+        "  unused N (indices of max)",
+        "  FLOPs 4·N·M",
+    ]
+    assert after[0].startswith("after fusion: 1 launch, 160 MB moved")
+    assert after[1:] == ["  reads N·M  writes N·M", "  FLOPs 4·N·M"]
+    assert between(ended.lines, "vanished:") == ["vanished: 480 MB", "  reads 4·N·M + 2·N  writes 2·N·M + 2·N"]
+
+
+@pytest.mark.parametrize("name", ["attention", "square"])
+def test_attention_names_the_products_and_the_squares_that_vanish(name: str, tilewright: Tilewright) -> None:
+    ended = tilewright("explain", f"{EXAMPLES}/attention.py:{name}", "--on", "cpu", "--inference")
+    assert (ended.code, ended.err) == (0, "")
+    for total in ("before fusion:", "after fusion:"):
+        assert "  matmul FLOPs 4·B·N²·d" in between(ended.lines, total)
+    assert "  reads 3·B·N² + 3·B·N·d  writes 3·B·N² + B·N·d" in between(ended.lines, "before fusion:")
+    assert "N²" not in between(ended.lines, "after fusion:")[1]
+    reads, writes = between(ended.lines, "vanished:")[1].split("  writes ")
+    assert reads.startswith("  reads 3·B·N² − ") and writes.startswith("3·B·N² − ")
+
+
+def test_the_tree_of_the_block(tilewright: Tilewright) -> None:
+    ended = tilewright("explain", f"{EXAMPLES}/transformer_block.py:block", "--tree", "--on", "cpu")
+    assert ended.code == 0
+    steps = "LN → Q,K,V → heads → QKᵀ/√d → softmax → PV → merge → out-projection → dropout → residual"
+    assert ended.lines[0] == f"block  {steps} → LN → FF1 → GELU → FF2 → dropout → residual"
+    leaves = "\n".join(ended.lines)
+    for kind in (
+        "compute addmm",
+        "compute bmm",
+        "pointwise gelu",
+        "pointwise add",
+        "reduction native_layer_norm",
+        "reduction _softmax",
+        "layout transpose",
+        "random native_dropout",
+    ):
+        assert f"── {kind}" in leaves, kind
+    assert "float32[B, H, S, D/H]" in leaves and "transformer_block.py:" in leaves
+
+
+def test_floors_of_a_device_that_is_not_here(tilewright: Tilewright) -> None:
+    floors = {}
+    for device in ("h200", "a100", "cpu"):
+        ended = tilewright("explain", f"{EXAMPLES}/naive_softmax.py:softmax", "--on", device, "--json")
+        document = json.loads(ended.out)
+        assert {row["device"] for row in document["ceilings"]} == {device}
+        (floors[device],) = [op["floor_us"] for op in document["operators"] if op["stage"] == "after"]
+    # 160 MB at the 4255 GB/s that were measured on an H200.
+    assert floors["h200"] == pytest.approx(160e6 / 4255e3, rel=0.01)
+    assert floors["h200"] < floors["a100"] < floors["cpu"]
+
+
+def test_json_is_json_and_all_of_it(tilewright: Tilewright, models: str) -> None:
+    ended = tilewright("explain", f"{models}:small", "--json", "--on", "cpu")
+    assert (ended.code, ended.err) == (0, "")
+    document = json.loads(ended.out)
+    assert {op["graph"] for op in document["operators"]} == {"forward", "backward"}
+    assert document["decisions"] and document["regions"] and document["memory"] and document["ceilings"]
+
+
+def test_quiet_prints_results_only(tilewright: Tilewright, models: str) -> None:
+    loud, quiet = (tilewright("explain", f"{models}:small", "--on", "cpu", *flags) for flags in ((), ("-q",)))
+    assert (quiet.code, quiet.err) == (0, "") and quiet.out == loud.out
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "flags"),
+    [
+        ("Normed", "fp32[B=4,8]", ()),
+        ("instance", "fp32[B=4,8]", ("--training",)),
+        ("instance", "fp32[B=4,8]", ("--inference",)),
+        ("two", "fp32[N=9,M=8],i64[K=3]", ()),
+        ("product", "fp32[N=4,K=6];fp32[K=6,M=3]", ()),
+        ("writes", "fp32[N=4]", ("--inference",)),
+        ("gelu", "bf16[N=4]", ()),
+    ],
+)
+def test_modules_classes_and_functions(
+    name: str, inputs: str, flags: tuple[str, ...], tilewright: Tilewright, models: str
+) -> None:
+    ended = tilewright("explain", f"{models}:{name}", "--inputs", inputs, "--on", "cpu", *flags)
+    assert (ended.code, ended.err) == (0, "")
+    assert ("\nbackward\n" in ended.out.replace(" \n", "\n")) == ("--inference" not in flags)
+    assert "before fusion:" in ended.out

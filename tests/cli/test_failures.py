@@ -1,0 +1,127 @@
+"""Failures: one message on stderr, nothing on stdout, the documented code, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Tilewright, at
+
+FAILURES = {
+    "no file": (["explain", "missing.py:x"], 3, "no file 'missing.py'"),
+    "no name": (["explain", "MODELS:smal"], 3, "has no 'smal'; did you mean small?"),
+    "no case": (["explain", "MODELS:number"], 3, "is of type int, not a Case, an nn.Module or a function"),
+    "no colon": (["explain", "models"], 2, "is not of the form file.py:NAME"),
+    "no inputs": (["explain", "MODELS:gelu"], 2, "is no case, so it needs --inputs"),
+    "bad inputs": (["explain", "MODELS:gelu", "--inputs", "fp33[N=4]"], 2, "input 'fp33[N=4]' is not of the form"),
+    "bad size": (["explain", "MODELS:gelu", "--inputs", "fp32[N=x]"], 2, "axis 'N=x' has no size"),
+    "too many inputs": (["explain", "MODELS:gelu", "--inputs", "fp32[4],fp32[4]"], 4, "not the 2 inputs"),
+    "no such device": (
+        ["explain", "MODELS:small", "--on", "h300"],
+        2,
+        "no profile of a device named 'h300'; known: h200",
+    ),
+    "no target": (["explain"], 2, "Missing argument"),
+    "no option": (["explain", "MODELS:small", "--fast"], 2, "No such option"),
+    "no command": (["explian"], 2, "No such command 'explian'"),
+    "tree as json": (["explain", "MODELS:small", "--tree", "--json"], 2, "--tree is for reading"),
+    "no implementation": (["bench", "MODELS:small", "--impl", "jax"], 2, "no implementation jax; known: eager"),
+    "wrong shapes": (
+        ["explain", "MODELS:product", "--inputs", "fp32[N=4,K=6],fp32[N=4,K=6]", "--on", "cpu"],
+        4,
+        f"{at('return x.relu() @ y')}\n  matmul of [4, 6], [4, 6]: ",
+    ),
+    "graph break": (
+        ["explain", "MODELS:breaks", "--inputs", "fp32[N=4]", "--on", "cpu"],
+        5,
+        f"it breaks at {at('torch._dynamo.graph_break()')}\n",
+    ),
+    "data-dependent shape": (
+        ["explain", "MODELS:selects", "--inputs", "fp32[N=4]", "--on", "cpu"],
+        5,
+        f"at {at('return x[x > 0].sin()')}\n",
+    ),
+    "wrong shapes of optimize": (
+        ["optimize", "MODELS:product", "--inputs", "fp32[N=4,K=6],fp32[N=4,K=6]"],
+        4,
+        "matmul of [4, 6], [4, 6]: ",
+    ),
+    "graph break of optimize": (["optimize", "MODELS:breaks", "--inputs", "fp32[N=4]"], 5, "it breaks at models.py:"),
+    "no run to query": (["sql", "SELECT 1"], 9, "no run in "),
+    "no run to report": (["report"], 9, "`tilewright optimize TARGET` makes one"),
+    "no such run": (["sql", "SELECT 1", "--run", "missing.duckdb"], 9, "no run at missing.duckdb"),
+    "no such run to report": (["report", "--run", "missing.duckdb"], 9, "no run at missing.duckdb"),
+}
+
+
+AS_JSON = ("no file", "no such device", "wrong shapes", "graph break of optimize", "no run to query")
+"""Failures of each kind, asked for as JSON, too: there is no half of a document."""
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"), [(name, ()) for name in FAILURES] + [(name, ("--json",)) for name in AS_JSON]
+)
+def test_a_failure_has_one_message_and_its_code(
+    name: str, flags: tuple[str, ...], tilewright: Tilewright, models: str, home: Path
+) -> None:
+    arguments, code, message = FAILURES[name]
+    ended = tilewright(*(argument.replace("MODELS", models) for argument in arguments), *flags)
+    assert (ended.code, ended.out) == (code, ""), ended.err
+    assert ended.err.startswith("tilewright: ") and message in ended.err
+    assert len(ended.err.splitlines()) <= 2 and "Traceback" not in ended.err
+    assert not list(home.rglob("*.duckdb")) and not list(home.rglob("*.partial"))
+
+
+def test_without_a_command_there_is_help(tilewright: Tilewright) -> None:
+    ended = tilewright()
+    assert (ended.code, ended.err) == (2, "")
+    assert all(verb in ended.out for verb in ("doctor", "explain", "optimize", "bench", "sql", "report"))
+    assert tilewright("explain", "--help").code == 0
+
+
+@pytest.mark.parametrize(
+    ("compiler", "message"),
+    [
+        ("no-such-compiler", "no C++ compiler: 'no-such-compiler' is not on PATH; install g++ or set CXX"),
+        ("broken", "broken failed with exit code 3: error: out of registers"),
+    ],
+)
+def test_optimize_needs_a_compiler(
+    compiler: str, message: str, tilewright: Tilewright, models: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = home.parent / "broken"
+    script.write_text("#!/bin/sh\necho 'error: out of registers' >&2\nexit 3\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script) if compiler == "broken" else compiler)
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(home.parent / "cache"))
+    ended = tilewright("optimize", f"{models}:small")
+    assert (ended.code, ended.out) == (6, "") and message in ended.err
+    assert not list(home.rglob("*.duckdb")) and not list(home.rglob("*.partial"))
+    assert tilewright("explain", f"{models}:small", "--on", "cpu").code == 0
+
+
+def test_a_home_that_cannot_be_written_is_said_before_the_work(
+    tilewright: Tilewright, models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "file" / "home"))
+    began = time.perf_counter()
+    ended = tilewright("optimize", f"{models}:small")
+    assert (ended.code, ended.out) == (9, "")
+    assert "cannot write a run in" in ended.err and "set TILEWRIGHT_HOME to a folder that you can write" in ended.err
+    assert time.perf_counter() - began < 5
+    assert tilewright("explain", f"{models}:small", "--on", "cpu").code == 0
+
+
+def test_a_cache_that_cannot_be_written_costs_a_line(
+    tilewright: Tilewright, models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "file" / "cache"))
+    ended = tilewright("bench", f"{models}:small", "--impl", "eager,tilewright", "--seconds", "0.1", "--json")
+    assert ended.code == 0
+    assert "kernels are compiled for this process alone" in ended.err and "TILEWRIGHT_CACHE" in ended.err
+    assert [json.loads(line)["impl"] for line in ended.lines] == ["eager", "tilewright"]

@@ -1,0 +1,117 @@
+"""Nests as text that a person can read, computed step by step and compared with eager."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.loops.interpreter import capture, run
+from tilewright.loops.nest import describe
+from tilewright.operators.axes import Unfusable
+
+GOLDEN = Path(__file__).parent / "golden"
+aten = torch.ops.aten
+
+
+def given(*shape: int) -> Tensor:
+    """Different values for different shapes, in float64, so that a wrong index cannot hide in rounding."""
+    generator = torch.Generator().manual_seed(sum(n * 7**i for i, n in enumerate(shape)))
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def moments(x: Tensor) -> list[Tensor]:
+    return [x.mean(1, keepdim=True), (x.var(1, correction=0, keepdim=True) + 1e-5).rsqrt()]
+
+
+Program = tuple[Callable[..., Any], list[Tensor]]
+PROGRAMS: dict[str, Program] = {
+    "softmax": (lambda x: x.softmax(-1), [given(4, 6)]),
+    "softmax_over_rows": (lambda x: x.softmax(0), [given(4, 6)]),
+    "layer_norm": (
+        lambda x, w, b: aten.native_layer_norm(x, [6], w, b, 1e-5),
+        [given(4, 6), given(6), given(6) + 1],
+    ),
+    "layer_norm_backward": (
+        lambda g, x, m, r, w: aten.native_layer_norm_backward(g, x, [6], m, r, w, w, [True, True, True]),
+        [given(4, 6), given(4, 6) + 1, *moments(given(4, 6) + 1), given(6)],
+    ),
+    "transposed_copy": (lambda x: 2 * x.t().contiguous(), [given(4, 6)]),
+    "column_sum": (lambda x: x.sum(0), [given(4, 6)]),
+    "sum_of_everything": (lambda x: (x * x).sum(), [given(64, 512)]),
+    "plus_transpose": (lambda x: x + x.t(), [given(5, 5)]),
+    "argmax": (lambda x: x.argmax(1), [given(4, 6)]),
+    "sums_both_ways": (lambda x: (x.exp(), x.exp().sum(1).log(), x.sum(0)), [given(4, 6)]),
+    "heads": (lambda x: x.exp().view(2, 5, 3, 4).transpose(1, 2).contiguous() + 1, [given(2, 5, 12)]),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_nest_is_as_written_down(name: str) -> None:
+    """`TILEWRIGHT_WRITE_GOLDEN=1` writes down what the nests are now."""
+    function, inputs = PROGRAMS[name]
+    found, path = describe(capture(function, *inputs, name=name).nest) + "\n", GOLDEN / f"{name}.txt"
+    if os.environ.get("TILEWRIGHT_WRITE_GOLDEN") == "1":
+        path.write_text(found)
+    wanted = path.read_text()
+    lines = difflib.unified_diff(wanted.splitlines(), found.splitlines(), path.name, "lowered", lineterm="")
+    assert found == wanted, "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_nest_computes_what_eager_does(name: str) -> None:
+    function, inputs = PROGRAMS[name]
+    eager = function(*inputs)
+    for mine, theirs in zip(run(capture(function, *inputs), inputs), _flat(eager), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+        assert mine.stride() == theirs.stride()
+
+
+def _flat(results: Any) -> list[Tensor]:
+    return [results] if isinstance(results, Tensor) else list(results)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
+    "own transpose": (lambda x: (lambda e: e + e.t())(x.exp()), [given(5, 5)], "a value meets its own transpose"),
+    "two means": (
+        lambda x: x - x.mean(0) - x.mean(1, keepdim=True),
+        [given(4, 6)],
+        "reductions over different axes are needed again",
+    ),
+    "sums over other axes": (
+        lambda x: (x.exp().sum(1), x.exp().sum((0, 1))),
+        [given(3, 4, 5)],
+        "reductions run over different axes",
+    ),
+    "sum of a sum": (lambda x: x.sum(0).exp().sum(), [given(4, 6)], "is smaller than the nest around it"),
+    "no body": (lambda x: x.exp().cumsum(0), [given(4, 6)], r"aten.cumsum.default has no body"),
+    "slice": (lambda x: x.exp()[1:] * 2, [given(4, 6)], "a slice of a computed value needs that value in memory"),
+    "select": (lambda x: x.exp().select(0, 1) * 2, [given(4, 6)], "select.int of a computed value needs"),
+    "view across axes": (lambda x: x.exp().view(6, 4) + 1, [given(4, 6)], "a view cuts an axis of 6 elements at 4"),
+    "expanded operand": (
+        lambda x: x.expand(4, 6).sum(0),
+        [given(6)],
+        "a sum runs over an axis its operand does not vary with",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_shares_no_nest_says_why(name: str) -> None:
+    function, inputs, reason = REFUSED[name]
+    with pytest.raises(Unfusable, match=reason):
+        capture(function, *inputs)
+
+
+def test_a_slice_of_an_input_is_an_input() -> None:
+    captured = capture(lambda x: x[1:, ::2] * 2, given(5, 6))
+    (buffer,) = captured.nest.inputs
+    assert buffer.elements == 12
+    (result,) = run(captured, [given(5, 6)])
+    assert torch.equal(result, given(5, 6)[1:, ::2] * 2)
