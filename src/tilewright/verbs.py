@@ -70,9 +70,12 @@ def explain(
     Dimensions have no names, so costs are numbers. `on`: h200, a100, rtx4090, 2080ti, cpu; default
     this machine.
     """
+    return explain_case(_case_of(model, inputs, training), on)
+
+
+def _case_of(model: Callable[..., Any], inputs: Sequence[torch.Tensor], training: bool) -> Case:
     specs = [InputSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape), (None,) * t.dim()) for t in inputs]
-    name = getattr(model, "__name__", type(model).__name__)
-    return explain_case(Case(name, lambda: model, specs, training=training), on)
+    return Case(getattr(model, "__name__", type(model).__name__), lambda: model, specs, training=training)
 
 
 def _profile(on: str | None) -> DeviceProfile:
@@ -107,6 +110,15 @@ class Optimized:
     measurements: list[Measurement]
     run: Path
     page: Path
+
+
+def optimize(model: Callable[..., Any], *inputs: torch.Tensor, training: bool = False) -> Optimized:
+    """`optimize_case` for a module or function and example inputs, on the device they are on.
+
+    `torch.compile(model, backend="tilewright")` is what it measures; nothing of `model` is changed.
+    """
+    device = next((str(t.device) for t in inputs), "cpu")
+    return optimize_case(_case_of(model, inputs, training), device=device)
 
 
 def optimize_case(

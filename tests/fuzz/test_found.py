@@ -1,0 +1,45 @@
+"""Programs that random drawing found once, each the shortest that failed."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.fuzz.graphs import Graph, Input
+from tests.fuzz.test_random_graphs import Batch
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+
+FOUND = {
+    "a masked sum that g++ 12 compiled wrongly where zeros had no sign": Graph(
+        (Input((2, 2, 33, 1), BF16, "transposed"), Input((), BF16, "contiguous")),
+        ("torch.minimum(x1, x0)",),
+        ("v0",),
+    ),
+    "a sum of everything, done by every thread, over the storage of an operand": Graph(
+        (Input((130, 140), F32, "gapped"), Input((), F32, "contiguous")),
+        ("torch.where(x1 > x0, x1, x0)",),
+        ("v0",),
+    ),
+    "backward compares a rounded value with the maximum of unrounded ones": Graph(
+        (Input((16, 1), F16, "expanded"),),
+        ("torch.atan2(x0, x0 * x0 + 0.5)", "v0 / (v0 * v0 + 1)", "v1.amax(-1)"),
+        ("v2",),
+    ),
+    "the mean of equal values is another value": Graph(
+        (Input((3,), F32, "expanded"),),
+        ("(torch.erf(x0) * 0.5).pow(3)", "1 - v0", "F.layer_norm(v1, v1.shape[-1:])"),
+        ("v2",),
+    ),
+    "rounding is all that is left of a normalised single element": Graph(
+        (Input((16, 5, 1), F16, "contiguous"),),
+        ("F.gelu(x0, approximate='tanh')", "F.layer_norm(v0, v0.shape[-1:], v0.flatten(0, -2).mean(0) + 1)"),
+        ("v1",),
+    ),
+    "the largest of a single value": Graph((Input((), F32, "contiguous"),), ("x0 * 2", "v0.max(0)[0]"), ("v1",)),
+}
+
+
+def test_what_was_found_stays_found() -> None:
+    rows, record = Batch(list(FOUND.values()), 0).check(training=True)
+    broken = [row for row in rows if not row.ok]
+    assert broken == [] and record.fallbacks == []
