@@ -3,7 +3,7 @@
 The first touch of a fresh page costs a CPU several times what writing a warm one does, and a large
 `malloc` is fresh pages every time. The pool keeps the pages: a block goes back when the last tensor
 on it is freed, whoever held it (autograd, a view, another thread). Blocks of 2 MB and more are
-aligned to huge pages. What is kept idle never exceeds what was live at the peak; `trim` returns it
+aligned to huge pages. What is kept idle never exceeds twice what was live at the peak; `trim` returns it
 to the system.
 
 What counts as live is what was asked for: the rest of a block's size class is address space that
@@ -27,6 +27,8 @@ from tilewright.measure.memory import register_pool
 SMALL = 64 * 1024
 """Below this PyTorch's own allocator does as well."""
 HUGE_PAGE = 2 * 1024 * 1024
+SPARE = 2
+"""Idle bytes for each byte live at the peak: blocks of many sizes take turns, and none should be mapped anew."""
 
 
 class Pool:
@@ -94,7 +96,7 @@ class Pool:
     def _give(self, size: int, wanted: int, address: int, mapping: mmap.mmap) -> None:
         with self._lock:
             self.live_bytes -= wanted
-            if self.idle_bytes + size <= self.peak_bytes:
+            if self.idle_bytes + size <= SPARE * self.peak_bytes:
                 self._idle[size].append((address, mapping))
                 self.idle_bytes += size
             else:
