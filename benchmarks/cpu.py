@@ -77,11 +77,11 @@ def main() -> None:
     for suite in options.suite:
         rows = []
         for case, peers in suites()[suite]:
+            program = account(case, local_profile()).program
             subject = Subject(case)
             subject.functions.update(peers)
             proof = verify(subject.model, subject.functions["tilewright"], subject.inputs, training=case.training)
             assert all(v.ok for v in proof), proof
-            program = account(case, local_profile()).program
             measured = measure(subject, program, suite=suite, seconds=options.seconds, impls=list(subject.functions))
             note = f" {case.name}" if suite == "block" else ""
             rows += [replace(row, case=row.case + note) for row in measured]
