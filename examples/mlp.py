@@ -27,9 +27,7 @@ class MLP(nn.Module):
         return x
 
 
-def case(
-    *, dimension: int = 512, layers: int = 4, batch: int = 64, dtype: str = "fp32", name: str = "mlp"
-) -> Case:
+def case(*, dimension: int = 512, layers: int = 4, batch: int = 64, dtype: str = "fp32", name: str = "mlp") -> Case:
     def build() -> MLP:
         return MLP(dimension, layers).to(getattr(torch, DTYPES[dtype]))
 
