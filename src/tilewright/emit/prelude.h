@@ -42,16 +42,7 @@ TW bool tw_isinf(double a) { return __builtin_fabs(a) == __builtin_inf(); }
 template <class T> TW bool tw_isinf(T) { return false; }
 
 // exp(x) = 2^n · exp(r), |r| ≤ ln2 / 2; the scale goes on in two factors so that subnormals come out right.
-TW float tw_exp_scale(float r_poly, float n) {
-  int32_t k = (int32_t)n, half = k >> 1;
-  return r_poly * tw_float_of((uint32_t)(half + 127) << 23) * tw_float_of((uint32_t)(k - half + 127) << 23);
-}
-TW float tw_exp(float x) {
-  float c = x < -104.0f ? -104.0f : x;
-  c = c > 89.0f ? 89.0f : c;
-  float n = __builtin_rintf(c * 1.44269504f);
-  float r = __builtin_fmaf(n, -0.693359375f, c);
-  r = __builtin_fmaf(n, 2.12194440e-4f, r);
+TW float tw_exp_parts(float n, float r) {
   float p = 1.990048486e-4f;
   p = __builtin_fmaf(p, r, 1.393364800e-3f);
   p = __builtin_fmaf(p, r, 8.333296668e-3f);
@@ -59,7 +50,16 @@ TW float tw_exp(float x) {
   p = __builtin_fmaf(p, r, 1.666666672e-1f);
   p = __builtin_fmaf(p, r, 5.000000013e-1f);
   p = __builtin_fmaf(p, r * r, r) + 1.0f;
-  return x != x ? x : tw_exp_scale(p, n);
+  int32_t k = (int32_t)n, half = k >> 1;
+  return p * tw_float_of((uint32_t)(half + 127) << 23) * tw_float_of((uint32_t)(k - half + 127) << 23);
+}
+TW float tw_exp(float x) {
+  float c = x < -104.0f ? -104.0f : x;
+  c = c > 89.0f ? 89.0f : c;
+  float n = __builtin_rintf(c * 1.44269504f);
+  float r = __builtin_fmaf(n, -0.693359375f, c);
+  r = __builtin_fmaf(n, 2.12194440e-4f, r);
+  return x != x ? x : tw_exp_parts(n, r);
 }
 TW float tw_expm1(float x) {
   float p = 2.494284504e-5f;
@@ -107,14 +107,7 @@ TW float tw_exp2(float x) {
   float c = x < -151.0f ? -151.0f : x;
   c = c > 129.0f ? 129.0f : c;
   float n = __builtin_rintf(c), r = (c - n) * 0.693147181f;
-  float p = 1.990048486e-4f;
-  p = __builtin_fmaf(p, r, 1.393364800e-3f);
-  p = __builtin_fmaf(p, r, 8.333296668e-3f);
-  p = __builtin_fmaf(p, r, 4.166646495e-2f);
-  p = __builtin_fmaf(p, r, 1.666666672e-1f);
-  p = __builtin_fmaf(p, r, 5.000000013e-1f);
-  p = __builtin_fmaf(p, r * r, r) + 1.0f;
-  return x != x ? x : tw_exp_scale(p, n);
+  return x != x ? x : tw_exp_parts(n, r);
 }
 TW float tw_log2(float x) { return tw_log(x) * 1.44269504f; }
 TW float tw_log10(float x) { return tw_log(x) * 0.434294482f; }
