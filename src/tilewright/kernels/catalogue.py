@@ -1,0 +1,36 @@
+"""The suites by name; each is imported when it is asked for, since kernels need Triton."""
+
+from __future__ import annotations
+
+import importlib
+
+from tilewright.records.errors import UsageError
+from tilewright.records.suite import Suite
+
+_WHERE = {
+    "softmax": "softmax",
+    "log_softmax": "softmax",
+    "cross_entropy": "cross_entropy",
+    "layer_norm": "norm",
+    "rms_norm": "norm",
+    "gelu": "activation",
+    "swiglu": "activation",
+    "dropout_add": "dropout_add",
+    "weighted_sum": "weighted_sum",
+    "matmul": "matmul",
+    "linear_gelu": "linear",
+    "linear_dropout_add": "linear",
+    "linear_cross_entropy": "linear_cross_entropy",
+    "embedding": "embedding",
+    "rotary": "rotary",
+}
+SUITES = tuple(_WHERE)
+
+
+def suite(name: str) -> Suite:
+    """The suite of that name; UsageError lists the known ones."""
+    if name not in _WHERE:
+        raise UsageError(f"no operator named {name!r} in the bench; known: {', '.join(SUITES)}")
+    module = importlib.import_module(f"tilewright.kernels.{_WHERE[name]}.variants")
+    found: Suite = module.SUITES[name]
+    return found
