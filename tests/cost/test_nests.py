@@ -78,6 +78,25 @@ def test_gelu_dropout_residual_reads_its_two_operands_and_the_mask() -> None:
     assert (draw.cost.reads, draw.cost.writes, draw.cost.bytes) == (0, N * M, N * M)
 
 
+def test_a_mask_drawn_in_the_kernel_is_no_traffic() -> None:
+    """Forward and backward read the generator's state of 8 rows; no mask is written, kept or read."""
+    inputs = "fp32[N=160,M=300],fp32[N=160,M=300]"
+    program = plan(lambda x, r: F.dropout(F.gelu(x), 0.1) + r, inputs, training=True)
+    state = 8 * 626
+    for graph in ("forward", "backward"):
+        cost = only(program, graph)
+        assert formulas(cost) == (f"2·N·M + {state}", "N·M")
+        assert cost.bytes_read == 4 * (2 * 160 * 300 + state) and cost.bytes_written == 4 * 160 * 300
+        assert cost.provenance == "formula"
+    # x·Φ(x) takes 4, the mask and its scale 2, the sum 1.
+    assert only(program).flops == 7 * 160 * 300
+    (draw,) = [op for op in program.operators if op.stage == "after" and op.name.startswith("draw_stream")]
+    assert draw.operator_class == "random"
+    assert (draw.cost.reads, draw.cost.writes, draw.cost.bytes) == (0, state, 4 * state)
+    held = max(point.live_bytes for point in program.memory if point.stage == "after" and point.graph == "forward")
+    assert held == 4 * (160 * 300 + state)
+
+
 def test_layer_norm_forward_and_backward() -> None:
     def program(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.layer_norm(x, (M,), weight, bias)

@@ -31,7 +31,7 @@ ONLY_ON_GPUS = "_fused_rms_norm_backward.default"
 WITH_BODY = [
     name.removeprefix("aten.")
     for name, row in table.ROWS.items()
-    if row.body is not None and name != f"aten.{ONLY_ON_GPUS}"
+    if row.body is not None and name.startswith("aten.") and name != f"aten.{ONLY_ON_GPUS}"
 ]
 BY_PYTORCH = "a sum runs over an axis its operand does not vary with|a scatter of several elements along an axis"
 """The reasons for which a call of the samples may stay with PyTorch."""
@@ -101,7 +101,7 @@ class Program:
             self.results.append((label, node))
         else:
             for i, value in enumerate(node.meta["val"]):
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, torch.Tensor) and value.numel():
                     self.results.append((label, self.node(operator.getitem, (node, i), {})))
         return True
 

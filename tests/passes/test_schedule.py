@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
@@ -81,8 +82,8 @@ def run(units: list[Unit], graph: fx.Graph, values: dict[fx.Node, Any]) -> list[
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(programs())
-def test_any_program_runs_in_its_schedule(program: Any) -> None:
+@given(programs(), st.booleans())
+def test_any_program_runs_in_its_schedule(program: Any, backward: bool) -> None:
     steps, results, writes = program
 
     def function(a: Tensor, b: Tensor) -> list[Tensor]:
@@ -91,12 +92,16 @@ def test_any_program_runs_in_its_schedule(program: Any) -> None:
             values.append(apply(operation, values[x], values[y]))
         # Results of their own: what is written at the end must not show in them.
         returned = [values[i].clone() for i in results]
-        for target, source in writes:
-            values[target].copy_(values[source].clone())
+        # A functionalised graph ends in its writes: nothing is read after the first of them.
+        written = [values[source].clone() for _, source in writes]
+        for (target, _), value in zip(writes, written, strict=True):
+            values[target].copy_(value)
         return returned
 
     graph = aten(function, *inputs())
     simplify(graph)
+    if backward:
+        second_is_a_gradient(graph)
     regions = fuse(graph, "forward").regions
     units = schedule(graph, regions)
     assert_whole(units, graph, regions)
@@ -108,6 +113,11 @@ def test_any_program_runs_in_its_schedule(program: Any) -> None:
     torch.manual_seed(4)
     torch.testing.assert_close(found, function(*theirs))
     torch.testing.assert_close(ours, theirs)
+
+
+def second_is_a_gradient(graph: fx.Graph) -> None:
+    """As AOTAutograd names the incoming gradients of a backward graph."""
+    [n for n in graph.nodes if n.op == "placeholder"][1].target = "tangents_1"
 
 
 def assert_whole(units: list[Unit], graph: fx.Graph, regions: list[Region]) -> None:
@@ -160,6 +170,22 @@ def test_a_region_runs_late_but_before_its_reader() -> None:
     regions = fuse(graph, "forward").regions
     at = positions(schedule(graph, regions))
     assert at[regions[0].name] < at["mm_1"] and at["mm"] < at["mm_1"]
+
+
+def test_the_gradient_of_a_weight_comes_first_and_takes_what_it_reads_along() -> None:
+    """gelu(x) is computed again for the weight's gradient, and is gone before that of the input is there."""
+
+    def program(x: Tensor, gradient: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        of_input = gradient @ w.t()
+        of_weight = F.gelu(x).t() @ gradient
+        return torch.ops.aten.gelu_backward(of_input, x), of_weight
+
+    graph = aten(program, torch.zeros(6, 5), torch.zeros(6, 3), torch.zeros(5, 3))
+    second_is_a_gradient(graph)
+    regions = fuse(graph, "backward").regions
+    assert [[node.name for node in region.members] for region in regions] == [["gelu"], ["gelu_backward"]]
+    at = positions(schedule(graph, regions))
+    assert at[regions[0].name] < at["mm_1"] < at["mm"] < at[regions[1].name]
 
 
 def test_a_view_inside_a_kernel_does_not_run() -> None:

@@ -73,11 +73,13 @@ PER_RESULT = _table("""
 5 1: softplus_backward
 0 0: where masked_fill logical_not logical_and logical_or logical_xor
 0 0: bitwise_not bitwise_and bitwise_or bitwise_xor
+0 0: convert_element_type.default
 0 0: _to_copy clone copy copy_ lift_fresh_copy full full_like zeros ones zeros_like ones_like scalar_tensor arange
 0 0: empty empty_like new_empty new_full new_zeros new_ones eye
 0 0: embedding index index_put index_select gather scatter slice_scatter select_scatter select_backward
 0 0: slice_backward value_selecting_reduction_backward cat stack constant_pad_nd tril triu flip roll repeat
 0 0: bernoulli keep_mask rand randn rand_like randn_like randint normal_functional uniform
+0 0: draw_stream.default keep.default
 """)
 
 # For each element of the first operand.
@@ -137,6 +139,22 @@ def _layer_norm_backward(launch: Launch) -> Count:
     source, weight, bias = _wanted(launch, 3)
     per_element = 2 + source * (7 + (launch.shape("weight") is not None)) + weight * 2 + bias
     return elements(launch.shape("input")) * per_element
+
+
+def _batch_norm_inference(launch: Launch) -> Count:
+    # Centring and scaling, and the weight and the bias where there are any.
+    affine = sum(launch.shape(name) is not None for name in ("weight", "bias"))
+    return elements(launch.shape("input")) * (2 + affine)
+
+
+def _batch_norm_backward(launch: Launch) -> Count:
+    # x̂ takes 2, its sums 3; towards the input 4 (the combination and the scale of the channel).
+    return elements(launch.shape("input")) * (5 + 4 * _wanted(launch, 3)[0])
+
+
+def _channels(launch: Launch) -> Count:
+    """One root for each channel."""
+    return elements(launch.shape("running_mean"))
 
 
 def _rms_norm(launch: Launch) -> Count:
@@ -244,6 +262,9 @@ ARITHMETIC: dict[str, Arithmetic] = {
     "pow": Arithmetic(_power, _power_transcendentals),
     "native_layer_norm": Arithmetic(_layer_norm, _rows),
     "native_layer_norm_backward": Arithmetic(_layer_norm_backward, _nothing),
+    "_native_batch_norm_legit_functional": Arithmetic(_layer_norm, _rows),
+    "_native_batch_norm_legit_no_training": Arithmetic(_batch_norm_inference, _channels),
+    "native_batch_norm_backward": Arithmetic(_batch_norm_backward, _nothing),
     "_fused_rms_norm": Arithmetic(_rms_norm, _rows),
     "_fused_rms_norm_backward": Arithmetic(_rms_norm_backward, _nothing),
     "nll_loss_forward": Arithmetic(lambda launch: elements(launch.shape("target")), _nothing),

@@ -5,7 +5,7 @@ an earlier stage is computed again where that is cheap and kept in a row-sized s
 it is not (the exponentials of a softmax). Sums are carried in double, because their terms may cancel;
 where all terms have one sign, in fp32 over at most `BLOCK` of them, then in double. Column sums go
 to doubles after `ROW_BLOCK` rows, per thread, combined in thread order (the result is the same at
-every run with the same number of threads).
+every run with the same number of threads). Random numbers are drawn ahead of the innermost loop.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
+from tilewright.emit import cpp_draw
+from tilewright.emit.cpp_form import Form
 from tilewright.emit.cpp_text import (
-    CHEAP,
     COMPUTED,
     STORED,
-    WIDE,
     combine,
     from_storage,
     identifiers,
@@ -35,14 +35,19 @@ SERIAL = 16384
 """Nests of fewer elements run on the calling thread."""
 
 
+FLAT_BLOCK = 8192
+"""Elements of an elementwise nest that a thread takes at once."""
+
+
 @cache
-def prelude() -> str:
-    return (files("tilewright.emit") / "prelude.h").read_text()
+def prelude(name: str = "prelude.h") -> str:
+    return (files("tilewright.emit") / name).read_text()
 
 
 def translation_unit(kernels: list[str]) -> str:
-    """One source for all kernels of a model."""
-    return "\n".join([prelude(), *kernels])
+    """One source for all kernels of a model; with `tw_take`, where one of them draws random numbers."""
+    draws = any("tw_stream" in kernel for kernel in kernels)
+    return "\n".join([prelude(), *([prelude("random.h")] if draws else []), *kernels])
 
 
 def emit_cpp(nest: Nest, comment: str = "") -> str:
@@ -53,12 +58,15 @@ def emit_cpp(nest: Nest, comment: str = "") -> str:
 class _Kernel:
     def __init__(self, nest: Nest, comment: str) -> None:
         self.nest = nest
+        self.form = Form(nest)
         self.comment = comment
         self.lines: list[str] = []
         self.depth = 1
         self.pointers = identifiers(nest)
         self.column_sums = list(nest.reductions("reduce_rows"))
-        self.stash = self._stashed()
+        self.draws = cpp_draw.draws_of(nest)
+        self.begin = "0"
+        """Where the innermost loop begins."""
 
     def put(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
@@ -79,9 +87,9 @@ class _Kernel:
                 f"{const}{STORED[buffer.dtype]}* const {name} = ({const}{STORED[buffer.dtype]}*)buffers[{number}];"
             )
         # Without rows there is nothing to share, and a result may lie where an operand is still to be read.
-        if nest.row_count * nest.col_count < SERIAL or not (nest.rows or self._elementwise()):
+        if nest.row_count * nest.col_count < SERIAL or not (nest.rows or self.form.elementwise()):
             self.put("threads = 1;")
-        if self._elementwise():
+        if self.form.elementwise():
             self._flat()
         else:
             self._rows()
@@ -91,38 +99,44 @@ class _Kernel:
 
     # Elementwise nests: no stages, no sums; columns are cut into blocks that threads share.
 
-    def _elementwise(self) -> bool:
-        return not any(s.name.startswith("reduce") for s in self.nest.steps) and len(self.nest.cols) == 1
-
     def _flat(self) -> None:
         extent = self.nest.cols[0] if self.nest.cols else 1
-        blocks = -(-extent // 8192)
+        blocks = -(-extent // FLAT_BLOCK)
         loops = len(self.nest.rows) + (blocks > 1)
-        if loops:
-            self.put(
-                f"#pragma omp parallel for collapse({loops}) num_threads(threads) if(threads > 1) schedule(static)"
-            )
+        team = "num_threads(threads) if(threads > 1)"
+        if self.draws:
+            self.open(f"\n  #pragma omp parallel {team}\n  " if loops else "")
+            self._open_streams(min(extent, FLAT_BLOCK))
+            if loops:
+                self.put(f"#pragma omp for collapse({loops}) schedule(static)")
+        elif loops:
+            self.put(f"#pragma omp parallel for collapse({loops}) {team} schedule(static)")
         for axis, size in enumerate(self.nest.rows):
             self.put(f"for (int64_t r{axis} = 0; r{axis} < {size}; ++r{axis})")
         if blocks > 1:
-            self.open(f"for (int64_t block = 0; block < {extent}; block += 8192)")
-            self.put(f"const int64_t end = block + 8192 < {extent} ? block + 8192 : {extent};")
+            self.open(f"for (int64_t block = 0; block < {extent}; block += {FLAT_BLOCK})")
+            self.put(f"const int64_t end = block + {FLAT_BLOCK} < {extent} ? block + {FLAT_BLOCK} : {extent};")
         else:
             self.open("")
             self.put(f"const int64_t block = 0, end = {extent};")
         roots = [store.value for store in self.nest.stores]
-        outside = [i for i in self._closure(roots, stash_from=None) if self._varies_by_row_only(i)]
+        outside = [i for i in self.form.closure(roots, stash_from=None) if self.form.varies_by_row_only(i)]
         for i in outside:
             self._declare(i)
+        self.begin = "block"
+        self._draw(self.draws, "end - block")
         self.put("#pragma omp simd")
         self.open("for (int64_t c0 = block; c0 < end; ++c0)")
-        for i in self._closure(roots, stash_from=None):
+        for i in self.form.closure(roots, stash_from=None):
             if i not in outside:
                 self._declare(i)
         for store in self.nest.stores:
             self._store(store.value, store.access)
         self.close()
         self.close()
+        if self.draws:
+            self._close_streams()
+            self.close()
 
     # Nests with reductions.
 
@@ -130,7 +144,7 @@ class _Kernel:
         nest = self.nest
         width = nest.col_count
         for i, step in self.column_sums:
-            kind = self._sum_type(step)
+            kind = self.form.sum_type(step)
             count = width if step.level is Level.COL else 1
             self.put(f"{kind}* const all{i} = ({kind}*)__builtin_malloc(sizeof({kind}) * {count} * threads);")
             self.put(
@@ -139,16 +153,17 @@ class _Kernel:
         self.open("\n  #pragma omp parallel num_threads(threads) if(threads > 1)\n  ")
         self.put("const int thread = threads > 1 ? omp_get_thread_num() : 0;")
         for i, step in self.column_sums:
-            kind = self._sum_type(step)
+            kind = self.form.sum_type(step)
             count = width if step.level is Level.COL else 1
             self.put(f"{kind}* const total{i} = all{i} + {count}L * thread;")
-            if self._in_blocks(step):
+            if self.form.in_blocks(step):
                 self.put(f"float* const part{i} = (float*)__builtin_malloc(sizeof(float) * {width});")
                 self.put(f"for (int64_t c = 0; c < {width}; ++c) part{i}[c] = 0;")
-        for i in sorted(self.stash):
+        for i in sorted(self.form.stash):
             kind = COMPUTED[nest.steps[i].dtype]
             self.put(f"{kind}* const kept{i} = ({kind}*)__builtin_malloc(sizeof({kind}) * {width});")
-        if any(self._in_blocks(step) for _, step in self.column_sums):
+        self._open_streams(nest.cols[-1])
+        if any(self.form.in_blocks(step) for _, step in self.column_sums):
             self.put("int64_t rows_in_part = 0;")
         if nest.rows:
             # Column sums need every thread to walk the rows in order; a static schedule does.
@@ -161,24 +176,19 @@ class _Kernel:
         self._flush_parts(last=False)
         self.close()
         self._flush_parts(last=True)
-        for i in sorted(self.stash):
+        for i in sorted(self.form.stash):
             self.put(f"__builtin_free(kept{i});")
         for i, step in self.column_sums:
-            if self._in_blocks(step):
+            if self.form.in_blocks(step):
                 self.put(f"__builtin_free(part{i});")
+        self._close_streams()
         self.close()
         self._after()
         for i, _ in self.column_sums:
             self.put(f"__builtin_free(all{i});")
 
-    def _sum_type(self, step: Step) -> str:
-        return WIDE.get(step.dtype, COMPUTED[step.dtype]) if step.kind == "sum" else COMPUTED[step.dtype]
-
-    def _in_blocks(self, step: Step) -> bool:
-        return step.kind == "sum" and step.dtype == "float32" and step.level is Level.COL
-
     def _flush_parts(self, last: bool) -> None:
-        parts = [i for i, step in self.column_sums if self._in_blocks(step)]
+        parts = [i for i, step in self.column_sums if self.form.in_blocks(step)]
         if not parts:
             return
         if not last:
@@ -208,30 +218,26 @@ class _Kernel:
                 step.where == "body"
                 and step.name != "reduce_rows"
                 and row_known == stage
-                and not self._wide(store.access)
+                and not self.form.wide(store.access)
             ):
                 self._store(store.value, store.access)
         self._walk(stage)
-
-    def _wide(self, access: Access) -> bool:
-        """Whether a store covers the columns."""
-        return any(self.nest.split(access.strides)[1])
 
     def _walk(self, stage: int) -> None:
         nest = self.nest
         col_reductions = [(i, s) for i, s in nest.reductions("reduce_cols") if s.stage == stage]
         row_reductions = [(i, s) for i, s in self.column_sums if s.stage == stage and s.level is Level.COL]
-        stores = [s for s in nest.stores if self._wide(s.access) and self._store_stage(s.value) == stage]
-        keep = [i for i in sorted(self.stash) if nest.steps[i].stage == stage]
+        stores = [s for s in nest.stores if self.form.wide(s.access) and self.form.store_stage(s.value) == stage]
+        keep = [i for i in sorted(self.form.stash) if nest.steps[i].stage == stage]
         roots = [s.args[0] for _, s in col_reductions + row_reductions] + [s.value for s in stores] + keep
         if not roots:
             return
         for i, step in col_reductions:
-            self.put(f"{self._sum_type(step)} total{i} = {identity(step.kind or '', step.dtype)};")
+            self.put(f"{self.form.sum_type(step)} total{i} = {identity(step.kind or '', step.dtype)};")
         for axis, size in enumerate(nest.cols[:-1]):
             self.open(f"for (int64_t c{axis} = 0; c{axis} < {size}; ++c{axis})")
         last, extent = len(nest.cols) - 1, nest.cols[-1]
-        blocked = extent > BLOCK and any(s.kind == "sum" and self._carrier(s) == "float" for _, s in col_reductions)
+        blocked = extent > BLOCK and any(s.kind == "sum" and self.form.carrier(s) == "float" for _, s in col_reductions)
         if blocked:
             self.open(f"for (int64_t block = 0; block < {extent}; block += {BLOCK})")
             self.put(f"const int64_t end = block + {BLOCK} < {extent} ? block + {BLOCK} : {extent};")
@@ -244,10 +250,6 @@ class _Kernel:
         for i, step in col_reductions:
             self.put(f"const {COMPUTED[step.dtype]} v{i} = ({COMPUTED[step.dtype]})total{i};")
 
-    def _store_stage(self, value: int) -> int:
-        step = self.nest.steps[value]
-        return step.stage + (step.name == "reduce_cols") if step.where == "body" and step.name != "reduce_rows" else -1
-
     def _inner(
         self, axis: int, begin: str, end: str, roots: list[int], stage: int, col_reductions: list[tuple[int, Step]],
         row_reductions: list[tuple[int, Step]], stores: list[Store], keep: list[int],
@@ -255,54 +257,51 @@ class _Kernel:
         clauses = []
         for i, step in col_reductions:
             clauses += self._accumulator(i, step)
+        needed = self.form.closure(roots, stash_from=stage)
+        self.begin = begin
+        self._draw([i for i in self.draws if i in needed and not self.form.kept_before(i, stage)], f"{end} - {begin}")
         self.put("#pragma omp simd" + "".join(f" reduction({c})" for c in clauses))
         self.open(f"for (int64_t c{axis} = {begin}; c{axis} < {end}; ++c{axis})")
-        for i in self._closure(roots, stash_from=stage):
-            self._declare(i, stashed=i in self.stash and self.nest.steps[i].stage < stage)
+        for i in needed:
+            self._declare(i, stashed=self.form.kept_before(i, stage))
         for i in keep:
             self.put(f"kept{i}[{self._column()}] = v{i};")
         for i, step in col_reductions:
             self._accumulate(i, step)
         for i, step in row_reductions:
-            target = f"{'part' if self._in_blocks(step) else 'total'}{i}[{self._column()}]"
+            target = f"{'part' if self.form.in_blocks(step) else 'total'}{i}[{self._column()}]"
             self.put(f"{target} = {combine(step.kind or '', target, f'v{step.args[0]}')};")
         for store in stores:
             self._store(store.value, store.access)
         self.close()
         for i, step in col_reductions:
-            dirty = f"nan{i} ? {'TW_NAN'} : acc{i}" if self._watches_nan(step) else f"acc{i}"
-            self.put(f"total{i} = {combine(step.kind or '', f'total{i}', f'({self._sum_type(step)})({dirty})')};")
+            dirty = f"nan{i} ? {'TW_NAN'} : acc{i}" if self.form.watches_nan(step) else f"acc{i}"
+            self.put(f"total{i} = {combine(step.kind or '', f'total{i}', f'({self.form.sum_type(step)})({dirty})')};")
 
-    def _carrier(self, step: Step) -> str:
-        """The C++ type that a reduction over the columns is carried in inside the innermost loop."""
-        if step.kind == "sum" and not self._one_sign(step.args[0]):
-            return self._sum_type(step)
-        return COMPUTED[step.dtype]
+    # Random numbers
 
-    def _is_double_sum(self, i: int) -> bool:
-        """Whether `total{i}` holds the value of a step more exactly than the step itself."""
-        step = self.nest.steps[i]
-        return step.name == "reduce_cols" and step.kind == "sum" and step.dtype == "float32"
+    def _open_streams(self, room: int) -> None:
+        for i in self.draws:
+            for line in cpp_draw.open_stream(i, room):
+                self.put(line)
 
-    def _one_sign(self, i: int) -> bool:
-        """Whether a value is known to be positive or zero wherever it is computed."""
-        step = self.nest.steps[i]
-        if step.name == "const":
-            return step.constant is not None and step.constant >= 0
-        if step.name == "mul" and step.args[0] == step.args[1]:
-            return True
-        if step.name in ("add", "mul", "div", "maximum", "round", "sqrt"):
-            return all(self._one_sign(a) for a in step.args)
-        return step.name in ("exp", "exp2", "abs", "sigmoid")
+    def _close_streams(self) -> None:
+        for i in self.draws:
+            self.put(cpp_draw.close_stream(i))
 
-    def _watches_nan(self, step: Step) -> bool:
-        return step.kind in ("max", "min") and step.dtype in ("float32", "float64")
+    def _draw(self, steps: list[int], count: str) -> None:
+        """For the innermost loop that comes next."""
+        for i in steps:
+            step = self.nest.steps[i]
+            assert step.access and step.strides
+            first = self._index(step.strides, innermost=self.begin)
+            self.put(cpp_draw.draw(i, self.nest, self.pointers[step.access.buffer], first, count))
 
     def _accumulator(self, i: int, step: Step) -> list[str]:
-        kind = "int32_t" if step.dtype == "bool" else self._carrier(step)
+        kind = "int32_t" if step.dtype == "bool" else self.form.carrier(step)
         self.put(f"{kind} acc{i} = {identity(step.kind or '', step.dtype)};")
         symbol = dict(sum="+", prod="*", max="max", min="min", any="|", all="&")[step.kind or ""]
-        if not self._watches_nan(step):
+        if not self.form.watches_nan(step):
             return [f"{symbol}:acc{i}"]
         self.put(f"{'int64_t' if step.dtype == 'float64' else 'int32_t'} nan{i} = 0;")
         return [f"{symbol}:acc{i}", f"|:nan{i}"]
@@ -311,7 +310,7 @@ class _Kernel:
         value = f"v{step.args[0]}"
         if step.kind in ("max", "min"):
             self.put(f"acc{i} = {value} {'>' if step.kind == 'max' else '<'} acc{i} ? {value} : acc{i};")
-            if self._watches_nan(step):
+            if self.form.watches_nan(step):
                 self.put(f"nan{i} |= {value} != {value};")
         else:
             self.put(f"acc{i} = {combine(step.kind or '', f'acc{i}', value)};")
@@ -324,16 +323,16 @@ class _Kernel:
         ]
         if not late:
             return
-        wide = any(self._wide(s.access) for s in late)
+        wide = any(self.form.wide(s.access) for s in late)
         for axis, size in enumerate(nest.cols):
             self.open(f"for (int64_t c{axis} = 0; c{axis} < {size if wide else 1}; ++c{axis})")
-        for i in self._closure([s.value for s in late], stash_from=None):
+        for i in self.form.closure([s.value for s in late], stash_from=None):
             step = nest.steps[i]
             if step.name != "reduce_rows":
                 self._declare(i)
                 continue
             count, at = (nest.col_count, self._column()) if step.level is Level.COL else (1, "0")
-            self.put(f"{self._sum_type(step)} w{i} = all{i}[{at}];")
+            self.put(f"{self.form.sum_type(step)} w{i} = all{i}[{at}];")
             gathered = combine(step.kind or "", f"w{i}", f"all{i}[{count}L * t + {at}]")
             self.put(f"for (int t = 1; t < threads; ++t) w{i} = {gathered};")
             self.put(f"const {COMPUTED[step.dtype]} v{i} = ({COMPUTED[step.dtype]})w{i};")
@@ -344,54 +343,6 @@ class _Kernel:
 
     # Steps
 
-    def _stashed(self) -> set[int]:
-        """Column values of one stage that a later one needs and that cost more than a load to compute."""
-        stashed: set[int] = set()
-        if self._elementwise():
-            return stashed
-        for step in self.nest.steps:
-            if step.where != "body":
-                continue
-            for arg in step.args:
-                source = self.nest.steps[arg]
-                column = source.level in (Level.FULL, Level.COL) and source.name not in (
-                    "reduce_cols",
-                    "reduce_rows",
-                )
-                if column and source.stage < step.stage and self._costly(arg, stashed):
-                    stashed.add(arg)
-        return stashed
-
-    def _costly(self, i: int, stashed: set[int]) -> bool:
-        step = self.nest.steps[i]
-        if i in stashed or step.level not in (Level.FULL, Level.COL):
-            return i in stashed
-        return step.name not in CHEAP or step.name == "div" or any(self._costly(a, stashed) for a in step.args)
-
-    def _varies_by_row_only(self, i: int) -> bool:
-        return self.nest.steps[i].level in (Level.ROW, Level.SCALAR)
-
-    def _closure(self, roots: list[int], stash_from: int | None) -> list[int]:
-        """Steps to run at each column for `roots`, in order: those of the columns, and what they need.
-
-        With `stash_from`, values kept from an earlier stage stand for themselves and row values
-        are already declared.
-        """
-        needed: set[int] = set()
-        todo = list(roots)
-        while todo:
-            i = todo.pop()
-            step = self.nest.steps[i]
-            if i in needed:
-                continue
-            if stash_from is not None and step.level in (Level.ROW, Level.SCALAR):
-                continue
-            needed.add(i)
-            if step.name == "reduce_rows" or (stash_from is not None and i in self.stash and step.stage < stash_from):
-                continue
-            todo.extend(step.args)
-        return sorted(needed)
-
     def _column(self) -> str:
         terms: list[str] = []
         scale = 1
@@ -400,15 +351,23 @@ class _Kernel:
             scale *= self.nest.cols[axis]
         return " + ".join(terms) or "0"
 
-    def _index(self, strides: tuple[int, ...]) -> str:
+    def _index(self, strides: tuple[int, ...], innermost: str | None = None) -> str:
+        """The place of an access; with `innermost`, at that position of the innermost axis."""
         rows, cols = self.nest.split(strides)
         named = [(f"r{i}", s) for i, s in enumerate(rows)] + [(f"c{i}", s) for i, s in enumerate(cols)]
+        if innermost is not None:
+            named[-1] = (innermost, named[-1][1])
         terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in named if stride]
         return " + ".join(terms) or "0"
 
     def _declare(self, i: int, stashed: bool = False) -> None:
         step = self.nest.steps[i]
-        value = f"kept{i}[{self._column()}]" if stashed else self._expression(step)
+        if stashed:
+            value = f"kept{i}[{self._column()}]"
+        elif step.name == "draw":
+            value = cpp_draw.drawn(i, f"c{len(self.nest.cols) - 1} - {self.begin}")
+        else:
+            value = self._expression(step)
         self.put(f"const {COMPUTED[step.dtype]} v{i} = {value};")
 
     def _expression(self, step: Step) -> str:
@@ -418,7 +377,7 @@ class _Kernel:
             return from_storage(element, self.nest.buffers[step.access.buffer].dtype)
         if step.strides is not None:
             return f"(int64_t)({self._index(step.strides)})"
-        if step.name == "div" and step.level in (Level.ROW, Level.SCALAR) and self._is_double_sum(step.args[0]):
+        if step.name == "div" and step.level in (Level.ROW, Level.SCALAR) and self.form.is_double_sum(step.args[0]):
             # Divided before it is rounded: the mean of equal values is that value. Overflow stays.
             total = step.args[0]
             return f"tw_isinf(v{total}) ? v{total} : ({COMPUTED[step.dtype]})(total{total} / {args[1]})"

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, Protocol
@@ -75,6 +76,15 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[tor
 
 def first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()
+
+
+@contextmanager
+def in_real_tensors() -> Iterator[None]:
+    """What is computed inside is computed, though a capture may be running in fake tensors."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
 
 
 def graph_break(module: fx.GraphModule) -> Fallback | None:

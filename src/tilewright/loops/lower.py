@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from torch import fx
 
+from tilewright.loops.collapse import Shape
 from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where
 from tilewright.loops.trace import dtype_name, trace_nodes
 from tilewright.operators.axes import Axis, Unfusable, _split, leaves
-from tilewright.operators.language import Op, Source, Value
+from tilewright.operators.language import Drawn, Op, Source, Value
 
 FEW_COLUMNS = 1024
 """A reduction over everything is cut into rows of at least this many elements, if it has the axes for it."""
@@ -81,6 +82,7 @@ class _Lowering:
             strides_of(value.dims, [int(s) for s in node.meta["val"].stride()]) for node, value in outputs
         ]
         tensors = [value.dims for _, value in outputs] + [op.detail.dims for op in self.ops if op.name == "load"]
+        tensors += [(op.detail.axes,) for op in self.ops if op.name == "draw"]
         for dims in tensors:
             flat = leaves(axis for g in dims for axis in g)
             if len(set(flat)) != len(flat):
@@ -102,6 +104,8 @@ class _Lowering:
                 deps = frozenset(a for a, s in strides_of(source.dims, source.strides).items() if s)
             elif op.name == "index":
                 deps = frozenset(leaves(op.detail))
+            elif op.name == "draw":
+                deps = frozenset(leaves(op.detail.axes))
             else:
                 deps = frozenset().union(*(self.deps[a] for a in op.args))
             if op.name == "reduce":
@@ -218,13 +222,22 @@ class _Lowering:
             stage = max((steps[a].stage + (steps[a].name == "reduce_cols") for a in args), default=0)
             after: Where = "after" if any(_is_after(steps[a]) for a in args) else "body"
             step = Step(op.name, args, op.dtype, _level(self.deps[position], rows, cols), after, stage)
+            if op.name in ("load", "draw") and op.detail.key not in keys:
+                keys.append(op.detail.key)
             if op.name == "load":
-                if op.detail.key not in keys:
-                    keys.append(op.detail.key)
                 maps.append(strides_of(op.detail.dims, op.detail.strides))
                 axes = rows + cols
                 access = Access(keys.index(op.detail.key), tuple(maps[-1].get(a, 0) for a in axes))
                 step = replace(step, access=access)
+            elif op.name == "draw":
+                drawn: Drawn = op.detail
+                places = strides_of([drawn.axes], [1])
+                step = replace(
+                    step,
+                    access=Access(keys.index(drawn.key), (0,) * len(rows + cols)),
+                    strides=tuple(places.get(a, 0) for a in rows + cols),
+                    constant=drawn.below,
+                )
             elif op.name == "const":
                 step = replace(step, constant=op.detail)
             elif op.name == "index":
@@ -303,8 +316,9 @@ class _Lowering:
         inputs = tuple(Buffer(key.name, dtype_name(key.meta["val"].dtype), _touched(key.meta["val"])) for key in keys)
         outputs = tuple(Buffer(n.name, dtype_name(n.meta["val"].dtype), n.meta["val"].numel()) for n in nodes)
         row_extents, col_extents = [a.extent for a in rows], [a.extent for a in cols]
-        shape = _Shape(row_extents, col_extents, steps, stores)
+        shape = Shape(row_extents, col_extents, steps, stores)
         shape.collapse()
+        shape.refuse_draws_out_of_order()
         nest = Nest(
             self.name,
             tuple(shape.rows),
@@ -378,62 +392,9 @@ def _identity(op: Op) -> Any:
         return op.detail[0], frozenset(leaves(op.detail[1]))
     if op.name == "index":
         return frozenset(strides_of([op.detail], [1]).items())
+    if op.name == "draw":
+        return op.detail.key, frozenset(strides_of([op.detail.axes], [1]).items()), op.detail.below
     if op.name == "const":
         # repr tells 1, 1.0 and True, 0.0 and -0.0 apart, and NaN equal to itself.
         return repr(op.detail)
     return op.detail
-
-
-@dataclass
-class _Shape:
-    """Merges neighbouring axes that every access walks as one."""
-
-    rows: list[int]
-    cols: list[int]
-    steps: list[Step]
-    stores: list[Store]
-
-    def collapse(self) -> None:
-        if not any(s.name in ("reduce_cols", "reduce_rows") for s in self.steps):
-            everything = self.rows + self.cols
-            while len(everything) > 1 and self._mergeable(everything, len(everything) - 2):
-                self._merge(everything, len(everything) - 2)
-            self.rows, self.cols = everything[:-1], everything[-1:]
-        self._collapse_part(0, self.rows)
-        self._collapse_part(len(self.rows), self.cols)
-        if not self.cols:
-            self.cols.append(1)
-            self._change(lambda strides: (*strides, 0))
-
-    def _collapse_part(self, start: int, extents: list[int]) -> None:
-        everything = self.rows + self.cols
-        for local in reversed(range(len(extents) - 1)):
-            if self._mergeable(everything, start + local):
-                self._merge(everything, start + local)
-                extents[local] *= extents.pop(local + 1)
-
-    def _all_strides(self) -> list[tuple[int, ...]]:
-        return [
-            *(s.access.strides for s in self.steps if s.access),
-            *(s.strides for s in self.steps if s.strides is not None),
-            *(s.access.strides for s in self.stores),
-        ]
-
-    def _mergeable(self, extents: list[int], at: int) -> bool:
-        inner = extents[at + 1]
-        return all(strides[at] == strides[at + 1] * inner for strides in self._all_strides())
-
-    def _merge(self, extents: list[int], at: int) -> None:
-        extents[at : at + 2] = [extents[at] * extents[at + 1]]
-        self._change(lambda strides: strides[:at] + strides[at + 1 :])
-
-    def _change(self, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
-        self.steps[:] = [
-            replace(
-                s,
-                access=Access(s.access.buffer, change(s.access.strides)) if s.access else None,
-                strides=None if s.strides is None else change(s.strides),
-            )
-            for s in self.steps
-        ]
-        self.stores[:] = [Store(s.value, Access(s.access.buffer, change(s.access.strides))) for s in self.stores]

@@ -54,7 +54,8 @@ class Access:
 class Step:
     """One scalar operation.
 
-    `name`: `load` (`access`), `const` (`constant`), `index` (`strides`, one per axis),
+    `name`: `load` (`access`), `const` (`constant`), `index` (`strides`, one per axis), `draw` (the stream's
+    buffer in `access`, the element's place in the stream by `strides`, the threshold in `constant`),
     `reduce_cols` and `reduce_rows` (`kind`), `round` and `cast` (`to`), or a scalar function.
     `dtype` is what the value computes in.
     """

@@ -38,9 +38,9 @@ def compute_dtype(dtype: str) -> str:
 class Op:
     """One scalar operation, done at every point of the axes its value depends on.
 
-    `name` is `load`, `const`, `index`, `cast`, `round`, `reduce` or a scalar function; `args` are
-    positions in `Trace.ops`; `detail` is what the name needs: the constant, the source of a load,
-    the axes and kind of a reduction, the dtype a value is rounded to, the axes of an index.
+    `name` is `load`, `draw`, `const`, `index`, `cast`, `round`, `reduce` or a scalar function; `args` are
+    positions in `Trace.ops`; `detail` is what the name needs: the constant, the source of a load
+    or of a draw, the axes and kind of a reduction, the dtype a value is rounded to, the axes of an index.
     """
 
     name: str
@@ -57,6 +57,16 @@ class Source:
     dtype: str
     dims: tuple[Group, ...]
     strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Random numbers, one for each position along `axes`, drawn in row-major order from the stream at `key`."""
+
+    key: object
+    axes: Group
+    below: int
+    """True where the number, a whole one of 53 bits, is below this."""
 
 
 @dataclass
@@ -80,6 +90,16 @@ class Trace:
 
     def full(self, value: Scalar, dtype: str, shape: Sequence[int]) -> Value:
         return self.const(value, compute_dtype(dtype), tuple(group(extent) for extent in shape))
+
+    def draw(self, stream: Value, shape: Sequence[int], order: Sequence[int], below: int) -> Value:
+        """Whether each element's random number is below `below`; numbers go to elements along the
+        dimensions in `order`, the last one fastest. `stream` is the state that the draw begins with."""
+        source = self.ops[stream.id].detail
+        if not isinstance(source, Source):
+            raise Unfusable("a draw begins with a state in memory")
+        dims = tuple(group(extent) for extent in shape)
+        axes = tuple(axis for d in order for axis in dims[d])
+        return self.emit("draw", (), "bool", dims, Drawn(source.key, axes, below))
 
     def arange(self, extent: int) -> Value:
         """0, 1, …, extent - 1 as int64."""
@@ -271,6 +291,7 @@ __all__ = [
     "COMPUTE_DTYPE",
     "FLOATS",
     "Axis",
+    "Drawn",
     "Group",
     "Op",
     "Scalar",

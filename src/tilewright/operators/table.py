@@ -82,12 +82,12 @@ def row_of(target: object) -> Row | None:
     """The row of a node's target (an ATen overload, or `operator.getitem`), or None."""
     if target is operator.getitem:
         return GETITEM
-    if not ROWS:
-        _load()
+    _load()
     return ROWS.get(str(target))
 
 
+@cache
 def _load() -> None:
-    from tilewright.operators import layout, library, normalization, pointwise, reduction
+    from tilewright.operators import layout, library, normalization, pointwise, random, reduction
 
-    assert layout and library and normalization and pointwise and reduction
+    assert layout and library and normalization and pointwise and random and reduction

@@ -4,8 +4,10 @@
 
 Starting from one region an operator, every edge is tried once in graph order and regions are
 merged where one loop nest can hold them, no cycle arises, and bytes are saved. Regions that read
-the same tensor without depending on each other are merged too. Every pair of neighbours leaves a
-`Decision`: taken, refused (legal, but it does not pay), or impossible, with the reason.
+the same tensor without depending on each other are merged too, except what backward computes again
+with what waits for gradients: the former can be read and gone before the latter is there. Every pair
+of neighbours leaves a `Decision`: taken, refused (legal, but it does not pay), or impossible, with the
+reason.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from tilewright.passes.units import (
     behind_views,
     escaping,
     is_fusible,
+    is_gradient,
     is_view,
     nbytes,
     readers,
@@ -90,6 +93,7 @@ class _Fuser:
         self.graph = graph
         self.graph_name = graph_name
         self.reach = Reachability(graph)
+        self.gradients = sum(self.reach.bit[n] for n in graph.nodes if is_gradient(n))
         self.operators = [n for n in graph.nodes if n.op == "call_function" and not is_view(n)]
         self.impossible: dict[fx.Node, str] = {}
         self.region: dict[fx.Node, Region] = {}
@@ -158,8 +162,12 @@ class _Fuser:
             rows = list(dict.fromkeys(r for r in readers(node) if r in self.region))
             for first, second in pairwise(rows):
                 same_size = nbytes(first) == nbytes(second) or nbytes(node) >= max(nbytes(first), nbytes(second))
-                if self.region[first] is not self.region[second] and same_size:
+                apart = self.region[first] is not self.region[second]
+                if apart and same_size and self._waits_for_gradients(first) == self._waits_for_gradients(second):
                     self._try(first, second)
+
+    def _waits_for_gradients(self, node: fx.Node) -> bool:
+        return any(self.reach.above[member] & self.gradients for member in self.region[node].members)
 
     def _decisions(self) -> Iterable[Decision]:
         for consumer in self.operators:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from tilewright.passes.attention import recognise_attention
+from tilewright.passes.attention_shift import settle_shifts
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.simplify import simplify
@@ -13,7 +14,9 @@ from tilewright.records.program import Decision
 
 def optimise_module(module: fx.GraphModule) -> list[Decision]:
     """Before autograd, on the torch-level graph: attention, while it still is one."""
-    return recognise_attention(module)
+    decisions = recognise_attention(module)
+    settle_shifts(module)
+    return decisions
 
 
 def optimise_joint(graph: fx.Graph) -> list[Decision]:

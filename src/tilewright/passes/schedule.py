@@ -2,7 +2,8 @@
 
 A region runs where its last member stood, unless a reader needs it earlier. Calls that draw random
 numbers or write an operand keep their order among themselves, and what reads an operand before it
-is written in the graph reads it before it is written here.
+is written in the graph reads it before it is written here. In backward a call that gives a result (the gradient
+of a weight) runs as soon as it can: what it reads beside the gradient can go.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import fx
 
 from tilewright.passes.fusion import Region
 from tilewright.passes.simplify import is_pure, written
-from tilewright.passes.units import behind_views, is_view, readers
+from tilewright.passes.units import behind_views, is_gradient, is_view, readers, sources
 
 Unit = Region | fx.Node
 
@@ -71,8 +72,10 @@ def _waits_for(unit: Unit, unit_of: dict[fx.Node, Unit]) -> set[Unit]:
 def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[fx.Node, int]) -> list[Unit]:
     """Units by rank, each after what it waits for; views, and what backward computes again, only when needed."""
 
+    early = _gradients_of_weights(units, order)
+
     def rank(unit: Unit) -> int:
-        return order[unit.members[-1]] if isinstance(unit, Region) else order[unit]
+        return early[unit] if unit in early else _last(unit, order)
 
     lazy = _computed_again(units, before, order)
     # One of several results is taken at once: until then all of them are held.
@@ -92,7 +95,7 @@ def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[f
 
 def _computed_again(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[fx.Node, int]) -> set[Unit]:
     """Units of a backward graph that do not wait for the incoming gradients."""
-    gradients = {n for n in order if n.op == "placeholder" and "tangents" in str(n.target)}
+    gradients = {n for n in order if is_gradient(n)}
     if not gradients:
         return set()
     waits: dict[Unit, bool] = {}
@@ -104,6 +107,25 @@ def _computed_again(units: list[Unit], before: dict[Unit, set[Unit]], order: dic
         return waits[unit]
 
     return {unit for unit in sorted(units, key=_position(order)) if not waits_for_gradients(unit)}
+
+
+def _gradients_of_weights(units: list[Unit], order: dict[fx.Node, int]) -> dict[Unit, int]:
+    """For each library call of a backward graph that only the caller reads: the place of the gradient it reads."""
+    gradients: set[fx.Node] = set()
+    for node in order:
+        if is_gradient(node) or any(operand in gradients for operand in node.all_input_nodes):
+            gradients.add(node)
+    found: dict[Unit, int] = {}
+    for unit in units:
+        if isinstance(unit, fx.Node) and not is_view(unit) and all(r.op == "output" for r in readers(unit)):
+            places = [order[source] for source in sources(unit) if source in gradients]
+            if places:
+                found[unit] = max(places)
+    return found
+
+
+def _last(unit: Unit, order: dict[fx.Node, int]) -> int:
+    return order[unit.members[-1]] if isinstance(unit, Region) else order[unit]
 
 
 def _position(order: dict[fx.Node, int]) -> Callable[[Unit], int]:

@@ -22,6 +22,11 @@ def is_view(node: fx.Node) -> bool:
     return row is not None and row.operator_class == "layout"
 
 
+def is_gradient(node: fx.Node) -> bool:
+    """Whether this is an incoming gradient of a backward graph."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
 def is_fusible(node: fx.Node) -> str | None:
     """None if the node has a body and tensors a nest can hold; else the reason why not."""
     if node.op != "call_function":
@@ -35,7 +40,8 @@ def is_fusible(node: fx.Node) -> str | None:
         return f"{node.target} is a library call"
     if row.body is None:
         return f"{node.target} has no body in the loop language"
-    tensors = results(node) + [t for a in node.all_input_nodes for t in results(a)]
+    # Of several results, those that somebody asks for.
+    tensors = [t for value in (*values_of(node), *node.all_input_nodes) for t in results(value)]
     for tensor in tensors:
         if dtype_name(tensor.dtype) not in SUPPORTED:
             return f"{dtype_name(tensor.dtype)} has no loop form"

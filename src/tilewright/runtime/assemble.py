@@ -13,9 +13,12 @@ from torch import fx
 
 from tilewright.emit.source import language_of
 from tilewright.loops.nest import Nest
+from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
 from tilewright.passes.units import is_view
+from tilewright.runtime import attention_backward
+from tilewright.runtime.draw import DrawStep
 from tilewright.runtime.executable import CallStep, ConstantStep, Executable, KernelStep, Slot, Step, TensorSpec
 from tilewright.runtime.gpu import TritonKernel, TritonStep
 
@@ -64,6 +67,8 @@ class _Assembler:
         self.slots: dict[fx.Node, int] = {}
         self.output = self.graph.output_node()
         self.kernel_results = {n for u in self.units if isinstance(u, Region) for n in u.lowered.outputs}
+        kernels = [u.lowered.nest for u in self.units if isinstance(u, Region)]
+        self.draws = any(step.name == "draw" for nest in kernels for step in nest.steps)
         self.last_use = self._last_uses()
 
     def build(self) -> Executable:
@@ -97,8 +102,13 @@ class _Assembler:
         if unit.op == "get_attr":
             return ConstantStep(unit.name, attrgetter(str(unit.target))(self.graph.owning_module), self._slot(unit))
         args = tuple(self._argument(a) for a in unit.args)
+        if unit.target is draw_stream and self.draws:
+            assert self.library is not None
+            return DrawStep(unit.name, DrawStep.taker(self.library), args[0], self._slot(unit))
         kwargs = {k: self._argument(v) for k, v in unit.kwargs.items()}
         target: Any = unit.target
+        if target is attention_backward.OPERATOR:
+            target = attention_backward.attention_backward()
         meta = unit.meta.get("val")
         if not isinstance(meta, torch.Tensor) or not _lies_as_told(meta):
             return CallStep(unit.name, target, args, kwargs, self._slot(unit))

@@ -12,6 +12,7 @@ from torch import fx
 
 from tilewright.emit.cpp import emit_cpp, translation_unit
 from tilewright.measure.benchmark import benchmark
+from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import CallStep, KernelStep, Slot, Slots, TensorSpec
@@ -42,6 +43,10 @@ def race(pairs: Sequence[tuple[Region, Sequence[Region]]]) -> list[Trial]:
 def _race(library: ctypes.CDLL, fused: Region, parts: Sequence[Region]) -> Trial:
     generator = torch.Generator().manual_seed(0)
     values = {node: _random(node, generator) for node in fused.lowered.inputs}
+    nest = fused.lowered.nest
+    for step in nest.steps:
+        if step.name == "draw" and step.access:
+            values[fused.lowered.inputs[step.access.buffer]] = draw_stream([0])
     whole, split = _Program(library, [fused], values), _Program(library, parts, values)
     timings = benchmark({"fused": whole.run, "separate": split.run}, max_seconds=TRIAL_SECONDS, min_repeats=5)
     return Trial(timings["fused"].median_us, timings["separate"].median_us)

@@ -1,0 +1,73 @@
+"""The axes of a nest made as few as its accesses allow, so that loops are long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+
+from tilewright.loops.nest import Access, Step, Store
+from tilewright.operators.axes import Unfusable
+
+
+@dataclass
+class Shape:
+    """Merges neighbouring axes that every access walks as one."""
+
+    rows: list[int]
+    cols: list[int]
+    steps: list[Step]
+    stores: list[Store]
+
+    def collapse(self) -> None:
+        if not any(s.name in ("reduce_cols", "reduce_rows") for s in self.steps):
+            everything = self.rows + self.cols
+            while len(everything) > 1 and self._mergeable(everything, len(everything) - 2):
+                self._merge(everything, len(everything) - 2)
+            self.rows, self.cols = everything[:-1], everything[-1:]
+        self._collapse_part(0, self.rows)
+        self._collapse_part(len(self.rows), self.cols)
+        if not self.cols:
+            self.cols.append(1)
+            self._change(lambda strides: (*strides, 0))
+
+    def refuse_draws_out_of_order(self) -> None:
+        """A stream is read in its own order: to begin anew for each few elements would cost more than a mask."""
+        extents = self.rows + self.cols
+        places = tuple(prod(extents[at + 1 :]) for at in range(len(extents)))
+        for step in self.steps:
+            if step.name == "draw" and step.strides != places:
+                raise Unfusable("the nest does not visit each element once in the order of its random numbers")
+
+    def _collapse_part(self, start: int, extents: list[int]) -> None:
+        everything = self.rows + self.cols
+        for local in reversed(range(len(extents) - 1)):
+            if self._mergeable(everything, start + local):
+                self._merge(everything, start + local)
+                extents[local] *= extents.pop(local + 1)
+
+    def _all_strides(self) -> list[tuple[int, ...]]:
+        return [
+            *(s.access.strides for s in self.steps if s.access),
+            *(s.strides for s in self.steps if s.strides is not None),
+            *(s.access.strides for s in self.stores),
+        ]
+
+    def _mergeable(self, extents: list[int], at: int) -> bool:
+        inner = extents[at + 1]
+        return all(strides[at] == strides[at + 1] * inner for strides in self._all_strides())
+
+    def _merge(self, extents: list[int], at: int) -> None:
+        extents[at : at + 2] = [extents[at] * extents[at + 1]]
+        self._change(lambda strides: strides[:at] + strides[at + 1 :])
+
+    def _change(self, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
+        self.steps[:] = [
+            replace(
+                s,
+                access=Access(s.access.buffer, change(s.access.strides)) if s.access else None,
+                strides=None if s.strides is None else change(s.strides),
+            )
+            for s in self.steps
+        ]
+        self.stores[:] = [Store(s.value, Access(s.access.buffer, change(s.access.strides))) for s in self.stores]

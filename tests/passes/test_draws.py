@@ -1,0 +1,161 @@
+"""A draw as a saved state and numbers computed from it: against PyTorch's own draws and Python's MT19937."""
+
+from __future__ import annotations
+
+import random
+from math import prod
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from tests.passes.graphs import aten, calls, run
+from tilewright.operators.random import KEEP, STREAM, threshold
+from tilewright.passes import draws, dropout
+from tilewright.passes.draws import BLOCK, draw_stream, generator_is_known, keep
+
+SIZES = [(1,), (7,), (311,), (312,), (313,), (5, 125), (2, 3, 4), (0,), (40, 50)]
+
+
+def seeded(seed: int, words: int) -> None:
+    """The default generator `words` 32-bit words after its seed; an odd number puts elements across blocks."""
+    torch.manual_seed(seed)
+    torch.empty(words, dtype=torch.int32).random_()
+
+
+@pytest.mark.parametrize("words", [0, 1, 4, 622, 623, 624, 625])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_the_numbers_are_those_of_bernoulli(words: int, p: float) -> None:
+    for size in SIZES:
+        seeded(3, words)
+        expected = torch.empty(size, dtype=torch.bool).bernoulli_(p)
+        after = torch.random.get_rng_state()
+        seeded(3, words)
+        stream = draw_stream(list(size))
+        assert torch.equal(torch.random.get_rng_state(), after)
+        order = list(range(len(size)))
+        mask = keep(stream, list(size), order, p)
+        assert torch.equal(mask, expected) and mask.is_contiguous()
+        assert torch.equal(keep(stream, list(size), order, p), expected), "a stream is read any number of times"
+        assert torch.equal(torch.random.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0)], ids=str)
+def test_numbers_go_along_memory(order: tuple[int, ...]) -> None:
+    sizes = (3, 4, 5)
+    seeded(4, 0)
+    like = torch.empty([sizes[d] for d in order], dtype=torch.bool).permute([order.index(d) for d in range(3)])
+    assert like.shape == sizes
+    expected = torch.empty_like(like).bernoulli_(0.4)
+    seeded(4, 0)
+    mask = keep(draw_stream([3, 4, 5]), [3, 4, 5], list(order), 0.4)
+    assert torch.equal(mask, expected) and mask.stride() == expected.stride()
+
+
+def test_the_state_is_mt19937() -> None:
+    """Python's own generator, put into the stream's state, gives the same words."""
+    seeded(5, 77)
+    stream = draw_stream([1000]).tolist()
+    twin = random.Random()
+    twin.setstate((3, (*(word % 2**32 for word in stream[0][1:-1]), stream[0][-1]), None))
+    pairs = [(twin.getrandbits(32), twin.getrandbits(32)) for _ in range(1000)]
+    expected = [((first % 2**21) * 2**32 + second) / 2**53 < 0.7 for first, second in pairs]
+    assert keep(torch.tensor(stream, dtype=torch.int32), [1000], [0], 0.7).tolist() == expected
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9, 1 / 3, 1 - 2**-53, 2**-60, 1.0])
+def test_the_threshold_is_exact(p: float) -> None:
+    below = threshold(p)
+    assert (below - 1) * 2.0**-53 < p and not (below < 2**53 and below * 2.0**-53 < p)
+
+
+def test_this_pytorch_draws_as_it_is_known_to() -> None:
+    before = torch.random.get_rng_state()
+    generator_is_known.cache_clear()
+    assert generator_is_known()
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_generator_that_draws_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "threshold", lambda p: threshold(p) - 2**45)
+    generator_is_known.cache_clear()
+    assert not generator_is_known()
+    generator_is_known.cache_clear()
+
+
+def dropped(x: Tensor, p: float) -> Tensor:
+    return torch.native_dropout(x, p, True)[0]
+
+
+def streams(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if str(node.target) == STREAM]
+
+
+def split(function: object, *inputs: Tensor) -> fx.Graph:
+    graph = aten(function, *inputs)  # type: ignore[arg-type]
+    dropout.split_dropout(graph)
+    return graph
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dropout, "FEWEST", 0)
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_is_a_stream_and_its_numbers(dtype: torch.dtype, p: float) -> None:
+    for size in SIZES:
+        x = torch.ones(size, dtype=dtype)
+        graph = split(lambda x: torch.native_dropout(x, p, True), x)
+        assert len(streams(graph)) == 1 and "native_dropout.default" not in calls(graph)
+        seeded(6, 1)
+        value, mask = run(graph, x)
+        after = torch.random.get_rng_state()
+        seeded(6, 1)
+        expected, expected_mask = torch.native_dropout(x, p, True)
+        assert torch.equal(torch.random.get_rng_state(), after)
+        assert torch.equal(mask, expected_mask)
+        torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.usefixtures("any_size")
+def test_draws_follow_layout_and_order() -> None:
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first = dropped(x.t() * 2, 0.5)
+        return first, dropped(y.permute(2, 0, 1), 0.3), dropped(first + 1, 0.2)
+
+    inputs = torch.ones(6, 40), torch.ones(3, 4, 50)
+    graph = split(program, *inputs)
+    assert len(streams(graph)) == 3
+    seeded(7, 0)
+    ours = run(graph, *inputs)
+    seeded(7, 0)
+    torch.testing.assert_close(ours, program(*inputs))
+
+
+@pytest.mark.usefixtures("any_size")
+def test_a_stream_waits_for_nothing() -> None:
+    graph = split(lambda x: dropped(F.gelu(x * 2), 0.1), torch.ones(4, 6))
+    (stream,) = streams(graph)
+    assert stream.all_input_nodes == []
+    (mask,) = stream.users
+    assert str(mask.target) == KEEP and mask.args[1] == [4, 6]
+
+
+def test_what_pytorch_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small masks, masks for Triton, and all where PyTorch draws by another generator."""
+    x = torch.ones(dropout.FEWEST)
+    assert len(streams(split(lambda x: dropped(x, 0.1), x))) == 1
+    assert streams(split(lambda x: dropped(x, 0.1), x[1:])) == []
+    with monkeypatch.context() as changed:
+        changed.setenv("TILEWRIGHT_TARGET", "triton")
+        assert streams(split(lambda x: dropped(x, 0.1), x)) == []
+    monkeypatch.setattr(dropout, "generator_is_known", lambda: False)
+    assert streams(split(lambda x: dropped(x, 0.1), x)) == []
+
+
+def test_a_stream_is_smaller_than_the_least_mask() -> None:
+    assert prod(draws.SHAPE) * 4 < dropout.FEWEST and draws.SHAPE[1] == BLOCK + 2
