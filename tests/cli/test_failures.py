@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from pathlib import Path
 
@@ -116,7 +118,34 @@ def test_a_home_that_cannot_be_written_is_said_before_the_work(
     assert tilewright("explain", f"{models}:small", "--on", "cpu").code == 0
 
 
-def test_a_cache_that_cannot_be_written_costs_a_line(
+@pytest.mark.parametrize("fault", ["no folder", "full", "another user's"])
+def test_optimize_needs_a_cache(
+    fault: str, tilewright: Tilewright, models: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, message = tmp_path / "cache", "cannot use the cache"
+    if fault == "no folder":
+        (tmp_path / "file").write_text("")
+        folder = tmp_path / "file" / "cache"
+    elif fault == "full":
+        message = "No space left on device"
+        monkeypatch.setattr(os, "fsync", no_space)
+    else:
+        folder.mkdir()
+        message = "is another user's"
+        monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(folder))
+    ended = tilewright("optimize", f"{models}:small")
+    assert (ended.code, ended.out) == (7, "") and message in ended.err and "TILEWRIGHT_CACHE" in ended.err
+    assert not list(home.rglob("*.duckdb")) and not list(home.rglob("*.partial"))
+    assert not folder.exists() or not list(folder.iterdir())
+    assert tilewright("explain", f"{models}:small", "--on", "cpu").code == 0
+
+
+def no_space(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_bench_does_without_a_cache(
     tilewright: Tilewright, models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -77,6 +77,8 @@ REDUCTIONS = [
     "{f} - {f}.mean({d}, keepdim=True)",
     "{f} * torch.rsqrt({f}.square().mean({d}, keepdim=True) + 0.5)",
     "({f} @ {s}.transpose(-2, -1)) * 0.2",
+    "torch.softmax({f} @ {s}.transpose(-2, -1) * 0.1, -1) @ {s}",
+    "torch.softmax(0.1 * {f} @ {s}.mT + torch.full(({f}.shape[-2],) * 2, -torch.inf).triu(1), -1) @ {s}",
 ]
 VIEWS = [
     "{f}.reshape(-1)",

@@ -35,6 +35,30 @@ FOUND = {
         ("F.gelu(x0, approximate='tanh')", "F.layer_norm(v0, v0.shape[-1:], v0.flatten(0, -2).mean(0) + 1)"),
         ("v1",),
     ),
+    "moments of what was not yet rounded, met in backward by what was": Graph(
+        (Input((7, 2, 16, 2), F16, "contiguous"),),
+        ("x0 - x0.mean(-1, keepdim=True)", "F.layer_norm(v0, v0.shape[-1:], v0.flatten(0, -2).mean(0) + 1)"),
+        ("v1",),
+    ),
+    "backward compares, in another kernel, what was computed again without eager's rounding": Graph(
+        (Input((1, 33), BF16, "transposed"),),
+        ("torch.tanh(x0)", "torch.reciprocal(v0 * v0 + 1)", "v1.expand(2, *v1.shape)", "v2.amax(-3)"),
+        ("v3",),
+    ),
+    "a 16-bit dropout scales by a number of 16 bits": Graph(
+        (Input((3, 700), BF16, "contiguous"),), ("F.dropout(x0, 0.3)", "torch.round(v0)"), ("v1", "v0")
+    ),
+    "a comparison in 16 bits with a wider number": Graph(
+        (Input((16, 16, 5), F32, "contiguous"),), ("x0.bfloat16()", "0.01 * x0.sum()", "v0 > v1"), ("v2",)
+    ),
+    "peaked attention, whose gradients nearly cancel": Graph(
+        (Input((130, 140), F32, "contiguous"), Input((1, 33), F32, "transposed")),
+        (
+            "torch.softmax(x0 @ x0.transpose(-2, -1) * 0.3, -1) @ x0",
+            "torch.softmax(x1 @ x1.transpose(-2, -1) * 0.3, -1) @ x1",
+        ),
+        ("v0", "v1"),
+    ),
     "the largest of a single value": Graph((Input((), F32, "contiguous"),), ("x0 * 2", "v0.max(0)[0]"), ("v1",)),
 }
 

@@ -293,6 +293,20 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(o.row, o.last, o.weight, 1e-5),
         lambda o: call(o.row, o.last, None, None),
     ],
+    "arange.default": [lambda o: call(7, dtype=o.dtype), lambda o: call(4.5), lambda o: call(3)],
+    "arange.start": [lambda o: call(2, 9, dtype=o.dtype), lambda o: call(-1.5, 4), lambda o: call(3, 8)],
+    "_native_batch_norm_legit_no_training.default": [
+        lambda o: call(o.row, *_of_channels(o), *_of_channels(o), 0.1, 1e-5),
+        lambda o: call(o.row, None, None, *_of_channels(o), 0.1, 1e-3),
+    ],
+    "_native_batch_norm_legit_functional.default": [
+        lambda o: call(o.row, *_of_channels(o), *_of_channels(o), True, 0.1, 1e-5),
+        lambda o: call(o.row, None, None, *_of_channels(o), True, 0.3, 1e-3),
+    ],
+    "native_batch_norm_backward.default": [
+        lambda o: call(_gradient(o), o.row, _of_channels(o)[0], None, None, *_batch_moments(o), True, 1e-5, [True] * 3),
+        lambda o: call(_gradient(o), o.row, None, None, None, *_batch_moments(o), True, 1e-5, [True, False, False]),
+    ],
 }
 
 
@@ -312,6 +326,18 @@ def _positions(o: Operands, dim: int) -> torch.Tensor:
 
 def _moments(o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     _, mean, rstd = torch.ops.aten.native_layer_norm(o.row, o.last, None, None, 1e-5)
+    return mean, rstd
+
+
+def _of_channels(o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two positive numbers for each channel of `o.row`, its second dimension."""
+    generator = torch.Generator().manual_seed(9)
+    drawn = torch.rand(2, o.row.shape[1], generator=generator) + 0.5
+    return drawn[0].to(o.row.dtype), drawn[1].to(o.row.dtype)
+
+
+def _batch_moments(o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    _, mean, rstd = torch.ops.aten.native_batch_norm(o.row, *_of_channels(o), None, None, True, 0.1, 1e-5)
     return mean, rstd
 
 

@@ -198,6 +198,40 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+KILLED = """
+import sys, time
+from pathlib import Path
+from tilewright.store import Run
+run = Run.create(Path(sys.argv[1]), command="c", target="t", case="block")
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_a_killed_process_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    def start(name: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", KILLED, str(tmp_path / name)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        return process
+
+    killed = start("killed.duckdb")
+    (left,) = tmp_path.iterdir()
+    killed.kill()
+    killed.communicate()
+    assert left.is_dir()
+    living = start("living.duckdb")
+    try:
+        (its_own,) = tmp_path.iterdir()
+        assert its_own != left
+        with create(tmp_path / "run.duckdb"):
+            assert its_own.is_dir()
+        assert sorted(tmp_path.iterdir()) == [its_own, tmp_path / "run.duckdb"]
+    finally:
+        living.kill()
+        living.communicate()
+
+
 def test_a_run_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
     with create(new_run_path("a/../b c")) as run:

@@ -77,7 +77,7 @@ class _Tracer:
         call = Call(self.trace, dtype, tuple(int(s) for s in first.shape), _common_dtype(node, row, dtype))
         if row.promotion != "none":
             wanted = dtype if row.promotion == "result" else call.common
-            args = tuple(a.to_compute(wanted) if isinstance(a, Value) else a for a in args)
+            args = tuple(_converted(row, given, a, wanted) for given, a in zip(node.args, args, strict=True))
             kwargs = {k: a.to_compute(wanted) if isinstance(a, Value) else a for k, a in kwargs.items()}
         value = row.body(call, *args, **kwargs)
         return self._finish(node, value)
@@ -144,6 +144,15 @@ def _refuse(node: fx.Node) -> bool:
     raise Unfusable(f"{node.target} of a computed value needs that value in memory")
 
 
+def _converted(row: Row, given: Any, value: Any, wanted: str) -> Any:
+    """An operand in the dtype the operator computes in; a comparison of 16-bit floats sees a wider number rounded."""
+    if not isinstance(value, Value):
+        return value
+    value = value.to_compute(wanted)
+    wider = row.promotion == "common" and dtype_name(given.meta["val"].dtype) != wanted
+    return value.rounded(wanted) if wider else value
+
+
 def _common_dtype(node: fx.Node, row: Row, dtype: str) -> str:
     """The dtype PyTorch promotes the first two operands to."""
     if row.promotion != "common":
@@ -153,10 +162,13 @@ def _common_dtype(node: fx.Node, row: Row, dtype: str) -> str:
 
 
 def _feeding_discontinuous(members: Sequence[fx.Node]) -> set[fx.Node]:
-    """Members whose 16-bit results reach a discontinuous member, and so must be rounded as eager does."""
-    inside, needed = set(members), set[fx.Node]()
+    """Members whose 16-bit results reach a discontinuous operator, and so must be rounded as eager does.
+
+    That operator may be in another kernel: what it reads in memory comes from the members all the same.
+    """
+    needed = set[fx.Node]()
     for node in reversed(members):
-        users = {u for user in node.users for u in _through_views(user)} & inside
+        users = {u for user in node.users for u in _through_views(user)}
         if any(u in needed or ((row := row_of(u.target)) and row.discontinuous) for u in users):
             needed.add(node)
     return needed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tilewright.operators.language import FLOATS, Scalar, Unfusable, Value, call, predicate, where
-from tilewright.operators.table import Call, body
+from tilewright.operators.table import Call, Row, body, declare
 
 SQRT_HALF = math.sqrt(0.5)
 GAUSSIAN = 1 / math.sqrt(2 * math.pi)
@@ -337,6 +337,7 @@ def _convert(c: Call, x: Value) -> Value:
 
 
 body("_to_copy.default", promotion="none", discontinuous=True)(lambda c, x, **_: _convert(c, x))
+declare(Row("prims.convert_element_type.default", "pointwise", lambda c, x, _: _convert(c, x), "none", True))
 body("clone.default", promotion="none")(lambda c, x, **_: x)
 body("full.default", promotion="none")(lambda c, shape, value, **_: c.trace.full(value, c.dtype, shape))
 body("full_like.default", promotion="none")(lambda c, x, value, **_: c.trace.full(value, c.dtype, c.shape))
@@ -368,3 +369,7 @@ def scatter(c: Call, x: Value, dim: int, index: Value, source: Value | Scalar) -
     if isinstance(source, Value):
         source = source.to_compute(c.dtype)
     return where(x.index(dim).eq(index), source, x)
+
+
+body("arange.default", promotion="none")(lambda c, end, **_: arange(c, 0, end))
+body("arange.start", promotion="none")(lambda c, start, end, **_: arange(c, start, end))

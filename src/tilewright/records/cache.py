@@ -42,6 +42,17 @@ def build(key: str, suffix: str, make: Callable[[Path], None]) -> Path:
     return path
 
 
+def ensure_usable() -> None:
+    """Raise CacheError where `build` could not keep an entry: nothing can be written, or no space is left."""
+    _refuse_foreign()
+    with _errors():
+        _make_folder()
+        with tempfile.NamedTemporaryFile(dir=cache_dir(), prefix=".probe-") as probe:
+            probe.write(bytes(4096))
+            probe.flush()
+            os.fsync(probe.fileno())
+
+
 def discard(path: Path) -> None:
     """Remove a damaged entry, so that the next `build` makes it again. What cannot be removed stays."""
     with suppress(OSError):
@@ -92,11 +103,15 @@ def _refuse_foreign() -> None:
             raise CacheError(f"the cache {folder} is another user's; set TILEWRIGHT_CACHE to a folder of your own")
 
 
+def _make_folder() -> None:
+    cache_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.chmod(cache_dir(), 0o700)
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with _errors():
-        cache_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.chmod(cache_dir(), 0o700)
+        _make_folder()
         path.parent.mkdir(exist_ok=True, mode=0o700)
         handle = os.open(path.parent / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:

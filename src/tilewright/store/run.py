@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 from tilewright.records.errors import StoreError
 from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Decision, Fallback, MemoryPoint, Operator, Program, Region
+from tilewright.store.partial import PartialFolder
 from tilewright.store.query import first_line, reading
 from tilewright.store.rows import Row, insert, select, storable
 
@@ -45,10 +45,11 @@ class Run:
             run.add_program(program)
 
     The database grows in a folder of its own beside `path`, readable by its owner only, and is
-    renamed to `path` in one step. `SavedRun` reads a finished one.
+    renamed to `path` in one step; what a killed process left of its own is removed by the next one.
+    `SavedRun` reads a finished one.
     """
 
-    def __init__(self, path: Path, folder: tempfile.TemporaryDirectory[str], connection: DuckDBPyConnection) -> None:
+    def __init__(self, path: Path, folder: PartialFolder, connection: DuckDBPyConnection) -> None:
         self.path = path
         self._folder = folder
         self._connection = connection
@@ -76,8 +77,8 @@ class Run:
         path = path.absolute()
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            folder = tempfile.TemporaryDirectory(prefix=".run-", suffix=".partial", dir=path.parent)
-            connection = duckdb.connect(f"{folder.name}/{_PARTIAL}")
+            folder = PartialFolder(path.parent)
+            connection = duckdb.connect(str(folder.path / _PARTIAL))
         except OSError as error:
             raise StoreError(
                 f"cannot write a run in {path.parent}: {error.strerror}; "
@@ -121,7 +122,7 @@ class Run:
 
     def commit(self) -> Path:
         """Finish the file and give it its name; returns the path. The run takes nothing after it."""
-        partial = Path(self._folder.name) / _PARTIAL
+        partial = self._folder.path / _PARTIAL
         with self._discarding():
             self._connection.execute("CHECKPOINT")
             self._connection.close()

@@ -121,7 +121,8 @@ CREATE TABLE measurement (
     torch           VARCHAR NOT NULL,
     triton          VARCHAR NOT NULL,
     commit          VARCHAR NOT NULL,
-    date            VARCHAR NOT NULL
+    date            VARCHAR NOT NULL,
+    note            VARCHAR NOT NULL    -- clocks that disagree or fell, data that a cache held
 );
 
 CREATE TABLE ceiling (
