@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tilewright.bench import benchmark
     from tilewright.records.case import Case, InputSpec
     from tilewright.verbs import explain, explain_case, optimize, optimize_case
 
 __version__ = "0.1.0"
 
-__all__ = ["Case", "InputSpec", "explain", "explain_case", "optimize", "optimize_case"]
+__all__ = ["Case", "InputSpec", "benchmark", "explain", "explain_case", "optimize", "optimize_case"]
 
 _HOMES = {
     "Case": "tilewright.records.case",
     "InputSpec": "tilewright.records.case",
+    "benchmark": "tilewright.bench",
     "explain": "tilewright.verbs",
     "explain_case": "tilewright.verbs",
     "optimize": "tilewright.verbs",

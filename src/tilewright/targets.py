@@ -41,6 +41,12 @@ def load_case(target: str, inputs: str | None = None, *, training: bool | None =
     (no such file, module or name; a file that fails on import; a name that is none of the above) or
     `InputError` (more or fewer inputs than the module or function takes).
     """
+    case = _case_from(load_object(target), target.rpartition(":")[2], target, inputs)
+    return case if training is None else dataclasses.replace(case, training=training)
+
+
+def load_object(target: str) -> object:
+    """What `target` names, whatever it is; the user's file runs. UsageError or TargetError as `load_case`."""
     place, colon, name = target.rpartition(":")
     if not (colon and place and name):
         raise UsageError(f"target {target!r} is not of the form file.py:NAME or package.module:NAME")
@@ -49,8 +55,7 @@ def load_case(target: str, inputs: str | None = None, *, training: bool | None =
     found = getattr(module, name, _MISSING)
     if found is _MISSING:
         raise TargetError(_no_such_name(module, place, name))
-    case = _case_from(found, name, target, inputs)
-    return case if training is None else dataclasses.replace(case, training=training)
+    return found
 
 
 def _load_file(path: Path) -> ModuleType:

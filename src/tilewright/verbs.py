@@ -134,13 +134,14 @@ def optimize_case(
     `seconds` bounds the timing; `tell` receives a line before each stage. A tensor that breaks the
     numbers contract has `ok=False` in `verified`; the run is written all the same, and nothing of it
     is left where anything fails or the user interrupts. Raises CaptureError, InputError,
-    CompilerError (nothing can be raced without a compiler) or StoreError.
+    CompilerError (nothing can be raced without a compiler), CacheError or StoreError.
     """
     from tilewright.account import account
     from tilewright.hardware.detect import detect
     from tilewright.hardware.profiles import local_profile
     from tilewright.hardware.summary import machine_report
     from tilewright.measure.verify import verify
+    from tilewright.records.cache import ensure_usable
     from tilewright.report.page import write_page
     from tilewright.runtime.compiler import find_compiler
     from tilewright.store.places import new_run_path
@@ -148,8 +149,10 @@ def optimize_case(
 
     if device == "cpu":
         find_compiler()
+        # Compiling alone would do without one; a second run would not show what this one decided.
+        ensure_usable()
     path = new_run_path(case.name)
-    machine = dict(machine_report(detect(), (), None))
+    machine = dict(machine_report(detect()))
     # Begun before the work, which takes a minute: a folder that cannot be written is said at once.
     with Run.create(
         path, command=command, target=case.name, case=case.name, dims=case.named_sizes(), machine=machine
@@ -307,8 +310,9 @@ def measure(
     """One interleaved run of all implementations of a case, with the peak memory of each."""
     from tilewright.hardware.ceilings import device_name
     from tilewright.hardware.detect import detect
-    from tilewright.measure.benchmark import benchmark, environment, measurement
+    from tilewright.measure.benchmark import benchmark
     from tilewright.measure.memory import peak_bytes
+    from tilewright.measure.results import environment, measurement
 
     direction: Direction = "fwd+bwd" if subject.case.training else "infer"
     calls = {impl: partial(subject.call, impl) for impl in impls}

@@ -15,21 +15,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilewright.measure.benchmark import (
-    CpuStopwatch,
+from tilewright.measure.benchmark import Timing, benchmark, median_spread
+from tilewright.measure.results import (
     Environment,
-    Lap,
-    Timing,
     append_results,
-    benchmark,
     environment,
     measurement,
-    median_spread,
     read_results,
-    stopwatch_for,
     write_atomically,
     write_results,
 )
+from tilewright.measure.stopwatch import CpuStopwatch, Lap, stopwatch_for
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Measurement
 
@@ -46,7 +42,10 @@ class FakeStopwatch:
         self.costs[name] = costs_us
         return lambda: name
 
-    def time(self, function: Callable[[], object]) -> Lap:
+    def lead(self, us: float) -> None:
+        pass
+
+    def time(self, function: Callable[[], object], look: Callable[[object], None] | None = None) -> Lap:
         name = str(function())
         self.calls.append(name)
         cost = next(self.costs[name])
@@ -107,6 +106,14 @@ def test_more_repeats_narrow_a_noisy_median_until_it_is_known() -> None:
     timing = benchmark(runs, min_repeats=5, max_seconds=900, stopwatch=watch)["a"]
     assert timing.converged and 20 < timing.repeats < 2000
     assert timing.median_us == 1.05e4
+
+
+def test_a_median_is_known_no_closer_than_events_count() -> None:
+    watch = FakeStopwatch()
+    steps = chain.from_iterable(repeat([6.016, 6.048, 6.08]))
+    runs = {"a": watch.implementation("a", steps)}
+    timing = benchmark(runs, min_repeats=9, max_seconds=1, tolerance=0.0, stopwatch=watch)["a"]
+    assert timing.converged and timing.repeats == 9
 
 
 def test_the_fewest_repeats_run_even_when_time_is_out() -> None:

@@ -24,11 +24,12 @@ def make_inputs(case: Case, *, seed: int, device: str, requires_grad: bool) -> l
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
-    tensors = [_draw(spec, generator) for spec in case.inputs]
+    tensors = [draw(spec, generator) for spec in case.inputs]
     return [tensor.requires_grad_(requires_grad and tensor.is_floating_point()) for tensor in tensors]
 
 
-def _draw(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
+def draw(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
+    """One tensor of `spec` on the generator's device: floats standard normal, integers in [0, 8), fair bools."""
     import torch
 
     dtype: torch.dtype = getattr(torch, spec.dtype)

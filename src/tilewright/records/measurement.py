@@ -36,6 +36,8 @@ class Measurement:
     triton: str = ""
     commit: str = ""
     date: str = ""
+    note: str = ""
+    """What a reader of the figure must know: clocks that disagree or fell, data that a cache held."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,10 @@ class Variant:
     directions: Sequence[Direction] = ("fwd", "bwd")
     refuses: Callable[[Workload], str | None] = _takes_all
     """Why a workload cannot be computed this way, or None."""
+    consumes: bool = False
+    """It may write over its inputs and incoming gradients, and says so; a bench notes it in its rows."""
+    unjudged: str = ""
+    """Why its values are not held against float64 (it draws another mask, it does the product alone), or ""."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,212 @@
+"""Every speed bar of the kernels beside what was measured: `python -m benchmarks.summary [DIR]`.
+
+Reads the result files of `tilewright bench … --out` (default: benchmarks/results/h200), prints one table
+and ends with exit code 1 if a bar is missed. A bar without a row says so and counts as missed.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tilewright.measure.results import read_results
+from tilewright.records.measurement import Measurement
+
+ROOT = Path(__file__).parent / "results"
+OURS = "tilewright"
+NOISE = 0.98
+"""Interleaved medians of the same kernel differ by so much."""
+GIB = 2**30
+ROW_KERNELS = ("softmax", "layer_norm", "rms_norm", "cross_entropy")
+LARGE = 2**27
+"""Elements from which a row kernel's workload is one of bandwidth: about 1 GiB of traffic."""
+PEERS = ("torch", "eager", "inductor", "inductor-max-autotune", "liger")
+TOKENS, HIDDEN, VOCABULARY = 8192, 4096, 131072
+"""Of the linear layer with cross entropy behind it."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """All rows of one device."""
+
+    rows: Sequence[Measurement]
+
+    def of(self, *suites: str, direction: str, case: str = "") -> list[Measurement]:
+        """Tilewright's own rows of these suites; `case` is a regular expression that the case's name matches."""
+        return [
+            row
+            for row in self.rows
+            if row.impl == OURS and row.suite in suites and row.direction == direction and re.search(case, row.case)
+        ]
+
+    def beside(self, row: Measurement, impls: Sequence[str]) -> list[Measurement]:
+        """The rows of other implementations in the same race."""
+        race = (row.suite, row.case, row.direction, row.device)
+        return [r for r in self.rows if (r.suite, r.case, r.direction, r.device) == race and r.impl in impls]
+
+    def copy_GBps(self) -> float:
+        """The measured copy bandwidth: what the shares of the suites that are held against it are shares of."""
+        rows = self.of("softmax", "layer_norm", "rms_norm", direction="fwd")
+        limits = [row.GBps / row.of_ceiling for row in rows if row.GBps and row.of_ceiling]
+        return statistics.median(limits) if limits else float("nan")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One figure that must not be below a bound, for each of some rows or for all together."""
+
+    number: str
+    what: str
+    bound: float
+    rows: Callable[[Results], list[Measurement]]
+    figure: Callable[[Results, Measurement], float | None]
+    together: bool = False
+    """The geometric mean over the rows instead of the worst of them."""
+
+
+def of_copy(results: Results, row: Measurement) -> float | None:
+    """Share of the measured copy bandwidth, whatever limit the row itself names."""
+    return None if row.GBps is None else row.GBps / results.copy_GBps()
+
+
+def of_limit(_: Results, row: Measurement) -> float | None:
+    """Share of the limit that the suite names."""
+    return row.of_ceiling
+
+
+def of_best_peer(results: Results, row: Measurement) -> float | None:
+    """How many times as fast as the fastest of PyTorch, Inductor and Liger in the same race."""
+    return _times(row, results.beside(row, PEERS))
+
+
+def of_cublas(results: Results, row: Measurement) -> float | None:
+    """Speed as a share of the bare matrix product's in the same race."""
+    return _times(row, results.beside(row, ["cublas-bare"]))
+
+
+def useful_TFLOPs(_: Results, row: Measurement) -> float | None:
+    """TFLOP/s of the work the operator needs."""
+    return row.TFLOPs
+
+
+def gib_within(_: Results, row: Measurement) -> float | None:
+    """1 GiB over what was held beyond inputs and gradients (both of the activations and the weight, bf16)."""
+    gradients = 2 * HIDDEN * (TOKENS + VOCABULARY)
+    return None if row.peak_bytes is None else GIB / max(row.peak_bytes - gradients, 1)
+
+
+def _times(row: Measurement, others: Sequence[Measurement]) -> float | None:
+    return min((other.median_us for other in others), default=float("nan")) / row.median_us if others else None
+
+
+def row_kernels(direction: str) -> Callable[[Results], list[Measurement]]:
+    """Row kernels on workloads of full size."""
+
+    def rows(results: Results) -> list[Measurement]:
+        found = results.of(*ROW_KERNELS, direction=direction)
+        return [row for row in found if _elements(row.case) >= LARGE]
+
+    return rows
+
+
+def of(suite: str, direction: str, case: str = "") -> Callable[[Results], list[Measurement]]:
+    """Tilewright's rows of one suite, direction and, as a regular expression, case."""
+    return lambda results: results.of(suite, direction=direction, case=case)
+
+
+def _elements(case: str) -> int:
+    sizes = re.match(r"\d+(x\d+)*", case)
+    elements = 1
+    for size in sizes[0].split("x") if sizes else ():
+        elements *= int(size)
+    return elements
+
+
+SQUARE = r"^16384x16384 bf16"
+BARS = [
+    Bar("1", "row kernels forward, of copy, together", 0.96, row_kernels("fwd"), of_copy, together=True),
+    Bar("1", "row kernels forward, of copy", 0.92, row_kernels("fwd"), of_copy),
+    Bar("1", "row kernels forward, × best peer", NOISE, row_kernels("fwd"), of_best_peer),
+    Bar("2", "row kernels backward, of copy, together", 0.92, row_kernels("bwd"), of_copy, together=True),
+    Bar("2", "row kernels backward, of copy", 0.85, row_kernels("bwd"), of_copy),
+    Bar("3", "GELU+dropout+residual forward, of copy", 0.85, of("dropout_add", "fwd", SQUARE), of_copy),
+    Bar("3", "GELU+dropout+residual backward, of copy", 0.80, of("dropout_add", "bwd", SQUARE), of_copy),
+    Bar("3", "GeLU, of copy", 0.97, of("gelu", "fwd", r"^16384x16384 "), of_copy),
+    Bar("3", "weighted sum forward, of read", 0.97, of("weighted_sum", "fwd", SQUARE), of_limit),
+    Bar("3", "weighted sum backward, of copy", 0.92, of("weighted_sum", "bwd", SQUARE), of_copy),
+    Bar("4", "GEMM+bias+GELU (erf), × bare cuBLAS", 0.97, of("linear_gelu", "fwd"), of_cublas),
+    Bar("4", "GEMM+bias+GELU (tanh), × bare cuBLAS", 0.97, of("linear_gelu_tanh", "fwd"), of_cublas),
+    Bar(
+        "4",
+        "GEMM+bias+dropout+residual, × bare cuBLAS",
+        0.97,
+        of("linear_dropout_add", "fwd", r"^(?!.*x768\b)"),
+        of_cublas,
+    ),
+    Bar("4", "… with K = 768", 0.85, of("linear_dropout_add", "fwd", r"x768\b"), of_cublas),
+    Bar("5", "linear + cross entropy, × best peer", 1.15, of("linear_cross_entropy", "fwd+bwd"), of_best_peer),
+    Bar("5", "linear + cross entropy, TFLOP/s", 540.0, of("linear_cross_entropy", "fwd+bwd"), useful_TFLOPs),
+    Bar("5", "linear + cross entropy, 1 GiB over memory", 1.0, of("linear_cross_entropy", "fwd+bwd"), gib_within),
+]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A bar, its figure, and the row that is furthest from it."""
+
+    bar: Bar
+    figure: float | None
+    rows: int
+    worst: str
+
+    @property
+    def reached(self) -> bool:
+        return self.figure is not None and self.figure >= self.bar.bound
+
+
+def verdicts(results: Results) -> Iterator[Verdict]:
+    """Every bar held against the rows."""
+    for bar in BARS:
+        pairs = [(bar.figure(results, row), row) for row in bar.rows(results)]
+        known = [(figure, row) for figure, row in pairs if figure is not None]
+        if not known:
+            yield Verdict(bar, None, 0, "")
+            continue
+        least, row = min(known, key=lambda pair: pair[0])
+        figure = statistics.geometric_mean([f for f, _ in known]) if bar.together else least
+        yield Verdict(bar, figure, len(known), f"{least:.3g} at {row.suite} {row.case}")
+
+
+def read_all(folder: Path) -> Results:
+    """All bench rows in the files of a folder; files of other kinds are left alone."""
+    rows: list[Measurement] = []
+    for path in sorted(folder.glob("*.jsonl")):
+        with path.open(encoding="utf-8") as file:
+            if '"median_us"' in file.readline():
+                rows += read_results(path)
+    return Results(rows)
+
+
+def main(folder: Path) -> int:
+    results = read_all(folder)
+    table = Table(title=f"{folder} · copy {results.copy_GBps():,.0f} GB/s", title_justify="left")
+    for heading in ("bar", "what", "required", "measured", "rows", "least", ""):
+        table.add_column(heading, justify="right" if heading in ("required", "measured", "rows") else "left")
+    found = list(verdicts(results))
+    for v in found:
+        figure = "no row" if v.figure is None else f"{v.figure:.3g}"
+        mark = "[green]reached" if v.reached else "[red]missed"
+        table.add_row(v.bar.number, v.bar.what, f"{v.bar.bound:g}", figure, str(v.rows), v.worst, mark)
+    Console(width=150).print(table)
+    return 0 if all(v.reached for v in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "h200"))

@@ -1,0 +1,302 @@
+"""`tilewright bench OPERATOR`: every way of computing it, side by side, verified, beside the measured limit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tilewright.records.choice import Choice
+from tilewright.records.errors import UsageError
+from tilewright.records.measurement import Direction, Measurement
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilewright.measure.pace import Limit
+    from tilewright.measure.race import Outcome
+    from tilewright.records.suite import Suite, Variant, Workload
+
+_GPU_LANGUAGES = ("triton", "gluon", "cuda")
+DRAM_NOISE = 1.02
+"""A rate so far above the best of copy, read and write is no rate of memory."""
+
+
+def suite_named(target: str) -> Suite | None:
+    """The suite of an operator's name, or the one that `file.py:name` is; None where that is no suite.
+
+    The clocks are kept before the user's file runs. Raises UsageError or TargetError.
+    """
+    from tilewright.kernels.catalogue import suite
+    from tilewright.measure.timers import cuda_timers
+    from tilewright.records.suite import Suite
+    from tilewright.targets import load_object
+
+    if ":" not in target:
+        return suite(target)
+    cuda_timers()
+    found = load_object(target)
+    return found if isinstance(found, Suite) else None
+
+
+@dataclass(frozen=True)
+class Heat:
+    """One race of a bench, run: its rows, and what was refused and why."""
+
+    suite: Suite
+    workload: Workload
+    direction: Direction
+    rows: Sequence[Measurement]
+    outcomes: Sequence[Outcome]
+    limit: float
+    """The measured limit that `of_ceiling` is a share of, in `unit`."""
+
+    def refused(self, row: Measurement) -> bool:
+        """Whether an earlier row is one of this race's, of an implementation that was now caught or wrong."""
+        fouls = [outcome.impl for outcome in self.outcomes if outcome.foul]
+        race = (self.suite.name, self.workload.name, self.direction)
+        return row.impl in fouls and (row.suite, row.case, row.direction) == race
+
+    @property
+    def unit(self) -> str:
+        """GB/s, or TFLOP/s where products are the limit."""
+        return "TFLOP/s" if self.workload.work[self.direction].limit == "matmul" else "GB/s"
+
+    @property
+    def title(self) -> str:
+        """What was raced, and the limit."""
+        kind = self.workload.work[self.direction].limit
+        return f"{self.suite.name} {self.workload.name} {self.direction} · {kind} {self.limit:,.0f} {self.unit}"
+
+
+def remarks(heat: Heat) -> list[str]:
+    """Who has no row and why, and what is to be said about those that have one."""
+    notes: dict[str, list[str]] = {}
+    for outcome in heat.outcomes:
+        for note in outcome.notes if outcome.timing else ():
+            notes.setdefault(note, []).append(outcome.impl)
+    refusals = [_refusal(heat, outcome) for outcome in heat.outcomes if outcome.refusal]
+    return refusals + [f"{', '.join(impls)}: {note}" for note, impls in notes.items()]
+
+
+def faults(heat: Heat) -> list[str]:
+    """Who was wrong or cheated, and which of tilewright's own raised: what a bench fails for."""
+    return [
+        _refusal(heat, outcome)
+        for outcome in heat.outcomes
+        if outcome.foul or (outcome.failed and outcome.impl.startswith("tilewright"))
+    ]
+
+
+def _refusal(heat: Heat, outcome: Outcome) -> str:
+    return f"{heat.suite.name} {heat.workload.name} {heat.direction}: {outcome.impl} refused: {outcome.refusal}"
+
+
+def heats(suite: Suite, choice: Choice) -> list[tuple[Workload, Direction]]:
+    """The races of a suite that `choice` names, in order; UsageError for a name the suite does not have."""
+    known = [variant.name for variant in suite.variants]
+    unknown = [name for name in choice.impls if name not in known]
+    if unknown:
+        raise UsageError(f"no implementation {', '.join(unknown)} of {suite.name}; known: {', '.join(known)}")
+    if choice.sweep and choice.sweep not in suite.sweeps:
+        raise UsageError(f"{suite.name} has no sweep {choice.sweep!r}; known: {', '.join(suite.sweeps) or 'none'}")
+    sizes = choice.shapes or (suite.sweeps[choice.sweep] if choice.sweep else suite.sizes)
+    workloads = [suite.workload(shape, dtype) for shape in sizes for dtype in choice.dtypes or suite.dtypes]
+    races = [
+        (workload, direction)
+        for workload in workloads
+        for direction in workload.work
+        if not choice.directions or direction in choice.directions
+    ]
+    first, step = choice.shard
+    return races[first - 1 :: step]
+
+
+def bench_suite(
+    suite: Suite,
+    choice: Choice,
+    *,
+    device: str = "cpu",
+    seconds: float = 3.0,
+    tell: Callable[[str], None] = lambda _: None,
+    done: Callable[[Heat], None] = lambda _: None,
+) -> list[Heat]:
+    """Race every implementation of a suite on every workload chosen; `done` gets each race as it ends.
+
+    `seconds` bounds the timing of one race. An implementation that is wrong, cheats or fails has no row;
+    the reason is among the outcomes of its race.
+    """
+    run: list[Heat] = []
+    for workload, direction in heats(suite, choice):
+        tell(f"{suite.name} {workload.name} {direction}")
+        heat = _heat(suite, workload, direction, _entered(suite, choice, direction, device), device, seconds)
+        run.append(heat)
+        done(heat)
+    return run
+
+
+@dataclass(frozen=True)
+class Benched:
+    """Races that were run; shows itself in a terminal and in a notebook."""
+
+    heats: Sequence[Heat]
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        from tilewright.report.bench_table import show_race
+
+        return Group(*(show_race(heat.title, heat.rows, remarks(heat), heat.unit) for heat in self.heats))
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=160)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def benchmark(
+    functions: Mapping[str, Callable[..., Any]],
+    *inputs: torch.Tensor,
+    reference: Callable[..., Any] | None = None,
+    directions: Sequence[Direction] = ("fwd",),
+    seconds: float = 3.0,
+) -> Benched:
+    """Race `functions` by name on inputs of the shapes, dtypes and device of `inputs`, whose values are not used.
+
+    `reference` is the formula in plain PyTorch operators, by default the first function; see `own_suite`.
+    Raises UsageError for no function or no input.
+
+    >>> import torch
+    >>> x = torch.zeros(64, 32)
+    >>> done = benchmark({"double": lambda x: x + x, "twice": lambda x: 2 * x}, x, seconds=0.05)
+    >>> sorted(row.impl for row in done.heats[0].rows)
+    ['double', 'eager', 'twice']
+    """
+    from tilewright.measure.own import own_suite
+    from tilewright.records.case import InputSpec
+
+    if not functions or not inputs:
+        raise UsageError("a benchmark needs a function and an input")
+    specs = [InputSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape), (None,) * t.dim()) for t in inputs]
+    suite = own_suite(
+        " ".join(functions),
+        functions,
+        specs,
+        reference=reference or next(iter(functions.values())),
+        directions=directions,
+    )
+    return Benched(bench_suite(suite, Choice(), device=str(inputs[0].device), seconds=seconds))
+
+
+def _entered(suite: Suite, choice: Choice, direction: Direction, device: str) -> list[Variant]:
+    """The variants chosen that go this direction; without a choice, none of ours that needs another device."""
+
+    def takes(variant: Variant) -> bool:
+        if choice.impls:
+            chosen = variant.name in choice.impls
+        else:
+            ours_on_gpu = variant.name.startswith("tilewright-") and variant.language in _GPU_LANGUAGES
+            chosen = device != "cpu" or not ours_on_gpu
+        parts = [direction] if direction in variant.directions else direction.split("+")
+        return chosen and all(part in variant.directions for part in parts)
+
+    return [variant for variant in suite.variants if takes(variant)]
+
+
+def _heat(
+    suite: Suite, workload: Workload, direction: Direction, variants: list[Variant], device: str, seconds: float
+) -> Heat:
+    from tilewright.measure.pace import pace
+    from tilewright.measure.race import Race
+
+    work = workload.work[direction]
+    kinds: set[Limit] = {work.limit, "copy", "read", "write"}
+    paces = {kind: pace(kind, workload.dtype, device) for kind in sorted(kinds)}
+    race = Race(suite, workload, direction, device, seconds)
+    outcomes, times = race.run(variants, pace={kind: one.call for kind, one in paces.items()})
+    rates = {kind: one.rate(times[kind].median_us) for kind, one in paces.items() if kind in times}
+    dram_GBps = max((rate for kind, rate in rates.items() if kind != "matmul"), default=0.0)
+    for outcome in outcomes:
+        if outcome.timing:
+            _place(outcome, work.nbytes / outcome.timing.median_us / 1e3, dram_GBps, device)
+    limit = rates.get(work.limit, 0.0)
+    return Heat(suite, workload, direction, _rows(suite, workload, direction, outcomes, limit, device), outcomes, limit)
+
+
+def _place(outcome: Outcome, GBps: float, dram_GBps: float, device: str) -> None:
+    """Say which cache held the data of a rate that memory cannot give; refuse one that this cache cannot."""
+    if GBps <= DRAM_NOISE * dram_GBps:
+        return
+    if device == "cpu":
+        # A core's own caches have no measured ceiling that a rate could be above.
+        outcome.notes.append("above the bandwidth of memory: a cache of the CPU held the data")
+        return
+    l2_GBps = _l2_GBps(device)
+    if GBps > l2_GBps:
+        outcome.foul, outcome.timing = True, None
+        outcome.refusal = f"{GBps:,.0f} GB/s is more than L2 was measured to give, {l2_GBps:,.0f} GB/s"
+    else:
+        outcome.notes.append("above the bandwidth of memory: L2 held the data")
+
+
+@functools.cache
+def _device_name(device: str) -> str:
+    from tilewright.hardware.ceilings import device_name
+    from tilewright.hardware.detect import detect
+
+    return device_name(detect(), device)
+
+
+def _l2_GBps(device: str) -> float:
+    from tilewright.hardware.ceilings import keep_ceilings, kept_ceilings, measure_ceilings
+
+    ceilings = kept_ceilings(_device_name(device))
+    if ceilings is None:
+        ceilings = measure_ceilings(device)
+        keep_ceilings(ceilings)
+    return next(ceiling.value for ceiling in ceilings if ceiling.kind == "cache")
+
+
+def _rows(
+    suite: Suite,
+    workload: Workload,
+    direction: Direction,
+    outcomes: Sequence[Outcome],
+    limit: float,
+    device: str,
+) -> list[Measurement]:
+    """A row for each implementation that has a time, beside the limit in GB/s or TFLOP/s."""
+    from tilewright.measure.results import environment, measurement
+
+    work, where = workload.work[direction], environment(_device_name(device))
+    # Of GB/s or TFLOP/s, what a microsecond would make of all the work.
+    amount = work.flops / 1e6 if work.limit == "matmul" else work.nbytes / 1e3
+    return [
+        measurement(
+            outcome.timing,
+            where,
+            suite=suite.name,
+            case=workload.name,
+            impl=outcome.impl,
+            direction=direction,
+            nbytes=work.nbytes,
+            flops=work.flops or None,
+            predicted_us=amount / limit,
+            peak_bytes=outcome.peak_bytes,
+            of_ceiling=amount / outcome.timing.median_us / limit,
+            error=outcome.worst.error if outcome.worst else None,
+            eager_error=outcome.worst.eager_error if outcome.worst else None,
+            note="; ".join(outcome.notes),
+        )
+        for outcome in outcomes
+        if outcome.timing is not None
+    ]

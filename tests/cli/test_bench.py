@@ -1,0 +1,108 @@
+"""`tilewright bench` of a suite: table, JSON lines, file, plot, and the exit code of a cheat."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Tilewright
+from tilewright.records.measurement import Measurement
+
+OWN = """
+from tests.measure.cheats import reference, skipped_rows, suite
+from tilewright.measure.own import own_suite
+from tilewright.records.case import Case, InputSpec
+
+honest = suite(reference)
+cheat = suite(skipped_rows())
+case = Case("double", lambda: lambda x: x + x, [InputSpec.parse("fp32[N=4]")])
+mine = own_suite("mine", {"mine": lambda x: x * x.sigmoid()}, "fp32[N=64,M=32]", reference=lambda x: x * x.sigmoid())
+"""
+FIELDS = {field.name for field in fields(Measurement)} - {"note"}
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    # Each race collects garbage, and most objects of a test run are pytest's and PyTorch's own.
+    gc.freeze()
+    monkeypatch.setattr("tilewright.measure.benchmark.WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr("tilewright.measure.pace._CPU_BYTES", 2**20)
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    yield str(path)
+    gc.unfreeze()
+
+
+def test_a_table_of_every_way(tilewright: Tilewright, own: str) -> None:
+    ended = tilewright("bench", f"{own}:honest", "--shapes", "40x8", "--direction", "fwd", "--seconds", "0.05")
+    assert ended.code == 0 and ended.err == ""
+    assert ended.lines[0].startswith("ramp 40x8 float32 fwd · copy ")
+    assert "× eager" in ended.out and "× suspect" in ended.out
+    rows = [line.split("│") for line in ended.lines if line.startswith("│")]
+    assert sorted(row[1].strip() for row in rows) == ["eager", "suspect"]
+    own, best = (next(row for row in rows if row[1].strip() == name) for name in ("eager", "suspect"))
+    assert own[8] == own[9] == best[8] and own[-2].strip() == "1.00×"
+
+
+def test_json_lines_have_the_documented_fields(tilewright: Tilewright, own: str) -> None:
+    ended = tilewright("bench", f"{own}:honest", "--shapes", "40x8", "--seconds", "0.05", "--json")
+    rows = [json.loads(line) for line in ended.out.splitlines()]
+    assert [(row["impl"], row["direction"]) for row in rows] == [
+        ("suspect", "fwd"),
+        ("eager", "fwd"),
+        ("suspect", "bwd"),
+        ("eager", "bwd"),
+    ]
+    assert all(set(row) - {"note"} == FIELDS for row in rows)
+
+
+def test_a_second_run_rewrites_its_rows(tilewright: Tilewright, own: str, tmp_path: Path) -> None:
+    out = tmp_path / "h200" / "ramp.jsonl"
+    arguments = ["bench", f"{own}:honest", "--direction", "fwd", "--seconds", "0.05", "--out", str(out), "-q"]
+    tilewright(*arguments, "--shapes", "40x8,20x8")
+    first = [json.loads(line) for line in out.read_text().splitlines()]
+    tilewright(*arguments, "--shapes", "40x8", "--impl", "eager")
+    second = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(first) == len(second) == 4
+    assert [row != other for row, other in zip(first, second, strict=True)] == [False, False, True, False]
+
+
+def test_a_cheat_ends_with_the_code_of_a_broken_contract(tilewright: Tilewright, own: str) -> None:
+    ended = tilewright("bench", f"{own}:cheat", "--shapes", "40x8", "--direction", "fwd", "--seconds", "0.05", "--json")
+    assert ended.code == 8
+    assert [json.loads(line)["impl"] for line in ended.out.splitlines()] == ["eager"]
+    assert "suspect refused: fwd output 0 is wrong" in ended.err
+
+
+def test_an_own_case_takes_sizes_by_name_and_is_drawn(tilewright: Tilewright, own: str, tmp_path: Path) -> None:
+    plot = tmp_path / "rates.svg"
+    ended = tilewright(
+        *("bench", f"{own}:mine", "--shapes", "100x8,50x8", "--seconds", "0.05", "--json", "--plot", str(plot))
+    )
+    assert [json.loads(line)["case"] for line in ended.out.splitlines()] == ["N100 M8 float32"] * 2 + [
+        "N50 M8 float32"
+    ] * 2
+    drawn = plot.read_text()
+    assert all(text in drawn for text in ("N100 M8", "N50 M8", "mine", "eager", "GB/s"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "softmin"], "no operator named 'softmin'"),
+        (["bench", "OWN:honest", "--impl", "jax"], "no implementation jax of ramp; known: suspect, eager"),
+        (["bench", "OWN:honest", "--shapes", "4y5"], "shape '4y5' is not of the form 100x5000"),
+        (["bench", "OWN:honest", "--plot", "rates.gif"], "a plot ends with .png, .svg"),
+        (["bench", "OWN:honest", "--inference"], "leave --training out"),
+        (["bench", "OWN:case", "--shapes", "4", "--sweep", "x"], "is a case: leave --shapes, --sweep out"),
+        (["bench", "OWN:mine", "--shapes", "4"], "mine has the sizes N, M, not 1"),
+    ],
+)
+def test_misuse_is_said_in_a_line(tilewright: Tilewright, own: str, arguments: list[str], message: str) -> None:
+    ended = tilewright(*(argument.replace("OWN", own) for argument in arguments))
+    assert ended.code == 2 and ended.out == "" and message in ended.err

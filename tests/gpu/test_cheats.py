@@ -1,0 +1,139 @@
+"""On a GPU the bench catches fifteen of fifteen, stays quiet about honest kernels, and L2 is cold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.measure.cheats import ON_GPU, Function, persisting_l2_cuda, reference, suite
+from tilewright.measure.cold import persisting_bytes, proved_cold
+from tilewright.measure.crosscheck import own_costs, profile, replay_us
+from tilewright.measure.race import Outcome, Race
+from tilewright.measure.stopwatch import CudaStopwatch
+from tilewright.records.measurement import Direction
+
+pytestmark = pytest.mark.gpu
+
+CAUGHT_AS = {
+    "cached output": "is wrong",
+    "work on a side stream": "is wrong|other stream",
+    "lazy result": "returned a Lazy",
+    "wrong dtype": "is wrong: error inf",
+    "patched timer": r"replaced torch\.cuda\.Event\.elapsed_time",
+    "persisting L2": "bytes of L2",
+    "mutated input": "writes its inputs",
+    "skipped rows": "is wrong",
+    "output written only once": "is wrong",
+    "zeros assumed": "is wrong",
+    "constant input memorised": "is wrong",
+    "smaller problem": "is wrong",
+    "asynchronous copy": "is wrong|other stream",
+    "NaN output": "is wrong: error nan",
+    "result aliasing the input": "lies in the memory of its input",
+}
+SIZES = [(64, 257), (8192, 8192)]
+
+
+def raced(function: Function, sizes: tuple[int, int], direction: Direction = "fwd") -> dict[str, Outcome]:
+    own = suite(function)
+    race = Race(own, own.workload(sizes, "float32"), direction, "cuda", seconds=0.3, min_repeats=5)
+    outcomes, _ = race.run(own.variants)
+    return {outcome.impl: outcome for outcome in outcomes}
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("name", ON_GPU)
+def test_a_cheat_is_caught_and_an_honest_neighbour_is_not(name: str, sizes: tuple[int, int]) -> None:
+    outcomes = raced(ON_GPU[name](), sizes)
+    suspect, honest = outcomes["suspect"], outcomes["eager"]
+    assert suspect.foul and suspect.timing is None and suspect.refusal is not None
+    assert re.search(CAUGHT_AS[name], suspect.refusal), suspect.refusal
+    assert honest.refusal is None and honest.timing is not None
+
+
+def on_a_joined_stream() -> Function:
+    """Half the work beside the caller's stream, which waits for it."""
+    stream = torch.cuda.Stream()
+
+    def function(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        half = len(x) // 2
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.no_grad():
+            with torch.cuda.stream(stream):
+                out[:half] = reference(x[:half])
+            out[half:] = reference(x[half:])
+        torch.cuda.current_stream().wait_stream(stream)
+        return out
+
+    return function
+
+
+def in_a_graph() -> Function:
+    """Replayed from a CUDA graph, into one buffer."""
+    held: list[tuple[Tensor, torch.cuda.CUDAGraph, Tensor]] = []
+
+    def function(x: Tensor) -> Tensor:
+        if not held:
+            source, graph = x.detach().clone(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = reference(source)
+            held.append((source, graph, out))
+        source, graph, out = held[0]
+        source.copy_(x.detach())
+        graph.replay()
+        return out
+
+    return function
+
+
+HONEST: dict[str, Callable[[], Function]] = {
+    "plain": lambda: reference,
+    "inductor": lambda: torch.compile(reference, dynamic=False),
+    "a joined stream": on_a_joined_stream,
+    "a graph": in_a_graph,
+}
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("name", HONEST)
+def test_no_alarm_on_an_honest_one(name: str, sizes: tuple[int, int], direction: Direction) -> None:
+    if direction == "bwd" and name in ("a joined stream", "a graph"):
+        pytest.skip("it is written without a backward")
+    outcome = raced(HONEST[name](), sizes, direction)["suspect"]
+    assert outcome.refusal is None and outcome.timing is not None
+    assert outcome.verified and all(row.ok for row in outcome.verified)
+
+
+def test_l2_is_cold_after_the_flush() -> None:
+    walk = proved_cold("cuda")
+    assert 100 < walk.warm_ns < walk.cold_ns < 3000
+    print(walk)
+
+
+def test_the_set_aside_part_of_l2_is_given_back() -> None:
+    before = persisting_bytes()
+    raced(persisting_l2_cuda(), (64, 257))
+    assert persisting_bytes() == before
+
+
+def test_three_clocks_agree_on_a_long_kernel() -> None:
+    x = torch.randn(2**26, device="cuda")
+    y = torch.empty_like(x)
+    watch, costs = CudaStopwatch(), own_costs("cuda")
+    assert costs is not None
+
+    def copy() -> None:
+        y.copy_(x)
+
+    event_us = sorted(watch.time(copy).us for _ in range(11))[5]
+    replayed, seen = replay_us(copy, watch), profile(lambda: copy, watch)
+    assert replayed is not None and seen is not None and seen.early_us == 0
+    assert replayed + costs.event_us - costs.graph_us == pytest.approx(event_us, rel=0.02)
+    assert seen.span_us + costs.event_us - costs.profiled_us == pytest.approx(event_us, rel=0.02)
+    print(event_us, replayed, seen, costs)

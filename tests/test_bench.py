@@ -1,0 +1,193 @@
+"""The bench of an operator: which races a choice names, what a row says, who is refused."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.measure.cheats import reference, skipped_rows, suite
+from tilewright import bench
+from tilewright.bench import Heat, bench_suite, benchmark, faults, heats, remarks
+from tilewright.measure.benchmark import Timing
+from tilewright.measure.race import Outcome
+from tilewright.measure.results import append_results, read_results
+from tilewright.records.choice import Choice
+from tilewright.records.errors import UsageError
+from tilewright.records.suite import Variant
+
+SHAPES = [(4, 8), (16, 32), (5, 7)]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Each race collects garbage, and most objects of a test run are pytest's and PyTorch's own.
+    gc.freeze()
+    monkeypatch.setattr("tilewright.measure.benchmark.WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr("tilewright.measure.pace._CPU_BYTES", 2**20)
+    yield
+    gc.unfreeze()
+
+
+def names(choice: Choice) -> list[str]:
+    return [f"{workload.name} {direction}" for workload, direction in heats(suite(reference), choice)]
+
+
+def test_a_choice_names_its_races_in_order() -> None:
+    assert names(Choice()) == ["64x257 float32 fwd", "64x257 float32 bwd"]
+    chosen = Choice(shapes=SHAPES[:2], dtypes=["float32", "bfloat16"], directions=["bwd"])
+    assert names(chosen) == [
+        "4x8 float32 bwd",
+        "4x8 bfloat16 bwd",
+        "16x32 float32 bwd",
+        "16x32 bfloat16 bwd",
+    ]
+
+
+def test_shards_are_the_whole() -> None:
+    whole = names(Choice(shapes=SHAPES))
+    parts = [names(Choice(shapes=SHAPES, shard=(i, 4))) for i in range(1, 5)]
+    assert sorted(name for part in parts for name in part) == sorted(whole)
+    assert [len(part) for part in parts] == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shapes": "4y8"}, "'4y8' is not of the form 100x5000"),
+        ({"dtype": "fp31"}, "no dtype fp31; known: fp32"),
+        ({"direction": "up"}, r"no direction up; known: fwd, bwd, fwd\+bwd"),
+        ({"shard": "3/2"}, "'3/2' is not of the form I/N"),
+        ({"shard": "0/2"}, "'0/2' is not of the form I/N"),
+    ],
+)
+def test_a_malformed_choice_is_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Choice.parse(**options)
+
+
+def test_what_the_suite_has_not_is_named() -> None:
+    with pytest.raises(UsageError, match="no implementation jax of ramp; known: suspect, eager"):
+        heats(suite(reference), Choice(impls=["jax"]))
+    with pytest.raises(UsageError, match="ramp has no sweep 'rows'; known: none"):
+        heats(suite(reference), Choice(sweep="rows"))
+
+
+def run(choice: Choice, *others: Variant) -> list[Heat]:
+    return bench_suite(suite(reference, *others), choice, seconds=0.05)
+
+
+def test_a_row_says_what_was_measured() -> None:
+    (heat,) = run(Choice(shapes=[(64, 32)], directions=["fwd"]))
+    row = next(row for row in heat.rows if row.impl == "suspect")
+    assert (row.suite, row.case, row.direction) == ("ramp", "64x32 float32", "fwd")
+    assert row.bytes == 2 * 64 * 32 * 4 and row.flops is None
+    # What is clamped and what is returned, and three scalars.
+    assert row.peak_bytes is not None and 0 <= row.peak_bytes - 2 * 64 * 32 * 4 <= 64
+    assert row.GBps == pytest.approx(row.bytes / row.median_us / 1e3)
+    assert row.of_ceiling == pytest.approx(row.GBps / heat.limit)
+    assert row.predicted_us == pytest.approx(row.median_us * row.of_ceiling)
+    # 3x is rounded: half an ulp at most.
+    assert row.error == row.eager_error and row.error is not None and 0 < row.error < 2**-24
+    assert row.p20_us <= row.median_us <= row.p80_us and row.repeats >= 10
+    assert re.fullmatch(r"ramp 64x32 float32 fwd · copy [\d,]+ GB/s", heat.title)
+
+
+def test_only_those_that_go_a_direction_are_raced_in_it() -> None:
+    forward = Variant("forward only", "torch", reference, directions=("fwd",))
+    ran = run(Choice(shapes=[(4, 8)]), forward)
+    assert [sorted(row.impl for row in heat.rows) for heat in ran] == [
+        ["eager", "forward only", "suspect"],
+        ["eager", "suspect"],
+    ]
+    (chosen,) = run(Choice(shapes=[(4, 8)], impls=["eager"], directions=["fwd"]))
+    assert [row.impl for row in chosen.rows] == ["eager"]
+
+
+def test_ways_of_another_device_are_raced_only_when_asked_for() -> None:
+    kernel = Variant("tilewright-triton", "triton", reference)
+    (heat,) = run(Choice(shapes=[(4, 8)], directions=["fwd"]), kernel)
+    assert [outcome.impl for outcome in heat.outcomes] == ["suspect", "eager"]
+    (heat,) = run(Choice(shapes=[(4, 8)], directions=["fwd"], impls=["tilewright-triton"]), kernel)
+    assert [outcome.impl for outcome in heat.outcomes] == ["tilewright-triton"]
+
+
+def test_who_is_refused_has_no_row_and_a_reason(tmp_path: Path) -> None:
+    def refuses(_: object) -> str | None:
+        return "too small"
+
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("never")
+
+    others = [
+        Variant("cheat", "torch", skipped_rows()),
+        Variant("choosy", "torch", reference, refuses=refuses),
+        Variant("broken", "torch", fails),
+        Variant("tilewright-broken", "torch", fails),
+    ]
+    (heat,) = run(Choice(shapes=[(40, 8)], directions=["fwd"]), *others)
+    assert sorted(row.impl for row in heat.rows) == ["eager", "suspect"]
+    where = "ramp 40x8 float32 fwd: "
+    said = [line.removeprefix(where) for line in remarks(heat) if line.startswith(where)]
+    assert said[0].startswith("cheat refused: fwd output 0 is wrong")
+    assert said[1:] == [
+        "choosy refused: too small",
+        "broken refused: NotImplementedError: never",
+        "tilewright-broken refused: NotImplementedError: never",
+    ]
+    assert faults(heat) == [where + said[0], where + said[3]]
+    path = tmp_path / "ramp.jsonl"
+    older = [row for row in heat.rows if row.impl == "eager"]
+    append_results(path, [replace(older[0], impl="cheat"), replace(older[0], impl="choosy")])
+    append_results(path, heat.rows, gone=heat.refused)
+    assert [row.impl for row in read_results(path)] == ["choosy", "eager", "suspect"]
+
+
+TIMING = Timing(10.0, 9.0, 11.0, 20, converged=True)
+
+
+@pytest.mark.parametrize(
+    ("rate", "device", "note", "refusal"),
+    [
+        (4000.0, "cuda", [], None),
+        (4700.0, "cuda", [], None),
+        (4800.0, "cuda", ["above the bandwidth of memory: L2 held the data"], None),
+        (9001.0, "cuda", [], "9,001 GB/s is more than L2 was measured to give, 9,000 GB/s"),
+        (9001.0, "cpu", ["above the bandwidth of memory: a cache of the CPU held the data"], None),
+    ],
+)
+def test_above_the_bandwidth_of_memory_the_level_is_named(
+    monkeypatch: pytest.MonkeyPatch, rate: float, device: str, note: list[str], refusal: str | None
+) -> None:
+    monkeypatch.setattr(bench, "_l2_GBps", lambda _: 9000.0)
+    outcome = Outcome("mine", TIMING)
+    bench._place(outcome, rate, 4650.0, device)
+    assert (outcome.notes, outcome.refusal, outcome.foul) == (note, refusal, refusal is not None)
+    assert (outcome.timing is None) == (refusal is not None)
+
+
+def test_the_catalogue_and_a_users_file_give_suites(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("from tests.measure.cheats import suite, reference\nmine = suite(reference)\nnumber = 3\n")
+    found = bench.suite_named(f"{path}:mine")
+    assert found is not None and found.name == "ramp"
+    assert bench.suite_named(f"{path}:number") is None
+    with pytest.raises(UsageError, match="no operator named 'softmin' in the bench; known: softmax"):
+        bench.suite_named("softmin")
+
+
+def test_functions_race_on_inputs_like_these() -> None:
+    x = torch.zeros(8, 4, dtype=torch.bfloat16)
+    done = benchmark({"double": lambda x: x + x, "zero": lambda x: x * 0}, x, directions=("fwd", "bwd"), seconds=0.05)
+    assert [(heat.direction, heat.workload.name) for heat in done.heats] == [("fwd", "bfloat16"), ("bwd", "bfloat16")]
+    assert [row.bytes for heat in done.heats for row in heat.rows if row.impl == "double"] == [128, 192]
+    # A function that takes zeros for granted is wrong on values of the bench's own.
+    assert "zero refused: fwd output 0 is wrong" in str(done)
+    assert done._repr_html_().startswith("<pre>double zero bfloat16 fwd")
+    with pytest.raises(UsageError, match="needs a function and an input"):
+        benchmark({}, x)
