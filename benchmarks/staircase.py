@@ -1,4 +1,4 @@
-"""The wave tail, predicted and measured: time of three kernels over grid sizes around whole waves.
+"""The wave tail, predicted and measured: time of two kernels over grid sizes around multiples of the SM count.
 
     python benchmarks/staircase.py --out benchmarks/results/h200/staircase.jsonl
 
@@ -8,14 +8,13 @@ in the same run, give a program's time alone, the height of a step and what a la
 sizes are predicted (`Waves.time`):
 
 - `product`: one program a multiprocessor, its matrix unit busy. A step every 132 programs on an H200.
-- `wait`: each program lasts so many clock cycles whatever runs beside it, so a step comes when all slots are
-  taken: sixteen programs a multiprocessor.
 - `vector`: one program saturates the vector units of its multiprocessor and others share them, so a step comes
   every 132 programs although four are resident.
 
-What programs share must not decide: with a chain of dependent loads from L2 in place of `wait`, whole waves
-came within 0.2 % of the prediction, and waves in part took 9 to 17 % less than predicted, because a load
-takes two thirds of the time where fewer programs load.
+What programs share must not decide. A third kernel was tried, in which each of sixteen programs a multiprocessor
+waits for one dependent load from L2 after another: whole waves came within 0.2 % of the prediction, and waves in
+part took 8 to 17 % less than predicted, because a load takes two thirds of the time where fewer programs load, and
+a program alone (the calibration) meets a cold L2.
 """
 # mypy: allow-untyped-decorators
 
@@ -53,20 +52,6 @@ def product(a, b, out, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr)
 
 
 @triton.jit
-def clock():  # type: ignore[no-untyped-def]
-    return tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
-
-
-@triton.jit
-def wait(out, cycles):  # type: ignore[no-untyped-def]
-    start = clock()
-    now = start
-    while now - start < cycles:
-        now = clock()
-    tl.store(out + tl.program_id(0), (now - start).to(tl.float32))
-
-
-@triton.jit
 def vector(a, out, steps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     x = tl.load(a + tl.arange(0, BLOCK)).to(tl.float32)
     total = x
@@ -100,7 +85,7 @@ class Staircase:
 
 
 def staircases(device: torch.device) -> list[Staircase]:
-    """The three kernels on their data."""
+    """The two kernels on their data."""
     wide, tall = (torch.randn(n, 8192, device=device, dtype=torch.bfloat16) for n in (128, 256))
     out = torch.empty(2**16, device=device)
     kernels: Sequence[tuple[str, Any, tuple[Any, ...], dict[str, int], Literal["alone", "shared"]]] = (
@@ -111,7 +96,6 @@ def staircases(device: torch.device) -> list[Staircase]:
             {"M": 128, "N": 256, "K": 64, "num_warps": 8},
             "alone",
         ),
-        ("wait", wait, (out, 80_000), {"num_warps": 4}, "alone"),
         ("vector", vector, (wide, out, 1000), {"BLOCK": 4096, "num_warps": 16}, "shared"),
     )
     sms = torch.cuda.get_device_properties(device).multi_processor_count

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from tilewright.hardware import ceilings as measured
+from tilewright.hardware.datasheet import datasheet_of, pcie_GBps
 from tilewright.hardware.detect import Cpu, Gpu, Machine
 from tilewright.hardware.profiles import (
+    local_ceilings,
     local_profile,
     measured_profile,
     profile_for,
-    shipped_profile,
 )
-from tilewright.hardware.summary import machine_report
+from tilewright.hardware.summary import machine_record, machine_report
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Ceiling
 
@@ -34,7 +35,7 @@ MACHINE = Machine(
     torch="2.13.0",
     triton=None,
 )
-GPU = Gpu("NVIDIA GeForce RTX 2080 Ti", "7.5", 11 * 1024**3, 5632 * 1024, 68, 1024, 65536, 65536)
+GPU = Gpu("NVIDIA GeForce RTX 2080 Ti", "7.5", 11 * 1024**3, 5632 * 1024, 68, 1024, 65536, 65536, "PCIe 3 x16")
 
 
 def toy_ceilings(device: str = "Toy CPU") -> list[Ceiling]:
@@ -81,10 +82,33 @@ def test_an_unknown_name_lists_the_known() -> None:
         profile_for("h100")
 
 
-def test_a_driver_name_finds_its_profile_and_no_other() -> None:
-    found = shipped_profile("NVIDIA A100-SXM4-80GB")
-    assert found is not None and found.name == "a100"
-    assert shipped_profile("NVIDIA A100-SXM4-40GB") is None
+def test_a_driver_name_finds_its_datasheet_and_no_other() -> None:
+    found = datasheet_of("NVIDIA A100-SXM4-80GB")
+    assert found is not None and found.dram_GBps == profile_for("a100").copy_GBps
+    assert datasheet_of("NVIDIA A100-SXM4-40GB") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "sms", "fp32_lanes", "boost_GHz"),
+    [
+        ("NVIDIA H200", 132, 128, 1.98),
+        ("NVIDIA A100-SXM4-80GB", 108, 64, 1.41),
+        ("NVIDIA GeForce RTX 4090", 128, 128, 2.52),
+    ],
+)
+def test_a_datasheet_agrees_with_its_clock(name: str, sms: int, fp32_lanes: int, boost_GHz: float) -> None:
+    found = datasheet_of(name)
+    assert found is not None and found.shared_GBps is not None
+    assert found.vector_TFLOPs == pytest.approx(2 * sms * fp32_lanes * boost_GHz / 1e3, rel=0.01)
+    assert found.shared_GBps == pytest.approx(sms * 128 * boost_GHz, rel=0.001)
+    assert found.matmul_TFLOPs["bfloat16"] == pytest.approx(2 * found.matmul_TFLOPs["tf32"], rel=0.001)
+
+
+def test_links() -> None:
+    """PCIe 4 x16 is sold as 31.5 GB/s, PCIe 3 x8 as 7.88."""
+    assert pcie_GBps("PCIe 4 x16") == pytest.approx(31.5, rel=0.001)
+    assert pcie_GBps("PCIe 3 x8") == pytest.approx(7.88, rel=0.001)
+    assert pcie_GBps("PCIe 9 x16") is None and pcie_GBps("NVLink") is None
 
 
 def test_a_measured_cpu_profile() -> None:
@@ -130,6 +154,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_local_profile_is_measured_once_and_again_on_demand(home: Path) -> None:
+    machine, kept = local_ceilings(device="cpu")
+    assert {ceiling.device for ceiling in kept} == {machine.cpu.model or "CPU"}
     assert local_profile(device="cpu").copy_GBps == 40.0
     assert local_profile(device="cpu").copy_GBps == 40.0
     assert local_profile(refresh=True, device="cpu").copy_GBps == 80.0
@@ -156,7 +182,8 @@ def test_a_home_that_cannot_be_written_is_told_and_not_fatal(home: Path) -> None
 
 def test_the_report_shows_the_machine_and_both_figures() -> None:
     machine = replace(MACHINE, gpus=(GPU,), driver="580", driver_cuda="13.0", cuda="13.0")
-    rows = machine_report(machine, toy_ceilings(GPU.name), profile_for("2080ti"))
+    link = Ceiling(GPU.name, "host to device", "", 12.0, "GB/s", "measured")
+    rows = machine_report(machine, [*toy_ceilings(GPU.name), link])
     told = dict(rows)
     assert told["CPU"] == "Toy CPU"
     assert told["cores"] == "4 (8 threads)"
@@ -164,9 +191,22 @@ def test_the_report_shows_the_machine_and_both_figures() -> None:
     assert told["OS"] == "unknown"
     assert told["GPU memory"] == "11 GiB, L2 5.5 MiB"
     assert told["driver"] == "580, up to CUDA 13.0"
-    assert told["copy float32"] == "40 GB/s measured; 2080ti profile (datasheet) 616 GB/s"
-    assert told["matmul bfloat16"] == "1.5 TFLOP/s measured; 2080ti profile (datasheet) 13.4 TFLOP/s"
-    assert told["launch"] == "1.25 µs measured; 2080ti profile (datasheet) 2 µs"
-    assert told["cache float32"] == "200 GB/s measured"
-    assert [label for label, _ in rows[-9:]] == [f"{c.kind} {c.dtype}".strip() for c in toy_ceilings()]
-    assert dict(machine_report(MACHINE, [], None))["GPU"] == "none"
+    assert told["copy float32"] == "40 GB/s measured, 6.5% of the datasheet's 616"
+    assert told["matmul float32"] == "0.5 TFLOP/s measured, 3.7% of the datasheet's 13.4"
+    # Turing has no matrix unit for bf16, so nothing is stated; and nobody states a launch.
+    assert told["matmul bfloat16"] == "1.5 TFLOP/s measured"
+    assert told["launch"] == "1.25 µs measured"
+    assert told["host to device"] == "12 GB/s measured, 76.2% of the datasheet's 15.75"
+    assert [label for label, _ in rows[-10:-1]] == [f"{c.kind} {c.dtype}".strip() for c in toy_ceilings()]
+    assert dict(machine_report(MACHINE))["GPU"] == "none"
+
+
+def test_the_record_has_every_field_as_json() -> None:
+    record = machine_record(replace(MACHINE, gpus=(GPU,)), toy_ceilings(GPU.name))
+    (gpu,) = json.loads(json.dumps(record))["machine"]["gpus"]
+    assert gpu["name"] == GPU.name
+    copy = json.loads(json.dumps(record))["ceilings"][0]
+    assert (copy["kind"], copy["value"], copy["stated"]) == ("copy", 40.0, 616.0)
+    assert copy["of_stated"] == pytest.approx(40 / 616)
+    launch = json.loads(json.dumps(record))["ceilings"][7]
+    assert (launch["kind"], launch["stated"], launch["of_stated"]) == ("launch", None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import mmap
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright.hardware.detect import Machine, detect
-from tilewright.measure.benchmark import CpuStopwatch, CudaStopwatch, benchmark, write_atomically
+from tilewright.measure.benchmark import benchmark
+from tilewright.measure.results import write_atomically
+from tilewright.measure.stopwatch import CpuStopwatch, CudaStopwatch
 from tilewright.records.errors import CacheError, UsageError
 from tilewright.records.measurement import Ceiling
 
@@ -27,6 +30,11 @@ _UNKNOWN_CACHE_BYTES = 64 * _MIB
 _QUEUED = 1000
 """Operators queued behind each other to time one launch."""
 _CACHE_COPIES = 50
+_GPU_BUFFER_BYTES = 2 * 1024 * _MIB
+"""A copy so large takes a millisecond on the fastest card: its first and last microseconds do not show."""
+_PINNED_BYTES = 256 * _MIB
+_FORMAT = 2
+"""Of the file that keeps ceilings; figures of another are measured again."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +75,22 @@ def measure_ceilings(device: str = "cpu", *, machine: Machine | None = None, sec
     | copy, read, write | float32 | GB/s | buffers four times the last-level cache |
     | cache | float32 | GB/s | read one half of a block half the cache in size, write the other |
     | matmul | each | TFLOP/s | square, the best size |
+    | matmul 4096, matmul 8192 | each | TFLOP/s | GPU only: the sizes that the best is of |
     | vector | float32 | TFLOP/s | multiply-adds outside matrix units: the fp32 matmul's, which uses them |
     | launch | | us | one small operator in a long queue of them |
+    | launch in a graph | | us | GPU only: the same operators replayed from one CUDA graph |
+    | shared | int32 | GB/s | GPU with Triton: all multiprocessors read their shared memory |
+    | host to device, device to host | | GB/s | GPU only: one copy of pinned memory |
     | first touch | float32 | GB/s | CPU only: writing into memory just mapped |
 
-    `seconds` bounds each figure; about ten of them are taken.
+    `seconds` bounds each figure; ten of them are taken on a CPU, twenty on a GPU.
     """
     bench = _bench(device, machine or detect(), seconds)
     matmuls = _matmuls(bench)
-    fp32 = next(ceiling.value for ceiling in matmuls if ceiling.dtype == "float32")
+    fp32 = next(ceiling.value for ceiling in matmuls if (ceiling.kind, ceiling.dtype) == ("matmul", "float32"))
     vector = bench.ceiling("vector", "float32", fp32, "TFLOP/s")
-    touch = [_first_touch(bench)] if device == "cpu" else []
-    return [*_bandwidths(bench), _cache(bench), *matmuls, vector, _launch(bench), *touch]
+    own = [_first_touch(bench)] if device == "cpu" else [*_shared(bench), *_links(bench)]
+    return [*_bandwidths(bench), _cache(bench), *matmuls, vector, *_launches(bench), *own]
 
 
 def device_name(machine: Machine, device: str) -> str:
@@ -105,7 +117,8 @@ def _bench(device: str, machine: Machine, seconds: float) -> _Bench:
 def _bandwidths(bench: _Bench) -> list[Ceiling]:
     import torch
 
-    source = bench.random(min(4 * bench.cache_bytes, bench.memory_bytes // 8))
+    nbytes = 4 * bench.cache_bytes if bench.device == "cpu" else max(4 * bench.cache_bytes, _GPU_BUFFER_BYTES)
+    source = bench.random(min(nbytes, bench.memory_bytes // 8))
     target = torch.zeros_like(source)
     total = torch.zeros((), device=bench.device)
     passes = {"copy": 2, "read": 1, "write": 1}
@@ -154,32 +167,39 @@ def _recorded(function: Callable[[], None], device: str) -> Callable[[], None]:
 def _matmuls(bench: _Bench) -> list[Ceiling]:
     import torch
 
-    names = ("float32", "bfloat16") if bench.device == "cpu" else ("float32", "bfloat16", "float16")
+    on_cpu = bench.device == "cpu"
+    names = ("float32", "bfloat16") if on_cpu else ("float32", "tf32", "bfloat16", "float16")
     precision = torch.get_float32_matmul_precision()
-    # fp32 is to be fp32: TF32 would pass for a far higher vector rate.
-    torch.set_float32_matmul_precision("highest")
+    rows: list[Ceiling] = []
     try:
-        return [bench.ceiling("matmul", name, _matmul_TFLOPs(bench, name), "TFLOP/s") for name in names]
+        for name in names:
+            # fp32 is to be fp32: TF32 would pass for a far higher vector rate.
+            torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+            rates = _matmul_TFLOPs(bench, "float32" if name == "tf32" else name)
+            rows.append(bench.ceiling("matmul", name, max(rates.values()), "TFLOP/s"))
+            if not on_cpu:
+                rows += [bench.ceiling(f"matmul {size}", name, rate, "TFLOP/s") for size, rate in rates.items()]
     finally:
         torch.set_float32_matmul_precision(precision)
+    return rows
 
 
-def _matmul_TFLOPs(bench: _Bench, dtype: str) -> float:
-    """The best over square sizes, larger ones only while a call stays short."""
+def _matmul_TFLOPs(bench: _Bench, dtype: str) -> dict[int, float]:
+    """By square size; on a CPU larger ones only while a call stays short."""
     import torch
 
-    best = 0.0
-    for size in (512, 1024, 2048, 4096, 8192):
+    rates: dict[int, float] = {}
+    for size in (512, 1024, 2048, 4096, 8192) if bench.device == "cpu" else (4096, 8192):
         factors = torch.randn(2, size, size, device=bench.device).to(getattr(torch, dtype))
         time_us = bench.median_us(partial(torch.mm, *factors, out=torch.zeros_like(factors[0])))
-        best = max(best, 2 * size**3 / time_us / 1e6)
+        rates[size] = 2 * size**3 / time_us / 1e6
         # Twice the size takes eight times as long, and five repeats of it must fit.
-        if 8 * time_us * 5 > bench.seconds * 1e6:
+        if bench.device == "cpu" and 8 * time_us * 5 > bench.seconds * 1e6:
             break
-    return best
+    return rates
 
 
-def _launch(bench: _Bench) -> Ceiling:
+def _launches(bench: _Bench) -> list[Ceiling]:
     import torch
 
     small = torch.zeros(1, device=bench.device)
@@ -188,7 +208,35 @@ def _launch(bench: _Bench) -> Ceiling:
         for _ in range(_QUEUED):
             small.add_(1.0)
 
-    return bench.ceiling("launch", "", bench.median_us(queue, flush_l2=False) / _QUEUED, "us")
+    rows = [bench.ceiling("launch", "", bench.median_us(queue, flush_l2=False) / _QUEUED, "us")]
+    if bench.device != "cpu":
+        time_us = bench.median_us(_recorded(queue, bench.device), flush_l2=False) / _QUEUED
+        rows.append(bench.ceiling("launch in a graph", "", time_us, "us"))
+    return rows
+
+
+def _shared(bench: _Bench) -> list[Ceiling]:
+    """Nothing where there is no Triton to build the kernel with."""
+    if importlib.util.find_spec("triton") is None:
+        return []
+    import torch
+
+    from tilewright.hardware.shared_memory import shared_memory_reader
+
+    read, nbytes = shared_memory_reader(torch.device(bench.device))
+    return [bench.ceiling("shared", "int32", nbytes / bench.median_us(read) / 1e3, "GB/s")]
+
+
+def _links(bench: _Bench) -> list[Ceiling]:
+    import torch
+
+    host = bench.random(_PINNED_BYTES).cpu().pin_memory()
+    device = torch.zeros_like(host, device=bench.device)
+    times_us = {
+        "host to device": bench.median_us(lambda: device.copy_(host, non_blocking=True)),
+        "device to host": bench.median_us(lambda: host.copy_(device, non_blocking=True)),
+    }
+    return [bench.ceiling(kind, "", host.nbytes / time_us / 1e3, "GB/s") for kind, time_us in times_us.items()]
 
 
 def _first_touch(bench: _Bench) -> Ceiling:
@@ -218,7 +266,9 @@ def kept_ceilings(name: str) -> list[Ceiling] | None:
     try:
         kept = json.loads(_place(name).read_text(encoding="utf-8"))
         ceilings = [Ceiling(**row) for row in kept["ceilings"]]
-        sound = all(math.isfinite(ceiling.value) and ceiling.value > 0 for ceiling in ceilings)
+        sound = kept["format"] == _FORMAT and all(
+            math.isfinite(ceiling.value) and ceiling.value > 0 for ceiling in ceilings
+        )
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return ceilings if ceilings and sound else None
@@ -227,7 +277,7 @@ def kept_ceilings(name: str) -> list[Ceiling] | None:
 def keep_ceilings(ceilings: list[Ceiling]) -> Path:
     """Keep the ceilings of one device for this PyTorch and thread count; CacheError if that fails."""
     path = _place(ceilings[0].device)
-    rows = {"ceilings": [asdict(ceiling) for ceiling in ceilings]}
+    rows = {"format": _FORMAT, "ceilings": [asdict(ceiling) for ceiling in ceilings]}
     try:
         write_atomically(path, json.dumps(rows, indent=1) + "\n")
     except OSError as error:

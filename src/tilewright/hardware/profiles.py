@@ -45,6 +45,8 @@ class DeviceProfile:
     origin: Literal["datasheet", "measured"]
     first_touch_GBps: float | None = None
     """CPU: writing into memory that was just mapped."""
+    capability: str | None = None
+    """Compute capability of a GPU, `9.0`."""
 
 
 # No datasheet states a launch. Back to back, a small kernel of a GPU queue costs about 2 µs on all of these.
@@ -58,15 +60,17 @@ _PROFILES = (
         copy_GBps=4255.0,
         read_GBps=4426.0,
         write_GBps=4680.0,
-        l2_GBps=None,
+        # `tilewright doctor` on one: a quarter of L2 copied into another, from a CUDA graph.
+        l2_GBps=5850.0,
         # What PyTorch reports; NVIDIA's "H100 Tensor Core GPU Architecture" gives 50 MB for the same chip.
         l2_bytes=60 * MIB,
         matmul_TFLOPs={
             # cuBLAS, measured: bf16 at 4096, fp32 (TF32 off) at 8192.
             "bfloat16": 773.0,
             "float32": 50.69,
-            # Not measured: fp16 runs on the same units at the same rate as bf16 (datasheet: 989 for both).
-            "float16": 773.0,
+            # `tilewright doctor`, best of 4096 and 8192.
+            "float16": 751.0,
+            "tf32": 398.0,
             # NVIDIA H200 datasheet: FP64 Tensor Core.
             "float64": 67.0,
         },
@@ -74,13 +78,15 @@ _PROFILES = (
         vector_TFLOPs=67.0,
         # 128 multiply-adds and 16 special functions per SM and cycle ("H100 ... Architecture").
         flops_per_transcendental=16,
-        launch_us=_GPU_LAUNCH_US,
+        # `tilewright doctor`: small operators replayed from one CUDA graph.
+        launch_us=0.92,
         # "NVIDIA H100 Tensor Core GPU Architecture", tables of the SXM5 part and of compute capability 9.0.
         sms=132,
         max_threads_per_sm=2048,
         registers_per_sm=65536,
         shared_bytes_per_sm=228 * KIB,
         origin="measured",
+        capability="9.0",
     ),
     DeviceProfile(
         name="a100",
@@ -104,6 +110,7 @@ _PROFILES = (
         registers_per_sm=65536,
         shared_bytes_per_sm=164 * KIB,
         origin="datasheet",
+        capability="8.0",
     ),
     DeviceProfile(
         name="rtx4090",
@@ -126,6 +133,7 @@ _PROFILES = (
         registers_per_sm=65536,
         shared_bytes_per_sm=100 * KIB,
         origin="datasheet",
+        capability="8.9",
     ),
     DeviceProfile(
         name="2080ti",
@@ -149,6 +157,7 @@ _PROFILES = (
         registers_per_sm=65536,
         shared_bytes_per_sm=64 * KIB,
         origin="datasheet",
+        capability="7.5",
     ),
     DeviceProfile(
         name="cpu",
@@ -175,12 +184,6 @@ _PROFILES = (
     ),
 )
 _BY_NAME = {profile.name: profile for profile in _PROFILES}
-_BY_DEVICE = {
-    "NVIDIA H200": "h200",
-    "NVIDIA A100-SXM4-80GB": "a100",
-    "NVIDIA GeForce RTX 4090": "rtx4090",
-    "NVIDIA GeForce RTX 2080 Ti": "2080ti",
-}
 
 
 def profile_for(name: str) -> DeviceProfile:
@@ -195,21 +198,16 @@ def profile_for(name: str) -> DeviceProfile:
     return profile
 
 
-def shipped_profile(device_name: str) -> DeviceProfile | None:
-    """The shipped profile of the very device that a driver calls `device_name`, if there is one.
-
-    >>> shipped_profile("NVIDIA GeForce RTX 4090 D") is None
-    True
-    """
-    name = _BY_DEVICE.get(device_name)
-    return None if name is None else _BY_NAME[name]
-
-
 def local_profile(refresh: bool = False, device: str | None = None) -> DeviceProfile:
-    """This machine: its first GPU if it has one, else (or with `device="cpu"`) its CPU.
+    """This machine as `local_ceilings` found it: its first GPU if it has one, else its CPU."""
+    return measured_profile(*local_ceilings(refresh, device))
+
+
+def local_ceilings(refresh: bool = False, device: str | None = None) -> tuple[Machine, list[Ceiling]]:
+    """This machine, and the ceilings of its first GPU if it has one, else (or with `device="cpu"`) of its CPU.
 
     Ceilings kept from an earlier run are used; without them, or with `refresh`, they are measured
-    (seconds on a CPU) and kept. Where they cannot be kept, a warning says why.
+    (seconds) and kept. Where they cannot be kept, a warning says why.
     """
     import torch
 
@@ -226,7 +224,7 @@ def local_profile(refresh: bool = False, device: str | None = None) -> DevicePro
             ceilings.keep_ceilings(measured)
         except CacheError as error:
             warnings.warn(f"{error}; they will be measured again next time", stacklevel=2)
-    return measured_profile(machine, measured)
+    return machine, measured
 
 
 def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile:
@@ -252,13 +250,15 @@ def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile
         matmul_TFLOPs={dtype: value for (kind, dtype), value in values.items() if kind == "matmul"},
         vector_TFLOPs=by_kind["vector"],
         flops_per_transcendental=_flops_per_transcendental(gpu),
-        launch_us=by_kind["launch"],
+        # A floor must not lie above what a graph reaches, which spares the host's share.
+        launch_us=by_kind.get("launch in a graph", by_kind["launch"]),
         sms=(gpu.sms if gpu else machine.cpu.threads) or 1,
         max_threads_per_sm=gpu.max_threads_per_sm if gpu else None,
         registers_per_sm=gpu.registers_per_sm if gpu else None,
         shared_bytes_per_sm=gpu.shared_bytes_per_sm if gpu else None,
         origin="measured",
         first_touch_GBps=by_kind.get("first touch"),
+        capability=gpu.capability if gpu else None,
     )
 
 

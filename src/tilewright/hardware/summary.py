@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
+from tilewright.hardware.datasheet import datasheet_of, stated
 from tilewright.hardware.detect import Gpu, Machine
-from tilewright.hardware.profiles import DeviceProfile
 from tilewright.records.measurement import Ceiling
 
 UNKNOWN = "unknown"
 
 
-def machine_report(
-    machine: Machine, ceilings: Sequence[Ceiling], profile: DeviceProfile | None
-) -> list[tuple[str, str]]:
-    """Rows (label, value): the machine, then each ceiling, beside what `profile` says of the same.
-
-    `profile` is the shipped profile of this very device (`shipped_profile`), or None if there is none.
-    """
+def machine_report(machine: Machine, ceilings: Sequence[Ceiling] = ()) -> list[tuple[str, str]]:
+    """Rows (label, value): the machine, then each ceiling beside the datasheet's figure and the share reached."""
     cpu = machine.cpu
     rows = [
         ("CPU", cpu.model or UNKNOWN),
@@ -39,7 +35,18 @@ def machine_report(
         ("PyTorch", f"{machine.torch or 'none'} ({f'CUDA {machine.cuda}' if machine.cuda else 'no CUDA'})"),
         ("Triton", machine.triton or "none"),
     ]
-    return rows + [_ceiling_row(ceiling, profile) for ceiling in ceilings]
+    return rows + [_ceiling_row(ceiling, machine) for ceiling in ceilings]
+
+
+def machine_record(machine: Machine, ceilings: Sequence[Ceiling]) -> dict[str, object]:
+    """The same, field by field: the machine, and each ceiling with `stated` and `of_stated` (or None)."""
+    return {
+        "machine": asdict(machine),
+        "ceilings": [
+            asdict(ceiling) | {"stated": figure, "of_stated": ceiling.value / figure if figure else None}
+            for ceiling, figure in ((ceiling, _stated(ceiling, machine)) for ceiling in ceilings)
+        ],
+    }
 
 
 def _gpu_rows(gpu: Gpu) -> list[tuple[str, str]]:
@@ -51,28 +58,18 @@ def _gpu_rows(gpu: Gpu) -> list[tuple[str, str]]:
     ]
 
 
-def _ceiling_row(ceiling: Ceiling, profile: DeviceProfile | None) -> tuple[str, str]:
-    label = f"{ceiling.kind} {ceiling.dtype}".strip()
+def _ceiling_row(ceiling: Ceiling, machine: Machine) -> tuple[str, str]:
     unit = "µs" if ceiling.unit == "us" else ceiling.unit
     value = f"{ceiling.value:.4g} {unit} {ceiling.origin}"
-    stated = _stated(ceiling, profile) if profile else None
-    if profile is None or stated is None:
-        return label, value
-    return label, f"{value}; {profile.name} profile ({profile.origin}) {stated:.4g} {unit}"
+    figure = _stated(ceiling, machine)
+    if figure is not None:
+        value += f", {ceiling.value / figure:.1%} of the datasheet's {figure:.4g}"
+    return f"{ceiling.kind} {ceiling.dtype}".strip(), value
 
 
-def _stated(ceiling: Ceiling, profile: DeviceProfile) -> float | None:
-    if ceiling.kind == "matmul":
-        return profile.matmul_TFLOPs.get(ceiling.dtype)
-    return {
-        "copy": profile.copy_GBps,
-        "read": profile.read_GBps,
-        "write": profile.write_GBps,
-        "cache": profile.l2_GBps,
-        "vector": profile.vector_TFLOPs,
-        "launch": profile.launch_us,
-        "first touch": profile.first_touch_GBps,
-    }.get(ceiling.kind)
+def _stated(ceiling: Ceiling, machine: Machine) -> float | None:
+    gpu = next((gpu for gpu in machine.gpus if gpu.name == ceiling.device), None)
+    return stated(ceiling, datasheet_of(ceiling.device), gpu)
 
 
 def _count(number: int | None) -> str:

@@ -9,6 +9,8 @@ import torch
 
 _LIBRARY = torch.library.Library("tilewright", "FRAGMENT")
 Operator = Callable[..., Any]
+IMPLEMENTATIONS: dict[str, Operator] = {}
+"""By full name, `tilewright::softmax`: what runs below autograd."""
 
 
 def define(
@@ -18,18 +20,22 @@ def define(
     *,
     backward: Operator | None = None,
     save: Operator | None = None,
+    draws: bool = False,
 ) -> Operator:
     """Register `schema` (`softmax(Tensor x, int dim) -> Tensor`) and return the callable operator.
 
     `implementation` runs on every device and decides itself what it can do there; `fake` gives the
     results' shapes, dtypes and strides from fake tensors; `backward(ctx, *grads)` and
     `save(ctx, inputs, output)` are as in `torch.library.register_autograd`, and themselves call
-    operators defined here, so that `torch.compile` and double tracing see through them.
+    operators defined here, so that `torch.compile` and double tracing see through them. `draws`: it takes
+    random numbers from PyTorch's generator, so that no two calls may become one and none be dropped.
     """
     name = schema.split("(", 1)[0].strip()
     full = f"tilewright::{name}"
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if draws else ()))
+    _LIBRARY.define(schema, tags=tags)
     _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    IMPLEMENTATIONS[full] = implementation
     torch.library.register_fake(full, fake, lib=_LIBRARY)
     if backward is not None:
         torch.library.register_autograd(full, backward, setup_context=save, lib=_LIBRARY)

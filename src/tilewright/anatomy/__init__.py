@@ -1,0 +1,1 @@
+"""A kernel taken apart: its launches captured, compiled, disassembled, and its programs followed one by one."""

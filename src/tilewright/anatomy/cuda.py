@@ -1,0 +1,114 @@
+"""Launches of our own CUDA C++ kernels: which source, which definitions, which grid, and the machine code."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tilewright.anatomy.capture import shortened
+from tilewright.hardware.assembly import Resources, disassemble, resources
+from tilewright.hardware.occupancy import multiprocessor, occupancy
+from tilewright.kernels import nvrtc
+from tilewright.records.launch import Launch
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a kernel was built from."""
+
+    source: Path
+    entry: str
+    definitions: nvrtc.Definitions
+    cluster: int
+    capability: str
+
+    @functools.cached_property
+    def cubin(self) -> bytes:
+        return nvrtc.cubin(self.source, f"sm_{self.capability.replace('.', '')}", self.definitions)
+
+    @functools.cached_property
+    def resources(self) -> Resources:
+        return resources(self.cubin)[self.entry]
+
+    @functools.cached_property
+    def sass(self) -> str:
+        return disassemble(self.cubin)[self.entry]
+
+
+_BUILT: dict[int, tuple[nvrtc.Kernel, Built]] = {}
+"""Every kernel built inside a capture, by identity; it is held, so that no other takes its place."""
+
+
+class _Unlaunched(nvrtc.Kernel):
+    """A kernel compiled for a device that is not there; it answers from its machine code."""
+
+    built: Built
+
+    def registers(self) -> int:
+        return self.built.resources.registers
+
+    def local_bytes(self) -> int:
+        return self.built.resources.stack_bytes
+
+    def blocks_per_multiprocessor(self) -> int:
+        sm = multiprocessor(self.built.capability)
+        return occupancy(sm, self.threads, self.registers(), self.shared_bytes).blocks
+
+
+@contextlib.contextmanager
+def capturing_cuda(capability: str, *, run: bool) -> Iterator[list[Launch]]:
+    """Collect the CUDA C++ launches of the code inside; without `run` they are compiled for `capability` only.
+
+    Kernels that were built outside of any such block are not seen. Launchers keep what they built, so a
+    process that captured without `run` must not run those kernels afterwards.
+    """
+    found: list[Launch] = []
+    build, launch = nvrtc.kernel, nvrtc.Kernel.__call__
+
+    def building(source: Path, entry: str, signature: str, **options: Any) -> nvrtc.Kernel:
+        built = Built(source, entry, options.get("definitions", ()), options.get("cluster", 1), capability)
+        if run:
+            kernel = build(source, entry, signature, **options)
+        else:
+            threads, shared_bytes = options["threads"], options.get("shared_bytes", 0)
+            kernel = _Unlaunched(None, signature, options["device"], threads, shared_bytes, built.cluster)
+            kernel.built = built
+        _BUILT[id(kernel)] = (kernel, built)
+        return kernel
+
+    def launching(self: nvrtc.Kernel, grid: tuple[int, ...], *arguments: float) -> None:
+        if id(self) in _BUILT:
+            launched = _record(self, _BUILT[id(self)][1], grid)
+            if launched not in found:
+                found.append(launched)
+        if run:
+            launch(self, grid, *arguments)
+
+    with mock.patch.object(nvrtc, "kernel", building), mock.patch.object(nvrtc.Kernel, "__call__", launching):
+        yield found
+
+
+def _record(kernel: nvrtc.Kernel, built: Built, grid: tuple[int, ...]) -> Launch:
+    x, y, z = (*grid, 1, 1)[:3]
+    taken = built.resources
+    constants = {name: str(value) for name, value in built.definitions} | {"cluster": str(built.cluster)}
+    return Launch(
+        name=built.entry,
+        language="cuda",
+        place=shortened(f"{built.source}:1"),
+        grid=(x, y, z),
+        threads=kernel.threads,
+        capability=built.capability,
+        registers=taken.registers,
+        stack_bytes=taken.stack_bytes,
+        shared_bytes=kernel.shared_bytes + taken.own_shared_bytes(built.capability),
+        constants=constants,
+        source=built.source.read_text(),
+        sass=built.sass,
+        note="its programs are not drawn: CUDA C++ cannot be interpreted; NVRTC wrote machine code, no PTX",
+    )

@@ -1,0 +1,168 @@
+"""A CUDA device that is not there, for as long as kernels are captured: they compile for it and never run.
+
+PyTorch's tensors are CPU tensors that say they are on `cuda:0`, random factories give zeros (whose
+pages the system hands out only when they are touched), and Triton's driver answers with the target of
+a profile. What needs real values, such as `.item()`, sees zeros.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilewright.hardware.occupancy import multiprocessor
+from tilewright.hardware.profiles import DeviceProfile
+from tilewright.kernels.registration import IMPLEMENTATIONS
+
+CUDA = torch.device("cuda", 0)
+CPU = torch.device("cpu")
+_NUMBER = 7700
+"""Triton keeps compiled kernels by device number; none of a real device is to be met."""
+_ANSWERS: dict[object, object] = {
+    torch.Tensor.device.__get__: CUDA,
+    torch.Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
+    torch.Tensor.get_device: 0,
+}
+_RANDOM: dict[object, Callable[..., torch.Tensor]] = {
+    torch.randn: torch.zeros,
+    torch.rand: torch.zeros,
+    torch.randn_like: torch.zeros_like,
+    torch.rand_like: torch.zeros_like,
+}
+_AS_IT_IS = (torch.Tensor.cuda, torch.Tensor.normal_, torch.Tensor.uniform_)
+
+
+class _SaysCuda(TorchFunctionMode):
+    """Every tensor says it is on the GPU, and every request for the GPU is met on the CPU."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _ANSWERS:
+            return _ANSWERS[func]
+        if func in _AS_IT_IS:
+            return args[0]
+        kwargs = {name: _on_host(value) for name, value in (kwargs or {}).items()}
+        if func in _RANDOM:
+            kwargs.pop("generator", None)
+            func = _RANDOM[func]
+        return func(*map(_on_host, args), **kwargs)
+
+
+class _RunsOwnOperators(TorchDispatchMode):
+    """tilewright's operators go to their implementation with the pretence still on."""
+
+    def __init__(self, pretence: _SaysCuda) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pretence = pretence
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace != "tilewright":
+            return func(*args, **(kwargs or {}))
+        # PyTorch leaves out arguments that have their default value.
+        left_out = [argument for argument in func._schema.arguments[len(args) :] if not argument.kwarg_only]
+        with self, self.pretence:
+            return IMPLEMENTATIONS[func.name()](*args, *(a.default_value for a in left_out), **(kwargs or {}))
+
+
+class _Generator:
+    """The device's generator of random numbers, which no kernel draws from."""
+
+    def initial_seed(self) -> int:
+        """PyTorch's own; a small one would be passed in 32 bits."""
+        return 67280421310721
+
+    def get_offset(self) -> int:
+        return 0
+
+    def set_offset(self, offset: int) -> None:
+        """Nothing keeps it."""
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] == "cuda"):
+        return CPU
+    return value
+
+
+class Driver:
+    """What Triton asks its driver when it compiles: the target, and which device is current."""
+
+    def __init__(self, capability: str) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        major, minor = capability.split(".")
+        self.target = GPUTarget("cuda", 10 * int(major) + int(minor), 32)
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return _NUMBER + int(self.target.arch)
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return CUDA
+
+
+@contextlib.contextmanager
+def simulated(profile: DeviceProfile, capability: str) -> Iterator[None]:
+    """Inside, `cuda:0` is the device of `profile`. Kernels must be captured (`capture`), as none can run."""
+    from triton.runtime.driver import driver
+
+    before = driver._active
+    driver.set_active(Driver(capability))
+    pretence = _SaysCuda()
+    try:
+        with contextlib.ExitStack() as stack:
+            for name, value in _module(profile, capability).items():
+                stack.enter_context(mock.patch.object(torch.cuda, name, value))
+            stack.enter_context(_RunsOwnOperators(pretence))
+            stack.enter_context(pretence)
+            yield
+    finally:
+        driver._active = before
+
+
+def _module(profile: DeviceProfile, capability: str) -> dict[str, Any]:
+    """What stands in for the functions of `torch.cuda`."""
+    major, minor = map(int, capability.split("."))
+    sm = multiprocessor(capability)
+    properties = SimpleNamespace(
+        name=profile.name,
+        major=major,
+        minor=minor,
+        multi_processor_count=profile.sms,
+        L2_cache_size=profile.l2_bytes,
+        max_threads_per_multi_processor=sm.max_threads,
+        regs_per_multiprocessor=sm.registers,
+        shared_memory_per_multiprocessor=sm.shared_bytes,
+        shared_memory_per_block_optin=sm.shared_bytes_per_block,
+        total_memory=2**37,
+        warp_size=32,
+    )
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: (major, minor),
+        "get_device_name": lambda device=None: profile.name,
+        "current_stream": lambda device=None: SimpleNamespace(cuda_stream=0),
+        "synchronize": lambda device=None: None,
+        "is_current_stream_capturing": lambda: False,
+        "default_generators": (_Generator(),),
+        "device": lambda device=None: contextlib.nullcontext(),
+    }

@@ -1,0 +1,163 @@
+"""From what `tilewright kernel` was given to something that can be run, and whose launches are then looked at."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilewright.records.case import DTYPES, Case
+from tilewright.records.errors import TargetError, UsageError
+from tilewright.records.launch import Grid
+from tilewright.records.suite import Suite, Variant, Workload
+from tilewright.targets import load_object
+
+_ITEM = re.compile(r"\s*(?:(\w+)\s*[:=]\s*)?((?:\w+\[[^\]]*\])|[^,\[\]]+)\s*")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One thing to run. `stages` runs it on a device, and pauses (yields) where launches are to be kept."""
+
+    name: str
+    stages: Callable[[torch.device, torch.Generator], Iterator[bool]]
+    """Yields after each stage, True where its launches belong to what was asked for."""
+
+
+def of_operator(suite: Suite, workload: Workload, variant: Variant, direction: str) -> Subject:
+    """One variant of an operator at a workload, in one direction."""
+
+    def stages(device: torch.device, generator: torch.Generator) -> Iterator[bool]:
+        arguments = workload.make(device, generator)
+        yield False
+        results = variant.function(*arguments)
+        yield direction != "bwd"
+        if direction == "fwd":
+            return
+        outputs = [t for t in (results if isinstance(results, tuple) else (results,)) if t.requires_grad]
+        wanted = [t for t in arguments if isinstance(t, torch.Tensor) and t.requires_grad]
+        torch.autograd.grad(outputs, wanted, [torch.ones_like(t) for t in outputs])
+        yield True
+
+    return Subject(f"{suite.name} {workload.name} {direction} {variant.name}", stages)
+
+
+def of_product(sizes: Sequence[int], dtype: str) -> Subject:
+    """The library's product of M×K and K×N, `sizes` being M, N, K."""
+    m, n, k = sizes
+
+    def stages(device: torch.device, generator: torch.Generator) -> Iterator[bool]:
+        kind: torch.dtype = getattr(torch, dtype)
+        left, right = (torch.randn(a, b, device=device, generator=generator).to(kind) for a, b in ((m, k), (k, n)))
+        yield False
+        torch.mm(left, right)
+        yield True
+
+    return Subject(f"matmul {m}x{n}x{k} {dtype} cublas", stages)
+
+
+def of_case(case: Case, impl: str) -> Subject:
+    """A case run by one of its implementations (`eager`, `inductor`, `tilewright`); backward too where it trains."""
+
+    def stages(device: torch.device, generator: torch.Generator) -> Iterator[bool]:
+        from tilewright.verbs import Subject as Runs
+
+        runs = Runs(case, str(device))
+        yield False
+        runs.call(impl)
+        yield True
+
+    return Subject(f"{case.name} {impl}", stages)
+
+
+def of_kernel(target: str, launch: str, signature: str | None, grid: str | None) -> Subject:
+    """The user's own Triton kernel `file.py:kernel`: launched by the file's function `launch`, or as `signature` says.
+
+    `signature` gives the parameters in order or by name: `bf16[1000,512], fp32[512], fp32[1000], 1000, 512, BLOCK=16`;
+    `grid` is `63` or `63,1,1`. Raises UsageError or TargetError.
+    """
+    kernel = load_object(target)
+    if not hasattr(kernel, "arg_names") or not hasattr(kernel, "run"):
+        raise TargetError(f"{target} is of type {type(kernel).__name__}, no Triton kernel")
+    if (signature is None) != (grid is None):
+        raise UsageError("--signature and --grid belong together")
+    name = target.rpartition(":")[2]
+    if signature is not None and grid is not None:
+        return _by_signature(kernel, name, signature, grid_of(grid))
+    place = target.rpartition(":")[0]
+    try:
+        function = load_object(f"{place}:{launch}")
+    except TargetError as error:
+        raise TargetError(
+            f"{error}; {name} is launched by a function of its file (--launch NAME, default launch), or give "
+            "--signature and --grid"
+        ) from error
+    if not callable(function):
+        raise TargetError(f"{place}:{launch} is no function that launches {name}")
+    call = function
+
+    def stages(device: torch.device, generator: torch.Generator) -> Iterator[bool]:
+        call()
+        yield True
+
+    return Subject(name, stages)
+
+
+def _by_signature(kernel: Any, name: str, signature: str, grid: Grid) -> Subject:
+    parameters = list(inspect.signature(kernel.fn).parameters)
+    given = dict(_items(signature, parameters))
+    unknown = [key for key in given if key not in parameters and not key.startswith("num_")]
+    if unknown:
+        raise UsageError(f"{name} has no parameter {', '.join(unknown)}; it has {', '.join(parameters)}")
+
+    def stages(device: torch.device, generator: torch.Generator) -> Iterator[bool]:
+        kernel[grid](**{key: _value(text, device) for key, text in given.items()})
+        yield True
+
+    return Subject(name, stages)
+
+
+def _items(signature: str, parameters: Sequence[str]) -> Iterator[tuple[str, str]]:
+    at = position = 0
+    while at <= len(signature):
+        match = _ITEM.match(signature, at)
+        if match is None or (match.end() < len(signature) and signature[match.end()] != ","):
+            raise UsageError(
+                f"--signature cannot be read from {signature[at:]!r} on; it is like bf16[1000,512], 1000, BLOCK=16"
+            )
+        name = match[1] or (parameters[position] if position < len(parameters) else "")
+        if not name:
+            raise UsageError(f"--signature gives more than the {len(parameters)} parameters {', '.join(parameters)}")
+        yield name, match[2].strip()
+        at, position = match.end() + 1, position + 1
+
+
+def _value(text: str, device: torch.device) -> Any:
+    tensor = re.fullmatch(r"(\w+)\[([\d,\s]*)\]", text)
+    if tensor:
+        if tensor[1] not in DTYPES:
+            raise UsageError(f"no dtype {tensor[1]!r}; known: {', '.join(DTYPES)}")
+        shape = [int(size) for size in tensor[2].split(",") if size.strip()]
+        return torch.zeros(shape, dtype=getattr(torch, DTYPES[tensor[1]]), device=device)
+    if text in ("True", "False", "None"):
+        return {"True": True, "False": False, "None": None}[text]
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is neither a tensor (bf16[1000,512]) nor a number") from None
+
+
+def grid_of(text: str) -> Grid:
+    """`63` or `63,1,1`; UsageError for anything else."""
+    if not re.fullmatch(r"\d+(\s*[,x]\s*\d+){0,2}", text):
+        raise UsageError(f"grid {text!r} is not of the form 63 or 63,1,1")
+    x, y, z = (*map(int, re.findall(r"\d+", text)), 1, 1)[:3]
+    return x, y, z

@@ -1,0 +1,108 @@
+"""A kernel's launch on its device: what fits on a multiprocessor, how the grid falls into waves, what else might."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tilewright.hardware.assembly import Instructions, read_sass
+from tilewright.hardware.occupancy import Occupancy, Waves, multiprocessor, occupancy
+from tilewright.records.launch import Access, Launch, Walk
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """The same kernel with other constants; `refused` says why it would not do."""
+
+    change: Mapping[str, int]
+    launch: Launch | None
+    occupancy: Occupancy | None = None
+    waves: Waves | None = None
+    tiles: int | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class KernelView:
+    """All that is known of one launch; `device` names the profile that it was laid out for."""
+
+    launch: Launch
+    device: str
+    instructions: Instructions | None
+    occupancy: Occupancy | None
+    waves: Waves | None
+    grid_rule: str = ""
+    """`⌈1000 / BLOCK_ROWS 16⌉`; empty where no such rule gives the grid."""
+    walks: tuple[Walk, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is not shown, and why."""
+
+
+def laid_out(launch: Launch, sms: int) -> tuple[Occupancy, Waves | None]:
+    """Occupancy and waves of a launch on a device of so many multiprocessors; no waves where nothing fits."""
+    found = occupancy(multiprocessor(launch.capability), launch.threads, launch.registers, launch.shared_bytes)
+    return found, Waves(launch.programs, sms, found.blocks) if found.blocks else None
+
+
+def view_of(launch: Launch, device: str, sms: int) -> KernelView:
+    """The view that needs nothing but the launch."""
+    instructions = read_sass(launch.sass) if launch.sass else None
+    if launch.language == "cpp":
+        return KernelView(launch, device, None, None, None)
+    return KernelView(launch, device, instructions, *laid_out(launch, sms))
+
+
+def tiles_of(walk: Walk) -> int:
+    """Tiles that a program walks: distinct blocks of the operand of which it touches the most."""
+    tiles: dict[str, set[tuple[tuple[int, int], ...]]] = {}
+    for access in walk.accesses:
+        if access.elements:
+            tiles.setdefault(access.operand, set()).add(access.ranges)
+    return max((len(blocks) for blocks in tiles.values()), default=0)
+
+
+def written(walk: Walk) -> int:
+    """Elements that a program stores."""
+    return sum(access.elements for access in walk.accesses if access.direction == "write")
+
+
+def read(walk: Walk) -> int:
+    """Elements that a program loads."""
+    return sum(access.elements for access in walk.accesses if access.direction == "read")
+
+
+def is_scattered(access: Access) -> bool:
+    """Whether an access touches less than the whole of its ranges."""
+    volume = 1
+    for first, last in access.ranges:
+        volume *= last - first + 1
+    return 0 < access.elements < volume
+
+
+def view_record(view: KernelView) -> dict[str, Any]:
+    """The view as plain JSON values; instructions by name, walks in full."""
+    record = asdict(view)
+    if view.instructions is not None:
+        moves = [
+            {"memory": memory, "direction": direction, "bytes": width, "instructions": n}
+            for (memory, direction, width), n in view.instructions.moves.items()
+        ]
+        record["instructions"] = asdict(view.instructions) | {"moves": moves, "spills": view.instructions.spills}
+    _add_derived(record, view)
+    for own, other in zip(record["alternatives"], view.alternatives, strict=True):
+        _add_derived(own, other)
+        if other.launch is not None:
+            kept = ("grid", "threads", "registers", "stack_bytes", "shared_bytes", "measured_us")
+            own["launch"] = {key: own["launch"][key] for key in kept}
+    return record
+
+
+def _add_derived(record: dict[str, Any], of: KernelView | Alternative) -> None:
+    """What follows from occupancy and waves, which `asdict` leaves out."""
+    if of.occupancy is not None:
+        record["occupancy"]["limited_by"] = list(of.occupancy.limited_by)
+    if of.waves is not None:
+        waves = of.waves
+        record["waves"] |= {"waves": waves.waves, "turns": waves.turns, "last": waves.last, "idle": waves.idle}

@@ -1,0 +1,51 @@
+"""How fast the multiprocessors of a GPU read their shared memory; needs Triton and a CUDA device.
+
+Every thread reads 16 bytes that lie beside its neighbour's, so a warp's request has no bank conflict
+and takes four cycles at 128 bytes a cycle. What is read is added up and written once, or the compiler
+would drop the reads. `tests/gpu/test_ceilings.py` holds the result against the clock.
+"""
+# mypy: allow-untyped-decorators
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+WARPS = 8
+TILES = 8
+"""Tiles of 16 bytes a thread, 32 KiB a program: a power of two, so that the next is found by a mask."""
+PROGRAMS_PER_SM = 4
+"""While one waits at its barrier, others read."""
+PASSES = 512
+
+
+@gluon.jit
+def read_shared(out, passes, WARPS: gl.constexpr, TILES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Fill `TILES` tiles, then read all of them `passes` times; `out` int32[programs × 128 × WARPS]."""
+    block: gl.constexpr = 128 * WARPS
+    layout: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
+    lane = gl.arange(0, block, layout=layout)
+    memory = gl.allocate_shared_memory(gl.int32, [TILES, block], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    for tile in gl.static_range(TILES):
+        memory.index(tile).store(lane * passes + tile)
+    total = gl.zeros([block], gl.int32, layout)
+    for turn in range(passes):
+        for tile in gl.static_range(TILES):
+            # The tile depends on the turn, or the compiler would read each once and keep it.
+            total += memory.index((tile + turn) & (TILES - 1)).load(layout)
+    gl.store(out + gl.program_id(0) * block + lane, total)
+
+
+def shared_memory_reader(device: torch.device) -> tuple[Callable[[], object], int]:
+    """A call that reads shared memory on every multiprocessor, and the bytes it reads in all."""
+    programs = PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+    out = torch.empty(programs * 128 * WARPS, dtype=torch.int32, device=device)
+
+    def read() -> object:
+        with torch.cuda.device(device):
+            return read_shared[(programs,)](out, PASSES, WARPS=WARPS, TILES=TILES, num_warps=WARPS)
+
+    return read, programs * PASSES * TILES * 128 * WARPS * 4
