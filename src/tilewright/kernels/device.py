@@ -1,0 +1,32 @@
+"""Where a Triton kernel can run: on a CUDA device, or on the CPU under Triton's interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import torch
+
+NARROW = (torch.bfloat16, torch.float16)
+DTYPES = (*NARROW, torch.float32)
+"""What the kernels compute on, in fp32; float64 stays PyTorch's."""
+
+
+@functools.cache
+def interpreted() -> bool:
+    """Whether Triton was imported to interpret its kernels (`TRITON_INTERPRET=1`)."""
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def runs_triton(tensor: torch.Tensor) -> bool:
+    """Whether a Triton kernel takes `tensor`: its dtype, and its device or the interpreter."""
+    return tensor.dtype in DTYPES and (tensor.is_cuda or (tensor.device.type == "cpu" and interpreted()))
+
+
+def current(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
+    """Makes the device of `tensor` the current one, which Triton launches on; free where it already is."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(tensor.device)

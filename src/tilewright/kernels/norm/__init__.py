@@ -1,0 +1,265 @@
+"""Layer norm and RMS norm over the last dimension, with and without the residual addition before them.
+
+Ba, Kiros and Hinton, "Layer Normalization", 2016; Zhang and Sennrich, "Root Mean Square Layer
+Normalization", 2019. Gradients as in `backward.cu`.
+
+On a GPU with clusters (compute capability 9.0) the CUDA C++ kernels run where they can take the tensors, but
+for the forward of short rows; Triton's elsewhere; on a CPU, and in float64, PyTorch's operators (`plain.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.kernels.device import current, runs_triton
+from tilewright.kernels.norm import cuda, plain
+from tilewright.kernels.once import once
+from tilewright.kernels.registration import define
+from tilewright.kernels.row import rows_of
+
+__all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
+
+SHORT, SHORT_NARROW_LAYER = 8192, 4096
+"""Columns up to which Triton's forward is the faster: a program reads the weights once for several rows. The
+second is for layer norm in 16 bits, whose longer rows take more registers than Triton's programs have."""
+
+
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """(x - mean) / √(variance + eps) · weight + bias over the last dimension of `x`.
+
+    `x` [..., columns] in fp32, bf16, fp16 or fp64; `weight` and `bias` [columns], of x's dtype or another
+    of these. The result has x's shape and dtype and is contiguous. Rows may lie at any distance from each
+    other; another layout is made contiguous first. Sums are fp32 (fp64 for fp64). Differentiable once.
+    Raises ValueError for shapes, dtypes or devices that do not fit.
+
+    >>> layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), eps=0.0).round(decimals=4)
+    tensor([[-1.2247,  0.0000,  1.2247]])
+    """
+    _check("layer_norm", x, None, weight, bias)
+    y: Tensor = _norm(x, weight, bias, eps, True)[0]
+    return y
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """x / √(mean of x² + eps) · weight over the last dimension of `x`; otherwise as `layer_norm`.
+
+    >>> rms_norm(torch.tensor([[3.0, 4.0]]), eps=0.0).round(decimals=4)
+    tensor([[0.8485, 1.1314]])
+    """
+    _check("rms_norm", x, None, weight, None)
+    y: Tensor = _norm(x, weight, None, eps, False)[0]
+    return y
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """`layer_norm` of x + residual, and x + residual itself, in one pass; the sum is rounded to x's dtype first.
+
+    `residual` has x's shape and dtype; otherwise as `layer_norm`.
+
+    >>> y, total = add_layer_norm(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 2.0]]), eps=0.0)
+    >>> y, total
+    (tensor([[-1.,  1.]]), tensor([[1., 3.]]))
+    """
+    _check("add_layer_norm", x, residual, weight, bias)
+    y, total, _, _ = _add_norm(x, residual, weight, bias, eps, True)
+    return y, total
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """`rms_norm` of x + residual, and x + residual itself; otherwise as `add_layer_norm`."""
+    _check("add_rms_norm", x, residual, weight, None)
+    y, total, _, _ = _add_norm(x, residual, weight, None, eps, False)
+    return y, total
+
+
+def _check(name: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> None:
+    known = (*cuda.CODES, torch.float64)
+    if x.dim() == 0 or x.dtype not in known:
+        raise ValueError(f"{name} takes a tensor [..., columns] of {known}, not {list(x.shape)} {x.dtype}")
+    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+        raise ValueError(
+            f"{name}: residual {list(residual.shape)} {residual.dtype} must be as x, {list(x.shape)} {x.dtype}"
+        )
+    for what, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None and (vector.shape != x.shape[-1:] or vector.dtype not in known):
+            raise ValueError(f"{name}: {what} {list(vector.shape)} {vector.dtype} does not fit x {list(x.shape)}")
+    if bias is not None and (weight is None or weight.dtype != bias.dtype):
+        raise ValueError(f"{name}: a bias needs a weight of its dtype, {bias.dtype}")
+    for other in (residual, weight, bias):
+        if other is not None and other.device != x.device:
+            raise ValueError(f"{name}: x is on {x.device}, another argument on {other.device}")
+
+
+def _way(direction: str, matrices: Sequence[Tensor], weights: Sequence[Tensor | None]) -> ModuleType:
+    """The module whose `forward` and `backward` take these inputs."""
+    x = matrices[0]
+    found = [weight for weight in weights if weight is not None]
+    if not runs_triton(x) or any(weight.dtype not in cuda.CODES for weight in found):
+        return plain
+    shortest = SHORT_NARROW_LAYER if len(found) == 2 and x.itemsize == 2 else SHORT
+    short = direction == "forward" and x.shape[1] <= shortest and x.shape[1] % 16 == 0
+    if x.is_cuda and not short and cuda.refusal(direction, matrices, len(found), (*found, x)[0].dtype) is None:
+        return cuda
+    # Imported here, since Triton exists on Linux alone.
+    from tilewright.kernels.norm import triton
+
+    return triton
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """As `row.rows_of`, but of a tensor that may be empty."""
+    return rows_of(tensor) if tensor.numel() else tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+def _forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    rows, other = _rows(x), None if residual is None else _rows(residual)
+    weight, bias = (None if vector is None else vector.contiguous() for vector in (weight, bias))
+    way = _way("forward", (rows,) if other is None else (rows, other), (weight, bias)) if x.numel() else plain
+    with current(x):
+        y, total, mean, rstd = way.forward(rows, other, weight, bias, eps, centered)
+    return y.view(x.shape), None if total is None else total.view(x.shape), mean, rstd
+
+
+def _norm_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, _, mean, rstd = _forward(x, None, weight, bias, eps, centered)
+    return y, mean, rstd
+
+
+def _add_norm_forward(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    y, total, mean, rstd = _forward(x, residual, weight, bias, eps, centered)
+    assert total is not None
+    return y, total, mean, rstd
+
+
+def _norm_backward(
+    dy: Tensor,
+    x: Tensor,
+    dsum: Tensor | None,
+    weight: Tensor | None,
+    has_bias: bool,
+    mean: Tensor,
+    rstd: Tensor,
+    centered: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, incoming, through = _rows(x), _rows(dy), None if dsum is None else _rows(dsum)
+    weight = None if weight is None else weight.contiguous()
+    matrices = (rows, incoming) if through is None else (rows, incoming, through)
+    way = _way("backward", matrices, (weight,)) if x.numel() else plain
+    with current(x):
+        dx, d_weight, d_bias = way.backward(incoming, rows, through, weight, has_bias, mean, rstd, centered)
+    none = x.new_empty(0)
+    return dx.view(x.shape), none if d_weight is None else d_weight, none.clone() if d_bias is None else d_bias
+
+
+def _statistics_like(x: Tensor, centered: bool) -> tuple[Tensor, Tensor]:
+    rows = math.prod(x.shape[:-1])
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.new_empty(rows if centered else 0, dtype=dtype), x.new_empty(rows, dtype=dtype)
+
+
+def _fake_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape), *_statistics_like(x, centered)
+
+
+def _fake_add_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
+) -> tuple[Tensor, ...]:
+    return x.new_empty(x.shape), x.new_empty(x.shape), *_statistics_like(x, centered)
+
+
+def _fake_backward(
+    dy: Tensor,
+    x: Tensor,
+    dsum: Tensor | None,
+    weight: Tensor | None,
+    has_bias: bool,
+    mean: Tensor,
+    rstd: Tensor,
+    centered: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    like = x if weight is None else weight
+    columns = x.shape[-1]
+    return (
+        x.new_empty(x.shape),
+        like.new_empty(0 if weight is None else columns),
+        like.new_empty(columns if has_bias else 0),
+    )
+
+
+def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, _, ctx.centered = inputs
+    _save(ctx, x, weight, bias, output[1:])
+
+
+def _save_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, weight, bias, _, ctx.centered = inputs
+    _save(ctx, output[1], weight, bias, output[2:])
+
+
+def _save(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(x, weight, *statistics)
+    ctx.mark_non_differentiable(*statistics)
+    ctx.set_materialize_grads(False)
+    ctx.has_bias = bias is not None
+
+
+def _gradients(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    x, weight, mean, rstd = ctx.saved_tensors
+    # None where nothing came back through that result.
+    dy = torch.zeros_like(x) if dy is None else dy
+    dx, d_weight, d_bias = _backward(dy, x, dsum, weight, ctx.has_bias, mean, rstd, ctx.centered)
+    return dx, None if weight is None else d_weight, d_bias if ctx.has_bias else None
+
+
+def _norm_gradients(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    return *_gradients(ctx, dy, None), None, None
+
+
+def _add_norm_gradients(
+    ctx: Any, dy: Tensor | None, dsum: Tensor | None, *_: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    dx, d_weight, d_bias = _gradients(ctx, dy, dsum)
+    return dx, dx, d_weight, d_bias, None, None
+
+
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    return
+
+
+_norm = define(
+    "norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centered) -> (Tensor, Tensor, Tensor)",
+    _norm_forward,
+    _fake_norm,
+    backward=_norm_gradients,
+    save=_save_norm,
+)
+_add_norm = define(
+    "add_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, bool centered)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _add_norm_forward,
+    _fake_add_norm,
+    backward=_add_norm_gradients,
+    save=_save_add_norm,
+)
+_backward = define(
+    "norm_backward(Tensor dy, Tensor x, Tensor? dsum, Tensor? weight, bool has_bias, Tensor mean, Tensor rstd,"
+    " bool centered) -> (Tensor, Tensor, Tensor)",
+    _norm_backward,
+    _fake_backward,
+    backward=once("norm_backward"),
+    save=_save_nothing,
+)

@@ -1,0 +1,220 @@
+"""The suites `layer_norm`, `rms_norm`, `add_layer_norm` and `add_rms_norm`, and every way of computing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tilewright.kernels import norm
+from tilewright.kernels.norm import cuda, reference
+from tilewright.kernels.peers import inductor, library
+from tilewright.kernels.row import rows_of
+from tilewright.records.suite import Suite, Variant, Work, Workload
+
+COLUMNS = (256, 1024, 4096, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
+ELEMENTS = 2**28
+"""Of x: 1 GiB read and written by a forward in 16 bits."""
+LAYER_EPS, RMS_EPS = 1e-5, 1e-6
+"""The defaults of the public functions."""
+
+
+class _Way(torch.autograd.Function):
+    """One module's kernels under autograd, whatever dispatch would pick."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, way: ModuleType, centered: bool, eps: float, x: Tensor, residual: Any, weight: Tensor, bias: Any
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        y, total, mean, rstd = way.forward(rows_of(x), residual, weight, bias, eps, centered)
+        ctx.save_for_backward(x if total is None else total, weight, mean, rstd)
+        ctx.way, ctx.centered, ctx.has_bias, ctx.added = way, centered, bias is not None, total is not None
+        return y if total is None else (y, total)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dsum: Tensor | None = None) -> tuple[Any, ...]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        dx, d_weight, d_bias = ctx.way.backward(
+            rows_of(dy), rows_of(x), dsum, weight, ctx.has_bias, mean, rstd, ctx.centered
+        )
+        return None, None, None, dx, dx if ctx.added else None, d_weight, d_bias
+
+
+def _by(way: str, name: str) -> Callable[..., Any]:
+    """The operator `name` by the kernels of cuda.py or triton.py alone."""
+    centered, added = "layer" in name, name.startswith("add")
+
+    def call(x: Tensor, *others: Tensor) -> Any:
+        if way == "triton":
+            from tilewright.kernels.norm import triton
+        module = cuda if way == "cuda" else triton
+        residual, rest = (others[0], others[1:]) if added else (None, others)
+        bias = rest[1] if centered else None
+        return _Way.apply(module, centered, LAYER_EPS if centered else RMS_EPS, x, residual, rest[0], bias)  # type: ignore[no-untyped-call]
+
+    return call
+
+
+def _torch_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias, LAYER_EPS)
+
+
+def _torch_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight, RMS_EPS)
+
+
+def _torch_add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return _torch_layer_norm(total, weight, bias), total
+
+
+def _torch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return _torch_rms_norm(total, weight), total
+
+
+def _liger_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+
+    return LigerLayerNormFunction.apply(x, weight, bias, LAYER_EPS)
+
+
+def _liger_rms_norm(x: Tensor, weight: Tensor) -> Any:
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    return LigerRMSNormFunction.apply(x, weight, RMS_EPS, 0.0, "llama", False)
+
+
+def _liger_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+    return LigerFusedAddRMSNormFunction.apply(x, residual, weight, RMS_EPS, 0.0, "llama", False)
+
+
+def _quack_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+    from quack.rmsnorm import layernorm_fwd
+
+    return layernorm_fwd(x, weight.float(), bias.float(), eps=LAYER_EPS)
+
+
+def _quack_rms_norm(x: Tensor, weight: Tensor) -> Any:
+    from quack.rmsnorm import rmsnorm
+
+    return rmsnorm(x, weight, eps=RMS_EPS)
+
+
+def _quack_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
+    from quack.rmsnorm import rmsnorm
+
+    return rmsnorm(x, weight, residual=residual, eps=RMS_EPS, prenorm=True)
+
+
+def _workload(name: str) -> Callable[[tuple[int, ...], str], Workload]:
+    added, vectors = name.startswith("add"), 2 if "layer" in name else 1
+
+    def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
+        """`sizes` is rows, columns."""
+        rows, columns = sizes
+        kind: torch.dtype = getattr(torch, dtype)
+
+        def make(device: torch.device, generator: torch.Generator) -> tuple[Tensor, ...]:
+            shapes = [(rows, columns)] * (1 + added) + [(columns,)] * vectors
+            drawn = (torch.randn(shape, device=device, generator=generator, dtype=kind) for shape in shapes)
+            return tuple(tensor.requires_grad_() for tensor in drawn)
+
+        # Forward: x (and residual) to y (and the sum). Backward: x, dy (and that of the sum) to dx.
+        matrix, weights = rows * columns * kind.itemsize, vectors * columns * kind.itemsize
+        statistics = rows * 4 * vectors
+        forward = Work((4 if added else 2) * matrix + weights + statistics)
+        backward = Work((4 if added else 3) * matrix + weights + columns * kind.itemsize + statistics)
+        label = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.get(kind, dtype)
+        return Workload(f"{rows}x{columns} {label}", sizes, dtype, make, {"fwd": forward, "bwd": backward})
+
+    return workload
+
+
+def _no_clusters(name: str) -> Callable[[Workload], str | None]:
+    """Why the CUDA C++ kernels cannot take a workload, or None."""
+
+    def refuses(workload: Workload) -> str | None:
+        if not torch.cuda.is_available():
+            return "needs a CUDA device"
+        kind: torch.dtype = getattr(torch, workload.dtype)
+        added = name.startswith("add")
+        for direction, inputs, weights in (("forward", 1, 2 if "layer" in name else 1), ("backward", 2, 1)):
+            why = cuda.unfit(
+                torch.cuda.current_device(), direction, workload.sizes[1], kind, inputs + added, weights, kind
+            )
+            if why:
+                return why
+        return None
+
+    return refuses
+
+
+def _suite(
+    name: str, summary: str, function: Callable[..., Any], torch_way: Callable[..., Any], *peers: Variant
+) -> Suite:
+    formula = getattr(reference, name)
+    return Suite(
+        name=name,
+        summary=summary,
+        reference=formula,
+        workload=_workload(name),
+        variants=(
+            Variant("tilewright", "cuda", function, note="each element moved once; DRAM bandwidth"),
+            Variant(
+                "tilewright-triton", "triton", _by("triton", name), note="rows beyond 16384 columns are read twice"
+            ),
+            Variant(
+                "tilewright-cuda",
+                "cuda",
+                _by("cuda", name),
+                note="rows in the registers of one block or a cluster of them",
+                refuses=_no_clusters(name),
+            ),
+            # Ahead of the steps, so that PyTorch's own kernels are the yardstick of errors.
+            Variant("torch", "torch", torch_way, note="long rows and the weights' gradients are read twice"),
+            Variant("eager", "torch", formula, note="every step through memory"),
+            inductor(torch_way, note="a second read of long rows; weights' gradients by a second pass"),
+            *peers,
+        ),
+        sizes=tuple((ELEMENTS // columns, columns) for columns in COLUMNS),
+        sweeps={"columns": tuple((2**24 // columns, columns) for columns in (2**k for k in range(6, 19)))},
+    )
+
+
+_FORWARD = ("fwd",)
+SUITES = {
+    "layer_norm": _suite(
+        "layer_norm",
+        "(x - mean) / √(variance + eps) · weight + bias",
+        norm.layer_norm,
+        _torch_layer_norm,
+        library("liger", "liger_kernel", _liger_layer_norm),
+        library("quack", "quack", _quack_layer_norm, directions=_FORWARD),
+    ),
+    "rms_norm": _suite(
+        "rms_norm",
+        "x / √(mean of x² + eps) · weight",
+        norm.rms_norm,
+        _torch_rms_norm,
+        library("liger", "liger_kernel", _liger_rms_norm),
+        library("quack", "quack", _quack_rms_norm),
+    ),
+    "add_layer_norm": _suite(
+        "add_layer_norm", "layer_norm of x + residual, and the sum", norm.add_layer_norm, _torch_add_layer_norm
+    ),
+    "add_rms_norm": _suite(
+        "add_rms_norm",
+        "rms_norm of x + residual, and the sum",
+        norm.add_rms_norm,
+        _torch_add_rms_norm,
+        library("liger", "liger_kernel", _liger_add_rms_norm),
+        library("quack", "quack", _quack_add_rms_norm),
+    ),
+}

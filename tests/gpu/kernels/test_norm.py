@@ -1,0 +1,182 @@
+"""The norms on a GPU: the numbers contract by every way, on shapes that hurt, and how they are launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tilewright.kernels import norm
+from tilewright.kernels.catalogue import suite
+from tilewright.kernels.norm import cuda, reference, triton
+from tilewright.measure.proof import prove
+from tilewright.records.measurement import Verified
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda:0")
+NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
+SHAPES = (
+    (1, 1), (1000, 1), (4097, 3), (131, 37), (777, 256), (333, 257), (65, 1024), (9, 1023), (300, 4096), (37, 5000),
+    (21, 8192), (13, 16384), (300, 16411), (7, 32768), (70, 50257), (35, 65536), (9, 131072), (40, 262144),
+)  # fmt: skip
+FEW = ((333, 257), (300, 4096), (70, 50257))
+
+
+def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ...]:
+    generator = torch.Generator(GPU).manual_seed(0)
+    inputs: tuple[Tensor, ...] = suite(name).workload(shape, dtype).make(GPU, generator)
+    return inputs
+
+
+def broken(name: str, way: str, inputs: tuple[Tensor, ...]) -> list[Verified]:
+    return [row for row in prove(suite(name), suite(name).variant(way).function, inputs) if not row.ok]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_numbers_contract(name: str, shape: tuple[int, int], dtype: str) -> None:
+    assert broken(name, "tilewright", inputs_of(name, shape, dtype)) == []
+
+
+@pytest.mark.parametrize("way", ["tilewright-triton", "tilewright-cuda"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", FEW, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_way_keeps_the_contract(name: str, shape: tuple[int, int], dtype: str, way: str) -> None:
+    assert broken(name, way, inputs_of(name, shape, dtype)) == []
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "add_rms_norm"])
+@pytest.mark.parametrize("pitch", [264, 300, 259])
+@pytest.mark.parametrize("start", [0, 1, 8])
+def test_rows_at_a_distance_and_misaligned(name: str, pitch: int, start: int) -> None:
+    first, *others = inputs_of(name, (100, 256), "bfloat16")
+    storage = torch.randn(100 * pitch + 8, device=GPU).bfloat16()
+    x = storage[start:].as_strided((100, 256), (pitch, 1)).requires_grad_()
+    assert first.shape == x.shape
+    assert broken(name, "tilewright", (x, *others)) == []
+
+
+def test_columns_apart_are_made_adjacent() -> None:
+    _, weight, bias = inputs_of("layer_norm", (64, 96), "float32")
+    x = torch.randn(96, 64, device=GPU).t().requires_grad_()
+    assert broken("layer_norm", "tilewright", (x, weight, bias)) == []
+
+
+@pytest.mark.parametrize("columns", [64, 4096, 65536])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_specials_are_where_eagers_are(name: str, value: float, columns: int) -> None:
+    inputs = inputs_of(name, (5, columns), "float32")
+    with torch.no_grad():
+        inputs[0][1, columns // 2] = value
+    assert broken(name, "tilewright", inputs) == []
+
+
+def test_a_mean_far_from_zero_costs_no_more_than_eager() -> None:
+    for columns in (4096, 65536):
+        x, weight, bias = inputs_of("layer_norm", (16, columns), "float32")
+        with torch.no_grad():
+            x += 1000
+        assert broken("layer_norm", "tilewright", (x, weight, bias)) == []
+
+
+def test_weights_of_another_dtype() -> None:
+    x, weight, bias = inputs_of("layer_norm", (50, 1000), "bfloat16")
+    wide = (weight.detach().float().requires_grad_(), bias.detach().float().requires_grad_())
+    y = norm.layer_norm(x, *wide)
+    true = reference.layer_norm(x.double(), *(w.double() for w in wide))
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.double(), true, rtol=2**-8, atol=2**-8)
+    dy = torch.randn_like(y)
+    ours = torch.autograd.grad(y, (x, *wide), dy)
+    for a, b in zip(ours[1:], torch.autograd.grad(true, wide, dy.double()), strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
+
+
+def test_cuda_runs_where_it_can() -> None:
+    """On a device with clusters, every length the suites measure, but the longest fp32 rows with three inputs."""
+    for columns in (256, 5000, 50257, 262144):
+        for dtype in (torch.bfloat16, torch.float32):
+            rows = torch.empty(2, columns, device=GPU, dtype=dtype)
+            assert cuda.refusal("forward", (rows,), 2, dtype) is None
+            assert cuda.refusal("backward", (rows, rows), 1, dtype) is None
+
+
+@pytest.mark.parametrize("columns", [257, 4096, 65536])
+def test_gradients_are_the_same_at_every_run(columns: int) -> None:
+    inputs = inputs_of("layer_norm", (500, columns), "bfloat16")
+    dy = torch.randn(500, columns, device=GPU, dtype=torch.bfloat16)
+    first, second = (torch.autograd.grad(norm.layer_norm(*inputs), inputs, dy) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_as_one_graph(name: str) -> None:
+    function: Callable[..., object] = getattr(norm, name)
+    inputs = inputs_of(name, (64, 1024), "bfloat16")
+    compiled = torch.compile(function, fullgraph=True)
+    ours = prove(suite(name), compiled, inputs)
+    assert [row for row in ours if not row.ok] == []
+
+
+@pytest.mark.parametrize("columns", [256, 65536])
+def test_on_a_side_stream(columns: int) -> None:
+    x, weight, bias = inputs_of("layer_norm", (2000, columns), "bfloat16")
+    true = norm.layer_norm(x, weight, bias)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        late = x.detach().clone()
+        y = norm.layer_norm(late, weight, bias)
+    side.synchronize()
+    assert torch.equal(y, true)
+
+
+@pytest.mark.parametrize("columns", [256, 5000, 65536])
+def test_captured_in_a_graph(columns: int) -> None:
+    inputs = inputs_of("layer_norm", (300, columns), "bfloat16")
+    dy = torch.randn(300, columns, device=GPU, dtype=torch.bfloat16)
+
+    def step() -> tuple[Tensor, ...]:
+        y = norm.layer_norm(*inputs)
+        return y, *torch.autograd.grad(y, inputs, dy)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        inputs[0].copy_(torch.randn_like(inputs[0]))
+        dy.copy_(torch.randn_like(dy))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, step(), strict=True))
+
+
+@pytest.mark.parametrize("way", [cuda, triton], ids=["cuda", "triton"])
+@pytest.mark.parametrize("columns", [1024, 65536])
+def test_past_32_bits(columns: int, way: object) -> None:
+    """More than 2³¹ elements: the last rows, and a gradient that sums over all rows."""
+    rows = 2**31 // columns + 3
+    x = torch.randn(rows, columns, device=GPU, dtype=torch.bfloat16)
+    weight = torch.randn(columns, device=GPU, dtype=torch.bfloat16)
+    y, _, mean, rstd = way.forward(x, None, weight, None, 1e-6, False)  # type: ignore[attr-defined]
+    true = reference.rms_norm(x[-5:].double(), weight.double())
+    torch.testing.assert_close(y[-5:].double(), true, rtol=2**-8, atol=2**-8)
+    dx, d_weight, _ = way.backward(x, x, None, weight, False, mean, rstd, False)  # type: ignore[attr-defined]
+    tail = x[-5:].double().requires_grad_()
+    (true_dx,) = torch.autograd.grad(reference.rms_norm(tail, weight.double()), tail, tail.detach())
+    torch.testing.assert_close(dx[-5:].double(), true_dx, rtol=2**-7, atol=2**-6)
+    # dy is x, so that dweight = Σ x² rstd, all of one sign.
+    parts = zip(x.split(2**13), rstd.split(2**13), strict=True)
+    true_weight = sum((part.double().square() * r[:, None]).sum(0) for part, r in parts)
+    torch.testing.assert_close(d_weight.double(), true_weight, rtol=2**-8, atol=0)

@@ -1,0 +1,74 @@
+"""The Triton kernels of the norms in Triton's interpreter: the numbers contract on shapes that hurt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tilewright.kernels import norm
+from tilewright.kernels.catalogue import suite
+from tilewright.kernels.norm import triton
+from tilewright.measure.proof import prove
+
+NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[4096, 32], ids=["whole rows", "rows in blocks"])
+def largest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Rows longer than this go block by block."""
+    monkeypatch.setattr(triton, "LARGEST_BLOCK", dict.fromkeys(("forward", "backward"), request.param))
+    monkeypatch.setattr(triton, "TILE", 128)
+    yield request.param
+
+
+def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ...]:
+    inputs: tuple[Tensor, ...] = suite(name).workload(shape, dtype).make(CPU, torch.Generator().manual_seed(1))
+    return inputs
+
+
+@pytest.mark.usefixtures("largest")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(7, 37), (5, 1), (3, 97)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_keep_the_numbers_contract(name: str, shape: tuple[int, int], dtype: str) -> None:
+    rows = prove(suite(name), getattr(norm, name), inputs_of(name, shape, dtype))
+    assert [row for row in rows if not row.ok] == []
+
+
+@pytest.mark.usefixtures("largest")
+def test_rows_at_a_distance_and_misaligned() -> None:
+    storage = torch.randn(5000, dtype=torch.float32).bfloat16()
+    x = storage[1:].as_strided((8, 45), (60, 1)).requires_grad_()
+    weight, bias = torch.randn(45).requires_grad_(), torch.randn(45).requires_grad_()
+    rows = prove(suite("layer_norm"), norm.layer_norm, (x, weight, bias))
+    assert [row for row in rows if row.tensor != "output 0" and not row.ok] == []
+
+
+@pytest.mark.usefixtures("largest")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_specials_are_where_eagers_are(name: str, value: float) -> None:
+    inputs = inputs_of(name, (3, 70), "float32")
+    with torch.no_grad():
+        inputs[0][1, 40] = value
+    rows = prove(suite(name), getattr(norm, name), inputs)
+    assert [row for row in rows if not row.ok] == []
+
+
+def test_half_precision() -> None:
+    inputs = inputs_of("add_layer_norm", (6, 50), "float16")
+    assert [row for row in prove(suite("add_layer_norm"), norm.add_layer_norm, inputs) if not row.ok] == []
+
+
+def test_no_weights() -> None:
+    x = torch.randn(6, 50, requires_grad=True)
+    y = norm.layer_norm(x)
+    torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, (50,)))
+    torch.testing.assert_close(
+        torch.autograd.grad(y.square().sum(), x),
+        torch.autograd.grad(torch.nn.functional.layer_norm(x, (50,)).square().sum(), x),
+    )

@@ -1,0 +1,265 @@
+"""The norms without a GPU: formulas, registration, geometry, and machine code for an H200."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tilewright.kernels import norm
+from tilewright.kernels.catalogue import suite
+from tilewright.kernels.norm import geometry, reference
+from tilewright.measure.proof import prove
+
+NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
+SHAPES = ((7, 37), (1, 1), (5, 1), (3, 257), (64, 128))
+CPU = torch.device("cpu")
+SOURCES = Path(norm.__file__).parent
+
+
+def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ...]:
+    inputs: tuple[Tensor, ...] = suite(name).workload(shape, dtype).make(CPU, torch.Generator().manual_seed(0))
+    return inputs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_formulas_keep_the_numbers_contract(name: str, shape: tuple[int, int], dtype: str) -> None:
+    rows = prove(suite(name), suite(name).variant("tilewright").function, inputs_of(name, shape, dtype))
+    assert len(rows) == (2 if name.startswith("add") else 1) + len(inputs_of(name, shape, dtype))
+    assert [row for row in rows if not row.ok] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_in_float64_are_slopes(name: str) -> None:
+    assert torch.autograd.gradcheck(getattr(norm, name), inputs_of(name, (4, 9), "float64"))
+
+
+def test_the_references_are_pytorchs_norms() -> None:
+    x, weight, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((5, 33), (33,), (33,)))
+    torch.testing.assert_close(reference.layer_norm(x, weight, bias), F.layer_norm(x, (33,), weight, bias))
+    torch.testing.assert_close(reference.rms_norm(x, weight), F.rms_norm(x, (33,), weight, 1e-6))
+
+
+@pytest.mark.parametrize("optional", ["all", "weight", "none"])
+@pytest.mark.parametrize("centered", [True, False])
+def test_operators_are_registered_well(centered: bool, optional: str) -> None:
+    x, residual = (torch.randn(3, 5, 8, requires_grad=True) for _ in range(2))
+    weight = torch.randn(8, requires_grad=True) if optional != "none" else None
+    bias = torch.randn(8, requires_grad=True) if optional == "all" else None
+    ops = torch.ops.tilewright
+    torch.library.opcheck(ops.norm.default, (x, weight, bias, 1e-5, centered))
+    torch.library.opcheck(ops.add_norm.default, (x, residual, weight, bias, 1e-5, centered))
+    _, mean, rstd = ops.norm(x.detach(), weight, bias, 1e-5, centered)
+    arguments = (torch.randn_like(x), x.detach(), residual.detach(), weight, bias is not None, mean, rstd, centered)
+    detached = tuple(value.detach() if isinstance(value, Tensor) else value for value in arguments)
+    torch.library.opcheck(ops.norm_backward.default, detached)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_as_one_graph(name: str) -> None:
+    function: Callable[..., object] = getattr(norm, name)
+    inputs = inputs_of(name, (6, 24), "float32")
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+
+    def gradients(call: Callable[..., object]) -> list[Tensor]:
+        results = call(*inputs)
+        results = results if isinstance(results, tuple) else (results,)
+        return [*results, *torch.autograd.grad(sum(r.square().sum() for r in results), inputs)]
+
+    for compiled_result, result in zip(gradients(compiled), gradients(function), strict=True):
+        torch.testing.assert_close(compiled_result, result, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(0, 16), (4, 0), (2, 0, 16)], ids=str)
+def test_empty(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, requires_grad=True)
+    weight, bias = (torch.randn(shape[-1:], requires_grad=True) for _ in range(2))
+    y = norm.layer_norm(x, weight, bias)
+    assert y.shape == x.shape
+    y.sum().backward()
+    assert weight.grad is not None and bias.grad is not None
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+    assert bias.grad.shape == bias.shape
+
+
+def test_gradient_through_one_result_only() -> None:
+    x, residual, weight = inputs_of("add_rms_norm", (4, 16), "float32")
+    _, total = norm.add_rms_norm(x, residual, weight)
+    ours = torch.autograd.grad(total.sum(), (x, residual, weight))
+    assert [gradient.unique().tolist() for gradient in ours] == [[1.0], [1.0], [0.0]]
+    y, _ = norm.add_rms_norm(x, residual, weight)
+    true = torch.autograd.grad(reference.rms_norm(x + residual, weight).sum(), (x, residual, weight))
+    for a, b in zip(torch.autograd.grad(y.sum(), (x, residual, weight)), true, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(norm.rms_norm(x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        gradient.sum().backward()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    with pytest.raises(ValueError, match=r"layer_norm: weight \[7\] torch.float32 does not fit x \[3, 8\]"):
+        norm.layer_norm(x, torch.randn(7))
+    with pytest.raises(ValueError, match="rms_norm takes a tensor"):
+        norm.rms_norm(x.int())
+    with pytest.raises(ValueError, match=r"residual \[3, 7\] torch.float32 must be as x, \[3, 8\] torch.float32"):
+        norm.add_rms_norm(x, torch.randn(3, 7))
+    with pytest.raises(ValueError, match="a bias needs a weight of its dtype"):
+        norm.layer_norm(x, weight, weight.half())
+    with pytest.raises(ValueError, match="x is on cpu, another argument on meta"):
+        norm.layer_norm(x, weight.to("meta"))
+
+
+COLUMNS = (1, 2, 31, 256, 257, 1000, 1024, 4096, 4097, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
+KINDS = (("forward", 1, 2), ("forward", 2, 2), ("backward", 2, 1), ("backward", 3, 1))
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_geometry_holds_each_row_within_the_device(kind: tuple[str, int, int], itemsize: int) -> None:
+    direction, inputs, weights = kind
+    for columns in COLUMNS:
+        period = geometry.period_of(columns * itemsize)
+        found = geometry.geometry(direction, columns, itemsize, period, inputs, weights, itemsize)
+        if found is None:
+            assert (columns, itemsize, inputs) == (262144, 4, 3)
+            continue
+        vectors = found.lanes * found.vectors * found.cluster
+        # The worst head a row can have: all but one element of a vector.
+        assert vectors * 16 // itemsize >= columns + (16 // itemsize - 1 if period > 1 else 0)
+        assert found.shared_bytes <= geometry.LARGEST_BLOCK_BYTES
+        assert found.blocks * (found.shared_bytes + geometry.BLOCK_OVERHEAD) <= geometry.SHARED_BYTES
+        assert found.threads % 32 == 0 and found.threads <= 1024
+        assert found.depth * found.chunk_vectors > found.vectors or direction == "forward"
+        assert found.heads == min(found.groups, period)
+
+
+def test_rows_of_one_block() -> None:
+    for columns in (1, 256, 257, 4096, 5000, 8192, 16384):
+        found = geometry.direct(columns, 2, geometry.period_of(2 * columns), True)
+        assert found is not None
+        assert found.lanes * found.vectors * 8 >= columns + (7 if columns % 8 else 0)
+        assert found.threads % 32 == 0 and found.threads * found.blocks <= 1024
+    assert geometry.direct(16385, 2, 8, True) is None
+    assert geometry.direct(16384, 4, 1, False) is None
+
+
+def test_programs_step_over_rows_of_one_head() -> None:
+    for columns in (256, 257, 258, 260, 5000, 50257):
+        for itemsize in (2, 4):
+            period = geometry.period_of(columns * itemsize)
+            assert period * columns * itemsize % 16 == 0
+            for groups in (1, 2, 4, 16):
+                for resident in (7, 16, 33, 264):
+                    programs = geometry.programs_of(resident, 10**6, groups, period)
+                    assert programs * groups * columns * itemsize % 16 == 0
+                    assert programs <= max(resident, period)
+    assert geometry.programs_of(264, 5, 1, 1) == 5
+    assert math.gcd(geometry.period_of(3), 16) == 16
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="CUDA C++ is compiled ahead where nvcc is installed")
+@pytest.mark.parametrize(
+    "source, columns",
+    [
+        ("direct", 257),
+        ("direct", 16384),
+        ("forward", 50257),
+        ("forward", 262144),
+        ("backward", 4096),
+        ("backward", 262144),
+    ],
+)
+def test_cuda_kernels_compile_without_spills(source: str, columns: int, tmp_path: Path) -> None:
+    """bf16 layer norm, of all builds the one with the most to keep in registers."""
+    period = geometry.period_of(2 * columns)
+    if source == "direct":
+        found = geometry.direct(columns, 2, period, True)
+    else:
+        found = geometry.geometry(source, columns, 2, period, *{"forward": (1, 2), "backward": (2, 1)}[source], 2)
+    assert found is not None
+    flags = {"ELEMENT": 1, "WEIGHT": 1, "HAS_WEIGHT": 1, "HAS_BIAS": 1, "CENTERED": 1, "RESIDUAL": 0}
+    definitions = {**dict(found.definitions()), **flags, "RAGGED": int(period > 1)}
+    assert "spill" in nvcc(source, definitions, tmp_path)
+
+
+def nvcc(source: str, definitions: dict[str, int], folder: Path) -> str:
+    """What ptxas says of the machine code for an H200; no byte may be spilled."""
+    command = ["nvcc", "-gencode=arch=compute_90,code=sm_90", "-std=c++17", "-cubin", "-Xptxas", "-v"]
+    command += [f"-D{name}={value}" for name, value in definitions.items()]
+    done = subprocess.run(
+        [*command, "-o", str(folder / "cubin"), str(SOURCES / f"{source}.cu")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)
+    assert spilled and set(spilled) == {"0"}, done.stderr
+    return done.stderr
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="CUDA C++ is compiled ahead where nvcc is installed")
+def test_the_sum_over_programs_compiles(tmp_path: Path) -> None:
+    assert "spill" in nvcc("columns", {"WEIGHT": 1, "THREADS": 256}, tmp_path)
+
+
+@pytest.mark.parametrize("columns", [256, 16384, 65536])
+def test_triton_kernels_compile_without_spills(columns: int) -> None:
+    pytest.importorskip("triton")
+    taken = {}
+    for direction, kernels in TRITON_KERNELS.items():
+        whole = columns <= triton_module().LARGEST_BLOCK[direction]
+        for name in kernels[:1] if whole else kernels[1:]:
+            taken[name] = triton_usage(name, direction, columns)
+    assert len(taken) in (2, 3)
+    assert [name for name, usage in taken.items() if usage["spilled"]] == []
+
+
+TRITON_KERNELS = {
+    "forward": ("forward_rows", "forward_blocks"),
+    "backward": ("backward_rows", "backward_sums", "backward_columns"),
+}
+"""The kernel of rows that a program holds, then those of longer ones."""
+FLAGS = {"CENTERED": True, "HAS_WEIGHT": True, "HAS_BIAS": True, "RESIDUAL": False}
+
+
+def triton_module() -> ModuleType:
+    from tilewright.kernels.norm import triton
+
+    return triton
+
+
+def triton_usage(name: str, direction: str, columns: int) -> dict[str, int]:
+    """Registers and bytes spilled of a bf16 layer norm on an H200."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from tests.emit.machine_code import usage
+
+    kernel = getattr(triton_module(), name)
+    block_rows, block, warps = triton_module()._blocks(columns, direction)
+    constants = {**FLAGS, "BLOCK_ROWS": block_rows, "BLOCK": block}
+    narrow = ("x", "residual", "y", "total", "weight", "bias", "dy", "dsum", "dx")
+    wide = ("means", "rstds", "partial", "averages")
+    types = dict.fromkeys(narrow, "*bf16") | dict.fromkeys(wide, "*fp32") | {"eps": "fp32"}
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    pointers = [index for index, name in enumerate(kernel.arg_names) if name in types and name != "eps"]
+    aligned = {(index,): [["tt.divisibility", 16]] for index in pointers}
+    source = ASTSource(kernel, signature, constants, aligned)
+    code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    return usage(code.asm["cubin"])

@@ -1,0 +1,38 @@
+"""`tilewright.functional`: every name is there, documented, and computes what PyTorch computes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tilewright import functional
+
+
+@pytest.mark.parametrize("name", functional.__all__)
+def test_every_name_is_a_documented_function(name: str) -> None:
+    function = getattr(functional, name)
+    assert callable(function)
+    assert function.__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'sotfmax'"):
+        _ = functional.sotfmax
+
+
+def test_importing_it_loads_no_kernel() -> None:
+    heavy = "[m for m in sys.modules if m == 'torch' or m.startswith('tilewright.kernels')]"
+    loads = f"import sys, tilewright.functional; print({heavy})"
+    assert subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_it_computes_what_pytorch_computes() -> None:
+    x, w = torch.randn(5, 7), torch.randn(7)
+    torch.testing.assert_close(functional.softmax(x, -1), F.softmax(x, -1))
+    torch.testing.assert_close(functional.layer_norm(x, w, None), F.layer_norm(x, (7,), w))
+    torch.testing.assert_close(functional.gelu(x), F.gelu(x))
+    torch.testing.assert_close(functional.weighted_sum(x, w), x @ w)
