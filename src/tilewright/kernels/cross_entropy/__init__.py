@@ -1,0 +1,176 @@
+"""Cross entropy of logits and classes, forward and backward."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from tilewright.kernels import nvrtc
+from tilewright.kernels.cross_entropy import formula
+from tilewright.kernels.device import current, interpreted, runs_triton
+from tilewright.kernels.once import once
+from tilewright.kernels.registration import define
+from tilewright.kernels.row import rows_of
+
+REDUCTIONS = ("mean", "sum", "none")
+WAYS = ("auto", "torch", "triton", "cuda")
+
+
+def cross_entropy(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """-log softmax(logits)[target], with `z_loss · logsumexp²` added for each row.
+
+    Args:
+        logits: [N, C], floating point, C from 1 to 2³¹ - 1. Rows at any distance from each other are read
+            where they lie; where their elements are not side by side they are copied first.
+        target: [N], any integer dtype: a class in [0, C) or `ignore_index`. On a GPU another value makes
+            that row's loss and gradient NaN; on a CPU it is an IndexError.
+        ignore_index: rows of this target have neither loss nor gradient and are not counted.
+        label_smoothing: ε in [0, 1]: the target's share is 1 - ε + ε / C, every other's ε / C (Szegedy et al.
+            2016, "Rethinking the Inception Architecture", section 7).
+        z_loss: weight of the squared log-sum-exp (Chowdhery et al. 2022, PaLM, section 5).
+        reduction: `mean` over the counted rows (NaN where there are none), `sum`, or `none`.
+
+    Returns:
+        The loss in the logits' dtype, [], or [N] for `none`.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or options that do not fit.
+
+    fp32, bf16 and fp16 run our kernels on a GPU: forward reads the logits once, maximum and sum in fp32
+    (Milakov and Gimelshein 2018), backward reads them once more and writes their gradient; neither holds
+    probabilities. Any other dtype and the CPU run PyTorch's operators.
+    """
+    return by_way(
+        logits, target, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, reduction=reduction
+    )
+
+
+def by_way(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+    way: str = "auto",
+) -> torch.Tensor:
+    """Cross entropy by one of `WAYS`, forward and backward; a way that cannot take the logits raises."""
+    _check(logits, target, label_smoothing, reduction)
+    loss: torch.Tensor = _forward(logits, target.long(), ignore_index, label_smoothing, z_loss, reduction, way)[0]
+    return loss
+
+
+def _check(logits: torch.Tensor, target: torch.Tensor, label_smoothing: float, reduction: str) -> None:
+    if logits.dim() != 2 or target.shape != logits.shape[:1] or logits.shape[1] == 0:
+        raise ValueError(
+            "cross_entropy takes logits [N, C], C at least 1, and target [N], "
+            f"not {list(logits.shape)} and {list(target.shape)}"
+        )
+    if not logits.is_floating_point() or target.is_floating_point() or target.is_complex():
+        raise ValueError(f"cross_entropy takes floating-point logits and integers, not {logits.dtype}, {target.dtype}")
+    if logits.device != target.device:
+        raise ValueError(f"logits and target are on {logits.device} and {target.device}")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, not {reduction!r}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be between 0 and 1, not {label_smoothing}")
+
+
+def _chosen(logits: torch.Tensor, way: str) -> str:
+    """The way that `auto` is for the logits: CUDA C++ where it can be built, else Triton."""
+    if logits.numel() == 0:
+        return "torch"
+    if way != "auto":
+        return way
+    if not runs_triton(logits):
+        return "torch"
+    return "cuda" if logits.is_cuda and not interpreted() and nvrtc.available(logits.device.index) else "triton"
+
+
+def _loss(
+    logits: torch.Tensor, target: torch.Tensor, ignored: int, smoothing: float, z_loss: float, reduction: str, way: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for []."""
+    way = _chosen(logits, way)
+    if way == "torch":
+        return formula.forward(logits, target, ignored, smoothing, z_loss, reduction)
+    rows, target = rows_of(logits), target.contiguous()
+    with current(logits):
+        loss, statistics, weight = _kernels(way).forward(rows, target, ignored, smoothing, z_loss, reduction)
+        return loss, statistics, weight
+
+
+def _loss_backward(
+    gradient: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    statistics: torch.Tensor,
+    weight: torch.Tensor,
+    ignored: int,
+    smoothing: float,
+    z_loss: float,
+    way: str,
+) -> torch.Tensor:
+    way = _chosen(logits, way)
+    if way == "torch":
+        return formula.backward(gradient, logits, target, statistics, weight, ignored, smoothing, z_loss)
+    out = logits.new_empty(logits.shape)
+    with current(logits):
+        options = (ignored, smoothing, z_loss)
+        _kernels(way).backward(gradient, rows_of(logits), target.contiguous(), statistics, weight, out, *options)
+    return out
+
+
+def _kernels(way: str) -> Any:
+    """The module that has forward() and backward()."""
+    if way not in WAYS:
+        raise ValueError(f"cross_entropy goes one of the ways {', '.join(WAYS)}, not {way!r}")
+    return importlib.import_module(f"{__name__}.{way}")
+
+
+def _loss_fake(
+    logits: torch.Tensor, target: torch.Tensor, *options: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    loss = logits.new_empty(target.shape if options[3] == "none" else ())
+    return loss, logits.new_empty((2, logits.shape[0]), dtype=wide), logits.new_empty((), dtype=wide)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    logits, target, ignored, smoothing, z_loss, _, way = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(logits, target, *output[1:])
+    ctx.options = (ignored, smoothing, z_loss, way)
+
+
+def _gradient(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+    return (_backward(gradient, *ctx.saved_tensors, *ctx.options), *[None] * 6)
+
+
+_backward = define(
+    "cross_entropy_backward(Tensor gradient, Tensor logits, Tensor target, Tensor statistics, Tensor weight, "
+    "int ignored, float smoothing, float z_loss, str way) -> Tensor",
+    _loss_backward,
+    lambda gradient, logits, *_: logits.new_empty(logits.shape),
+    backward=once("cross_entropy_backward"),
+)
+_forward = define(
+    "cross_entropy(Tensor logits, Tensor target, int ignored, float smoothing, float z_loss, str reduction, str way)"
+    " -> (Tensor, Tensor, Tensor)",
+    _loss,
+    _loss_fake,
+    backward=_gradient,
+    save=_save,
+)
+__all__ = ["cross_entropy"]

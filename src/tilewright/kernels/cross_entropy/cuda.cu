@@ -1,0 +1,202 @@
+// Cross entropy over rows of logits: forward reads them once and keeps two numbers a row, backward reads
+// them once more and writes their gradient.
+//
+// Defined by whoever compiles: ELEMENT (float, bf16, fp16), EDGES, LINE, THREADS (a block), WIDTH (threads that
+// share a row: 32 or fewer, or the block), VECTORS (loads of 16 bytes that a thread has in flight), BLOCKS (that a
+// multiprocessor must hold at once: bounds the registers), SMOOTH (1
+// where labels are smoothed).
+#include "row.cuh"
+
+constexpr int LANES = lanes<ELEMENT>;
+constexpr int TEAMS = THREADS / WIDTH;  // of a block; each has a row at a time
+using Elements = Row<ELEMENT, EDGES>;
+
+// What smoothing needs beside the maximum and the sum of exponentials: the sum of the logits.
+struct Statistics {
+    MaxSum exponentials;
+    Sum logits;
+    __device__ __forceinline__ void join(Statistics other) {
+        exponentials.join(other.exponentials);
+        logits.join(other.logits);
+    }
+};
+struct Total {
+    float loss, count;
+    __device__ __forceinline__ void join(Total other) { loss += other.loss, count += other.count; }
+};
+#if SMOOTH
+using State = Statistics;
+__device__ __forceinline__ MaxSum &exponentials(State &state) { return state.exponentials; }
+#else
+using State = MaxSum;
+__device__ __forceinline__ MaxSum &exponentials(State &state) { return state; }
+#endif
+
+struct Reader {
+    const ELEMENT *logits;
+    long long rows, stride;
+    int columns;
+    __device__ __forceinline__ Elements row(long long number) const {
+        return Elements(logits + number * stride, number < rows ? columns : 0);
+    }
+    __device__ __forceinline__ void load(long long number, int first, uint4 (&loaded)[VECTORS]) const {
+        const Elements in = row(number);
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            const int v = first + i * WIDTH;
+            loaded[i] = in.holds(v) ? in.load(v) : Elements::full_of(minus_infinity());
+        }
+    }
+    // A label that is no column makes the loss NaN, and nothing outside of the row is read.
+    __device__ __forceinline__ float wanted(long long number, long long label) const {
+        return label >= 0 && label < columns ? widen(logits[number * stride + label]) : not_a_number();
+    }
+};
+
+__device__ __forceinline__ void take(const Elements &in, int first, uint4 (&loaded)[VECTORS], State &state) {
+    Greatest<ELEMENT> greatest{exponentials(state).max};
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int v = first + i * WIDTH;
+        if (in.holds(v)) loaded[i] = in.inside(v, loaded[i], minus_infinity());
+        greatest.see(loaded[i]);
+    }
+    const float most = greatest.most;
+    MaxSum &sum = exponentials(state);
+    sum.sum *= power_of_two((sum.max - most) * LOG2E);
+    sum.max = most;
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        float a[LANES];
+        unpack<ELEMENT>(loaded[i], a);
+#pragma unroll
+        for (int k = 0; k < LANES; k++) sum.sum += power_of_two((a[k] - most) * LOG2E);
+#if SMOOTH
+        const int v = first + i * WIDTH;
+#pragma unroll
+        for (int k = 0; k < LANES; k++)
+            if (unsigned(in.column(v) + k) < unsigned(in.columns)) state.logits.sum += a[k];
+#endif
+    }
+}
+
+// Each team goes through rows, the loads of what comes next under way while it works on what came last.
+//
+// `statistics` gets each row's maximum, then each row's log sum exp(x - maximum): kept apart, for their sum
+// would lose the digits that backward needs. `losses` gets each row's loss if it is not null, `shares` each
+// block's sum and count of losses.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    forward(const ELEMENT *logits, const long long *target, ELEMENT *losses, float *statistics, Total *shares,
+            long long rows, int columns, long long stride, long long ignored, float smoothing, float z_loss) {
+    __shared__ Exchange<THREADS, 1, State> exchange;
+    __shared__ Exchange<THREADS, 1, Total> totals;
+    const Reader reader{logits, rows, stride, columns};
+    const int lane = threadIdx.x % WIDTH;
+    const long long step = (long long)gridDim.x * TEAMS;
+    const long long start = (long long)blockIdx.x * TEAMS + threadIdx.x / WIDTH;
+    const int rounds = (Elements::most_vectors(columns) + VECTORS * WIDTH - 1) / (VECTORS * WIDTH);
+    uint4 ahead[VECTORS];
+    reader.load(start, lane, ahead);
+    const bool speaks = lane == 0;
+    long long label = speaks && start < rows ? target[start] : ignored;
+    float wanted = label != ignored ? reader.wanted(start, label) : 0.f;
+    Total total{0.f, 0.f};
+    unsigned number = 0;
+    // Teams of a warp shuffle together, so all go on until the block's first is done.
+    for (long long first = (long long)blockIdx.x * TEAMS; first < rows; first += step) {
+        const long long row = first + threadIdx.x / WIDTH, next = row + step;
+        const Elements in = reader.row(row);
+        const long long next_label = speaks && next < rows ? target[next] : ignored;
+        State state{};
+        exponentials(state).max = LOWEST;
+        for (int round = 0; round < rounds; round++) {
+            uint4 loaded[VECTORS];
+#pragma unroll
+            for (int i = 0; i < VECTORS; i++) loaded[i] = ahead[i];
+            const bool last = round == rounds - 1;
+            reader.load(last ? next : row, last ? lane : (round + 1) * VECTORS * WIDTH + lane, ahead);
+            take(in, round * VECTORS * WIDTH + lane, loaded, state);
+        }
+        const float next_wanted = next_label != ignored ? reader.wanted(next, next_label) : 0.f;
+        if constexpr (WIDTH <= 32)
+            state = across_lanes<WIDTH>(state);
+        else
+            state = exchange(state, number++);
+        if (speaks && row < rows) {
+            const float maximum = exponentials(state).max, log_sum = logf(exponentials(state).sum);
+            float loss = 0.f;
+            if (label != ignored) {
+                loss = log_sum - (wanted - maximum);
+#if SMOOTH
+                loss = (1.f - smoothing) * loss + smoothing * (log_sum - (state.logits.sum / columns - maximum));
+#endif
+                loss += z_loss * (maximum + log_sum) * (maximum + log_sum);
+                total.join({loss, 1.f});
+            }
+            if (losses) narrow(losses[row], loss);
+            statistics[row] = maximum;
+            statistics[rows + row] = log_sum;
+        }
+        label = next_label, wanted = next_wanted;
+    }
+    total = totals(total, 0);
+    if (threadIdx.x == 0) shares[blockIdx.x] = total;
+}
+
+// One block adds up the shares of `count` blocks: `total` gets the sum of the losses, or their mean over the rows
+// that are not ignored (NaN where there are none, as PyTorch has it), `weight` what one row counts for.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    finish(const Total *shares, int count, ELEMENT *total, float *weight, int mean) {
+    __shared__ Exchange<THREADS, 1, Total> totals;
+    Total sum{0.f, 0.f};
+    for (int i = threadIdx.x; i < count; i += THREADS) sum.join(shares[i]);
+    sum = totals(sum, 0);
+    if (threadIdx.x == 0) {
+        *weight = mean ? 1.f / sum.count : 1.f;
+        narrow(*total, mean ? sum.loss / sum.count : sum.loss);
+    }
+}
+
+// One block for each `VECTORS * WIDTH` vectors of a row (several short rows); `gradient` moves by
+// `gradient_stride` from row to row: 0 where the losses were added up.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    backward(const ELEMENT *logits, const long long *target, const float *statistics, const ELEMENT *gradient,
+             const float *weight, ELEMENT *out, long long rows, int columns, int pieces, long long stride,
+             long long out_stride, long long gradient_stride, long long ignored, float smoothing, float z_loss) {
+    const long long row = (long long)(blockIdx.x / pieces) * (THREADS / WIDTH) + threadIdx.x / WIDTH;
+    if (row >= rows) return;
+    const int first = blockIdx.x % pieces * VECTORS * WIDTH + threadIdx.x % WIDTH;
+    const Elements in(logits + row * stride, columns), result(out + row * out_stride, in);
+    const long long label = target[row];
+    uint4 loaded[VECTORS];
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++)
+        if (in.holds(first + i * WIDTH) && label != ignored) loaded[i] = in.load(first + i * WIDTH);
+    const float maximum = statistics[row], log_sum = statistics[rows + row];
+    const bool known = label >= 0 && label < columns;
+    const float scale = known ? widen(gradient[row * gradient_stride]) * *weight : not_a_number();
+    const float times = scale * (1.f + 2.f * z_loss * (maximum + log_sum));
+    const float hit = scale * (1.f - smoothing), miss = scale * smoothing / columns;
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int v = first + i * WIDTH;
+        if (!in.holds(v)) continue;
+        float a[LANES];
+        if (label == ignored) {
+            // NaN where PyTorch has it: in rows of NaN, +inf, or nothing but -inf.
+#pragma unroll
+            for (int k = 0; k < LANES; k++) a[k] = log_sum - log_sum;
+            result.store(v, pack<ELEMENT>(a));
+            continue;
+        }
+        unpack<ELEMENT>(loaded[i], a);
+        const long long at = label - in.column(v);
+#pragma unroll
+        for (int k = 0; k < LANES; k++) {
+            a[k] = times * power_of_two((a[k] - maximum - log_sum) * LOG2E);
+            if (SMOOTH) a[k] -= miss;
+            if (at == k) a[k] -= hit;
+        }
+        result.store(v, pack<ELEMENT>(a));
+    }
+}

@@ -1,0 +1,61 @@
+"""Cross entropy and its gradient by PyTorch's operators: the way of float64 and of the CPU."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def forward(
+    logits: torch.Tensor, target: torch.Tensor, ignored: int, smoothing: float, z_loss: float, reduction: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
+
+    The last two in at least fp32. IndexError for a target that is no column.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    maximum = wide.amax(-1)
+    log_sum = (wide - maximum[:, None]).exp().sum(-1).log()
+    probabilities = wide - maximum[:, None] - log_sum[:, None]
+    losses = F.nll_loss(probabilities, target, ignore_index=ignored, reduction="none")
+    if smoothing:
+        losses = (1 - smoothing) * losses - smoothing * probabilities.mean(-1)
+    if z_loss:
+        losses = losses + z_loss * (maximum + log_sum).square()
+    losses = losses.where(target != ignored, losses.new_zeros(()))
+    total, weight = reduced(losses, target, ignored, reduction)
+    return total.to(logits.dtype), torch.stack([maximum, log_sum]), weight
+
+
+def reduced(
+    losses: torch.Tensor, target: torch.Tensor, ignored: int, reduction: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses [N] as asked for, and what one of them counts for []."""
+    if reduction == "none":
+        return losses, losses.new_ones(())
+    if reduction == "sum":
+        return losses.sum(), losses.new_ones(())
+    weight = (target != ignored).sum().to(losses.dtype).reciprocal()
+    return losses.sum() * weight, weight
+
+
+def backward(
+    gradient: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    statistics: torch.Tensor,
+    weight: torch.Tensor,
+    ignored: int,
+    smoothing: float,
+    z_loss: float,
+) -> torch.Tensor:
+    """The gradient of the logits [N, C] from that of the loss, [] or [N]."""
+    maximum, log_sum = statistics[:, :, None]
+    counted = (target != ignored)[:, None]
+    scale = (gradient.to(weight.dtype) * weight).expand(target.shape)[:, None]
+    change: torch.Tensor = (logits - maximum - log_sum).exp() * (1 + 2 * z_loss * (maximum + log_sum))
+    change -= smoothing / logits.shape[1]
+    columns = target[:, None].where(counted, 0)
+    change = change.scatter_add(1, columns, change.new_full(columns.shape, smoothing - 1))
+    # An ignored row is NaN where PyTorch's is: of NaN, +inf, or nothing but -inf.
+    return (change * scale).where(counted, log_sum - log_sum).to(logits.dtype)

@@ -1,0 +1,147 @@
+"""Cross entropy over rows of logits in Triton: forward walks a row once, backward takes it in tiles."""
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tilewright.kernels.activation.formulas import rounded
+from tilewright.kernels.cross_entropy.formula import reduced
+
+TILE = 4096
+"""Elements that a program takes at once."""
+LOWEST = tl.constexpr(-3.402823466e38)
+"""Finite, so that -inf minus it is no NaN."""
+
+
+@triton.jit
+def forward_rows(
+    logits,
+    target,
+    losses,
+    statistics,
+    rows,
+    columns,
+    stride,
+    ignored,
+    smoothing,
+    z_loss,
+    SMOOTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    start = logits + row[:, None] * stride
+    most = tl.full((BLOCK_ROWS,), LOWEST, tl.float32)
+    total = tl.full((BLOCK_ROWS,), 0.0, tl.float32)
+    plain = tl.full((BLOCK_ROWS,), 0.0, tl.float32)
+    first = 0
+    while first < columns:
+        col = first + tl.arange(0, BLOCK_COLS)[None, :]
+        inside = (row < rows)[:, None] & (col < columns)
+        a = tl.load(start + col, inside, other=float("-inf")).to(tl.float32)
+        # max drops NaN; the sum of exponentials brings it back.
+        above = tl.maximum(most, tl.max(a, 1))
+        total = total * tl.exp(most - above) + tl.sum(tl.exp(a - above[:, None]), 1)
+        most = above
+        if SMOOTH:
+            plain += tl.sum(tl.where(inside, a, 0.0), 1)
+        first += BLOCK_COLS
+    label = tl.load(target + row, row < rows, other=ignored)
+    known = (label >= 0) & (label < columns)
+    # A label that is no column: the loss is NaN, and nothing outside of the row is read.
+    wanted = tl.load(logits + row * stride + label, (row < rows) & known, other=float("nan")).to(tl.float32)
+    log_sum = tl.log(total)
+    loss = log_sum - (wanted - most)
+    if SMOOTH:
+        loss = (1.0 - smoothing) * loss + smoothing * (log_sum - (plain / columns - most))
+    loss += z_loss * (most + log_sum) * (most + log_sum)
+    tl.store(losses + row, tl.where(label == ignored, 0.0, loss), row < rows)
+    tl.store(statistics + row, most, row < rows)
+    tl.store(statistics + rows + row, log_sum, row < rows)
+
+
+@triton.jit
+def backward_tiles(
+    logits,
+    target,
+    statistics,
+    gradient,
+    weight,
+    out,
+    rows,
+    columns,
+    stride,
+    out_stride,
+    gradient_stride,
+    ignored,
+    smoothing,
+    z_loss,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    pieces = tl.cdiv(columns, BLOCK_COLS)
+    row = (tl.program_id(0) // pieces).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    col = (tl.program_id(0) % pieces) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
+    label = tl.load(target + row, row < rows, other=ignored)
+    counted = label != ignored
+    known = (label >= 0) & (label < columns)
+    inside = (row < rows) & (col < columns)
+    a = tl.load(logits + row * stride + col, inside & counted, other=0.0).to(tl.float32)
+    most = tl.load(statistics + row, row < rows, other=0.0)
+    log_sum = tl.load(statistics + rows + row, row < rows, other=0.0)
+    scale = tl.load(gradient + row * gradient_stride, row < rows, other=0.0).to(tl.float32) * tl.load(weight)
+    scale = tl.where(known, scale, float("nan"))
+    change = tl.exp(a - most - log_sum) * (1.0 + 2.0 * z_loss * (most + log_sum)) - smoothing / columns
+    change = tl.where(col == label, change - (1.0 - smoothing), change) * scale
+    # An ignored row is NaN where PyTorch's is: of NaN, +inf, or nothing but -inf.
+    tl.store(
+        out + row * out_stride + col,
+        rounded(tl.where(counted, change, log_sum - log_sum), out.dtype.element_ty),
+        inside,
+    )
+
+
+def blocks(columns: int) -> dict[str, int]:
+    """The tile for rows of `columns` elements, as launch arguments."""
+    block_cols = min(triton.next_power_of_2(columns), TILE)
+    return {"BLOCK_ROWS": TILE // block_cols, "BLOCK_COLS": block_cols, "num_warps": 8}
+
+
+def forward(
+    logits: torch.Tensor, target: torch.Tensor, ignored: int, smoothing: float, z_loss: float, reduction: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for []; logits [N, C]."""
+    rows, columns = logits.shape
+    losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    statistics = torch.empty((2, rows), dtype=torch.float32, device=logits.device)
+    sizes = blocks(columns)
+    forward_rows[(triton.cdiv(rows, sizes["BLOCK_ROWS"]),)](
+        logits, target, losses, statistics, rows, columns, logits.stride(0), ignored, smoothing, z_loss,
+        SMOOTH=smoothing != 0, **sizes,
+    )  # fmt: skip
+    loss, weight = reduced(losses, target, ignored, reduction)
+    return loss.to(logits.dtype), statistics, weight
+
+
+def backward(
+    gradient: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    statistics: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    ignored: int,
+    smoothing: float,
+    z_loss: float,
+) -> None:
+    """The gradient of the logits [N, C] into `out`, from that of the loss, [] or [N]."""
+    rows, columns = logits.shape
+    sizes = blocks(columns)
+    programs = triton.cdiv(rows, sizes["BLOCK_ROWS"]) * triton.cdiv(columns, sizes["BLOCK_COLS"])
+    backward_tiles[(programs,)](
+        logits, target, statistics, gradient, weight, out, rows, columns, logits.stride(0), out.stride(0),
+        gradient.stride(0) if gradient.dim() else 0, ignored, smoothing, z_loss, **sizes,
+    )  # fmt: skip

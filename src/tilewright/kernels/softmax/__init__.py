@@ -1,0 +1,124 @@
+"""Softmax and log-softmax, forward and backward."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from tilewright.kernels import nvrtc
+from tilewright.kernels.device import current, interpreted, runs_triton
+from tilewright.kernels.once import once
+from tilewright.kernels.registration import define
+from tilewright.kernels.row import rows_of
+
+WAYS = ("auto", "torch", "triton", "cuda")
+
+
+def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """exp(xᵢ) / Σⱼ exp(xⱼ) along `dim`, as `torch.softmax`.
+
+    Args:
+        x: any shape, floating point, 1 to 2³¹ - 1 elements along `dim`. Rows at any distance from each
+            other are read where they lie; where the elements of a row are not side by side (another
+            `dim` than the last), x is copied first.
+        dim: the dimension that sums to one.
+
+    Returns:
+        x's shape and dtype, contiguous before `dim` is put back in its place. NaN along `dim` where it
+        holds NaN or +inf, or nothing but -inf.
+
+    Raises:
+        IndexError: no such dimension. RuntimeError: x is not floating point.
+
+    fp32, bf16 and fp16 run our kernels on a GPU, with maximum and sum in fp32 (Milakov and Gimelshein,
+    "Online normalizer calculation for softmax", 2018); any other dtype and the CPU run PyTorch's.
+    The gradient is y · (dy - Σ y · dy), in one pass over y and dy.
+    """
+    return by_way(x, dim, log=False)
+
+
+def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """xᵢ - max - log Σⱼ exp(xⱼ - max) along `dim`, as `torch.log_softmax`; the rest is as for `softmax`.
+
+    The gradient is dy - exp(y) · Σ dy.
+    """
+    return by_way(x, dim, log=True)
+
+
+def by_way(x: torch.Tensor, dim: int = -1, *, log: bool, way: str = "auto") -> torch.Tensor:
+    """Softmax or log-softmax by one of `WAYS`, forward and backward; a way that cannot take x raises."""
+    if not x.is_floating_point():
+        raise RuntimeError(f"softmax takes floating point, not {x.dtype}")
+    last = x.dim() == 0 or dim in (-1, x.dim() - 1)
+    result: torch.Tensor = _forward(x if last else x.movedim(dim, -1), log, way)
+    return result if last else result.movedim(-1, dim)
+
+
+def _chosen(x: torch.Tensor, way: str) -> str:
+    """The way that `auto` is for the rows of `x`: CUDA C++ where it can be built, else Triton."""
+    if x.numel() == 0:
+        return "torch"
+    if way != "auto":
+        return way
+    if not runs_triton(x):
+        return "torch"
+    return "cuda" if x.is_cuda and not interpreted() and nvrtc.available(x.device.index) else "triton"
+
+
+def _softmax(x: torch.Tensor, log: bool, way: str) -> torch.Tensor:
+    way = _chosen(x, way)
+    if way == "torch":
+        y = torch.log_softmax(x, -1) if log else torch.softmax(x, -1)
+        return y.contiguous()
+    rows = rows_of(x)
+    y = x.new_empty(x.shape)
+    with current(x):
+        _kernels(way).forward(rows, rows_of(y), log)
+    return y
+
+
+def _softmax_backward(y: torch.Tensor, dy: torch.Tensor, log: bool, way: str) -> torch.Tensor:
+    way = _chosen(y, way)
+    if way == "torch":
+        aten = torch.ops.aten
+        gradient = aten._log_softmax_backward_data if log else aten._softmax_backward_data
+        dx: torch.Tensor = gradient(dy, y, -1, y.dtype)
+        return dx.contiguous()
+    dx = y.new_empty(y.shape)
+    with current(y):
+        _kernels(way).backward(rows_of(y), rows_of(dy), rows_of(dx), log)
+    return dx
+
+
+def _kernels(way: str) -> Any:
+    """The module that has forward() and backward()."""
+    if way not in WAYS:
+        raise ValueError(f"softmax goes one of the ways {', '.join(WAYS)}, not {way!r}")
+    return importlib.import_module(f"{__name__}.{way}")
+
+
+def _save(ctx: Any, inputs: tuple[torch.Tensor, bool, str], output: torch.Tensor) -> None:
+    ctx.save_for_backward(output)
+    ctx.options = inputs[1:]
+
+
+def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    return _backward(ctx.saved_tensors[0], dy, *ctx.options), None, None
+
+
+_backward = define(
+    "softmax_backward(Tensor y, Tensor dy, bool log, str way) -> Tensor",
+    _softmax_backward,
+    lambda y, dy, log, way: y.new_empty(y.shape),
+    backward=once("softmax_backward"),
+)
+_forward = define(
+    "softmax(Tensor x, bool log, str way) -> Tensor",
+    _softmax,
+    lambda x, log, way: x.new_empty(x.shape),
+    backward=_gradient,
+    save=_save,
+)
+__all__ = ["log_softmax", "softmax"]

@@ -1,0 +1,129 @@
+"""The CUDA C++ kernels of `cuda.cu`: how a row is shared out, and the launches.
+
+Limit: memory bandwidth. On an H200, in shares of the copy bandwidth of the same run (4150 GB/s), 1 GiB of traffic:
+
+    bf16 columns    1024   4096   5000   8192  16384  32768  50257  65536 131072 262144
+    forward         1.02   1.01   0.99   1.00   0.99   0.98   0.89   0.97   0.94   0.89
+    backward        1.05   1.05   1.05   1.05   1.05   1.05   1.02   1.04   1.03   1.00
+
+Long rows are limited by their exchange: a cluster's blocks start, wait for each other and end together.
+Tried for them and lost, forward in bf16: blocks that stay, fed through shared memory by the copy engine one or
+two rows ahead (0.91 at 16384 and at 131072 columns; 0.93 at 50257, the only length where it won); reading a
+row twice, the second time out of L2 (0.68 at 32768); exponentials kept in fp32 for elements of 16 bits (0.97 at
+16384). Loads past L1 and streaming stores cost 8 % at every length (`row.cuh`), and a barrier of the whole
+cluster instead of an mbarrier per block waits for stores.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from tilewright.kernels import nvrtc
+from tilewright.kernels.row import ELEMENTS, Edges, edges, line_of, vectors_of
+
+SOURCE = Path(__file__).parent / "cuda.cu"
+Direction = Literal["forward", "backward"]
+SIGNATURES = {"forward": "PPqiqq", "backward": "PPPqiqqq"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a row is shared out: threads of a block, threads of it that share a row, vectors a thread, blocks a row."""
+
+    threads: int
+    width: int
+    vectors: int
+    cluster: int = 1
+    streamed: bool = False
+    """The row does not fit: it is read twice, `vectors` a thread at a time."""
+
+    def definitions(self, columns: int, dtype: torch.dtype, lie: Edges, log: bool) -> nvrtc.Definitions:
+        """What `cuda.cu` wants to know."""
+        return (
+            ("ELEMENT", ELEMENTS[dtype]),
+            ("EDGES", lie),
+            ("LINE", line_of(columns, dtype.itemsize)),
+            ("THREADS", self.threads),
+            ("WIDTH", self.width),
+            ("VECTORS", self.vectors),
+            ("CLUSTER", self.cluster),
+            ("LOG", int(log)),
+        )
+
+
+STEPS = {
+    "forward": (
+        (128, 64, 1),
+        (2048, 256, 1),
+        (4096, 512, 1),
+        (8192, 512, 2),
+        (16384, 256, 8),
+        (32768, 256, 16),
+        (65536, 512, 16),
+        (131072, 1024, 16),
+    ),
+    "backward": (
+        (128, 64, 1),
+        (512, 128, 1),
+        (1024, 256, 1),
+        (2048, 512, 1),
+        (4096, 512, 2),
+        (8192, 512, 4),
+        (16384, 512, 8),
+        (32768, 512, 8),
+        (65536, 512, 16),
+    ),
+}
+"""Up to so many vectors: threads of a block, blocks of a cluster. The fastest of those measured on an H200."""
+
+
+def plan(direction: Direction, vectors: int) -> Plan:
+    """For rows of so many 16-byte vectors."""
+    if vectors <= 64:
+        width = next((width for width in (1, 2, 4, 8, 16) if 2 * width >= vectors), 32)
+        return Plan(128, width, -(-vectors // width))
+    for most, threads, cluster in STEPS[direction]:
+        if vectors <= most:
+            return Plan(threads, threads, -(-vectors // (threads * cluster)), cluster)
+    return Plan(512, 512, 4, 16, streamed=True)
+
+
+@functools.cache
+def _kernel(
+    direction: Direction, device: int, columns: int, dtype: torch.dtype, lie: Edges, log: bool
+) -> tuple[nvrtc.Kernel, Plan]:
+    chosen = plan(direction, vectors_of(columns, dtype.itemsize, lie))
+    kernel = nvrtc.kernel(
+        SOURCE,
+        f"{direction}_streamed" if chosen.streamed else direction,
+        SIGNATURES[direction],
+        device=device,
+        threads=chosen.threads,
+        cluster=chosen.cluster,
+        definitions=chosen.definitions(columns, dtype, lie, log),
+    )
+    return kernel, chosen
+
+
+def forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
+    """Softmax (or its logarithm) of the rows of `x` into those of `y`: [N, M] each, rows at any distance."""
+    _launch("forward", (x, y), log)
+
+
+def backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, log: bool) -> None:
+    """The gradient of the rows whose result is `y` into `dx`, from that of the result, `dy`: [N, M] each."""
+    _launch("backward", (y, dy, dx), log)
+
+
+def _launch(direction: Direction, tensors: tuple[torch.Tensor, ...], log: bool) -> None:
+    first = tensors[0]
+    rows, columns = first.shape
+    kernel, chosen = _kernel(direction, first.device.index, columns, first.dtype, edges(*tensors), log)
+    blocks = -(-rows * chosen.width // chosen.threads) * chosen.cluster
+    pointers, strides = [x.data_ptr() for x in tensors], [x.stride(0) for x in tensors]
+    kernel((blocks,), *pointers, rows, columns, *strides)

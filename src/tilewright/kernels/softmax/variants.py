@@ -1,0 +1,128 @@
+"""The suites `softmax` and `log_softmax`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from tilewright.kernels.peers import inductor, library
+from tilewright.kernels.softmax import by_way, eager, log_softmax, reference, softmax
+from tilewright.records.suite import Suite, Variant, Work, Workload
+
+ELEMENTS = 2**28
+"""Of the default sizes: in bf16, forward moves 1 GiB."""
+COLUMNS = (256, 1024, 4096, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
+SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+LONGEST_LOOP = 512 * 1024
+"""Elements beyond which nobody waits for a loop over columns in Python."""
+
+
+def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
+    """`sizes` is rows, columns."""
+    rows, columns = sizes
+    kind: torch.dtype = getattr(torch, dtype)
+
+    def make(device: torch.device, generator: torch.Generator) -> tuple[torch.Tensor]:
+        x = torch.randn(rows, columns, dtype=kind, device=device, generator=generator)
+        return (x.requires_grad_(),)
+
+    nbytes = rows * columns * kind.itemsize
+    # Backward reads the result and its gradient, and writes the input's.
+    work = {"fwd": Work(2 * nbytes), "bwd": Work(3 * nbytes)}
+    return Workload(f"{rows}x{columns} {SHORT[dtype]}", sizes, dtype, make, work)  # type: ignore[arg-type]
+
+
+def _liger(x: torch.Tensor) -> torch.Tensor:
+    from liger_kernel.ops.softmax import LigerSoftmaxFunction
+
+    y: torch.Tensor = LigerSoftmaxFunction.apply(x)
+    return y
+
+
+def _quack(x: torch.Tensor) -> torch.Tensor:
+    from quack.softmax import softmax as quack_softmax
+
+    y: torch.Tensor = quack_softmax(x)
+    return y
+
+
+def _torch(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def _torch_log(x: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(x, -1)
+
+
+def _small(workload: Workload) -> str | None:
+    rows, columns = workload.sizes
+    return None if rows * columns <= LONGEST_LOOP else f"{7 * columns + 5} kernel launches a call"
+
+
+def no_cuda(_: Workload) -> str | None:
+    from tilewright.kernels import nvrtc
+
+    if torch.cuda.is_available() and nvrtc.available(torch.cuda.current_device()):
+        return None
+    return "needs the package cuda-bindings and a device with thread-block clusters"
+
+
+def _ours(log: bool, function: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Variant, ...]:
+    return (
+        Variant("tilewright", "cuda", function, note="one trip through HBM: bandwidth"),
+        Variant(
+            "tilewright-triton",
+            "triton",
+            functools.partial(by_way, log=log, way="triton"),
+            note="one trip while a program holds the row; longer or ragged rows lose vectors, then a second read",
+        ),
+        Variant(
+            "tilewright-cuda",
+            "cuda",
+            functools.partial(by_way, log=log, way="cuda"),
+            note="one trip; a long row lies in the registers of a cluster",
+            refuses=no_cuda,
+        ),
+    )
+
+
+_SIZES = tuple((ELEMENTS // columns, columns) for columns in COLUMNS)
+_SWEEPS = {
+    "columns": tuple((ELEMENTS // columns, columns) for columns in (2**power for power in range(6, 21))),
+    "reference": ((100, 5000),),
+}
+SUITES = {
+    "softmax": Suite(
+        name="softmax",
+        summary="yᵢ = exp(xᵢ - max x) / Σⱼ exp(xⱼ - max x), along rows",
+        reference=reference.softmax,
+        workload=workload,
+        variants=(
+            *_ours(False, softmax),
+            Variant("torch", "torch", _torch, note="reads long rows twice"),
+            Variant("eager", "torch", eager.steps, note="five kernels: 8NM + 4N values through memory"),
+            Variant("online-loop", "torch", eager.online_loop, "7M + 5 launches", directions=("fwd",), refuses=_small),
+            inductor(_torch, note="one or two reads, by the row's length"),
+            library("liger", "liger_kernel", _liger, note="a program a row; to 65536 columns"),
+            library("quack", "quack", _quack, note="clusters to 16 blocks, CuTe DSL"),
+        ),
+        sizes=_SIZES,
+        sweeps=_SWEEPS,
+    ),
+    "log_softmax": Suite(
+        name="log_softmax",
+        summary="yᵢ = xᵢ - max x - log Σⱼ exp(xⱼ - max x), along rows",
+        reference=reference.log_softmax,
+        workload=workload,
+        variants=(
+            *_ours(True, log_softmax),
+            Variant("torch", "torch", _torch_log, note="reads long rows twice"),
+            Variant("eager", "torch", reference.log_softmax, note="six kernels: 8NM + 6N values through memory"),
+            inductor(_torch_log, note="one or two reads, by the row's length"),
+        ),
+        sizes=_SIZES,
+        sweeps=_SWEEPS,
+    ),
+}

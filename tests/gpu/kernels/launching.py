@@ -1,0 +1,53 @@
+"""What every kernel must bear on a GPU: a side stream, a CUDA graph, one graph for `torch.compile`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+Call = Callable[..., object]
+
+
+def values_of(call: Call, inputs: Sequence[object]) -> list[torch.Tensor]:
+    """The results, then the gradients of the sum of their squares."""
+    returned = call(*inputs)
+    results = [returned] if isinstance(returned, torch.Tensor) else list(returned)  # type: ignore[call-overload]
+    wanted = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    end = sum(result.float().square().sum() for result in results)
+    return [*[result.detach() for result in results], *torch.autograd.grad(end, wanted)]
+
+
+def on_a_side_stream(call: Call, inputs: Sequence[object]) -> list[torch.Tensor]:
+    """`values_of` on a stream that another, busy one does not wait for."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda._sleep(50_000_000)
+    with torch.cuda.stream(stream):
+        values = values_of(call, inputs)
+    stream.synchronize()
+    return values
+
+
+def replayed(call: Call, inputs: Sequence[object], times: int = 1) -> list[torch.Tensor]:
+    """`values_of`, captured in a CUDA graph after a warm-up and replayed; what the last replay gave."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        values_of(call, inputs)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        values = values_of(call, inputs)
+    for value in values:
+        value.zero_()
+    for _ in range(times):
+        graph.replay()
+    torch.cuda.synchronize()
+    return values
+
+
+def compiled(call: Call, inputs: Sequence[object]) -> list[torch.Tensor]:
+    """`values_of` under Inductor, with no break in the graph."""
+    torch._dynamo.reset()
+    return values_of(torch.compile(call, fullgraph=True), inputs)

@@ -1,0 +1,93 @@
+"""Cross entropy on a GPU: the numbers contract by every way, on shapes that hurt, and how it is launched."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
+from tests.kernels.losses import OPTIONS, proved, targets
+from tests.kernels.rows import SPECIALS, layout
+from tilewright.kernels.cross_entropy import by_way, cross_entropy
+from tilewright.kernels.softmax.variants import COLUMNS
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda:0")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WAYS = ("triton", "cuda")
+SHAPES = ("1x1", "0x7", "5x1", "3x2", "7x33", "3x1031", "every other row", "columns of a wider matrix", "transposed",
+          "one element in", "one row of many")  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [*SHAPES, *SPECIALS])
+def test_numbers_contract(way: str, dtype: torch.dtype, case: str) -> None:
+    assert [row for row in proved(layout(case, dtype, GPU), {}, way) if not row.ok] == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", ["7x33", "3x1031"])
+def test_options(way: str, dtype: torch.dtype, options: dict[str, Any], case: str) -> None:
+    assert [row for row in proved(layout(case, dtype, GPU), options, way) if not row.ok] == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [1, 2, 3, 31, 127, 300, 1000, *COLUMNS, 524289, 1048576])
+def test_every_number_of_classes(dtype: torch.dtype, columns: int) -> None:
+    rows = max(2, min(5000, 2**22 // columns))
+    generator = torch.Generator(GPU).manual_seed(columns)
+    storage = torch.randn(rows * (columns + 3) + 1, dtype=dtype, device=GPU, generator=generator)
+    inputs = (storage[: rows * columns].view(rows, columns), storage[1:].view(rows, columns + 3)[:, :columns])
+    for logits in inputs:
+        for way in WAYS:
+            assert [row for row in proved(logits.detach(), {}, way) if not row.ok] == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("columns", [300, 131072])
+def test_launches(way: str, columns: int) -> None:
+    logits = torch.randn(37, columns, device=GPU, requires_grad=True)
+    function = functools.partial(by_way, way=way)
+    inputs = [logits, targets(logits)]
+    wanted = values_of(function, inputs)
+    for values in (on_a_side_stream(function, inputs), replayed(function, inputs)):
+        assert all(torch.equal(ours, true) for ours, true in zip(values, wanted, strict=True))
+
+
+def test_compiles_as_one_graph() -> None:
+    logits = torch.randn(37, 5000, device=GPU, requires_grad=True)
+    inputs = [logits, targets(logits)]
+    for ours, true in zip(compiled(cross_entropy, inputs), values_of(cross_entropy, inputs), strict=True):
+        torch.testing.assert_close(ours, true)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_label_that_is_no_column_makes_its_row_nan(way: str) -> None:
+    logits = torch.randn(5, 300, device=GPU, requires_grad=True)
+    target = targets(logits)
+    target[1] = 300
+    losses = by_way(logits, target, reduction="none", way=way)
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    assert losses.isnan().tolist() == [False, True, False, False, False]
+    assert gradient.isnan().all(1).tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shape", [(2**21 + 3, 1024), (2**14 + 1, 131072)], ids=str)
+def test_past_32_bits(way: str, shape: tuple[int, int]) -> None:
+    """Rows beyond the elements that 32 bits can count."""
+    logits = torch.randn(shape, device=GPU, dtype=torch.bfloat16, requires_grad=True)
+    target = torch.randint(shape[1], shape[:1], device=GPU)
+    losses = by_way(logits, target, reduction="none", way=way)
+    last = logits.detach()[-5:].float().requires_grad_()
+    wanted = torch.nn.functional.cross_entropy(last, target[-5:], reduction="none")
+    torch.testing.assert_close(losses[-5:].float(), wanted, rtol=2**-8, atol=0)
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    (true,) = torch.autograd.grad(wanted.sum(), last)
+    torch.testing.assert_close(gradient[-5:].float(), true, rtol=2**-7, atol=1e-7)

@@ -1,0 +1,44 @@
+"""Cross entropy in Triton's interpreter, against float64 by the numbers contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.losses import OPTIONS, proved, targets
+from tests.kernels.rows import SPECIALS, layout
+from tilewright.kernels.cross_entropy import by_way
+from tilewright.kernels.cross_entropy import triton as kernels
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = ("1x1", "0x7", "5x1", "3x2", "7x33", "3x1031", "every other row", "columns of a wider matrix", "transposed")
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of several tiles, at a length the interpreter can take."""
+    monkeypatch.setattr(kernels, "TILE", 256)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [*SHAPES, *SPECIALS])
+def test_numbers_contract(case: str, dtype: torch.dtype) -> None:
+    assert [row for row in proved(layout(case, dtype, CPU), {}, "triton") if not row.ok] == []
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options(options: dict[str, Any]) -> None:
+    assert [row for row in proved(layout("7x33", torch.float16, CPU), options, "triton") if not row.ok] == []
+
+
+def test_a_label_that_is_no_column_makes_its_row_nan() -> None:
+    logits = torch.randn(5, 300, requires_grad=True)
+    target = targets(logits)
+    target[1] = 300
+    losses = by_way(logits, target, reduction="none", way="triton")
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    assert losses.isnan().tolist() == [False, True, False, False, False]
+    assert gradient.isnan().all(1).tolist() == [False, True, False, False, False]

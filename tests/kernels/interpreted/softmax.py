@@ -1,0 +1,45 @@
+"""Softmax and log-softmax in Triton's interpreter, against float64 by the numbers contract."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from tests.kernels.rows import LAYOUTS, SPECIALS, layout
+from tilewright.kernels.softmax import by_way
+from tilewright.kernels.softmax import triton as kernels
+from tilewright.kernels.softmax.variants import SUITES
+from tilewright.measure.proof import prove
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that no program holds, at a length the interpreter can take."""
+    monkeypatch.setattr(kernels, "BLOCK", 1024)
+    monkeypatch.setattr(kernels, "STEP", 256)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [*LAYOUTS, *SPECIALS])
+def test_numbers_contract(name: str, dtype: torch.dtype, case: str) -> None:
+    x = layout(case, dtype, torch.device("cpu")).requires_grad_()
+    ours = functools.partial(by_way, log=name == "log_softmax", way="triton")
+    assert [row for row in prove(SUITES[name], ours, [x]) if not row.ok] == []
+
+
+def test_fp16() -> None:
+    x = layout("3x1031", torch.float16, torch.device("cpu")).requires_grad_()
+    ours = functools.partial(by_way, log=False, way="triton")
+    assert [row for row in prove(SUITES["softmax"], ours, [x]) if not row.ok] == []
+
+
+def test_auto_is_triton_under_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(kernels, "forward", lambda x, y, log: taken.append(y.zero_()))
+    assert by_way(torch.randn(3, 5), log=False).eq(0).all()
+    assert taken

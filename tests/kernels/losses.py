@@ -1,0 +1,58 @@
+"""What the cross-entropy tests of CPU, interpreter and GPU share: options, targets, and a suite for them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tilewright.kernels.cross_entropy import by_way, reference
+from tilewright.kernels.cross_entropy.variants import SUITES
+from tilewright.measure.proof import prove
+from tilewright.records.measurement import Verified
+from tilewright.records.suite import Variant
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none"},
+    "smoothed": {"label_smoothing": 0.1},
+    "z-loss": {"z_loss": 1e-2},
+    "all at once": {"label_smoothing": 0.3, "z_loss": 1e-3, "reduction": "sum", "ignore_index": 0},
+}
+
+
+def targets(logits: torch.Tensor, ignored: int = -100) -> torch.Tensor:
+    """A class for each row [N], every third one ignored (but the first, so that something is counted)."""
+    rows, columns = logits.shape
+    drawn = torch.randint(columns, (rows,), generator=torch.Generator().manual_seed(1))
+    drawn[2::3] = ignored
+    return drawn.to(logits.device)
+
+
+def _torch(
+    logits: torch.Tensor, target: torch.Tensor, *, z_loss: float = 0.0, reduction: str = "mean", **options: Any
+) -> torch.Tensor:
+    """PyTorch's own, with the z-loss added up as it adds its losses up."""
+    loss = F.cross_entropy(logits, target, reduction=reduction, **options)
+    if not z_loss:
+        return loss
+    counted = target != options.get("ignore_index", -100)
+    extra = z_loss * torch.logsumexp(logits, -1).square() * counted
+    if reduction == "none":
+        return loss + extra
+    return loss + (extra.sum() / counted.sum() if reduction == "mean" else extra.sum())
+
+
+def proved(logits: torch.Tensor, options: dict[str, Any], way: str) -> list[Verified]:
+    """The loss and the gradient of one way against float64, PyTorch's own error the yardstick."""
+    suite = replace(
+        SUITES["cross_entropy"],
+        reference=functools.partial(reference.cross_entropy, **options),
+        variants=(Variant("torch", "torch", functools.partial(_torch, **options)),),
+    )
+    target = targets(logits, options.get("ignore_index", -100))
+    return prove(suite, functools.partial(by_way, way=way, **options), [logits.requires_grad_(), target])

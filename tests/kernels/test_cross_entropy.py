@@ -1,0 +1,125 @@
+"""Cross entropy on the CPU: the operator's contract with PyTorch, its formula, and its machine code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels import machine_code
+from tests.kernels.losses import OPTIONS, proved, targets
+from tests.kernels.nvcc import spilled
+from tests.kernels.rows import SPECIALS, layout
+from tilewright.kernels.cross_entropy import _forward, cross_entropy, cuda
+from tilewright.kernels.cross_entropy import triton as kernels
+from tilewright.kernels.cross_entropy.variants import SUITES
+from tilewright.kernels.row import vectors_of
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", ["1x1", "0x7", "5x1", "7x33", "every other row", "transposed", *SPECIALS])
+def test_numbers_contract(case: str, dtype: torch.dtype) -> None:
+    assert [row for row in proved(layout(case, dtype, CPU), {}, "auto") if not row.ok] == []
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options(options: dict[str, Any]) -> None:
+    assert [row for row in proved(layout("7x33", torch.float32, CPU), options, "auto") if not row.ok] == []
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_gradient_is_the_derivative(options: dict[str, Any]) -> None:
+    logits = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
+    target = targets(logits, options.get("ignore_index", -100))
+    torch.autograd.gradcheck(lambda x: cross_entropy(x, target, **options), logits)
+
+
+def test_opcheck() -> None:
+    logits = torch.randn(6, 9, requires_grad=True)
+    for reduction in ("mean", "none"):
+        torch.library.opcheck(_forward, (logits, targets(logits), -100, 0.1, 1e-3, reduction, "auto"))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiles_as_one_graph(backend: str) -> None:
+    logits = torch.randn(6, 9, requires_grad=True)
+    target = targets(logits)
+    compiled = torch.compile(cross_entropy, backend=backend, fullgraph=True)
+    loss = compiled(logits, target, z_loss=1e-3)
+    assert torch.equal(loss, cross_entropy(logits, target, z_loss=1e-3))
+    (ours,) = torch.autograd.grad(loss, logits)
+    (true,) = torch.autograd.grad(cross_entropy(logits, target, z_loss=1e-3), logits)
+    assert torch.equal(ours, true)
+
+
+def test_targets_of_any_integer_dtype() -> None:
+    logits = torch.randn(4, 100)
+    target = torch.tensor([0, 99, 5, 7])
+    wanted = cross_entropy(logits, target)
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        assert torch.equal(cross_entropy(logits, target.to(dtype)), wanted)
+
+
+def test_nothing_counted() -> None:
+    logits = torch.randn(3, 5, requires_grad=True)
+    target = torch.full((3,), -100)
+    assert cross_entropy(logits, target).isnan()
+    assert cross_entropy(logits, target, reduction="sum") == 0
+    (gradient,) = torch.autograd.grad(cross_entropy(logits, target, reduction="sum"), logits)
+    assert gradient.eq(0).all()
+
+
+def test_what_does_not_fit_is_said() -> None:
+    logits, target = torch.randn(3, 5), torch.zeros(3, dtype=torch.long)
+    for wrong, message in (
+        (lambda: cross_entropy(logits, target[:2]), r"\[3, 5\] and \[2\]"),
+        (lambda: cross_entropy(logits[:, :0], target), "C at least 1"),
+        (lambda: cross_entropy(logits, target.float()), "integers"),
+        (lambda: cross_entropy(logits, target, reduction="max"), "mean, sum, none"),
+        (lambda: cross_entropy(logits, target, label_smoothing=1.5), "between 0 and 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong()
+    with pytest.raises(IndexError):
+        cross_entropy(logits, target + 5)
+
+
+def test_no_second_derivative() -> None:
+    logits = torch.randn(3, 5, requires_grad=True)
+    (gradient,) = torch.autograd.grad(cross_entropy(logits, targets(logits)), logits, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        gradient.sum().backward()
+
+
+def test_the_suite_counts_its_bytes() -> None:
+    suite = SUITES["cross_entropy"]
+    workload = suite.workload((6, 9), "bfloat16")
+    logits, target = workload.make(CPU, torch.Generator())
+    assert workload.name == "6x9 bf16"
+    assert workload.work["fwd"].nbytes == logits.nbytes + target.nbytes
+    assert workload.work["bwd"].nbytes == 2 * logits.nbytes + target.nbytes
+    losses = [suite.variant(name).function(logits, target) for name in ("tilewright", "torch", "eager")]
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(losses[0], losses[2], rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("columns", "dtype"), [(300, torch.float32), (131072, torch.bfloat16)])
+def test_cuda_does_not_spill(columns: int, dtype: torch.dtype) -> None:
+    vectors = vectors_of(columns, dtype.itemsize, "RAGGED")
+    for name, plan in (("forward", cuda.plan_forward(vectors)), ("backward", cuda.plan_backward(vectors))):
+        assert spilled(cuda.SOURCE, plan.definitions(columns, dtype, "RAGGED", False))[name] == 0
+
+
+def test_triton_does_not_spill() -> None:
+    types = dict.fromkeys(("logits", "gradient", "out"), "*bf16") | {"target": "*i64"}
+    types |= dict.fromkeys(("losses", "statistics", "weight"), "*fp32")
+    types |= dict.fromkeys(("rows", "columns", "stride", "out_stride", "gradient_stride", "ignored"), "i32")
+    types |= dict.fromkeys(("smoothing", "z_loss"), "fp32")
+    sizes = kernels.blocks(50257)
+    for kernel in (kernels.forward_rows, kernels.backward_tiles):
+        code = machine_code.compiled(kernel, types, sizes | {"SMOOTH": True}, warps=sizes["num_warps"])
+        assert machine_code.spilled(code) == 0

@@ -1,0 +1,129 @@
+"""CUDA C++ at run time: what is compiled, what is kept, and how a launch hands over its arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tilewright.kernels import nvrtc
+from tilewright.records import cache
+from tilewright.records.errors import CompilerError
+
+SOURCE = '#include "row.cuh"\nextern "C" __global__ void one(float *x) { *x = NUMBER; }\n'
+
+
+@pytest.fixture
+def compiler() -> None:
+    try:
+        nvrtc._version()
+    except CompilerError as error:
+        pytest.skip(str(error).splitlines()[0])
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "one.cu"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_headers_of_the_folder_come_before_those_of_the_room(tmp_path: Path) -> None:
+    assert nvrtc._headers(SOURCE, tmp_path) == {"row.cuh": (nvrtc.HERE / "row.cuh").read_text()}
+    (tmp_path / "row.cuh").write_text('#include "own.cuh"\n')
+    (tmp_path / "own.cuh").write_text('#include "row.cuh"\n')
+    assert list(nvrtc._headers(SOURCE, tmp_path)) == ["own.cuh", "row.cuh"]
+    with pytest.raises(CompilerError, match=r"no header lost\.cuh in "):
+        nvrtc._headers('#include "lost.cuh"\n', tmp_path)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_machine_code_is_kept_and_a_damaged_entry_made_again(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = nvrtc.cubin(source, "sm_90", (("NUMBER", 3),))
+    assert code.startswith(b"\x7fELF")
+    (kept,) = cache.cache_dir().glob("*/*.cubin")
+    compile_again, compiled = nvrtc._compile, []
+    monkeypatch.setattr(nvrtc, "_compile", lambda *parts: compiled.append(parts) or compile_again(*parts))
+    assert nvrtc.cubin(source, "sm_90", (("NUMBER", 3),)) == code
+    assert compiled == []
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert nvrtc.cubin(source, "sm_90", (("NUMBER", 3),)) == code
+    assert nvrtc.cubin(source, "sm_90", (("NUMBER", 4),)) != code
+    assert len(compiled) == 2
+
+
+@pytest.mark.usefixtures("compiler")
+def test_what_the_compiler_says_is_passed_on(source: Path) -> None:
+    with pytest.raises(CompilerError, match=r'one\.cu\(2\): error: identifier "NUMBER" is undefined'):
+        nvrtc.cubin(source, "sm_90")
+
+
+def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(nvrtc.importlib, "import_module", missing)
+    with pytest.raises(CompilerError, match="pip install cuda-bindings"):
+        nvrtc._bindings("driver")
+
+
+class Driver:
+    """Reads a launch's arguments from memory, as CUDA's driver does."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_INVALID_CONTEXT=201)
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.launches: list[tuple[Any, ...]] = []
+
+    def cuLaunchKernel(self, function: object, *rest: int) -> tuple[Any]:
+        types = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int64)
+        places = ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))
+        self.launches.append((*rest[:8], *(kind.from_address(places[i]).value for i, kind in enumerate(types))))
+        return (self.answers.pop(0),)
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "_stream_of", lambda: lambda device: 76 + device)
+
+
+@pytest.mark.usefixtures("stream")
+def test_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, current = Driver(0, 201, 0), []
+    monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
+    monkeypatch.setattr(nvrtc, "_make_current", current.append)
+    launch = nvrtc.Kernel(object(), "Pifq", device=1, threads=256, shared_bytes=4096, cluster=1)
+    launch((5,), 2**40, -3, 0.5, 2**33)
+    expected = (5, 1, 1, 256, 1, 1, 4096, 77, 2**40, -3, 0.5, 2**33)
+    assert driver.launches == [expected]
+    launch((0, 7), 2**40, -3, 0.5, 2**33)
+    assert driver.launches == [expected]
+    # A thread without a context gets its device's, and tries again.
+    launch((5,), 2**40, -3, 0.5, 2**33)
+    assert driver.launches == [expected] * 3
+    assert current == [1]
+
+
+@pytest.mark.usefixtures("stream")
+def test_a_refused_launch_says_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(SimpleNamespace(name="CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"))
+    monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
+    launch = nvrtc.Kernel(object(), "Pifq", device=0, threads=1024, shared_bytes=0, cluster=1)
+    with pytest.raises(CompilerError, match=r"2x3x1 blocks of 1024 threads .*OUT_OF_RESOURCES"):
+        launch((2, 3), 0, 0, 0.0, 0)
+
+
+def test_available_only_with_the_package_and_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, capability, expected in ((object(), (9, 0), True), (None, (9, 0), False), (object(), (8, 9), False)):
+        nvrtc.available.cache_clear()
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        assert nvrtc.available(0) is expected
+    nvrtc.available.cache_clear()

@@ -1,0 +1,120 @@
+"""Softmax and log-softmax on the CPU: the operator's contract with PyTorch, its formula, and its machine code."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from tests.kernels import machine_code
+from tests.kernels.nvcc import spilled
+from tests.kernels.rows import SPECIALS, layout
+from tilewright.kernels.row import vectors_of
+from tilewright.kernels.softmax import _backward, _forward, by_way, cuda, log_softmax, softmax
+from tilewright.kernels.softmax import triton as kernels
+from tilewright.kernels.softmax.eager import online_loop, steps
+from tilewright.kernels.softmax.variants import SUITES
+from tilewright.measure.proof import prove
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+FUNCTIONS = {"softmax": (softmax, torch.softmax), "log_softmax": (log_softmax, torch.log_softmax)}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", ["0x7", "3x0", "5x1", "7x33", "transposed", "3-d", *SPECIALS])
+def test_numbers_contract(name: str, dtype: torch.dtype, case: str) -> None:
+    x = layout(case, dtype, CPU, columns=61).requires_grad_()
+    assert [row for row in prove(SUITES[name], FUNCTIONS[name][0], [x]) if not row.ok] == []
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_any_dimension(name: str) -> None:
+    ours, theirs = FUNCTIONS[name]
+    x = torch.randn(3, 4, 5)
+    for dim in (-3, -2, -1, 0, 1, 2):
+        torch.testing.assert_close(ours(x, dim), theirs(x, dim))
+    torch.testing.assert_close(ours(torch.tensor(2.0)), theirs(torch.tensor(2.0), 0))
+    with pytest.raises(IndexError):
+        ours(x, 3)
+    with pytest.raises(RuntimeError, match=r"floating point, not torch\.int64"):
+        ours(torch.arange(3))
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_gradient_is_the_derivative(log: bool) -> None:
+    x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(functools.partial(by_way, log=log), x)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_opcheck(log: bool) -> None:
+    x = torch.randn(2, 3, 5)
+    torch.library.opcheck(_forward, (x.clone().requires_grad_(), log, "auto"))
+    torch.library.opcheck(_backward, (softmax(x), torch.randn(2, 3, 5), log, "auto"))
+    torch.library.opcheck(_forward, (x.transpose(0, 2), log, "auto"))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_compiles_as_one_graph(name: str, backend: str) -> None:
+    function = FUNCTIONS[name][0]
+    x = torch.randn(4, 9, requires_grad=True)
+    result = torch.compile(function, backend=backend, fullgraph=True)(x, 0)
+    assert torch.equal(result, function(x, 0))
+    weights = torch.randn(4, 9)
+    gradients = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (result, function(x, 0))]
+    assert torch.equal(*gradients)
+
+
+def test_no_second_derivative() -> None:
+    x = torch.randn(3, 5, requires_grad=True)
+    (gradient,) = torch.autograd.grad(softmax(x).square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        gradient.sum().backward()
+
+
+def test_an_unknown_way_is_said() -> None:
+    with pytest.raises(ValueError, match="auto, torch, triton, cuda, not 'metal'"):
+        by_way(torch.randn(3, 5), log=False, way="metal")
+
+
+def test_the_ways_that_teach_are_right() -> None:
+    x = torch.randn(7, 33, dtype=torch.float64)
+    for function in (steps, online_loop):
+        torch.testing.assert_close(function(x), torch.softmax(x, -1))
+
+
+def test_the_loop_in_python_is_refused_where_nobody_waits_for_it() -> None:
+    suite = SUITES["softmax"]
+    refuses = suite.variant("online-loop").refuses
+    assert refuses(suite.workload((100, 5000), "float32")) is None
+    assert refuses(suite.workload((4096, 65536), "float32")) == "458757 kernel launches a call"
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(("columns", "dtype"), [(4096, torch.bfloat16), (262144, torch.float32)])
+def test_cuda_does_not_spill(direction: cuda.Direction, columns: int, dtype: torch.dtype) -> None:
+    plan = cuda.plan(direction, vectors_of(columns, dtype.itemsize, "RAGGED"))
+    assert spilled(cuda.SOURCE, plan.definitions(columns, dtype, "RAGGED", False))[direction] == 0
+
+
+@pytest.mark.parametrize("columns", [4096, 16384])
+def test_triton_does_not_spill(columns: int) -> None:
+    types = {name: "*bf16" for name in ("x", "y", "dy", "dx")} | {"rows": "i32", "columns": "i32"}
+    types |= {f"{name}_stride": "i64" for name in ("x", "y", "dy", "dx")}
+    sizes = kernels.blocks(columns)
+    for kernel in (kernels.forward_held, kernels.backward_held):
+        code = machine_code.compiled(kernel, types, sizes | {"LOG": False}, ["x_stride"], sizes["num_warps"])
+        assert machine_code.spilled(code) == 0
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_plan_holds_its_row(direction: cuda.Direction) -> None:
+    for vectors in (1, 2, 3, 17, 64, 65, 100, 1000, 6289, 16385, 131072):
+        plan = cuda.plan(direction, vectors)
+        assert plan.threads % plan.width == 0
+        assert plan.streamed or plan.width * plan.cluster * plan.vectors >= vectors
+    assert cuda.plan(direction, 2**20).streamed
