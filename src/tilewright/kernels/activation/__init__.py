@@ -1,0 +1,155 @@
+"""GELU, SiLU and the gated pairs SwiGLU and GeGLU, forward and backward, each one pass through memory.
+
+    gelu(x)        = x·Φ(x)                            Hendrycks & Gimpel, arXiv:1606.08415
+    gelu, "tanh"   = ½x·(1 + tanh(√(2/π)(x + 0.044715x³)))
+    silu(x)        = x / (1 + exp(-x))                 the same paper; as swish, arXiv:1710.05941
+    swiglu(g, u)   = silu(g)·u,  geglu(g, u) = gelu(g)·u    Shazeer, arXiv:2002.05202
+
+On a CUDA device fp32, bf16 and fp16 run in Triton (arithmetic in fp32); fp64, and every dtype on a CPU,
+is computed by PyTorch's own operators. Tensors may have rows of any stride along their last dimension
+(the halves of one projection, say); other layouts are first made contiguous. Results are contiguous.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from tilewright.kernels.activation import launch
+from tilewright.kernels.device import runs_triton
+from tilewright.kernels.once import once
+from tilewright.kernels.registration import define
+
+KINDS = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
+def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """x·Φ(x) for x of any shape and floating dtype; same shape and dtype. `approximate`: "none" (erf) or "tanh".
+
+    Raises TypeError where x is not floating, ValueError for another `approximate`.
+
+    >>> gelu(torch.tensor([-1.0, 0.0, 1.0]))
+    tensor([-0.1587,  0.0000,  0.8413])
+    """
+    return _activation(_floating("gelu", x), _kind(approximate))  # type: ignore[no-any-return]
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x·σ(x) for x of any shape and floating dtype; same shape and dtype. Raises TypeError where x is not floating."""
+    return _activation(_floating("silu", x), "silu")  # type: ignore[no-any-return]
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate)·up, of one shape and floating dtype.
+
+    Raises TypeError where the dtype is not floating, ValueError where shapes, dtypes or devices differ.
+
+    >>> gate, up = torch.tensor([[1.0, 2.0, 3.0, 4.0]]).chunk(2, dim=-1)
+    >>> swiglu(gate, up)
+    tensor([[2.1932, 7.0464]])
+    """
+    return _gated(*_pair("swiglu", gate, up), "silu")  # type: ignore[no-any-return]
+
+
+def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """gelu(gate)·up, of one shape and floating dtype; `approximate` as for `gelu`. Raises as `swiglu` and `gelu` do."""
+    return _gated(*_pair("geglu", gate, up), _kind(approximate))  # type: ignore[no-any-return]
+
+
+def _kind(approximate: str) -> str:
+    if approximate not in KINDS:
+        raise ValueError(f'approximate is "none" or "tanh", not {approximate!r}')
+    return KINDS[approximate]
+
+
+def _floating(name: str, x: torch.Tensor) -> torch.Tensor:
+    if not x.is_floating_point():
+        raise TypeError(f"{name} takes floating-point tensors, not {x.dtype}")
+    return x
+
+
+def _pair(name: str, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    _floating(name, gate)
+    if (gate.shape, gate.dtype, gate.device) != (up.shape, up.dtype, up.device):
+        raise ValueError(
+            f"{name} takes gate and up of one shape, dtype and device, not "
+            f"{tuple(gate.shape)} {gate.dtype} on {gate.device} and {tuple(up.shape)} {up.dtype} on {up.device}"
+        )
+    return gate, up
+
+
+def formula(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """The activation by PyTorch's own operators; `kind` is "none", "gelu", "gelu_tanh" or "silu"."""
+    if kind == "none":
+        return x
+    return F.silu(x) if kind == "silu" else F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def formula_backward(dy: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
+    """dy · act'(x) by PyTorch's own operators."""
+    if kind == "none":
+        return dy
+    if kind == "silu":
+        return torch.ops.aten.silu_backward(dy, x)  # type: ignore[no-any-return]
+    return torch.ops.aten.gelu_backward(dy, x, approximate="tanh" if kind == "gelu_tanh" else "none")  # type: ignore[no-any-return]
+
+
+def _forward(x: torch.Tensor, kind: str) -> torch.Tensor:
+    return launch.forward(x, kind) if runs_triton(x) else formula(x, kind).contiguous()
+
+
+def _backward(dy: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
+    return launch.backward(dy, x, kind) if runs_triton(x) else formula_backward(dy, x, kind).contiguous()
+
+
+def _gated_forward(gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
+    return launch.gated_forward(gate, up, kind) if runs_triton(gate) else (formula(gate, kind) * up).contiguous()
+
+
+def _gated_backward(
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if runs_triton(gate):
+        return launch.gated_backward(dy, gate, up, kind)
+    return formula_backward(dy * up, gate, kind).contiguous(), (dy * formula(gate, kind)).contiguous()
+
+
+def _like(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_activation_backward = define(
+    "activation_backward(Tensor dy, Tensor x, str kind) -> Tensor",
+    _backward,
+    lambda dy, x, kind: _like(x),
+    backward=once("activation_backward"),
+)
+_gated_activation_backward = define(
+    "gated_activation_backward(Tensor dy, Tensor gate, Tensor up, str kind) -> (Tensor, Tensor)",
+    _gated_backward,
+    lambda dy, gate, up, kind: (_like(gate), _like(up)),
+    backward=once("gated_activation_backward"),
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    *tensors, ctx.kind = inputs
+    ctx.save_for_backward(*tensors)
+
+
+_activation = define(
+    "activation(Tensor x, str kind) -> Tensor",
+    _forward,
+    _like,
+    backward=lambda ctx, dy: (_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
+    save=_save,
+)
+_gated = define(
+    "gated_activation(Tensor gate, Tensor up, str kind) -> Tensor",
+    _gated_forward,
+    _like,
+    backward=lambda ctx, dy: (*_gated_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
+    save=_save,
+)

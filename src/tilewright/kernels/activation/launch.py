@@ -1,0 +1,58 @@
+"""Launches of the Triton activations: what runs over which rows, in blocks of how many elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from tilewright.kernels.activation import triton as kernels
+from tilewright.kernels.activation.rows import Rows, rows_of
+from tilewright.kernels.device import current
+
+BLOCK = 1024
+"""Elements a program moves of each tensor: one vector of 16 bytes for each of 128 threads in 16 bits."""
+WARPS = 4
+
+
+def _run(kernel: Any, rows: Rows, results: list[torch.Tensor], kind: str) -> None:
+    block = min(BLOCK, triton.next_power_of_2(rows.columns))
+    programs = rows.count * triton.cdiv(rows.columns, block)
+    with current(rows.tensors[0]):
+        kernel[(programs,)](
+            *rows.tensors, *results, rows.columns, *rows.strides,
+            KIND=kind, PRECISE=results[0].dtype == torch.float32, BLOCK=block, FLAT=rows.count == 1, num_warps=WARPS,
+        )  # fmt: skip
+
+
+def _run_into(kernel: Any, tensors: tuple[torch.Tensor, ...], results: int, kind: str) -> list[torch.Tensor]:
+    """`results` new contiguous tensors like the first of `tensors`, filled by `kernel`."""
+    shape = tensors[0]
+    made = [torch.empty(shape.shape, dtype=shape.dtype, device=shape.device) for _ in range(results)]
+    if shape.numel():
+        _run(kernel, rows_of(*tensors), made, kind)
+    return made
+
+
+def forward(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """act(x), contiguous."""
+    return _run_into(kernels.forward, (x,), 1, kind)[0]
+
+
+def backward(dy: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
+    """dx = dy · act'(x), contiguous."""
+    return _run_into(kernels.backward, (dy, x), 1, kind)[0]
+
+
+def gated_forward(gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
+    """act(gate) · up, contiguous."""
+    return _run_into(kernels.gated_forward, (gate, up), 1, kind)[0]
+
+
+def gated_backward(
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(dgate, dup), both contiguous."""
+    dgate, dup = _run_into(kernels.gated_backward, (dy, gate, up), 2, kind)
+    return dgate, dup

@@ -1,0 +1,80 @@
+"""The suites `gelu` and `swiglu`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from tilewright.kernels.activation import cuda, gelu, reference, swiglu
+from tilewright.kernels.naming import SHORT
+from tilewright.kernels.peers import inductor, library
+from tilewright.records.suite import Suite, Variant, Work, Workload
+
+FULL = (16384, 16384)
+"""512 MiB of 16-bit numbers: 1 GiB of traffic for one read and one write."""
+
+
+def _workloads(tensors: int, fwd: int, bwd: int) -> Callable[[tuple[int, ...], str], Workload]:
+    """Of so many random operands; `fwd` and `bwd` count the tensors that a direction must move."""
+
+    def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
+        rows, columns = sizes
+        kind: torch.dtype = getattr(torch, dtype)
+
+        def make(device: torch.device, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+            drawn = [torch.randn(rows, columns, dtype=kind, device=device, generator=generator) for _ in range(tensors)]
+            return tuple(tensor.requires_grad_() for tensor in drawn)
+
+        nbytes = rows * columns * kind.itemsize
+        work = {"fwd": Work(fwd * nbytes), "bwd": Work(bwd * nbytes)}
+        return Workload(f"{rows}x{columns} {SHORT[dtype]}", sizes, dtype, make, work)  # type: ignore[arg-type]
+
+    return workload
+
+
+def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(gate) * up
+
+
+def _liger_swiglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    return LigerSiLUMulFunction.apply(gate, up)
+
+
+SUITES = {
+    "gelu": Suite(
+        name="gelu",
+        summary="x·Φ(x)",
+        reference=reference.gelu,
+        workload=_workloads(1, fwd=2, bwd=3),
+        variants=(
+            Variant("tilewright", "triton", gelu, "memory"),
+            Variant(
+                "tilewright-cuda", "cuda", cuda.gelu, "memory: the same arithmetic in CUDA C++", refuses=cuda.refuses
+            ),
+            Variant("torch", "torch", F.gelu, "instructions in 16 bits: the exact erf"),
+            Variant("eager", "torch", reference.gelu, "memory, five kernels: nine reads and writes more"),
+            inductor(F.gelu, note="instructions in 16 bits: the exact erf"),
+        ),
+        sizes=(FULL,),
+        sweeps={"sizes": tuple((2**k, 2**k) for k in range(8, 15))},
+    ),
+    "swiglu": Suite(
+        name="swiglu",
+        summary="silu(gate)·up",
+        reference=reference.swiglu,
+        workload=_workloads(2, fwd=3, bwd=5),
+        variants=(
+            Variant("tilewright", "triton", swiglu, "memory"),
+            Variant("eager", "torch", _swiglu, "memory, two kernels"),
+            inductor(_swiglu, note="memory"),
+            # Its backward writes the gradients over its inputs, which may not be called twice.
+            library("liger", "liger_kernel", _liger_swiglu, note="memory", directions=("fwd",)),
+        ),
+        sizes=((16384, 11008), FULL),
+    ),
+}

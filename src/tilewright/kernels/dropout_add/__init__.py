@@ -1,0 +1,172 @@
+"""dropout(act(x)) + residual in one pass, forward and backward, with eager's own mask and none stored.
+
+Srivastava et al., JMLR 15 (2014). On a CUDA device the mask is a function of the generator's seed and
+offset (`generator.py`), so the backward draws it again; two integers are kept for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tilewright.kernels.activation import formula, formula_backward
+from tilewright.kernels.device import DTYPES
+from tilewright.kernels.dropout_add import generator, launch
+from tilewright.kernels.once import once
+from tilewright.kernels.registration import define
+
+KINDS = ("none", "gelu", "gelu_tanh", "silu")
+ALIGNED = 16
+"""Bytes: what PyTorch's allocator gives every new tensor, and more than the vectors need."""
+
+
+def dropout_add(
+    x: torch.Tensor, residual: torch.Tensor, p: float = 0.5, *, activation: str = "none", training: bool = True
+) -> torch.Tensor:
+    """dropout(activation(x), p) + residual: each element dropped with probability p, the others times 1 / (1 - p).
+
+    x and residual: one shape, floating dtype and device. `activation`: "none", "gelu", "gelu_tanh" or
+    "silu". The result has the shape and dtype; it is the input of no dropout where not `training`.
+
+    The mask is the one that `torch.nn.functional.dropout(act(x), p)` would draw from the default generator
+    as it stands, and the generator advances as far. On a CUDA device (fp32, bf16, fp16) it is computed in
+    the kernel, in both directions; on a CPU, and for fp64, PyTorch draws it and it is kept. Captured in a
+    CUDA graph, each replay draws anew, as eager's does. Without an activation the mask depends on whether
+    x is aligned to 16 bytes; under `torch.compile` that is taken for granted. A layout with gaps is made
+    contiguous first, a dense one (a transposed matrix, say) is taken as it lies.
+
+    Raises ValueError where p is outside of [0, 1], for an unknown activation, and where shapes, dtypes or
+    devices differ; TypeError where the dtype is not floating.
+    """
+    _check(x, residual, p, activation)
+    p = float(p) if training else 0.0
+    if x.is_cuda and x.dtype not in DTYPES:
+        return torch.nn.functional.dropout(formula(x, activation), p) + residual
+    alignment = _alignment(x) if activation == "none" else ALIGNED
+    # PyTorch numbers a CUDA tensor's elements as they lie only where a thread takes several of them at once.
+    by_one = x.is_cuda and not x.is_contiguous() and generator.vector_of(x.numel(), x.element_size(), alignment) == 1
+    if x.is_contiguous() or by_one:
+        return _forward_operator(x.contiguous(), residual.contiguous(), p, activation, alignment)[0]  # type: ignore[no-any-return]
+    order = _memory_order(x)
+    back = [order.index(dim) for dim in range(x.dim())]
+    x, residual = x.permute(order).contiguous(), residual.permute(order).contiguous()
+    return _forward_operator(x, residual, p, activation, alignment)[0].permute(back)  # type: ignore[no-any-return]
+
+
+def _check(x: torch.Tensor, residual: torch.Tensor, p: float, activation: str) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout_add takes a probability p in [0, 1], not {p}")
+    if activation not in KINDS:
+        raise ValueError(f"dropout_add knows the activations {', '.join(KINDS)}, not {activation!r}")
+    if not x.is_floating_point():
+        raise TypeError(f"dropout_add takes floating-point tensors, not {x.dtype}")
+    if (x.shape, x.dtype, x.device) != (residual.shape, residual.dtype, residual.device):
+        raise ValueError(
+            f"dropout_add takes x and residual of one shape, dtype and device, not {tuple(x.shape)} {x.dtype} on "
+            f"{x.device} and {tuple(residual.shape)} {residual.dtype} on {residual.device}"
+        )
+
+
+def _memory_order(x: torch.Tensor) -> list[int]:
+    """The dimensions from the one of the widest stride to the one of neighbours."""
+    return sorted(range(x.dim()), key=lambda dim: (-x.stride()[dim], dim))
+
+
+def _alignment(x: torch.Tensor) -> int:
+    """The bytes that PyTorch's dropout of x itself finds it aligned to; one element where x has gaps."""
+    if not x.permute(_memory_order(x)).is_contiguous():
+        return x.element_size()
+    if torch.compiler.is_compiling():
+        return ALIGNED
+    address = x.data_ptr()
+    return min(address & -address, ALIGNED) or ALIGNED
+
+
+def _drawn_again(x: torch.Tensor) -> bool:
+    """Whether the kernels run, and the mask is a function of two integers."""
+    return x.is_cuda and x.dtype in DTYPES
+
+
+def _forward(
+    x: torch.Tensor, residual: torch.Tensor, p: float, kind: str, alignment: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, and what the backward needs of the draw: seed and offset, or the mask."""
+    if not _drawn_again(x):
+        return _with_stored_mask(x, residual, p, kind)
+    if x.numel() == 0:
+        return torch.empty_like(x), torch.zeros(2, dtype=torch.int64, device=x.device)
+    dealt = generator.geometry_on(x.device.index, x.numel(), x.element_size(), alignment)
+    begins: tuple[int, int] | None = (0, 0)
+    if 0.0 < p < 1.0 and torch.cuda.is_current_stream_capturing():
+        begins, state = None, generator.take_captured(x.device, dealt.advance)
+    else:
+        state = torch.empty(2, dtype=torch.int64, device=x.device)
+        if 0.0 < p < 1.0:
+            begins = generator.take(x.device, dealt.advance)
+    return launch.forward(x.contiguous(), residual.contiguous(), p, kind, dealt, state, begins), state
+
+
+def _with_stored_mask(
+    x: torch.Tensor, residual: torch.Tensor, p: float, kind: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = drawn_by_pytorch(x, p)
+    return formula(x, kind) * _factor(mask, x.dtype, p) + residual, mask
+
+
+def drawn_by_pytorch(x: torch.Tensor, p: float) -> torch.Tensor:
+    """The mask that `torch.nn.functional.dropout` draws for a tensor like x, bool; the generator advances."""
+    if x.is_cuda and 0.0 < p < 1.0 and x.numel():
+        return torch.native_dropout(x, p, True)[1]
+    return torch.nn.functional.dropout(torch.ones_like(x), p, True) != 0
+
+
+def _factor(mask: torch.Tensor, dtype: torch.dtype, p: float) -> torch.Tensor:
+    return mask.to(dtype) / (1.0 - p) if p < 1.0 else mask.to(dtype)
+
+
+def _backward(
+    dout: torch.Tensor, x: torch.Tensor | None, state: torch.Tensor, p: float, kind: str, alignment: int
+) -> torch.Tensor:
+    if not _drawn_again(dout):
+        dropped = dout * _factor(state, dout.dtype, p)
+        return dropped if x is None else formula_backward(dropped, x, kind)
+    if dout.numel() == 0:
+        return torch.empty_like(dout)
+    dealt = generator.geometry_on(dout.device.index, dout.numel(), dout.element_size(), alignment)
+    return launch.backward(dout.contiguous(), None if x is None else x.contiguous(), p, kind, dealt, state)
+
+
+def _forward_fake(
+    x: torch.Tensor, residual: torch.Tensor, p: float, kind: str, alignment: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    state = x.new_empty(2, dtype=torch.int64) if _drawn_again(x) else torch.empty_like(x, dtype=torch.bool)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), state
+
+
+_backward_operator = define(
+    "dropout_add_backward(Tensor dout, Tensor? x, Tensor state, float p, str kind, int alignment) -> Tensor",
+    _backward,
+    lambda dout, *_: torch.empty_like(dout, memory_format=torch.contiguous_format),
+    backward=once("dropout_add_backward"),
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, _, *ctx.options = inputs
+    ctx.save_for_backward(None if ctx.options[1] == "none" else x, output[1])
+
+
+def _gradients(ctx: Any, dout: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
+    dx = _backward_operator(dout, *ctx.saved_tensors, *ctx.options) if ctx.needs_input_grad[0] else None
+    return dx, dout, None, None, None
+
+
+_forward_operator = define(
+    "dropout_add(Tensor x, Tensor residual, float p, str kind, int alignment) -> (Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    backward=_gradients,
+    save=_save,
+    draws=True,
+)

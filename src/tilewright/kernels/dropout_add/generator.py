@@ -1,0 +1,108 @@
+"""The numbers that PyTorch's CUDA dropout draws: which of them each element gets, and where they begin.
+
+`native_dropout` of n elements (ATen/native/cuda/Dropout.cu, checked against it on an H200) runs
+T = 256 · min(⌈n/256⌉, multiprocessors · ⌊threads a multiprocessor / 256⌋) threads, each with vectors of V
+elements: 16 bytes, less where the input is not aligned or n is no multiple. With Philox4x32-10 keyed by
+the seed, element e has
+
+    V > 1:  thread (e/V) mod T, call (e/V)/T · max(V/4, 1) + (e mod V)/4, word e mod V mod 4
+    V = 1:  thread e mod T,     call e/(4T),                              word (e/T) mod 4
+
+of the call with counter (offset/4 + call, thread), and is kept where fp32(x·2⁻³² + 2⁻³³) < fp32(1 - p).
+e counts elements as they lie in memory where V > 1, in the tensor's own order where V = 1.
+The offset then advances by 4·(⌊(n-1)/(4T)⌋ + 1), whatever V. p = 0 and p = 1 draw nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+LANES = 256
+"""Threads of a block of PyTorch's kernel, by which the counters are numbered."""
+VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How n elements are dealt to the generator's threads."""
+
+    vector: int
+    """Neighbouring elements of a thread."""
+    blocks: int
+    """Blocks of 256 threads."""
+    columns: int
+    """Blocks that have any element."""
+    steps: int
+    """Times that all threads go over the tensor together."""
+    advance: int
+    """What the generator's offset advances by."""
+
+
+def vector_of(count: int, itemsize: int, alignment: int) -> int:
+    """V: neighbouring elements that a thread takes at once."""
+    vector = max(min(VECTOR_BYTES, alignment) // itemsize, 1)
+    while count % vector:
+        vector //= 2
+    return vector
+
+
+def geometry(count: int, itemsize: int, alignment: int, most_blocks: int) -> Geometry:
+    """Of `count` > 0 elements of `itemsize` bytes, the first at a multiple of `alignment` bytes."""
+    vector = vector_of(count, itemsize, alignment)
+    blocks = min(-(-count // LANES), most_blocks)
+    a_step = blocks * LANES * (vector if vector > 1 else 4)
+    columns = min(blocks, -(-count // (LANES * vector)))
+    return Geometry(vector, blocks, columns, -(-count // a_step), 4 * ((count - 1) // (4 * LANES * blocks) + 1))
+
+
+@functools.cache
+def geometry_on(device: int, count: int, itemsize: int, alignment: int) -> Geometry:
+    """`geometry` on CUDA device number `device`."""
+    card = torch.cuda.get_device_properties(device)
+    most = card.multi_processor_count * (card.max_threads_per_multi_processor // LANES)
+    return geometry(count, itemsize, alignment, most)
+
+
+@functools.cache
+def threshold(p: float) -> int:
+    """The least 32-bit word x that drops its element: fp32(x·2⁻³² + 2⁻³³) ≥ fp32(1 - p)."""
+    keep = np.float32(1.0 - p)
+    low, high = 0, 2**32
+    while low < high:
+        middle = (low + high) // 2
+        uniform = np.float32(middle) * np.float32(2.0**-32) + np.float32(2.0**-33)
+        low, high = (middle + 1, high) if uniform < keep else (low, middle)
+    return low
+
+
+@functools.cache
+def scale(p: float) -> float:
+    """What kept elements are multiplied by: 1 / (1 - p) in fp32."""
+    return float(np.float32(1.0) / np.float32(1.0 - p)) if p < 1.0 else 0.0
+
+
+def take(device: torch.device, advance: int) -> tuple[int, int]:
+    """Seed and offset of `device`'s default generator, which advances as the draw's own kernel would."""
+    generator = torch.cuda.default_generators[device.index]
+    offset = generator.get_offset()
+    generator.set_offset(offset + advance)
+    seed = generator.initial_seed()
+    return seed - 2**64 if seed >= 2**63 else seed, offset
+
+
+def take_captured(device: torch.device, advance: int) -> torch.Tensor:
+    """Seed and offset, int64[2] on the device, in a CUDA graph that is being captured.
+
+    Each replay has its own offset, known only on the device. Of PyTorch's operators one hands it out: the
+    memory-efficient attention, which leaves seed and offset for its backward and advances the generator
+    by its number of scores. So one query attends to `advance` keys.
+    """
+    query = torch.zeros(1, 1, 1, 8, dtype=torch.float16, device=device)
+    keys = torch.zeros(1, 1, advance, 8, dtype=torch.float16, device=device)
+    attention = torch.ops.aten._scaled_dot_product_efficient_attention
+    _, _, seed, offset = attention(query, keys, keys, None, False, 0.5)
+    return torch.stack([seed.reshape(()), offset.reshape(())])

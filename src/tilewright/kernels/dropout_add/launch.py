@@ -1,0 +1,50 @@
+"""Launches of the Triton kernels for one tensor's share of the generator's numbers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from tilewright.kernels.device import current
+from tilewright.kernels.dropout_add import triton as kernels
+from tilewright.kernels.dropout_add.generator import Geometry, scale, threshold
+
+STEPS = 2
+"""Steps of a program: what is the same for all of them is computed once."""
+WARPS = 4
+
+
+def forward(
+    x: torch.Tensor, residual: torch.Tensor, p: float, kind: str, dealt: Geometry, state: torch.Tensor,
+    begins: tuple[int, int] | None,
+) -> torch.Tensor:  # fmt: skip
+    """dropout(act(x)) + residual, all contiguous.
+
+    `begins`: seed and offset, which go to `state` (int64[2] on the device); None if they are there already.
+    """
+    out = torch.empty_like(x)
+    seed, offset = begins or (0, 0)
+    draws = 0.0 < p < 1.0
+    with current(x):
+        if begins and draws:
+            kernels.remember[(1,)](state, seed, offset, num_warps=1)
+        kernels.forward[dealt.columns, triton.cdiv(dealt.steps, STEPS)](
+            x, residual, out, state, x.numel(), dealt.blocks, seed, offset, threshold(p), scale(p),
+            KIND=kind, PRECISE=x.dtype == torch.float32, VECTOR=dealt.vector, STEPS=STEPS,
+            DRAWS=draws, CAPTURED=begins is None, num_warps=WARPS,
+        )  # fmt: skip
+    return out
+
+
+def backward(
+    dout: torch.Tensor, x: torch.Tensor | None, p: float, kind: str, dealt: Geometry, state: torch.Tensor
+) -> torch.Tensor:
+    """dx, from contiguous tensors; x is None where the activation is "none"."""
+    dx = torch.empty_like(dout)
+    with current(dout):
+        kernels.backward[dealt.columns, triton.cdiv(dealt.steps, STEPS)](
+            dout, dout if x is None else x, dx, state, dout.numel(), dealt.blocks, threshold(p), scale(p),
+            KIND=kind, PRECISE=dout.dtype == torch.float32, VECTOR=dealt.vector, STEPS=STEPS,
+            DRAWS=0.0 < p < 1.0, num_warps=WARPS,
+        )  # fmt: skip
+    return dx

@@ -1,0 +1,87 @@
+"""The embedding: rows of a table by index, and the table's gradient, the same at every run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tilewright.kernels.device import runs_triton
+from tilewright.kernels.embedding import launch
+from tilewright.kernels.once import once
+from tilewright.kernels.registration import define
+
+NO_PADDING = -1
+
+
+def embedding(indices: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
+    """weight[indices]: indices int64 or int32 of any shape, weight[V, D] floating; the result is [*indices, D].
+
+    The row `padding_idx` (from the end if negative) is read as any other and gets no gradient. On a CUDA
+    device fp32, bf16 and fp16 run in Triton; the gradient sums in fp32, in the order of the positions, and
+    is the same at every run. fp64, and every dtype on a CPU, is computed by PyTorch's operators.
+
+    Raises TypeError for other dtypes, ValueError where weight is no matrix or padding_idx names no row;
+    IndexError on a CPU, a device assertion on a GPU, where an index names none.
+
+    >>> embedding(torch.tensor([1, 0]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([[3., 4.],
+            [1., 2.]])
+    """
+    if indices.dtype not in (torch.int64, torch.int32) or not weight.is_floating_point():
+        raise TypeError(
+            f"embedding takes int64 or int32 indices and a floating weight, not {indices.dtype} and {weight.dtype}"
+        )
+    if weight.dim() != 2 or indices.device != weight.device:
+        raise ValueError(
+            f"embedding takes indices and weight[V, D] on one device, not {indices.device} and "
+            f"{tuple(weight.shape)} on {weight.device}"
+        )
+    entries = weight.shape[0]
+    if padding_idx is not None and not -entries <= padding_idx < entries:
+        raise ValueError(f"padding_idx {padding_idx} names none of the {entries} rows of weight")
+    padding = NO_PADDING if padding_idx is None else padding_idx % entries
+    return _embedding(indices, weight, padding)  # type: ignore[no-any-return]
+
+
+def _forward(indices: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tensor:
+    if runs_triton(weight):
+        return launch.forward(indices.contiguous(), weight if weight.stride(1) == 1 else weight.contiguous())
+    return torch.nn.functional.embedding(indices, weight)
+
+
+def _backward(dout: torch.Tensor, indices: torch.Tensor, entries: int, padding: int) -> torch.Tensor:
+    if runs_triton(dout):
+        return launch.backward(dout.contiguous(), indices, entries, padding)
+    # PyTorch on a CPU adds up in the table's own dtype, which loses digits in 16 bits.
+    wide = dout if dout.dtype == torch.float64 else dout.float()
+    total = wide.new_zeros(entries, dout.shape[-1])
+    total.index_add_(0, indices.flatten(), wide.reshape(-1, dout.shape[-1]))
+    if padding != NO_PADDING:
+        total[padding] = 0
+    return total.to(dout.dtype)
+
+
+def _forward_fake(indices: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tensor:
+    return weight.new_empty((*indices.shape, weight.shape[1]))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    indices, weight, ctx.padding = inputs
+    ctx.entries = weight.shape[0]
+    ctx.save_for_backward(indices)
+
+
+_embedding_backward = define(
+    "embedding_backward(Tensor dout, Tensor indices, SymInt entries, SymInt padding) -> Tensor",
+    _backward,
+    lambda dout, indices, entries, padding: dout.new_empty((entries, dout.shape[-1])),
+    backward=once("embedding_backward"),
+)
+_embedding = define(
+    "embedding(Tensor indices, Tensor weight, SymInt padding) -> Tensor",
+    _forward,
+    _forward_fake,
+    backward=lambda ctx, dout: (None, _embedding_backward(dout, *ctx.saved_tensors, ctx.entries, ctx.padding), None),
+    save=_save,
+)

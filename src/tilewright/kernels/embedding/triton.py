@@ -1,0 +1,113 @@
+"""The embedding and its gradient in Triton, limited by memory: rows are copied, and summed in order.
+
+The gradient is deterministic. Atomic additions would need an fp32 table beside the gradient's own and
+give another result at every run; here the positions are sorted by index (stably, so the order of the
+sum is that of the sequence), and one program owns one row of the table: it adds up its positions' rows
+in fp32 and writes the row once, zeros where nobody asked for it. The sum of a row that many positions ask
+for is first made in chunks of positions by a kernel that finds nothing to do elsewhere.
+
+On an H200, bf16, 65536 positions in 50257 x 4096, share of a copy in the same run: forward 1.01 (PyTorch 0.92),
+backward 0.75 (PyTorch 0.08), of which the sort takes 84 of 307 us. Lost, backward: 1024 columns and one row
+at a time 0.69, two 0.68, four 0.55; 2048 columns and two rows 0.65; a program alone with a row that all of
+16384 positions ask for: 7.7 ms, in chunks 0.6 ms.
+"""
+# mypy: allow-untyped-decorators, allow-subclassing-any
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tilewright.kernels.activation.formulas import rounded
+
+
+@triton.jit(do_not_specialize=["count", "entries"])
+def forward(
+    indices: tl.tensor, weight: tl.tensor, out: tl.tensor, count: tl.int64, entries: tl.int64, columns: tl.tensor,
+    weight_row: tl.int64,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
+    """out[i, :] = weight[indices[i], :]; an index outside of the table stops the device, as eager's does."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    index = tl.load(indices + row, mask=row < count, other=0).to(tl.int64)
+    tl.device_assert((index >= 0) & (index < entries), "index out of range of the embedding")
+    inside = (row < count)[:, None] & (column < columns)[None, :]
+    taken = tl.load(weight + index[:, None] * weight_row + column[None, :], mask=inside)
+    tl.store(out + row[:, None] * columns + column[None, :], taken, mask=inside)
+
+
+@triton.jit
+def _sum_rows(
+    dout: tl.tensor, order: tl.tensor, start: tl.tensor, last: tl.tensor, columns: tl.tensor, column: tl.tensor,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Σ dout[order[i], column] for start ≤ i < last, fp32."""
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    while start < last:
+        place = start + tl.arange(0, ROWS)
+        row = tl.load(order + place, mask=place < last, other=0).to(tl.int64)
+        inside = (place < last)[:, None] & (column < columns)[None, :]
+        total += tl.load(dout + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        start += ROWS
+    return tl.sum(total, 0)
+
+
+@triton.jit(do_not_specialize=["count", "padding"])
+def long_runs(
+    dout: tl.tensor, keys: tl.tensor, order: tl.tensor, bounds: tl.tensor, parts: tl.tensor, count: tl.int64,
+    columns: tl.tensor, padding: tl.int64, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
+    """parts[chunk, end, :]: what the long run at that end of the chunk of positions adds within the chunk.
+
+    A run of equal indices is long if it has more than two chunks of positions, so that it reaches one of
+    the two ends (0 first, 1 last) of any chunk it touches. A run at both ends is the first's.
+    """
+    first = tl.program_id(0).to(tl.int64) * CHUNK
+    final = tl.minimum(first + CHUNK, count)
+    end = tl.program_id(2)
+    head = tl.load(keys + first)
+    key = tl.load(keys + (final - 1)) if end == 1 else head
+    start, last = tl.load(bounds + key), tl.load(bounds + key + 1)
+    if (last - start > 2 * CHUNK) & (key != padding) & ((end == 0) | (key != head)):
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        start, last = tl.maximum(start, first), tl.minimum(last, final)
+        total = _sum_rows(dout, order, start, last, columns, column, ROWS, COLUMNS)
+        part = (tl.program_id(0).to(tl.int64) * 2 + end) * columns
+        tl.store(parts + part + column, total, mask=column < columns)
+
+
+@triton.jit
+def _sum_parts(
+    parts: tl.tensor, start: tl.tensor, last: tl.tensor, columns: tl.tensor, column: tl.tensor,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The sum over the chunks of a long run; in the chunk where it starts it may be at the last end."""
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    chunk = start // CHUNK
+    while chunk * CHUNK < last:
+        each = chunk + tl.arange(0, ROWS)
+        part = each * 2 + (each * CHUNK < start).to(tl.int64)
+        inside = (each * CHUNK < last)[:, None] & (column < columns)[None, :]
+        total += tl.load(parts + part[:, None] * columns + column[None, :], mask=inside, other=0.0)
+        chunk += ROWS
+    return tl.sum(total, 0)
+
+
+@triton.jit(do_not_specialize=["padding"])
+def backward(
+    dout: tl.tensor, order: tl.tensor, bounds: tl.tensor, parts: tl.tensor, dweight: tl.tensor, columns: tl.tensor,
+    padding: tl.int64, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Program (entry, c): Σ dout[order[i], :] for bounds[entry] ≤ i < bounds[entry + 1], 0 for the padding's entry."""
+    entry = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    start = tl.load(bounds + entry)
+    last = tl.load(bounds + entry + 1)
+    if entry == padding:
+        last = start
+    if last - start > 2 * CHUNK:
+        total = _sum_parts(parts, start, last, columns, column, CHUNK, ROWS, COLUMNS)
+    else:
+        total = _sum_rows(dout, order, start, last, columns, column, 1, COLUMNS)
+    tl.store(dweight + entry * columns + column, rounded(total, dweight.dtype.element_ty), mask=column < columns)

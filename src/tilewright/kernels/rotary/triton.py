@@ -1,0 +1,77 @@
+"""Rotary position embedding in Triton: queries and keys of any layout in one launch, limited by memory.
+
+A program takes one position of one sequence and a block of heads of either q or k, so that cos and sin are
+read once for all of them. The rotation by the opposite angle is its own gradient, so the backward is the
+same kernel with sin negated.
+
+On an H200, bf16, share of a copy in the same run: 32 heads of q and 8 of k, d 128: 0.94 in blocks of 8 heads
+and two warps; lost: 32 heads and four warps 0.87, 16 heads 0.92, 4 heads 0.80. 32 heads of both, d 64: 0.98 in
+blocks of 32 heads and four warps; lost: 16 heads 0.93 to 0.97, 8 heads 0.68 to 0.81.
+"""
+# mypy: allow-untyped-decorators, allow-subclassing-any
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tilewright.kernels.activation.formulas import rounded
+
+
+@triton.jit
+def _turned(a: tl.tensor, b: tl.tensor, cos: tl.tensor, sin: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    return a * cos - b * sin, b * cos + a * sin
+
+
+@triton.jit
+def _turn(
+    x: tl.tensor, out: tl.tensor, cos: tl.tensor, sin: tl.tensor, first: tl.tensor, heads: tl.tensor,
+    pairs: tl.tensor, x_head: tl.tensor, out_head: tl.tensor,
+    HEADS: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
+) -> None:  # fmt: skip
+    head = (first + tl.arange(0, HEADS))[:, None]
+    if INTERLEAVED:
+        lane = tl.arange(0, 2 * PAIRS)[None, :]
+        inside = (head < heads) & (lane < 2 * pairs)
+        both = tl.load(x + head.to(tl.int64) * x_head + lane, mask=inside).to(tl.float32)
+        a, b = tl.split(tl.reshape(both, [HEADS, PAIRS, 2]))
+        a, b = _turned(a, b, cos[None, :], sin[None, :])
+        both = tl.reshape(tl.join(a, b), [HEADS, 2 * PAIRS])
+        tl.store(out + head.to(tl.int64) * out_head + lane, rounded(both, out.dtype.element_ty), mask=inside)
+    else:
+        lane = tl.arange(0, PAIRS)[None, :]
+        inside = (head < heads) & (lane < pairs)
+        x += head.to(tl.int64) * x_head + lane
+        out += head.to(tl.int64) * out_head + lane
+        a, b = tl.load(x, mask=inside).to(tl.float32), tl.load(x + pairs, mask=inside).to(tl.float32)
+        a, b = _turned(a, b, cos[None, :], sin[None, :])
+        tl.store(out, rounded(a, out.dtype.element_ty), mask=inside)
+        tl.store(out + pairs, rounded(b, out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["length"])
+def rotate(
+    q: tl.tensor, k: tl.tensor, q_out: tl.tensor, k_out: tl.tensor, cos: tl.tensor, sin: tl.tensor,
+    length: tl.tensor, q_heads: tl.tensor, k_heads: tl.tensor, pairs: tl.tensor, q_batch: tl.tensor,
+    q_head: tl.tensor, q_place: tl.tensor, k_batch: tl.tensor, k_head: tl.tensor, k_place: tl.tensor,
+    q_out_batch: tl.tensor, q_out_head: tl.tensor, q_out_place: tl.tensor, k_out_batch: tl.tensor,
+    k_out_head: tl.tensor, k_out_place: tl.tensor, angle_place: tl.tensor,
+    SIGN: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
+) -> None:  # fmt: skip
+    """Program (batch·length + place, block): q_out or k_out [batch, its heads, place, :], strides in elements."""
+    batch = (tl.program_id(0) // length).to(tl.int64)
+    place = (tl.program_id(0) % length).to(tl.int64)
+    pair = tl.arange(0, PAIRS)
+    c = tl.load(cos + place * angle_place + pair, mask=pair < pairs).to(tl.float32)
+    s = tl.load(sin + place * angle_place + pair, mask=pair < pairs).to(tl.float32) * SIGN
+    blocks = tl.cdiv(q_heads, HEADS)
+    block = tl.program_id(1)
+    if block < blocks:
+        q += batch * q_batch + place * q_place
+        q_out += batch * q_out_batch + place * q_out_place
+        _turn(q, q_out, c, s, block * HEADS, q_heads, pairs, q_head, q_out_head, HEADS, PAIRS, INTERLEAVED)
+    else:
+        k += batch * k_batch + place * k_place
+        k_out += batch * k_out_batch + place * k_out_place
+        first = (block - blocks) * HEADS
+        _turn(k, k_out, c, s, first, k_heads, pairs, k_head, k_out_head, HEADS, PAIRS, INTERLEAVED)

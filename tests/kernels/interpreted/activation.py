@@ -1,0 +1,97 @@
+"""The Triton activations, run by `test_interpreted.py` in Triton's interpreter (`TRITON_INTERPRET=1`)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.kernels.interpreter import install
+from tests.kernels.layouts import layouts
+from tilewright.kernels import activation
+from tilewright.kernels.activation import launch, reference
+from tilewright.kernels.activation.variants import SUITES
+from tilewright.kernels.device import interpreted
+from tilewright.measure.contract import compare
+from tilewright.measure.proof import prove
+
+install()
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(1, 1), (7, 13), (2, 2049)]
+
+
+def test_kernels_are_interpreted() -> None:
+    assert interpreted()
+
+
+def test_no_elements() -> None:
+    x = torch.empty(0, 5, requires_grad=True)
+    (dx,) = torch.autograd.grad(activation.gelu(x).sum(), x)
+    assert activation.gelu(x).shape == dx.shape == (0, 5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gelu_keeps_the_contract(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    for name, x in layouts(*shape, dtype).items():
+        rows = prove(SUITES["gelu"], activation.gelu, (x.requires_grad_(),))
+        assert [row for row in rows if not row.ok] == [], name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
+def test_swiglu_keeps_the_contract(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    gates, ups = layouts(*shape, dtype), layouts(*shape, dtype, seed=1)
+    for gate, up in (("contiguous", "misaligned"), ("strided", "strided"), ("transposed", "contiguous")):
+        inputs = gates[gate].requires_grad_(), ups[up].requires_grad_()
+        rows = prove(SUITES["swiglu"], activation.swiglu, inputs)
+        assert [row for row in rows if not row.ok] == [], (gate, up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu"])
+def test_slopes_and_tails(kind: str, dtype: torch.dtype) -> None:
+    """Where Φ vanishes, where it is one, and in between."""
+    x = torch.cat([torch.linspace(-14, 14, 4001), torch.tensor([-1e4, 1e4, 0.0, -0.0])]).to(dtype)
+    dy = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    value = compare(launch.forward(x, kind), activation.formula(x, kind), activation.formula(x.double(), kind))
+    truth = activation.formula_backward(dy.double(), x.double(), kind)
+    slope = compare(launch.backward(dy, x, kind), activation.formula_backward(dy, x, kind), truth)
+    assert value.ok, value
+    assert slope.ok, slope
+
+
+def test_the_tail_of_phi_has_relative_accuracy() -> None:
+    """Eager's 1 + erf has none there: at -5 three digits are left."""
+    x = torch.linspace(-12, 0, 3001)
+    truth = 0.5 * torch.special.erfc(-x.double() * math.sqrt(0.5)) * x.double()
+    error = ((launch.forward(x, "gelu").double() - truth) / truth.where(x < 0, 1.0)).abs().max().item()
+    assert error < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu"])
+def test_specials_are_where_the_formulas_are(kind: str) -> None:
+    x = torch.tensor([math.inf, -math.inf, math.nan, 3e38, -3e38, 1e20, -1e20, 0.0])
+    wanted = {
+        "gelu": reference.gelu(x),
+        "gelu_tanh": reference.gelu(x, "tanh"),
+        "silu": reference.silu(x),
+    }[kind]
+    found = launch.forward(x, kind)
+    for of in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(of(found), of(wanted))
+
+
+def test_gradients_of_a_broadcast_are_read_as_they_lie() -> None:
+    x = torch.randn(5, 33, requires_grad=True)
+    (found,) = torch.autograd.grad(activation.silu(x).sum(), x)
+    (wanted,) = torch.autograd.grad(reference.silu(x).sum(), x)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_geglu_is_gelu_times_up() -> None:
+    gate, up = torch.randn(2, 9, 40).chunk(2, dim=-1)
+    torch.testing.assert_close(activation.geglu(gate, up), reference.geglu(gate, up), rtol=1e-6, atol=1e-6)
+    tanh = activation.geglu(gate, up, "tanh")
+    torch.testing.assert_close(tanh, reference.geglu(gate, up, "tanh"), rtol=1e-6, atol=1e-6)

@@ -1,0 +1,136 @@
+"""The activations without a GPU: formulas, registration, and machine code for an H200."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kernels.layouts import layouts
+from tests.kernels.machine_code import compiled, spilled
+from tilewright.kernels import activation
+from tilewright.kernels.activation import cuda, launch, reference
+from tilewright.kernels.activation.rows import rows_of
+from tilewright.kernels.catalogue import suite
+from tilewright.measure.proof import prove
+
+UNARY = {"gelu": reference.gelu, "silu": reference.silu}
+GATED = {"swiglu": reference.swiglu, "geglu": reference.geglu}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["gelu", "swiglu"])
+def test_formulas_keep_the_numbers_contract(name: str, dtype: torch.dtype) -> None:
+    first, second = layouts(7, 37, dtype), layouts(7, 37, dtype, seed=1)
+    for way in first:
+        inputs = [first[way].requires_grad_(), second[way].requires_grad_()][: 1 if name == "gelu" else 2]
+        rows = prove(suite(name), getattr(activation, name), inputs)
+        assert [row for row in rows if not row.ok] == [], way
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_references_are_pytorchs(approximate: str) -> None:
+    x = torch.linspace(-6, 6, 101, dtype=torch.float64)
+    gelu = torch.nn.functional.gelu(x, approximate=approximate)
+    torch.testing.assert_close(reference.gelu(x, approximate), gelu)
+    torch.testing.assert_close(reference.silu(x), torch.nn.functional.silu(x))
+    torch.testing.assert_close(activation.geglu(x, x, approximate), gelu * x)
+
+
+def test_gradients_in_float64_are_slopes() -> None:
+    x, y = (torch.randn(3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    for approximate in ("none", "tanh"):
+        assert torch.autograd.gradcheck(activation.gelu, (x, approximate))
+        assert torch.autograd.gradcheck(activation.geglu, (x, y, approximate))
+    assert torch.autograd.gradcheck(activation.silu, (x,))
+    assert torch.autograd.gradcheck(activation.swiglu, (x, y))
+
+
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu"])
+def test_operators_are_registered_well(kind: str) -> None:
+    x, y = torch.randn(3, 5, requires_grad=True), torch.randn(5, 3, requires_grad=True).t()
+    ops = torch.ops.tilewright
+    torch.library.opcheck(ops.activation.default, (x, kind))
+    torch.library.opcheck(ops.gated_activation.default, (x, y, kind))
+    torch.library.opcheck(ops.activation_backward.default, (y.detach(), x.detach(), kind))
+    torch.library.opcheck(ops.gated_activation_backward.default, (y.detach(), x.detach(), x.detach(), kind))
+
+
+@pytest.mark.parametrize("name", [*UNARY, *GATED])
+def test_compiled_as_one_graph(name: str) -> None:
+    function: Callable[..., torch.Tensor] = getattr(activation, name)
+    inputs = [torch.randn(6, 24, requires_grad=True) for _ in range(1 if name in UNARY else 2)]
+    compiled_function = torch.compile(function, backend="aot_eager", fullgraph=True)
+    for mine, plain in zip(*(values_of(call, inputs) for call in (compiled_function, function)), strict=True):
+        assert torch.equal(mine, plain)
+
+
+def values_of(call: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    result = call(*inputs)
+    return [result, *torch.autograd.grad(result.square().sum(), inputs)]
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(activation.gelu(x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="activation_backward has no second derivative"):
+        gradient.sum().backward()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x = torch.randn(3, 8)
+    with pytest.raises(TypeError, match=r"gelu takes floating-point tensors, not torch\.int32"):
+        activation.gelu(x.int())
+    with pytest.raises(ValueError, match='approximate is "none" or "tanh", not \'erf\''):
+        activation.gelu(x, "erf")
+    with pytest.raises(ValueError, match=r"one shape, dtype and device, not \(3, 8\) .* and \(3, 7\)"):
+        activation.swiglu(x, x[:, 1:])
+    with pytest.raises(ValueError, match=r"on a CUDA device, not torch\.float32 on cpu"):
+        cuda.gelu(x)
+
+
+def test_rows_are_found_in_each_layout() -> None:
+    found = {name: rows_of(x) for name, x in layouts(6, 10, torch.float32).items()}
+    assert [(name, rows.count, rows.columns, *rows.strides) for name, rows in found.items()] == [
+        ("contiguous", 1, 60, 60),
+        ("misaligned", 1, 60, 60),
+        ("strided", 6, 10, 23),
+        ("transposed", 6, 10, 10),
+        ("every other", 6, 10, 10),
+    ]
+    gate, up = torch.randn(2, 3, 20).chunk(2, -1)
+    assert rows_of(gate, up).strides == (20, 20)
+    assert rows_of(gate, up).tensors[1].data_ptr() == up.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("name", ["forward", "backward", "gated_forward", "gated_backward"])
+def test_triton_kernels_compile_without_spills(name: str, dtype: str) -> None:
+    pytest.importorskip("triton")
+    from tilewright.kernels.activation import triton as kernels
+
+    kernel = getattr(kernels, name)
+    types = {argument: f"*{dtype}" for argument in ("x", "y", "dx", "dy", "gate", "up", "dgate", "dup")}
+    types |= {argument: "i64" for argument in ("columns", "x_row", "dy_row", "gate_row", "up_row")}
+    constants = {"KIND": "gelu", "PRECISE": dtype == "fp32", "BLOCK": launch.BLOCK, "FLAT": True}
+    code = compiled(kernel, types, constants, warps=launch.WARPS)
+    assert spilled(code) == 0
+    assert "ld.global.v4.b32" in code.asm["ptx"]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="CUDA C++ is compiled ahead where nvcc is installed")
+@pytest.mark.parametrize("dtype", list(cuda.ELEMENTS), ids=str)
+@pytest.mark.parametrize("backward", [False, True])
+def test_cuda_kernels_compile_without_spills(dtype: torch.dtype, backward: bool, tmp_path: Path) -> None:
+    flags = [f"-D{name}={value}" for name, value in cuda.definitions(dtype, True, backward)]
+    headers = ["-I", str(cuda.SOURCE.parents[1])]
+    command = ["nvcc", "-gencode=arch=compute_90,code=sm_90", "-std=c++17", "-cubin", "-Xptxas", "-v", *flags, *headers]
+    done = subprocess.run([*command, "-o", str(tmp_path / "cubin"), str(cuda.SOURCE)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)
+    assert spills and set(spills) == {"0"}

@@ -1,0 +1,158 @@
+"""dropout_add without a GPU: PyTorch's draws, registration, the generator's numbering, machine code for an H200."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.kernels import philox
+from tests.kernels.layouts import layouts
+from tests.kernels.machine_code import compiled, spilled
+from tilewright.kernels.activation import formula
+from tilewright.kernels.catalogue import suite
+from tilewright.kernels.dropout_add import dropout_add, generator, launch
+from tilewright.measure.proof import prove
+
+KINDS = ["none", "gelu", "gelu_tanh", "silu"]
+OPERATOR = "dropout_add"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_contract_is_kept_with_eagers_mask(kind: str, dtype: torch.dtype) -> None:
+    xs, residuals = layouts(7, 37, dtype), layouts(7, 37, dtype, seed=1)
+    for way in xs:
+        inputs = xs[way].requires_grad_(), residuals["strided"].requires_grad_(), 0.3, kind
+        rows = prove(suite(OPERATOR), suite(OPERATOR).variant("tilewright").function, inputs)
+        assert [row for row in rows if not row.ok] == [], way
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4, 1.0])
+def test_the_generator_advances_as_eagers(p: float) -> None:
+    x, residual = torch.randn(2, 33, 10)
+    states, results = [], []
+    for call in (lambda: dropout_add(x, residual, p), lambda: F.dropout(x, p) + residual):
+        torch.manual_seed(7)
+        results.append(call())
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+    assert torch.equal(results[0] == residual, results[1] == residual)
+
+
+def test_nothing_is_dropped_outside_of_training() -> None:
+    x, residual = torch.randn(2, 33)
+    assert torch.equal(dropout_add(x, residual, 0.9, activation="gelu", training=False), F.gelu(x) + residual)
+
+
+def test_layouts_are_kept_where_dense() -> None:
+    x = torch.randn(4, 6).t()
+    assert dropout_add(x, torch.randn(6, 4)).stride() == x.stride()
+    assert dropout_add(torch.randn(6, 8)[:, ::2], torch.randn(6, 4)).is_contiguous()
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_operator_is_registered_well(kind: str, p: float) -> None:
+    """With outcomes that are certain, since it runs several times."""
+    x, residual = (torch.randn(3, 5, requires_grad=True) for _ in range(2))
+    torch.library.opcheck(torch.ops.tilewright.dropout_add.default, (x, residual, p, kind, 16))
+
+
+def test_the_drawing_operator_is_registered_well() -> None:
+    x, residual = (torch.randn(3, 5, requires_grad=True) for _ in range(2))
+    operator = torch.ops.tilewright.dropout_add.default
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(operator, (x, residual, 0.5, "gelu", 16), test_utils=tests)
+    assert torch.Tag.nondeterministic_seeded in operator.tags
+    mask = torch.rand(3, 5) < 0.5
+    backward = torch.ops.tilewright.dropout_add_backward.default
+    torch.library.opcheck(backward, (x.detach(), x.detach(), mask, 0.5, "gelu", 16))
+    torch.library.opcheck(backward, (x.detach(), None, mask, 0.5, "none", 16))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_as_one_graph(kind: str) -> None:
+    x, residual = (torch.randn(6, 24, requires_grad=True) for _ in range(2))
+
+    def call(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return dropout_add(x, residual, 0.3, activation=kind)
+
+    results = []
+    for function in (call, torch.compile(call, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(0)
+        out = function(x, residual)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (x, residual))])
+    for plain, compiled_result in zip(*results, strict=True):
+        assert torch.equal(plain, compiled_result)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(dropout_add(x, x.detach(), activation="gelu").sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="dropout_add_backward has no second derivative"):
+        gradient.sum().backward()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x = torch.randn(3, 8)
+    with pytest.raises(ValueError, match=r"probability p in \[0, 1\], not 1.5"):
+        dropout_add(x, x, 1.5)
+    with pytest.raises(ValueError, match="activations none, gelu, gelu_tanh, silu, not 'relu'"):
+        dropout_add(x, x, activation="relu")
+    with pytest.raises(TypeError, match=r"floating-point tensors, not torch\.int64"):
+        dropout_add(x.long(), x.long())
+    with pytest.raises(ValueError, match=r"not \(3, 8\) torch.float32 on cpu and \(8,\)"):
+        dropout_add(x, x[0])
+
+
+def test_philox_answers_as_its_authors_published() -> None:
+    """The known answers of Random123 for the independent generator of these tests."""
+    zero = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    ones = (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
+    assert philox.philox((0, 0, 0, 0), (0, 0)) == zero
+    assert philox.philox((philox.WORD,) * 4, (philox.WORD,) * 2) == ones
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.1, 0.37, 0.5, 0.9, 1 - 1e-9])
+def test_the_threshold_parts_kept_from_dropped(p: float) -> None:
+    edge = generator.threshold(p)
+    words = {0, 1, 2**32 - 1, *range(max(edge - 300, 0), min(edge + 300, 2**32))}
+    assert [word for word in words if philox.keeps(word, p) != (word < edge)] == []
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_every_element_is_dealt_once(itemsize: int) -> None:
+    for count in (1, 255, 256, 257, 4096, 4097, 4098, 4100, 10**6, 2**31 + 8):
+        dealt = generator.geometry(count, itemsize, 16, 1056)
+        reach = dealt.blocks * generator.LANES * (dealt.vector if dealt.vector > 1 else 4)
+        assert count % dealt.vector == 0
+        assert (dealt.steps - 1) * reach < count <= dealt.steps * reach
+        assert dealt.columns <= dealt.blocks
+        assert min(count, reach) <= dealt.columns * generator.LANES * (dealt.vector if dealt.vector > 1 else 4)
+        assert dealt.advance % 4 == 0
+        assert dealt.advance >= 4 * -(-count // (4 * dealt.blocks * generator.LANES))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_kernels_keep_words_in_their_threads(name: str, dtype: str) -> None:
+    """No spill, no word through shared memory, 16-byte vectors; few enough instructions an element."""
+    pytest.importorskip("triton")
+    from tilewright.kernels.dropout_add import triton as kernels
+
+    types = {argument: f"*{dtype}" for argument in ("x", "residual", "out", "dout", "dx")} | {"state": "*i64"}
+    types |= {"n": "i64", "blocks": "i32", "seed": "i64", "offset": "i64", "threshold": "u32", "scale": "fp32"}
+    vector = 4 if dtype == "fp32" else 8
+    constants = {"KIND": "gelu", "PRECISE": dtype == "fp32", "VECTOR": vector, "STEPS": launch.STEPS}
+    constants |= {"DRAWS": True, "CAPTURED": False}
+    code = compiled(getattr(kernels, name), types, constants, warps=launch.WARPS)
+    assert spilled(code) == 0
+    assert "convert_layout" not in code.asm["ttgir"]
+    assert "ld.global.v4.b32" in code.asm["ptx"]
+
+
+def test_formulas_name_every_activation() -> None:
+    x = torch.randn(9)
+    wanted = {"none": x, "gelu": F.gelu(x), "gelu_tanh": F.gelu(x, approximate="tanh"), "silu": F.silu(x)}
+    assert all(torch.equal(formula(x, kind), value) for kind, value in wanted.items())

@@ -1,0 +1,105 @@
+"""The weighted sum without a GPU: formula, registration, geometry, machine code for an H200."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.layouts import layouts
+from tests.kernels.machine_code import compiled, spilled
+from tilewright.kernels.catalogue import suite
+from tilewright.kernels.weighted_sum import in_tiles, launch, weighted_sum
+from tilewright.measure.proof import prove
+
+SHAPES = [(0, 5), (1, 1), (7, 1), (7, 37), (3, 1000)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_contract_is_kept(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    w = layouts(1, shape[1], dtype, seed=1)["misaligned"][0].requires_grad_()
+    for way, x in layouts(*shape, dtype).items():
+        rows = prove(suite("weighted_sum"), weighted_sum, (x.requires_grad_(), w))
+        assert [row for row in rows if not row.ok] == [], way
+
+
+def test_any_leading_dimensions() -> None:
+    x, w = torch.randn(2, 3, 4), torch.randn(4)
+    torch.testing.assert_close(weighted_sum(x, w), x @ w)
+    torch.testing.assert_close(weighted_sum(x[0, 0], w), x[0, 0] @ w)
+    torch.testing.assert_close(in_tiles(16, 64)(x[0], w), x[0] @ w)
+
+
+def test_gradients_in_float64_are_slopes() -> None:
+    x, w = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 5), (5,)))
+    assert torch.autograd.gradcheck(weighted_sum, (x, w))
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+def test_operators_are_registered_well(wanted: tuple[bool, bool]) -> None:
+    x, w = torch.randn(5, 8, requires_grad=wanted[0]), torch.randn(8, requires_grad=wanted[1])
+    torch.library.opcheck(torch.ops.tilewright.weighted_sum.default, (x, w))
+    backward = torch.ops.tilewright.weighted_sum_backward.default
+    torch.library.opcheck(backward, (torch.randn(5), x.detach(), w.detach(), *wanted))
+
+
+def test_compiled_as_one_graph() -> None:
+    x, w = torch.randn(6, 24, requires_grad=True), torch.randn(24, requires_grad=True)
+    results = []
+    for function in (weighted_sum, torch.compile(weighted_sum, backend="aot_eager", fullgraph=True)):
+        y = function(x, w)
+        results.append([y, *torch.autograd.grad(y.square().sum(), (x, w))])
+    for plain, compiled_result in zip(*results, strict=True):
+        assert torch.equal(plain, compiled_result)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(weighted_sum(x, w).square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="weighted_sum_backward has no second derivative"):
+        gradient.sum().backward()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x = torch.randn(3, 8)
+    with pytest.raises(ValueError, match=r"x\[\.\.\., D\] and w\[D\] of one dtype and device, not \(3, 8\)"):
+        weighted_sum(x, torch.randn(7))
+    with pytest.raises(ValueError, match=r"torch\.float32 on cpu and \(8,\) torch\.float16"):
+        weighted_sum(x, torch.randn(8).half())
+    with pytest.raises(TypeError, match=r"floating-point tensors, not torch\.int64"):
+        weighted_sum(x.long(), x[0].long())
+
+
+def test_tiles_cover_rows_and_columns() -> None:
+    for rows in (1, 2, 1000, 16384):
+        for columns in (1, 5, 512, 4096, 16384, 10**6):
+            high, wide, warps = launch.forward_tile(rows, columns)
+            assert high & (high - 1) == 0 == wide & (wide - 1)
+            assert high * wide <= 2048
+            assert warps in (1, 2, 4)
+            assert high < 2 * rows and wide < 2 * columns
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("pitch", [1, 16])
+def test_kernels_compile_without_spills(dtype: str, pitch: int) -> None:
+    pytest.importorskip("triton")
+    from tilewright.kernels.weighted_sum import triton as kernels
+
+    types = {name: f"*{dtype}" for name in ("x", "w", "y", "dy", "dx", "dw")} | {"parts": "*fp32", "pitches": "i64"}
+    types |= dict.fromkeys(("rows", "columns", "count"), "i32")
+    high, wide, warps = launch.forward_tile(16384, 16384)
+    assert warps == 4
+    forward = {"PITCH": pitch, "ROWS": high, "COLUMNS": wide, "WHOLE": pitch == 16}
+    backward = {"PITCH": pitch, "ROWS": launch.BACKWARD_ROWS, "COLUMNS": launch.BACKWARD_COLUMNS}
+    parts = {"PARTS": launch.PARTS, "COLUMNS": launch.PART_COLUMNS}
+    codes = [
+        compiled(kernels.forward, types, forward),
+        compiled(kernels.backward, types, backward | {"WANT_DX": True, "WANT_DW": True}),
+        compiled(kernels.sum_parts, types, parts),
+    ]
+    assert [spilled(code) for code in codes] == [0, 0, 0]
+    # The vectors of w are wide in any case.
+    of_w = wide * (4 if dtype == "fp32" else 2) // (16 * 128)
+    assert (codes[0].asm["ptx"].count("ld.global.v4.b32") > of_w) == (pitch == 16)
+    assert ("st.global.v4.b32" in codes[1].asm["ptx"]) == (pitch == 16)

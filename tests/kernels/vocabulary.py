@@ -1,0 +1,40 @@
+"""Inputs and options of linear and cross entropy that its tests share."""
+
+from __future__ import annotations
+
+import torch
+
+from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
+
+Options = tuple[int, float, float, str]
+
+OPTIONS: list[Options] = [
+    (-100, 0.0, 0.0, "mean"),
+    (0, 0.0, 0.0, "mean"),
+    (-100, 0.1, 0.0, "mean"),
+    (-100, 0.0, 1e-2, "sum"),
+    (0, 1.0, 1e-3, "mean"),
+]
+"""`ignore_index`, `label_smoothing`, `z_loss`, `reduction`."""
+
+
+def by_position(
+    x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignore_index: int, smoothing: float, z: float, how: str
+) -> torch.Tensor:
+    """Our operator, called as the suite's reference is."""
+    return linear_cross_entropy(
+        x, weight, target, ignore_index=ignore_index, label_smoothing=smoothing, z_loss=z, reduction=how
+    )
+
+
+def inputs(
+    tokens: int, hidden: int, vocabulary: int, dtype: torch.dtype, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, weight and target; some targets are 0, for the options that ignore it, and the first is not."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(tokens, hidden, generator=generator).to(device, dtype).requires_grad_()
+    weight = torch.randn(vocabulary, hidden, generator=generator).div(hidden**0.5).to(device, dtype).requires_grad_()
+    target = torch.randint(0, vocabulary, (tokens,), generator=generator)
+    target[1::3] = 0
+    target[:1] = vocabulary - 1
+    return x, weight, target.to(device)
