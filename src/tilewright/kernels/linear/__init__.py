@@ -1,0 +1,269 @@
+"""A linear layer and what follows it in one kernel: GELU, or dropout and residual."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from tilewright.kernels.dropout_add import ALIGNED, generator
+from tilewright.kernels.linear import choice, cuda
+from tilewright.kernels.registration import define
+
+APPROXIMATIONS = ("none", "tanh")
+
+
+def linear_gelu(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    approximate: Literal["none", "tanh"] = "none",
+) -> torch.Tensor:
+    """`gelu(x · weightᵀ + bias)`.
+
+    Args:
+        x: [..., in], floating point; made contiguous if it is not.
+        weight: [out, in] of x's dtype and device; bias [out] or None.
+        approximate: `none` for the error function, `tanh` for its approximation.
+
+    Returns:
+        [..., out] in x's dtype.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or approximations that do not fit.
+
+    In bf16 and fp16 on an H100 or H200, where the rows are multiples of 16 bytes, the product and what
+    follows are one kernel (`cuda.cu`), or cuBLASLt's, or two kernels, whichever was measured to be fastest
+    at these sizes (`choice.py`); elsewhere two kernels of PyTorch's. Where a gradient is asked for, the
+    value before the GELU is saved for the backward.
+    """
+    _check("linear_gelu", x, weight, bias)
+    if approximate not in APPROXIMATIONS:
+        raise ValueError(f"linear_gelu knows the approximations {', '.join(APPROXIMATIONS)}, not {approximate!r}")
+    needed = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    rows = x.reshape(-1, x.shape[-1])
+    y: torch.Tensor = _gelu(rows, weight, bias, approximate, needed)[0]
+    return y.view(*x.shape[:-1], len(weight))
+
+
+def linear_dropout_add(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    p: float = 0.5,
+    training: bool = True,
+) -> torch.Tensor:
+    """`dropout(x · weightᵀ + bias, p, training) + residual`.
+
+    Args:
+        x: [..., in], floating point; made contiguous if it is not.
+        weight: [out, in] of x's dtype and device; bias [out] or None.
+        residual: [..., out] of x's dtype and device.
+        p: the probability with which an element is dropped.
+
+    Returns:
+        [..., out] in x's dtype.
+
+    Raises:
+        ValueError: shapes, dtypes, devices that do not fit, or p outside of [0, 1].
+
+    The mask is the one that `torch.nn.functional.dropout` draws for the layer's output from the default
+    generator as it stands, and the generator advances as far; on a GPU it is drawn again in backward and
+    not stored. One kernel or two, as for `linear_gelu`.
+    """
+    _check("linear_dropout_add", x, weight, bias)
+    if residual.shape != (*x.shape[:-1], len(weight)) or (residual.dtype, residual.device) != (x.dtype, x.device):
+        raise ValueError(
+            f"linear_dropout_add takes a residual like its result, {[*x.shape[:-1], len(weight)]} {x.dtype} on "
+            f"{x.device}, not {list(residual.shape)} {residual.dtype} on {residual.device}"
+        )
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"linear_dropout_add takes a probability p in [0, 1], not {p}")
+    rows, added = x.reshape(-1, x.shape[-1]), residual.reshape(-1, len(weight))
+    y: torch.Tensor = _dropout_add(rows, weight, bias, added, float(p) if training else 0.0)[0]
+    return y.view(residual.shape)
+
+
+def _check(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    tensors = [x, weight] if bias is None else [x, weight, bias]
+    fits = x.dim() >= 1 and weight.dim() == 2 and x.shape[-1] == weight.shape[1]
+    if not fits or (bias is not None and bias.shape != weight.shape[:1]):
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
+        raise ValueError(f"{name} takes x [..., in], weight [out, in] and bias [out], not {shapes}")
+    if not x.dtype.is_floating_point or len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
+        kinds = ", ".join(f"{tensor.dtype} on {tensor.device}" for tensor in tensors)
+        raise ValueError(f"{name} takes tensors of one floating-point dtype on one device, not {kinds}")
+
+
+# ---------------------------------------------------------------- GELU
+
+
+def _gelu_forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, and the value before the GELU (empty unless `keep`)."""
+    if cuda.refuses(x, weight):
+        return gelu_apart(x, weight, bias, approximate, keep)
+    ways: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
+        "fused": functools.partial(gelu_fused, x, weight, bias, approximate, keep),
+        "apart": functools.partial(gelu_apart, x, weight, bias, approximate, keep),
+    }
+    if approximate == "tanh" and bias is not None and not keep:
+        ways["library"] = functools.partial(gelu_by_library, x, weight, bias)
+    return ways[choice.fastest(f"linear_gelu {approximate} {keep} {bias is None}", x, weight, ways)]()
+
+
+def gelu_fused(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    approximate: str = "none",
+    keep: bool = False,
+    shape: cuda.Shape = cuda.WIDE,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By our kernel; for what `cuda.refuses` does not refuse."""
+    epilogue: cuda.Epilogue = "gelu_tanh" if approximate == "tanh" else "gelu"
+    return cuda.linear(x, weight, bias, epilogue, shape=shape, keep=keep)
+
+
+def gelu_by_library(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """By cuBLASLt, which has the tanh form."""
+    return torch._addmm_activation(bias, x, weight.t(), use_gelu=True), x.new_empty(0)
+
+
+def gelu_apart(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str = "none", keep: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By two kernels of PyTorch's."""
+    pre = F.linear(x, weight, bias)
+    return F.gelu(pre, approximate=approximate), pre if keep else x.new_empty(0)
+
+
+def _gelu_fake(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x.new_empty(x.shape[0], weight.shape[0])
+    return y, torch.empty_like(y) if keep else x.new_empty(0)
+
+
+def _gelu_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, weight, bias, approximate, _ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.approximate, ctx.biased = approximate, bias is not None
+
+
+def _gelu_backward(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+    x, weight, pre = ctx.saved_tensors
+    gradient = torch.ops.aten.gelu_backward.default(dy, pre, approximate=ctx.approximate)
+    return (*_linear_backward(ctx, gradient, x, weight), None, None)
+
+
+def _linear_backward(
+    ctx: Any, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of x, weight and bias from that of x · weightᵀ + bias [M, N]."""
+    needs = ctx.needs_input_grad
+    dx = gradient @ weight if needs[0] else None
+    dweight = gradient.t() @ x if needs[1] else None
+    return dx, dweight, gradient.sum(0) if ctx.biased and needs[2] else None
+
+
+_gelu = define(
+    "linear_gelu(Tensor x, Tensor weight, Tensor? bias, str approximate, bool keep) -> (Tensor, Tensor)",
+    _gelu_forward,
+    _gelu_fake,
+    backward=_gelu_backward,
+    save=_gelu_save,
+)
+
+
+# ---------------------------------------------------------------- dropout and residual
+
+
+def _dropout_add_forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, and what the backward draws the mask from (as `dropout_add` returns it)."""
+    # At p = 1 nothing is drawn and all is dropped; no word is kept where p is too near to 1 for fp32.
+    if cuda.refuses(x, weight) or generator.threshold(p) == 0:
+        return dropout_add_apart(x, weight, bias, residual, p)
+    ways = {
+        "fused": functools.partial(dropout_add_fused, x, weight, bias, residual, p),
+        "apart": functools.partial(dropout_add_apart, x, weight, bias, residual, p),
+    }
+    return ways[choice.fastest(f"linear_dropout_add {p > 0} {bias is None}", x, weight, ways)]()
+
+
+def dropout_add_fused(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    p: float,
+    shape: cuda.Shape = cuda.WIDE,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By our kernel; for what `cuda.refuses` does not refuse, and p < 1."""
+    state = torch.empty(2, dtype=torch.int64, device=x.device)
+    if p == 0.0:
+        return cuda.linear(x, weight, bias, "add", shape=shape, residual=residual)[0], state
+    n = len(weight)
+    dealt = generator.geometry_on(x.device.index, len(x) * n, x.element_size(), ALIGNED)
+    captured = torch.cuda.is_current_stream_capturing()
+    if captured:
+        state = generator.take_captured(x.device, dealt.advance)
+    seed, offset = (0, 0) if captured else generator.take(x.device, dealt.advance)
+    threads = dealt.blocks * generator.LANES
+    row_turn, row_thread = divmod(n // cuda.VECTOR, threads)
+    limit, scale = generator.threshold(p) - 1, generator.scale(p)
+    draw = cuda.Draw(seed, offset, state.data_ptr(), captured, limit, scale, threads, row_turn, row_thread)
+    return cuda.linear(x, weight, bias, "dropout_add", shape=shape, residual=residual, draw=draw)[0], state
+
+
+def dropout_add_apart(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """PyTorch's product, then dropout and residual in one pass."""
+    linear = F.linear(x, weight, bias)
+    y, state = torch.ops.tilewright.dropout_add.default(linear, residual.contiguous(), p, "none", ALIGNED)
+    return y, state
+
+
+def _dropout_add_fake(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    linear = x.new_empty(x.shape[0], weight.shape[0])
+    y, state = torch.ops.tilewright.dropout_add.default(linear, residual, p, "none", ALIGNED)
+    return y, state
+
+
+def _dropout_add_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, weight, bias, _, p = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.p, ctx.biased = p, bias is not None
+
+
+def _dropout_add_backward(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+    x, weight, state = ctx.saved_tensors
+    gradients: tuple[torch.Tensor | None, ...] = (None, None, None)
+    if any(ctx.needs_input_grad[:3]):
+        dropped = torch.ops.tilewright.dropout_add_backward.default(dy, None, state, ctx.p, "none", ALIGNED)
+        gradients = _linear_backward(ctx, dropped, x, weight)
+    return (*gradients, dy, None)
+
+
+_dropout_add = define(
+    "linear_dropout_add(Tensor x, Tensor weight, Tensor? bias, Tensor residual, float p) -> (Tensor, Tensor)",
+    _dropout_add_forward,
+    _dropout_add_fake,
+    backward=_dropout_add_backward,
+    save=_dropout_add_save,
+    draws=True,
+)

@@ -1,0 +1,211 @@
+"""Launches of the Hopper product with an epilogue (`cuda.cu`), built at run time."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from tilewright.kernels.device import NARROW as HALVES
+from tilewright.kernels.device import current
+from tilewright.kernels.nvrtc import Kernel, kernel
+from tilewright.records.errors import CompilerError
+
+Epilogue = Literal["none", "gelu", "gelu_tanh", "add", "dropout_add"]
+EPILOGUES: tuple[Epilogue, ...] = ("none", "gelu", "gelu_tanh", "add", "dropout_add")
+"""By number, as the source counts them."""
+SOURCE = Path(__file__).parent / "cuda.cu"
+ROWS, DEPTH = 128, 64
+"""Of a program's tile, and of a step along K."""
+CLUSTER = 2
+"""Programs that share columns of the result."""
+VECTOR = 8
+"""16-bit values in 16 bytes: what rows must be multiples of."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One build of the kernel: the wider its tile, the fewer bytes a product moves and the fewer warps fit."""
+
+    columns: int
+    stages: int
+    """Slots of the ring of steps."""
+    epilogue_warps: int
+    ring_rows: int
+    """Rows of the residual on their way to an epilogue warp."""
+
+    @property
+    def threads(self) -> int:
+        """Producer, epilogue, and two warpgroups that multiply."""
+        return 32 * (1 + self.epilogue_warps) + 256
+
+    @property
+    def shared_bytes(self) -> int:
+        """The ring, the hand-over buffer, residuals, the biases of the tiles under way, and barriers."""
+        ring = self.stages * (ROWS + self.columns) * DEPTH * 2
+        residuals = self.epilogue_warps * self.ring_rows * 512
+        biases = (self.stages + 1) * self.columns * 2
+        return ring + ROWS * self.columns * 2 + residuals + biases + 8 * (2 * self.stages + 4)
+
+
+WIDE = Shape(columns=256, stages=3, epilogue_warps=3, ring_rows=8)
+NARROW = Shape(columns=192, stages=4, epilogue_warps=7, ring_rows=4)
+
+
+class Draw(ctypes.Structure):
+    """`Draw` of the source."""
+
+    _fields_ = (
+        ("seed", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("state", ctypes.c_void_p),
+        ("captured", ctypes.c_uint32),
+        ("limit", ctypes.c_uint32),
+        ("scale", ctypes.c_float),
+        ("threads", ctypes.c_uint32),
+        ("row_turn", ctypes.c_uint32),
+        ("row_thread", ctypes.c_uint32),
+    )
+
+
+class Problem(ctypes.Structure):
+    """`Problem` of the source."""
+
+    _fields_ = (
+        ("m", ctypes.c_int),
+        ("n", ctypes.c_int),
+        ("k", ctypes.c_int),
+        ("y", ctypes.c_void_p),
+        ("pre", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("draw", Draw),
+    )
+
+
+def refuses(x: torch.Tensor, weight: torch.Tensor) -> str | None:
+    """Why x [M, K] · weight [N, K]ᵀ cannot be computed here, by what shapes, dtypes and device say; or None."""
+    (m, k), n = x.shape, len(weight)
+    if not x.is_cuda or x.dtype not in HALVES:
+        return f"{x.dtype} on {x.device.type}: only 16-bit floats on a GPU"
+    if torch.cuda.get_device_capability(x.device) != (9, 0):
+        return "the matrix instructions are those of compute capability 9.0"
+    if m == 0 or n == 0 or k == 0 or n % VECTOR or k % VECTOR:
+        return f"{m}x{n}x{k}: rows must be multiples of 16 bytes"
+    if max(m, n, k) >= 2**31 - ROWS * CLUSTER or m * n >= 2**32 * VECTOR:
+        return f"{m}x{n}x{k}: more than 32-bit tile coordinates and counts of vectors hold"
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+        return "the package cuda-bindings is not installed"
+    return None
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    epilogue: Epilogue = "none",
+    *,
+    shape: Shape = WIDE,
+    keep: bool = False,
+    residual: torch.Tensor | None = None,
+    draw: Draw | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """epilogue(x · weightᵀ + bias) [M, N], and the value before the activation where `keep` (else empty).
+
+    x [M, K] and weight [N, K] in bf16 or fp16 for which `refuses` is None; bias [N]; residual [M, N].
+    What is not contiguous or not aligned to 16 bytes is copied first.
+    """
+    x, weight = _aligned(x), _aligned(weight)
+    bias = None if bias is None else _aligned(bias)
+    residual = None if residual is None else _aligned(residual)
+    m, n = len(x), len(weight)
+    y = x.new_empty(m, n)
+    pre = torch.empty_like(y) if keep else x.new_empty(0)
+    problem = Problem(m, n, x.shape[1], y.data_ptr(), _address(pre), _address(bias), _address(residual), draw or Draw())
+    with current(x):
+        built = _built(shape, epilogue, bias is not None, keep, x.dtype, x.device.index)
+        _launch(built, shape, x, weight, problem)
+    return y, pre
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def definitions(
+    shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype
+) -> tuple[tuple[str, int], ...]:
+    """The settings that the source names at its top."""
+    settings = {
+        "COLUMNS": shape.columns,
+        "STAGES": shape.stages,
+        "EPILOGUE": EPILOGUES.index(epilogue),
+        "BIAS": int(bias),
+        "KEEP_PRE": int(keep),
+        "HALF": int(dtype == torch.float16),
+    }
+    return tuple(settings.items())
+
+
+@functools.cache
+def _built(shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, device: int) -> Kernel:
+    return kernel(
+        SOURCE,
+        "linear_epilogue",
+        "",
+        device=device,
+        threads=shape.threads,
+        shared_bytes=shape.shared_bytes,
+        cluster=CLUSTER,
+        definitions=definitions(shape, epilogue, bias, keep, dtype),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _tensor_map(address: int, rows: int, columns: int, box_rows: int, dtype: torch.dtype) -> Any:
+    """How the copy engine finds tiles of box_rows x DEPTH in a contiguous matrix: 128 bytes of Hopper's."""
+    driver = importlib.import_module("cuda.bindings.driver")
+    kinds = driver.CUtensorMapDataType
+    bf16, fp16 = kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+    u64, u32 = driver.cuuint64_t, driver.cuuint32_t
+    status, made = driver.cuTensorMapEncodeTiled(
+        bf16 if dtype == torch.bfloat16 else fp16,
+        2,
+        address,
+        [u64(columns), u64(rows)],
+        [u64(columns * 2)],
+        [u32(DEPTH), u32(box_rows)],
+        [u32(1), u32(1)],
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if status.value != 0:
+        raise CompilerError(f"the driver refuses a tensor map of {rows}x{columns} {dtype}: {status.name}")
+    return made
+
+
+@functools.cache
+def _clusters(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count // CLUSTER
+
+
+def _launch(built: Kernel, shape: Shape, x: torch.Tensor, weight: torch.Tensor, problem: Problem) -> None:
+    x_map = _tensor_map(x.data_ptr(), *x.shape, ROWS, x.dtype)
+    w_map = _tensor_map(weight.data_ptr(), *weight.shape, shape.columns // CLUSTER, weight.dtype)
+    tiles = -(-problem.m // (ROWS * CLUSTER)) * -(-problem.n // shape.columns)
+    addresses = (ctypes.c_void_p * 3)(int(x_map.getPtr()), int(w_map.getPtr()), ctypes.addressof(problem))
+    grid = CLUSTER * min(tiles, _clusters(built.device))
+    built.launch(grid, 1, 1, torch.cuda.current_stream().cuda_stream, ctypes.addressof(addresses))

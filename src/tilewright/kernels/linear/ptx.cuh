@@ -1,0 +1,143 @@
+// Hopper's instructions as functions: clusters, barriers in shared memory, bulk tensor copies, matrix products.
+//
+// COLUMNS (256 or 192) and HALF (fp16, otherwise bf16) are set before this is included.
+
+#pragma once
+
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+// What the driver's cuTensorMapEncodeTiled writes.
+struct alignas(64) TensorMap {
+    char opaque[128];
+};
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\n"
+        "bra again;\n"
+        "over:\n"
+        "}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+        "}" ::"r"(barrier), "r"(rank) : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 nbytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(nbytes) : "memory");
+}
+
+__device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, u32 barrier, int column, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
+}
+
+__device__ __forceinline__ void copy_tile_to_all(u32 to, const TensorMap* map, u32 barrier, int column, int row,
+                                                 unsigned short everyone) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(everyone) : "memory");
+}
+
+__device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 nbytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(nbytes), "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// d[64, COLUMNS] += a[64, 16] · b[COLUMNS, 16]ᵀ, or = where not `accumulate`; four registers for each eight columns.
+#define OUT4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define OUT16(i) OUT4(i), OUT4(i + 4), OUT4(i + 8), OUT4(i + 12)
+#define OUT96 OUT16(0), OUT16(16), OUT16(32), OUT16(48), OUT16(64), OUT16(80)
+#define NAMES96 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#if COLUMNS == 256
+#define OUT OUT96, OUT16(96), OUT16(112)
+#define NAMES NAMES96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define OPERANDS "%128, %129"
+#define FLAG "%130"
+#define SHAPE "m64n256k16"
+#else
+#define OUT OUT96
+#define NAMES NAMES96
+#define OPERANDS "%96, %97"
+#define FLAG "%98"
+#define SHAPE "m64n192k16"
+#endif
+#if HALF
+#define TYPES "f16.f16"
+#else
+#define TYPES "bf16.bf16"
+#endif
+
+__device__ __forceinline__ void mma(float (&d)[COLUMNS / 2], u64 a, u64 b, int accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, " FLAG ", 0;\n"
+        "wgmma.mma_async.sync.aligned." SHAPE ".f32." TYPES " {" NAMES "}, " OPERANDS ", add, 1, 1, 0, 0;\n"
+        "}"
+        : OUT
+        : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// Until all is done; d is named so that no read of it moves ahead.
+__device__ __forceinline__ void mma_wait(float (&d)[COLUMNS / 2]) {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : OUT::"memory");
+}
+
+__device__ __forceinline__ void mma_wait_one() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+
+// The matrix descriptor of rows of 64 16-bit values in the 128-byte swizzle: eight rows are 1024 bytes.
+__device__ __forceinline__ u64 descriptor(u32 address) {
+    return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS>
+__device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}

@@ -1,0 +1,199 @@
+"""The suites `linear_gelu` and `linear_dropout_add`: a product and what follows it, beside the bare product."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tilewright.kernels.dropout_add import drawn_by_pytorch
+from tilewright.kernels.linear import (
+    cuda,
+    dropout_add_apart,
+    dropout_add_fused,
+    gelu_apart,
+    gelu_by_library,
+    gelu_fused,
+    linear_dropout_add,
+    linear_gelu,
+    reference,
+)
+from tilewright.kernels.naming import SHORT
+from tilewright.kernels.peers import inductor
+from tilewright.records.measurement import Direction
+from tilewright.records.suite import Suite, Variant, Work, Workload
+
+SIZES = ((8192, 16384, 4096), (8192, 4096, 16384), (16384, 3072, 768), (4096, 4096, 4096))
+"""M, N, K of y [M, N] = x [M, K] · weight [N, K]ᵀ."""
+P = 0.1
+FORWARD: tuple[Direction, ...] = ("fwd",)
+
+
+def _workload(residual: bool, approximate: str = "none") -> Callable[[tuple[int, ...], str], Workload]:
+    def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
+        m, n, k = sizes
+        kind: torch.dtype = getattr(torch, dtype)
+
+        def make(device: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+            def drawn(*shape: int, scale: float = 1.0) -> torch.Tensor:
+                made = torch.empty(shape, dtype=kind, device=device).normal_(std=scale, generator=generator)
+                return made.requires_grad_()
+
+            arguments = drawn(m, k), drawn(n, k, scale=k**-0.5), drawn(n)
+            return (*arguments, drawn(m, n), P) if residual else (*arguments, approximate)
+
+        matrices = m * k + n * k + n
+        ends = (2 if residual else 1) * m * n
+        flops = 2 * m * n * k
+        work = {
+            "fwd": Work((matrices + ends) * kind.itemsize, flops=flops, limit="matmul"),
+            # What comes in, what was saved, and all gradients.
+            "bwd": Work((2 * matrices + 2 * m * n) * kind.itemsize, flops=2 * flops, limit="matmul"),
+        }
+        return Workload(f"{m}x{n}x{k} {SHORT[dtype]}", sizes, dtype, make, work)  # type: ignore[arg-type]
+
+    return workload
+
+
+def _refuses(workload: Workload) -> str | None:
+    m, n, k = workload.sizes
+    if not torch.cuda.is_available():
+        return "no GPU"
+    kind: torch.dtype = getattr(torch, workload.dtype)
+    with torch.device("cuda"):
+        return cuda.refuses(torch.empty(1, dtype=kind).expand(m, k), torch.empty(1, dtype=kind).expand(n, k))
+
+
+def _refuses_library(workload: Workload) -> str | None:
+    return None if torch.cuda.is_available() else "cuBLASLt is for GPUs"
+
+
+def _bare(x: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.mm(x, weight.t())
+
+
+_BARE = Variant(
+    "cublas-bare", "library", _bare, "matrix rate", directions=FORWARD, unjudged="it does the product alone"
+)
+
+
+def _triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, approximate: str) -> torch.Tensor:
+    from tilewright.kernels.linear import triton as kernels
+
+    return kernels.linear_gelu(x, weight, bias, approximate)
+
+
+def _eager_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, approximate: str) -> torch.Tensor:
+    return F.gelu(F.linear(x, weight, bias), approximate=approximate)
+
+
+def _eager_dropout_add(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, p: float
+) -> torch.Tensor:
+    return F.dropout(F.linear(x, weight, bias), p, True) + residual
+
+
+def _draws(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[torch.Tensor]:
+    return (drawn_by_pytorch(x.new_empty(len(x), len(weight)), rest[-1]),)
+
+
+def _gelu_suite(name: str, approximate: str) -> Suite:
+    variants = [
+        Variant("tilewright", "cuda", linear_gelu, "the fastest of the ways below, as measured at these sizes"),
+        Variant(
+            "tilewright-cuda",
+            "cuda",
+            lambda *inputs: gelu_fused(*inputs)[0],
+            "matrix rate under the power cap",
+            directions=FORWARD,
+            refuses=_refuses,
+        ),
+        Variant(
+            "tilewright-narrow",
+            "cuda",
+            lambda *inputs: functools.partial(gelu_fused, shape=cuda.NARROW)(*inputs)[0],
+            "192 columns and seven epilogue warps in place of 256 and three: more bytes, no more overlap",
+            directions=FORWARD,
+            refuses=_refuses,
+        ),
+        Variant(
+            "tilewright-triton",
+            "triton",
+            _triton,
+            "matrix rate; GELU not hidden",
+            directions=FORWARD,
+            refuses=_refuses,
+        ),
+        Variant("tilewright-apart", "torch", lambda *inputs: gelu_apart(*inputs)[0], "the second pass over y"),
+        Variant("eager", "torch", _eager_gelu, "the second pass over y"),
+        inductor(_eager_gelu, note="the second pass over y"),
+        _BARE,
+    ]
+    if approximate == "tanh":
+        by_library = Variant(
+            "cublaslt",
+            "library",
+            lambda x, weight, bias, _: gelu_by_library(x, weight, bias)[0],
+            "cuBLASLt's own epilogue",
+            directions=FORWARD,
+            refuses=_refuses_library,
+        )
+        variants.append(by_library)
+    return Suite(
+        name=name,
+        summary=f"gelu(x · weightᵀ + bias), GELU by {'tanh' if approximate == 'tanh' else 'erf'}",
+        reference=reference.linear_gelu,
+        workload=_workload(residual=False, approximate=approximate),
+        variants=variants,
+        sizes=SIZES,
+        dtypes=("bfloat16",),
+    )
+
+
+SUITES = {
+    "linear_gelu": _gelu_suite("linear_gelu", "none"),
+    "linear_gelu_tanh": _gelu_suite("linear_gelu_tanh", "tanh"),
+    "linear_dropout_add": Suite(
+        name="linear_dropout_add",
+        summary="dropout(x · weightᵀ + bias) + residual, the mask eager's",
+        reference=reference.linear_dropout_add,
+        workload=_workload(residual=True),
+        variants=(
+            Variant(
+                "tilewright", "cuda", linear_dropout_add, "the fastest of the ways below, as measured at these sizes"
+            ),
+            Variant(
+                "tilewright-cuda",
+                "cuda",
+                lambda *inputs: dropout_add_fused(*inputs)[0],
+                "matrix rate; at K = 768 the random numbers",
+                directions=FORWARD,
+                refuses=_refuses,
+            ),
+            Variant(
+                "tilewright-narrow",
+                "cuda",
+                lambda *inputs: functools.partial(dropout_add_fused, shape=cuda.NARROW)(*inputs)[0],
+                "192 columns and seven epilogue warps in place of 256 and three: more bytes, no more overlap",
+                directions=FORWARD,
+                refuses=_refuses,
+            ),
+            Variant(
+                "tilewright-apart",
+                "triton",
+                lambda *inputs: dropout_add_apart(*inputs)[0],
+                "the second pass over y",
+                directions=FORWARD,
+            ),
+            Variant("eager", "torch", _eager_dropout_add, "two more passes over y, and the mask"),
+            inductor(_eager_dropout_add, unjudged="it draws another mask"),
+            _BARE,
+        ),
+        sizes=SIZES,
+        dtypes=("bfloat16",),
+        draws=_draws,
+    ),
+}

@@ -1,0 +1,119 @@
+"""The loss and its gradients, one chunk of tokens at a time, so that only a chunk's logits exist."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tilewright.kernels.device import runs_triton
+
+LOGITS_BYTES = 768 * 2**20
+"""The most that the logits of a chunk take."""
+ROWS = 1024
+"""Chunks are multiples of this where they can be: 3072 rows by 4096 columns are 2.9 waves of tiles on 132
+multiprocessors, 2816 rows 2.7."""
+
+
+def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:
+    """Rows of logits at once.
+
+    >>> chunk_rows(8192, 131072, 2), chunk_rows(8192, 1000, 2), chunk_rows(8192, 2**30, 2)
+    (3072, 8192, 1)
+    """
+    rows = max(LOGITS_BYTES // max(vocabulary * itemsize, 1), 1)
+    return min(rows // ROWS * ROWS or rows, max(tokens, 1))
+
+
+def by_chunks(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    mean: bool,
+    needs: tuple[bool, bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Loss [] in x's dtype, gradients of x and of weight (empty where not needed), and what is still to be
+    multiplied into the gradients, [] in fp32 (fp64 for fp64).
+
+    Three products for each chunk: logits, and, from their gradient in the same memory, those of x (each
+    row whole) and of weight, which is summed in its own dtype between chunks and in fp32 within one.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    counted = (target != ignore_index).sum().to(wide) if mean else torch.ones((), dtype=wide, device=x.device)
+    applied, remaining = _split_scale(counted, x.dtype)
+    losses = torch.empty(len(x), dtype=wide, device=x.device)
+    dx = torch.empty_like(x) if needs[0] else x.new_empty(0)
+    # zeros, not empty: with no tokens there is no chunk to write it.
+    dweight = torch.zeros_like(weight) if needs[1] and len(x) == 0 else torch.empty_like(weight) if needs[1] else None
+    rows = chunk_rows(len(x), len(weight), x.element_size())
+    memory = x.new_empty(min(rows, len(x)), len(weight))
+    for start in range(0, len(x), rows):
+        part = slice(start, start + rows)
+        logits = torch.mm(x[part], weight.t(), out=memory[: len(x[part])])
+        _loss_and_gradient(
+            logits, target[part], losses[part], applied, ignore_index, label_smoothing, z_loss, any(needs)
+        )
+        if needs[0]:
+            torch.mm(logits, weight, out=dx[part])
+        if dweight is not None and start == 0:
+            torch.mm(logits.t(), x[part], out=dweight)
+        elif dweight is not None:
+            dweight.addmm_(logits.t(), x[part])
+    loss = (losses.sum() / counted).to(x.dtype)
+    return loss, dx, weight.new_empty(0) if dweight is None else dweight, remaining
+
+
+def _split_scale(counted: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """1 / counted in two factors: one for the gradients of the logits as they are rounded, one for after.
+
+    In fp16 gradients of a mean over thousands of tokens vanish and sums over them overflow, so that half
+    of the (logarithmic) way is gone before and half after; elsewhere all is gone before. With every token
+    ignored all gradients are zero.
+    """
+    inverse = 1.0 / counted.clamp(min=1)
+    if dtype == torch.float16:
+        return inverse.sqrt(), inverse.sqrt()
+    return inverse, torch.ones_like(inverse)
+
+
+def _loss_and_gradient(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    losses: torch.Tensor,
+    applied: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    gradient: bool,
+) -> None:
+    if runs_triton(logits) and logits.numel():
+        from tilewright.kernels.linear_cross_entropy import triton as kernels
+
+        kernels.loss_and_gradient(
+            logits, target, losses, applied, ignore_index, label_smoothing, z_loss, gradient=gradient
+        )
+        return
+    wide = logits.to(losses.dtype)
+    ignored = target == ignore_index
+    lse = torch.logsumexp(wide, -1)
+    plain = F.cross_entropy(wide, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none")
+    losses.copy_(plain + (z_loss * lse.square()).where(~ignored, 0.0))
+    if gradient:
+        slope = torch.softmax(wide, -1).mul_((1 + 2 * z_loss * lse)[:, None]).sub_(label_smoothing / logits.shape[1])
+        at = target.where(~ignored, 0)[:, None]
+        slope.scatter_add_(1, at, slope.new_full(at.shape, label_smoothing - 1))
+        logits.copy_((slope * applied).masked_fill_(ignored[:, None], 0.0))
+
+
+def scale(gradient: torch.Tensor, factor: torch.Tensor) -> None:
+    """`gradient *= factor` for a contiguous tensor and a scalar on its device; nothing is written for 1."""
+    if gradient.numel() == 0:
+        return
+    if runs_triton(gradient):
+        from tilewright.kernels.linear_cross_entropy import triton as kernels
+
+        kernels.scale(gradient, factor)
+    else:
+        gradient.mul_(factor.to(gradient.dtype))

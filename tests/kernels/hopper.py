@@ -1,0 +1,28 @@
+"""CUDA C++ compiled ahead for an H200 by nvcc, for what its assembler reports."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+def assembled(source: Path, definitions: tuple[tuple[str, int], ...], folder: Path) -> dict[str, int]:
+    """Registers a thread, bytes spilled, and whether matrix instructions wait for each other (0 or 1).
+
+    Skips the test where there is no nvcc.
+    """
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("there is no nvcc here")
+    settings = [f"-D{name}={value}" for name, value in definitions]
+    target = ["-cubin", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", "-o", str(folder / "out.cubin")]
+    done = subprocess.run([nvcc, *target, *settings, str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = done.stdout + done.stderr
+    registers, spilled = re.search(r"Used (\d+) registers", report), re.search(r"(\d+) bytes spill stores", report)
+    assert registers and spilled, report
+    return {"registers": int(registers[1]), "spilled": int(spilled[1]), "serialized": int("serialized" in report)}

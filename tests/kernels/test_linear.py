@@ -1,0 +1,145 @@
+"""The linear layer with GELU, or with dropout and residual, without a GPU: formula, registration, machine code."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.kernels.hopper import assembled
+from tests.kernels.layouts import layouts
+from tilewright.kernels.catalogue import suite
+from tilewright.kernels.linear import choice, cuda, linear_dropout_add, linear_gelu
+from tilewright.measure.proof import prove
+
+SHAPES = [(0, 4, 5), (1, 1, 1), (7, 3, 1), (31, 24, 37)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def matrices(m: int, n: int, k: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """x, weight, bias and residual, with gradients."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (m, k), (n, k), (n,), (m, n)
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_keeps_the_contract(sizes: tuple[int, int, int], dtype: torch.dtype, approximate: str) -> None:
+    x, weight, bias, _ = matrices(*sizes, dtype)
+    rows = prove(suite("linear_gelu"), linear_gelu, (x, weight, bias, approximate))
+    assert [row for row in rows if not row.ok] == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_dropout_add_keeps_the_contract(sizes: tuple[int, int, int], dtype: torch.dtype, p: float) -> None:
+    if p == 1.0:
+        x, weight, bias, residual = matrices(*sizes, dtype)
+        assert torch.equal(linear_dropout_add(x, weight, bias, residual, p), residual)
+        return
+    rows = prove(suite("linear_dropout_add"), linear_dropout_add, (*matrices(*sizes, dtype), p))
+    assert [row for row in rows if not row.ok] == []
+
+
+def test_any_layout_and_leading_dimensions() -> None:
+    _, weight, bias, _ = matrices(1, 24, 16, torch.float32)
+    for way, x in layouts(6, 16, torch.float32).items():
+        expected = F.gelu(F.linear(x, weight, bias))
+        torch.testing.assert_close(linear_gelu(x, weight, bias), expected, msg=way)
+        batched = linear_gelu(x.view(2, 3, 16) if x.is_contiguous() else x.reshape(2, 3, 16), weight, bias)
+        torch.testing.assert_close(batched, expected.view(2, 3, 24), msg=way)
+    torch.testing.assert_close(linear_gelu(x[0], weight), F.gelu(F.linear(x[0], weight)))
+
+
+def test_mask_and_generator_are_eagers() -> None:
+    x, weight, bias, residual = matrices(9, 24, 16, torch.float32)
+    torch.manual_seed(5)
+    ours, after = linear_dropout_add(x, weight, bias, residual, 0.4), torch.get_rng_state()
+    torch.manual_seed(5)
+    torch.testing.assert_close(ours, F.dropout(F.linear(x, weight, bias), 0.4) + residual)
+    assert torch.equal(after, torch.get_rng_state())
+
+
+def test_nothing_is_drawn_in_inference() -> None:
+    x, weight, bias, residual = matrices(9, 24, 16, torch.float32)
+    before = torch.get_rng_state()
+    ours = linear_dropout_add(x, weight, bias, residual, 0.4, training=False)
+    torch.testing.assert_close(ours, F.linear(x, weight, bias) + residual)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("needed", range(4))
+def test_a_gradient_of_one_alone(needed: int) -> None:
+    tensors = [tensor.detach() for tensor in matrices(5, 8, 16, torch.float64)]
+    tensors[needed].requires_grad_()
+    loss, eager = linear_dropout_add(*tensors, 0.0).sum(), (F.linear(*tensors[:3]) + tensors[3]).sum()
+    for ours, theirs in zip(*(torch.autograd.grad(end, tensors[needed]) for end in (loss, eager)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_operators_are_registered_well() -> None:
+    x, weight, bias, residual = matrices(5, 8, 16, torch.float32)
+    gelu, dropout_add = torch.ops.tilewright.linear_gelu.default, torch.ops.tilewright.linear_dropout_add.default
+    torch.library.opcheck(gelu, (x, weight, bias, "tanh", True))
+    torch.library.opcheck(gelu, (x.detach(), weight.detach(), None, "none", False))
+    torch.library.opcheck(dropout_add, (x, weight, bias, residual, 0.0))
+    assert torch.Tag.nondeterministic_seeded in dropout_add.tags
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_as_one_graph(backend: str) -> None:
+    x, weight, bias, residual = matrices(5, 24, 24, torch.float32)
+
+    def both(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return linear_dropout_add(linear_gelu(x, weight, bias), weight, bias, residual, 0.25)
+
+    found = []
+    for function in (both, torch.compile(both, fullgraph=True, backend=backend)):
+        torch.manual_seed(0)
+        y = function(x, residual)
+        found.append([y, *torch.autograd.grad(y.square().sum(), (x, residual, weight, bias))])
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(plain, compiled)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, weight, bias, residual = matrices(5, 8, 16, torch.float32)
+    with pytest.raises(ValueError, match=r"linear_gelu takes x \[..., in\].*not \[5, 16\], \[8, 16\], \[7\]"):
+        linear_gelu(x, weight, bias[:7])
+    with pytest.raises(ValueError, match=r"one floating-point dtype on one device.*bfloat16"):
+        linear_gelu(x, weight.bfloat16(), bias)
+    with pytest.raises(ValueError, match=r"approximations none, tanh, not 'erf'"):
+        linear_gelu(x, weight, bias, "erf")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"residual like its result, \[5, 8\] torch.float32.*not \[4, 8\]"):
+        linear_dropout_add(x, weight, bias, residual[:4])
+    with pytest.raises(ValueError, match=r"p in \[0, 1\], not 1.5"):
+        linear_dropout_add(x, weight, bias, residual, 1.5)
+
+
+def test_the_hopper_kernel_says_what_it_does_not_take() -> None:
+    x, weight = torch.empty(4, 16), torch.empty(8, 16)
+    assert "float32 on cpu" in str(cuda.refuses(x, weight))
+    assert choice.fastest("nothing", x, weight, {"only": lambda: None}) == "only"
+
+
+def test_arguments_lie_as_the_source_reads_them() -> None:
+    """As nvcc lays out `Draw` and `Problem`."""
+    assert (ctypes.sizeof(cuda.Draw), ctypes.sizeof(cuda.Problem)) == (48, 96)
+    assert cuda.Problem.draw.offset == 48 and cuda.Draw.captured.offset == 24
+
+
+@pytest.mark.parametrize("epilogue", cuda.EPILOGUES)
+@pytest.mark.parametrize("shape", [cuda.WIDE, cuda.NARROW], ids=["wide", "narrow"])
+def test_the_hopper_kernel_does_not_spill(epilogue: cuda.Epilogue, shape: cuda.Shape, tmp_path: Path) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        settings = cuda.definitions(shape, epilogue, True, epilogue in ("gelu", "gelu_tanh"), dtype)
+        found = assembled(cuda.SOURCE, settings, tmp_path)
+        assert found["spilled"] == 0 and found["serialized"] == 0
+        assert found["registers"] * shape.threads <= 65536
+    assert shape.shared_bytes <= 227 * 1024

@@ -1,0 +1,150 @@
+"""Linear and cross entropy without a GPU: formula, chunks, gradients, registration, machine code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.vocabulary import OPTIONS, Options, by_position, inputs
+from tilewright.kernels.catalogue import suite
+from tilewright.kernels.linear_cross_entropy import chunks, linear_cross_entropy
+from tilewright.kernels.linear_cross_entropy.reference import linear_cross_entropy as linear_cross_entropy_of_all
+from tilewright.measure.proof import prove
+
+SUITE = "linear_cross_entropy"
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of some rows, so that gradients are summed over them."""
+    monkeypatch.setattr(chunks, "LOGITS_BYTES", 7 * 101 * 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("sizes", [(23, 16, 101), (1, 1, 3)], ids=str)
+def test_the_contract_is_kept(sizes: tuple[int, int, int], options: Options, dtype: torch.dtype) -> None:
+    rows = prove(suite(SUITE), by_position, (*inputs(*sizes, dtype), *options))
+    assert [row for row in rows if not row.ok] == []
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_float64_stays_float64(options: Options) -> None:
+    x, weight, target = inputs(23, 16, 101, torch.float64)
+    found = []
+    for function in (by_position, linear_cross_entropy_of_all):
+        loss = function(x, weight, target, *options)
+        found.append([loss, *torch.autograd.grad(loss, (x, weight))])
+    for ours, true in zip(*found, strict=True):
+        torch.testing.assert_close(ours, true, rtol=1e-13, atol=1e-15)
+
+
+def test_only_a_chunk_of_logits_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    plain = torch.Tensor.new_empty
+
+    def noted(tensor: torch.Tensor, *shape: int, **options: object) -> torch.Tensor:
+        made.append(shape)
+        return plain(tensor, *shape, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", noted)
+    linear_cross_entropy(*inputs(23, 16, 101, torch.float32))
+    assert (7, 101) in made and not any(shape[0] > 7 for shape in made if len(shape) == 2)
+
+
+@pytest.mark.parametrize("tokens", [0, 4])
+def test_nothing_to_count(tokens: int) -> None:
+    x, weight, _ = inputs(tokens, 5, 9, torch.float32)
+    loss = linear_cross_entropy(x, weight, torch.full((tokens,), -100))
+    assert loss.isnan()
+    assert all(not gradient.any() for gradient in torch.autograd.grad(loss, (x, weight)))
+    assert linear_cross_entropy(x, weight, torch.full((tokens,), -100), reduction="sum") == 0
+
+
+@pytest.mark.parametrize("needed", [0, 1])
+def test_a_gradient_of_one_alone(needed: int) -> None:
+    x, weight, target = inputs(11, 5, 9, torch.float64)
+    both = torch.autograd.grad(linear_cross_entropy(x, weight, target), (x, weight))
+    arguments = [x.detach(), weight.detach()]
+    arguments[needed].requires_grad_()
+    (alone,) = torch.autograd.grad(linear_cross_entropy(*arguments, target), arguments[needed])
+    torch.testing.assert_close(alone, both[needed])
+
+
+def test_a_second_backward_is_as_good_as_the_first() -> None:
+    x, weight, target = inputs(11, 5, 9, torch.float64)
+    loss = linear_cross_entropy(x, weight, target)
+    first = torch.autograd.grad(3 * loss, (x, weight), retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    second = torch.autograd.grad(2 * loss, (x, weight))
+    for one, before, other in zip(first, kept, second, strict=True):
+        assert torch.equal(one, before)
+        torch.testing.assert_close(one / 3, other / 2)
+
+
+def test_any_leading_dimensions() -> None:
+    x, weight, target = inputs(12, 5, 9, torch.float32)
+    expected = linear_cross_entropy(x, weight, target)
+    assert torch.equal(linear_cross_entropy(x.view(3, 4, 5), weight, target.view(3, 4)), expected)
+    assert torch.equal(linear_cross_entropy(x.t().contiguous().t(), weight.t().contiguous().t(), target), expected)
+
+
+def test_no_gradients_are_made_without_need() -> None:
+    x, weight, target = inputs(4, 5, 9, torch.float32)
+    with torch.no_grad():
+        loss = linear_cross_entropy(x, weight, target)
+    assert not loss.requires_grad
+    operator = torch.ops.tilewright.linear_cross_entropy.default
+    made = operator(x.detach(), weight.detach(), target, -100, 0.0, 0.0, True, [False, False])
+    assert [tensor.numel() for tensor in made] == [1, 0, 0, 1]
+
+
+def test_operators_are_registered_well() -> None:
+    x, weight, target = inputs(11, 5, 9, torch.float32)
+    operator = torch.ops.tilewright.linear_cross_entropy.default
+    torch.library.opcheck(operator, (x, weight, target, -100, 0.1, 0.01, True, [True, True]))
+    torch.library.opcheck(operator, (x.detach(), weight, target, -100, 0.0, 0.0, False, [False, True]))
+    torch.library.opcheck(torch.ops.tilewright.scale_gradient_.default, (torch.randn(3), torch.tensor(2.0)))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_as_one_graph(backend: str) -> None:
+    x, weight, target = inputs(11, 5, 9, torch.float32)
+    found = []
+    for function in (
+        linear_cross_entropy,
+        torch.compile(linear_cross_entropy, fullgraph=True, backend=backend),
+    ):
+        loss = function(x, weight, target, label_smoothing=0.1)
+        found.append([loss, *torch.autograd.grad(2 * loss, (x, weight))])
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(plain, compiled)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, weight, target = inputs(4, 5, 9, torch.float32)
+    with pytest.raises(ValueError, match=r"not \[4, 5\], \[9, 4\] and \[4\]"):
+        linear_cross_entropy(x, weight[:, :4], target)
+    with pytest.raises(ValueError, match=r"int64 targets, not torch\.float32, torch\.bfloat16 and torch\.int64"):
+        linear_cross_entropy(x, weight.bfloat16(), target)
+    with pytest.raises(ValueError, match="one of mean, sum, not 'none'"):
+        linear_cross_entropy(x, weight, target, reduction="none")
+    with pytest.raises(ValueError, match=r"between 0 and 1, not 2"):
+        linear_cross_entropy(x, weight, target, label_smoothing=2.0)
+    with pytest.raises(IndexError):
+        linear_cross_entropy(x, weight, target + 9)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("smoothing", [False, True])
+def test_kernels_compile_without_spills(dtype: str, smoothing: bool) -> None:
+    pytest.importorskip("triton")
+    from tests.kernels.machine_code import compiled, spilled
+    from tilewright.kernels.linear_cross_entropy import triton as kernels
+
+    types = {"logits": f"*{dtype}", "targets": "*i64", "losses": "*fp32", "applied": "*fp32", "stride": "i32"}
+    types |= {"columns": "i32", "ignore_index": "i32", "smoothing": "fp32", "z_loss": "fp32"}
+    constants = {"BLOCK": kernels.LONGEST_BLOCK, "SMOOTHING": smoothing, "GRADIENT": True}
+    code = compiled(kernels._loss_and_gradient, types, constants, ("stride", "columns"), warps=32)
+    assert spilled(code) == 0
+    assert "ld.global.v4.b32" in code.asm["ptx"] and "st.global.v4.b32" in code.asm["ptx"]
