@@ -26,8 +26,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Public names are loaded when first used, so that importing the package stays cheap."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "functional":
+        return import_module("tilewright.functional")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
