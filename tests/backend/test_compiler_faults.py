@@ -134,8 +134,11 @@ def test_strict_makes_it_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         compiled(new_function())(torch.randn(4, 5))
 
 
+# A shell starts background jobs with SIGINT ignored, and their children inherit that.
 INTERRUPTED = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tilewright.runtime.compiler import load
 print("compiling", flush=True)
 load("int x;" + sys.argv[1])

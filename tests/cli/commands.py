@@ -80,7 +80,10 @@ def at(text: str) -> str:
 
 
 OWN_PATH = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+# A shell starts background jobs with SIGINT ignored, and their children inherit that.
 WITHOUT_MEASURED_CEILINGS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tilewright.hardware import profiles
 profiles.local_profile = lambda **_: profiles.profile_for("cpu")
 from tilewright.cli import main
