@@ -127,7 +127,7 @@ class _Lowering:
         together += [frozenset(strides) for strides in self.output_strides]
         if self.domain in together:
             return
-        axes = sorted(self.domain, key=lambda axis: axis.extent)
+        axes = sorted(self.domain, key=lambda axis: (axis.extent, axis.serial))
         for position, axis in enumerate(axes):
             for other in axes[:position]:
                 met = any({axis, other} <= group for group in together)
@@ -150,7 +150,9 @@ class _Lowering:
             return self._split_by(order, next(iter(again)))
         if over == {self.domain}:
             return self._cut(order)
-        partial = [axes for axes in over if axes != self.domain]
+        partial = sorted(
+            (axes for axes in over if axes != self.domain), key=lambda axes: sorted(a.serial for a in axes)
+        )
         candidates = partial + [self.domain - axes for axes in partial]
         candidates.sort(key=lambda cols: order[-1] not in cols)
         for cols in candidates:
@@ -203,7 +205,7 @@ class _Lowering:
         full = [strides for strides in ranked if set(strides) >= axes]
         reference = (full or ranked or [{}])[0]
         rest = {a: max((s.get(a, 0) for s in ranked), default=0) for a in axes}
-        return sorted(axes, key=lambda a: (a in reference, -reference.get(a, 0), -rest[a], a.extent))
+        return sorted(axes, key=lambda a: (a in reference, -reference.get(a, 0), -rest[a], a.extent, a.serial))
 
     # Steps
 

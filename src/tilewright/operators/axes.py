@@ -8,6 +8,7 @@ operator their groups are unified: after that both run over the same axes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 from math import prod
 
 
@@ -15,13 +16,18 @@ class Unfusable(Exception):
     """These operators cannot share one loop nest; the message says why."""
 
 
+_SERIALS = count()
+
+
 class Axis:
     """A range of integers. After unification it may stand for other axes: `leaves` tells which."""
 
-    __slots__ = ("extent", "parts")
+    __slots__ = ("extent", "parts", "serial")
 
     def __init__(self, extent: int) -> None:
         self.extent = extent
+        self.serial = next(_SERIALS)
+        """Its place among all axes made: sets of axes have no order that two compilations share."""
         self.parts: tuple[Axis, ...] | None = None
         """None for a leaf; one axis it is the same as; or the axes, major to minor, it was split into."""
 
