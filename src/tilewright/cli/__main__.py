@@ -1,0 +1,3 @@
+from tilewright.cli.app import main
+
+main()

@@ -1,0 +1,55 @@
+"""The command and its verbs. Every failure has one message and a documented exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from tilewright.cli.bench import bench
+from tilewright.cli.doctor import doctor
+from tilewright.cli.explain import explain
+from tilewright.cli.kernel import kernel
+from tilewright.cli.optimize import optimize
+from tilewright.cli.report import report
+from tilewright.cli.sql import sql
+from tilewright.records.errors import TilewrightError, UsageError
+
+# In the order in which help lists them.
+VERBS = (doctor, explain, optimize, bench, kernel, sql, report)
+INTERRUPTED = 130
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+for verb in VERBS:
+    app.command()(verb)
+
+
+def main() -> None:
+    """Entry point of the `tilewright` command."""
+    interrupted = "interrupted; nothing was left half-written"
+    try:
+        # What typer ends by itself (help, and in some versions Ctrl-C) comes back as an exit code.
+        ended = app(standalone_mode=False)
+        if ended == INTERRUPTED:
+            _fail(interrupted, INTERRUPTED)
+        sys.exit(ended)
+    except TilewrightError as error:
+        _fail(str(error), error.exit_code)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail(interrupted, INTERRUPTED)
+    except BrokenPipeError:
+        sys.exit(0)
+    except Exception as error:
+        # click's own errors of usage carry an exit code and know how to show themselves.
+        if hasattr(error, "exit_code") and hasattr(error, "format_message"):
+            _fail(error.format_message(), UsageError.exit_code)
+        raise
+
+
+def _fail(message: str, code: int) -> None:
+    # Without a command the help was printed, and its error has no text.
+    if message:
+        print(f"tilewright: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,126 @@
+"""`tilewright bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training
+from tilewright.cli.output import show, stages
+from tilewright.records.errors import UsageError, VerificationError
+
+if TYPE_CHECKING:
+    from tilewright.records.case import Case
+    from tilewright.records.choice import Choice
+    from tilewright.records.suite import Suite
+
+
+def bench(
+    target: Annotated[str, typer.Argument(help="An operator (softmax, layer_norm, ...) or file.py:name.")],
+    inputs: Inputs = None,
+    training: Training = None,
+    impl: Annotated[str, typer.Option(help="Implementations, comma-separated; default: all.")] = "",
+    shapes: Annotated[str, typer.Option(help="Sizes, comma-separated: 100x5000,65536x8192.")] = "",
+    dtype: Annotated[str, typer.Option(help="bf16,fp32,...; default: the operator's.")] = "",
+    direction: Annotated[str, typer.Option(help="fwd,bwd,fwd+bwd; default: the operator's.")] = "",
+    sweep: Annotated[str, typer.Option(help="A named series of sizes of the operator.")] = "",
+    shard: Annotated[str, typer.Option(help="I/N: every N-th race from the I-th on, for long runs.")] = "1/1",
+    suite: Annotated[str, typer.Option(help="The name in result files; default: the operator's or case's.")] = "",
+    device: Device = "cpu",
+    seconds: Annotated[float | None, typer.Option(help="Time given to measuring; an operator: to each race.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw an operator's rates over sizes: .png, .svg, .html.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON lines; a row replaces the older one of its kind.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Every way of doing it, side by side, verified."""
+    from tilewright.bench import suite_named
+    from tilewright.records.choice import Choice
+
+    choice = Choice.parse(impl=impl, shapes=shapes, dtype=dtype, direction=direction, sweep=sweep, shard=shard)
+    operator = suite_named(target)
+    own = {"--inputs": inputs, "--training": training, "--suite": suite}
+    sized = {"--shapes": shapes, "--dtype": dtype, "--direction": direction, "--sweep": sweep, "--plot": plot}
+    _refuse(own if operator else sized, f"{target} is {'an operator with its own inputs' if operator else 'a case'}")
+    if operator:
+        _bench_operator(operator, choice, device, seconds or 3.0, out, plot, as_json, quiet)
+        return
+    from tilewright.targets import load_case
+
+    case = load_case(target, inputs, training=training)
+    _bench_case(case, choice, suite, device, seconds or 20.0, out, as_json, quiet)
+
+
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """UsageError for options that were given and mean nothing here."""
+    given = [name for name, value in options.items() if value not in (None, "")]
+    if given:
+        raise UsageError(f"{why}: leave {', '.join(given)} out")
+
+
+def _bench_operator(
+    suite: Suite,
+    choice: Choice,
+    device: str,
+    seconds: float,
+    out: Path | None,
+    plot: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from tilewright.bench import Heat, bench_suite, faults, remarks
+    from tilewright.measure.results import append_results, as_line
+    from tilewright.report import bench_plot
+    from tilewright.report.bench_table import show_race
+
+    if plot:
+        bench_plot.check(plot)
+
+    def done(heat: Heat) -> None:
+        # Kept as it ends: what a long run has measured survives its interruption.
+        if out:
+            append_results(out, heat.rows, gone=heat.refused)
+        if as_json:
+            for row in heat.rows:
+                print(as_line(row))
+        else:
+            show(show_race(heat.title, heat.rows, remarks(heat), heat.unit))
+
+    with stages(quiet or as_json) as tell:
+        run = bench_suite(suite, choice, device=device, seconds=seconds, tell=tell, done=done)
+    rows = [row for heat in run for row in heat.rows]
+    if plot and rows:
+        bench_plot.draw(rows, run[0].unit, plot)
+    faulty = [line for heat in run for line in faults(heat)]
+    if faulty:
+        raise VerificationError("\n".join(faulty))
+
+
+def _bench_case(
+    case: Case,
+    choice: Choice,
+    suite: str,
+    device: str,
+    seconds: float,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from tilewright.measure.results import append_results, as_line
+    from tilewright.report.terminal import show_optimize
+    from tilewright.verbs import bench_case
+
+    with stages(quiet or as_json) as tell:
+        program, rows = bench_case(
+            case, suite=suite or case.name, impls=choice.impls, device=device, seconds=seconds, tell=tell
+        )
+    if out:
+        append_results(out, rows)
+    if as_json:
+        for row in rows:
+            print(as_line(row))
+    else:
+        show(show_optimize(program, rows, []))

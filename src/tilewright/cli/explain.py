@@ -1,0 +1,40 @@
+"""`tilewright explain`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tilewright.cli.options import AsJson, Inputs, Quiet, Target, Training
+from tilewright.cli.output import show, working
+from tilewright.records.errors import UsageError
+
+
+def explain(
+    target: Target,
+    inputs: Inputs = None,
+    on: Annotated[str | None, typer.Option(help="h200, a100, rtx4090, 2080ti, cpu; default: this machine.")] = None,
+    training: Training = None,
+    tree: Annotated[bool, typer.Option(help="The graph as an annotated tree instead of tables.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Graph, costs, floors and planned fusions; runs nothing, needs no GPU."""
+    from tilewright.targets import load_case
+    from tilewright.verbs import explain_case, tree_of_case
+
+    case = load_case(target, inputs, training=training)
+    if tree:
+        if as_json:
+            raise UsageError("--tree is for reading; leave --json or --tree out")
+        show(tree_of_case(case))
+        return
+    with working("capturing", quiet or as_json):
+        explanation = explain_case(case, on)
+    if as_json:
+        from tilewright.report.terminal import as_json as program_json
+
+        print(program_json(explanation.program, explanation.ceilings))
+    else:
+        show(explanation)

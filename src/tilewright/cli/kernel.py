@@ -1,0 +1,60 @@
+"""`tilewright kernel`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tilewright.cli.options import AsJson, Inputs, Quiet
+from tilewright.cli.output import print_json, show, working
+from tilewright.records.errors import UsageError
+
+
+def kernel(
+    target: Annotated[
+        str, typer.Argument(help="An operator (softmax, ...), file.py:kernel of Triton, or a case with --impl.")
+    ],
+    sizes: Annotated[list[str] | None, typer.Argument(help="Of an operator: 1000x512, several if need be.")] = None,
+    impl: Annotated[str, typer.Option(help="An operator's or case's implementation; matmul: cublas too.")] = "",
+    dtype: Annotated[str, typer.Option(help="bf16, fp32, ...; default: the operator's first.")] = "",
+    direction: Annotated[str, typer.Option(help="fwd, bwd or fwd+bwd.")] = "fwd",
+    on: Annotated[str | None, typer.Option(help="h200, a100, rtx4090, 2080ti: compile for it, run nothing.")] = None,
+    inputs: Inputs = None,
+    launch: Annotated[str, typer.Option(help="The function of the file that launches the kernel.")] = "launch",
+    signature: Annotated[
+        str | None, typer.Option(help='The kernel\'s arguments: "bf16[1000,512], fp32[512], 1000, BLOCK=16".')
+    ] = None,
+    grid: Annotated[str | None, typer.Option(help="Programs, with --signature: 63 or 63,1,1.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of a block, with --grid, for file.cu:kernel.")] = None,
+    source: Annotated[bool, typer.Option(help="Print the kernels' source.")] = False,
+    ptx: Annotated[bool, typer.Option(help="Print their PTX.")] = False,
+    sass: Annotated[bool, typer.Option(help="Print their machine code.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Source, PTX, SASS, registers, waves; which program owns what, and what other tiles would do."""
+    from tilewright.anatomy.look import Request, look
+    from tilewright.hardware.geometry import view_record
+    from tilewright.report.geometry import show_kernel
+
+    texts = [name for name, wanted in (("source", source), ("ptx", ptx), ("sass", sass)) if wanted]
+    if texts and as_json:
+        raise UsageError("--json has every text already; leave --source, --ptx and --sass out")
+    asked = Request(
+        target, tuple(sizes or ()), impl, dtype, direction, on, inputs, launch, signature, grid, threads, bool(texts)
+    )
+    with working("compiling and following programs", quiet or as_json):
+        found = look(asked)
+    if as_json:
+        print_json([{"subject": subject, "kernels": [view_record(view) for view in views]} for subject, views in found])
+        return
+    for subject, views in found:
+        if texts:
+            for view in views:
+                print("\n".join(getattr(view.launch, name).rstrip() for name in texts))
+            continue
+        print(f"[{subject}]\n")
+        for view in views:
+            show(show_kernel(view))
+            print()

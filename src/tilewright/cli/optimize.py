@@ -1,0 +1,40 @@
+"""`tilewright optimize`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Target, Training
+from tilewright.cli.output import show, stages
+from tilewright.records.errors import VerificationError
+
+
+def optimize(
+    target: Target,
+    inputs: Inputs = None,
+    training: Training = None,
+    device: Device = "cpu",
+    seconds: Annotated[float, typer.Option(help="Time given to measuring.")] = 20.0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Capture, explain, fuse, verify, measure; writes a run and a page."""
+    from tilewright.report.terminal import as_json as program_json
+    from tilewright.report.terminal import show_optimize
+    from tilewright.targets import load_case
+    from tilewright.verbs import optimize_case
+
+    case = load_case(target, inputs, training=training)
+    with stages(quiet or as_json) as tell:
+        done = optimize_case(case, command=f"tilewright optimize {target}", device=device, seconds=seconds, tell=tell)
+    if as_json:
+        print(program_json(done.program, (), done.measurements, done.verified))
+    else:
+        show(show_optimize(done.program, done.measurements, done.verified))
+        print(f"run   {done.run}")
+        print(f"page  {done.page}")
+    broken = [v.tensor for v in done.verified if not v.ok]
+    if broken:
+        raise VerificationError(f"the numbers contract is broken for {', '.join(broken)}; see the run {done.run}")

@@ -1,0 +1,37 @@
+"""What every verb prints with: tables, JSON, and the stage at hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+
+def show(renderable: Any) -> None:
+    console = Console()
+    Console(width=max(console.width, 120) if console.is_terminal else 160).print(renderable)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, default=str))
+
+
+@contextmanager
+def working(what: str, quiet: bool) -> Iterator[None]:
+    with stages(quiet) as tell:
+        tell(what)
+        yield
+
+
+@contextmanager
+def stages(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr that names the stage at hand; nothing where nobody watches."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("") as status:
+        yield lambda stage: status.update(stage)

@@ -1,0 +1,33 @@
+"""`tilewright sql`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tilewright.cli.options import AsJson, RunFile
+from tilewright.cli.output import print_json, show
+
+
+def sql(
+    query: Annotated[str, typer.Argument(help="Any SQL over the run's tables; SHOW TABLES lists them.")],
+    run: RunFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Query the latest run (read-only)."""
+    from tilewright.store.places import latest_run
+    from tilewright.store.query import query as ask
+
+    columns, rows = ask(run or latest_run(), query)
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    from rich.table import Table
+
+    from tilewright.report.terminal import plain
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(plain(str(value)) for value in row))
+    show(table)
