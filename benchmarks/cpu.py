@@ -2,6 +2,9 @@
 
     python benchmarks/cpu.py [--seconds 30] [SUITE ...]
 
+Each suite runs in a process of its own: after the others, in one process, every implementation of the block
+was slower, and not by the same factor.
+
 Peers: `eager`, `eager-sdpa` (attention by hand as SDPA), `inductor`, the library operator `torch` where one
 exists, and with a warm output that was touched before `inductor-out` and `torch-out`: where those are as fast
 as tilewright, the win is the memory pool's and not the kernel's.
@@ -10,6 +13,8 @@ as tilewright, the win is the memory pool's and not the kernel's.
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -74,23 +79,29 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("suite", nargs="*", default=list(suites()))
     options = parser.parse_args()
+    if len(options.suite) == 1:
+        run(options.suite[0], options.seconds)
+        return
     for suite in options.suite:
-        rows = []
-        for case, peers in suites()[suite]:
-            program = account(case, local_profile()).program
-            subject = Subject(case)
-            subject.functions.update(peers)
-            proof = verify(subject.model, subject.functions["tilewright"], subject.inputs, training=case.training)
-            assert all(v.ok for v in proof), proof
-            measured = measure(subject, program, suite=suite, seconds=options.seconds, impls=list(subject.functions))
-            note = f" {case.name}" if suite == "block" else ""
-            rows += [replace(row, case=row.case + note) for row in measured]
-        write_results(RESULTS / f"{suite}.jsonl", rows)
-        for row in rows:
-            peak = (row.peak_bytes or 0) / 1e6
-            print(
-                f"{row.suite:12} {row.case:38} {row.impl:14} {row.median_us / 1e3:9.2f} ms  {peak:8.1f} MB", flush=True
-            )
+        subprocess.run([sys.executable, __file__, "--seconds", str(options.seconds), suite], check=True)
+
+
+def run(suite: str, seconds: float) -> None:
+    """Measure the cases of one suite, each verified first, and rewrite its result file."""
+    rows = []
+    for case, peers in suites()[suite]:
+        program = account(case, local_profile()).program
+        subject = Subject(case)
+        subject.functions.update(peers)
+        proof = verify(subject.model, subject.functions["tilewright"], subject.inputs, training=case.training)
+        assert all(v.ok for v in proof), proof
+        measured = measure(subject, program, suite=suite, seconds=seconds, impls=list(subject.functions))
+        note = f" {case.name}" if suite == "block" else ""
+        rows += [replace(row, case=row.case + note) for row in measured]
+    write_results(RESULTS / f"{suite}.jsonl", rows)
+    for row in rows:
+        peak = (row.peak_bytes or 0) / 1e6
+        print(f"{row.suite:12} {row.case:38} {row.impl:14} {row.median_us / 1e3:9.2f} ms  {peak:8.1f} MB", flush=True)
 
 
 if __name__ == "__main__":

@@ -185,6 +185,22 @@ def test_the_block_has_a_row_for_every_pair_and_a_price_for_every_kernel(block: 
     assert [d.verdict for d in attention] == ["taken"]
 
 
+def test_a_refused_pair_says_what_its_kernel_would_have_taken() -> None:
+    def summed(*xs: Tensor) -> Tensor:
+        return sum((x.exp() for x in xs), start=torch.zeros(()))
+
+    def sums(terms: int) -> Account:
+        return account_of(summed, ", ".join(["fp32[2000,2000]"] * terms))
+
+    (whole,) = sums(19).program.regions
+    refused = [d for d in sums(30).program.decisions if d.verdict == "refused"]
+    assert refused and whole.floor_us is not None
+    for decision in refused:
+        tensors = int(decision.reason.split()[-4])
+        assert tensors > 24
+        assert decision.predicted_us == pytest.approx(whole.floor_us * tensors / 20, rel=0.05)
+
+
 def test_fusing_saves_launches_bytes_and_memory_but_computes_the_same(block: Account) -> None:
     for graph in ("forward", "backward"):
         before = [op for op in operators(block, "before", graph) if op.operator_class != "layout"]

@@ -180,7 +180,9 @@ def account(case: Case, profile: DeviceProfile, *, measure: bool = False, device
         proposed = fuse(graph, name)
         fusion = settle(proposed, measure=measure)
         units = schedule(graph, fusion.regions)
-        program.decisions += with_predictions(fusion.decisions, proposed.regions, shapes[name], profile)
+        program.decisions += with_predictions(
+            fusion.decisions, [*proposed.regions, *proposed.refused], shapes[name], profile
+        )
         launches, regions = operators_after(name, units, shapes[name], profile)
         program.operators += launches
         program.regions += regions

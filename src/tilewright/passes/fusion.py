@@ -68,6 +68,8 @@ class Fusion:
 
     regions: list[Region]
     decisions: list[Decision] = field(default_factory=list)
+    refused: list[Region] = field(default_factory=list)
+    """Merges that would have been possible and were not made, so that their cost can be told."""
 
 
 def fuse(graph: fx.Graph, graph_name: GraphName) -> Fusion:
@@ -97,7 +99,7 @@ class _Fuser:
         self.operators = [n for n in graph.nodes if n.op == "call_function" and not is_view(n)]
         self.impossible: dict[fx.Node, str] = {}
         self.region: dict[fx.Node, Region] = {}
-        self.refused: dict[tuple[Region, Region], tuple[Verdict, str]] = {}
+        self.too_wide: list[Region] = []
         self.reasons: dict[tuple[fx.Node, fx.Node], tuple[Verdict, str]] = {}
 
     def run(self) -> Fusion:
@@ -119,7 +121,7 @@ class _Fuser:
         regions = list(dict.fromkeys(self.region.values()))
         for number, region in enumerate(regions):
             region.rename(kernel_name(region.members, self.graph_name, number))
-        return Fusion(regions, list(self._decisions()))
+        return Fusion(regions, list(self._decisions()), self.too_wide)
 
     def _producers(self, node: fx.Node) -> list[fx.Node]:
         return [p for p in dict.fromkeys(sources(node)) if p in self.region]
@@ -151,6 +153,7 @@ class _Fuser:
         except Unfusable as error:
             return "impossible", str(error)
         if len(lowered.nest.buffers) > MOST_BUFFERS:
+            self.too_wide.append(Region(members, lowered))
             return "refused", f"the kernel would stream from {len(lowered.nest.buffers)} tensors at once"
         return lowered
 
