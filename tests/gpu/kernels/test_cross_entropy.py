@@ -32,7 +32,7 @@ def test_numbers_contract(way: str, dtype: torch.dtype, case: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", ["7x33", "3x1031"])
+@pytest.mark.parametrize("case", ["5x1", "7x33", "3x1031"])
 def test_options(way: str, dtype: torch.dtype, options: dict[str, Any], case: str) -> None:
     assert [row for row in proved(layout(case, dtype, GPU), options, way) if not row.ok] == []
 

@@ -8,7 +8,8 @@ import torch
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.vocabulary import OPTIONS, Options, by_position, inputs
 from tilewright.kernels.catalogue import suite
-from tilewright.kernels.linear_cross_entropy import chunks, linear_cross_entropy
+from tilewright.kernels.linear_cross_entropy import chunks, linear_cross_entropy, reference
+from tilewright.measure.contract import compare
 from tilewright.measure.proof import prove
 
 pytestmark = pytest.mark.gpu
@@ -22,8 +23,15 @@ def test_the_contract_is_kept(
     sizes: tuple[int, int, int], options: Options, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunks, "LOGITS_BYTES", 48 * sizes[2] * dtype.itemsize)
-    rows = prove(suite("linear_cross_entropy"), by_position, (*inputs(*sizes, dtype, "cuda"), *options))
-    assert [row for row in rows if not row.ok] == []
+    given = (*inputs(*sizes, dtype, "cuda"), *options)
+    wrong = [row for row in prove(suite("linear_cross_entropy"), by_position, given) if not row.ok]
+    if dtype == torch.float16 and reference.linear_cross_entropy(*given).isinf():
+        # Smoothing adds up every log-probability, in PyTorch in fp16 and past its range; in fp32 it is finite.
+        assert [(row.direction, row.error) for row in wrong] == [("fwd", 0.0)]
+        true = reference.linear_cross_entropy(given[0].double(), given[1].double(), *given[2:])
+        torch.testing.assert_close(by_position(*given).double(), true, rtol=4 * 2**-10, atol=0)
+    else:
+        assert wrong == []
 
 
 def test_launched_in_every_way() -> None:
@@ -49,9 +57,23 @@ def test_memory_beyond_inputs_and_gradients() -> None:
 def test_logits_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "LOGITS_BYTES", 2**34)
     x, weight, target = inputs(2**31 // 131072 + 64, 8, 131072, torch.bfloat16, "cuda")
-    loss = linear_cross_entropy(x, weight, target)
-    found = torch.autograd.grad(loss, (x, weight))
-    monkeypatch.setattr(chunks, "LOGITS_BYTES", 2**30)
-    expected = torch.autograd.grad(linear_cross_entropy(x, weight, target), (x, weight))
-    torch.testing.assert_close(found[0], expected[0])
-    torch.testing.assert_close(found[1], expected[1], rtol=2e-2, atol=1e-6)
+    found = torch.autograd.grad(linear_cross_entropy(x, weight, target), (x, weight))
+    eager = torch.autograd.grad(reference.linear_cross_entropy(x, weight, target), (x, weight))
+    true = _gradients_by_parts(x.detach().double(), weight.detach().double(), target)
+    for tensors in zip(found, eager, true, strict=True):
+        assert compare(*tensors, direction="bwd").ok
+
+
+def _gradients_by_parts(
+    x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of the mean loss in float64, a few rows of logits at a time."""
+    weight.requires_grad_()
+    parts = []
+    total = torch.zeros_like(weight)
+    for some, labels in zip(x.split(2048), target.split(2048), strict=True):
+        loss = reference.linear_cross_entropy(some.requires_grad_(), weight, labels, reduction="sum") / len(x)
+        of_some, of_weight = torch.autograd.grad(loss, (some, weight))
+        parts.append(of_some)
+        total += of_weight
+    return torch.cat(parts), total

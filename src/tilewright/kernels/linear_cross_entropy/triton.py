@@ -1,7 +1,7 @@
 """A row of logits becomes its loss and, in place, the gradient of its logits; one program a row.
 
     m = max x,  s = Σ exp(x - m),  lse = m + log s
-    loss      = lse - (1 - ε) x[target] - ε mean(x) + z lse²
+    loss      = log s - (1 - ε) (x[target] - m) - ε (mean(x) - m) + z lse²
     dloss/dx  = exp(x - m) / s · (1 + 2 z lse) - ε/V - (1 - ε) [column = target]
 
 The maximum and the sum travel together (Milakov and Gimelshein 2018).
@@ -77,10 +77,13 @@ def _loss_and_gradient(
         valid = (target >= 0) & (target < columns)
         wanted = tl.load(row + target, mask=valid, other=float("nan")).to(tl.float32)
         most, exponentials, total = _statistics(row, columns, BLOCK, SMOOTHING)
-        lse = most + tl.log(exponentials)
-        loss = lse - (1.0 - smoothing) * wanted
+        log_sum = tl.log(exponentials)
+        lse = most + log_sum
+        # Relative to the maximum, and divided exactly: the loss of a single class is 0.
+        loss = log_sum - (wanted - most)
         if SMOOTHING:
-            loss -= smoothing * total / columns
+            mean = tl.div_rn(total, columns.to(tl.float32))
+            loss = (1.0 - smoothing) * loss + smoothing * (log_sum - (mean - most))
         tl.store(losses + program, loss + z_loss * lse * lse)
         if GRADIENT:
             factor = tl.load(applied)
