@@ -67,6 +67,8 @@ def of_case(case: Case, impl: str) -> Subject:
         from tilewright.verbs import Subject as Runs
 
         runs = Runs(case, str(device))
+        # Compiles, and races configurations on the device.
+        runs.call(impl)
         yield False
         runs.call(impl)
         yield True

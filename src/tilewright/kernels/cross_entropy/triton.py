@@ -56,7 +56,7 @@ def forward_rows(
     log_sum = tl.log(total)
     loss = log_sum - (wanted - most)
     if SMOOTH:
-        loss = (1.0 - smoothing) * loss + smoothing * (log_sum - (tl.div_rn(plain, columns.to(tl.float32)) - most))
+        loss = (1.0 - smoothing) * loss + smoothing * (log_sum - (tl.div_rn(plain, columns * 1.0) - most))
     loss += z_loss * (most + log_sum) * (most + log_sum)
     tl.store(losses + row, tl.where(label == ignored, 0.0, loss), row < rows)
     tl.store(statistics + row, most, row < rows)

@@ -82,7 +82,7 @@ def _loss_and_gradient(
         # Relative to the maximum, and divided exactly: the loss of a single class is 0.
         loss = log_sum - (wanted - most)
         if SMOOTHING:
-            mean = tl.div_rn(total, columns.to(tl.float32))
+            mean = tl.div_rn(total, columns * 1.0)
             loss = (1.0 - smoothing) * loss + smoothing * (log_sum - (mean - most))
         tl.store(losses + program, loss + z_loss * lse * lse)
         if GRADIENT:

@@ -20,12 +20,13 @@ def steps(x: torch.Tensor) -> torch.Tensor:
 def online_loop(x: torch.Tensor) -> torch.Tensor:
     """The online algorithm (Milakov and Gimelshein 2018) column by column in Python, over x: [N, M].
 
-    It reads x once and needs 7M + 5 kernels for that: on a GPU their launches are all there is to see.
+    It reads x once and needs 7M + 5 kernels for that: on a GPU their launches are all there is to see. The sum is
+    kept in float64, since thousands of terms are added one after another.
     """
     maximum = torch.full_like(x[:, 0], -torch.inf)
-    total = torch.zeros_like(maximum)
+    total = torch.zeros_like(maximum, dtype=torch.float64)
     for column in x.unbind(1):
         above = torch.maximum(maximum, column)
         total = total * torch.exp(maximum - above) + torch.exp(column - above)
         maximum = above
-    return torch.exp(x - maximum[:, None]) / total[:, None]
+    return torch.exp(x - maximum[:, None]).div_(total[:, None])
