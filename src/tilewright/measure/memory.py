@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
@@ -63,11 +64,20 @@ def peak_bytes(function: Callable[[], object], device: str = "cpu") -> int:
 
     Warm `function` up first, or one-off allocations count too. Exceptions of `function` pass through.
     """
-    gc.collect()
-    if device.split(":")[0] == "cuda":
-        return _cuda_peak(function, device)
-    with _one_at_a_time:
-        return _cpu_peak(function)
+    with _one_at_a_time, _no_collection():
+        return _cuda_peak(function, device) if device.split(":")[0] == "cuda" else _cpu_peak(function)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage of earlier calls that is collected amid this one would count as its releases."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _cuda_peak(function: Callable[[], object], device: str) -> int:
