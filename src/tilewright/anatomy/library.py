@@ -11,10 +11,11 @@ import contextlib
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -78,21 +79,9 @@ def _launch(event: dict[str, Any], capability: str, time_us: float) -> Launch:
     )
 
 
-def with_generated_code(launches: list[Launch]) -> list[Launch]:
-    """The same, where Inductor generated a kernel of that name in this process with its source and machine code."""
-    generated = dict(_generated())
+def with_generated_code(launches: list[Launch], generated: Mapping[str, Any]) -> list[Launch]:
+    """The same, those among `generated` (by `keeping_code`) with their source and machine code."""
     return [_joined(launch, generated[launch.name]) if launch.name in generated else launch for launch in launches]
-
-
-def _generated() -> Iterator[tuple[str, Any]]:
-    """Name and autotuner of each Triton kernel in the modules that Inductor loaded."""
-    from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    for module in PyCodeCache.modules:
-        for value in vars(module).values():
-            if isinstance(value, CachingAutotuner):
-                yield value.fn.__name__, value
 
 
 def _joined(launch: Launch, tuner: Any) -> Launch:
@@ -112,16 +101,30 @@ def _joined(launch: Launch, tuner: Any) -> Launch:
 
 
 @contextlib.contextmanager
-def keeping_code() -> Iterator[None]:
-    """Inside, Inductor compiles anew and keeps each kernel's PTX and machine code, which its own launcher drops."""
+def keeping_code() -> Iterator[Mapping[str, Any]]:
+    """Inside, Inductor compiles anew and keeps each kernel's PTX and machine code, which its own launcher drops.
+
+    Yields the autotuner of each Triton kernel by its name, as soon as it was launched.
+    """
     from torch._inductor import config
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    launched: dict[str, Any] = {}
+    run = CachingAutotuner.run
+
+    def seen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        launched[self.fn.__name__] = self
+        return run(self, *args, **kwargs)
 
     # The launcher's switch was renamed after PyTorch 2.11.
     switches = ("use_static_cuda_launcher", "use_static_triton_launcher")
     off = {name: False for name in switches if hasattr(config, name)}
     # A kernel that another process compiled comes back without its source.
-    with config.patch({"force_disable_caches": True, "compile_threads": 1, **off}):
-        yield
+    with (
+        config.patch({"force_disable_caches": True, "compile_threads": 1, **off}),
+        mock.patch.object(CachingAutotuner, "run", seen),
+    ):
+        yield launched
 
 
 def generated_cpp(function: Callable[[], object]) -> list[Launch]:

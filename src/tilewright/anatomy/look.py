@@ -241,8 +241,8 @@ def _time(captured: Captured) -> float:
 def _profiler_views(subject: Subject, place: _Place) -> list[KernelView]:
     if place.profile is not None:
         raise UsageError(f"{subject.name}: {_needs_gpu(place)}")
-    with keeping_code():
-        launches = with_generated_code(profiled(_stages(subject), place.capability))
+    with keeping_code() as generated:
+        launches = with_generated_code(profiled(_stages(subject), place.capability), generated)
     return [view_of(launch, place.name, place.sms) for launch in launches]
 
 
