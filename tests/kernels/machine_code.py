@@ -9,8 +9,9 @@ from tests.emit.machine_code import H200, usage
 
 
 def compiled(
-    kernel: Any, types: Mapping[str, str], constants: Mapping[str, object], aligned: Sequence[str] = (), warps: int = 4
-) -> Any:
+    kernel: Any, types: Mapping[str, str], constants: Mapping[str, object], aligned: Sequence[str] = (), warps: int = 4,
+    stages: int = 3,
+) -> Any:  # fmt: skip
     """Compiled with parameters of these Triton types; pointers and those named in `aligned` are multiples of 16."""
     import triton
     from triton.compiler import ASTSource
@@ -20,7 +21,8 @@ def compiled(
     signature = {name: "constexpr" if name in constants else types[name] for name in names}
     sixteens = [n for n in names if n not in constants and (types[n].startswith("*") or n in aligned)]
     divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in sixteens}
-    return triton.compile(ASTSource(kernel, signature, constants, divisible), target=H200, options={"num_warps": warps})
+    options = {"num_warps": warps, "num_stages": stages}
+    return triton.compile(ASTSource(kernel, signature, constants, divisible), target=H200, options=options)
 
 
 def spilled(code: Any) -> int:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tilewright.kernels import norm
+from tests.kernels.nvcc import spilled
+from tilewright.kernels import norm, ring
 from tilewright.kernels.catalogue import suite
-from tilewright.kernels.norm import geometry, reference
+from tilewright.kernels.norm import cuda, geometry, reference
+from tilewright.kernels.norm.geometry import Direction
 from tilewright.measure.proof import prove
 
 NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
@@ -126,94 +124,56 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 COLUMNS = (1, 2, 31, 256, 257, 1000, 1024, 4096, 4097, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
-KINDS = (("forward", 1, 2), ("forward", 2, 2), ("backward", 2, 1), ("backward", 3, 1))
+RINGS = (
+    ("forward", 1, 2, 0),
+    ("forward", 2, 2, 0),
+    ("backward", 2, 1, 1),
+    ("backward", 2, 1, 2),
+    ("backward", 3, 1, 2),
+)
+"""Direction, tensors read, weights read, sums over rows."""
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_geometry_holds_each_row_within_the_device(kind: tuple[str, int, int], itemsize: int) -> None:
-    direction, inputs, weights = kind
+@pytest.mark.parametrize("kind", RINGS, ids=str)
+def test_rings_take_every_row(kind: tuple[Direction, int, int, int], itemsize: int) -> None:
+    direction, inputs, weights, sums = kind
     for columns in COLUMNS:
-        period = geometry.period_of(columns * itemsize)
-        found = geometry.geometry(direction, columns, itemsize, period, inputs, weights, itemsize)
+        task = geometry.task_of(direction, columns, itemsize, inputs, weights, itemsize, True)
+        found = ring.plan(task, geometry.ways_of(direction, columns, itemsize, sums, True))
         if found is None:
             assert (columns, itemsize, inputs) == (262144, 4, 3)
             continue
-        vectors = found.lanes * found.vectors * found.cluster
-        # The worst head a row can have: all but one element of a vector.
-        assert vectors * 16 // itemsize >= columns + (16 // itemsize - 1 if period > 1 else 0)
-        assert found.shared_bytes <= geometry.LARGEST_BLOCK_BYTES
-        assert found.blocks * (found.shared_bytes + geometry.BLOCK_OVERHEAD) <= geometry.SHARED_BYTES
-        assert found.threads % 32 == 0 and found.threads <= 1024
-        assert found.depth * found.chunk_vectors > found.vectors or direction == "forward"
-        assert found.heads == min(found.groups, period)
+        lanes = 16 // itemsize
+        # The worst place where a row can begin: after all but one element of a vector.
+        assert found.width * found.cluster * found.vectors * lanes >= columns + (lanes - 1 if columns % lanes else 0)
+        # Sums of a block's rows meet where the ring was, in fp32.
+        assert direction == "forward" or found.groups == 1 or found.depth * inputs * 16 >= found.vectors * lanes * 4
 
 
-def test_rows_of_one_block() -> None:
-    for columns in (1, 256, 257, 4096, 5000, 8192, 16384):
-        found = geometry.direct(columns, 2, geometry.period_of(2 * columns), True)
+def test_registers_hold_rows() -> None:
+    for vectors in (1, 3, 32, 33, 64, 65, 625, 2048, 2049, 4096):
+        found = geometry.held(vectors)
         assert found is not None
-        assert found.lanes * found.vectors * 8 >= columns + (7 if columns % 8 else 0)
-        assert found.threads % 32 == 0 and found.threads * found.blocks <= 1024
-    assert geometry.direct(16385, 2, 8, True) is None
-    assert geometry.direct(16384, 4, 1, False) is None
+        assert found.width * found.vectors >= vectors
+        assert found.vectors <= 8 and found.threads % found.width == 0
+        assert found.width == found.threads or 32 % found.width == 0
+    assert geometry.held(4097) is None
 
 
-def test_programs_step_over_rows_of_one_head() -> None:
-    for columns in (256, 257, 258, 260, 5000, 50257):
-        for itemsize in (2, 4):
-            period = geometry.period_of(columns * itemsize)
-            assert period * columns * itemsize % 16 == 0
-            for groups in (1, 2, 4, 16):
-                for resident in (7, 16, 33, 264):
-                    programs = geometry.programs_of(resident, 10**6, groups, period)
-                    assert programs * groups * columns * itemsize % 16 == 0
-                    assert programs <= max(resident, period)
-    assert geometry.programs_of(264, 5, 1, 1) == 5
-    assert math.gcd(geometry.period_of(3), 16) == 16
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("source, columns", [
+    ("held", 5000), ("held", 16384), ("streamed", 65536), ("streamed", 262144), ("backward", 4096), ("backward", 262144)
+])  # fmt: skip
+def test_cuda_kernels_compile_without_spills(source: str, columns: int, dtype: torch.dtype) -> None:
+    """Layer norm with weight and bias, which has the most to keep in registers."""
+    build = cuda.Build(dtype, dtype, True, True, True, False, "WHOLE", 16, True)
+    plan = cuda.plan(source, columns, build)  # type: ignore[arg-type]
+    assert spilled(SOURCES / f"{source}.cu", (*plan.definitions(), *build.definitions())) == {f"norm_{source}": 0}
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="CUDA C++ is compiled ahead where nvcc is installed")
-@pytest.mark.parametrize(
-    "source, columns",
-    [
-        ("direct", 257),
-        ("direct", 16384),
-        ("forward", 50257),
-        ("forward", 262144),
-        ("backward", 4096),
-        ("backward", 262144),
-    ],
-)
-def test_cuda_kernels_compile_without_spills(source: str, columns: int, tmp_path: Path) -> None:
-    """bf16 layer norm, of all builds the one with the most to keep in registers."""
-    period = geometry.period_of(2 * columns)
-    if source == "direct":
-        found = geometry.direct(columns, 2, period, True)
-    else:
-        found = geometry.geometry(source, columns, 2, period, *{"forward": (1, 2), "backward": (2, 1)}[source], 2)
-    assert found is not None
-    flags = {"ELEMENT": 1, "WEIGHT": 1, "HAS_WEIGHT": 1, "HAS_BIAS": 1, "CENTERED": 1, "RESIDUAL": 0}
-    definitions = {**dict(found.definitions()), **flags, "RAGGED": int(period > 1)}
-    assert "spill" in nvcc(source, definitions, tmp_path)
-
-
-def nvcc(source: str, definitions: dict[str, int], folder: Path) -> str:
-    """What ptxas says of the machine code for an H200; no byte may be spilled."""
-    command = ["nvcc", "-gencode=arch=compute_90,code=sm_90", "-std=c++17", "-cubin", "-Xptxas", "-v"]
-    command += [f"-D{name}={value}" for name, value in definitions.items()]
-    done = subprocess.run(
-        [*command, "-o", str(folder / "cubin"), str(SOURCES / f"{source}.cu")], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)
-    assert spilled and set(spilled) == {"0"}, done.stderr
-    return done.stderr
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="CUDA C++ is compiled ahead where nvcc is installed")
-def test_the_sum_over_programs_compiles(tmp_path: Path) -> None:
-    assert "spill" in nvcc("columns", {"WEIGHT": 1, "THREADS": 256}, tmp_path)
+def test_the_sum_over_programs_compiles() -> None:
+    assert spilled(SOURCES / "columns.cu", (("WEIGHT", "bf16"), ("THREADS", 256))) == {"norm_columns": 0}
 
 
 @pytest.mark.parametrize("columns", [256, 16384, 65536])

@@ -19,7 +19,8 @@
 //               .inside(v, vector, fill)  the vector with its lanes outside of the row set to `fill`
 //               .store(v, vector) writes the lanes that lie in the row
 //   Greatest<T> the greatest element of vectors; narrow ones are compared two at a time
-//   State       a struct of 4-byte words with `void join(State)`: associative, commutative. Here: MaxSum, Sum.
+//   State       a struct of 4-byte words with `void join(State)`: associative, commutative; none() adds nothing.
+//               Here: MaxSum, Sum.
 //   across_lanes<Width>(state)                 over Width (power of two, <= 32) neighbouring lanes
 //   Exchange<Threads, Cluster, State>          in shared memory; exchange(state, number) joins the states of all
 //                                              threads of a block or cluster; number is 0, 1, 2, ... Call
@@ -234,6 +235,7 @@ struct Row {
 
 struct Sum {
     float sum;
+    static __device__ __forceinline__ Sum none() { return {0.f}; }
     __device__ __forceinline__ void join(Sum other) { sum += other.sum; }
 };
 
@@ -241,6 +243,7 @@ struct Sum {
 // calculation for softmax", 2018.
 struct MaxSum {
     float max, sum;
+    static __device__ __forceinline__ MaxSum none() { return {LOWEST, 0.f}; }
     __device__ __forceinline__ void join(MaxSum other) {
         const float most = fmaxf(max, other.max);
         sum = sum * power_of_two((max - most) * LOG2E) + other.sum * power_of_two((other.max - most) * LOG2E);
@@ -281,14 +284,18 @@ __device__ __forceinline__ int cluster_rank() {
     return rank;
 }
 
-// An mbarrier in shared memory, of one arrival: expect() by one thread, wait() by all, for its round 0, 1, 2, ...
+// An mbarrier in shared memory. Its round 0, 1, 2, ... is over once `arrivals` threads have said arrive() or expect()
+// and the bytes that they expect have come.
 struct Arrival {
     unsigned long long state;
     __device__ __forceinline__ unsigned address() const { return unsigned(__cvta_generic_to_shared(&state)); }
-    // By one thread, before a __syncthreads() that everybody passes.
-    __device__ __forceinline__ void init() {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address()) : "memory");
+    // By one thread, before a barrier that everybody passes.
+    __device__ __forceinline__ void init(int arrivals) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __device__ __forceinline__ void arrive() {
+        asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
     }
     __device__ __forceinline__ void expect(unsigned bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
@@ -296,11 +303,25 @@ struct Arrival {
     __device__ __forceinline__ void wait(unsigned round) const {
         asm volatile(
             "{\n.reg .pred done;\n"
-            "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+            "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
             "@!done bra again;\n}"
             ::"r"(address()), "r"(round & 1) : "memory");
     }
 };
+
+// `state` to the same slot in the shared memory of block `rank` of the cluster, where `arrival` counts its bytes.
+template <class State>
+__device__ __forceinline__ void send(State *slot, State state, const Arrival &arrival, int rank) {
+    const unsigned *words = reinterpret_cast<const unsigned *>(&state);
+    unsigned place, counter;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;"
+        : "=r"(place) : "r"(unsigned(__cvta_generic_to_shared(slot))), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counter) : "r"(arrival.address()), "r"(rank));
+#pragma unroll
+    for (int i = 0; i < sizeof(State) / 4; i++)
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                     ::"r"(place + 4 * i), "r"(words[i]), "r"(counter) : "memory");
+}
 
 // How the blocks of a cluster, and the warps of a block, learn each other's states. Two sets of slots take
 // turns: a block is at most one exchange ahead of another, for it needs the other's last state.
@@ -316,7 +337,7 @@ struct Exchange {
     // At the start of the kernel, by all threads. A block may be written to once it runs: ready() waits for that.
     __device__ __forceinline__ void start() {
         if constexpr (Cluster > 1) {
-            if (threadIdx.x == 0) arrivals[0].init(), arrivals[1].init();
+            if (threadIdx.x == 0) arrivals[0].init(1), arrivals[1].init(1);
             __syncthreads();
             asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
         }
@@ -340,18 +361,5 @@ struct Exchange {
             arrival.wait(number / 2);
         }
         return across_slots<Cluster * warps>(here);
-    }
-
-    // To the same place in the shared memory of block `rank`.
-    static __device__ __forceinline__ void send(State *slot, State state, const Arrival &arrival, int rank) {
-        const unsigned *words = reinterpret_cast<const unsigned *>(&state);
-        unsigned place, counter;
-        asm("mapa.shared::cluster.u32 %0, %1, %2;"
-            : "=r"(place) : "r"(unsigned(__cvta_generic_to_shared(slot))), "r"(rank));
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counter) : "r"(arrival.address()), "r"(rank));
-#pragma unroll
-        for (int i = 0; i < sizeof(State) / 4; i++)
-            asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                         ::"r"(place + 4 * i), "r"(words[i]), "r"(counter) : "memory");
     }
 };

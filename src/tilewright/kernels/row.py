@@ -29,10 +29,12 @@ def line_of(columns: int, itemsize: int) -> int:
     return 128 if columns * itemsize >= LONG_ROW else VECTOR
 
 
-def edges(*rows: torch.Tensor) -> Edges:
-    """How the rows of tensors [N, M] of one shape and dtype lie, together, as `row.cuh` names it."""
+def edges(*rows: torch.Tensor, line: int | None = None) -> Edges:
+    """How the rows of tensors [N, M] of one shape and dtype lie, together, as `row.cuh` names it; LINE is `line_of`'s
+    where it is not given."""
     first = rows[0]
-    itemsize, start, line = first.element_size(), first.data_ptr(), line_of(first.shape[1], first.element_size())
+    itemsize, start = first.element_size(), first.data_ptr()
+    line = line or line_of(first.shape[1], itemsize)
     # One row has no next one, whatever its stride says.
     strides = [x.stride(0) * itemsize for x in rows] if len(first) > 1 else [0] * len(rows)
     for other, stride in zip(rows[1:], strides[1:], strict=True):

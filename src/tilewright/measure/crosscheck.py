@@ -138,6 +138,9 @@ def replay_us(function: Callable[[], object], watch: CudaStopwatch) -> float | N
     except Exception:
         # A peer that synchronises, or that replays a graph of its own, has no graph to be checked against.
         torch.cuda.synchronize()
+        # A capture that broke off leaves the default generator believing that one is going on.
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
         return None
     us = _median_us(graph.replay, watch)
     del kept

@@ -3,8 +3,8 @@
 //
 // Defined by whoever compiles: ELEMENT (float, bf16, fp16), EDGES, LINE, THREADS (a block), WIDTH (threads that
 // share a row: 32 or fewer, or the block), VECTORS (loads of 16 bytes that a thread has in flight), BLOCKS (that a
-// multiprocessor must hold at once: bounds the registers), SMOOTH (1
-// where labels are smoothed).
+// multiprocessor must hold at once: bounds the registers), SMOOTH (1 where labels are smoothed), ONE_ROUND (1 where
+// the lanes of a warp hold a row at once).
 #include "row.cuh"
 
 constexpr int LANES = lanes<ELEMENT>;
@@ -19,6 +19,10 @@ struct Statistics {
         exponentials.join(other.exponentials);
         logits.join(other.logits);
     }
+};
+struct Most {
+    float most;
+    __device__ __forceinline__ void join(Most other) { most = fmaxf(most, other.most); }
 };
 struct Total {
     float loss, count;
@@ -53,24 +57,27 @@ struct Reader {
     }
 };
 
-__device__ __forceinline__ void take(const Elements &in, int first, uint4 (&loaded)[VECTORS], State &state) {
-    Greatest<ELEMENT> greatest{exponentials(state).max};
+// Clears what is beside the row and gives the maximum of the rest, at least `most`.
+__device__ __forceinline__ float greatest_of(const Elements &in, int first, uint4 (&loaded)[VECTORS], float most) {
+    Greatest<ELEMENT> greatest{most};
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         const int v = first + i * WIDTH;
         if (in.holds(v)) loaded[i] = in.inside(v, loaded[i], minus_infinity());
         greatest.see(loaded[i]);
     }
-    const float most = greatest.most;
+    return greatest.most;
+}
+
+// Adds the vectors to sums whose exponentials are taken against their maximum.
+__device__ __forceinline__ void add(const Elements &in, int first, const uint4 (&loaded)[VECTORS], State &state) {
     MaxSum &sum = exponentials(state);
-    sum.sum *= power_of_two((sum.max - most) * LOG2E);
-    sum.max = most;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         float a[LANES];
         unpack<ELEMENT>(loaded[i], a);
 #pragma unroll
-        for (int k = 0; k < LANES; k++) sum.sum += power_of_two((a[k] - most) * LOG2E);
+        for (int k = 0; k < LANES; k++) sum.sum += power_of_two((a[k] - sum.max) * LOG2E);
 #if SMOOTH
         const int v = first + i * WIDTH;
 #pragma unroll
@@ -78,6 +85,27 @@ __device__ __forceinline__ void take(const Elements &in, int first, uint4 (&load
             if (unsigned(in.column(v) + k) < unsigned(in.columns)) state.logits.sum += a[k];
 #endif
     }
+}
+
+__device__ __forceinline__ void take(const Elements &in, int first, uint4 (&loaded)[VECTORS], State &state) {
+    MaxSum &sum = exponentials(state);
+    const float most = greatest_of(in, first, loaded, sum.max);
+    sum.sum *= power_of_two((sum.max - most) * LOG2E);
+    sum.max = most;
+    add(in, first, loaded, state);
+}
+
+// A row that its team, lanes of a warp, holds at once: with its maximum known first, no exponential is taken twice.
+__device__ __forceinline__ State take_whole(const Elements &in, int first, uint4 (&loaded)[VECTORS]) {
+    State state{};
+    MaxSum &sum = exponentials(state);
+    sum.max = across_lanes<WIDTH>(Most{greatest_of(in, first, loaded, LOWEST)}).most;
+    add(in, first, loaded, state);
+    sum.sum = across_lanes<WIDTH>(Sum{sum.sum}).sum;
+#if SMOOTH
+    state.logits = across_lanes<WIDTH>(state.logits);
+#endif
+    return state;
 }
 
 // Each team goes through rows, the loads of what comes next under way while it works on what came last.
@@ -94,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int lane = threadIdx.x % WIDTH;
     const long long step = (long long)gridDim.x * TEAMS;
     const long long start = (long long)blockIdx.x * TEAMS + threadIdx.x / WIDTH;
-    const int rounds = (Elements::most_vectors(columns) + VECTORS * WIDTH - 1) / (VECTORS * WIDTH);
+    const int rounds = ONE_ROUND ? 1 : (Elements::most_vectors(columns) + VECTORS * WIDTH - 1) / (VECTORS * WIDTH);
     uint4 ahead[VECTORS];
     reader.load(start, lane, ahead);
     const bool speaks = lane == 0;
@@ -115,13 +143,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             for (int i = 0; i < VECTORS; i++) loaded[i] = ahead[i];
             const bool last = round == rounds - 1;
             reader.load(last ? next : row, last ? lane : (round + 1) * VECTORS * WIDTH + lane, ahead);
-            take(in, round * VECTORS * WIDTH + lane, loaded, state);
+            if constexpr (ONE_ROUND)
+                state = take_whole(in, lane, loaded);
+            else
+                take(in, round * VECTORS * WIDTH + lane, loaded, state);
         }
         const float next_wanted = next_label != ignored ? reader.wanted(next, next_label) : 0.f;
-        if constexpr (WIDTH <= 32)
-            state = across_lanes<WIDTH>(state);
-        else
+        if constexpr (WIDTH > 32)
             state = exchange(state, number++);
+        else if constexpr (!ONE_ROUND)
+            state = across_lanes<WIDTH>(state);
         if (speaks && row < rows) {
             const float maximum = exponentials(state).max, log_sum = logf(exponentials(state).sum);
             float loss = 0.f;
@@ -175,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float maximum = statistics[row], log_sum = statistics[rows + row];
     const bool known = label >= 0 && label < columns;
     const float scale = known ? widen(gradient[row * gradient_stride]) * *weight : not_a_number();
-    const float times = scale * (1.f + 2.f * z_loss * (maximum + log_sum));
+    const float squared = scale * 2.f * z_loss * (maximum + log_sum);
     const float hit = scale * (1.f - smoothing), miss = scale * smoothing / columns;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
@@ -193,9 +224,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const long long at = label - in.column(v);
 #pragma unroll
         for (int k = 0; k < LANES; k++) {
-            a[k] = times * power_of_two((a[k] - maximum - log_sum) * LOG2E);
+            const float share = power_of_two((a[k] - maximum - log_sum) * LOG2E);
+            a[k] = scale * share;
             if (SMOOTH) a[k] -= miss;
             if (at == k) a[k] -= hit;
+            // Added last: where one class has all of the probability, only this is left.
+            a[k] += squared * share;
         }
         result.store(v, pack<ELEMENT>(a));
     }

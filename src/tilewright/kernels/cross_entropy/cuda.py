@@ -4,12 +4,13 @@ Limit: memory bandwidth, but for rows of 512 bytes and fewer, where the instruct
 H200, in shares of the copy bandwidth of the same run (4185 GB/s), 1 GiB of logits:
 
     bf16 columns     256   1024   4096   5000   8192  16384  32768  50257 131072 262144
-    forward         0.80   0.95   0.98   0.99   1.00   1.01   0.98   0.97   1.00   1.00
+    forward         0.92   0.97   0.98   0.99   1.00   1.01   0.98   0.97   1.00   1.00
     backward        0.98   1.00   1.00   0.99   1.00   1.00   1.00   1.00   1.00   1.01
 
 Tried for forward and lost: a block for each row that ends with it (0.71 at 256 columns, 0.90 at 131072); maxima
-element by element, with masks at every use (0.71 at 256, 0.88 at 50257); a second kernel over all losses (four
-times the numbers to add up that the blocks' shares are).
+element by element, with masks at every use (0.71 at 256, 0.88 at 50257); joining maxima and sums of a short row's
+lanes pair by pair, as long rows do (0.80 at 256); a second kernel over all losses (four times the numbers to add
+up that the blocks' shares are).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Plan:
 
     def definitions(self, columns: int, dtype: torch.dtype, lie: Edges, smooth: bool) -> nvrtc.Definitions:
         """What `cuda.cu` wants to know."""
+        one_round = self.width <= 32 and vectors_of(columns, dtype.itemsize, lie) <= self.width * self.vectors
         return (
             ("ELEMENT", ELEMENTS[dtype]),
             ("EDGES", lie),
@@ -48,13 +50,16 @@ class Plan:
             ("VECTORS", self.vectors),
             ("BLOCKS", self.blocks),
             ("SMOOTH", int(smooth)),
+            ("ONE_ROUND", int(one_round)),
         )
 
 
 def plan_forward(vectors: int) -> Plan:
     """For rows of so many vectors."""
+    if vectors <= 32:
+        return Plan(256, 8, 4, 4)
     if vectors <= 256:
-        return Plan(128, 8, 4, 8)
+        return Plan(128, 8 if 64 < vectors <= 128 else 16, 4, 8)
     if vectors <= 4096:
         return Plan(256, 32, 4, 4)
     return Plan(64, 64, 4, 16) if vectors <= 8192 else Plan(256, 256, 4, 4)

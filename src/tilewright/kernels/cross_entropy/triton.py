@@ -94,8 +94,11 @@ def backward_tiles(
     log_sum = tl.load(statistics + rows + row, row < rows, other=0.0)
     scale = tl.load(gradient + row * gradient_stride, row < rows, other=0.0).to(tl.float32) * tl.load(weight)
     scale = tl.where(known, scale, float("nan"))
-    change = tl.exp(a - most - log_sum) * (1.0 + 2.0 * z_loss * (most + log_sum)) - smoothing / columns
-    change = tl.where(col == label, change - (1.0 - smoothing), change) * scale
+    share = tl.exp(a - most - log_sum)
+    change = share - smoothing / columns
+    change = tl.where(col == label, change - (1.0 - smoothing), change)
+    # Added last: where one class has all of the probability, only this is left.
+    change = (change + 2.0 * z_loss * (most + log_sum) * share) * scale
     # An ignored row is NaN where PyTorch's is: of NaN, +inf, or nothing but -inf.
     tl.store(
         out + row * out_stride + col,

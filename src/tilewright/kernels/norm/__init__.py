@@ -19,9 +19,10 @@ from torch import Tensor
 
 from tilewright.kernels.device import current, runs_triton
 from tilewright.kernels.norm import cuda, plain
+from tilewright.kernels.norm.geometry import Direction
 from tilewright.kernels.once import once
 from tilewright.kernels.registration import define
-from tilewright.kernels.row import rows_of
+from tilewright.kernels.row import ELEMENTS, rows_of
 
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
 
@@ -81,7 +82,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps:
 
 
 def _check(name: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> None:
-    known = (*cuda.CODES, torch.float64)
+    known = (*ELEMENTS, torch.float64)
     if x.dim() == 0 or x.dtype not in known:
         raise ValueError(f"{name} takes a tensor [..., columns] of {known}, not {list(x.shape)} {x.dtype}")
     if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
@@ -98,11 +99,11 @@ def _check(name: str, x: Tensor, residual: Tensor | None, weight: Tensor | None,
             raise ValueError(f"{name}: x is on {x.device}, another argument on {other.device}")
 
 
-def _way(direction: str, matrices: Sequence[Tensor], weights: Sequence[Tensor | None]) -> ModuleType:
+def _way(direction: Direction, matrices: Sequence[Tensor], weights: Sequence[Tensor | None]) -> ModuleType:
     """The module whose `forward` and `backward` take these inputs."""
     x = matrices[0]
     found = [weight for weight in weights if weight is not None]
-    if not runs_triton(x) or any(weight.dtype not in cuda.CODES for weight in found):
+    if not runs_triton(x) or any(weight.dtype not in ELEMENTS for weight in found):
         return plain
     shortest = SHORT_NARROW_LAYER if len(found) == 2 and x.itemsize == 2 else SHORT
     short = direction == "forward" and x.shape[1] <= shortest and x.shape[1] % 16 == 0

@@ -4,159 +4,205 @@
 //     dx = rstd * (g - average(g) - n * average(g * n))        (without average(g) in RMS norm; plus dsum if RESIDUAL)
 //     dweight = sum over rows of dy * n,   dbias = sum over rows of dy
 //
-// x and dy are read from memory once; they wait in their slots between the sums and dx. Each thread keeps the
+// x and dy are read from memory once and wait in the ring (ring.cuh) between the sums and dx. Each thread keeps the
 // partial dweight and dbias of the columns it owns in registers over all its rows; `columns` adds what the
 // programs found, in a fixed order, so the gradients are the same at every run.
 //
-// Limit: DRAM, with instructions close behind for layer norm of bf16. On an H200, of the bandwidth of a copy: fp32
-// 0.87 to 0.97 at 256 to 262144 columns; bf16 RMS norm 0.90 to 0.92 up to 65536, 0.79 to 0.84 beyond; bf16 layer norm
-// 0.90 to 0.92 up to 8192 columns, falling to 0.66 at 262144; 5000 columns of bf16 0.76 to 0.84; 50257 columns, as in
-// forward.cu, 0.34 to 0.76 before the masks were changed.
-// Lost: a warp that does nothing but feed the ring, for whose sake 96 registers are left to a thread, of which 64
-// hold sums: layer norm of bf16 spills, 0.47 to 0.82; half the columns a thread and 24 warps, 0.70 to 0.77.
-
+// Defined by whoever compiles, beside what ring.cuh wants: CENTERED (1 layer norm, 0 RMS norm), HAS_WEIGHT, HAS_BIAS,
+// RESIDUAL.
+//
+// Limit: DRAM, which reads faster than it copies, so that 1 is not the end. On an H200, of the bandwidth of a copy,
+// RMS norm: bf16 0.96 to 1.00 at 256 to 65536 columns, 0.92 beyond; fp32 0.97 to 1.00 up to 131072. Layer norm: bf16
+// 0.95 to 0.99 up to 16384, 0.88 to 0.91 up to 131072, 0.84 at 262144, where the instructions count; fp32 0.95 to
+// 0.99 up to 131072. 5000 columns, whose rows begin within a sector: bf16 0.78 to 0.88, fp32 0.92. 50257, where
+// programs must be a multiple of 8 (fp32: 4) and fewer multiprocessors work: layer norm 0.53 and 0.74, RMS norm 0.68
+// and 0.83.
+// Lost: one vector a thread, 0.21 to 0.87; four where two suffice, 0.93 to 0.95; clusters of 7 at 50257, 0.48 to
+// 0.63; twice the programs that the device holds at once, down to 0.75; weights from L2 at 262144 columns of fp32,
+// 0.64 to 0.67.
 #define INPUTS (2 + RESIDUAL)
-#define KEEPS_BIAS 0
-#define STREAMED 1
-#include "stream.cuh"
+#define PASSES 2
+#include "ring.cuh"
+#include "weights.cuh"
 
-// What a row's elements are multiplied by, and what is added, to normalise them.
-struct Row {
-    float rstd, shift;
+#if CENTERED
+struct State {
+    float plain, along;  // sums of g and of g * n
+    static __device__ __forceinline__ State none() { return {0.f, 0.f}; }
+    __device__ __forceinline__ void join(State other) { plain += other.plain, along += other.along; }
 };
+#else
+struct State {
+    float along;
+    static __device__ __forceinline__ State none() { return {0.f}; }
+    __device__ __forceinline__ void join(State other) { along += other.along; }
+};
+#endif
 
-__device__ Row row_of(const float* means, const float* rstds, i64 row, i64 rows) {
-    if (row >= rows) return {0.f, 0.f};
-    float rstd = __ldg(rstds + row);
-    return {rstd, CENTERED ? -__ldg(means + row) * rstd : 0.f};
-}
+struct Normal {
+    float mean, rstd;
+};
 
 struct Gradients {
-    float weight[HAS_WEIGHT ? OWNED : 1], bias[HAS_BIAS ? OWNED : 1];
+    float weight[VECTORS][LANES], bias[VECTORS][LANES];
 };
 
-__device__ bool chunk_exists(const Place& at, int chunk) {
-    return GROUPS > 1 || chunk * EACH * LANES < at.count;
-}
-
-// n and g of this thread's vector k, and dy.
-__device__ void normal_and_gradient(const Ring& ring, int offset, int k, const Place& at,
-                                    bool live, Row row, float* normal, float* dy, float* gradient) {
-    load_vector(memory.slots[ring.slot][0], offset, k, at, live, normal);
-    load_vector(memory.slots[ring.slot][1], offset, k, at, live, dy);
-    float scale[VEC];
-    if (HAS_WEIGHT) weight_vector(memory.weight, k, at, scale);
-#pragma unroll
-    for (int e = 0; e < VEC; e++) {
-        normal[e] = fmaf(normal[e], row.rstd, row.shift);
-        gradient[e] = HAS_WEIGHT ? dy[e] * scale[e] : dy[e];
+// Sets to 0, in the ring, what vectors of the row of the first pass hold beside the row. Few threads have such
+// vectors, so that this is apart from what all do.
+__device__ __forceinline__ void clear_edges(const Ring &ring, const Elements &shape, const Place &at, bool live) {
+    if (EDGES == WHOLE || !live || !at.edged) return;
+    ring.wait<VECTORS - 1>();
+    int slot = ring.taken;
+#pragma unroll 1
+    for (int i = 0; i < VECTORS; i++, slot = Ring::after(slot)) {
+        const int v = at.first + i * STEP;
+        if (shape.holds(v) && shape.edge(v))
+            for (int n = 0; n < 2; n++) in_slot(slot, n) = shape.inside(v, in_slot(slot, n), 0.f);
     }
 }
 
-// Sums of g and g * n over the row.
-__device__ float2 row_sums(Ring ring, Reducer& reducer, int offset, const Place& at, bool live, Row row,
-                           Gradients& partial) {
-    float2 sums = make_float2(0.f, 0.f);
+// n, dy and g of this thread's vector i, which lies in `slot`.
+__device__ __forceinline__ void vectors_of(int slot, int i, const Elements &shape, const Place &at, Normal normal,
+                                           const WEIGHT *weight, float (&n)[LANES], float (&dy)[LANES],
+                                           float (&g)[LANES]) {
+    unpack<ELEMENT>(in_slot(slot, 0), n);
+    unpack<ELEMENT>(in_slot(slot, 1), dy);
+    if constexpr (HAS_WEIGHT) weights_of(weight, 0, i, shape, at, g);
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        if (!chunk_exists(at, c)) break;
-        ring.wait_full();
+    for (int k = 0; k < LANES; k++) {
+        n[k] = (CENTERED ? n[k] - normal.mean : n[k]) * normal.rstd;
+        g[k] = HAS_WEIGHT ? g[k] * dy[k] : dy[k];
+    }
+}
+
+template <int I = 0>
+__device__ __forceinline__ void gather(Ring &ring, const Elements &shape, const Place &at, bool live, Normal normal,
+                                       const WEIGHT *weight, State &sums, Gradients &partial) {
+    if constexpr (I < VECTORS) {
+        ring.wait<I>();
+        if (live && shape.holds(at.first + I * STEP)) {
+            float n[LANES], dy[LANES], g[LANES];
+            vectors_of(ring.taken, I, shape, at, normal, weight, n, dy, g);
 #pragma unroll
-        for (int k = c * EACH; k < (c + 1) * EACH; k++) {
-            float normal[VEC], dy[VEC], gradient[VEC];
-            normal_and_gradient(ring, offset, k, at, live, row, normal, dy, gradient);
-#pragma unroll
-            for (int e = 0; e < VEC; e++) {
-                if (CENTERED) sums.x += gradient[e];
-                sums.y = fmaf(gradient[e], normal[e], sums.y);
-                if (HAS_WEIGHT) partial.weight[k * VEC + e] = fmaf(dy[e], normal[e], partial.weight[k * VEC + e]);
-                if (HAS_BIAS) partial.bias[k * VEC + e] += dy[e];
+            for (int k = 0; k < LANES; k++) {
+#if CENTERED
+                sums.plain += g[k];
+#endif
+                sums.along = fmaf(g[k], n[k], sums.along);
+                if (HAS_WEIGHT) partial.weight[I][k] = fmaf(dy[k], n[k], partial.weight[I][k]);
+                if (HAS_BIAS) partial.bias[I][k] += dy[k];
             }
         }
-        ring.step();
+        ring.taken = Ring::after(ring.taken);
+        gather<I + 1>(ring, shape, at, live, normal, weight, sums, partial);
     }
-    sums = reducer.row_sum(sums);
-    if constexpr (CLUSTER > 1) {
-        float2 part = reducer.exchange(sums, at.rank);
-        sums = make_float2(CENTERED ? Reducer::cluster_sum(part.x) : 0.f, Reducer::cluster_sum(part.y));
-    }
-    return sums;
 }
 
-__device__ void write_row(Ring& ring, Feed& feed, const Matrix* inputs, int offset, const Place& at, i64 index,
-                          Row row, float2 sums, const Matrix& dx) {
-    bool live = index < at.rows;
-    float constant = -row.rstd * (sums.x / at.columns), slope = -row.rstd * (sums.y / at.columns);
+__device__ __forceinline__ void write(Ring &ring, const Elements &shape, const Place &at, const Elements &dx, bool live,
+                                      Normal normal, const WEIGHT *weight, State sums) {
+#if CENTERED
+    const float constant = sums.plain / shape.columns;
+#else
+    const float constant = 0.f;
+#endif
+    const float slope = sums.along / shape.columns;
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        if (!chunk_exists(at, c)) break;
+    for (int i = 0; i < VECTORS; i++) {
+        const int v = at.first + i * STEP;
+        if (live && shape.holds(v)) {
+            float n[LANES], dy[LANES], g[LANES];
+            vectors_of(ring.given, i, shape, at, normal, weight, n, dy, g);
 #pragma unroll
-        for (int k = c * EACH; k < (c + 1) * EACH; k++) {
-            float normal[VEC], dy[VEC], gradient[VEC];
-            normal_and_gradient(ring, offset, k, at, live, row, normal, dy, gradient);
-#pragma unroll
-            for (int e = 0; e < VEC; e++) {
-                float off = CENTERED ? fmaf(row.rstd, gradient[e], constant) : row.rstd * gradient[e];
-                gradient[e] = fmaf(normal[e], slope, off);
-            }
+            for (int k = 0; k < LANES; k++) g[k] = fmaf(-n[k], slope, CENTERED ? g[k] - constant : g[k]) * normal.rstd;
             if constexpr (RESIDUAL) {
-                float dsum[VEC];
-                load_vector(memory.slots[ring.slot][2], offset, k, at, live, dsum);
+                unpack<ELEMENT>(in_slot(ring.given, INPUTS - 1), dy);
 #pragma unroll
-                for (int e = 0; e < VEC; e++) gradient[e] += dsum[e];
+                for (int k = 0; k < LANES; k++) g[k] += dy[k];
             }
-            if (live) store_vector(dx, index, k, at, gradient);
+            dx.store(v, pack<ELEMENT>(g));
         }
-        ring.release();
-        ring.step();
-        // The other warps have given back the chunk before by now, or nearly so.
-        if (c) feed.next(inputs, at);
-    }
-    feed.next(inputs, at);
-}
-
-// Adds the groups' sums of each column and writes this block's columns.
-__device__ void write_partial(const float* own, const Matrix& x, const Place& at, float* to) {
-    float* room = reinterpret_cast<float*>(memory.slots);
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < VECTORS; k++)
-#pragma unroll
-        for (int e = 0; e < VEC; e++) room[at.group * SLICE + (k * LANES + at.lane) * VEC + e] = own[k * VEC + e];
-    __syncthreads();
-    int begin = max(0, at.first * VEC - at.head), end = min(at.columns, (at.first + at.count) * VEC - at.head);
-    if (GROUPS > 1) begin = 0, end = at.columns;
-    for (int column = begin + threadIdx.x; column < end; column += THREADS) {
-        float sum = 0.f;
-        for (int g = 0; g < GROUPS; g++)
-            sum += room[g * SLICE + head_of(x, at.begin() + g) + column - at.first * VEC];
-        to[column] = sum;
+        ring.give_back(i, shape, at);
     }
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, BLOCKS)
-    norm_backward(char* x, i64 x_pitch, char* dy, i64 dy_pitch, char* dsum, i64 dsum_pitch, char* dx, i64 dx_pitch,
-             const void* weight, const float* means, const float* rstds, float* partial, i64 rows, int columns) {
-    Matrix inputs[3] = {{x, x_pitch}, {dy, dy_pitch}, {dsum, dsum_pitch}}, out{dx, dx_pitch};
-    Place at = place_of(inputs[0], rows, columns);
-    open_memory();
-    if (HAS_WEIGHT) load_weights(weight, memory.weight, inputs[0], at);
-    cluster_barrier();
-    Feed feed(inputs, at);
-    Ring ring;
-    Reducer reducer;
-    int offset = offset_in_slot(inputs, at);
-    Gradients sums = {};
-    Row next = row_of(means, rstds, at.begin() + at.group, rows);
-    for (i64 first = at.begin(); first < rows; first += at.step()) {
-        i64 index = first + at.group;
-        Row row = next;
-        next = row_of(means, rstds, index + at.step(), rows);
-        float2 found = row_sums(ring, reducer, offset, at, index < rows, row, sums);
-        write_row(ring, feed, inputs, offset, at, index, row, found, out);
+// A program's sums of its columns to `to`, [columns].
+__device__ __forceinline__ void write_partial(const float (&own)[VECTORS][LANES], const Matrix &x,
+                                              const Elements &shape, const Place &at, float *to) {
+    if constexpr (GROUPS == 1) {
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            const int v = at.first + i * STEP;
+            if (!shape.holds(v)) continue;
+#pragma unroll
+            for (int k = 0; k < LANES; k++)
+                if (!shape.edge(v) || unsigned(shape.column(v) + k) < unsigned(shape.columns))
+                    to[shape.column(v) + k] = own[i][k];
+        }
+    } else {
+        float *room = reinterpret_cast<float *>(shared_bytes);
+        constexpr int slice = WIDTH * VECTORS * LANES;
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++)
+#pragma unroll
+            for (int k = 0; k < LANES; k++)
+                room[threadIdx.x / WIDTH * slice + (at.first + i * STEP) * LANES + k] = own[i][k];
+        __syncthreads();
+        for (int column = threadIdx.x; column < shape.columns; column += THREADS) {
+            float sum = 0.f;
+            for (int g = 0; g < GROUPS; g++) {
+                const Elements row(x.base + ((long long)at.program * GROUPS + g) * x.stride, shape.columns);
+                sum += room[g * slice + row.head + column];
+            }
+            to[column] = sum;
+        }
     }
-    if (HAS_WEIGHT) write_partial(sums.weight, inputs[0], at, partial + (i64)at.program * columns);
-    if (HAS_WEIGHT) partial += (i64)at.programs * columns;
-    if (HAS_BIAS) write_partial(sums.bias, inputs[0], at, partial + (i64)at.program * columns);
-    cluster_barrier();
+}
+
+PROGRAM norm_backward(ELEMENT *x, ELEMENT *dy, ELEMENT *dsum, ELEMENT *dx, const WEIGHT *weight, const float *means,
+                       const float *rstds, float *partial, long long rows, int columns, long long x_stride,
+                       long long dy_stride, long long dsum_stride) {
+    __shared__ Mail<State> mail;
+#if RESIDUAL
+    const Matrix inputs[INPUTS] = {{x, x_stride}, {dy, dy_stride}, {dsum, dsum_stride}};
+#else
+    const Matrix inputs[INPUTS] = {{x, x_stride}, {dy, dy_stride}};
+#endif
+    Place at(rows);
+    const Elements shape(x + at.row * x_stride, columns);
+    at.find_edges(shape);
+    Ring ring(inputs, shape, at);
+    if (KEPT > 0) keep_weights(weight, 0, shape, at);
+    mail.start();
+    const auto normal_at = [&](int i) -> Normal {
+        if (i >= at.rows) return {0.f, 0.f};
+        const long long row = at.row + i * at.step;
+        return {CENTERED ? __ldg(means + row) : 0.f, __ldg(rstds + row)};
+    };
+    Gradients sums{};
+    State now = State::none(), before = now;
+    Normal last{}, normal = normal_at(0);
+    for (int i = 0; i < at.turns + LAG; i++) {
+        const Normal next = normal_at(i + 1);
+        if (i < at.turns) {
+            now = State::none();
+            clear_edges(ring, shape, at, i < at.rows);
+            gather(ring, shape, at, i < at.rows, normal, weight, now, sums);
+            mail.post(now, i);
+        }
+        if (i >= LAG) {
+            const Elements out(dx + (at.row + (i - LAG) * at.step) * columns, shape);
+            const State all = mail.collect(LAG ? before : now, i - LAG);
+            write(ring, shape, at, out, i - LAG < at.rows, LAG ? last : normal, weight, all);
+        }
+        before = now, last = normal, normal = next;
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    partial += (long long)at.program * columns;
+    if (HAS_WEIGHT) {
+        write_partial(sums.weight, inputs[0], shape, at, partial);
+        partial += (long long)at.programs * columns;
+    }
+    if (HAS_BIAS) write_partial(sums.bias, inputs[0], shape, at, partial);
+    mail.meet();
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tilewright.kernels import norm
 from tilewright.kernels.norm import cuda, reference
+from tilewright.kernels.norm.geometry import Direction
 from tilewright.kernels.peers import inductor, library
 from tilewright.kernels.row import rows_of
 from tilewright.records.suite import Suite, Variant, Work, Workload
@@ -145,7 +146,11 @@ def _no_clusters(name: str) -> Callable[[Workload], str | None]:
             return "needs a CUDA device"
         kind: torch.dtype = getattr(torch, workload.dtype)
         added = name.startswith("add")
-        for direction, inputs, weights in (("forward", 1, 2 if "layer" in name else 1), ("backward", 2, 1)):
+        kinds: tuple[tuple[Direction, int, int], ...] = (
+            ("forward", 1, 2 if "layer" in name else 1),
+            ("backward", 2, 1),
+        )
+        for direction, inputs, weights in kinds:
             why = cuda.unfit(
                 torch.cuda.current_device(), direction, workload.sizes[1], kind, inputs + added, weights, kind
             )
@@ -174,7 +179,7 @@ def _suite(
                 "tilewright-cuda",
                 "cuda",
                 _by("cuda", name),
-                note="rows in the registers of one block or a cluster of them",
+                note="rows in the registers of a block, longer ones in the shared memory of a cluster",
                 refuses=_no_clusters(name),
             ),
             # Ahead of the steps, so that PyTorch's own kernels are the yardstick of errors.

@@ -1,17 +1,19 @@
 """The CUDA C++ kernels of `cuda.cu`: how a row is shared out, and the launches.
 
-Limit: memory bandwidth. On an H200, in shares of the copy bandwidth of the same run (4150 GB/s), 1 GiB of traffic:
+Limit: memory bandwidth. On an H200, in shares of the copy bandwidth of the same run (4140 or 4150 GB/s), 1 GiB moved:
 
     bf16 columns    1024   4096   5000   8192  16384  32768  50257  65536 131072 262144
-    forward         1.02   1.01   0.99   1.00   0.99   0.98   0.89   0.97   0.94   0.89
+    forward         1.02   1.01   0.99   1.00   0.97   0.98   0.86   0.96   0.96   0.94
     backward        1.05   1.05   1.05   1.05   1.05   1.05   1.02   1.04   1.03   1.00
 
-Long rows are limited by their exchange: a cluster's blocks start, wait for each other and end together.
-Tried for them and lost, forward in bf16: blocks that stay, fed through shared memory by the copy engine one or
-two rows ahead (0.91 at 16384 and at 131072 columns; 0.93 at 50257, the only length where it won); reading a
-row twice, the second time out of L2 (0.68 at 32768); exponentials kept in fp32 for elements of 16 bits (0.97 at
-16384). Loads past L1 and streaming stores cost 8 % at every length (`row.cuh`), and a barrier of the whole
-cluster instead of an mbarrier per block waits for stores.
+Long rows are limited by their exchange: a cluster's blocks start, wait for each other and end together. From
+`RING_BYTES` on, rows go through the rings of programs that stay (`streamed.cu`): 0.95 instead of 0.91 and 0.86 at
+131072 and 262144 columns of fp32, 0.94 instead of 0.93 at 262144 of bf16. Rings lose at every other length: 0.92
+instead of 0.96 at 65536 columns of bf16, 0.61 instead of 0.86 at 50257.
+
+Tried and lost as well, forward in bf16: reading a row twice, the second time out of L2 (0.68 at 32768);
+exponentials kept in fp32 for elements of 16 bits (0.97 at 16384). Loads past L1 and streaming stores cost 8 % at
+every length (`row.cuh`), and a barrier of the whole cluster instead of an mbarrier per block waits for stores.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from typing import Literal
 
 import torch
 
-from tilewright.kernels import nvrtc
+from tilewright.kernels import nvrtc, ring
 from tilewright.kernels.row import ELEMENTS, Edges, edges, line_of, vectors_of
 
 SOURCE = Path(__file__).parent / "cuda.cu"
+RING_SOURCE = Path(__file__).parent / "streamed.cu"
+RING_BYTES = 512 * 1024
+"""Of a row, from which rings are faster forward than the registers of a cluster."""
 Direction = Literal["forward", "backward"]
 SIGNATURES = {"forward": "PPqiqq", "backward": "PPPqiqqq"}
 
@@ -112,7 +117,40 @@ def _kernel(
 
 def forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
     """Softmax (or its logarithm) of the rows of `x` into those of `y`: [N, M] each, rows at any distance."""
-    _launch("forward", (x, y), log)
+    lie = edges(x, y, line=ring.VECTOR)
+    if lie == "WHOLE" and x.shape[1] * x.element_size() >= RING_BYTES and ring_plan(x.shape[1], x.dtype):
+        _launch_ring(x, y, lie, log)
+    else:
+        _launch("forward", (x, y), log)
+
+
+def _launch_ring(x: torch.Tensor, y: torch.Tensor, lie: Edges, log: bool) -> None:
+    rows, columns = x.shape
+    kernel, chosen, at_once = _ring_kernel(x.device.index, columns, x.dtype, lie, log)
+    period = ring.period_of(x.stride(0) * x.element_size() if rows > 1 else ring.VECTOR)
+    programs = ring.programs_of(at_once, rows, 1, period)
+    kernel((programs * chosen.cluster,), x.data_ptr(), y.data_ptr(), rows, columns, x.stride(0), y.stride(0))
+
+
+@functools.cache
+def _ring_kernel(
+    device: int, columns: int, dtype: torch.dtype, lie: Edges, log: bool
+) -> tuple[nvrtc.Kernel, ring.Ring, int]:
+    """The kernel of rows that go through rings, its plan, and the programs that run at once."""
+    chosen = ring_plan(columns, dtype)
+    assert chosen is not None, "rows that no ring holds are streamed"
+    definitions = (("ELEMENT", ELEMENTS[dtype]), ("EDGES", lie), ("LINE", ring.VECTOR), ("LOG", int(log)))
+    kernel = nvrtc.kernel(
+        RING_SOURCE, "forward", SIGNATURES["forward"],
+        device=device, threads=chosen.threads, shared_bytes=chosen.shared_bytes, cluster=chosen.cluster,
+        definitions=(*chosen.definitions(), *definitions),
+    )  # fmt: skip
+    return kernel, chosen, kernel.programs_at_once()
+
+
+def ring_plan(columns: int, dtype: torch.dtype) -> ring.Ring | None:
+    """Of rows of so many columns; None if no ring holds them."""
+    return ring.plan(ring.Task(ring.needed(columns, dtype.itemsize), 1, 8), (ring.Way(8, depth=20),))
 
 
 def backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, log: bool) -> None:
