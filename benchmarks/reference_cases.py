@@ -71,7 +71,7 @@ def table(reference: Reference, rows: Sequence[Measurement]) -> str:
             row.impl,
             duration(row.median_us),
             ratio(eager.median_us / row.median_us),
-            f"{row.GBps or 0:,.3g}",
+            f"{GBps:,.0f}" if (GBps := row.GBps or 0.0) >= 100 else f"{GBps:.3g}",
             f"{row.of_ceiling or 0:.0%}",
             nbytes(row.peak_bytes or 0),
             "-" if row.error is None else f"{row.error:.1e}",
