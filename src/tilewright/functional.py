@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewright.kernels.activation import geglu, gelu, silu, swiglu
+    from tilewright.kernels.attention import attention
     from tilewright.kernels.cross_entropy import cross_entropy
     from tilewright.kernels.dropout_add import dropout_add
     from tilewright.kernels.embedding import embedding
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
+    "attention",
     "cross_entropy",
     "dropout_add",
     "embedding",

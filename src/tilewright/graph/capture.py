@@ -87,6 +87,12 @@ def in_real_tensors() -> Iterator[None]:
         yield
 
 
+def watched() -> bool:
+    """Whether a mode, a transform or a tracer sees the operators that are called now, other than autograd."""
+    watching = torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
+    return bool(watching) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def graph_break(module: fx.GraphModule) -> Fallback | None:
     """Where and why Dynamo ended this graph before the end of the user's function, if it did."""
     reason = getattr(module, "compile_subgraph_reason", None)

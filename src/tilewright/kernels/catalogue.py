@@ -26,6 +26,8 @@ _WHERE = {
     "linear_cross_entropy": "linear_cross_entropy",
     "embedding": "embedding",
     "rotary": "rotary",
+    "attention": "attention",
+    "attention_decode": "attention",
 }
 SUITES = tuple(_WHERE)
 

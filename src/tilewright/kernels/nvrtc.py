@@ -168,6 +168,15 @@ def kernel(
     major, minor = torch.cuda.get_device_capability(device)
     # The matrix instructions of 9.0 are only in the architecture's own feature set.
     code = cubin(source, f"sm_{major}{minor}{'a' if (major, minor) == (9, 0) else ''}", definitions)
+    return loaded(code, entry, signature, device=device, threads=threads, shared_bytes=shared_bytes, cluster=cluster)
+
+
+def loaded(
+    code: bytes, entry: str, signature: str, *, device: int, threads: int, shared_bytes: int, cluster: int = 1
+) -> Kernel:
+    """The kernel `entry` of machine code that some compiler made, for device number `device`."""
+    import torch
+
     driver = _driver()
     with torch.cuda.device(device):
         _make_current(device)
@@ -180,6 +189,11 @@ def kernel(
             name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             _checked(driver.cuFuncSetAttribute(function, name, 1))
     return Kernel(function, signature, device, threads, shared_bytes, cluster)
+
+
+def stream(device: int) -> int:
+    """Handle of the current stream of device number `device`."""
+    return _stream_of()(device)
 
 
 def cubin(source: Path, architecture: str, definitions: Definitions = ()) -> bytes:

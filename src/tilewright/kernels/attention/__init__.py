@@ -1,0 +1,164 @@
+"""Scaled dot-product attention, forward and backward, in one kernel each way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tilewright.graph.capture import watched
+from tilewright.kernels.attention import direct, plain
+from tilewright.kernels.attention.reference import Window
+from tilewright.kernels.attention.registered import attend
+from tilewright.kernels.device import DTYPES, interpreted
+
+MOST_WIDTH = 256
+_DEVICES = ("cuda", "cpu") if interpreted() else ("cuda",)
+"""Where the kernels run; a constant, since `torch.compile` cannot trace the question."""
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window: Window = (None, None),
+    scale: float | None = None,
+    softcap: float = 0.0,
+    mask: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+) -> Any:
+    """softmax(scale · q kᵀ + …) v for each batch entry and head.
+
+    Args:
+        q: [B, H, Sq, D], or [Tq, H, D] where sequences are packed. Any strides; a last axis whose elements are
+            not neighbours is copied first. D and Dv up to 256 run our kernels.
+        k, v: [B, Hk, Sk, D] and [B, Hk, Sk, Dv], or [Tk, Hk, D] and [Tk, Hk, Dv], of q's dtype and device. Hk
+            divides H: query head h attends with their head h // (H / Hk).
+        causal: hide keys after a query's own place. Places are aligned to the end: query i of Sq stands where
+            key i + Sk - Sq does.
+        window: (left, right): of each place, only keys from `left` before to `right` after it; None: no limit.
+        scale: of the products; 1 / √D unless given.
+        softcap: c > 0 bends scaled products s to c · tanh(s / c) before anything is added; 0: not.
+        mask: broadcastable to [B, H, Sq, Sk]; bool, True where a key is seen, or floating, added to the scores.
+        alibi_slopes: [H] or [B, H] (a row for each sequence where they are packed): minus slope · distance in
+            places is added to the scores (Press et al., ALiBi, arXiv:2108.12409).
+        dropout_p: the probability with which a weight is dropped, always; pass 0 outside of training.
+        cu_seqlens_q, cu_seqlens_k: int32 [N + 1]: sequence n has queries cu_seqlens_q[n] to cu_seqlens_q[n + 1],
+            and its keys alike; it sees no other. Without a mask.
+        max_seqlen_q, max_seqlen_k: the longest sequence; read from the device where it is not given.
+        return_lse: give (out, lse), lse the natural logarithm of each query's sum of exponentials, fp32
+            [B, H, Sq] or [H, Tq]; both have a gradient.
+        deterministic: the backward gives the same bits in every run.
+
+    Returns:
+        [B, H, Sq, Dv] in q's dtype and in memory as q lies, or [Tq, H, Dv]. A query that sees no key gives zeros
+        and a log-sum-exp of -inf.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or options that do not fit each other. TypeError: not floating point.
+
+    bf16, fp16 and fp32 run our kernels on a GPU, with sums in fp32 and products of fp32 in full precision unless
+    `torch.set_float32_matmul_precision` allows TF32; other dtypes and head sizes, the CPU, and masks that need a
+    gradient run PyTorch's operators. Under autocast q, k and v are taken in its dtype. Dropout draws from the
+    default generator of the device, which advances; its mask is not that of PyTorch's attention (no two of
+    PyTorch's own agree either), is drawn again in backward, and follows from the generator's state alone.
+
+    >>> q = k = v = torch.eye(4).reshape(1, 1, 4, 4)
+    >>> attention(q, k, v, causal=True, scale=0.0)[0, 0, 1]
+    tensor([0.5000, 0.5000, 0.0000, 0.0000])
+    """
+    left, right = window
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    cast = torch.get_autocast_dtype(q.device.type) if torch.is_autocast_enabled(q.device.type) else None
+    eager = _unseen(q, k, v)
+    key = None
+    without = mask is None and alibi_slopes is None and cu_seqlens_q is None and cu_seqlens_k is None
+    if eager and without and dropout_p == 0.0 and cast in (None, q.dtype):
+        key = direct.key_of(q, k, v, left, right, scale, softcap, deterministic)
+        course = direct.kept(key, q, k, v)
+        if course is not None:
+            results = direct.run(course, q, k, v)
+            return results if return_lse else results[0]
+    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+        if cu_seqlens_q is None or cu_seqlens_k is None or q.dim() != 3 or mask is not None:
+            raise ValueError(
+                "packed attention takes q [Tq, H, D], cu_seqlens_q and cu_seqlens_k, and no mask; "
+                f"not q {tuple(q.shape)} with {'one of them' if mask is None else 'a mask'}"
+            )
+        longest_q = _longest(cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q
+        longest_k = _longest(cu_seqlens_k) if max_seqlen_k is None else max_seqlen_k
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    else:
+        longest_q = longest_k = 0
+    if cast is not None:
+        q, k, v = (x.to(cast) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v))
+    _check(q, k, v, dropout_p, softcap)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if mask is not None:
+        mask = _expanded("mask", mask, (*q.shape[:3], k.shape[2]))
+    slopes = alibi_slopes
+    if slopes is not None:
+        lanes = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+        slopes = _expanded("alibi_slopes", slopes, (lanes, q.shape[1])).to(torch.float32).contiguous()
+    ours = q.dtype in DTYPES and q.device.type in _DEVICES and max(q.shape[3], v.shape[3]) <= MOST_WIDTH
+    if not ours or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (mask, slopes))):
+        out, lse = plain.attention(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, (left, right), scale, softcap, mask, slopes, dropout_p, return_lse
+        )
+    else:
+        options = (
+            mask, slopes, cu_seqlens_q, cu_seqlens_k, scale, left, right, softcap, dropout_p, longest_q, longest_k,
+            deterministic, "auto",
+        )  # fmt: skip
+        out, lse = (direct.call if eager else attend)(q, k, v, *options)[:2]
+        if key:
+            direct.keep(key, q, k, v, options)
+    if cu_seqlens_q is not None:
+        out, lse = out[0].transpose(0, 1), None if lse is None else lse[0]
+    return (out, lse) if return_lse else out
+
+
+def _unseen(*tensors: torch.Tensor) -> bool:
+    """Whether these are plain tensors, and only autograd sees what is done with them."""
+    if torch.compiler.is_compiling() or watched():
+        return False
+    return all(type(x) is torch.Tensor or type(x) is torch.nn.Parameter for x in tensors)
+
+
+def _longest(starts: torch.Tensor) -> int:
+    return int(starts.diff().max()) if len(starts) > 1 else 0
+
+
+def _expanded(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    try:
+        return tensor.expand(shape)
+    except RuntimeError:
+        raise ValueError(f"attention takes {name} broadcastable to {shape}, not {tuple(tensor.shape)}") from None
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float, softcap: float) -> None:
+    if not q.is_floating_point():
+        raise TypeError(f"attention takes floating-point tensors, not {q.dtype}")
+    shapes = [tuple(x.shape) for x in (q, k, v)]
+    fits = q.dim() == k.dim() == v.dim() == 4 and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0]
+    if not fits or q.shape[3] != k.shape[3] or (q.shape[1] % k.shape[1] if k.shape[1] else q.shape[1]):
+        raise ValueError(
+            "attention takes q [B, H, Sq, D], k [B, Hk, Sk, D] and v [B, Hk, Sk, Dv] with H a multiple of Hk, "
+            f"not {', '.join(map(str, shapes))}"
+        )
+    if len({(x.dtype, x.device) for x in (q, k, v)}) > 1:
+        kinds = ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
+        raise ValueError(f"attention takes q, k and v of one dtype on one device, not {kinds}")
+    if not 0.0 <= dropout_p <= 1.0 or softcap < 0.0:
+        raise ValueError(f"attention takes dropout_p in [0, 1] and softcap ≥ 0, not {dropout_p} and {softcap}")

@@ -1,0 +1,154 @@
+"""Which implementation computes a call of attention, and the memory it works in."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tilewright.kernels.attention.request import Operands, Request, Strides
+from tilewright.kernels.device import current
+from tilewright.kernels.dropout_add import generator
+
+FORWARDS = ("decode", "hopper_forward", "triton_launch")
+BACKWARDS = ("hopper_backward", "triton_launch")
+"""Modules with `supports` and `forward` or `backward`; the first that supports a call takes it."""
+WAYS = {
+    "auto": (FORWARDS, BACKWARDS),
+    "triton": (FORWARDS[-1:], BACKWARDS[-1:]),
+    "decode": (FORWARDS[:1], BACKWARDS[-1:]),
+    "hopper": (FORWARDS[1:2], BACKWARDS[:1]),
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def chosen(request: Request, way: str, backward: bool) -> Any:
+    """The module that computes `request` one of `WAYS`; NotImplementedError says why there is none."""
+    reasons = []
+    for name in WAYS[way][backward]:
+        module = importlib.import_module(f"tilewright.kernels.attention.{name}")
+        reason = module.supports(request)
+        if reason is None:
+            return module
+        reasons.append(f"{name}: {reason}")
+    raise NotImplementedError(f"no attention kernel takes this call ({'; '.join(reasons)})")
+
+
+def forward(request: Request, operands: Operands, way: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """out [B, H, Sq, Dv], in memory as q lies, lse fp32 [B, H, Sq] and, for fp32, what the backward takes for it.
+
+    That is lse in fp64, +inf for a query that sees no key.
+    """
+    q, v = operands.q, operands.v
+    out = torch.empty_strided(*laid_as(q, v.shape[3]), dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    level = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device) if q.dtype == torch.float32 else None
+    if 0 in (*q.shape, *operands.k.shape[:3], v.shape[3]):
+        return out.zero_(), lse.fill_(-torch.inf if operands.k.shape[2] == 0 else 0.0), level
+    with current(q):
+        run = chosen(request, way, False).forward
+        if level is None:
+            run(request, operands, out, lse)
+        else:
+            run(request, operands, out, lse, level)
+    return out, lse, level
+
+
+def backward(
+    request: Request,
+    operands: Operands,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    level: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+    way: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dq, dk and dv, in memory as q, k and v lie."""
+    q, k, v = operands[:3]
+    dq, dk, dv = (gradient_of(x) for x in (q, k, v))
+    if 0 in (*out.shape, *k.shape):
+        for gradient in (dq, dk, dv):
+            gradient.zero_()
+    else:
+        # The gradient of a sum repeats along its axes, which bulk copies do not.
+        dout = readable(dout.contiguous() if 0 in dout.stride() else dout)
+        with current(q):
+            if level is None and dlse is None:
+                chosen(request, way, True).backward(request, operands, out, lse, dout, dq, dk, dv)
+            else:
+                from tilewright.kernels.attention import triton_launch
+
+                dlse = dlse if dlse is None else dlse.contiguous()
+                triton_launch.backward(request, operands, out, lse, dout, dq, dk, dv, level, dlse)
+        if request.keys == 1 and dlse is None:
+            # The only weight is one whatever the score: what q and k have is rounding, NaN apart.
+            for gradient in (dq, dk):
+                gradient.mul_(0.0)
+    return dq, dk, dv
+
+
+def draw(request: Request, q: torch.Tensor) -> torch.Tensor:
+    """Seed and offset of a call's dropout mask, int64[2]; the default generator of q's device advances.
+
+    On a GPU every row of scores is a subsequence of its own and takes ⌈keys / 4⌉ calls of Philox, so the offset
+    advances by four times that. On the CPU, where the kernels are interpreted, the generator draws a seed.
+    """
+    if q.device.type == "cpu":
+        state = torch.randint(2**63 - 1, (2,))
+        state[1] = 0
+        return state
+    advance = 4 * -(-request.keys // 4)
+    if torch.cuda.is_current_stream_capturing():
+        return generator.take_captured(q.device, advance)
+    from tilewright.kernels.dropout_add.triton import remember
+
+    state = torch.empty(2, dtype=torch.int64, device=q.device)
+    with current(q):
+        remember[(1,)](state, *generator.take(q.device, advance), num_warps=1)
+    return state
+
+
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """x [B, H, S, D], or a copy in the same order of axes: D's elements neighbours, rows at multiples of 16 bytes.
+
+    The copy is small beside what attention does with it.
+    """
+    if x.stride(3) == 1 and aligned(x):
+        return x
+    step = 16 // x.element_size()
+    shape, strides = laid_as(x, -(-x.shape[3] // step) * step)
+    return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)[..., : x.shape[3]].copy_(x)
+
+
+def aligned(*tensors: torch.Tensor) -> bool:
+    """Whether each begins at, and steps by, multiples of 16 bytes; steps along axes of one do not count."""
+    for tensor in tensors:
+        step = 16 // tensor.element_size()
+        strides = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
+        if tensor.data_ptr() % 16 or any(stride % step for stride, size in strides if size > 1):
+            return False
+    return True
+
+
+def gradient_of(x: torch.Tensor) -> torch.Tensor:
+    """Memory for the gradient of x [B, H, S, D]: dense, with D's elements neighbours, in memory as x if that is."""
+    gradient = torch.empty_like(x)
+    if gradient.stride(3) == 1:
+        return gradient
+    return torch.empty_strided(*laid_as(x, x.shape[3]), dtype=x.dtype, device=x.device)
+
+
+def laid_as(x: torch.Tensor, width: int) -> tuple[Sequence[int], Strides]:
+    """Shape and strides of a dense [B, H, S, width] whose axes lie in memory in the order of x's."""
+    shape = (*x.shape[:3], width)
+    steps = x.stride()
+    order = sorted(range(3), key=lambda axis: (-steps[axis], axis))
+    strides, step = [0, 0, 0, 1], width
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return shape, tuple(strides)  # type: ignore[return-value]

@@ -1,0 +1,272 @@
+// Hopper's instructions as functions: barriers in shared memory, bulk copies and reductions, matrix products.
+//
+// HALF (fp16, otherwise bf16) is set before this is included. Matrix tiles in shared memory have rows of 64 16-bit
+// values (128 bytes) in the 128-byte swizzle; a wider matrix is several tiles side by side.
+
+#pragma once
+
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+// What the driver's cuTensorMapEncodeTiled writes.
+struct alignas(64) TensorMap {
+    char opaque[128];
+};
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\n"
+        "bra again;\n"
+        "over:\n"
+        "}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// One arrival for all lanes of the warp, after all of them.
+__device__ __forceinline__ void warp_arrive(u32 barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
+// The same at the barriers of both programs of a cluster.
+__device__ __forceinline__ void warp_arrive_at_both(u32 barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 < 2)
+        asm volatile(
+            "{\n"
+            ".reg .b32 there;\n"
+            "mapa.shared::cluster.u32 there, %0, %1;\n"
+            "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+            "}" ::"r"(barrier), "r"(threadIdx.x % 32) : "memory");
+}
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 nbytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(nbytes) : "memory");
+}
+
+// Among `threads` threads of the block that name the same barrier (1 to 15).
+__device__ __forceinline__ void meet(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void load_tile(u32 to, const TensorMap* map, u32 barrier, int column, int row, int head,
+                                          int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+
+// The tile goes to the same place in both programs of a cluster, and each is told at the same barrier of its own.
+__device__ __forceinline__ void load_tile_to_both(u32 to, const TensorMap* map, u32 barrier, int column, int row,
+                                                  int head, int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch), "h"((unsigned short)3) : "memory");
+}
+
+__device__ __forceinline__ void store_tile(const TensorMap* map, u32 from, int column, int row, int head, int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+        "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+
+__device__ __forceinline__ void load_bytes(u32 to, const void* from, u32 nbytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(nbytes), "r"(barrier) : "memory");
+}
+
+// From this program's shared memory to that of another of the cluster, which is told at a barrier of its own.
+__device__ __forceinline__ void send_bytes(u32 to, u32 from, u32 nbytes, u32 barrier, u32 rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 place, told;\n"
+        "mapa.shared::cluster.u32 place, %0, %4;\n"
+        "mapa.shared::cluster.u32 told, %3, %4;\n"
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [place], [%1], %2, [told];\n"
+        "}" ::"r"(to), "r"(from), "r"(nbytes), "r"(barrier), "r"(rank) : "memory");
+}
+
+// Adds four fp32 values to those in global memory.
+__device__ __forceinline__ void add_vector(float* to, const float* values) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(values[0]), "f"(values[1]),
+                 "f"(values[2]), "f"(values[3]) : "memory");
+}
+
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until this thread's bulk stores have read their shared memory.
+__device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Until they are complete.
+__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// What this thread stored to shared memory is seen by the tensor cores and the copy engine after the next barrier.
+__device__ __forceinline__ void stores_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+                 "r"(d) : "memory");
+}
+
+__device__ __forceinline__ void store_matrices_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
+                 "r"(c), "r"(d) : "memory");
+}
+
+__device__ __forceinline__ float2 load_pair(u32 from) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ u32 pack(float low, float high) {
+    u32 pair;
+#if HALF
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#endif
+    return pair;
+}
+
+__device__ __forceinline__ float2 unpack(u32 pair) {
+    float2 values;
+#if HALF
+    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}"
+        : "=f"(values.x), "=f"(values.y) : "r"(pair));
+#else
+    values.x = __uint_as_float(pair << 16);
+    values.y = __uint_as_float(pair & 0xFFFF0000u);
+#endif
+    return values;
+}
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// The matrix descriptor of tiles whose rows run along the product's inner axis: eight rows are 1024 bytes.
+__device__ __forceinline__ u64 along_k(u32 address) {
+    return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+// The same where rows run across the inner axis; the next 64 columns are `tile` bytes further.
+__device__ __forceinline__ u64 across_k(u32 address, u32 tile) {
+    return (u64)((address & 0x3FFFF) >> 4) | (u64)(tile >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+__device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most PENDING of the groups committed last are under way.
+template <int PENDING>
+__device__ __forceinline__ void mma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// Registers that products under way use stay where they are until here.
+template <int N>
+__device__ __forceinline__ void settle(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N>
+__device__ __forceinline__ void settle(u32 (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
+
+#define OUT8(i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+        "+f"(d[i + 7])
+#define OUT16 OUT8(0), OUT8(8)
+#define OUT24 OUT16, OUT8(16)
+#define OUT32 OUT24, OUT8(24)
+#define OUT40 OUT32, OUT8(32)
+#define OUT48 OUT40, OUT8(40)
+#define OUT64 OUT48, OUT8(48), OUT8(56)
+#define NAMES16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES24 NAMES16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define NAMES32 NAMES24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES40 NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define NAMES48 NAMES40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define NAMES64 NAMES48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define OUT128 OUT64, OUT8(64), OUT8(72), OUT8(80), OUT8(88), OUT8(96), OUT8(104), OUT8(112), OUT8(120)
+#define NAMES128 NAMES64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, " \
+    "%101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, " \
+    "%119, %120, %121, %122, %123, %124, %125, %126, %127"
+#if HALF
+#define TYPES "f16.f16"
+#else
+#define TYPES "bf16.bf16"
+#endif
+
+// d[64, N] += a[64, 16] · b[16, N], or = where not `accumulate`. Both from shared memory, A_ACROSS and B_ACROSS
+// where their descriptors are made by across_k; or a from registers.
+template <int A_ACROSS, int B_ACROSS, int R>
+__device__ __forceinline__ void mma(float (&d)[R], u64 a, u64 b, int accumulate);
+template <int B_ACROSS, int R>
+__device__ __forceinline__ void mma(float (&d)[R], const u32* a, u64 b, int accumulate);
+
+// N columns; R = N / 2 registers of the sum, which are operands %0 to %(R - 1); then those that follow.
+#define PRODUCTS(N, R, P0, P1, P2, P3, P4, P5, P6) \
+    template <int A_ACROSS, int B_ACROSS> \
+    __device__ __forceinline__ void mma(float (&d)[R], u64 a, u64 b, int accumulate) { \
+        asm volatile( \
+            "{\n.reg .pred add;\nsetp.ne.b32 add, %" #P2 ", 0;\n" \
+            "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" NAMES##R "}, %" #P0 ", %" #P1 \
+            ", add, 1, 1, %" #P3 ", %" #P4 ";\n}" \
+            : OUT##R \
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS)); \
+    } \
+    template <int B_ACROSS> \
+    __device__ __forceinline__ void mma(float (&d)[R], const u32* a, u64 b, int accumulate) { \
+        asm volatile( \
+            "{\n.reg .pred add;\nsetp.ne.b32 add, %" #P5 ", 0;\n" \
+            "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" NAMES##R "}, {%" #P0 ", %" #P1 ", %" #P2 \
+            ", %" #P3 "}, %" #P4 ", add, 1, 1, %" #P6 ";\n}" \
+            : OUT##R \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(B_ACROSS)); \
+    }
+
+PRODUCTS(32, 16, 16, 17, 18, 19, 20, 21, 22)
+PRODUCTS(48, 24, 24, 25, 26, 27, 28, 29, 30)
+PRODUCTS(64, 32, 32, 33, 34, 35, 36, 37, 38)
+PRODUCTS(80, 40, 40, 41, 42, 43, 44, 45, 46)
+PRODUCTS(96, 48, 48, 49, 50, 51, 52, 53, 54)
+PRODUCTS(128, 64, 64, 65, 66, 67, 68, 69, 70)
+PRODUCTS(256, 128, 128, 129, 130, 131, 132, 133, 134)
+
+template <int REGISTERS>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS>
+__device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}

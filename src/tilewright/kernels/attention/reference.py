@@ -1,0 +1,129 @@
+"""Attention written out in plain PyTorch operators."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+Window = tuple[int | None, int | None]
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window: Window = (None, None),
+    scale: float | None = None,
+    softcap: float = 0.0,
+    mask: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    kept: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out [B, H, Sq, Dv] in q's dtype and the natural log-sum-exp [B, H, Sq] of q [B, H, Sq, D] with k and v.
+
+    Arguments as of `tilewright.functional.attention`; `kept` [B, H, Sq, Sk] is the dropout mask, True where a
+    weight stays. Everything is computed in q's dtype, step by step, as eager would.
+    """
+    heads = q.shape[1]
+    k, v = (x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    place = places(q.shape[2], k.shape[2], q.device)
+    if alibi_slopes is not None:
+        slopes = alibi_slopes.to(q.dtype).expand(q.shape[:2])
+        scores = scores - slopes[:, :, None, None] * place.abs().to(q.dtype)
+    hidden = ~seen(place, causal, window).expand(scores.shape)
+    if mask is not None and mask.dtype == torch.bool:
+        hidden = hidden | ~mask
+    elif mask is not None:
+        scores = scores + mask.to(q.dtype)
+    scores = scores.masked_fill(hidden, -math.inf)
+    empty = (scores == -math.inf).all(-1, keepdim=True)
+    # Softmax of nothing but -inf is NaN, and so is its gradient, whatever becomes of the result.
+    whole = scores.masked_fill(empty, 0.0)
+    weights = torch.softmax(whole, -1).masked_fill(empty, 0.0)
+    if kept is not None:
+        weights = torch.where(kept, weights, 0.0) * (1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0)
+    lse = torch.logsumexp(whole, -1).masked_fill(empty.squeeze(-1), -math.inf) if scores.shape[-1] else scores.sum(-1)
+    return weights @ v, lse if scores.shape[-1] else lse - math.inf
+
+
+class _ByHead(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.causal = causal
+        out = q.new_empty(*q.shape[:3], v.shape[3])
+        for own, shared in _heads(q, k):
+            out[own] = attention(q[own][None], k[shared][None], v[shared][None], causal=causal)[0][0]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v = ctx.saved_tensors
+        gradients = [torch.empty_like(x) for x in (q, k, v)]
+        for own, shared in _heads(q, k):
+            one = [x[at][None].detach().requires_grad_() for x, at in ((q, own), (k, shared), (v, shared))]
+            with torch.enable_grad():
+                out = attention(*one, causal=ctx.causal)[0]
+            for whole, at, part in zip(
+                gradients, (own, shared, shared), torch.autograd.grad(out, one, dout[own][None]), strict=True
+            ):
+                whole[at] = part[0]
+        return *gradients, None
+
+
+def _heads(q: torch.Tensor, k: torch.Tensor) -> Iterator[tuple[tuple[int, slice], tuple[int, slice]]]:
+    group = q.shape[1] // k.shape[1]
+    for batch, head in itertools.product(range(k.shape[0]), range(k.shape[1])):
+        yield (batch, slice(head * group, (head + 1) * group)), (batch, slice(head, head + 1))
+
+
+def by_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
+    """out of `attention`, with the scores of one head of k and v at a time, in backward drawn again."""
+    out: torch.Tensor = _ByHead.apply(q, k, v, causal)  # type: ignore[no-untyped-call]
+    return out
+
+
+def packed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts_q: torch.Tensor,
+    starts_k: torch.Tensor,
+    **options: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [Tq, H, D], k and v [Tk, heads, ...]: `attention` of each sequence alone; out [Tq, H, Dv], lse [H, Tq]."""
+    outs, sums = [], []
+    bounds = zip(*(x.tolist() for x in (starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:])), strict=True)
+    for q0, q1, k0, k1 in bounds:
+        one = (x[a:b].transpose(0, 1)[None] for x, a, b in ((q, q0, q1), (k, k0, k1), (v, k0, k1)))
+        out, lse = attention(*one, **options)  # type: ignore[arg-type]
+        outs.append(out[0].transpose(0, 1))
+        sums.append(lse[0])
+    return torch.cat(outs), torch.cat(sums, -1)
+
+
+def places(queries: int, keys: int, device: torch.device) -> torch.Tensor:
+    """[Sq, Sk]: how far key j lies after the place of query i, both aligned to their ends: j - (i + Sk - Sq)."""
+    i, j = torch.arange(queries, device=device), torch.arange(keys, device=device)
+    return j - (i[:, None] + keys - queries)
+
+
+def seen(place: torch.Tensor, causal: bool, window: Window) -> torch.Tensor:
+    """Where a query sees a key, of `places`."""
+    left, right = window
+    visible = torch.ones_like(place, dtype=torch.bool)
+    if left is not None:
+        visible = visible & (place >= -left)
+    if right is not None:
+        visible = visible & (place <= right)
+    return visible & (place <= 0) if causal else visible

@@ -1,0 +1,127 @@
+"""The PyTorch operators `tilewright::attention` and `tilewright::attention_backward`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilewright.kernels.attention import dispatch
+from tilewright.kernels.attention.request import Mask, Operands, Request, strides_of
+from tilewright.kernels.once import once
+from tilewright.kernels.registration import define
+
+_OPTIONS = (
+    "Tensor? mask, Tensor? slopes, Tensor? starts_q, Tensor? starts_k, float scale, SymInt? left, SymInt? right, "
+    "float softcap, float dropout, SymInt longest_q, SymInt longest_k, bool deterministic, str way"
+)
+_TENSORS = 4
+"""Of the options, the first."""
+
+
+def request_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, slopes: torch.Tensor | None,
+    starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, scale: float, left: int | None, right: int | None,
+    softcap: float, dropout: float, longest_q: int, longest_k: int, deterministic: bool,
+) -> Request:  # fmt: skip
+    """The call as plain data."""
+    batch, heads, queries, head_size = q.shape
+    _, kv_heads, keys, value_size = v.shape
+    kind: Mask = "none" if mask is None else "boolean" if mask.dtype == torch.bool else "additive"
+    return Request(
+        q.device, q.dtype, batch, heads, kv_heads, queries, keys, head_size, value_size,
+        strides_of(q), strides_of(k), strides_of(v), dispatch.aligned(q, k, v), scale, left, right, softcap,
+        kind, slopes is not None, dropout, 0 if starts_q is None else len(starts_q) - 1, longest_q, longest_k,
+        deterministic, q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest",
+    )  # fmt: skip
+
+
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""out, lse, what backward takes for lse in fp32 (else empty), seed and offset of a dropout mask (else empty)."""
+
+
+def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> Results:
+    """The operator below autograd."""
+    q, k, v = (dispatch.readable(x) for x in (q, k, v))
+    request = request_of(q, k, v, *options[:-1])
+    state = dispatch.draw(request, q) if request.dropout else None
+    mask, slopes, starts_q, starts_k = options[:_TENSORS]
+    operands = Operands(q, k, v, mask, slopes, starts_q, starts_k, state)
+    out, lse, level = dispatch.forward(request, operands, options[-1])
+    level = lse.new_empty(0, dtype=torch.float64) if level is None else level
+    return out, lse, level, lse.new_empty(0, dtype=torch.int64) if state is None else state
+
+
+def _forward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> Results:
+    shape, strides = dispatch.laid_as(q, v.shape[3])
+    drops = options[8] > 0.0
+    return (
+        torch.empty_strided(shape, strides, dtype=q.dtype, device=q.device),
+        torch.empty(q.shape[:3], dtype=torch.float32, device=q.device),
+        torch.empty(q.shape[:3] if q.dtype == torch.float32 else 0, dtype=torch.float64, device=q.device),
+        torch.empty(2 if drops else 0, dtype=torch.int64, device=q.device),
+    )
+
+
+def backward(
+    dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    out: torch.Tensor, lse: torch.Tensor, level: torch.Tensor, state: torch.Tensor, *options: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    q, k, v = (dispatch.readable(x) for x in (q, k, v))
+    request = request_of(q, k, v, *options[:-1])
+    mask, slopes, starts_q, starts_k = options[:_TENSORS]
+    drawn = state if request.dropout else None
+    operands = Operands(q, k, v, mask, slopes, starts_q, starts_k, drawn)
+    exact = level if q.dtype == torch.float32 else None
+    return dispatch.backward(request, operands, out, lse, dout, exact, dlse, options[-1])
+
+
+def _backward_fake(
+    dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, ...]:
+    return tuple(dispatch.gradient_of(x) for x in (q, k, v))
+
+
+def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    """What `gradients` takes from the forward's arguments and results."""
+    q, k, v, *options = inputs
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(q, k, v, *output, *options[:_TENSORS])
+    ctx.options = options[_TENSORS:]
+
+
+def gradients(
+    run: Callable[..., tuple[torch.Tensor, ...]],
+    ctx: Any,
+    dout: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+    *_: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    """Of all that the operator takes, by `run`: the backward operator, or what it runs."""
+    q, k, v, out, lse, level, state, *tensors = ctx.saved_tensors
+    nothing = [None] * (_TENSORS + len(ctx.options))
+    if dout is None and dlse is None:
+        return None, None, None, *nothing
+    dout = torch.zeros_like(out) if dout is None else dout
+    dq, dk, dv = run(dout, dlse, q, k, v, out, lse, level, state, *tensors, *ctx.options)
+    return dq, dk, dv, *nothing
+
+
+backward_operator = define(
+    "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"Tensor level, Tensor state, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    backward,
+    _backward_fake,
+    backward=once("attention_backward"),
+)
+attend = define(
+    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    forward,
+    _forward_fake,
+    backward=functools.partial(gradients, backward_operator),
+    save=save,
+    draws=True,
+)

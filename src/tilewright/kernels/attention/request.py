@@ -1,0 +1,92 @@
+"""What a call of attention asks for, as plain data: what every implementation decides and plans by."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+
+Strides = tuple[int, int, int, int]
+Mask = Literal["none", "boolean", "additive"]
+
+
+class Request(NamedTuple):
+    """A call without its tensors; hashable, so that what was chosen and built for one is kept.
+
+    Every tensor is [batch, heads, positions, head size]. Packed sequences are one batch entry whose positions
+    are those of all sequences, one after another. Strides are in elements, that of the last axis is 1.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    batch: int
+    heads: int
+    kv_heads: int
+    """Divides `heads`: query head h attends with key and value head h // (heads // kv_heads)."""
+    queries: int
+    """Positions of q: its length, or the sum over packed sequences."""
+    keys: int
+    head_size: int
+    value_size: int
+    q_strides: Strides
+    k_strides: Strides
+    v_strides: Strides
+    aligned: bool
+    """Whether q, k and v begin at multiples of 16 bytes and their strides are multiples of 16 bytes."""
+    scale: float
+    left: int | None
+    """Query i of Sq sees key j of Sk only where j - (i + Sk - Sq) ≥ -left; None: no limit."""
+    right: int | None
+    """... and only where j - (i + Sk - Sq) ≤ right; 0 is causal, aligned to the end; None: no limit."""
+    softcap: float = 0.0
+    """Scaled scores s become softcap · tanh(s / softcap) before anything is added; 0: none."""
+    mask: Mask = "none"
+    alibi: bool = False
+    dropout: float = 0.0
+    sequences: int = 0
+    """Packed sequences, or 0 where each batch entry is one sequence of full length."""
+    longest_q: int = 0
+    """The longest of the packed sequences' queries, as the caller says; 0 where nothing is packed."""
+    longest_k: int = 0
+    deterministic: bool = False
+    """Whether every run of the backward must give the same bits."""
+    tf32: bool = False
+    """Whether products of fp32 may be taken in TF32, as `torch.set_float32_matmul_precision` says."""
+
+    @property
+    def causal(self) -> bool:
+        """Whether keys after a query's own place are hidden and no others are."""
+        return self.right == 0 and self.left is None
+
+    @property
+    def banded(self) -> bool:
+        """Whether some keys are hidden by their place alone."""
+        return self.left is not None or self.right is not None
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key and value head."""
+        return self.heads // self.kv_heads
+
+
+class Operands(NamedTuple):
+    """The tensors of a call, as `Request` describes them; the last axis of q, k and v has stride 1."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None = None
+    """[batch, heads, queries, keys], expanded (stride 0 where it repeats): bool, True where a key is seen; or of
+    q's dtype or fp32, added to the scores."""
+    slopes: torch.Tensor | None = None
+    """ALiBi, fp32 [batch, heads]: -slope · |j - (i + Sk - Sq)| is added to the scores."""
+    starts_q: torch.Tensor | None = None
+    """int32 [sequences + 1]: where each packed sequence's queries begin, and the end of the last."""
+    starts_k: torch.Tensor | None = None
+    state: torch.Tensor | None = None
+    """int64 [2], seed and offset of the dropout mask's generator."""
+
+
+def strides_of(tensor: torch.Tensor | None) -> Strides:
+    """Of a tensor of four axes; zeros where there is none."""
+    return (0, 0, 0, 0) if tensor is None else (tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3))

@@ -1,0 +1,163 @@
+"""The suites `attention` and `attention_decode`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tilewright.kernels.attention import attention, dispatch, reference
+from tilewright.kernels.attention.registered import attend, request_of
+from tilewright.kernels.naming import SHORT
+from tilewright.kernels.peers import inductor
+from tilewright.records.suite import Suite, Variant, Work, Workload
+
+TOKENS, WIDTH = 16384, 2048
+"""Of a workload: positions of all its batch entries, and heads times their size."""
+MOST_SCORES = 2**31
+"""Of an attention written out: it keeps several tensors of so many elements."""
+
+
+def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
+    """`sizes` is head size, positions of a sequence, and whether it is causal (0 or 1)."""
+    width, length, causal = sizes
+    kind: torch.dtype = getattr(torch, dtype)
+    batch, heads = max(1, TOKENS // length), max(1, WIDTH // width)
+
+    def make(device: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+        shape = (batch, heads, length, width)
+        q, k, v = (torch.randn(shape, dtype=kind, device=device, generator=generator) for _ in range(3))
+        return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), bool(causal)
+
+    nbytes = batch * heads * length * width * kind.itemsize
+    flops = 4 * batch * heads * length * length * width // (2 if causal else 1)
+    work = {"fwd": Work(4 * nbytes, flops, "matmul"), "bwd": Work(8 * nbytes, 5 * flops // 2, "matmul")}
+    name = f"d{width} S{length} {'causal' if causal else 'full'}{'' if dtype == 'bfloat16' else ' ' + SHORT[dtype]}"
+    return Workload(name, sizes, dtype, make, work)  # type: ignore[arg-type]
+
+
+def decode_workload(sizes: tuple[int, ...], dtype: str) -> Workload:
+    """`sizes` is batch, heads of q, heads of k and v, positions of the cache, head size: one query each."""
+    batch, heads, kv_heads, length, width = sizes
+    kind: torch.dtype = getattr(torch, dtype)
+
+    def make(device: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
+        shapes = (batch, heads, 1, width), (batch, kv_heads, length, width), (batch, kv_heads, length, width)
+        return *(torch.randn(shape, dtype=kind, device=device, generator=generator) for shape in shapes), False
+
+    moved = 2 * batch * (kv_heads * length + heads) * width * kind.itemsize
+    name = f"B{batch} H{heads}/{kv_heads} S{length} d{width} {SHORT[dtype]}"
+    return Workload(name, sizes, dtype, make, {"fwd": Work(moved, 4 * batch * heads * length * width, "copy")})
+
+
+def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """Attention written out; float64, where it is the truth, head by head, for it would not fit."""
+    if q.dtype == torch.float64:
+        return reference.by_head(q, k, v, causal)
+    if k.shape[1] != q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = (q @ k.mT) * q.shape[3] ** -0.5
+    if causal:
+        later = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+def sdpa(backend: SDPBackend | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """PyTorch's operator, by one of its implementations or its own choice."""
+    shared = q.shape[1] != k.shape[1]
+    if backend is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=shared)
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=shared)
+
+
+def _too_large(work: Workload) -> str | None:
+    width, length, _ = work.sizes
+    scores = TOKENS * max(1, WIDTH // width) * length
+    return f"{scores} scores written out, of which training keeps several copies" if scores > MOST_SCORES else None
+
+
+def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """The public function, with `causal` as a plain argument."""
+    out: torch.Tensor = attention(q, k, v, causal=causal)
+    return out
+
+
+def _by(way: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    nothing = (None, None, None, None)
+    right = 0 if causal else None
+    out: torch.Tensor = attend(q, k, v, *nothing, q.shape[3] ** -0.5, None, right, 0.0, 0.0, 0, 0, False, way)[0]
+    return out
+
+
+def _not_hopper(work: Workload) -> str | None:
+    """Why the kernels for Hopper do not take a workload on the current device."""
+    if not torch.cuda.is_available():
+        return "there is no GPU"
+    width, length, causal = work.sizes
+    shape = (max(1, TOKENS // length), max(1, WIDTH // width), length, width)
+    q = torch.empty(shape, dtype=getattr(torch, work.dtype), device="meta")
+    right = 0 if causal else None
+    request = request_of(q, q, q, None, None, None, None, width**-0.5, None, right, 0.0, 0.0, 0, 0, False)
+    request = request._replace(device=torch.device("cuda", torch.cuda.current_device()))
+    try:
+        for backward in (False, True):
+            dispatch.chosen(request, "hopper", backward)
+    except NotImplementedError as error:
+        return str(error)
+    return None
+
+
+def _peers(*names: str) -> tuple[Variant, ...]:
+    peers = {
+        "torch": Variant("torch", "torch", functools.partial(sdpa, None), "PyTorch's choice among the next"),
+        "cudnn": Variant("cudnn", "library", functools.partial(sdpa, SDPBackend.CUDNN_ATTENTION), "cuDNN"),
+        "flash2": Variant("flash2", "library", functools.partial(sdpa, SDPBackend.FLASH_ATTENTION), "FlashAttention-2"),
+    }
+    return tuple(peers[name] for name in names)
+
+
+SUITES = {
+    "attention": Suite(
+        name="attention",
+        summary="softmax(q kᵀ / √d) v",
+        reference=formula,
+        workload=workload,
+        variants=(
+            Variant("tilewright", "gluon", ours, "the matrix units, and exponentials"),
+            Variant("tilewright-triton", "triton", functools.partial(_by, "triton"), "matrix units that wait"),
+            Variant(
+                "tilewright-hopper", "gluon", functools.partial(_by, "hopper"), "the matrix units", refuses=_not_hopper
+            ),
+            *_peers("torch", "cudnn", "flash2"),
+            Variant("eager", "torch", formula, "memory: scores written and read", refuses=_too_large),
+            inductor(formula, note="memory: scores written and read", refuses=_too_large),
+        ),
+        sizes=tuple((d, s, c) for d in (64, 128, 256) for s in (512, 1024, 2048, 4096, 8192, 16384) for c in (0, 1)),
+        dtypes=("bfloat16",),
+        sweeps={
+            "study": tuple((d, s, 0) for d in (16, 32, 64, 128, 256) for s in (256, 512, 1024, 2048, 4096, 8192, 16384))
+        },
+    ),
+    "attention_decode": Suite(
+        name="attention_decode",
+        summary="one query against a long cache",
+        reference=formula,
+        workload=decode_workload,
+        variants=(
+            Variant("tilewright", "triton", ours, "memory", ("fwd",)),
+            Variant("tilewright-unsplit", "triton", functools.partial(_by, "triton"), "too few programs", ("fwd",)),
+            *_peers("torch", "cudnn", "flash2"),
+            Variant("eager", "torch", formula, "memory: keys and values repeated for every head", ("fwd",)),
+        ),
+        sizes=tuple(
+            (b, 64, 8, s, 128) for b, s in ((8, 4096), (8, 32768), (8, 131072), (16, 65536), (64, 4096), (64, 16384))
+        ),
+        dtypes=("bfloat16",),
+    ),
+}
