@@ -110,7 +110,7 @@ def keeping_code() -> Iterator[Mapping[str, Any]]:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     launched: dict[str, Any] = {}
-    run = CachingAutotuner.run
+    run: Any = CachingAutotuner.run
 
     def seen(self: Any, *args: Any, **kwargs: Any) -> Any:
         launched[self.fn.__name__] = self
