@@ -23,6 +23,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 SMALL: dict[str, dict[str, int]] = {
     "naive_softmax": {"N": 7, "M": 13},
+    "online_softmax": {"N": 7, "M": 13},
     "manual_gelu": {"N": 7, "M": 13},
     "gelu_dropout_residual": {"N": 7, "M": 13},
     "attention": {"B": 3, "N": 7, "d": 5},
@@ -33,6 +34,7 @@ SMALL: dict[str, dict[str, int]] = {
 SHIPPED: dict[str, tuple[list[tuple[int, ...]], dict[str, int]]] = {
     "naive_softmax.py:softmax": ([(4000, 5000)], {"N": 4000, "M": 5000}),
     "naive_softmax.py:small": ([(100, 5000)], {"N": 100, "M": 5000}),
+    "online_softmax.py:online": ([(100, 5000)], {"N": 100, "M": 5000}),
     "manual_gelu.py:gelu": ([(4096, 4096)], {"N": 4096, "M": 4096}),
     "gelu_dropout_residual.py:gelu_dropout_residual": ([(4096, 4096)] * 2, {"N": 4096, "M": 4096}),
     "attention.py:attention": ([(32, 1024, 128)] * 3, {"B": 32, "N": 1024, "d": 128}),
@@ -71,7 +73,7 @@ def test_shipped_case(target: str) -> None:
     assert [spec.shape for spec in case.inputs] == shapes
     assert {spec.dtype for spec in case.inputs} == {"float32"}
     assert case.named_sizes() == sizes
-    assert case.training == (not target.startswith("naive_softmax"))
+    assert case.training == (not target.startswith(("naive_softmax", "online_softmax")))
 
 
 def test_names_are_distinct() -> None:
@@ -108,6 +110,7 @@ def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     ("example", "truth", "tolerance"),
     [
         ("naive_softmax", softmax_rows, 1e-14),
+        ("online_softmax", softmax_rows, 1e-14),
         # The example's √(2/π) has eight digits.
         ("manual_gelu", gelu_tanh, 1e-8),
         ("attention", flash, 1e-14),

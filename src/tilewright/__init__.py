@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewright.bench import benchmark
+    from tilewright.profiling.block import profile
     from tilewright.records.case import Case, InputSpec
     from tilewright.verbs import explain, explain_case, optimize, optimize_case
 
 __version__ = "0.1.0"
 
-__all__ = ["Case", "InputSpec", "benchmark", "explain", "explain_case", "optimize", "optimize_case"]
+__all__ = ["Case", "InputSpec", "benchmark", "explain", "explain_case", "optimize", "optimize_case", "profile"]
 
 _HOMES = {
     "Case": "tilewright.records.case",
@@ -21,6 +22,7 @@ _HOMES = {
     "explain_case": "tilewright.verbs",
     "optimize": "tilewright.verbs",
     "optimize_case": "tilewright.verbs",
+    "profile": "tilewright.profiling.block",
 }
 
 

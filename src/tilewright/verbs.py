@@ -223,7 +223,7 @@ class Subject:
 
         def call(*inputs: torch.Tensor) -> Any:
             if not held:
-                held.extend(t.clone() for t in _tensors(self.model(*inputs)))
+                held.extend(t.clone() for t in tensors_in(self.model(*inputs)))
             return function(held, *inputs)
 
         return call
@@ -237,7 +237,7 @@ class Subject:
             with torch.no_grad():
                 function(*self.inputs)
             return
-        results = [t for t in _tensors(function(*self.inputs)) if t.requires_grad]
+        results = [t for t in tensors_in(function(*self.inputs)) if t.requires_grad]
         if self.gradients is None:
             self.gradients = [torch.randn_like(t) for t in results]
         if results:
@@ -262,20 +262,20 @@ def _eager_with_sdpa(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[
 
 def _written_to(model: Callable[..., Any]) -> Callable[..., None]:
     def call(out: list[torch.Tensor], *inputs: torch.Tensor) -> None:
-        for held, result in zip(out, _tensors(model(*inputs)), strict=True):
+        for held, result in zip(out, tensors_in(model(*inputs)), strict=True):
             held.copy_(result)
 
     return call
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Every tensor inside tuples, lists and dicts, in order."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return [value]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]
+    return [tensor for part in parts for tensor in tensors_in(part)]
 
 
 def with_times(accounted: Account, recording: Recording) -> Program:

@@ -102,6 +102,22 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
+    def wheel(self, selector: str, size: float, *, ctrl: bool = False, shift: bool = False) -> None:
+        """Turn the wheel by `size` pixels, at the middle of an element that is in view."""
+        x, y = self._middle(selector)
+        held = 2 * ctrl + 8 * shift
+        self.send("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=size, modifiers=held)
+
+    def drag(self, selector: str, dx: float, dy: float, moves: int) -> None:
+        """Press in the middle of an element that is in view, move in equal steps, release."""
+        x, y = self._middle(selector)
+        self.send("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", clickCount=1)
+        for move in range(1, moves + 1):
+            place = {"x": x + dx * move / moves, "y": y + dy * move / moves}
+            self.send("Input.dispatchMouseEvent", type="mouseMoved", **place, button="left", buttons=1)
+        place = {"x": x + dx, "y": y + dy}
+        self.send("Input.dispatchMouseEvent", type="mouseReleased", **place, button="left", clickCount=1)
+
     def screenshot(self, path: Path, selector: str | None = None) -> None:
         """The whole page, or the box of one element."""
         box = self.evaluate(
@@ -149,6 +165,10 @@ class Browser:
     def _settle(self) -> None:
         """Wait until what the page has begun to draw is drawn."""
         self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
+
+    def _middle(self, selector: str) -> tuple[float, float]:
+        box = self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
+        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
     def _centre(self, selector: str) -> tuple[float, float]:
         box = self.evaluate(

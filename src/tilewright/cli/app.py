@@ -7,16 +7,19 @@ import sys
 import typer
 
 from tilewright.cli.bench import bench
+from tilewright.cli.diff import diff
 from tilewright.cli.doctor import doctor
 from tilewright.cli.explain import explain
 from tilewright.cli.kernel import kernel
 from tilewright.cli.optimize import optimize
+from tilewright.cli.profile import profile
 from tilewright.cli.report import report
 from tilewright.cli.sql import sql
+from tilewright.cli.trace import trace
 from tilewright.records.errors import TilewrightError, UsageError
 
 # In the order in which help lists them.
-VERBS = (doctor, explain, optimize, bench, kernel, sql, report)
+VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff)
 INTERRUPTED = 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

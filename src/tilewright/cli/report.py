@@ -13,10 +13,21 @@ from tilewright.cli.options import RunFile
 def report(
     run: RunFile = None,
     out: Annotated[Path | None, typer.Option(help="Where the page goes; default: beside the run.")] = None,
+    flame: Annotated[Path | None, typer.Option(help="Write the flame graph of the run's trace as an SVG file.")] = None,
+    speedscope: Annotated[
+        Path | None, typer.Option(help="Write the flame graphs of the run's trace for speedscope.app.")
+    ] = None,
 ) -> None:
-    """Write the page of the latest run."""
+    """Write the page of the latest run; with --flame or --speedscope those, and the page only if --out names one."""
+    from tilewright.report.flame_svg import write_flame
     from tilewright.report.page import write_page
+    from tilewright.report.speedscope import write_speedscope
     from tilewright.store.places import latest_run
 
     path = run or latest_run()
-    print(f"page  {write_page(path, out or path.with_suffix('.html'))}")
+    if flame is not None:
+        print(f"flame graph  {write_flame(path, flame)}")
+    if speedscope is not None:
+        print(f"speedscope  {write_speedscope(path, speedscope)}")
+    if out is not None or (flame is None and speedscope is None):
+        print(f"page  {write_page(path, out or path.with_suffix('.html'))}")

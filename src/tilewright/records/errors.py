@@ -69,3 +69,9 @@ class StoreError(TilewrightError):
     """A run database is missing, damaged, or refuses the query."""
 
     exit_code = 9
+
+
+class TraceError(TilewrightError):
+    """A trace cannot be read."""
+
+    exit_code = 10

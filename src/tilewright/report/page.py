@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from base64 import b64encode
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tilewright.records.errors import StoreError
+from tilewright.report.output import write_whole
 from tilewright.report.quantity import duration, nbytes, ratio
-from tilewright.report.queries import DRAWN, Answer, ask_all, harmless_json
+from tilewright.report.queries import DRAWN, Answer, ask_all
+from tilewright.report.room import harmless_json
+from tilewright.report.traced import traced
 
-_SCRIPTS = ("dom.js", "table.js", "roofline.js", "charts.js", "graph.js", "page.js")
+_SCRIPTS = (
+    *("dom.js", "table.js", "roofline.js", "charts.js", "graph.js", "page.js"),
+    *("timeline_data.js", "timeline_view.js", "timeline.js", "perfetto.js", "flame.js", "allocator.js", "trace.js"),
+)
+_STYLES = ("page.css", "trace.css")
 # A speed that is no worse than its peer's by more than the noise of a measurement.
 _NEVER_BELOW = 0.98
 
@@ -34,21 +40,16 @@ def write_page(run: Path, out: Path) -> Path:
     Raises:
         StoreError: the run is missing or damaged, or `out` cannot be written.
     """
-    html = render_page(ask_all(run))
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        try:
-            partial.write_text(html, encoding="utf-8")
-            os.replace(partial, out)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot write the page {out}: {error.strerror}") from error
-    return out
+    trace = traced(run)
+    island = "" if trace is None else harmless_json(trace)
+    return write_whole(out, render_page(ask_all(run, taken=len(island)), trace, island), "page")
 
 
-def render_page(answers: dict[str, Answer]) -> str:
-    """The page as HTML. Only the script and the style that are named by their hash may act in it."""
+def render_page(answers: dict[str, Answer], trace: Mapping[str, Any] | None = None, trace_island: str = "") -> str:
+    """The page as HTML. Only the script and the style that are named by their hash may act in it.
+
+    `trace` is what `traced` gives, and `trace_island` the same as JSON that is harmless in a page.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -59,7 +60,7 @@ def render_page(answers: dict[str, Answer]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = _asset("page.css")
+    style = "\n".join(map(_asset, _STYLES))
     script = '"use strict";\n(() => {\n' + "\n".join(map(_asset, _SCRIPTS)) + "})();\n"
     return templates.get_template("page.html.j2").render(
         run=answers["run"].records()[0],
@@ -67,8 +68,12 @@ def render_page(answers: dict[str, Answer]) -> str:
         dims=answers["dims"].records(),
         devices=list(dict.fromkeys(row["device"] for row in answers["ceilings"].records())),
         fallbacks=answers["fallbacks"].records(),
-        headlines=_headlines(answers),
+        headlines=_headlines(answers, trace),
         answers=answers,
+        # A run of nothing shows the empty sections; one of a trace alone does not.
+        program=bool(answers["operators"].rows) or trace is None,
+        trace=trace,
+        trace_island=Markup(trace_island),
         script=Markup(script),
         script_hash=_hash(script),
         style=Markup(style),
@@ -86,12 +91,17 @@ def _hash(text: str) -> str:
     return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _headlines(answers: dict[str, Answer]) -> list[Headline]:
+def _headlines(answers: dict[str, Answer], trace: Mapping[str, Any] | None) -> list[Headline]:
+    traced = [Headline(*each) for each in trace["headlines"]] if trace else []
+    if traced and not answers["operators"].rows:
+        return traced
     return [
         *_speed(answers["speedups"].records()),
+        *traced,
         *_traffic(answers["summary"].records()),
         *_memory(answers["peaks"].records()[0]),
-        *_numbers(answers["verified"]),
+        # A profile has nothing to compare its numbers with.
+        *(_numbers(answers["verified"]) if answers["verified"].rows or not traced else []),
     ]
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from tilewright.report.room import harmless_json
 from tilewright.store import query
 
-# What the template writes into the page, and what the script there draws.
+# What the template writes into the page, and what the script there draws; where room is short, the first ones get it.
 WRITTEN: Mapping[str, str] = {
     "run": """\
 SELECT strftime(make_timestamp(epoch_us(created)), '%Y-%m-%d %H:%M:%S UTC') AS created,
@@ -20,7 +20,6 @@ FROM run""",
     "machine": "SELECT unnest(map_entries(machine), recursive := true) FROM run",
     "dims": "SELECT unnest(map_entries(dims), recursive := true) FROM run",
     "fallbacks": 'SELECT what, "where", why FROM fallback',
-    "kernels": "SELECT graph, name, language, members, source_code FROM region",
 }
 DRAWN: Mapping[str, str] = {
     "ceilings": "SELECT device, kind, dtype, value, unit, origin FROM ceiling",
@@ -29,6 +28,23 @@ DRAWN: Mapping[str, str] = {
 SELECT suite, "case", direction, impl, median_us, p20_us, p80_us, repeats,
        times_eager, times_inductor, peak_bytes, GBps, TFLOPs, of_ceiling
 FROM speedup""",
+    "peaks": """\
+SELECT max(live_bytes) FILTER (WHERE stage = 'before') AS before,
+       max(live_bytes) FILTER (WHERE stage = 'after') AS after
+FROM memory""",
+    "predicted": """\
+SELECT 'region' AS what, graph || ' ' || name AS name, predicted_us, measured_us
+FROM region WHERE predicted_us IS NOT NULL AND measured_us IS NOT NULL
+UNION ALL
+SELECT 'decision', graph || ' ' || producer || ' → ' || consumer, predicted_us, measured_us
+FROM decision WHERE predicted_us IS NOT NULL AND measured_us IS NOT NULL
+UNION ALL
+SELECT 'whole', suite || ' ' || "case" || ' ' || direction, predicted_us, median_us
+FROM measurement WHERE impl = 'tilewright' AND predicted_us IS NOT NULL""",
+    "verified": """\
+SELECT direction, tensor, dtype, error, eager_error, bound, max_error, eager_max_error, max_bound, ok
+FROM verified
+ORDER BY ok, error / nullif(bound, 0) DESC""",
     "roofline": """\
 SELECT kind, graph, stage, name, operator_class, intensity, TFLOPs, GBps, flops, bytes,
        floor_us, measured_us, bound, region, provenance
@@ -52,24 +68,9 @@ FROM decision""",
 SELECT graph, stage, index, name, live_bytes
 FROM memory
 ORDER BY graph DESC, stage DESC, index""",
-    "peaks": """\
-SELECT max(live_bytes) FILTER (WHERE stage = 'before') AS before,
-       max(live_bytes) FILTER (WHERE stage = 'after') AS after
-FROM memory""",
-    "predicted": """\
-SELECT 'region' AS what, graph || ' ' || name AS name, predicted_us, measured_us
-FROM region WHERE predicted_us IS NOT NULL AND measured_us IS NOT NULL
-UNION ALL
-SELECT 'decision', graph || ' ' || producer || ' → ' || consumer, predicted_us, measured_us
-FROM decision WHERE predicted_us IS NOT NULL AND measured_us IS NOT NULL
-UNION ALL
-SELECT 'whole', suite || ' ' || "case" || ' ' || direction, predicted_us, median_us
-FROM measurement WHERE impl = 'tilewright' AND predicted_us IS NOT NULL""",
-    "verified": """\
-SELECT direction, tensor, dtype, error, eager_error, bound, max_error, eager_max_error, max_bound, ok
-FROM verified
-ORDER BY ok, error / nullif(bound, 0) DESC""",
 }
+
+SOURCES = "SELECT graph, name, language, members, source_code FROM region"
 
 MOST_ROWS = 4_000
 # Characters as the page holds them, with markup escaped: for one answer, and for all.
@@ -92,23 +93,17 @@ class Answer:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
-def ask_all(run: Path) -> dict[str, Answer]:
-    """Every question put to one run, its answers cut to what a page of 5 MB can hold.
+def ask_all(run: Path, taken: int = 0) -> dict[str, Answer]:
+    """Every question put to one run, its answers cut to what a page of 5 MB can hold beside `taken` characters.
 
     Raises:
         StoreError: the run is missing or damaged.
     """
-    answers, room = {}, _ROOM_OF_ALL
-    for name, sql in {**WRITTEN, **DRAWN}.items():
+    answers, room = {}, _ROOM_OF_ALL - taken
+    for name, sql in {**WRITTEN, **DRAWN, "kernels": SOURCES}.items():
         answers[name], used = _ask(run, sql, min(room, _ROOM_OF_ONE))
         room -= used
     return answers
-
-
-def harmless_json(value: object) -> str:
-    """`value` as JSON that no text in it can end or open as markup."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _ask(run: Path, sql: str, room: int) -> tuple[Answer, int]:
@@ -117,19 +112,19 @@ def _ask(run: Path, sql: str, room: int) -> tuple[Answer, int]:
     kept: list[tuple[object, ...]] = []
     used, sources = 0, _ROOM_OF_SOURCES
     for row in rows[:MOST_ROWS]:
-        shown = [_shown(value) for value in row]
+        values = [shown(value) for value in row]
         if columns[-1] == "source_code":
             size = len(harmless_json(escape(str(row[-1]))))
-            shown[-1] = row[-1] if size <= sources else None
+            values[-1] = row[-1] if size <= sources else None
             sources -= size if size <= sources else 0
-        used += len(harmless_json(shown)) + 1
+        used += len(harmless_json(values)) + 1
         if used > room:
             break
-        kept.append(tuple(shown))
+        kept.append(tuple(values))
     return Answer(sql, columns, kept, len(rows)), min(used, room)
 
 
-def _shown(value: object) -> object:
+def shown(value: object) -> object:
     """`value` as JSON holds it: text not too long, NaN and infinities as their names."""
     match value:
         case str() if len(value) > _LONGEST_TEXT:
@@ -137,5 +132,5 @@ def _shown(value: object) -> object:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
         case list():
-            return [_shown(item) for item in value[:_LONGEST_TEXT]]
+            return [shown(item) for item in value[:_LONGEST_TEXT]]
     return value

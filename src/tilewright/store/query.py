@@ -21,6 +21,8 @@ _LOCKED: dict[str, str | bool | int | float | list[str]] = {
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
     "lock_configuration": "true",
+    # As Perfetto's queries expect: whole numbers divided give a whole number.
+    "integer_division": "true",
 }
 _MAGIC = slice(8, 12)
 

@@ -103,6 +103,11 @@ class Run:
             )
         return run
 
+    @property
+    def connection(self) -> DuckDBPyConnection:
+        """For a room above that brings tables of its own; valid until the run is committed or discarded."""
+        return self._connection
+
     def add_program(self, program: Program) -> None:
         """Its operators, regions, decisions, memory and fallbacks, after those already added."""
         self._add(Operator, program.operators)

@@ -41,7 +41,7 @@ CREATE TABLE operator (
     inputs              VARCHAR[] NOT NULL, -- names of the operators it reads
     measured_us         DOUBLE,
     bytes               BIGINT GENERATED ALWAYS AS (bytes_read + bytes_written),
-    intensity           DOUBLE GENERATED ALWAYS AS (flops / nullif(bytes_read + bytes_written, 0))
+    intensity           DOUBLE GENERATED ALWAYS AS (1e0 * flops / nullif(bytes_read + bytes_written, 0))
 );
 
 CREATE TABLE region (                   -- a set of operators that became one kernel
@@ -67,7 +67,7 @@ CREATE TABLE region (                   -- a set of operators that became one ke
     predicted_us        DOUBLE,
     measured_us         DOUBLE,
     bytes               BIGINT GENERATED ALWAYS AS (bytes_read + bytes_written),
-    intensity           DOUBLE GENERATED ALWAYS AS (flops / nullif(bytes_read + bytes_written, 0))
+    intensity           DOUBLE GENERATED ALWAYS AS (1e0 * flops / nullif(bytes_read + bytes_written, 0))
 );
 
 CREATE TABLE decision (                 -- what became of one pair of neighbours

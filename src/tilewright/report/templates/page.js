@@ -156,10 +156,10 @@ function ceilings() {
   ], rowsOf.ceilings, { label: "ceilings" });
 }
 
-roofline();
+if (host("roofline")) roofline();
 if (host("ceilings-table")) ceilings();
-graph();
-operators();
+if (host("graph")) graph();
+if (host("operators")) operators();
 if (host("decisions")) decisions();
 if (host("memory")) fitted(host("memory-chart"), (width) => drawMemory(width, rowsOf.memory));
 if (host("predicted")) predicted();

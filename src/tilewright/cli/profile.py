@@ -1,0 +1,69 @@
+"""`tilewright profile`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training
+from tilewright.cli.output import show, stages
+from tilewright.records.errors import UsageError
+
+
+def profile(
+    words: Annotated[
+        list[str], typer.Argument(metavar="TARGET | -- COMMAND", help="file.py:name, or after --: python train.py ...")
+    ],
+    inputs: Inputs = None,
+    training: Training = None,
+    impl: Annotated[str, typer.Option(help="Of a target: eager, inductor or tilewright.")] = "eager",
+    optimizer: Annotated[str, typer.Option(help="Of a target: adamw, adam or sgd ends each step.")] = "",
+    device: Device = "cpu",
+    wait: Annotated[int, typer.Option(min=0, help="Steps that run bare first; they are timed.")] = 5,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps recorded and thrown away.")] = 1,
+    active: Annotated[int, typer.Option(min=1, help="Steps to keep.")] = 3,
+    events: Annotated[int, typer.Option(min=1, help="At most so many events: what bounds memory.")] = 200_000,
+    shapes: Annotated[bool, typer.Option(help="The shapes of operands.")] = True,
+    stacks: Annotated[bool, typer.Option(help="Python's call stacks.")] = True,
+    memory: Annotated[bool, typer.Option(help="Allocations.")] = True,
+    layers: Annotated[bool, typer.Option(help="A range for each layer of a model.")] = True,
+    whole: Annotated[bool, typer.Option("--whole", help="Record from the start, steps or not.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the command once its steps are recorded.")] = False,
+    nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges for Nsight Systems; record nothing here.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Record a case, or a program and all its ranks: operators, timeline, memory; writes a run and a page."""
+    from tilewright.measure.profile import Plan
+    from tilewright.measure.windows import Detail
+    from tilewright.profiling.program import profile_program
+    from tilewright.profiling.steps import profile_case
+    from tilewright.report.accounting import accounting_of, show_accounting
+    from tilewright.report.page import write_page
+    from tilewright.report.profile import profile_json
+    from tilewright.targets import load_case
+
+    plan = Plan(wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole, nvtx)
+    command = " ".join(["tilewright", *sys.argv[1:]])
+    with stages(quiet or as_json) as tell:
+        if len(words) == 1 and ":" in words[0]:
+            if stop:
+                raise UsageError("--stop is for a command; a target ends by itself")
+            case = load_case(words[0], inputs, training=training)
+            done = profile_case(case, plan, impl=impl, optimizer=optimizer, device=device, command=command, tell=tell)
+        else:
+            done = profile_program(words, plan, stop=stop, command=command, tell=tell)
+        if done is None:
+            print("the ranges went to Nsight Systems; load its SQLite export with `tilewright trace`")
+            return
+        tell("writing the page")
+        page = write_page(done.run, done.run.with_suffix(".html"))
+    if as_json:
+        print(profile_json(done.table, done.recordings, str(done.run)))
+        return
+    show(done)
+    show(show_accounting(accounting_of(done.run)))
+    print(f"run   {done.run}")
+    print(f"page  {page}")

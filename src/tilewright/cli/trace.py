@@ -1,0 +1,62 @@
+"""`tilewright trace`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tilewright.cli.options import AsJson, Quiet
+from tilewright.cli.output import print_json, show, stages
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tilewright.trace import Loaded
+
+
+def trace(
+    files: Annotated[
+        list[Path], typer.Argument(help="Kineto or Chrome JSON, also gzipped, or Nsight Systems' SQLite; one a rank.")
+    ],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Load existing traces into a new run; `tilewright sql` then asks it in Perfetto's names."""
+    from tilewright.trace import trace_run
+
+    command = " ".join(["tilewright", *sys.argv[1:]])
+    with stages(quiet or as_json) as tell:
+        path, loaded = trace_run(files, command=command, tell=tell)
+    if as_json:
+        print_json({"run": str(path), "files": [vars(file) for file in loaded]})
+        return
+    if not quiet:
+        show(_table(loaded))
+        for file in loaded:
+            if file.note:
+                print(f"{file.path}: {file.note}")
+        if any(file.rejects for file in loaded):
+            print('rejects  tilewright sql "SELECT file, reason, count(*) FROM reject GROUP BY ALL"')
+        from tilewright.report.accounting import accounting_of, show_accounting
+
+        show(show_accounting(accounting_of(path)))
+    print(f"run  {path}")
+
+
+def _table(loaded: Sequence[Loaded]) -> Table:
+    from rich.table import Table
+
+    from tilewright.report.terminal import plain
+
+    table = Table("file", "format", "rank")
+    for column in ("events", "slices", "pairs", "flow events", "counters", "metadata", "rejected"):
+        table.add_column(column, justify="right")
+    for file in loaded:
+        counts = (file.events, file.slices, file.paired, file.flow_points, file.counters, file.metadata, file.rejects)
+        rank = "" if file.rank is None else str(file.rank)
+        table.add_row(plain(Path(file.path).name), file.format, rank, *(f"{count:,}" for count in counts))
+    return table

@@ -1,0 +1,100 @@
+"""`with tilewright.profile() as run:` – a block of the user's own program."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tilewright.measure.profile import Plan, Recorder, Recording
+from tilewright.measure.windows import Detail
+from tilewright.profiling.saved import Profiled, save
+
+
+class Profile:
+    """What `tilewright.profile()` gives: a recording while it is entered, and a run after it."""
+
+    def __init__(self, plan: Plan, name: str) -> None:
+        self._plan = plan
+        self._name = name
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._recorder: Recorder | None = None
+        self._profiled: Profiled | None = None
+
+    @property
+    def path(self) -> Path:
+        """The run, once the block has ended."""
+        return self._result.run
+
+    @property
+    def recording(self) -> Recording:
+        """What was recorded, once the block has ended."""
+        return self._result.recordings[0]
+
+    def step(self) -> None:
+        """One step ended; the next one begins."""
+        if self._recorder is None:
+            raise RuntimeError("step() belongs inside the block: with tilewright.profile() as run: ...")
+        self._recorder.step()
+
+    def __enter__(self) -> Profile:
+        self._folder = tempfile.TemporaryDirectory(prefix="tilewright-profile-")
+        self._recorder = Recorder(self._plan, Path(self._folder.name), by_optimizer=not self._plan.whole)
+        self._recorder.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._recorder is not None and self._folder is not None, "entered first"
+        with self._folder:
+            recording = self._recorder.stop()
+            if kind is None:
+                target = Path(sys.argv[0]).name or "python"
+                self._profiled = save([recording], name=self._name, command="tilewright.profile", target=target)
+
+    @property
+    def _result(self) -> Profiled:
+        if self._profiled is None:
+            raise RuntimeError("the profile is there once its block has ended without an exception")
+        return self._profiled
+
+    def __rich__(self) -> Any:
+        return self._result
+
+    def __str__(self) -> str:
+        return str(self._result)
+
+    def _repr_html_(self) -> str:
+        return self._result._repr_html_()
+
+
+def profile(
+    name: str = "profile",
+    *,
+    wait: int = 0,
+    warmup: int = 0,
+    active: int = 0,
+    events: int = Plan.events,
+    shapes: bool = True,
+    stacks: bool = True,
+    memory: bool = True,
+    layers: bool = True,
+) -> Profile:
+    """Record a block of PyTorch code into a run, with ranges around its phases and layers.
+
+        with tilewright.profile() as run:
+            train_step()
+        print(run)
+
+    Without a schedule all of the block is recorded, up to `events`; `run.step()` then only marks where one
+    step ends. With `active`, `wait` steps run bare, `warmup` steps are recorded and thrown away, one more
+    runs bare, and up to `active` are kept; a step ends where `run.step()` is called, or else where an
+    optimizer's step ends. What was sampled is said by `print(run)` and in the run's table `recording`.
+
+    Raises TraceError at the end of the block where nothing was recorded, StoreError where no run can be written.
+    """
+    plan = Plan(wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole=not active)
+    return Profile(plan, name)

@@ -1,0 +1,97 @@
+"""A program started under the recorder, without editing it: `python train.py`, or torchrun and all its ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tilewright.measure.profile import Plan, Recording
+from tilewright.profiling.saved import Profiled, save
+from tilewright.profiling.start import FOLDER, PLAN, RECORDING, STOP
+from tilewright.records.errors import TargetError, TraceError, UsageError
+
+_STARTER = ["-m", "tilewright.profiling.start"]
+# Python's options that take a value of their own.
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def profile_program(
+    words: Sequence[str],
+    plan: Plan,
+    *,
+    stop: bool = False,
+    command: str = "tilewright.profile",
+    tell: Callable[[str], None] = lambda _: None,
+) -> Profiled | None:
+    """Run `words` (`python train.py --lr 3`, `torchrun --nproc-per-node 2 train.py`) and make a run of its traces.
+
+    A step ends with each step of an optimizer. Every rank writes its own trace, and the run holds all of them.
+    With `stop` the program ends as soon as its steps are recorded. The program's output is its own. None
+    with `plan.nvtx`: Nsight Systems records.
+
+    Raises UsageError (no Python program is among `words`), TargetError (it failed before anything was
+    recorded), TraceError (it ended before recording began) or StoreError.
+    """
+    started = started_under_recorder(words)
+    with tempfile.TemporaryDirectory(prefix="tilewright-profile-") as folder:
+        environment = os.environ | {PLAN: plan.as_json(), FOLDER: folder, STOP: "1" if stop else ""}
+        tell("running the program")
+        try:
+            code = subprocess.run(started, env=environment, check=False).returncode
+        except OSError as error:
+            raise TargetError(f"{started[0]} cannot be started: {error.strerror}") from error
+        texts = [path.read_text("utf-8") for path in sorted(Path(folder).glob(RECORDING.format("*")))]
+        recordings = [Recording.from_json(text) for text in texts]
+        if plan.nvtx and not code:
+            return None
+        if code and not any(recording.trace for recording in recordings):
+            raise TargetError(f"{' '.join(words)} ended with exit code {code} before anything was recorded")
+        name = next((Path(word).stem for word in words if word.endswith(".py")), "program")
+        done = save(recordings, name=name, command=command, target=" ".join(words), tell=tell)
+    if code:
+        raise TraceError(f"{' '.join(words)} ended with exit code {code}; what it had recorded is in {done.run}")
+    return done
+
+
+def started_under_recorder(words: Sequence[str]) -> list[str]:
+    """`words` with the recorder put before the program that they start.
+
+    >>> started_under_recorder(["torchrun", "--nproc-per-node=2", "train.py"])
+    ['torchrun', '--nproc-per-node=2', '-m', 'tilewright.profiling.start', 'train.py']
+    """
+    launcher = Path(words[0]).name
+    if launcher == "torchrun":
+        return [words[0], *_torchrun(words[1:])]
+    if not launcher.startswith("python") and Path(words[0]) != Path(sys.executable):
+        raise UsageError(
+            f"{words[0]} is neither python nor torchrun; write `tilewright profile -- python train.py`, "
+            "or put `with tilewright.profile():` into the program"
+        )
+    position = 1
+    while position < len(words) and words[position].startswith("-") and words[position] not in ("-m", "-c", "-"):
+        position += 2 if words[position] in _WITH_VALUE else 1
+    rest = list(words[position:])
+    if rest[:2] == ["-m", "torch.distributed.run"]:
+        return [*words[:position], *rest[:2], *_torchrun(rest[2:])]
+    if not rest or rest[0] in ("-c", "-"):
+        raise UsageError("profile a file or a module: `tilewright profile -- python train.py`")
+    return [*words[:position], *_STARTER, *rest]
+
+
+def _torchrun(words: Sequence[str]) -> list[str]:
+    """torchrun reads its own options up to the program; what it takes for the program is where it begins."""
+    from torch.distributed.run import get_args_parser
+
+    taken = get_args_parser().parse_args(list(words))
+    if taken.no_python:
+        raise UsageError("with --no-python, put `with tilewright.profile():` into the program instead")
+    program = [taken.training_script, *taken.training_script_args]
+    before = list(words[: len(words) - len(program)])
+    if taken.module:
+        # Its own -m or --module stands among its options; the starter is a module in its place.
+        return [*before, _STARTER[1], "-m", *program]
+    return [*before, *_STARTER, *program]

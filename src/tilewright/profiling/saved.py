@@ -1,0 +1,130 @@
+"""Recordings into a run: traces loaded, analysed, and joined with what the case costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilewright.measure.profile import Recording
+from tilewright.records.errors import TraceError
+from tilewright.records.measurement import Ceiling
+from tilewright.records.program import Program
+from tilewright.store.places import new_run_path
+from tilewright.store.query import reading
+from tilewright.store.run import Run
+from tilewright.trace import analyse, load_traces
+from tilewright.trace.events.rows import append
+from tilewright.trace.operators.operator_table import OperatorTable, read_operator_table
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS recording (      -- how the traces of this run were made, one row a process
+    file_id     BIGINT NOT NULL,
+    steps_asked BIGINT NOT NULL,
+    steps_kept  BIGINT NOT NULL,            -- whole steps in the trace
+    steps_seen  BIGINT NOT NULL,
+    step_events BIGINT NOT NULL,            -- of one step, as counted in the warm-up
+    events      BIGINT NOT NULL,
+    most_events BIGINT NOT NULL,            -- the limit
+    cut         BOOLEAN NOT NULL,           -- the limit ended the trace in the middle
+    seconds_kept DOUBLE NOT NULL,
+    seconds     DOUBLE NOT NULL,
+    bare_us     DOUBLE,                     -- a step without the profiler, on the wall clock
+    recorded_us DOUBLE,                     -- and with it
+    shapes      BOOLEAN NOT NULL,
+    stacks      BOOLEAN NOT NULL,
+    memory      BOOLEAN NOT NULL
+)"""
+
+
+@dataclass
+class Profiled:
+    """A profile that is a run: its path, its operator table, and what was recorded. Shows itself."""
+
+    run: Path
+    table: OperatorTable
+    recordings: Sequence[Recording]
+
+    def __rich__(self) -> Any:
+        from tilewright.report.profile import show_profile
+
+        return show_profile(self.table, self.recordings)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=160)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def save(
+    recordings: Sequence[Recording],
+    *,
+    name: str,
+    command: str,
+    target: str,
+    dims: Mapping[str, int] | None = None,
+    program: Program | None = None,
+    ceilings: Sequence[Ceiling] = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> Profiled:
+    """A new run with the traces of `recordings`, one a process, and the costs of `program` if it is known.
+
+    Raises TraceError where nothing was recorded, StoreError where the run cannot be written.
+    """
+    from tilewright.hardware.detect import detect
+    from tilewright.hardware.summary import machine_report
+
+    kept = [recording for recording in recordings if recording.trace]
+    if not kept:
+        raise TraceError(_nothing(recordings))
+    machine = dict(machine_report(detect()))
+    path = new_run_path(name)
+    with Run.create(path, command=command, target=target, case=name, dims=dims, machine=machine) as run:
+        if program:
+            run.add_program(program)
+        run.add_ceilings(ceilings)
+        tell("reading the trace")
+        loaded = load_traces([recording.trace for recording in kept if recording.trace], run.connection)
+        tell("attributing its time")
+        analyse(run.connection)
+        _add_recordings(run.connection, [file.id for file in loaded], kept)
+    with reading(path) as connection:
+        return Profiled(path, read_operator_table(connection), kept)
+
+
+def _add_recordings(connection: DuckDBPyConnection, files: Sequence[int], kept: Sequence[Recording]) -> None:
+    connection.execute(_TABLE)
+    rows = []
+    for file_id, it in zip(files, kept, strict=True):
+        plan, detail = it.plan, it.plan.detail
+        rows.append(
+            (
+                *(file_id, plan.active, it.steps_kept, it.steps_seen, it.step_events, it.events, plan.events, it.cut),
+                *(it.seconds_kept, it.seconds, it.bare_us, it.recorded_us),
+                *(detail.shapes, detail.stacks, detail.memory),
+            )
+        )
+    append(connection, "recording", rows)
+
+
+def _nothing(recordings: Sequence[Recording]) -> str:
+    if not recordings:
+        return "nothing was recorded: the program ended before it began"
+    plan, seen = recordings[0].plan, recordings[0].steps_seen
+    needed = plan.wait + 2 * bool(plan.warmup) + 1
+    return (
+        f"nothing was recorded: {seen} steps of an optimizer were seen, and recording begins with step {needed}; "
+        "lower --wait, or record from the start with --whole"
+    )

@@ -1,0 +1,153 @@
+"""A case as a series of steps under the recorder: forward, backward and, if asked, an optimizer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilewright.measure.profile import Plan, Recorder
+from tilewright.profiling.saved import Profiled, save
+from tilewright.records.case import Case
+from tilewright.records.errors import CaptureError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilewright.verbs import Subject
+
+IMPLS = ("eager", "inductor", "tilewright")
+OPTIMIZERS = ("adamw", "adam", "sgd")
+_MOST_PRICED_EVENTS = 20_000
+"""Of a step. Capturing a loop of 35,000 operators as one graph takes longer than running it a thousand times."""
+
+
+def profile_case(
+    case: Case,
+    plan: Plan,
+    *,
+    impl: str = "eager",
+    optimizer: str = "",
+    device: str = "cpu",
+    command: str = "tilewright.profile",
+    tell: Callable[[str], None] = lambda _: None,
+) -> Profiled | None:
+    """Run steps of `case` by a plan, and make a run of what was recorded, joined with what the case costs.
+
+    None with `plan.nvtx`: Nsight Systems records, and this only marks its ranges. `impl` is one of `IMPLS`,
+    `optimizer` one of `OPTIMIZERS` or "" for steps without one.
+    Raises UsageError for other names, InputError, TraceError or StoreError.
+    """
+    from tilewright.verbs import Subject
+
+    if impl not in IMPLS:
+        raise UsageError(f"no implementation {impl!r}; known: {', '.join(IMPLS)}")
+    if optimizer and (optimizer not in OPTIMIZERS or not case.training):
+        raise UsageError(
+            f"no optimizer {optimizer!r}; known: {', '.join(OPTIMIZERS)}"
+            if case.training
+            else "--optimizer is for training: leave it or --inference out"
+        )
+    with tempfile.TemporaryDirectory(prefix="tilewright-profile-") as folder:
+        recorder = Recorder(plan, Path(folder))
+        tell("compiling" if impl != "eager" else "warming up")
+        subject = Subject(case, device)
+        subject.call(impl)
+        step = _step(subject, impl, optimizer, recorder)
+        tell("recording")
+        recorder.start()
+        try:
+            while not recorder.done and recorder.recording.steps_seen < _most_steps(plan):
+                step()
+                recorder.step()
+        finally:
+            recording = recorder.stop()
+        if plan.nvtx:
+            return None
+        priced = recording.step_events <= _MOST_PRICED_EVENTS
+        program, ceilings = _costs(case, device, tell) if priced else (None, ())
+        return save(
+            [recording],
+            name=case.name,
+            command=command,
+            target=case.name,
+            dims=case.named_sizes(),
+            program=program,
+            ceilings=ceilings,
+            tell=tell,
+        )
+
+
+def _most_steps(plan: Plan) -> int:
+    return plan.active if plan.whole else plan.wait + plan.warmup + bool(plan.warmup) + plan.active
+
+
+def _step(subject: Subject, impl: str, optimizer: str, recorder: Recorder) -> Callable[[], None]:
+    import torch
+
+    from tilewright.verbs import tensors_in
+
+    function = subject.functions[impl]
+    is_module = isinstance(function, torch.nn.Module)
+
+    def forward() -> Any:
+        # A module's call is a phase by itself.
+        if is_module:
+            return function(*subject.inputs)
+        with recorder.ranges.phase("forward"):
+            return function(*subject.inputs)
+
+    if not subject.case.training:
+
+        def infer() -> None:
+            with torch.no_grad():
+                forward()
+
+        return infer
+    rule = _optimizer(subject, optimizer)
+
+    def train() -> None:
+        results = [tensor for tensor in tensors_in(forward()) if tensor.requires_grad]
+        if results:
+            torch.autograd.backward(results, subject.gradients)
+        if rule:
+            rule.step()
+        for tensor in (*subject.inputs, *_parameters(subject)):
+            tensor.grad = None
+
+    return train
+
+
+def _optimizer(subject: Subject, name: str) -> torch.optim.Optimizer | None:
+    import torch
+
+    parameters = [parameter for parameter in _parameters(subject) if parameter.requires_grad]
+    if not name:
+        return None
+    if not parameters:
+        raise UsageError(f"{subject.case.name} has no parameters for an optimizer to train")
+    kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    made: torch.optim.Optimizer = kinds[name](parameters, lr=1e-4)
+    return made
+
+
+def _parameters(subject: Subject) -> list[torch.Tensor]:
+    import torch
+
+    return list(subject.model.parameters()) if isinstance(subject.model, torch.nn.Module) else []
+
+
+def _costs(case: Case, device: str, tell: Callable[[str], None]) -> tuple[Any, Any]:
+    """The program of the case with its costs, and the ceilings of this machine; nothing where it is not one graph."""
+    from tilewright.account import account
+    from tilewright.hardware.profiles import local_profile
+    from tilewright.verbs import ceilings_of
+
+    tell("pricing every operator")
+    profile = local_profile(device=device)
+    try:
+        program = account(case, profile, device=device).program
+    except CaptureError:
+        program = None
+    return program, ceilings_of(profile)

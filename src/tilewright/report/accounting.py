@@ -1,0 +1,195 @@
+"""The terminal view of a timeline: where a step's time went, what made the host wait, and what one would win."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tilewright.report.quantity import duration
+from tilewright.report.terminal import plain
+from tilewright.store.query import reading
+
+_STYLE = {
+    "kernel": "green",
+    "wave tail": "yellow",
+    "communication": "cyan",
+    "copy": "blue",
+    "synchronisation": "red",
+    "launch-bound": "magenta",
+    "idle": "bright_black",
+}
+_BAR = 40
+_ROWS = 10
+_LEAST_MS = 0.001
+
+QUERIES: Mapping[str, str] = {
+    "step": """\
+SELECT process.name AS device, coalesce(trace_file.rank, step_account.file_id) AS rank, class, ms_per_step,
+       percent, steps
+FROM step_account JOIN process USING (upid) JOIN trace_file ON trace_file.id = step_account.file_id
+ORDER BY rank, device, ms_per_step DESC""",
+    "queue": """\
+WITH held AS (
+    SELECT upid, depth, lead(ts) OVER (PARTITION BY upid ORDER BY ts) - ts AS dur FROM queue_depth
+),
+ahead AS (SELECT upid, median(lag_ns) / 1e3 AS lag_us FROM launch_lag GROUP BY upid)
+SELECT process.name AS device, coalesce(trace_file.rank, process.file_id) AS rank, any_value(lag_us) AS lag_us,
+       sum(depth * dur)::DOUBLE / nullif(sum(dur), 0) AS mean_depth, max(depth) AS most
+FROM held JOIN ahead USING (upid) JOIN process USING (upid) JOIN trace_file ON trace_file.id = process.file_id
+GROUP BY process.name, trace_file.rank, process.file_id""",
+    "synchronisation": """\
+SELECT source, source_function, exact, what, calls, waited_ms_per_step, lost_ms_per_step, spent_ms_per_step
+FROM synchronisation""",
+    "win": "SELECT how, operator, source, calls, ms_per_step, why FROM what_you_would_win",
+    "attribution": "SELECT what, avg(percent) AS percent FROM attribution GROUP BY what ORDER BY percent DESC, what",
+    "communication": "FROM communication",
+    "straggler": "FROM straggler",
+}
+"""What the view shows, each as one question to the run; `--json` prints their rows."""
+
+
+def accounting_of(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of every one of `QUERIES`; none where the run holds no analysed timeline.
+
+    Raises:
+        StoreError: the run is missing or damaged.
+    """
+    with reading(run) as connection:
+        views = {name for (name,) in connection.execute("SELECT view_name FROM duckdb_views()").fetchall()}
+        found: dict[str, list[dict[str, Any]]] = {}
+        for name, sql in QUERIES.items():
+            if not {"step_account", "straggler"} <= views:
+                found[name] = []
+                continue
+            cursor = connection.execute(sql)
+            columns = [str(column[0]) for column in cursor.description or ()]
+            found[name] = [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+    return found
+
+
+def show_accounting(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> RenderableType:
+    """`accounting_of` a run as tables; without a device there are no classes of its time, only what one would win."""
+    if not any(found.values()):
+        return Text("nothing in this trace to account for", "dim")
+    parts: list[RenderableType] = []
+    for rank, device in dict.fromkeys((row["rank"], row["device"]) for row in found["step"]):
+        parts.append(_step([row for row in found["step"] if (row["rank"], row["device"]) == (rank, device)], found))
+    if found["synchronisation"]:
+        parts += [Text("\nwhat made the host wait, a step", "bold"), _waits(found["synchronisation"])]
+    wins = [row for row in found["win"] if row["ms_per_step"] >= _LEAST_MS]
+    if wins:
+        parts += [Text("\nwhat you would win, a step", "bold"), _wins(wins)]
+    if found["communication"]:
+        parts += [Text("\ncommunication", "bold"), _communication(found)]
+    shares = ", ".join(f"{row['what']} {row['percent']:.1f} %" for row in found["attribution"])
+    whose = "the device's time" if found["step"] else "the operators' own time"
+    parts.append(Text(f"\nof {whose} is known: {shares}", "dim"))
+    return Group(*parts)
+
+
+def _step(rows: Sequence[Mapping[str, Any]], found: Mapping[str, Sequence[Mapping[str, Any]]]) -> RenderableType:
+    several = len({row["rank"] for row in found["step"]}) > 1
+    total = sum(row["ms_per_step"] for row in rows)
+    name = f"rank {rows[0]['rank']}, {rows[0]['device']}" if several else str(rows[0]["device"])
+    table = _table("", "class", "a step>", "share>")
+    for row in rows:
+        bar = _bar(row["percent"] / 100)
+        style = _STYLE.get(row["class"], "")
+        table.add_row(Text(f"{bar:{_BAR}}", style), row["class"], _ms(row["ms_per_step"]), f"{row['percent']:.1f} %")
+    steps = f"{rows[0]['steps']} step{'s' if rows[0]['steps'] != 1 else ''}"
+    parts: list[RenderableType] = [Text(f"\n{plain(name)}: {_ms(total)} a step, over {steps}", "bold"), table]
+    queue = next((row for row in found["queue"] if all(row[key] == rows[0][key] for key in ("rank", "device"))), None)
+    if queue is not None:
+        held = "" if queue["mean_depth"] is None else f"; {queue['mean_depth']:.1f} launches queued on average"
+        ahead = f"the host was {duration(queue['lag_us'])} ahead of a launch (median){held}, {queue['most']} at most"
+        parts.append(Text(ahead, "dim"))
+    return Group(*parts)
+
+
+def _bar(share: float) -> str:
+    """A bar to an eighth of a character, and at least one of them.
+
+    >>> _bar(0.5) == 20 * "█", _bar(0.0001)
+    (True, '▏')
+    """
+    eighths = max(math.floor(share * _BAR * 8 + 0.5), 1)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _waits(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    table = _table("lost>", "waited>", "host in it>", "waits>", "call", "where")
+    for row in rows[:_ROWS]:
+        where = str(row["source"] or "-")
+        if row["source_function"] and not row["exact"]:
+            # The profiler names a function by the line of its `def`.
+            where += f" in {row['source_function']}"
+        table.add_row(
+            _ms(row["lost_ms_per_step"]),
+            _ms(row["waited_ms_per_step"]),
+            _ms(row["spent_ms_per_step"]),
+            str(row["calls"]),
+            _text(row["what"]),
+            _text(where),
+        )
+    return Group(table, _more(rows))
+
+
+def _wins(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    table = _table("up to>", "how", "operator", "calls>", "why", "where")
+    for row in rows[:_ROWS]:
+        table.add_row(
+            _ms(row["ms_per_step"]),
+            row["how"],
+            _text(str(row["operator"])[:60]),
+            str(row["calls"]),
+            _text(row["why"]),
+            _text(str(row["source"] or "-")),
+        )
+    return Group(table, _more(rows))
+
+
+def _communication(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> RenderableType:
+    table = _table(
+        "rank", "device", "collectives>", "time>", "exposed>", "hidden>", "waited for others>", "others waited>"
+    )
+    late = {row["rank"]: row for row in found["straggler"]}
+    for row in found["communication"]:
+        other = late.get(row["rank"])
+        table.add_row(
+            str(row["rank"]),
+            _text(str(row["device"])),
+            str(row["collectives"]),
+            _ms(row["communication_ms"]),
+            _ms(row["exposed_ms"]),
+            f"{row['hidden_percent']:.0f} %",
+            _ms(other["waited_ms"]) if other else "-",
+            _ms(other["caused_ms"]) if other else "-",
+        )
+    return table
+
+
+def _text(text: str) -> Text:
+    """Text of a trace: no markup, and no control characters."""
+    return Text(plain(text))
+
+
+def _more(rows: Sequence[object]) -> Text:
+    return Text(f"and {len(rows) - _ROWS} more" if len(rows) > _ROWS else "", "dim")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for name in columns:
+        right = name.endswith(">")
+        table.add_column(name.removesuffix(">"), justify="right" if right else "left", no_wrap=right)
+    return table
+
+
+def _ms(value: float) -> str:
+    return duration(value * 1e3)

@@ -1,0 +1,120 @@
+"""Fewer slices than a trace has: those too short to see become one block for each run of neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """What is drawn of a trace, in the order (row, start).
+
+    `ts` and `dur` are ns; `longest` is the index, in the input, of the longest slice of a block, and `count` how
+    many it stands for: 1 is a slice as it was recorded. `block_of` gives for each slice of the input its block.
+    `shortest_ns` is the duration from which on every slice is drawn on its own, and `whole` the part of time, from
+    and to in ns, in which all are; None where that is everywhere.
+    """
+
+    row: Integers
+    ts: Integers
+    dur: Integers
+    longest: Integers
+    count: Integers
+    block_of: Integers
+    shortest_ns: int
+    whole: tuple[int, int] | None
+
+
+def coarsen(row: Integers, ts: Integers, dur: Integers, most: int) -> Coarse:
+    """At most `most` blocks, unless rows alone make more, for slices that are sorted by (row, ts).
+
+    Half of them go to the middle of the trace, where nothing is merged: there one can look as closely as one likes.
+    Elsewhere the threshold is the smallest duration that suffices, to within 2 %: a slice as long as that stays
+    itself, and shorter neighbours of one row that are less than that apart become one block. Slices of unknown
+    length (`dur` below zero) stay themselves.
+    """
+    whole = None if ts.size <= most else _middle(ts, most // 2)
+    kept = dur < 0
+    if whole is not None:
+        kept |= (ts >= whole[0]) & (ts < whole[1])
+    threshold = _threshold(row, ts, dur, kept, most)
+    starts = _starts(row, ts, dur, kept, threshold)
+    first = np.flatnonzero(starts)
+    block_of = np.cumsum(starts) - 1
+    count = np.diff(np.append(first, row.size))
+    if not first.size:
+        return Coarse(row, ts, dur, first, count, block_of, threshold, whole)
+    end = np.maximum.reduceat(ts + np.maximum(dur, 0), first)
+    alone = count == 1
+    return Coarse(
+        row=row[first],
+        ts=ts[first],
+        dur=np.where(alone, dur[first], end - ts[first]),
+        longest=_longest(dur, block_of, first),
+        count=count,
+        block_of=block_of,
+        shortest_ns=threshold,
+        whole=whole,
+    )
+
+
+def _middle(ts: Integers, most: int) -> tuple[int, int]:
+    """The middle of the trace as far as it has at most `most` slices, by their starts."""
+    first = (ts.size - most) // 2
+    order = np.partition(ts, (first, first + most))
+    return int(order[first]) + 1, int(order[first + most])
+
+
+def _threshold(row: Integers, ts: Integers, dur: Integers, kept: NDArray[np.bool_], most: int) -> int:
+    """By doubling, then by halving the distance between the last that is too small and the first that is not."""
+
+    def suffices(threshold: int) -> bool:
+        return int(np.count_nonzero(_starts(row, ts, dur, kept, threshold))) <= most
+
+    if row.size <= most:
+        return 0
+    high = 1
+    while not suffices(high) and high < 2**61:
+        high *= 2
+    low = high // 2
+    while high - low > 1 + high // 64:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
+
+
+def _starts(row: Integers, ts: Integers, dur: Integers, kept: NDArray[np.bool_], threshold: int) -> NDArray[np.bool_]:
+    """Where a block begins: at every slice that stays itself, after one, in a new row, after a gap one can see."""
+    short = ~kept & (dur < threshold)
+    near = ts[1:] - (ts[:-1] + dur[:-1]) < threshold
+    starts = np.ones(row.size, dtype=bool)
+    starts[1:] = ~((row[1:] == row[:-1]) & short[1:] & short[:-1] & near)
+    return starts
+
+
+def _longest(dur: Integers, block_of: Integers, first: Integers) -> Integers:
+    """The first of the longest slices of each block."""
+    order = np.lexsort((-dur, block_of))
+    return order[first]
+
+
+def thin(ts: Integers, value: NDArray[np.float64], most: int) -> Integers:
+    """Indices of at most `most` points of a step curve, sorted by time, among them every bin's extremes.
+
+    The span of time is cut into `most // 4` equal bins; of each, the first, the last, the least and the largest
+    value stay, so that no peak is lost however far one zooms out.
+    """
+    if ts.size <= most:
+        return np.arange(ts.size)
+    bins = most // 4
+    span = max(int(ts[-1]) - int(ts[0]), 1)
+    place = np.minimum((ts - ts[0]).astype(np.float64) / span * bins, bins - 1).astype(np.int64)
+    first = np.flatnonzero(np.diff(place, prepend=-1))
+    last = np.append(first[1:], ts.size) - 1
+    by_value = np.lexsort((value, place))
+    return np.unique(np.concatenate((first, last, by_value[first], by_value[last])))

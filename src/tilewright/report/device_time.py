@@ -1,0 +1,59 @@
+"""The accounting of each device as a track of the page's timeline: what every nanosecond counts as."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.report.coarse import coarsen
+from tilewright.report.packed import pack, zigzag
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_MOST_SPANS = 20_000
+CATEGORY = "accounting"
+_KINDS = {
+    "kernel": "compute", "wave tail": "reduction", "communication": "library", "copy": "layout",
+    "synchronisation": "wait", "launch-bound": "launch", "idle": "python",
+}  # fmt: skip
+_SPANS = """
+    SELECT ts, dur, coalesce(cause, 0) AS cause, array_position(?::VARCHAR[], class) - 1 AS class
+    FROM device_time WHERE upid = ? AND array_position(?::VARCHAR[], class) IS NOT NULL ORDER BY ts"""
+
+
+def add_device_time(connection: DuckDBPyConnection, timeline: dict[str, Any]) -> None:
+    """Append to the tracks and names of `timeline` (of `report.timeline`) one track for each device of `device_time`.
+
+    Its slices bear the class as their name, and the slice that caused the span as their id.
+    """
+    origin = int(timeline["origin"])
+    names, tracks = timeline["names"], timeline["tracks"]
+    first_name = len(names)
+    names.extend((name, CATEGORY, kind) for name, kind in _KINDS.items())
+    devices = connection.execute(
+        "SELECT DISTINCT upid, coalesce(name, 'device') FROM device_time JOIN process USING (upid) ORDER BY upid"
+    ).fetchall()
+    for upid, name in devices:
+        found = connection.execute(_SPANS, [list(_KINDS), upid, list(_KINDS)]).fetchnumpy()
+        ts, dur, cause, label = (np.asarray(column, dtype=np.int64) for column in found.values())
+        spans = coarsen(np.zeros_like(ts), ts, dur, _MOST_SPANS)
+        chosen = spans.longest
+        tracks.append(
+            {
+                "name": "where its time went",
+                "process": str(name),
+                "upid": upid,
+                "device": True,
+                "rows": [[0, int(chosen.size)]],
+                "busy": int(dur.sum()),
+                "ts": pack(np.diff(np.maximum(spans.ts - origin, 0), prepend=0)),
+                "dur": pack(spans.dur + 1),
+                "label": pack(label[chosen] + first_name),
+                "args": pack(np.zeros_like(chosen)),
+                "count": pack(spans.count),
+                "id": pack(zigzag(np.diff(cause[chosen], prepend=0))),
+                "first": max((track["first"] + sum(n for _, n in track["rows"]) for track in tracks), default=0),
+            }
+        )

@@ -1,0 +1,74 @@
+"""The terminal view of two compared runs: the verdict in words, then what explains it."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tilewright.report.quantity import duration
+from tilewright.report.terminal import plain
+from tilewright.trace.compare.change import Change
+from tilewright.trace.compare.diff import Difference, OperatorChange
+
+_STYLE = {"slower": "bold red", "faster": "bold green", "the same": "bold", "cannot tell": "yellow"}
+_OPERATORS_SHOWN = 12
+_LEAST_SHOWN = 0.001
+"""Of a step: operators that changed by less are left out."""
+
+
+def show_diff(found: Difference) -> RenderableType:
+    """Step and device time with their verdicts, then the operators that changed most."""
+    parts: list[RenderableType] = [_line("a step", found.before_us, found.after_us, found.step)]
+    if found.device is not None:
+        parts.append(_line("on the device", found.before_device_us, found.after_device_us, found.device))
+    changed = [op for op in found.operators if abs(op.difference_us) >= _LEAST_SHOWN * found.before_us]
+    if changed:
+        parts += [Text("\nwhat changed, a step", "bold"), _operators(changed[:_OPERATORS_SHOWN], found)]
+        if len(changed) > _OPERATORS_SHOWN:
+            parts.append(Text(f"and {len(changed) - _OPERATORS_SHOWN} more", "dim"))
+    elif found.operators:
+        parts.append(Text("\nno operator changed by a thousandth of a step", "dim"))
+    return Group(*parts)
+
+
+def _line(what: str, before_us: float, after_us: float, change: Change) -> Text:
+    text = Text.assemble(
+        (f"{change.verdict:12}", _STYLE[change.verdict]),
+        f"{what}: {duration(before_us)} → {duration(after_us)}",
+    )
+    if math.isfinite(change.high):
+        text.append(f", {_percent(change.ratio)} ({_percent(change.low)} to {_percent(change.high)})")
+    text.append(f"\n            {change.method}", "dim")
+    if change.verdict == "cannot tell" and math.isfinite(change.high):
+        text.append(f"; less than {change.resolution:.1%} is lost in their noise", "dim")
+    return text
+
+
+def _percent(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:+.1f} %"
+
+
+def _operators(changed: list[OperatorChange], found: Difference) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("where")
+    table.add_column("operator", overflow="fold")
+    for name in ("before", "after", "difference", "of device's", "calls"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for op in changed:
+        share = found.of_device(op)
+        calls = f"{op.before_calls:.3g}"
+        if op.before_calls != op.after_calls:
+            calls += f" → {op.after_calls:.3g}"
+        table.add_row(
+            op.where,
+            Text(plain(op.operator)),
+            duration(op.before_us),
+            duration(op.after_us),
+            Text(f"{'+' if op.difference_us > 0 else '−'}{duration(abs(op.difference_us))}"),
+            "-" if share is None else f"{share:.0%}",
+            calls,
+        )
+    return table

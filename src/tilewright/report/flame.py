@@ -1,0 +1,78 @@
+"""Flame graphs in the order they are drawn in, and as the page holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tilewright.records.errors import StoreError
+from tilewright.report.room import shortened
+from tilewright.report.timeline import kind_of
+from tilewright.store.query import reading
+from tilewright.trace.flame import Flame, flame
+
+MOST_NODES = 6_000
+TITLES = {"host": "Host time", "device": "Device time"}
+_LONGEST_NAME = 240
+_ROOM_OF_NAMES = 250_000
+
+
+class Node(NamedTuple):
+    """A node of a folded tree: `frame` indexes the tree's names; times are ns."""
+
+    frame: int
+    depth: int
+    own: int
+    total: int
+    calls: int
+
+
+def flames(run: Path) -> list[Flame]:
+    """The run's flame graphs that are not empty: by host time, and by device time where kernels were recorded.
+
+    Raises:
+        StoreError: the run is missing or damaged, or nothing in it lasted: there is no timeline to fold.
+    """
+    with reading(run) as connection:
+        if connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'slice'").fetchone():
+            found = [flame(connection, "host"), flame(connection, "device")]
+        else:
+            found = []
+    found = [each for each in found if each.total[0] > 0]
+    if not found:
+        raise StoreError(f"run {run} holds no timeline; `tilewright profile` and `tilewright trace` make such runs")
+    return found
+
+
+def in_order(tree: Flame, most: int) -> Iterator[Node]:
+    """The `most` nodes of the largest totals, each before its children, the largest children first."""
+    kept = np.zeros(tree.parent.size, dtype=bool)
+    # No child's total is above its parent's, which stands before it: a stable sort keeps a node's ancestors.
+    kept[np.argsort(-tree.total, kind="stable")[:most]] = True
+    below: dict[int, list[int]] = {}
+    for node in np.flatnonzero(kept)[1:].tolist():
+        below.setdefault(int(tree.parent[node]), []).append(node)
+    waiting = [(0, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        yield Node(int(tree.frame[node]), depth, int(tree.own[node]), int(tree.total[node]), int(tree.calls[node]))
+        children = sorted(below.get(node, []), key=lambda child: int(tree.total[child]))
+        waiting.extend((child, depth + 1) for child in children)
+
+
+def drawn(tree: Flame, most: int = MOST_NODES) -> dict[str, Any]:
+    """`tree` as JSON for the page: nodes are [name, depth, own, total, calls], names are [text, kind]."""
+    place: dict[int, int] = {}
+    nodes = [[place.setdefault(node.frame, len(place)), *node[1:]] for node in in_order(tree, most)]
+    names = shortened([tree.names[frame] for frame in place], _LONGEST_NAME, _ROOM_OF_NAMES)
+    kinds = [kind_of(tree.names[frame], tree.categories[frame]) for frame in place]
+    return {
+        "title": TITLES[tree.weight],
+        "steps": tree.steps,
+        "names": list(zip(names, kinds, strict=True)),
+        "nodes": nodes,
+        "left_out": int(tree.parent.size) - len(nodes),
+    }

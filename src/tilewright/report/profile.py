@@ -1,0 +1,130 @@
+"""A profile in the terminal: what was recorded, the operator table, and what to take from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tilewright.measure.profile import Recording
+from tilewright.report.quantity import duration
+from tilewright.report.terminal import plain
+from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
+from tilewright.trace.operators.operator_words import words
+
+_ROWS = 25
+
+
+def show_profile(table: OperatorTable, recordings: Sequence[Recording]) -> RenderableType:
+    """What was recorded, the operators and calls, the one-off entries apart, and the table in words."""
+    regular = [row for row in table.rows if not row.one_off and row.kind != "range"]
+    ranges = [row for row in table.rows if row.kind == "range"]
+    once = [row for row in table.rows if row.one_off]
+    parts: list[RenderableType] = [Text(line) for line in recorded_words(recordings)]
+    parts += [Text(line, "yellow") for line in loss_words(table)]
+    parts += [Text("\noperators", style="bold"), _operators(table, regular)]
+    if len(regular) > _ROWS:
+        parts.append(Text(f"and {len(regular) - _ROWS} more in table operator_time", "dim"))
+    if ranges:
+        parts += [Text("\nranges", style="bold"), _operators(table, ranges)]
+    if once:
+        parts += [Text("\nonce, not in every step", style="bold"), _operators(table, once)]
+    parts.append(Text())
+    parts += [Text(f"- {plain(sentence)}") for sentence in words(table)]
+    return Group(*parts)
+
+
+def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: str) -> str:
+    """All of that field by field; times are nanoseconds where the name does not say another unit."""
+    document = {
+        "run": run,
+        "recordings": [json.loads(recording.as_json()) for recording in recordings],
+        "operators": [asdict(row) for row in table.rows],
+        "cpu_ns": table.cpu_ns,
+        "device_ns": table.device_ns,
+        "steps": table.steps,
+        "steps_ns": table.steps_ns,
+        "losses": [{"what": what, "found": found, "of": of} for what, found, of in table.losses],
+        "words": words(table),
+    }
+    return json.dumps(document, indent=1)
+
+
+def recorded_words(recordings: Sequence[Recording]) -> list[str]:
+    """What is in the trace, what was left out and why, and what recording cost; one line a process at most."""
+    said = []
+    for number, recording in enumerate(recordings):
+        process = f"process {number}: " if len(recordings) > 1 else ""
+        said.append(process + _sample(recording) + _overhead(recording))
+    return said
+
+
+def loss_words(table: OperatorTable) -> list[str]:
+    """What the trace ought to hold and does not."""
+    return [f"lost: {found:,} {what}, of {of:,}" for what, found, of in table.losses]
+
+
+def _sample(recording: Recording) -> str:
+    asked, kept, limit = recording.plan.active, recording.steps_kept, recording.plan.events
+    held = f"{recording.events:,} events"
+    if recording.cut and not recording.step_events:
+        return (
+            f"recorded the first {recording.seconds_kept:.3g} of {recording.seconds:.3g} s: {held}, "
+            f"where the limit of {limit:,} stopped it (--events raises it)"
+        )
+    if recording.cut:
+        return (
+            f"recorded the first {recording.seconds_kept:.3g} s of one step of {asked} asked for: {held}; "
+            f"a step makes about {recording.step_events:,}, and the limit is {limit:,} (--events raises it)"
+        )
+    if recording.plan.whole:
+        steps = f"{kept:,} steps in " if kept else ""
+        return f"recorded all of it: {steps}{recording.seconds_kept:.3g} s, {held}"
+    if kept < asked and recording.step_events * (kept + 1) > limit:
+        return (
+            f"recorded {kept:,} of {asked:,} steps: {held}; a step makes about {recording.step_events:,}, "
+            f"and the limit is {limit:,} (--events raises it)"
+        )
+    ended = "" if kept >= asked else f" of {asked:,}, then the program ended"
+    return f"recorded {kept:,} step{'' if kept == 1 else 's'}{ended}: {held}"
+
+
+def _overhead(recording: Recording) -> str:
+    if recording.bare_us is None or recording.recorded_us is None:
+        return ""
+    more = 100 * (recording.recorded_us / recording.bare_us - 1)
+    return (
+        f"; a step takes {duration(recording.bare_us)} bare and {duration(recording.recorded_us)} while recorded "
+        f"({more:+.0f} %)"
+    )
+
+
+def _operators(table: OperatorTable, rows: Sequence[OperatorTime]) -> Table:
+    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    shown.add_column("operator", no_wrap=True, max_width=48)
+    host = f"of {table.cpu_ns / 1e6:,.1f} ms"
+    columns = ["calls", "host self", host, "host total", "average"]
+    if table.on_device:
+        columns += ["device self", f"of {table.device_ns / 1e6:,.1f} ms", "device total", "average"]
+    for column in columns:
+        shown.add_column(column, justify="right", no_wrap=True)
+    sources = any(row.source for row in rows)
+    if sources:
+        shown.add_column("launched at", no_wrap=True, style="dim", max_width=40)
+    for row in rows[:_ROWS]:
+        cells = [plain(row.name), f"{row.calls:,}", *_times(row.cpu_self, row.cpu_total, row.calls, table.cpu_ns)]
+        if table.on_device:
+            cells += _times(row.device_self, row.device_total, row.calls, table.device_ns)
+        shown.add_row(*cells, *([plain(row.source or "")] if sources else []))
+    return shown
+
+
+def _times(own: int, total: int, calls: int, whole: int) -> list[str]:
+    if not total:
+        return ["-", "", "-", "-"]
+    share = f"{100 * own / whole:.1f} %" if whole else "-"
+    return [duration(own / 1e3), share, duration(total / 1e3), duration(total / calls / 1e3)]

@@ -1,0 +1,144 @@
+"""Tables of the page that ask the views of the timeline's analyses, where the run has them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tilewright.report.queries import shown
+from tilewright.report.room import fitting
+from tilewright.store.query import first_line
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_MOST_ROWS = 500
+_ROOM_OF_ONE = 100_000
+
+
+class TraceTable(NamedTuple):
+    """One table: `needs` are the views that its query asks; a column's unit is the end of its name."""
+
+    id: str
+    short: str
+    title: str
+    lead: str
+    needs: frozenset[str]
+    sql: str
+
+
+TABLES = (
+    TraceTable(
+        "accounting",
+        "Accounting",
+        "Where a step's time went",
+        "Each device's mean step, every nanosecond in one class. A gap counts as synchronisation where the host "
+        "waited, as launch-bound where it came late.",
+        frozenset({"step_account"}),
+        """\
+SELECT process.name AS device, class, ms_per_step AS time_ms, percent, steps
+FROM step_account JOIN process USING (upid)
+ORDER BY upid, ms_per_step DESC""",
+    ),
+    TraceTable(
+        "synchronisation",
+        "Waits",
+        "What made the host wait",
+        "Calls that returned only when the device had caught up, by the line that made them. Lost is the time that "
+        "the device stood still for it.",
+        frozenset({"synchronisation"}),
+        """\
+SELECT source, what, calls, waited_ms_per_step AS waited_ms, lost_ms_per_step AS lost_ms
+FROM synchronisation""",
+    ),
+    TraceTable(
+        "win",
+        "What to win",
+        "What you would win",
+        "The most to gain first: operators brought to the floor of their cost, and gaps that the host left.",
+        frozenset({"what_you_would_win"}),
+        """\
+SELECT ms_per_step AS time_ms, how, operator, calls, why, source
+FROM what_you_would_win""",
+    ),
+    TraceTable(
+        "distance",
+        "Floors",
+        "Operators beside their floors",
+        "Each operator's time in the mean step beside the least that its bytes and FLOPs allow.",
+        frozenset({"distance"}),
+        """\
+SELECT operator, shapes, dtype, calls, ms_per_step AS time_ms, percent, floor_us, times_floor, GBps, TFLOPs,
+       verdict, source
+FROM distance ORDER BY ms_per_step DESC""",
+    ),
+    TraceTable(
+        "shares",
+        "Operator times",
+        "Operators, self and total",
+        "Self is what an operator did or launched itself, total includes what it called. Shares are of all host time "
+        "within operators, calls and ranges, and of all device time.",
+        frozenset({"operator_share"}),
+        """\
+SELECT name, kind, calls, cpu_self AS host_self_ns, cpu_total AS host_total_ns, 100 * of_cpu AS of_host_percent,
+       device_self AS device_self_ns, device_total AS device_total_ns, 100 * of_device AS of_device_percent,
+       CASE WHEN one_off THEN 'once' ELSE 'every step' END AS happens, source
+FROM operator_share""",
+    ),
+    TraceTable(
+        "ranks",
+        "Communication",
+        "Communication",
+        "What each rank's device spent in collectives, and how much of it nothing else ran beside.",
+        frozenset({"communication"}),
+        """\
+SELECT rank, device, collectives, communication_ms, exposed_ms, hidden_percent, computing_ms
+FROM communication""",
+    ),
+    TraceTable(
+        "stragglers",
+        "Stragglers",
+        "Who kept the others waiting",
+        "A collective begins on all ranks when the last has come. Caused is how much less the others would have "
+        "waited without that rank; clocks are aligned by the ends of the collectives.",
+        frozenset({"straggler"}),
+        """\
+SELECT rank, collectives, came_last, waited_ms, caused_ms, clock_ahead_us
+FROM straggler""",
+    ),
+    TraceTable(
+        "losses",
+        "Losses",
+        "What the trace ought to hold and does not",
+        "Events that the profiler dropped, or that could not be read.",
+        frozenset({"loss"}),
+        "FROM loss",
+    ),
+)
+
+
+def trace_tables(connection: DuckDBPyConnection, present: Collection[str]) -> list[dict[str, Any]]:
+    """The tables whose views are all `present` and that have a row, their first 500 rows or 100 kB each.
+
+    A run of another version may have a view of that name with other columns: its table says so in `problem`.
+    """
+    import duckdb
+
+    found = []
+    for table in TABLES:
+        if not table.needs <= set(present):
+            continue
+        columns: list[str] = []
+        rows: list[tuple[object, ...]] = []
+        problem = ""
+        try:
+            cursor = connection.execute(table.sql)
+            columns = [str(column[0]) for column in cursor.description or ()]
+            rows = cursor.fetchall()
+        except duckdb.BinderException as error:
+            problem = f"This run was written by another version of tilewright. {first_line(error)}"
+        if rows or problem:
+            kept = fitting(([shown(value) for value in row] for row in rows[:_MOST_ROWS]), _ROOM_OF_ONE)
+            told = {"id": table.id, "short": table.short, "title": table.title, "lead": table.lead, "sql": table.sql}
+            found.append(told | {"columns": columns, "rows": kept, "total": len(rows), "problem": problem})
+    return found

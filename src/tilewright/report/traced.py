@@ -1,0 +1,134 @@
+"""What the page shows of a run's trace: its timeline, flame graphs, memory, and the tables of the other analyses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilewright.report.device_time import add_device_time
+from tilewright.report.flame import drawn
+from tilewright.report.quantity import count, duration, nbytes
+from tilewright.report.room import cut, fitting
+from tilewright.report.timeline import curve, points_of_one, timeline
+from tilewright.report.trace_tables import trace_tables
+from tilewright.store.query import reading
+from tilewright.trace.flame import flame
+from tilewright.trace.memory import DeviceMemory, memory
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+MOST_HOLDERS = 200
+MOST_DEVICES = 16
+_ROOM_OF_HOLDERS = 200_000
+_STEPS = """
+    SELECT count(*), coalesce(avg(dur), 0) / 1e3, coalesce(median(dur), 0) / 1e3
+    FROM slice WHERE category = 'user_annotation' AND name LIKE 'ProfilerStep#%' AND dur > 0"""
+
+
+def traced(run: Path) -> dict[str, Any] | None:
+    """What the page draws of the run's trace, as JSON; None where the run holds no slice.
+
+    Raises:
+        StoreError: the run is missing or damaged.
+    """
+    with reading(run) as connection:
+        present = {str(name) for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+        present |= {str(name) for (name,) in connection.execute("SELECT view_name FROM duckdb_views()").fetchall()}
+        lines = timeline(connection) if {"slice", "arg_set", "flow"} <= present else None
+        if lines is None:
+            return None
+        devices = memory(connection)[:MOST_DEVICES] if "memory_event" in present else []
+        origin = int(lines["origin"])
+        depths = _queue_depths(connection, origin) if "queue_depth" in present else []
+        files = _files(connection)
+        # A device's memory is drawn twice, and with what is reserved.
+        most = points_of_one(3 * len(devices))
+        room = _ROOM_OF_HOLDERS // max(len(devices), 1)
+        curves = [_curve(device, origin, files, most) for device in devices]
+        lines["counters"] = [*depths, *curves, *lines["counters"]]
+        if "device_time" in present:
+            add_device_time(connection, lines)
+        trees = [flame(connection, "host"), flame(connection, "device")]
+        steps, _, step_us = connection.execute(_STEPS).fetchall()[0]
+        return {
+            "headlines": list(_headlines(lines, steps, step_us, devices)),
+            "steps": steps,
+            "timeline": lines,
+            "flames": [drawn(tree) for tree in trees if tree.total[0] > 0],
+            "memory": [_shown(device, origin, files, most, room) for device in devices],
+            "tables": trace_tables(connection, present),
+            "files": list(files.values()),
+        }
+
+
+def _headlines(
+    lines: dict[str, Any], steps: int, step_us: float, devices: list[DeviceMemory]
+) -> Iterable[tuple[str, str, str]]:
+    """Figure, meaning and detail of what a trace is asked first."""
+    if steps:
+        yield duration(step_us), "median step on the host", f"{steps} profiled step{'s' if steps > 1 else ''}"
+    yield duration(lines["span"] / 1000), "traced", f"{count(lines['kept']['slices'])} slices"
+    for device in devices[:1]:
+        yield nbytes(device.peak_bytes), f"peak memory, {device.device}", "training" if device.training else "inference"
+
+
+def _queue_depths(connection: DuckDBPyConnection, origin: int) -> list[dict[str, Any]]:
+    """Kernels launched and not yet begun, one curve a device."""
+    found = connection.execute("SELECT DISTINCT upid, name FROM queue_depth JOIN process USING (upid) ORDER BY upid")
+    curves = []
+    for upid, name in found.fetchall()[:MOST_DEVICES]:
+        points = connection.execute("SELECT ts, depth FROM queue_depth WHERE upid = ? ORDER BY ts", [upid]).fetchnumpy()
+        curves.append(curve(f"Queued for {name}", "launches", points["ts"] - origin, points["depth"]))
+    return curves
+
+
+def _files(connection: DuckDBPyConnection) -> dict[int, dict[str, Any]]:
+    """The files that were loaded by their number, and what was lost of them."""
+    found = connection.execute("SELECT id, path, events, rejects, note FROM trace_file ORDER BY id").fetchall()
+    return {
+        number: {
+            "name": cut(Path(str(path)).name, 200),
+            "events": events,
+            "rejects": rejects,
+            "note": cut(str(note or ""), 400),
+        }
+        for number, path, events, rejects, note in found[:64]
+    }
+
+
+def _curve(device: DeviceMemory, origin: int, files: dict[int, dict[str, Any]], most: int) -> dict[str, Any]:
+    file = _file(device, files)
+    name = f"{device.device} memory" + (f", {file}" if file else "")
+    return curve(name, "bytes", device.ts - origin, device.allocated, most)
+
+
+def _file(device: DeviceMemory, files: dict[int, dict[str, Any]]) -> str:
+    """The file that tells of this memory, where there are several."""
+    return str(files[device.file]["name"]) if device.file in files and len(files) > 1 else ""
+
+
+def _shown(device: DeviceMemory, origin: int, files: dict[int, dict[str, Any]], most: int, room: int) -> dict[str, Any]:
+    ts = device.ts - origin
+    holders = [
+        {"operator": cut(each.operator, 200), "phase": each.phase, "bytes": each.bytes, "count": each.allocations}
+        for each in device.holders[:MOST_HOLDERS]
+    ]
+    kept = fitting(holders, room)
+    return {
+        "device": cut(device.device, 60),
+        "file": _file(device, files),
+        "process": device.process,
+        "allocated": curve("allocated", "bytes", ts, device.allocated, most),
+        "reserved": curve("reserved", "bytes", ts, device.reserved, most) if device.reserved.any() else None,
+        "peak_bytes": device.peak_bytes,
+        "peak_ns": device.peak_ts - origin,
+        "training": device.training,
+        "holders": kept,
+        "left_out": len(device.holders) - len(kept),
+        "phases": [
+            {"phase": each.phase, "peak": each.peak_bytes, "allocated": each.allocated_bytes, "kept": each.kept_bytes}
+            for each in device.phases
+        ],
+    }

@@ -1,0 +1,6 @@
+"""Traces into a run, and questions about them. Needs no torch."""
+
+from tilewright.trace.analysis import analyse
+from tilewright.trace.load import Loaded, load_traces, trace_run
+
+__all__ = ["Loaded", "analyse", "load_traces", "trace_run"]

@@ -1,0 +1,249 @@
+"""Where each step's time went, device by device: every nanosecond in exactly one class, with its cause.
+
+At any instant a device does the first of these that applies: a kernel; the tail of a kernel's last wave; a
+collective; a copy or fill. What remains are gaps. A gap is what a synchronisation took from it, then what the
+host was late by, then idle:
+
+- *synchronisation*: had the host not waited in a call, it would have come to every later launch earlier by so
+  much. So a wait is a debt, and gaps before work that was launched after it are taken from that debt, the latest
+  first, until it is used up. This is the time that the step would save if the host did not wait.
+- *launch-bound*: the host came to the launch after the device ran dry, or the device took its time between two
+  queued pieces of work.
+- *idle*: the host was outside every operator and CUDA call for longer than `PAUSE_NS` (it loads data, or
+  sleeps), or nothing follows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from tilewright.trace.events.rows import append
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+PAUSE_NS = 500_000
+"""Python between two operators takes some 10 µs; a host that stays away for this long does not launch."""
+BUSY = ("kernel", "wave tail", "communication", "copy")
+"""In the order of precedence, where several overlap."""
+
+Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+
+@dataclass(frozen=True)
+class Work:
+    """Everything that one device did, in the order of its starts; times in nanoseconds."""
+
+    slice_id: Ints
+    start: Ints
+    end: Ints
+    tail: Ints
+    """The last so many nanoseconds of a kernel are the tail of its last wave."""
+    kind: Ints
+    """Index into `BUSY`."""
+    launched: Ints
+    """When the host called for it; as late as possible where nobody knows."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a device's time; `cause` is the slice of the work, of the wait, or of the launch that was late."""
+
+    start: int
+    end: int
+    kind: str
+    cause: int | None
+
+
+@dataclass
+class Waits:
+    """Calls in which the host waited for the device, in the order of their ends, and what each has cost so far."""
+
+    slice_id: Sequence[int]
+    start: Sequence[int]
+    end: Sequence[int]
+    lost: dict[int, int] = field(default_factory=dict)
+    _next: int = 0
+    _debts: list[list[int]] = field(default_factory=list)
+    """Of the waits that are not used up: slice, nanoseconds left."""
+
+    def take(self, gap: int, before: int) -> Iterator[tuple[int, int]]:
+        """Up to `gap` nanoseconds of the waits that ended by `before`, the latest first: (slice, nanoseconds)."""
+        while self._next < len(self.end) and self.end[self._next] <= before:
+            self._debts.append([self.slice_id[self._next], self.end[self._next] - self.start[self._next]])
+            self._next += 1
+        while gap and self._debts:
+            waited, left = self._debts[-1]
+            taken = min(gap, left)
+            self._debts[-1][1] -= taken
+            if taken == left:
+                self._debts.pop()
+            gap -= taken
+            self.lost[waited] = self.lost.get(waited, 0) + taken
+            if taken:
+                yield waited, taken
+
+
+def partition(work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], start: int, end: int) -> list[Span]:
+    """The time of one device from `start` to `end`, cut into spans that touch and do not overlap.
+
+    `pauses` are the times, sorted, at which the host was outside every operator for longer than `PAUSE_NS`.
+    """
+    spans: list[Span] = []
+    for span in _classified(work, waits, pauses, end):
+        low, high = max(span.start, start), min(span.end, end)
+        if low < high:
+            spans.append(Span(low, high, span.kind, span.cause))
+    if not spans:
+        return [Span(start, end, "idle", None)] if start < end else []
+    head = [Span(start, spans[0].start, "idle", None)] if start < spans[0].start else []
+    return head + spans
+
+
+def _classified(work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], end: int) -> Iterator[Span]:
+    """Busy spans and gaps from the first work to `end`."""
+    reached: int | None = None
+    starts, launches, slices = work.start.tolist(), work.launched.tolist(), work.slice_id.tolist()
+    for span in busy_spans(work):
+        if reached is not None and span.start > reached:
+            following = bisect_left(starts, span.start)
+            launched = min(launches[following], span.start)
+            yield from _gap(reached, span.start, launched, slices[following], waits, pauses)
+        yield span
+        reached = span.end
+    if reached is not None and reached < end:
+        taken = reached
+        for waited, nanoseconds in waits.take(end - reached, end):
+            yield Span(taken, taken + nanoseconds, "synchronisation", waited)
+            taken += nanoseconds
+        yield Span(taken, end, "idle", None)
+
+
+def _gap(
+    start: int, end: int, launched: int, following: int, waits: Waits, pauses: Sequence[tuple[int, int]]
+) -> Iterator[Span]:
+    """One gap, before the work `following` that the host launched at `launched`."""
+    late = max(min(launched, end), start)
+    at = start
+    # Work that was queued before the device ran dry owes its gap to no wait of the host.
+    for waited, nanoseconds in waits.take(end - start if late > start else 0, launched):
+        yield Span(at, at + nanoseconds, "synchronisation", waited)
+        at += nanoseconds
+    if late == start and end - start > PAUSE_NS:
+        yield Span(at, end, "idle", following)
+        return
+    first = max(bisect_left(pauses, (at, at)) - 1, 0)
+    for low, high in pauses[first : bisect_right(pauses, (late, late))]:
+        low, high = max(low, at), min(high, late)
+        if low < high:
+            if at < low:
+                yield Span(at, low, "launch-bound", following)
+            yield Span(low, high, "idle", following)
+            at = high
+    if at < end:
+        yield Span(at, end, "launch-bound", following)
+
+
+def busy_spans(work: Work) -> Iterator[Span]:
+    """When anything ran, by class in the order of `BUSY`; neighbours of one class and cause are joined.
+
+    >>> one = np.array([0, 2]), np.array([4, 6])
+    >>> [(s.start, s.end, s.kind) for s in busy_spans(Work(np.array([7, 8]), *one, np.array([0, 0]),
+    ...                                                    np.array([0, 3]), np.array([0, 0])))]
+    [(0, 4, 'kernel'), (4, 6, 'copy')]
+    """
+    starts, ends, kinds, causes = _parts(work)
+    edges = np.unique(np.concatenate([starts, ends]))
+    if len(edges) < 2:
+        return
+    kind = np.full(len(edges) - 1, len(BUSY))
+    cause = np.zeros(len(edges) - 1, np.int64)
+    # The highest class is written last; within a class the part that began first is written last.
+    order = np.lexsort((-starts, -kinds))
+    firsts, lasts = np.searchsorted(edges, starts), np.searchsorted(edges, ends)
+    for part, first, last in zip(order.tolist(), firsts[order].tolist(), lasts[order].tolist(), strict=True):
+        kind[first:last] = kinds[part]
+        cause[first:last] = causes[part]
+    new = np.flatnonzero(np.r_[True, (np.diff(kind) != 0) | (np.diff(cause) != 0)])
+    begins, stops = edges[new].tolist(), edges[np.r_[new[1:], len(kind)]].tolist()
+    for begin, stop, label, slice_id in zip(begins, stops, kind[new].tolist(), cause[new].tolist(), strict=True):
+        if label < len(BUSY):
+            yield Span(begin, stop, BUSY[label], slice_id)
+
+
+def _parts(work: Work) -> tuple[Ints, Ints, Ints, Ints]:
+    """Kernels as two parts, before their tail and in it; parts of no length are left out."""
+    body_end = work.end - work.tail
+    tail = np.ones_like(work.kind)
+    starts = np.concatenate([work.start, body_end])
+    ends = np.concatenate([body_end, work.end])
+    kinds = np.concatenate([work.kind, tail])
+    causes = np.concatenate([work.slice_id, work.slice_id])
+    some = ends > starts
+    return starts[some], ends[some], kinds[some], causes[some]
+
+
+def pauses_between(starts: Ints, ends: Ints) -> list[tuple[int, int]]:
+    """Times longer than `PAUSE_NS` between the first start and the last end that no interval covers.
+
+    >>> pauses_between(np.array([0, 5, 900_000]), np.array([10, 7, 900_001]))
+    [(10, 900000)]
+    """
+    if not len(starts):
+        return []
+    order = np.argsort(starts, kind="stable")
+    begun, covered = starts[order], np.maximum.accumulate(ends[order])
+    long = np.flatnonzero(begun[1:] - covered[:-1] > PAUSE_NS)
+    return [(int(covered[i]), int(begun[i + 1])) for i in long]
+
+
+def account(connection: DuckDBPyConnection) -> None:
+    """Fill tables `device_time` and `lost`; `device_slice`, `wave`, `wait` and `step` are there."""
+    for file_id, start, end in connection.execute(
+        "SELECT file_id, min(ts), max(ts + dur) FROM step GROUP BY file_id ORDER BY file_id"
+    ).fetchall():
+        host = _columns(connection, "SELECT ts, ts + dur FROM host_activity WHERE file_id = ?", file_id)
+        pauses = pauses_between(host[0], host[1])
+        devices = connection.execute(
+            "SELECT DISTINCT upid FROM device_slice WHERE file_id = ? ORDER BY upid", [file_id]
+        ).fetchall()
+        for (upid,) in devices:
+            work, waits = _work(connection, upid), _waits(connection, file_id, upid)
+            spans = partition(work, waits, pauses, start, end)
+            rows = [(upid, span.start, span.end - span.start, span.kind, span.cause) for span in spans]
+            append(connection, "device_time", rows)
+            append(connection, "lost", [(upid, slice_id, lost) for slice_id, lost in waits.lost.items()])
+
+
+def _work(connection: DuckDBPyConnection, upid: int) -> Work:
+    columns = _columns(
+        connection,
+        """SELECT d.slice_id, d.ts, d.ts + d.dur, coalesce(w.tail_ns, 0),
+                  CASE d.kind WHEN 'kernel' THEN 0 WHEN 'communication' THEN 2 ELSE 3 END,
+                  coalesce(d.launch_ts, d.ts)
+           FROM device_slice d LEFT JOIN wave w USING (slice_id)
+           WHERE d.upid = ? ORDER BY d.ts, d.slice_id""",
+        upid,
+    )
+    return Work(*columns)
+
+
+def _waits(connection: DuckDBPyConnection, file_id: int, upid: int) -> Waits:
+    slice_id, start, end = _columns(
+        connection,
+        """SELECT slice_id, ts, ts + dur FROM wait
+           WHERE file_id = ? AND (upid IS NULL OR upid = ?) ORDER BY ts + dur, slice_id""",
+        file_id,
+        upid,
+    )
+    return Waits(slice_id.tolist(), start.tolist(), end.tolist())
+
+
+def _columns(connection: DuckDBPyConnection, sql: str, *parameters: int) -> list[Ints]:
+    found = connection.execute(sql, list(parameters)).fetchnumpy()
+    return [np.ma.filled(column, 0).astype(np.int64) for column in found.values()]

@@ -1,0 +1,150 @@
+-- What ran on the devices, who launched it, and for which operator and line of the user's program.
+
+-- Calls into CUDA by the host. A correlation is unique within a process.
+CREATE OR REPLACE TABLE device_call AS
+SELECT slice.id AS slice_id, slice.ts, greatest(slice.dur, 0) AS dur, slice.name, thread.utid, process.file_id,
+       TRY_CAST(arg_set.args->>'$.correlation' AS BIGINT) AS correlation
+FROM slice
+JOIN thread_track ON thread_track.id = slice.track_id
+JOIN thread USING (utid)
+JOIN process USING (upid)
+LEFT JOIN arg_set USING (arg_set_id)
+WHERE slice.category IN ('cuda_runtime', 'cuda_driver')
+  AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61 AND slice.dur < 1::BIGINT << 61;
+
+-- Kernels, copies and fills, each with the call that launched it. Sizes of a launch are threads and bytes.
+CREATE OR REPLACE TEMP TABLE device_work AS
+WITH work AS (
+    SELECT slice.id AS slice_id, slice.ts, greatest(slice.dur, 0) AS dur, slice.name, process.upid, process.file_id,
+           coalesce(process.device, process.pid) AS device, thread.tid AS stream, arg_set.args,
+           TRY_CAST(arg_set.args->>'$.correlation' AS BIGINT) AS correlation,
+           CASE slice.category WHEN 'gpu_memcpy' THEN 'copy' WHEN 'gpu_memset' THEN 'fill'
+                ELSE CASE WHEN regexp_matches(slice.name, '^(nccl|ncclDevKernel|ncclKernel)') THEN 'communication'
+                          ELSE 'kernel' END END AS kind
+    FROM slice
+    JOIN thread_track ON thread_track.id = slice.track_id
+    JOIN thread USING (utid)
+    JOIN process USING (upid)
+    LEFT JOIN arg_set USING (arg_set_id)
+    WHERE slice.category IN ('kernel', 'gpu_memcpy', 'gpu_memset')
+      -- Times in which nobody lives could not be added up.
+      AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61 AND slice.dur < 1::BIGINT << 61
+),
+by_flow AS (
+    SELECT slice_in AS slice_id, min(slice_out) AS launch_id FROM flow WHERE category = 'ac2g' GROUP BY slice_in
+)
+SELECT work.* EXCLUDE (args), coalesce(launch.slice_id, by_flow.launch_id) AS launch_id,
+       TRY_CAST(args->'$.grid' AS BIGINT[]) AS grid, TRY_CAST(args->'$.block' AS BIGINT[]) AS block,
+       TRY_CAST(args->>'$."registers per thread"' AS BIGINT) AS registers,
+       TRY_CAST(args->>'$."shared memory"' AS BIGINT) AS shared_bytes,
+       TRY_CAST(args->>'$.bytes' AS BIGINT) AS bytes
+FROM work
+-- Several processes in one file (Nsight Systems) may use a number each; then the arrow decides.
+LEFT JOIN (
+    SELECT file_id, correlation, any_value(slice_id) AS slice_id FROM device_call
+    WHERE correlation IS NOT NULL GROUP BY file_id, correlation HAVING count(*) = 1
+) AS launch ON launch.file_id = work.file_id AND launch.correlation = work.correlation
+LEFT JOIN by_flow ON by_flow.slice_id = work.slice_id;
+
+-- Everything a launch lies in: operators, ranges and Python's frames, the innermost first. Calls deeper than any
+-- stack that Python allows have no such context, which bounds this table on files made to fill the memory.
+CREATE OR REPLACE TEMP TABLE enclosing AS
+WITH RECURSIVE host AS (
+    SELECT id, parent_id, depth FROM slice
+    WHERE category NOT IN ('kernel', 'gpu_memcpy', 'gpu_memset', 'gpu_user_annotation') OR category IS NULL
+),
+up AS (
+    SELECT launch.slice_id AS inner_id, host.parent_id AS outer_id, 1 AS hops
+    FROM device_call AS launch JOIN host ON host.id = launch.slice_id
+    WHERE host.parent_id IS NOT NULL AND host.depth < 1000
+    UNION ALL
+    SELECT up.inner_id, host.parent_id, up.hops + 1
+    FROM up JOIN host ON host.id = up.outer_id
+    WHERE host.parent_id IS NOT NULL
+)
+SELECT up.inner_id, up.outer_id, up.hops, slice.category, slice.name
+FROM up JOIN slice ON slice.id = up.outer_id;
+
+-- The backward of an operator runs on a thread of autograd's; its lines and ranges are those of its forward.
+-- The engine's range around one node holds what follows the node too: the sum of a bias' gradient.
+CREATE OR REPLACE TEMP TABLE forward_of AS
+WITH link AS (
+    SELECT slice_in AS backward_id, slice_out AS forward_id FROM flow WHERE category = 'fwdbwd'
+    UNION
+    SELECT parent.id, flow.slice_out
+    FROM flow
+    JOIN slice ON slice.id = flow.slice_in
+    JOIN slice AS parent ON parent.id = slice.parent_id
+    WHERE flow.category = 'fwdbwd' AND parent.name LIKE 'autograd::engine::evaluate_function:%'
+)
+SELECT enclosing.inner_id, arg_min(link.forward_id, (enclosing.hops, link.forward_id)) AS forward_id
+FROM enclosing JOIN link ON link.backward_id = enclosing.outer_id
+GROUP BY enclosing.inner_id;
+
+CREATE OR REPLACE TEMP TABLE around_forward AS
+WITH RECURSIVE up AS (
+    SELECT DISTINCT forward_id AS inner_id, forward_id AS outer_id, 0 AS hops FROM forward_of
+    UNION ALL
+    SELECT up.inner_id, slice.parent_id, up.hops + 1
+    FROM up JOIN slice ON slice.id = up.outer_id
+    WHERE slice.parent_id IS NOT NULL AND up.hops < 1000
+)
+SELECT up.inner_id, up.hops, slice.category, slice.name FROM up JOIN slice ON slice.id = up.outer_id;
+
+-- A frame of the user's own: `train.py(12): step`, the file and the first line of its function.
+CREATE OR REPLACE TEMP MACRO own_frame(category, name) AS (
+    category = 'python_function' AND regexp_matches(name, '\.py\(\d+\): ')
+    AND NOT regexp_matches(name, '(^|/)(torch|triton|tilewright)/|/(site|dist)-packages/|/lib/python\d|torchinductor_')
+    AND NOT regexp_matches(name, '^(threading|contextlib|functools|runpy)\.py\(|^c[a-z0-9]{40,}\.py\(')
+);
+CREATE OR REPLACE TEMP MACRO place_of(frame) AS regexp_replace(frame, '\((\d+)\): .*$', ':\1');
+
+CREATE OR REPLACE TEMP TABLE launch_context AS
+WITH own AS (
+    SELECT inner_id,
+           arg_min(outer_id, hops) FILTER (WHERE category = 'cpu_op') AS operator_id,
+           arg_min(name, hops) FILTER (WHERE own_frame(category, name)) AS frame,
+           min(hops) FILTER (WHERE own_frame(category, name)) AS frame_hops,
+           list(name ORDER BY hops DESC) FILTER (WHERE category = 'user_annotation') AS ranges
+    FROM enclosing GROUP BY inner_id
+),
+-- What the user's line called: `print`, `item`, `aten::index`.
+called AS (
+    SELECT own.inner_id, arg_max(enclosing.name, enclosing.hops) AS caller,
+           arg_max(enclosing.outer_id, enclosing.hops) AS caller_id
+    FROM own JOIN enclosing ON enclosing.inner_id = own.inner_id
+    WHERE enclosing.category IN ('cpu_op', 'python_function')
+      AND (enclosing.hops < own.frame_hops OR (own.frame_hops IS NULL AND enclosing.category = 'cpu_op'))
+    GROUP BY own.inner_id
+),
+forward AS (
+    SELECT inner_id AS forward_id,
+           arg_min(name, hops) FILTER (WHERE own_frame(category, name)) AS frame,
+           list(name ORDER BY hops DESC) FILTER (WHERE category = 'user_annotation') AS ranges
+    FROM around_forward GROUP BY inner_id
+)
+SELECT own.inner_id AS launch_id, own.operator_id, forward_of.forward_id, called.caller_id,
+       regexp_replace(regexp_replace(called.caller, '^<built-in (?:function|method) (\S+?)(?: .*)?>$', '\1'),
+                      '^.*\.py\(\d+\): ', '') AS caller,
+       -- A frame of the thread that runs backward is the engine's caller, not the operator's.
+       coalesce(forward.frame, own.frame) AS frame, own.ranges, forward.ranges AS forward_ranges
+FROM own
+LEFT JOIN called USING (inner_id)
+LEFT JOIN forward_of USING (inner_id)
+LEFT JOIN forward USING (forward_id);
+
+-- `attributed_by`: launch, an operator around the call; range, only a range around it; graph, a replay, whose
+-- kernels were launched together: graphs.sql looks further. NULL: launched before the trace began.
+CREATE OR REPLACE TABLE device_slice AS
+SELECT device_work.*, launch.name AS launch, launch.ts AS launch_ts, launch.dur AS launch_dur,
+       context.operator_id, operator.name AS operator, place_of(context.frame) AS source,
+       regexp_extract(context.frame, '\): (.*)$', 1) AS source_function,
+       coalesce(context.ranges, []) AS ranges, coalesce(context.forward_ranges, []) AS forward_ranges,
+       CASE WHEN launch.name LIKE '%GraphLaunch%' THEN 'graph'
+            WHEN context.operator_id IS NOT NULL THEN 'launch'
+            WHEN context.ranges IS NOT NULL THEN 'range' END AS attributed_by
+FROM device_work
+LEFT JOIN device_call AS launch ON launch.slice_id = device_work.launch_id
+LEFT JOIN launch_context AS context ON context.launch_id = device_work.launch_id
+LEFT JOIN slice AS operator ON operator.id = context.operator_id
+ORDER BY device_work.ts, device_work.slice_id;

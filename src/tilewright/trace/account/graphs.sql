@@ -1,0 +1,85 @@
+-- Kernels of CUDA graphs: a replay launches them together, so the operator is looked for elsewhere.
+
+-- First choice, `capture`: the calls that were recorded while the graph was captured, where the trace has them.
+-- They reached no device then; a replay of as many pieces of work runs them in their order.
+CREATE OR REPLACE TEMP TABLE captured AS
+WITH opened AS (
+    SELECT file_id, ts, row_number() OVER (PARTITION BY file_id ORDER BY ts) AS capture
+    FROM device_call WHERE regexp_matches(name, '^(cuda|cu)StreamBeginCapture')
+),
+closed AS (SELECT file_id, ts FROM device_call WHERE regexp_matches(name, '^(cuda|cu)StreamEndCapture')),
+span AS (
+    SELECT opened.file_id, capture, opened.ts, min(closed.ts) AS last_ts
+    FROM opened JOIN closed ON closed.file_id = opened.file_id AND closed.ts > opened.ts
+    GROUP BY opened.file_id, capture, opened.ts
+),
+inside AS (
+    SELECT call.file_id, span.capture, call.slice_id, call.ts
+    FROM device_call AS call
+    JOIN span ON span.file_id = call.file_id AND call.ts BETWEEN span.ts AND span.last_ts
+    WHERE regexp_matches(call.name, 'LaunchKernel|LaunchCooperative|Memcpy|Memset')
+      AND call.slice_id NOT IN (SELECT launch_id FROM device_slice WHERE launch_id IS NOT NULL)
+)
+SELECT file_id, capture, slice_id AS launch_id,
+       row_number() OVER (PARTITION BY file_id, capture ORDER BY ts) AS position,
+       count(*) OVER (PARTITION BY file_id, capture) AS length
+FROM inside;
+
+CREATE OR REPLACE TEMP TABLE replayed AS
+SELECT slice_id, file_id, row_number() OVER replay AS position,
+       count(*) OVER (PARTITION BY file_id, correlation) AS length
+FROM device_slice WHERE attributed_by = 'graph' OR (attributed_by IS NULL AND correlation IS NOT NULL)
+WINDOW replay AS (PARTITION BY file_id, correlation ORDER BY ts, slice_id);
+
+CREATE OR REPLACE TEMP TABLE by_capture AS
+SELECT replayed.slice_id, arg_max(captured.launch_id, captured.capture) AS launch_id
+FROM replayed JOIN captured USING (file_id, position, length)
+GROUP BY replayed.slice_id;
+
+-- Second choice, `same kernel`: the operator that launched a kernel of that name on that grid elsewhere in the
+-- trace, where it is always the same one.
+CREATE OR REPLACE TEMP TABLE by_kernel AS
+WITH known AS (
+    SELECT file_id, name, grid, block, any_value(operator) AS operator, max(operator_id) AS operator_id,
+           any_value(source) AS source
+    FROM device_slice WHERE attributed_by = 'launch'
+    GROUP BY file_id, name, grid, block
+    HAVING count(DISTINCT operator) = 1
+)
+SELECT d.slice_id, known.operator, known.operator_id, known.source
+FROM device_slice d JOIN known USING (file_id, name, grid, block)
+WHERE d.attributed_by = 'graph' OR d.attributed_by IS NULL;
+
+-- Third choice, `name`: what PyTorch's and the libraries' kernels are called.
+CREATE OR REPLACE TEMP MACRO named_operator(kernel) AS CASE
+    WHEN kernel LIKE 'triton\_%' ESCAPE '\' THEN kernel
+    WHEN regexp_matches(kernel, '(?i)flash|fmha|attention') THEN 'attention'
+    WHEN regexp_matches(kernel, '(?i)gemm|gemv|cutlass|cublas|nvjet|xmma|splitk') THEN 'matrix product'
+    WHEN regexp_matches(kernel, '(?i)conv|wgrad|dgrad|cudnn') THEN 'convolution'
+    WHEN regexp_matches(kernel, '(?i)layer_?norm|GammaBeta') THEN 'aten::native_layer_norm'
+    WHEN regexp_matches(kernel, '(?i)softmax') THEN 'aten::_softmax'
+    WHEN regexp_matches(kernel, '(?i)dropout') THEN 'aten::native_dropout'
+    WHEN regexp_matches(kernel, '(?i)gelu') THEN 'aten::gelu'
+    WHEN regexp_matches(kernel, '(?i)multi_tensor|adam|sgd') THEN 'optimizer'
+    WHEN regexp_matches(kernel, '(?i)embedding') THEN 'aten::embedding'
+    WHEN regexp_matches(kernel, '(?i)reduce_kernel') THEN 'aten::sum'
+    WHEN regexp_matches(kernel, '(?i)FillFunctor|Memset') THEN 'aten::fill_'
+    WHEN regexp_matches(kernel, '(?i)copy|Memcpy') THEN 'aten::copy_'
+    WHEN regexp_matches(kernel, '(?i)elementwise') THEN 'pointwise'
+END;
+
+UPDATE device_slice SET operator_id = context.operator_id, operator = slice.name, source = place_of(context.frame),
+       source_function = regexp_extract(context.frame, '\): (.*)$', 1), ranges = coalesce(context.ranges, []),
+       forward_ranges = coalesce(context.forward_ranges, []), attributed_by = 'capture'
+FROM by_capture
+JOIN launch_context AS context ON context.launch_id = by_capture.launch_id
+JOIN slice ON slice.id = context.operator_id
+WHERE by_capture.slice_id = device_slice.slice_id;
+
+UPDATE device_slice SET operator_id = by_kernel.operator_id, operator = by_kernel.operator, source = by_kernel.source,
+       attributed_by = 'same kernel'
+FROM by_kernel
+WHERE by_kernel.slice_id = device_slice.slice_id AND coalesce(attributed_by, 'graph') = 'graph';
+
+UPDATE device_slice SET operator = named_operator(name), attributed_by = 'name'
+WHERE coalesce(attributed_by, 'graph') = 'graph' AND named_operator(name) IS NOT NULL;

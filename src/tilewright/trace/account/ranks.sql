@@ -1,0 +1,58 @@
+-- Several ranks of one job: what each hid of its communication, and who kept the others waiting.
+
+-- `exposed`: nothing else ran on the device meanwhile. What it hid behind kernels is the rest.
+CREATE OR REPLACE VIEW communication AS
+WITH total AS (
+    SELECT upid, sum(dur) AS ns, count(*) AS collectives FROM device_slice WHERE kind = 'communication' GROUP BY upid
+),
+spent AS (
+    SELECT upid, sum(dur) FILTER (WHERE class = 'communication') AS exposed,
+           sum(dur) FILTER (WHERE class IN ('kernel', 'wave tail')) AS computing
+    FROM device_time GROUP BY upid
+)
+SELECT coalesce(trace_file.rank, process.file_id) AS rank, process.name AS device, total.collectives,
+       total.ns / 1e6 AS communication_ms, coalesce(spent.exposed, 0) / 1e6 AS exposed_ms,
+       1e2 * (1 - coalesce(spent.exposed, 0) / total.ns::DOUBLE) AS hidden_percent,
+       coalesce(spent.computing, 0) / 1e6 AS computing_ms
+FROM total
+JOIN process USING (upid)
+JOIN trace_file ON trace_file.id = process.file_id
+LEFT JOIN spent USING (upid)
+ORDER BY rank, device;
+
+-- A collective ends on all ranks at once, so its ends tell how far the clocks of the ranks are apart. The n-th
+-- collective of a name and a process group on one rank is the n-th on every other.
+CREATE OR REPLACE VIEW collective AS
+WITH named AS (
+    SELECT d.slice_id, d.file_id, d.ts, d.ts + d.dur AS last_ts,
+           regexp_extract(d.name, '^[^(]*') AS name, coalesce(arg_set.args->>'$."Process Group Name"', '') AS in_group
+    FROM device_slice d JOIN slice ON slice.id = d.slice_id LEFT JOIN arg_set USING (arg_set_id)
+    WHERE d.kind = 'communication'
+),
+numbered AS (
+    SELECT *, row_number() OVER (PARTITION BY file_id, name, in_group ORDER BY ts) AS position FROM named
+),
+shared AS (
+    SELECT *, median(last_ts) OVER same AS end_of_all FROM numbered
+    WINDOW same AS (PARTITION BY name, in_group, position)
+    QUALIFY count(*) OVER same > 1
+),
+skew AS (SELECT file_id, median(last_ts - end_of_all) AS skew_ns FROM shared GROUP BY file_id)
+SELECT slice_id, file_id, coalesce(trace_file.rank, file_id) AS rank, name, in_group, position,
+       ts - skew_ns AS aligned_ts, skew_ns,
+       max(ts - skew_ns) OVER same - (ts - skew_ns) AS waited_ns,
+       row_number() OVER (PARTITION BY name, in_group, position ORDER BY ts - skew_ns DESC, file_id) = 1 AS came_last,
+       coalesce((ts - skew_ns) - lag(ts - skew_ns) OVER (PARTITION BY name, in_group, position ORDER BY ts - skew_ns),
+                0) AS behind_ns
+FROM shared JOIN skew USING (file_id) JOIN trace_file ON trace_file.id = file_id
+WINDOW same AS (PARTITION BY name, in_group, position)
+ORDER BY position, rank;
+
+-- `caused`: the ranks before the last one waited for it; how much less it would have been without that rank.
+CREATE OR REPLACE VIEW straggler AS
+SELECT rank, count(*) AS collectives, count(*) FILTER (WHERE came_last) AS came_last,
+       sum(waited_ns) / 1e6 AS waited_ms, coalesce(sum(behind_ns) FILTER (WHERE came_last), 0) / 1e6 AS caused_ms,
+       any_value(skew_ns) / 1e3 AS clock_ahead_us
+FROM collective
+GROUP BY rank
+ORDER BY caused_ms DESC, rank;

@@ -1,0 +1,52 @@
+-- Calls in which the host waited for the device, with the operator and the line that made it wait.
+
+-- A profile of tilewright's marks each synchronisation with its line, right after the operator that waited.
+CREATE OR REPLACE TEMP TABLE mark AS
+SELECT slice.parent_id, slice.track_id, slice.ts, regexp_extract(name, '^synchronisation at (.*:\d+)', 1) AS place
+FROM slice
+WHERE category IN ('user_annotation', 'cpu_op') AND name LIKE 'synchronisation at %';
+
+CREATE OR REPLACE TABLE wait AS
+WITH copied AS (
+    SELECT launch_id, min(ts) AS ts, max(ts + dur) AS last_end, min(upid) AS upid,
+           bool_or(name LIKE '%Pageable%') AS pageable
+    FROM device_slice WHERE kind = 'copy' GROUP BY launch_id
+),
+waiting AS (
+    SELECT launch.*, slice.track_id, copied.upid, context.operator_id, context.caller,
+           coalesce(context.caller_id, launch.slice_id) AS caller_id, context.frame, context.ranges,
+           CASE WHEN regexp_matches(launch.name, 'Memcpy') THEN
+                CASE WHEN pageable THEN 'a copy to or from pageable memory' ELSE 'a copy' END END AS copy
+    FROM device_call AS launch JOIN slice ON slice.id = launch.slice_id
+    LEFT JOIN copied ON copied.launch_id = launch.slice_id
+    LEFT JOIN launch_context AS context ON context.launch_id = launch.slice_id
+    WHERE regexp_matches(launch.name, '^(cuda|cu)(Stream|Device|Event|Ctx|Thread)Synchronize')
+       OR launch.name IN ('cudaFree', 'cudaFreeHost', 'cuMemFree_v2', 'cuMemFreeHost')
+       -- A copy that came back before the device had begun it waited for nothing.
+       OR (regexp_matches(launch.name, 'Memcpy') AND launch.ts + launch.dur >= copied.ts
+           AND (pageable OR launch.ts + launch.dur >= copied.last_end))
+),
+-- A mark is for the last wait before it on its thread, in something they both lie in, and for the other waits of
+-- that one's operator: a copy and the synchronisation after it.
+owned AS (
+    SELECT mark.place, mark.ts, last.slice_id, last.operator_id
+    FROM mark ASOF JOIN (SELECT *, ts + dur AS ended FROM waiting) AS last
+      ON last.track_id = mark.track_id AND mark.ts >= last.ended
+    WHERE mark.parent_id IS NULL
+       OR (last.slice_id, mark.parent_id) IN (SELECT (inner_id, outer_id) FROM enclosing)
+),
+marked AS (
+    SELECT waiting.slice_id, arg_min(owned.place, owned.ts) AS place
+    FROM waiting JOIN owned ON owned.slice_id = waiting.slice_id OR owned.operator_id = waiting.operator_id
+    GROUP BY waiting.slice_id
+)
+SELECT waiting.slice_id, waiting.file_id, waiting.ts, waiting.dur, waiting.name, waiting.utid,
+       -- A stream's or an event's device is not told: with one device there is no doubt.
+       waiting.upid, operator.name AS operator, waiting.caller, waiting.caller_id, waiting.copy,
+       coalesce(marked.place, place_of(waiting.frame)) AS source,
+       regexp_extract(waiting.frame, '\): (.*)$', 1) AS source_function,
+       marked.place IS NOT NULL AS exact, coalesce(waiting.ranges, []) AS ranges
+FROM waiting
+LEFT JOIN slice AS operator ON operator.id = waiting.operator_id
+LEFT JOIN marked ON marked.slice_id = waiting.slice_id
+ORDER BY waiting.ts;

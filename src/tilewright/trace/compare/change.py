@@ -1,0 +1,190 @@
+"""Is one program slower than another? Step times of both in, a ratio with its interval and a verdict out.
+
+Step times are neither independent nor normal: their noise has long tails, and most of it is slow (clocks,
+neighbours, the allocator's state), so that more steps of the same minute teach little. Two ways, by what there is:
+
+- *Several runs a side* (`MANY_RUNS` or more): a run counts as one figure, its 20th percentile, since what
+  interferes with a step only adds to it. The difference is a trimmed mean with its winsorised standard error
+  (K. K. Yuen, "The two-sample trimmed t for unequal population variances", Biometrika 61, 1974). Runs that were
+  made in turns (before, after, before, ...) are compared in pairs, which removes what drifts slowly.
+- *One run a side*: noise is taken for white plus flicker. Its two parts are fitted to the Allan variance of both
+  runs (D. W. Allan, "Statistics of Atomic Frequency Standards", Proc. IEEE 54, 1966): of averages over m steps it
+  is w / m + f, and f, which no length of the run averages out, is what two runs of one program differ by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+LEAST = 0.01
+"""Differences below 1 % are called the same: loading a program anew may change as much."""
+LEVEL = 0.01
+"""How often an interval may miss the true ratio, as far as the noise is what it is taken for."""
+MANY_RUNS = 5
+FEW_STEPS = 20
+SHORT_US = 2e6
+"""A single run shorter than two seconds does not show the slow noise of a machine that does other work too."""
+_TRIMMED = 0.2
+_WINSOR = 3.0
+
+Verdict = Literal["slower", "faster", "the same", "cannot tell"]
+Floats: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
+
+
+@dataclass(frozen=True)
+class Change:
+    """After over before; `low` to `high` is the interval of the ratio, at the level 1 − `LEVEL`."""
+
+    ratio: float
+    low: float
+    high: float
+    verdict: Verdict
+    method: str
+    """What was compared, in words; where nothing can be told, why."""
+
+    @property
+    def resolution(self) -> float:
+        """The smallest change that could have been told, as a share: 0.03 is 3 %."""
+        return math.sqrt(self.high / self.low) - 1 if self.low > 0 else math.inf
+
+
+def compare(
+    before: Sequence[Sequence[float]],
+    after: Sequence[Sequence[float]],
+    *,
+    in_turns: bool = False,
+    shared_machine: bool = True,
+) -> Change:
+    """Compare step times in microseconds, one sequence a run, all positive; runs in the order they were made.
+
+    `in_turns` says that run i of each side were made one after the other. `shared_machine` is for times that
+    other programs of the machine disturb, as they do a host's: then a single short run tells nothing.
+
+    >>> compare([[100.0 + i % 7 for i in range(99)]], [[104.0 + i % 7 for i in range(99)]],
+    ...         shared_machine=False).verdict
+    'slower'
+    """
+    first, second = ([np.log(np.asarray(run, float)) for run in side if len(run)] for side in (before, after))
+    if not first or not second:
+        return Change(math.nan, 0.0, math.inf, "cannot tell", "a side has no steps")
+    if min(len(first), len(second)) >= MANY_RUNS:
+        return _of_runs(first, second, in_turns and len(first) == len(second))
+    return _of_steps(np.concatenate(first), np.concatenate(second), shared_machine)
+
+
+def _of_runs(first: Sequence[Floats], second: Sequence[Floats], in_turns: bool) -> Change:
+    levels = [np.array([np.percentile(run, 20) for run in side]) for side in (first, second)]
+    if in_turns:
+        shift, variance, left = _trimmed(levels[1] - levels[0])
+        return _change(shift, variance, left - 1, f"{len(first)} pairs of runs, made in turns")
+    (low, low_variance, low_left), (high, high_variance, high_left) = map(_trimmed, levels)
+    variance = low_variance + high_variance
+    # Welch's degrees of freedom; runs without any spread have as many as they are.
+    freedom = float(low_left + high_left - 2)
+    if variance > 0:
+        freedom = variance**2 / (low_variance**2 / (low_left - 1) + high_variance**2 / (high_left - 1))
+    return _change(high - low, variance, freedom, f"{len(first)} and {len(second)} runs")
+
+
+def _trimmed(values: Floats) -> tuple[float, float, int]:
+    """Trimmed mean, the square of its standard error, and how many values are left."""
+    ordered = np.sort(values)
+    cut = int(_TRIMMED * len(ordered))
+    left = len(ordered) - 2 * cut
+    winsorised = np.clip(ordered, ordered[cut], ordered[-1 - cut])
+    spread = float(winsorised.var(ddof=1))
+    return float(ordered[cut : len(ordered) - cut].mean()), (len(ordered) - 1) * spread / (left * (left - 1)), left
+
+
+def _of_steps(first: Floats, second: Floats, shared_machine: bool) -> Change:
+    first, second = _winsorised(first), _winsorised(second)
+    shift = float(second.mean() - first.mean())
+    fewest = min(len(first), len(second))
+    length_us = min(float(np.exp(run).sum()) for run in (first, second))
+    untold = ""
+    if fewest < FEW_STEPS:
+        untold = f"{fewest} steps are too few, {FEW_STEPS} are needed"
+    elif shared_machine and length_us < SHORT_US:
+        untold = f"{length_us / 1e6:.2g} s do not show the machine's slow noise, {SHORT_US / 1e6:.0f} s are needed"
+    if untold:
+        ratio = math.exp(shift)
+        return Change(ratio, 0.0, math.inf, "cannot tell", f"{untold}, or {MANY_RUNS} runs a side")
+    white, flicker, octaves = _noise(first, second)
+    variance = white / len(first) + white / len(second) + 2 * flicker
+    return _change(shift, variance, octaves, f"{len(first)} and {len(second)} steps of single runs")
+
+
+def _winsorised(values: Floats) -> Floats:
+    """With what lies beyond three robust standard deviations from the median drawn in to there."""
+    middle = float(np.median(values))
+    spread = 1.4826 * float(np.median(np.abs(values - middle)))
+    return np.clip(values, middle - _WINSOR * spread, middle + _WINSOR * spread) if spread else values
+
+
+def _noise(first: Floats, second: Floats) -> tuple[float, float, float]:
+    """White and flicker variance of one step, fitted to both runs, and degrees of freedom.
+
+    Each averaging length m gives f = (m · A(m) − A(1)) / (m − 1). The larger of the two longest counts, since
+    noise slower than flicker (a drift) shows only there.
+    """
+    longest = min(len(first), len(second)) // 4
+    lengths = [m for m in (2, 3, *(2**k * n for k in range(1, 30) for n in (2, 3))) if m <= longest]
+    white = (_allan(first, 1) + _allan(second, 1)) / 2
+    flicker = [((m * (_allan(first, m) + _allan(second, m)) / 2) - white) / (m - 1) for m in lengths]
+    # Two runs of at least four blocks each, which overlap: some nine independent differences in all.
+    return white, max(0.0, *flicker[-2:]), 9.0
+
+
+def _allan(values: Floats, length: int) -> float:
+    """Overlapping Allan variance of averages over `length` values."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    averages = (sums[length:] - sums[:-length]) / length
+    return float(np.mean((averages[length:] - averages[:-length]) ** 2) / 2)
+
+
+def _change(shift: float, variance: float, freedom: float, method: str) -> Change:
+    half = student(1 - LEVEL / 2, freedom) * math.sqrt(variance)
+    low, high, ratio = (math.exp(value) for value in (shift - half, shift + half, shift))
+    verdict: Verdict = "cannot tell"
+    if low > 1 and ratio >= 1 + LEAST:
+        verdict = "slower"
+    elif high < 1 and ratio <= 1 / (1 + LEAST):
+        verdict = "faster"
+    elif (low > 1 or high < 1) or (low >= 1 / (1 + LEAST) and high <= 1 + LEAST):
+        verdict = "the same"
+    return Change(ratio, low, high, verdict, method)
+
+
+def student(probability: float, freedom: float) -> float:
+    """Quantile of Student's t above the median (G. W. Hill, Algorithm 396, Comm. ACM 13, 1970): 10⁻³ near 2
+    degrees of freedom, better above; fewer than two count as two.
+
+    >>> round(student(0.995, 14), 2)
+    2.98
+    """
+    n = max(freedom, 2.0)
+    tails = 2 * (1 - probability)
+    a = 1 / (n - 0.5)
+    b = 48 / a**2
+    c = ((20700 * a / b - 98) * a - 16) * a + 96.36
+    d = ((94.5 / (b + c) - 3) / b + 1) * math.sqrt(a * math.pi / 2) * n
+    y = (d * tails) ** (2 / n)
+    if y > 0.05 + a:
+        x = NormalDist().inv_cdf(tails / 2)
+        y = x * x
+        if n < 5:
+            c += 0.3 * (n - 4.5) * (x + 0.6)
+        c += (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b
+        y = (((((0.4 * y + 6.3) * y + 36) * y + 94.5) / c - y - 3) / b + 1) * x
+        y = math.expm1(a * y * y)
+    else:
+        y = ((1 / (((n + 6) / (n * y) - 0.089 * d - 0.822) * (n + 2) * 3) + 0.5 / (n + 4)) * y - 1) * (n + 1) / (
+            n + 2
+        ) + 1 / y
+    return math.sqrt(n * y)

@@ -1,0 +1,114 @@
+"""Flow events joined to arrows between slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewright.trace.events.nesting import Ints, Nest
+from tilewright.trace.events.rows import next_id
+from tilewright.trace.events.slices import Slices, fetch, reject
+from tilewright.trace.events.staging import FLOW_PHASES
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+START, STEP, END = 0, 1, 2
+_HOMELESS = "a flow event where no slice is"
+_PARTNERLESS = "a flow event whose other end is missing"
+
+
+def add_flows(connection: DuckDBPyConnection, slices: Slices) -> tuple[int, str | None]:
+    """Rows of `flow` from the staged events; returns how many events ended in one, and a word on their clocks."""
+    columns = fetch(
+        connection,
+        "SELECT seq, dense_rank() OVER (ORDER BY id, category, name), "
+        f"CASE ph WHEN 's' THEN {START} WHEN 't' THEN {STEP} ELSE {END} END, track_id, ts, "
+        "(ph <> 'f' OR bp IS NOT DISTINCT FROM 'e')::INT "
+        f"FROM event JOIN place USING (pid, tid) WHERE ph IN {FLOW_PHASES}",
+    )
+    seq, key, phase, track, ts, enclosing = columns
+    flows = join_flows(FlowPoints(seq, key, phase, track, ts, enclosing.astype(np.bool_)), slices.nest)
+    reject(connection, flows.homeless, _HOMELESS)
+    reject(connection, flows.partnerless, _PARTNERLESS)
+    first = next_id(connection, "flow", "id")
+    arrows = {  # noqa: F841  # DuckDB finds it by its name
+        "seq": flows.seq,
+        "slice_out": slices.ids[flows.slice_out],
+        "slice_in": slices.ids[flows.slice_in],
+    }
+    connection.execute(
+        f"INSERT INTO flow SELECT {first} - 1 + row_number() OVER (ORDER BY seq), slice_out, slice_in, "
+        "id, name, category FROM arrows JOIN event USING (seq)"
+    )
+    lag = slices.nest.ts[flows.slice_in] - slices.nest.ts[flows.slice_out]
+    back = lag < 0
+    note = None
+    if back.any():
+        note = f"{back.sum()} arrows go back in time, by up to {-lag.min() / 1e3:.3f} µs: their clocks disagree"
+    return len(seq) - len(flows.homeless) - len(flows.partnerless), note
+
+
+@dataclass(frozen=True)
+class FlowPoints:
+    """One flow event each: int64[n] arrays, and whether it binds to the slice around it or to the next one.
+
+    `key` is a small number, one for each (id, category, name); `phase` is START, STEP or END.
+    """
+
+    seq: Ints
+    key: Ints
+    phase: Ints
+    track: Ints
+    ts: Ints
+    enclosing: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Flows:
+    """Arrows as places in the nest, by the seq of their later event; and the events that made none."""
+
+    seq: Ints
+    slice_out: Ints
+    slice_in: Ints
+    homeless: Ints  # seq of events where no slice is
+    partnerless: Ints  # seq of events whose other half is missing, or has no slice
+
+
+def join_flows(points: FlowPoints, nest: Nest) -> Flows:
+    """Arrows from each start or step to the step or the ends that follow it under the same key.
+
+    One start may have many ends: every kernel of a replayed CUDA graph points back to one launch. With a single
+    start the order of time does not matter, since clocks of host and device disagree; where a key is used
+    again, each end belongs to the start before it.
+    """
+    place = nest.holding(points.track, points.ts)
+    if not points.enclosing.all():
+        place = np.where(points.enclosing, place, nest.following(points.track, points.ts))
+    has_slice = place >= 0
+    kept = np.flatnonzero(has_slice)
+    key, phase = points.key[kept], points.phase[kept]
+    starts = np.bincount(key[phase == START], minlength=key.max() + 1 if len(key) else 0)
+    first = np.where(starts[key] > 1, 0, phase)
+    order = np.lexsort((points.seq[kept], points.ts[kept], first, key))
+    key, phase, kept = key[order], phase[order], kept[order]
+    here = np.arange(len(kept))
+    giver = np.maximum.accumulate(np.where(phase != END, here, -1)) if len(kept) else here
+    # A step takes from what stands before it, itself left out.
+    giver = np.where(phase == STEP, np.concatenate([[-1], giver[:-1]]), giver) if len(kept) else giver
+    joined = (phase != START) & (giver >= 0)
+    joined &= key[np.maximum(giver, 0)] == key
+    taken = np.flatnonzero(joined)
+    used = np.zeros(len(kept), np.bool_)
+    used[taken] = True
+    used[giver[taken]] = True
+    return Flows(
+        seq=points.seq[kept[taken]],
+        slice_out=place[kept[giver[taken]]],
+        slice_in=place[kept[taken]],
+        homeless=points.seq[~has_slice],
+        partnerless=points.seq[kept[~used]],
+    )

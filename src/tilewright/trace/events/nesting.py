@@ -1,0 +1,133 @@
+"""Which slice of a track holds which: the parent and the depth of every slice, without a loop over slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+PENDING = np.iinfo(np.int64).max
+_NEVER = int(np.iinfo(np.int64).min)
+# Beyond this many levels one pass over what is left is cheaper than a pass per level.
+_LEVELS = 256
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Slices sorted by track, begin, longest first, then place in the file; all arrays are in that order.
+
+    Attributes:
+        order: for each place, which of the given slices stands there.
+        track, ts, end: int64[n]; `end` of a slice that never ended is `PENDING`.
+        parent: int64[n], the place of the innermost slice of the same track that holds it whole, or -1.
+        depth: int64[n], the parent's + 1, or 0.
+        overlaps: bool[n], begins within an earlier slice of its track and outlasts it.
+    """
+
+    order: Ints
+    track: Ints
+    ts: Ints
+    end: Ints
+    parent: Ints
+    depth: Ints
+    overlaps: NDArray[np.bool_]
+
+    def holding(self, track: Ints, ts: Ints) -> Ints:
+        """For each (track, ts) the place of the innermost slice that is open then, or -1.
+
+        Where none is, a slice without length that stands at this very moment will do.
+        """
+        last = self._last_begun(track, ts)
+        place = last.copy()
+        climbing = np.flatnonzero(place >= 0)
+        while climbing.size:
+            climbing = climbing[self.end[place[climbing]] <= ts[climbing]]
+            place[climbing] = self.parent[place[climbing]]
+            climbing = climbing[place[climbing] >= 0]
+        there = np.flatnonzero((place < 0) & (last >= 0))
+        there = there[self.ts[last[there]] == ts[there]]
+        place[there] = last[there]
+        return place
+
+    def following(self, track: Ints, ts: Ints) -> Ints:
+        """For each (track, ts) the place of the first slice that begins then or later, or -1."""
+        place = self._search(track, ts, "left")
+        inside = place < len(self.ts)
+        found = np.where(inside, place, 0)
+        ok = inside & (self.track[found] == track) if len(self.ts) else inside
+        return np.where(ok, place, -1)
+
+    def _last_begun(self, track: Ints, ts: Ints) -> Ints:
+        place = self._search(track, ts, "right") - 1
+        if not len(self.ts):
+            return place
+        return np.where((place >= 0) & (self.track[place] == track), place, -1)
+
+    def _search(self, track: Ints, ts: Ints, side: str) -> Ints:
+        """Binary search in (track, ts), both folded into one integer."""
+        times, rank = np.unique(np.concatenate([self.ts, ts]), return_inverse=True)
+        key, wanted = rank[: len(self.ts)], rank[len(self.ts) :]
+        span = len(times) + 1
+        found = np.searchsorted(self.track * span + key, track * span + wanted, side=side)  # type: ignore[call-overload]
+        return np.asarray(found, dtype=np.int64)
+
+
+def nest(track: Ints, ts: Ints, dur: Ints) -> Nest:
+    """The nest of slices given as int64[n] arrays in the order of the file; `dur` is -1 where a slice never ended.
+
+    A slice is inside another of its track if it begins no earlier and ends no later; a slice without length is
+    outside a longer one that ends where it stands. Of equal ones the first in the file is the outer. Level by level: a
+    slice is on the outermost level if it ends after all that began before it, which a running maximum tells;
+    what is left falls into groups by the last outermost slice before it, and the same is done in each.
+    """
+    end = np.where(dur < 0, PENDING, ts + np.maximum(dur, 0))
+    order = np.lexsort((-end, ts, track))
+    track, ts, end = track[order], ts[order], end[order]
+    # Ranks, so that a group number and an end fit into one integer. A slice without length reaches just beyond
+    # its place: a longer one that ends there does not hold it, another without length does.
+    ends, rank = np.unique(end, return_inverse=True)
+    reach = 2 * rank.astype(np.int64) + (end == ts)
+    span = 2 * len(ends) + 2
+    parent, depth = np.full(len(ts), -1, np.int64), np.zeros(len(ts), np.int64)
+    overlaps = np.zeros(len(ts), np.bool_)
+    left, group = np.arange(len(ts)), track - (track.min() if len(track) else 0)
+    for level in range(_LEVELS):
+        if not left.size:
+            break
+        depth[left] = level
+        floor = group * span
+        so_far = np.maximum.accumulate(floor + reach[left])
+        before = np.concatenate([[-1], so_far[:-1]]) - floor
+        outer = before < reach[left]
+        elder = outer & (before >= 0)
+        overlaps[left[elder]] = ends[before[elder] // 2] > ts[left[elder]]
+        last = np.maximum.accumulate(np.where(outer, np.arange(left.size), 0))
+        inner = ~outer
+        group = last[inner]
+        parent[left[inner]] = left[group]
+        left = left[inner]
+    _one_by_one(left, ts, end, reach, parent, depth, overlaps)
+    return Nest(order, track, ts, end, parent, depth, overlaps)
+
+
+def _one_by_one(
+    left: Ints, ts: Ints, end: Ints, reach: Ints, parent: Ints, depth: Ints, overlaps: NDArray[np.bool_]
+) -> None:
+    """The same for the slices at `left`, deeper than the levels done; `parent` has the last holder found for each."""
+    stack: list[int] = []
+    latest: list[int] = []  # the latest end among the children so far of each slice on the stack
+    for place in left.tolist():
+        if not stack or parent[place] != stack[0]:
+            stack, latest = [int(parent[place])], [_NEVER]
+        while len(stack) > 1 and reach[stack[-1]] < reach[place]:
+            stack.pop()
+            latest.pop()
+        overlaps[place] = latest[-1] > ts[place]
+        latest[-1] = max(latest[-1], int(end[place]))
+        parent[place] = stack[-1]
+        depth[place] = depth[stack[-1]] + 1
+        stack.append(place)
+        latest.append(_NEVER)

@@ -1,0 +1,159 @@
+"""Staged events into slices, nested; and the arrays that flows bind to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from tilewright.trace.events.nesting import Ints, Nest, nest
+from tilewright.trace.events.pairing import Event, Paired, pair
+from tilewright.trace.events.rows import next_id
+from tilewright.trace.events.staging import ASYNC_PHASES, NESTED_PHASES, ROW, SLICE_PHASES, WIDE
+from tilewright.trace.events.tracks import Tracks
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_NEVER_BEGAN = "an end without a begin"
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The nest of a file, and the id in table `slice` of each of its places."""
+
+    nest: Nest
+    ids: Ints
+    paired: int
+
+
+def add_slices(connection: DuckDBPyConnection, tracks: Tracks) -> Slices:
+    """Rows of `slice`, `overlap` and `arg_set` from the staged events."""
+    whole = fetch(
+        connection,
+        "SELECT seq, track_id, ts, coalesce(dur, 0) FROM event JOIN place USING (pid, tid) "
+        f"WHERE ph IN {SLICE_PHASES} AND NOT {WIDE}",
+    )
+    parts = [whole, _wide_instants(connection, tracks)]
+    paired = _pair(connection, tracks)
+    for pairs in paired:
+        columns = pairs.seq, [cast("int", place) for place in pairs.place], pairs.ts, pairs.dur
+        parts.append([np.asarray(column, np.int64) for column in columns])
+    seq, track, ts, dur = (np.concatenate(column) for column in zip(*parts, strict=True))
+    # Pieces of a file that were read side by side come back mixed.
+    if len(seq) and (np.diff(seq) < 0).any():
+        by_seq = np.argsort(seq, kind="stable")
+        seq, track, ts, dur = seq[by_seq], track[by_seq], ts[by_seq], dur[by_seq]
+    nested = nest(track, ts, dur)
+    ids = _ids(nested, next_id(connection, "slice", "id"), seq)
+    _write(connection, seq, dur, nested, ids)
+    return Slices(nested, ids, sum(len(pairs.ends) for pairs in paired))
+
+
+def fetch(connection: DuckDBPyConnection, sql: str) -> list[Ints]:
+    """The columns of a query, all of them integers."""
+    found = connection.execute(sql).fetchnumpy()
+    return [np.asarray(column, dtype=np.int64) for column in found.values()]
+
+
+def _wide_instants(connection: DuckDBPyConnection, tracks: Tracks) -> list[Ints]:
+    """Instants of a process or of the whole trace: one track for each process, one for the trace."""
+    rows = connection.execute(f"SELECT seq, ts, pid, scope FROM event WHERE {WIDE}").fetchall()
+    made: dict[str | None, int] = {}
+    seq, track, ts = [], [], []
+    for number, when, pid, scope in rows:
+        key = pid if scope == "p" else None
+        if key not in made:
+            made[key] = tracks.instant_track(None if key is None else tracks.process(key).upid)
+        seq.append(number)
+        track.append(made[key])
+        ts.append(when)
+    return [np.asarray(column, np.int64) for column in (seq, track, ts, [0] * len(seq))]
+
+
+def _pair(connection: DuckDBPyConnection, tracks: Tracks) -> list[Paired]:
+    """Begin and end events of threads, and of asynchronous ids, which get a track each."""
+    threads: list[Event] = connection.execute(
+        "SELECT seq, ph, track_id, ts, category, name FROM event JOIN place USING (pid, tid) "
+        f"WHERE ph IN {NESTED_PHASES} ORDER BY ts, seq"
+    ).fetchall()
+    asynchronous = connection.execute(
+        f"SELECT seq, ph, pid, id, ts, category, name FROM event WHERE ph IN {ASYNC_PHASES} ORDER BY ts, seq"
+    ).fetchall()
+    made: dict[object, int] = {}
+    events: list[Event] = []
+    for seq, phase, pid, identity, ts, category, name in asynchronous:
+        # The older kind has one slice at a time under a name; the newer nests, and an end needs no name.
+        key = (pid, identity, category, name if phase in "STpF" else None)
+        if key not in made:
+            made[key] = tracks.async_track(tracks.process(pid).upid, name)
+        events.append((seq, phase, made[key], ts, category, name))
+    paired = [pair(threads, "B", "E"), pair(events, ("b", "S"), ("e", "F"))]
+    unmatched = [seq for pairs in paired for seq in pairs.unmatched]
+    reject(connection, np.asarray(unmatched, np.int64), _NEVER_BEGAN)
+    _merge_arguments(connection, [ends for pairs in paired for ends in pairs.ends])
+    return paired
+
+
+def reject(connection: DuckDBPyConnection, seq: Ints, reason: str) -> None:
+    """Staged events as rejects, written again from what was staged of them."""
+    if not len(seq):
+        return
+    lost = {"seq": seq}  # noqa: F841  # DuckDB finds it by its name
+    connection.execute(
+        """
+        INSERT INTO event_reject
+        SELECT ?, to_json({ph: ph, cat: category, name: name, pid: pid, tid: tid, ts: ts / 1000.0, dur: dur / 1000.0,
+                           id: id, bp: bp, s: scope, args: args})
+        FROM event JOIN lost USING (seq) ORDER BY seq
+        """,
+        [reason],
+    )
+
+
+def _merge_arguments(connection: DuckDBPyConnection, ends: list[tuple[int, int]]) -> None:
+    """The arguments of an end join those of its begin."""
+    if not ends:
+        return
+    pairs = np.asarray(ends, np.int64)
+    closing = {"begun": pairs[:, 0], "ended": pairs[:, 1]}  # noqa: F841  # DuckDB finds it by its name
+    connection.execute(
+        f"""
+        UPDATE staged SET args = json_merge_patch(coalesce(staged.args, '{{}}'), later.args)
+        FROM closing JOIN event AS later ON later.seq = closing.ended
+        WHERE staged.rowid = closing.begun & {ROW} AND later.args IS NOT NULL
+        """
+    )
+
+
+def _ids(nested: Nest, first: int, seq: Ints) -> Ints:
+    """One id a place, over all tracks in the order of time, longest first, then in the order of the file."""
+    ids = np.empty(len(nested.ts), np.int64)
+    ids[np.lexsort((seq[nested.order], -nested.end, nested.ts))] = np.arange(first, first + len(nested.ts))
+    return ids
+
+
+def _write(connection: DuckDBPyConnection, seq: Ints, dur: Ints, nested: Nest, ids: Ints) -> None:
+    parent = np.ma.masked_array(ids[nested.parent] if len(ids) else ids, nested.parent < 0)
+    placed = {  # noqa: F841  # DuckDB finds it by its name
+        "seq": seq[nested.order],
+        "id": ids,
+        "dur": dur[nested.order],
+        "track_id": nested.track,
+        "depth": nested.depth,
+        "parent_id": parent,
+    }
+    connection.execute(
+        """
+        INSERT INTO slice
+        SELECT p.id, e.ts, p.dur, p.track_id, e.category, e.name, p.depth, p.parent_id,
+               CASE WHEN e.args IS NOT NULL THEN p.id END
+        FROM event e JOIN placed p USING (seq)
+        """
+    )
+    connection.execute(
+        "INSERT INTO arg_set SELECT p.id, e.args FROM event e JOIN placed p USING (seq) WHERE e.args IS NOT NULL"
+    )
+    outlasting = {"id": np.sort(ids[nested.overlaps])}  # noqa: F841  # DuckDB finds it by its name
+    connection.execute("INSERT INTO overlap SELECT id FROM outlasting")

@@ -1,0 +1,74 @@
+"""View `event`: the events of one file, all formats alike, before they become rows of the schema."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+# `part` orders the pieces of a file that were read side by side. Times are nanoseconds. `pid` and `tid` are
+# text, empty where the file has none. `id` joins the events of one flow or asynchronous slice; `scope` is an
+# instant's: t, p or g.
+COLUMNS = {
+    "part": "SMALLINT",
+    "ph": "VARCHAR",
+    "category": "VARCHAR",
+    "name": "VARCHAR",
+    "pid": "VARCHAR",
+    "tid": "VARCHAR",
+    "ts": "BIGINT",
+    "dur": "BIGINT",
+    "id": "VARCHAR",
+    "bp": "VARCHAR",
+    "scope": "VARCHAR",
+    "args": "JSON",
+}
+
+SLICE_PHASES = ("X", "i", "I", "R")
+NESTED_PHASES = ("B", "E")
+ASYNC_PHASES = ("b", "n", "e", "S", "T", "p", "F")
+FLOW_PHASES = ("s", "t", "f")
+COUNTER_PHASES = ("C",)
+METADATA_PHASES = ("M",)
+KNOWN_PHASES = SLICE_PHASES + NESTED_PHASES + ASYNC_PHASES + FLOW_PHASES + COUNTER_PHASES + METADATA_PHASES
+
+# Instants of a process or of the whole trace, which stand on no thread's track.
+WIDE = "(ph IN ('i', 'I', 'R') AND coalesce(scope, 't') IN ('p', 'g'))"
+
+# More than a piece has events; what is below it in `seq` is the row of `staged`.
+_PART = 1 << 40
+ROW = _PART - 1
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself beside its events."""
+
+    format: str
+    base_ns: int = 0
+    rank: int | None = None
+    world_size: int | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def make_tables(connection: DuckDBPyConnection) -> None:
+    """Empty `staged`, `event` as its readers see it, and `event_reject` for what cannot even be an event.
+
+    `event.seq` grows with the place in the file.
+    """
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE staged ({columns})")
+    connection.execute(
+        f"CREATE OR REPLACE TEMP VIEW event AS SELECT part * {_PART} + rowid AS seq, * EXCLUDE (part) FROM staged"
+    )
+    connection.execute("CREATE OR REPLACE TEMP TABLE event_reject (reason VARCHAR, event VARCHAR)")
+
+
+def drop_tables(connection: DuckDBPyConnection) -> None:
+    """Everything staged, once it is in the schema."""
+    connection.execute("DROP VIEW IF EXISTS event")
+    for table in ("staged", "event_reject", "place"):
+        connection.execute(f"DROP TABLE IF EXISTS {table}")

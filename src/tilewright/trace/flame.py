@@ -1,0 +1,254 @@
+"""Call stacks folded into one tree, weighted by the time of the host or of the device.
+
+A slice's stack is the slices around it on its track: with stacks recorded, Python frames above operators above
+runtime calls; without, operators alone. Equal stacks of all steps and threads of one name are one node
+(Gregg, "The Flame Graph", ACM Queue 14(2), 2016). Device time goes to the stack that launched the kernel.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewright.trace.frames import call_stack, fold_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from duckdb import DuckDBPyConnection
+
+Weight = Literal["host", "device"]
+Integers = NDArray[np.int64]
+
+# What lies deeper counts for its ancestor at this depth.
+DEEPEST = 400
+NOT_LAUNCHED = "(launch not in the trace)"
+_DEVICE = "('kernel', 'gpu_memcpy', 'gpu_memset')"
+
+_SLICES = f"""
+    SELECT s.id, coalesce(s.parent_id, -1) AS parent, s.depth, s.dur, s.track_id, s.name, s.category, s.arg_set_id
+    FROM slice s
+    LEFT JOIN thread_track ON thread_track.id = s.track_id
+    LEFT JOIN thread USING (utid)
+    LEFT JOIN process USING (upid)
+    WHERE s.dur > 0 AND process.device IS NULL AND thread_track.id IS NOT NULL AND s.depth < {DEEPEST}
+      AND coalesce(s.category, '') NOT IN ('Trace', 'gpu_user_annotation', 'overhead')
+      AND coalesce(s.category, '') NOT IN {_DEVICE}"""
+_HOST = """
+    WITH host AS ({slices}),
+    label AS (SELECT name, row_number() OVER (ORDER BY name) - 1 AS label FROM (SELECT DISTINCT name FROM host))
+    SELECT id, parent, depth, dur, track_id, label, coalesce(arg_set_id, -1) AS arg_set
+    FROM host JOIN label ON host.name IS NOT DISTINCT FROM label.name
+    ORDER BY depth, id"""
+_LABELS = """
+    WITH host AS ({slices})
+    SELECT name, min(category) FROM host GROUP BY name ORDER BY name"""
+_KERNELS = f"""
+    SELECT kernel.name, kernel.category, kernel.dur, coalesce(min(flow.slice_out), -1) AS launch, NULL AS operator
+    FROM slice kernel LEFT JOIN flow ON flow.slice_in = kernel.id AND flow.category = 'ac2g'
+    WHERE kernel.category IN {_DEVICE} AND kernel.dur > 0
+    GROUP BY kernel.id, kernel.name, kernel.category, kernel.dur"""
+# The attribution of a run that was analysed knows more: launches by correlation, operators of what a graph replayed.
+_ATTRIBUTED = """
+    SELECT slice.name, slice.category, slice.dur, coalesce(device_slice.launch_id, -1) AS launch, device_slice.operator
+    FROM device_slice JOIN slice ON slice.id = device_slice.slice_id WHERE slice.dur > 0"""
+_THREADS = """
+    SELECT thread_track.id, coalesce(thread.name, 'thread') FROM thread_track LEFT JOIN thread USING (utid)"""
+
+
+@dataclass(frozen=True)
+class Flame:
+    """A folded tree. Node 0 is the root; parents come before their children.
+
+    `parent` and `frame` (an index into `names` and `categories`) describe the nodes; `own` and `total` are ns,
+    `total` with all that lies below. `calls` counts the slices of a node. `steps` is the number of profiled steps
+    that the times cover, 0 where the trace marks none.
+    """
+
+    weight: Weight
+    names: list[str]
+    categories: list[str]
+    parent: Integers
+    frame: Integers
+    own: Integers
+    total: Integers
+    calls: Integers
+    steps: int
+
+
+class _Tree:
+    """Nodes under construction, found by (parent, frame)."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.categories: list[str] = []
+        self._index: dict[str, int] = {}
+        self.parents: list[Integers] = [np.array([-1])]
+        self.frames: list[Integers] = [np.array([self.name("all", "thread")])]
+        self.size = 1
+
+    def name(self, text: str, category: str) -> int:
+        """The frame of `text`; its category is that of whoever came first."""
+        if text not in self._index:
+            self._index[text] = len(self.names)
+            self.names.append(text)
+            self.categories.append(category)
+        return self._index[text]
+
+    def children(self, parents: Integers, frames: Integers) -> Integers:
+        """The node of each (parent, frame), all new: a parent is asked for its children once."""
+        wide = np.int64(len(self.names) + 1)
+        keys, place = np.unique(parents * wide + frames, return_inverse=True)
+        self.parents.append(keys // wide)
+        self.frames.append(keys % wide)
+        nodes = self.size + place
+        self.size += keys.size
+        return cast("Integers", nodes)
+
+
+def flame(connection: DuckDBPyConnection, weight: Weight) -> Flame:
+    """The stacks of a trace weighted by the host's or the device's time; a tree of one node if it has none.
+
+    Host time is a slice's own: its duration less that of the slices within it, never below zero.
+    """
+    labels = connection.execute(_LABELS.format(slices=_SLICES)).fetchall()
+    found = connection.execute(_HOST.format(slices=_SLICES)).fetchnumpy()
+    host = {name: np.asarray(column, dtype=np.int64) for name, column in found.items()}
+    tree = _Tree()
+    frame_of = _frames(tree, labels)
+    place_of_parent = _places(host["id"], host["parent"])
+    node_of = _fold(connection, tree, host, frame_of, place_of_parent)
+    within = np.bincount(place_of_parent[place_of_parent >= 0], host["dur"][place_of_parent >= 0], host["id"].size)
+    own = np.maximum(host["dur"] - within.astype(np.int64), 0)
+    if weight == "device":
+        node_of, own = _launched(connection, tree, host["id"], node_of)
+    steps = connection.execute("SELECT count(DISTINCT name) FROM slice WHERE name LIKE 'ProfilerStep#%'").fetchone()
+    return _summed(tree, weight, node_of, own, steps[0] if steps else 0)
+
+
+def _fold(
+    connection: DuckDBPyConnection, tree: _Tree, host: dict[str, Integers], frame_of: Integers, parents: Integers
+) -> Integers:
+    """The node of every slice, one depth at a time: parents are done when their children come."""
+    threads = dict(connection.execute(_THREADS).fetchall())
+    tracks, place = np.unique(host["track_id"], return_inverse=True)
+    # Threads of one name in several processes are one root frame.
+    frames = _frames(tree, [(threads.get(track, "thread"), "thread") for track in tracks.tolist()])
+    distinct, which = np.unique(frames, return_inverse=True)
+    roots = tree.children(np.zeros(distinct.size, dtype=np.int64), distinct)[which][place] if tracks.size else place
+    roots = _below_stacks(connection, tree, host, roots, parents)
+    node_of = np.zeros(host["id"].size, dtype=np.int64)
+    bounds = np.flatnonzero(np.diff(host["depth"], prepend=-1, append=np.iinfo(np.int64).max))
+    for first, last in pairwise(bounds.tolist()):
+        level = slice(first, last)
+        above = np.where(parents[level] >= 0, node_of[parents[level]], roots[level])
+        node_of[level] = tree.children(above, frame_of[host["label"][level]])
+    return node_of
+
+
+def _below_stacks(
+    connection: DuckDBPyConnection, tree: _Tree, host: dict[str, Integers], roots: Integers, parents: Integers
+) -> Integers:
+    """Traces without Python's slices may give an outermost operator its `Call stack`: its root is then that stack."""
+    outermost = np.flatnonzero((parents < 0) & (host["arg_set"] >= 0))
+    python = connection.execute("SELECT 1 FROM slice WHERE category = 'python_function' LIMIT 1").fetchone()
+    if python or not outermost.size:
+        return roots
+    stacks = dict(
+        connection.execute(
+            "SELECT arg_set_id, args FROM arg_set WHERE args::VARCHAR LIKE '%\"Call stack\"%'"
+        ).fetchall()
+    )
+    nodes: dict[tuple[int, str], int] = {}
+    below = roots.copy()
+    for place in outermost.tolist():
+        text = stacks.get(int(host["arg_set"][place]))
+        node = int(roots[place])
+        for frame in _stack(text):
+            if (node, frame) not in nodes:
+                made = tree.children(np.array([node]), np.array([tree.name(frame, "python_function")]))
+                nodes[node, frame] = int(made[0])
+            node = nodes[node, frame]
+        below[place] = node
+    return below
+
+
+def _frames(tree: _Tree, labels: Iterable[tuple[str | None, str | None]]) -> Integers:
+    """The frame of each (name, category)."""
+    made = [tree.name(fold_name(str(name or "(no name)")), category or "") for name, category in labels]
+    return np.array(made, dtype=np.int64)
+
+
+def _stack(args: str | None) -> list[str]:
+    try:
+        given: Any = json.loads(args or "{}")
+    except (ValueError, RecursionError):
+        return []
+    stack = given.get("Call stack") if isinstance(given, dict) else None
+    return call_stack(stack)[:DEEPEST] if isinstance(stack, str) else []
+
+
+def _launched(
+    connection: DuckDBPyConnection, tree: _Tree, ids: Integers, node_of: Integers
+) -> tuple[Integers, Integers]:
+    """A node and a duration for each kernel and copy: below the stack of its launch."""
+    known = connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'device_slice'").fetchone()
+    rows = connection.execute(_ATTRIBUTED if known else _KERNELS).fetchall()
+    frames = _frames(tree, [row[:2] for row in rows])
+    launches = _places(ids, np.array([row[3] for row in rows], dtype=np.int64))
+    if not rows:
+        return frames, frames
+    above = np.where(launches >= 0, node_of[launches] if node_of.size else 0, 0)
+    orphans = np.flatnonzero(launches < 0)
+    if orphans.size:
+        above[orphans] = _without_launch(tree, [rows[orphan][4] for orphan in orphans.tolist()])
+    return tree.children(above, frames), np.array([row[2] for row in rows], dtype=np.int64)
+
+
+def _without_launch(tree: _Tree, operators: list[str | None]) -> Integers:
+    """Nodes for work whose launch the trace does not hold: apart from all stacks, by operator where one is known."""
+    lost = tree.children(np.array([0]), np.array([tree.name(NOT_LAUNCHED, "thread")]))
+    above = np.full(len(operators), lost[0], dtype=np.int64)
+    known = np.array([operator is not None for operator in operators])
+    if known.any():
+        frames = _frames(tree, [(operator, "cpu_op") for operator in operators if operator is not None])
+        above[known] = tree.children(above[known], frames)
+    return above
+
+
+def _places(ids: Integers, wanted: Integers) -> Integers:
+    """The place of each wanted id in `ids`, or -1."""
+    if not ids.size:
+        return np.full(wanted.size, -1, dtype=np.int64)
+    order = np.argsort(ids)
+    found = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), ids.size - 1)]
+    return np.where(ids[found] == wanted, found, -1)
+
+
+def _summed(tree: _Tree, weight: Weight, node_of: Integers, own: Integers, steps: int) -> Flame:
+    """Own times added up to totals, children before their parents; nodes without any time are left out."""
+    parent, frame = np.concatenate(tree.parents), np.concatenate(tree.frames)
+    sums = np.zeros(tree.size, dtype=np.int64)
+    np.add.at(sums, node_of, own)
+    calls = np.bincount(node_of, minlength=tree.size).astype(np.int64)
+    total = sums.copy()
+    for start, stop in reversed(list(_batches(tree.parents))):
+        np.add.at(total, parent[start:stop], total[start:stop])
+    kept = total > 0
+    kept[0] = True
+    place = np.cumsum(kept) - 1
+    parent = np.where(parent >= 0, place[parent], -1)
+    return Flame(
+        weight, tree.names, tree.categories, parent[kept], frame[kept], sums[kept], total[kept], calls[kept], steps
+    )
+
+
+def _batches(parts: list[Integers]) -> Iterable[tuple[int, int]]:
+    """Nodes that were made together have parents that were made before."""
+    stops = np.cumsum([part.size for part in parts]).tolist()
+    return list(pairwise(stops))

@@ -1,0 +1,188 @@
+"""Trace files into a run: every event a row of the schema, or a row of `reject` with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilewright.records.errors import TraceError
+from tilewright.store import Run, new_run_path
+from tilewright.trace.analysis import analyse
+from tilewright.trace.events.counters import add_counters
+from tilewright.trace.events.flows import add_flows
+from tilewright.trace.events.rows import append, next_id
+from tilewright.trace.events.slices import add_slices
+from tilewright.trace.events.staging import Header, drop_tables, make_tables
+from tilewright.trace.events.tracks import Tracks, add_metadata
+from tilewright.trace.formats import chrome, nsys
+from tilewright.trace.formats.source import failing
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_MEMORY = "520MB"
+_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The row of `trace_file` for one file."""
+
+    id: int
+    path: str
+    format: str
+    rank: int | None
+    world_size: int | None
+    bytes: int
+    events: int
+    slices: int
+    paired: int
+    flow_points: int
+    counters: int
+    metadata: int
+    rejects: int
+    base_ns: int
+    shift_ns: int
+    note: str | None
+
+
+def trace_run(
+    paths: Sequence[Path],
+    *,
+    command: str,
+    machine: Mapping[str, str] | None = None,
+    tell: Callable[[str], None] = print,
+) -> tuple[Path, list[Loaded]]:
+    """A new run that holds the traces at `paths`; its path, and what was loaded from each.
+
+    Raises:
+        TraceError: a file is missing, damaged, or no trace; no run is left.
+        StoreError: the run cannot be written.
+    """
+    target = " ".join(str(path) for path in paths)
+    name = paths[0].name.partition(".")[0]
+    with Run.create(new_run_path(name), command=command, target=target, case=name, machine=machine) as run:
+        loaded = load_traces(paths, run.connection, tell)
+        tell("accounting for its time")
+        analyse(run.connection)
+        return run.path, loaded
+
+
+def load_traces(
+    paths: Sequence[Path], connection: DuckDBPyConnection, tell: Callable[[str], None] = lambda _: None
+) -> list[Loaded]:
+    """Add the traces at `paths` to the database of `connection`, after those it may hold already.
+
+    The tables and macros of the timeline are made where they are missing. `tell` hears which file is read. The
+    connection must be in no transaction.
+
+    Raises:
+        TraceError: a file is missing, damaged, or no trace; nothing of it was added, the files before it stay.
+    """
+    import duckdb
+
+    loaded = []
+    with _bounded(connection):
+        for script in ("schema.sql", "macros.sql", "memory.sql"):
+            connection.execute(files("tilewright.trace").joinpath(script).read_text("utf-8"))
+        for path in paths:
+            tell(f"reading {path.name}")
+            try:
+                loaded.append(_load(path, connection))
+            except duckdb.Error as error:
+                raise TraceError(f"{path} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+            finally:
+                drop_tables(connection)
+    return loaded
+
+
+@contextmanager
+def _whole(connection: DuckDBPyConnection) -> Iterator[None]:
+    """All of it or nothing."""
+    connection.execute("BEGIN")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(Exception):
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def _bounded(connection: DuckDBPyConnection) -> Iterator[None]:
+    """What DuckDB may hold at once, the rest going to its temporary folder; and what reading in order needs."""
+    names = ("memory_limit", "threads", "preserve_insertion_order", "pandas_analyze_sample")
+    before = {name: connection.execute(f"SELECT current_setting('{name}')").fetchall()[0][0] for name in names}
+    threads = min(_THREADS, int(before["threads"]))
+    try:
+        for name, value in zip(names, (_MEMORY, threads, True, 1 << 30), strict=True):
+            connection.execute(f"SET {name} = '{value}'")
+        yield
+    finally:
+        for name, value in before.items():
+            connection.execute(f"SET {name} = '{value}'")
+
+
+def _load(path: Path, connection: DuckDBPyConnection) -> Loaded:
+    make_tables(connection)
+    with failing(path):
+        header = (nsys if nsys.is_nsys(path) else chrome).stage(path, connection)
+    # Rows get their lasting numbers, which tell their place in the file, only at the end of a transaction; so
+    # what follows is one of its own.
+    with _whole(connection):
+        return _place(path, connection, header)
+
+
+def _place(path: Path, connection: DuckDBPyConnection, header: Header) -> Loaded:
+    """The staged events into the tables of the schema."""
+    file_id = next_id(connection, "trace_file", "id")
+    events = _count(connection, "staged") + _count(connection, "event_reject")
+    shift = _align(connection, header)
+    tracks = Tracks(connection, file_id)
+    tracks.find()
+    counters = add_counters(connection, tracks)
+    slices = add_slices(connection, tracks)
+    flow_points, clocks = add_flows(connection, slices)
+    tracks.write()
+    metadata = add_metadata(connection, tracks, header)
+    connection.execute("INSERT INTO reject SELECT ?, ?, reason, event FROM event_reject", [file_id, str(path)])
+    loaded = Loaded(
+        id=file_id,
+        path=str(path),
+        format=header.format,
+        rank=header.rank,
+        world_size=header.world_size,
+        bytes=path.stat().st_size,
+        events=events,
+        slices=len(slices.ids),
+        paired=slices.paired,
+        flow_points=flow_points,
+        counters=counters,
+        metadata=metadata,
+        rejects=_count(connection, "event_reject"),
+        base_ns=header.base_ns,
+        shift_ns=shift,
+        note="; ".join(filter(None, (*header.notes, clocks))) or None,
+    )
+    append(connection, "trace_file", [tuple(vars(loaded).values())])
+    return loaded
+
+
+def _align(connection: DuckDBPyConnection, header: Header) -> int:
+    """Shift the staged times so that they count from the zero of the first file; returns by how much."""
+    first = connection.execute("SELECT base_ns FROM trace_file ORDER BY id LIMIT 1").fetchone()
+    shift = header.base_ns - int(first[0]) if first and first[0] and header.base_ns else 0
+    if shift:
+        connection.execute("UPDATE staged SET ts = ts + ?", [shift])
+    return shift
+
+
+def _count(connection: DuckDBPyConnection, table: str) -> int:
+    row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+    assert row is not None
+    return int(row[0])

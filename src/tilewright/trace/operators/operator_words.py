@@ -1,0 +1,144 @@
+"""The operator table in words: why self and total differ, what dominates, what happened once, and what to do."""
+
+from __future__ import annotations
+
+from tilewright.trace.operators.operator_table import Inside, OperatorTable, OperatorTime
+
+_NAMED = 3
+_PASSES = ("add", "sub", "mul", "div", "exp", "sum", "max", "amax", "mean", "copy_", "where", "tanh", "pow", "neg")
+
+
+def words(table: OperatorTable) -> list[str]:
+    """What a reader should take from the table, a sentence or two each; nothing where it is empty."""
+    if not table.rows or not table.cpu_ns:
+        return []
+    said = [
+        _dominates(table),
+        _shares(table),
+        _self_and_total(table),
+        _launching(table),
+        _one_off(table),
+        *_advice(table),
+    ]
+    return [sentence for sentence in said if sentence]
+
+
+def _shares(table: OperatorTable) -> str:
+    """The share of the operator with the most host time in what it lies in, and in the steps; denominators named."""
+    operators = [row for row in table.rows if row.kind == "operator" and not row.one_off]
+    if not operators:
+        return ""
+    row = max(operators, key=lambda row: row.cpu_self)
+    outer = [it for it in table.inside if it.name == row.name != it.outer_name and it.outer_dur]
+    shares = [
+        f"{_percent(it.dur, it.outer_dur)} of {it.outer_name} ({_ms(it.dur)} of {_ms(it.outer_dur)})"
+        for it in outer[:_NAMED]
+    ]
+    if table.steps_ns:
+        shares.append(
+            f"{_percent(row.cpu_total, table.steps_ns)} of the {_steps(table)} "
+            f"({_ms(row.cpu_total)} of {_ms(table.steps_ns)})"
+        )
+    return f"On the host {row.name} takes {', '.join(shares)}." if shares else ""
+
+
+def _dominates(table: OperatorTable) -> str:
+    device = table.on_device
+    rows = [row for row in table.rows if row.kind != "range" and not row.one_off]
+    whole = table.device_ns if device else table.cpu_ns
+
+    def own(row: OperatorTime) -> int:
+        return row.device_self if device else row.cpu_self
+
+    largest = [row for row in sorted(rows, key=own, reverse=True)[:_NAMED] if own(row)]
+    if not largest:
+        return ""
+    listed = ", ".join(f"{row.name} {_ms(own(row))} ({_percent(own(row), whole)})" for row in largest)
+    together = _percent(sum(map(own, largest)), whole)
+    where = f"the {_ms(whole)} of device time" if device else f"the {_ms(whole)} of host time"
+    return f"Most time goes to {listed}: together {together} of {where}."
+
+
+def _self_and_total(table: OperatorTable) -> str:
+    operators = [row for row in table.rows if row.kind == "operator" and row.cpu_total]
+    if not operators:
+        return ""
+    row = max(operators, key=lambda row: row.cpu_total - row.cpu_self)
+    called = sorted(
+        (inside for inside in table.inside if (inside.outer_name, inside.outer_kind) == (row.name, row.kind)),
+        key=lambda inside: inside.dur,
+        reverse=True,
+    )[:_NAMED]
+    rest = row.cpu_total - row.cpu_self
+    if rest * 20 < row.cpu_total or not called:
+        return "Self and total agree: no operator spends a twentieth of its time in others that it calls."
+    parts = ", ".join(f"{inside.name} {_ms(inside.dur)}" for inside in called)
+    sentence = (
+        f"Total counts what an operator calls, self does not: of the {_ms(row.cpu_total)} of {row.name} on the host, "
+        f"{_ms(row.cpu_self)} are its own and the rest is in {parts}."
+    )
+    if table.on_device:
+        sentence += " Host time of an operator that runs on a device is the time to launch it, not to compute it."
+    return sentence
+
+
+def _launching(table: OperatorTable) -> str:
+    if not table.on_device:
+        return ""
+    launches = [row for row in table.rows if row.kind == "call" and "Launch" in row.name]
+    count, spent = sum(row.calls for row in launches), sum(row.cpu_self for row in launches)
+    if not count:
+        return ""
+    return (
+        f"{count:,} launches take {_ms(spent)} of host time, {_percent(spent, table.cpu_ns)} of it and "
+        f"{spent / count / 1e3:.2f} µs each; what they launched keeps the device for {_ms(table.device_ns)} "
+        f"of the {_ms(table.steps_ns)} that the {_steps(table)} take."
+    )
+
+
+def _one_off(table: OperatorTable) -> str:
+    rows = [row for row in table.rows if row.one_off]
+    if not rows:
+        return ""
+    named = ", ".join(f"{row.name} ({_ms(row.cpu_self)})" for row in sorted(rows, key=_host_time)[:_NAMED])
+    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+    spent = sum(row.cpu_self for row in rows)
+    return (
+        f"Once, and of no weight in a long run: {named}{more}; "
+        f"{_ms(spent)} in all, {_percent(spent, table.cpu_ns)} of the host time."
+    )
+
+
+def _advice(table: OperatorTable) -> list[str]:
+    said = []
+    if table.on_device and table.steps_ns and table.device_ns < 0.6 * table.steps_ns:
+        said.append(
+            f"The device is at work for {_percent(table.device_ns, table.steps_ns)} of the {_steps(table)}: the host "
+            "is what limits them. Fewer launches help (torch.compile with backend='tilewright', a CUDA graph, larger "
+            "batches); faster kernels would not."
+        )
+    passes = [row for row in table.rows if row.kind == "operator" and row.name.removeprefix("aten::") in _PASSES]
+    spent = sum(row.device_self if table.on_device else row.cpu_self for row in passes)
+    whole = table.device_ns if table.on_device else table.cpu_ns
+    if len(passes) > 1 and spent > whole / 5:
+        said.append(
+            f"Pointwise operators and reductions take {_percent(spent, whole)}, each with a pass over memory of its "
+            "own: fused, they would share one. `tilewright explain` prices that, `tilewright optimize` does it."
+        )
+    return said
+
+
+def _host_time(row: OperatorTime | Inside) -> int:
+    return -(row.cpu_self if isinstance(row, OperatorTime) else row.dur)
+
+
+def _steps(table: OperatorTable) -> str:
+    return "recorded step" if table.steps == 1 else f"{table.steps} recorded steps"
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.2f} ms" if ns >= 10_000 else f"{ns / 1e3:,.2f} µs"

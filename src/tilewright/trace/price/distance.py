@@ -1,0 +1,201 @@
+"""Each operator's time beside the least it could take: table `operator_distance`, one row a kind of call.
+
+The time is that on the device; in a file that saw none, what the operator took on the host by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tilewright.hardware.floor import floor_us
+from tilewright.hardware.profiles import DeviceProfile, profile_for
+from tilewright.records.errors import UsageError
+from tilewright.records.program import Cost
+from tilewright.trace.account.waves import device_properties
+from tilewright.trace.events.rows import append
+from tilewright.trace.price.pricing import Price, price, price_generated
+from tilewright.trace.price.recorded_call import read_call
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+TABLE = """
+CREATE OR REPLACE TABLE operator_distance (
+    file_id         BIGINT NOT NULL,
+    operator        VARCHAR NOT NULL,   -- or the region, or the kernel where nobody knows the operator
+    shapes          VARCHAR,            -- of the operands, as the profiler wrote them
+    dtype           VARCHAR,
+    source          VARCHAR,
+    phase           VARCHAR,            -- the range around it: the model's step, phase and layer
+    attributed_by   VARCHAR,            -- launch, capture, same kernel, name, region, range, graph; host; NULL: unknown
+    calls           BIGINT NOT NULL,
+    device_ns       BIGINT NOT NULL,    -- of all calls
+    waited_ns       BIGINT NOT NULL,    -- the device, for the host to launch it
+    bytes           BIGINT,             -- of one call, as all that follows
+    flops           BIGINT,
+    transcendentals BIGINT,
+    provenance      VARCHAR NOT NULL,   -- formula; estimate, of a generated kernel by its arguments and name; unknown
+    floor_us        DOUBLE,
+    bound           VARCHAR
+)"""
+
+_REGION_COSTS = "SELECT name, bytes_read, bytes_written, flops, transcendentals, provenance FROM region"
+
+
+_COUNTABLE = 1 << 62
+"""A file may claim shapes that no device holds."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of call: a row of the view `operator_call`."""
+
+    file_id: int
+    device: int | None
+    operator: str
+    attributed_by: str | None
+    region: str | None
+    kind: str
+    source: str | None
+    phase: str | None
+    dims: str | None
+    types: str | None
+    strides: str | None
+    concrete: str | None
+    kernel: str
+    calls: int
+    device_ns: int
+    waited_ns: int
+    programs: int | None
+    moved: int | None
+
+
+def add_distances(connection: DuckDBPyConnection) -> None:
+    """Fill `operator_distance`; the run may hold regions with their costs and the device's measured ceilings."""
+    connection.execute(TABLE)
+    regions = _regions(connection)
+    profiles = _profiles(connection)
+    rows: list[tuple[object, ...]] = []
+    for found in connection.execute("FROM operator_call").fetchall():
+        kind = _Kind(*found)
+        priced, provenance = _price(kind, regions)
+        bound: tuple[float, str] | tuple[None, None] = (None, None)
+        profile = profiles.get((kind.file_id, kind.device))
+        if priced is not None and profile is not None:
+            bound = _floor(kind, priced, profile)
+        cost = priced.cost if priced else None
+        rows.append(
+            (
+                *(kind.file_id, kind.operator, kind.dims, priced.dtype if priced else None, kind.source),
+                *(kind.phase or None, kind.attributed_by, kind.calls, kind.device_ns, kind.waited_ns),
+                *((cost.bytes, cost.flops, cost.transcendentals) if cost else (None, None, None)),
+                *(provenance, *bound),
+            )
+        )
+    append(connection, "operator_distance", rows)
+
+
+def _price(kind: _Kind, regions: Mapping[str, Cost]) -> tuple[Price | None, str]:
+    """The price of one call, and where it is from."""
+    if kind.region is not None:
+        cost = regions.get(kind.region)
+        return (Price(cost, "float32", "pointwise"), "formula") if cost else (None, "unknown")
+    args = {
+        name: json.loads(text)
+        for name, text in (
+            ("Input Dims", kind.dims),
+            ("Input type", kind.types),
+            ("Input Strides", kind.strides),
+            ("Concrete Inputs", kind.concrete),
+        )
+        if text is not None
+    }
+    call = read_call(kind.operator, args, _listed_dtype(kind.kernel))
+    if call is not None:
+        generated = kind.operator.startswith("triton_")
+        found = price_generated(kind.operator, call) if generated else price(call)
+        if found is not None and max(found.cost.bytes, found.cost.flops, found.cost.transcendentals) < _COUNTABLE:
+            return found, "estimate" if generated else "formula"
+    if kind.kind in ("copy", "fill") and kind.moved is not None and "HtoD" not in kind.kernel:
+        read = kind.moved if kind.kind == "copy" else 0
+        return Price(Cost(bytes_read=read, bytes_written=kind.moved), "", "pointwise"), "formula"
+    return None, "unknown"
+
+
+def _listed_dtype(kernel: str) -> str:
+    """The dtype of lists of tensors, which the profiler leaves out and the kernel's template names."""
+    return next((name for name in ("c10::BFloat16", "c10::Half", "double") if name in kernel), "float")
+
+
+def _floor(kind: _Kind, priced: Price, profile: DeviceProfile) -> tuple[float, str] | tuple[None, None]:
+    if "Pageable" in kind.kernel or "Pinned" in kind.kernel:
+        # The bus, of which no ceiling is known here, sets the pace of a copy from or to the host.
+        return None, None
+    cost = priced.cost
+    return floor_us(
+        cost.bytes,
+        cost.flops,
+        cost.transcendentals,
+        priced.dtype,
+        cost.bytes,
+        profile,
+        priced.kind,
+        bytes_written=cost.bytes_written,
+        programs=kind.programs,
+    )
+
+
+def _regions(connection: DuckDBPyConnection) -> dict[str, Cost]:
+    return {
+        name: Cost(bytes_read=read, bytes_written=written, flops=flops, transcendentals=special)
+        for name, read, written, flops, special, provenance in connection.execute(_REGION_COSTS).fetchall()
+        if provenance == "formula"
+    }
+
+
+def _profiles(connection: DuckDBPyConnection) -> dict[tuple[int, int | None], DeviceProfile]:
+    """The profile of each device: the datasheet's or the shipped one of its name, with the run's own ceilings."""
+    ceilings = connection.execute("SELECT device, kind, dtype, value FROM ceiling").fetchall()
+    found: dict[tuple[int, int | None], DeviceProfile] = {}
+    # An operator of the host has no device's number. A trace does not say what host it was: without ceilings, no floor.
+    own = {(kind, dtype): value for device, kind, dtype, value in ceilings if not _shipped(device)}
+    if own:
+        for (file_id,) in connection.execute("SELECT id FROM trace_file").fetchall():
+            found[file_id, None] = _with_ceilings(profile_for("cpu"), own)
+    for key, properties in device_properties(connection).items():
+        name = str(properties.get("name"))
+        profile = _shipped(name)
+        if profile is not None:
+            measured = {(kind, dtype): value for device, kind, dtype, value in ceilings if device == name}
+            found[key] = _with_ceilings(profile, measured)
+    return found
+
+
+def _shipped(name: str) -> DeviceProfile | None:
+    """The profile of a device by the name that its driver gives: `NVIDIA GeForce RTX 4090` is `rtx4090`."""
+    plain = name.lower().replace(" ", "").replace("-", "")
+    for known in ("h200", "a100", "rtx4090", "2080ti"):
+        if known in plain:
+            try:
+                return profile_for(known)
+            except UsageError:
+                return None
+    return None
+
+
+def _with_ceilings(profile: DeviceProfile, measured: Mapping[tuple[str, str], float]) -> DeviceProfile:
+    kinds = {kind: value for (kind, _), value in measured.items()}
+    products = {dtype: value for (kind, dtype), value in measured.items() if kind == "matmul"}
+    return replace(
+        profile,
+        copy_GBps=kinds.get("copy", profile.copy_GBps),
+        read_GBps=kinds.get("read", profile.read_GBps),
+        write_GBps=kinds.get("write", profile.write_GBps),
+        l2_GBps=kinds.get("cache", profile.l2_GBps),
+        vector_TFLOPs=kinds.get("vector", profile.vector_TFLOPs),
+        launch_us=kinds.get("launch in a graph", kinds.get("launch", profile.launch_us)),
+        matmul_TFLOPs={**profile.matmul_TFLOPs, **products},
+    )

@@ -1,0 +1,63 @@
+-- What each operator took, beside the least that it could take.
+
+CREATE OR REPLACE VIEW distance AS
+WITH steps AS (SELECT file_id, count(*) AS steps FROM step GROUP BY file_id)
+SELECT file_id, operator, shapes, dtype, source, phase, attributed_by, calls, device_ns / 1e6 / steps AS ms_per_step,
+       1e2 * device_ns / nullif(sum(device_ns) OVER (PARTITION BY file_id), 0) AS percent,
+       bytes, flops, transcendentals, provenance, floor_us, bound,
+       -- A floor of one call beside the mean of all of them.
+       device_ns / 1e3 / calls / nullif(floor_us, 0) AS times_floor,
+       1e0 * bytes * calls / nullif(device_ns, 0) AS GBps,
+       1e0 * flops * calls / nullif(device_ns, 0) / 1e3 AS TFLOPs,
+       waited_ns / 1e6 / steps AS host_late_ms_per_step,
+       CASE WHEN waited_ns > device_ns AND attributed_by <> 'host' THEN 'host-bound'
+            -- Faster than DRAM: some of the data was in a cache.
+            WHEN bound = 'DRAM-bound' AND device_ns < 950.0 * calls * floor_us THEN 'cache-bound'
+            ELSE coalesce(bound, 'unknown') END AS verdict,
+       CASE WHEN floor_us IS NOT NULL THEN greatest(device_ns / 1e3 - calls * floor_us, 0) / 1e3 / steps END
+           AS win_ms_per_step
+FROM operator_distance JOIN steps USING (file_id);
+
+-- The most to gain first: what brings an operator of a line to its floor, what lets the host keep ahead of the
+-- device, and what each synchronisation takes. Not to be added up: one gain may eat another.
+CREATE OR REPLACE VIEW what_you_would_win AS
+SELECT file_id, 'at its floor' AS how, operator, source, sum(calls)::BIGINT AS calls,
+       sum(win_ms_per_step) AS ms_per_step,
+       arg_max(verdict, ms_per_step) || ', ' || round(sum(ms_per_step) / sum(ms_per_step - win_ms_per_step), 1)
+           || ' × its floor' AS why
+FROM distance WHERE win_ms_per_step > 0 GROUP BY file_id, operator, source
+UNION ALL
+SELECT file_id, 'a CUDA graph, or fewer launches', 'all of them', NULL, sum(calls)::BIGINT,
+       sum(host_late_ms_per_step), 'the device waited to be given work'
+FROM distance GROUP BY file_id HAVING sum(host_late_ms_per_step) > 0
+UNION ALL
+SELECT step_account.file_id, 'fewer, larger kernels', 'all of them', NULL, any_value(late.calls),
+       sum(ms_per_step) - any_value(late.ms), 'the device paused between kernels that were queued'
+FROM step_account
+JOIN (
+    SELECT file_id, sum(calls)::BIGINT AS calls, sum(host_late_ms_per_step) AS ms FROM distance GROUP BY file_id
+) AS late USING (file_id)
+WHERE class = 'launch-bound'
+GROUP BY step_account.file_id HAVING sum(ms_per_step) - any_value(late.ms) > 1e-6
+UNION ALL
+SELECT file_id, 'no synchronisation', what, source, calls, lost_ms_per_step, 'the host fell behind while it waited'
+FROM synchronisation WHERE lost_ms_per_step > 0
+ORDER BY ms_per_step DESC, how, operator, source;
+
+-- How much of the device's time is known to that degree: the last column is the share.
+CREATE OR REPLACE VIEW attribution AS
+WITH total AS (SELECT file_id, sum(device_ns) AS ns FROM operator_distance GROUP BY file_id),
+part AS (
+    SELECT file_id, 'operator' AS what, device_ns FROM operator_distance
+    WHERE attributed_by IS NOT NULL AND attributed_by NOT IN ('graph', 'range')
+    UNION ALL
+    SELECT file_id, 'source line', device_ns FROM operator_distance WHERE source IS NOT NULL
+    UNION ALL
+    SELECT file_id, 'bytes and FLOPs', device_ns FROM operator_distance WHERE provenance <> 'unknown'
+    UNION ALL
+    SELECT file_id, 'verdict', device_ns FROM operator_distance WHERE bound IS NOT NULL
+)
+SELECT file_id, what, 1e2 * sum(device_ns) / any_value(ns) AS percent
+FROM part JOIN total USING (file_id)
+GROUP BY file_id, what
+ORDER BY file_id, percent DESC, what;

@@ -1,0 +1,90 @@
+-- What each operator did to the devices, or, in a file without a device, to the host by itself: one row for each
+-- kind of call, that is its name, operands, line and phase.
+
+CREATE OR REPLACE TEMP VIEW operator_call AS
+-- The device waited for the host where it ran dry before the launch; otherwise it took its own time between two.
+WITH late AS (
+    SELECT time.cause AS slice_id, sum(time.dur)::BIGINT AS waited
+    FROM device_time AS time JOIN device_slice AS d ON d.slice_id = time.cause
+    WHERE time.class = 'launch-bound' AND d.launch_ts > time.ts
+    GROUP BY time.cause
+),
+work AS (
+    SELECT d.*, coalesce(late.waited, 0) AS waited,
+           CASE WHEN d.kind IN ('copy', 'fill') AND d.operator_id IS NULL THEN d.name END AS plain,
+           regexp_replace(d.name, '_after$', '') AS kernel
+    FROM device_slice d LEFT JOIN late USING (slice_id)
+),
+-- A region's kernel bears its name; what sums up its columns afterwards is a second kernel of the same call.
+named AS (
+    SELECT work.*, coalesce(region.name, regexp_extract(work.kernel, '^(?:forward|backward)\d+_.*$')) AS found,
+           found <> '' AS is_region, CASE WHEN is_region THEN found END AS region,
+           NOT (is_region AND work.name <> work.kernel) AS begins, fused.source AS own_source
+    FROM work
+    LEFT JOIN (SELECT DISTINCT name FROM region) AS region ON region.name = work.kernel
+    LEFT JOIN (SELECT region, any_value(source) AS source FROM operator WHERE stage = 'after' GROUP BY region) AS fused
+           ON fused.region = work.kernel
+),
+keyed AS (
+    SELECT *, region IS NULL AND attributed_by IN ('launch', 'capture', 'same kernel') AS called,
+           coalesce(region, operator, plain, name) AS subject
+    FROM named
+),
+instance AS (
+    SELECT file_id, subject, called, any_value(device) AS device,
+           CASE WHEN region IS NOT NULL THEN 'region' ELSE attributed_by END AS attributed_by,
+           CASE WHEN called THEN operator_id END AS operator_id,
+           coalesce(any_value(own_source), any_value(source)) AS source,
+           any_value(forward_ranges) AS forward_ranges, any_value(ranges) AS ranges,
+           sum(dur)::BIGINT AS device_ns, sum(waited)::BIGINT AS waited_ns, bool_or(begins) AS begins,
+           max(least(list_product(grid), 1e15)::BIGINT) FILTER (WHERE len(grid) = 3) AS programs,
+           any_value(region) AS region, TRY_CAST(sum(bytes) AS BIGINT) AS moved,
+           any_value(kind) AS kind, min(name) AS kernel
+    FROM keyed
+    -- One call of an operator may be several kernels; replays of one captured call are kept apart.
+    GROUP BY file_id, subject, called, CASE WHEN region IS NOT NULL THEN 'region' ELSE attributed_by END,
+             CASE WHEN called THEN operator_id END,
+             CASE WHEN called AND attributed_by = 'launch' THEN NULL
+                  WHEN called AND attributed_by = 'capture' THEN correlation ELSE slice_id END
+),
+on_device AS (
+    SELECT instance.* EXCLUDE (called, forward_ranges, ranges), slice.arg_set_id,
+           CASE WHEN len(forward_ranges) > 0 THEN list_concat(forward_ranges, ['backward']) ELSE ranges END AS around
+    FROM instance
+    LEFT JOIN slice ON slice.id = instance.operator_id
+),
+inner_time AS (
+    SELECT parent_id AS id, sum(dur)::BIGINT AS dur FROM slice
+    WHERE parent_id IS NOT NULL AND dur > 0 GROUP BY parent_id
+),
+on_host AS (
+    SELECT process.file_id, slice.name AS subject, NULL AS device, 'host' AS attributed_by, slice.id AS operator_id,
+           NULL AS source, slice.dur - coalesce(inner_time.dur, 0) AS device_ns, 0 AS waited_ns, true AS begins,
+           NULL AS programs, NULL AS region, NULL AS moved, 'operator' AS kind, '' AS kernel, slice.arg_set_id,
+           []::VARCHAR[] AS around
+    FROM slice
+    JOIN thread_track ON thread_track.id = slice.track_id
+    JOIN thread USING (utid)
+    JOIN process USING (upid)
+    LEFT JOIN inner_time ON inner_time.id = slice.id
+    WHERE slice.category = 'cpu_op' AND slice.dur > coalesce(inner_time.dur, 0) AND slice.dur < 1::BIGINT << 61
+      AND process.file_id NOT IN (SELECT file_id FROM device_slice)
+),
+described AS (
+    SELECT work.*, arg_set.args->'$."Input Dims"' AS dims, arg_set.args->'$."Input type"' AS types,
+           arg_set.args->'$."Input Strides"' AS strides, arg_set.args->'$."Concrete Inputs"' AS concrete
+    FROM (FROM on_device UNION ALL BY NAME FROM on_host) AS work
+    LEFT JOIN arg_set USING (arg_set_id)
+)
+SELECT file_id, device, subject, attributed_by, region, kind, source,
+       array_to_string(list_filter(around, lambda one: one NOT LIKE 'ProfilerStep#%'), ' / ') AS phase,
+       dims::VARCHAR AS dims, types::VARCHAR AS types, strides::VARCHAR AS strides,
+       -- Values differ from call to call (a step's bias correction) and matter only where they set a shape.
+       any_value(concrete)::VARCHAR AS concrete, any_value(kernel) AS kernel,
+       greatest(count(*) FILTER (WHERE begins), 1) AS calls,
+       sum(device_ns)::BIGINT AS device_ns, sum(waited_ns)::BIGINT AS waited_ns,
+       max(programs) AS programs, any_value(moved) AS moved
+FROM described
+GROUP BY file_id, device, subject, attributed_by, region, kind, source, phase, dims::VARCHAR, types::VARCHAR,
+         strides::VARCHAR
+ORDER BY device_ns DESC, subject, dims;

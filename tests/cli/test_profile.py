@@ -1,0 +1,178 @@
+"""`tilewright profile` end to end: a case, a program, all ranks of a job, a block; and how each can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import tilewright as package
+from tests.cli.commands import OWN_PATH, Tilewright
+from tilewright.profiling.program import started_under_recorder
+from tilewright.records.errors import UsageError
+from tilewright.store.places import latest_run
+from tilewright.store.query import query
+
+TRAIN = """
+import os, sys, torch
+from torch import nn
+
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+if "RANK" in os.environ:
+    model = nn.parallel.DistributedDataParallel(model)
+rule = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(int(sys.argv[1])):
+    rule.zero_grad()
+    model(torch.randn(4, 8)).mean().backward()
+    rule.step()
+    print("step", step, flush=True)
+if "RANK" in os.environ:
+    torch.distributed.destroy_process_group()
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("PYTHONPATH", OWN_PATH["PYTHONPATH"])
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return str(path)
+
+
+def test_a_case(tilewright: Tilewright, models: str) -> None:
+    ended = tilewright("profile", f"{models}:small", "--active", "7", "--json")
+    assert ended.code == 0, ended.err
+    document = json.loads(ended.out)
+    (recording,) = document["recordings"]
+    assert recording["steps_kept"] == 7
+    operators = {row["name"]: row for row in document["operators"]}
+    assert operators["aten::tanh"]["calls"] == 7
+    assert operators["phase forward"]["calls"] == operators["phase backward"]["calls"] == 7
+    assert document["losses"] == []
+    # Costs are in the same run, so that one query has both.
+    run = Path(document["run"])
+    assert query(run, "SELECT count(*) FROM operator WHERE target LIKE '%tanh%' AND floor_us > 0")[1][0][0] > 0
+    assert run.with_suffix(".html").exists()
+
+
+def test_a_module_with_its_optimizer(tilewright: Tilewright, models: str) -> None:
+    target = (f"{models}:Normed", "--inputs", "fp32[B=4,D=8]")
+    ended = tilewright("profile", *target, "--optimizer", "sgd", "--wait", "1", "--active", "2")
+    assert ended.code == 0, ended.err
+    shown = [line.split()[:2] for line in ended.lines]
+    assert ["phase", "optimizer"] in shown and ["layer", "norm"] in shown and ["layer", "dropout"] in shown
+    assert "recorded 2 steps" in ended.out
+
+
+def test_a_program(tilewright: Tilewright, train: str) -> None:
+    ended = tilewright("profile", "--active", "2", "--", "python", train, "12", "0")
+    assert ended.code == 0, ended.err
+    assert "step 11" in ended.out and "recorded 2 steps" in ended.out
+    found = query(latest_run(), "SELECT DISTINCT name FROM slice WHERE category = 'user_annotation'")[1]
+    assert {"phase forward", "phase backward", "phase optimizer", "layer 2"} <= {name for (name,) in found}
+
+
+def test_a_program_that_stops_once_recorded(tilewright: Tilewright, train: str) -> None:
+    ended = tilewright("profile", "--wait", "0", "--stop", "--", "python", train, "1000000", "0")
+    assert ended.code == 0, ended.err
+    assert "recorded 3 steps" in ended.out and "step 100\n" not in ended.out
+
+
+def test_every_rank_of_a_job(tilewright: Tilewright, train: str) -> None:
+    launch = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    ended = tilewright("profile", "--wait", "2", "--", *launch, train, "8", "0")
+    assert ended.code == 0, ended.err
+    ranks = query(latest_run(), "SELECT rank, world_size FROM trace_file ORDER BY id")[1]
+    assert ranks == [(0, 2), (1, 2)]
+    steps = "SELECT file_id, count(*) FROM step GROUP BY file_id ORDER BY file_id"
+    assert query(latest_run(), steps)[1] == [(0, 3), (1, 3)]
+
+
+def test_a_program_without_steps(tilewright: Tilewright, tmp_path: Path, train: str) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text("import torch\nfor _ in range(9): torch.ones(3).exp()\n")
+    ended = tilewright("profile", "--", "python", str(script))
+    assert ended.code == 10 and "0 steps" in ended.err and "--whole" in ended.err
+    whole = tilewright("profile", "--whole", "--", "python", str(script))
+    assert whole.code == 0 and "recorded all of it" in whole.out, whole.err
+    assert query(latest_run(), "SELECT count(*) FROM slice WHERE name = 'aten::exp'")[1] == [(9,)]
+
+
+def test_a_program_that_fails(tilewright: Tilewright, train: str) -> None:
+    early = tilewright("profile", "--", "python", train, "2", "7")
+    assert early.code == 3 and "exit code 7 before anything was recorded" in early.err
+    late = tilewright("profile", "--", "python", train, "12", "7")
+    assert late.code == 10 and "exit code 7; what it had recorded is in" in late.err
+    assert query(latest_run(), "SELECT steps_kept FROM recording")[1] == [(3,)]
+    missing = tilewright("profile", "--", "/nowhere/python", train)
+    assert missing.code == 3 and "cannot be started" in missing.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--impl", "faster"), "known: eager, inductor, tilewright"),
+        (("--optimizer", "sgdm"), "known: adamw, adam, sgd"),
+        (("--optimizer", "sgd", "--inference"), "--optimizer is for training"),
+        (("--optimizer", "sgd"), "no parameters"),
+        (("--stop",), "--stop is for a command"),
+    ],
+)
+def test_misuse_of_a_target(tilewright: Tilewright, models: str, arguments: tuple[str, ...], said: str) -> None:
+    ended = tilewright("profile", f"{models}:small", *arguments)
+    assert ended.code == 2 and said in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        ("python train.py --lr 3", "python -m tilewright.profiling.start train.py --lr 3"),
+        ("python3 -u -X dev -m pkg.train a", "python3 -u -X dev -m tilewright.profiling.start -m pkg.train a"),
+        ("torchrun --nnodes 1 t.py -x", "torchrun --nnodes 1 -m tilewright.profiling.start t.py -x"),
+        ("torchrun -m pkg.train", "torchrun -m tilewright.profiling.start -m pkg.train"),
+        (
+            "python -m torch.distributed.run --nproc-per-node=2 t.py",
+            "python -m torch.distributed.run --nproc-per-node=2 -m tilewright.profiling.start t.py",
+        ),
+    ],
+)
+def test_where_the_recorder_is_put(words: str, started: str) -> None:
+    assert " ".join(started_under_recorder(words.split())) == started
+
+
+@pytest.mark.parametrize("words", ["bash train.sh", "python -c pass", "python", "torchrun --no-python ./train"])
+def test_what_is_no_python_program(words: str) -> None:
+    with pytest.raises(UsageError):
+        started_under_recorder(words.split())
+
+
+def test_a_block(home: Path) -> None:
+    with package.profile("block") as run:
+        for _ in range(4):
+            torch.ones(3).exp()
+            run.step()
+    assert run.path.parent == home / "runs" and run.recording.steps_kept == 4
+    assert "aten::exp" in str(run) and "recorded all of it: 4 steps" in str(run)
+    assert "<pre>" in run._repr_html_()
+
+
+def test_a_block_with_a_schedule(home: Path) -> None:
+    with package.profile(wait=1, warmup=1, active=2) as run:
+        for _ in range(6):
+            torch.ones(3).exp()
+            run.step()
+    assert query(run.path, "SELECT count(*) FROM slice WHERE name = 'aten::exp'")[1] == [(2,)]
+
+
+def test_a_block_that_raises_leaves_no_run(home: Path) -> None:
+    with pytest.raises(KeyError), package.profile() as run:
+        raise KeyError
+    with pytest.raises(RuntimeError, match="without an exception"):
+        _ = run.path
+    assert not os.path.exists(home / "runs")

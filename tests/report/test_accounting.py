@@ -1,0 +1,84 @@
+"""The terminal's view of a timeline: what it says, and that nothing of a trace gets at the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.trace.kineto import Trace
+from tests.trace.test_ranks import rank
+from tilewright.records.errors import StoreError
+from tilewright.report.accounting import QUERIES, accounting_of, show_accounting
+from tilewright.store import Run
+from tilewright.trace import trace_run
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
+
+
+def shown(paths: list[Path]) -> str:
+    run, _ = trace_run(paths, command="test", tell=lambda _: None)
+    return text_of(run)
+
+
+def text_of(run: Path) -> str:
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(show_accounting(accounting_of(run)))
+    return captured.get()
+
+
+def waiting(name: str) -> Trace:
+    """A step with a kernel, a wait in the function `name`, and another kernel."""
+    trace = Trace()
+    trace.step(0, 0, 400)
+    trace.frame(f"train.py(10): {name}", 0, 390)
+    trace.operator("aten::exp", 1, 30, dims=[[1 << 20]])
+    trace.launch(2, 10, 90)
+    trace.operator("aten::item", 40, 95)
+    trace.call("cudaStreamSynchronize", 42, 92)
+    trace.operator("aten::exp", 150, 180, dims=[[1 << 20]])
+    trace.launch(160, 165, 400)
+    return trace
+
+
+def test_classes_waits_and_wins(tmp_path: Path) -> None:
+    text = shown([waiting("step").write(tmp_path)])
+    assert "GPU 0: 400 µs a step, over 1 step" in text
+    for line in ("kernel            315 µs  78.8 %", "synchronisation  50.0 µs  12.5 %", "train.py:10 in step"):
+        assert line in text, line
+    assert "no synchronisation" in text and "at its floor" in text
+    assert "is known: bytes and FLOPs 100.0 %" in text
+
+
+def test_names_of_a_trace_move_no_cursor(tmp_path: Path) -> None:
+    text = shown([waiting("\x1b[2J\x1b]0;mine\x07[bold]step").write(tmp_path)])
+    assert "\x1b" not in text and "\x07" not in text and "[bold]step" in text
+
+
+def test_several_ranks_stand_apart(tmp_path: Path) -> None:
+    paths = [rank(number, [100, 300], [200, 400]).write(tmp_path, f"rank{number}") for number in range(2)]
+    text = shown(paths)
+    assert "rank 0, GPU 0" in text and "rank 1, GPU 0" in text
+    assert "communication" in text and "others waited" in text
+
+
+def test_a_host_alone(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 400)
+    trace.operator("aten::exp", 1, 300, dims=[[1 << 20]])
+    text = shown([trace.write(tmp_path)])
+    assert "of the operators' own time is known: bytes and FLOPs 100.0 %" in text
+
+
+def test_a_run_without_a_timeline(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "plain.duckdb", command="x", target="x", case="x") as made:
+        pass
+    assert accounting_of(made.path) == {name: [] for name in QUERIES}
+    assert "nothing in this trace" in text_of(made.path)
+    with pytest.raises(StoreError, match="no run"):
+        accounting_of(tmp_path / "missing.duckdb")

@@ -1,0 +1,83 @@
+"""Merging keeps every slice in one block, every long slice whole, and every peak of a curve; packing loses nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.report.unpacked import unpack, unzigzag
+from tilewright.report.coarse import coarsen, thin
+from tilewright.report.packed import pack, zigzag
+
+ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10_000), st.integers(-1, 500)), max_size=80)
+
+
+@given(ROWS, st.integers(1, 20))
+def test_blocks_hold_every_slice_once(rows: list[tuple[int, int, int]], most: int) -> None:
+    row, ts, dur = (np.array(column, dtype=np.int64) for column in zip(*sorted(rows), strict=True)) if rows else (
+        np.zeros(0, dtype=np.int64),
+    ) * 3  # fmt: skip
+    coarse = coarsen(row, ts, dur, most)
+    assert int(coarse.count.sum()) == len(rows)
+    np.testing.assert_array_equal(np.bincount(coarse.block_of, minlength=coarse.ts.size), coarse.count)
+    # Rows, and what stays whole in them, are never merged with others.
+    cuts = np.unique(row).size + int(np.count_nonzero(dur < 0))
+    assert coarse.ts.size <= max(most, most // 2 + 2 * cuts)
+    for i, block in enumerate(coarse.block_of.tolist()):
+        assert coarse.row[block] == row[i]
+        whole = coarse.whole is not None and coarse.whole[0] <= ts[i] < coarse.whole[1]
+        if dur[i] >= coarse.shortest_ns or dur[i] < 0 or whole:
+            assert (coarse.ts[block], coarse.dur[block], coarse.count[block]) == (ts[i], dur[i], 1)
+        else:
+            assert coarse.ts[block] <= ts[i] and ts[i] + dur[i] <= coarse.ts[block] + coarse.dur[block]
+            assert dur[coarse.longest[block]] >= dur[i]
+
+
+def test_few_slices_stay_as_they_are() -> None:
+    row, ts, dur = np.array([0, 0, 1]), np.array([5, 9, 5]), np.array([2, 0, -1])
+    coarse = coarsen(row, ts, dur, 3)
+    assert coarse.shortest_ns == 0 and coarse.count.tolist() == [1, 1, 1] and coarse.dur.tolist() == [2, 0, -1]
+
+
+def test_a_gap_that_can_be_seen_is_kept() -> None:
+    ts = np.array([0, 10, 20, 5_000, 5_010])
+    coarse = coarsen(np.zeros(5, dtype=np.int64), ts, np.full(5, 5), 3)
+    assert coarse.ts.tolist() == [0, 5_000] and coarse.dur.tolist() == [25, 15] and coarse.count.tolist() == [3, 2]
+
+
+def test_half_of_what_may_be_drawn_is_the_middle_whole() -> None:
+    ts = np.arange(10_000) * 10
+    coarse = coarsen(np.zeros(ts.size, dtype=np.int64), ts, np.full(ts.size, 4), 1_000)
+    assert coarse.whole is not None
+    middle = (coarse.ts >= coarse.whole[0]) & (coarse.ts < coarse.whole[1])
+    assert (coarse.count[middle] == 1).all() and 490 <= np.count_nonzero(middle) <= 500
+    assert coarse.ts.size <= 1_000 and abs(sum(coarse.whole) / 2 - 50_000) < 100
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**12), st.floats(-1e9, 1e9)), min_size=1, max_size=300), st.integers(4, 40))
+def test_thinning_keeps_extremes_and_ends(points: list[tuple[int, float]], most: int) -> None:
+    points.sort(key=lambda point: point[0])
+    ts, values = np.array([p[0] for p in points]), np.array([p[1] for p in points])
+    kept = thin(ts, values, most)
+    assert kept.size <= max(most, 4) and (np.diff(kept) > 0).all()
+    assert {0, ts.size - 1} <= set(kept.tolist())
+    assert values[kept].max() == values.max() and values[kept].min() == values.min()
+
+
+@given(st.lists(st.integers(0, 2**63 - 1)))
+def test_packed_numbers_come_back(values: list[int]) -> None:
+    assert unpack(pack(np.array(values, dtype=np.uint64))) == values
+
+
+@given(st.lists(st.integers(-(2**62), 2**62)))
+def test_signs_come_back(values: list[int]) -> None:
+    assert unzigzag(zigzag(np.array(values, dtype=np.int64)).tolist()) == values
+
+
+@pytest.mark.parametrize(("value", "size"), [(0, 1), (127, 1), (128, 2), (2**14 - 1, 2), (2**14, 3), (2**63 - 1, 9)])
+def test_a_number_takes_as_many_bytes_as_it_needs(value: int, size: int) -> None:
+    from base64 import b64decode
+
+    assert len(b64decode(pack(np.array([value], dtype=np.uint64)))) == size

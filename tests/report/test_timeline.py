@@ -1,0 +1,169 @@
+"""The packed timeline says what the run says: every slice, flow, counter and argument, or how many it leaves out."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.unpacked import slices_of, unpack
+from tests.trace.training_trace import TrainingTrace, load
+from tilewright.report.timeline import DEEPEST, MOST_TRACKS, kind_of, timeline
+from tilewright.store import Run
+from tilewright.store.query import query, reading
+from tilewright.trace import load_traces
+
+
+def packed(run: Path, most: int = 50_000) -> dict[str, Any]:
+    with reading(run) as connection:
+        found = timeline(connection, most)
+    assert found is not None
+    return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+
+def run_of(events: list[dict[str, Any]], tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return load(path, tmp_path / "run.duckdb")
+
+
+def slice_(name: str, ts: float, dur: float, tid: int = 1, **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, **more}
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("training")
+    return load(TrainingTrace(1, steps=3).write(folder / "trace.json"), folder / "run.duckdb")
+
+
+def test_every_slice_is_drawn(training: Path) -> None:
+    drawn = slices_of(packed(training))
+    keys = ("id", "ts", "dur", "depth", "name", "category")
+    rows = query(training, f"SELECT {', '.join(keys)} FROM slice WHERE name <> '[memory]' ORDER BY id")[1]
+    assert sorted(tuple(each[key] for key in keys) for each in drawn) == rows
+    assert {each["count"] for each in drawn} == {1}
+
+
+def test_every_flow_joins_its_slices(training: Path) -> None:
+    found = packed(training)
+    ids = [each["id"] for each in slices_of(found)]
+    flows = found["flows"]
+    pairs = zip(accumulate(unpack(flows["out"])), unpack(flows["into"]), strict=True)
+    assert (
+        sorted((ids[a], ids[b]) for a, b in pairs)
+        == query(training, "SELECT slice_out, slice_in FROM flow ORDER BY ALL")[1]
+    )
+    assert flows["kinds"] == ["ac2g"] and set(unpack(flows["kind"])) == {0}
+
+
+def test_arguments_are_told_without_the_numbers_that_tie_events(training: Path) -> None:
+    found = packed(training)
+    told = {
+        (each["category"], json.dumps(found["args"][each["args"] - 1])) for each in slices_of(found) if each["args"]
+    }
+    assert told == {
+        ("cpu_op", '{"Input Dims": "[[8, 64]]"}'),
+        ("cpu_op", '{"Input Dims": "[[17, 64]]"}'),
+        ("kernel", '{"grid": "[132, 1, 1]"}'),
+    }
+
+
+def test_devices_come_as_streams(training: Path) -> None:
+    tracks = {(track["process"], track["name"], track["device"]) for track in packed(training)["tracks"]}
+    assert tracks == {("GPU 0", "stream 7", True), ("python 4000", "thread 4000 (python)", False)}
+
+
+@pytest.mark.parametrize("most", [1, 40, 300])
+def test_fewer_slices_when_asked_and_it_says_so(training: Path, most: int) -> None:
+    found = packed(training, most)
+    drawn, every = slices_of(found), query(training, "SELECT count(*) FROM slice WHERE name <> '[memory]'")[1][0][0]
+    rows = sum(len(track["rows"]) for track in found["tracks"])
+    assert len(drawn) <= max(most, rows) and sum(each["count"] for each in drawn) == found["kept"]["slices"] == every
+    merged = [each for each in drawn if each["count"] > 1]
+    assert found["kept"]["blocks"] == len(merged)
+    assert found["kept"]["merged"] == sum(each["count"] for each in merged)
+    longest = query(training, "SELECT max(dur) FROM slice")[1][0][0]
+    assert max(each["dur"] for each in drawn) >= longest
+
+
+def test_counters_are_curves(tmp_path: Path) -> None:
+    place = {"ph": "C", "name": "power", "pid": 1, "tid": 1}
+    events = [slice_("a", 0, 100), *({**place, "ts": t, "args": {"watts": 7.5 * t}} for t in (10, 20))]
+    (counter,) = packed(run_of(events, tmp_path))["counters"]
+    assert list(accumulate(unpack(counter["ts"]))) == [10_000, 20_000] and counter["values"] == [75.0, 150.0]
+
+
+def test_a_slice_that_never_ended_and_an_instant(tmp_path: Path) -> None:
+    events = [slice_("a", 0, 10), {"ph": "B", "name": "open", "pid": 1, "tid": 2, "ts": 3}]
+    events.append({"ph": "i", "name": "now", "pid": 1, "tid": 2, "ts": 5})
+    assert {each["name"]: each["dur"] for each in slices_of(packed(run_of(events, tmp_path)))} == {
+        "a": 10_000, "open": -1, "now": 0,
+    }  # fmt: skip
+
+
+def test_what_is_too_deep_or_on_too_many_tracks_is_counted(tmp_path: Path) -> None:
+    deep = DEEPEST + 30
+    events = [slice_(f"f{i}", i, 2 * deep - 2 * i, tid=0) for i in range(deep)]
+    events += [slice_("one", 0, 1, tid=1 + i) for i in range(MOST_TRACKS + 5)]
+    found = packed(run_of(events, tmp_path))
+    assert len(found["tracks"]) == MOST_TRACKS
+    assert found["kept"]["left_out"] == 30 + 6 and found["kept"]["slices"] == len(events)
+
+
+def test_long_names_and_arguments_are_cut(tmp_path: Path) -> None:
+    events = [slice_("n" * 5_000, i, 1, args={"k" * 900: "v" * 9_000, "list": list(range(500))}) for i in range(3)]
+    found = packed(run_of(events, tmp_path))
+    assert len(found["names"][0][0]) == 400
+    assert {len(key) for key in found["args"][0]} <= {60, 4} and max(map(len, found["args"][0].values())) == 300
+
+
+def test_arguments_without_room_are_counted_and_the_longest_slices_keep_theirs(tmp_path: Path) -> None:
+    events = [
+        slice_("a", 10 * i, 1 + i / 1000, args={f"k{j}": f"{i}".rjust(290, "x") for j in range(9)}) for i in range(400)
+    ]
+    found = packed(run_of(events, tmp_path))
+    without = [each for each in slices_of(found) if not each["args"]]
+    assert 0 < found["kept"]["without_arguments"] == len(without) < 400
+    assert max(each["dur"] for each in without) < 1_400
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    with reading(run_of([], tmp_path)) as connection:
+        assert timeline(connection) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "category", "kind"),
+    [
+        ("aten::bmm", "cpu_op", "compute"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "cpu_op", "compute"),
+        ("aten::_softmax", "cpu_op", "reduction"),
+        ("aten::sum", "cpu_op", "reduction"),
+        ("aten::summary", "cpu_op", "pointwise"),
+        ("aten::t", "cpu_op", "layout"),
+        ("aten::tanh", "cpu_op", "pointwise"),
+        ("aten::native_dropout", "cpu_op", "random"),
+        ("ncclDevKernel_AllReduce_Sum_bf16", "kernel", "library"),
+        ("Memcpy DtoH (Device -> Pageable)", "gpu_memcpy", "layout"),
+        ("cudaLaunchKernel", "cuda_runtime", "launch"),
+        ("cudaDeviceSynchronize", "cuda_runtime", "wait"),
+        ("anything", "python_function", "python"),
+        ("forward", "user_annotation", "range"),
+    ],
+)
+def test_kinds(name: str, category: str, kind: str) -> None:
+    assert kind_of(name, category) == kind
+
+
+def test_processes_of_several_files_are_told_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / "train.json", tmp_path / "infer.json"]
+    for path in paths:
+        path.write_text(json.dumps({"traceEvents": [slice_("a", 0, 10)]}))
+    with Run.create(tmp_path / "run.duckdb", command="c", target="t", case="both") as run:
+        load_traces(paths, run.connection)
+    found = packed(tmp_path / "run.duckdb")
+    assert [track["process"] for track in found["tracks"]] == ["process 1 (train.json)", "process 1 (infer.json)"]

@@ -1,0 +1,90 @@
+"""The analyses of a recorded training step as the page shows them: tables, the accounting as a track, queue depth."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from tests.report.test_traced_page import page_of, trace_island
+from tests.report.unpacked import slices_of, unpack
+from tests.trace.training_trace import load
+from tilewright.report.trace_tables import TABLES
+from tilewright.store import query
+from tilewright.trace.analysis import analyse
+
+FIXTURE = Path(__file__).parents[1] / "trace" / "fixtures" / "block_eager.json.gz"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = load(FIXTURE, tmp_path_factory.mktemp("analysed") / "run.duckdb")
+    with duckdb.connect(str(path)) as connection:
+        analyse(connection)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(run: Path) -> dict[str, Any]:
+    return trace_island(page_of(run))
+
+
+def test_every_table_answers_its_query(run: Path, data: dict[str, Any]) -> None:
+    shown = {table["id"]: table for table in data["tables"]}
+    for table in TABLES:
+        columns, rows = query(run, table.sql)
+        if rows:
+            assert shown[table.id]["columns"] == list(columns)
+            assert shown[table.id]["total"] == len(rows) >= len(shown[table.id]["rows"])
+    assert {"accounting", "win", "distance"} <= set(shown)
+
+
+def test_a_view_of_another_version_is_told_and_the_rest_is_shown(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run.duckdb"
+    other.write_bytes(run.read_bytes())
+    with duckdb.connect(str(other)) as connection:
+        connection.execute("CREATE OR REPLACE VIEW synchronisation AS SELECT 1 AS something_else")
+    html = page_of(other)
+    tables = {table["id"]: table for table in trace_island(html)["tables"]}
+    assert "another version" in tables["synchronisation"]["problem"] and not tables["synchronisation"]["rows"]
+    assert tables["accounting"]["rows"] and not tables["accounting"]["problem"]
+    assert "This run was written by another version of tilewright." in html
+
+
+def test_a_step_is_accounted_for_whole(data: dict[str, Any]) -> None:
+    table = next(table for table in data["tables"] if table["id"] == "accounting")
+    percent = table["columns"].index("percent")
+    assert sum(row[percent] for row in table["rows"]) == pytest.approx(100, abs=0.5)
+
+
+def test_the_accounting_is_a_track_without_holes(run: Path, data: dict[str, Any]) -> None:
+    spans = [each for each in slices_of(data["timeline"]) if each["category"] == "accounting"]
+    rows = query(run, "SELECT ts, dur, class FROM device_time ORDER BY ts")[1]
+    assert [(each["ts"], each["dur"], each["name"]) for each in spans] == rows
+    assert all(a["ts"] + a["dur"] == b["ts"] for a, b in pairwise(spans))
+    tracks = {(track["process"], track["name"]) for track in data["timeline"]["tracks"]}
+    assert ("GPU 0", "where its time went") in tracks
+
+
+def test_queue_depth_is_a_curve(run: Path, data: dict[str, Any]) -> None:
+    curve = next(each for each in data["timeline"]["counters"] if each["name"] == "Queued for GPU 0")
+    rows = query(run, "SELECT ts, depth FROM queue_depth ORDER BY ts")[1]
+    origin = int(data["timeline"]["origin"])
+    assert list(zip(accumulate(unpack(curve["ts"])), curve["values"], strict=True)) == [
+        (ts - origin, depth) for ts, depth in rows if isinstance(ts, int)
+    ]
+
+
+def test_device_time_lies_below_the_stack_that_launched_it(data: dict[str, Any]) -> None:
+    with gzip.open(FIXTURE, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    worked = sum(e["dur"] for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
+    device = next(each for each in data["flames"] if each["title"] == "Device time")
+    names = [name for name, _ in device["names"]]
+    assert device["nodes"][0][3] == pytest.approx(1_000 * worked, rel=1e-4)
+    assert "transformer_block.py(35): forward" in names and "(launch not in the trace)" not in names

@@ -1,0 +1,120 @@
+"""Small traces as PyTorch's profiler writes them, made by hand so that every answer is known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from tilewright.trace import load_traces
+from tilewright.trace.analysis import analyse
+
+HOST, AUTOGRAD, STREAM = 100, 101, 7
+H200 = {"id": 0, "name": "NVIDIA H200", "computeMajor": 9, "computeMinor": 0, "numSms": 132}
+
+
+class Trace:
+    """Events of one process and its device 0; times are whole microseconds from 1000 on."""
+
+    def __init__(self, pid: int = 4000, rank: int | None = None, device: dict[str, Any] | None = None) -> None:
+        self.pid = pid
+        self.events: list[dict[str, Any]] = []
+        self.header: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": [device or H200]}
+        if rank is not None:
+            self.header["distributedInfo"] = {"rank": rank, "world_size": 2}
+        self._numbers = itertools.count(1)
+        self._meta("process_name", self.pid, 0, "python")
+        self._meta("process_labels", 0, 0, "GPU 0")
+        self._meta("process_name", 0, 0, "python")
+
+    def slice(self, category: str, name: str, start: float, end: float, thread: int = HOST, **args: object) -> None:
+        self._add("X", category, name, self.pid, thread, start, args, dur=end - start)
+
+    def operator(self, name: str, start: float, end: float, thread: int = HOST, **args: object) -> None:
+        """With `dims=[[2, 3]]` and the like, what the profiler writes of the operands."""
+        dims = args.pop("dims", None)
+        if dims is not None:
+            assert isinstance(dims, list)
+            args |= {"Input Dims": dims, "Input type": args.pop("types", ["float"] * len(dims))}
+            args.setdefault("Concrete Inputs", [""] * len(dims))
+        self.slice("cpu_op", name, start, end, thread, **args)
+
+    def step(self, number: int, start: float, end: float) -> None:
+        self.slice("user_annotation", f"ProfilerStep#{number}", start, end)
+
+    def frame(self, name: str, start: float, end: float) -> None:
+        self.slice("python_function", name, start, end)
+
+    def call(self, name: str, start: float, end: float, thread: int = HOST, correlation: int | None = None) -> int:
+        """A call into CUDA; returns its correlation."""
+        number = next(self._numbers) if correlation is None else correlation
+        category = "cuda_driver" if name.startswith("cu") and not name.startswith("cuda") else "cuda_runtime"
+        self.slice(category, name, start, end, thread, correlation=number)
+        return number
+
+    def work(
+        self,
+        start: float,
+        end: float,
+        correlation: int,
+        *,
+        name: str = "kernel",
+        category: str = "kernel",
+        stream: int = STREAM,
+        grid: tuple[int, int, int] = (132, 1, 1),
+        registers: int = 32,
+        **args: object,
+    ) -> None:
+        given: dict[str, object] = {"correlation": correlation, "device": 0, "stream": stream} | args
+        if category == "kernel":
+            given |= {"grid": list(grid), "block": [128, 1, 1], "registers per thread": registers, "shared memory": 0}
+        self._add("X", category, name, 0, stream, start, given, dur=end - start)
+
+    def launch(self, at: float, start: float, end: float, *, thread: int = HOST, **kernel: Any) -> int:
+        """A kernel that ran from `start` to `end`, and the microsecond at `at` in which it was launched."""
+        correlation = self.call("cudaLaunchKernel", at, at + 1, thread)
+        self.work(start, end, correlation, **kernel)
+        return correlation
+
+    def flow(self, category: str, number: int, out: tuple[float, int], into: tuple[float, int]) -> None:
+        """From the slice at a time and thread to another."""
+        for phase, (at, thread) in (("s", out), ("f", into)):
+            extra = {"id": number} | ({"bp": "e"} if phase == "f" else {})
+            self._add(phase, category, category, self.pid, thread, at, None, **extra)
+
+    def write(self, folder: Path, name: str = "trace") -> Path:
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(self.header | {"traceEvents": self.events}))
+        return path
+
+    def analysed(self, folder: Path) -> duckdb.DuckDBPyConnection:
+        return analysed([self.write(folder)])
+
+    def _meta(self, name: str, pid: int, thread: int, text: str) -> None:
+        value = {"labels" if name == "process_labels" else "name": text}
+        self.events.append({"ph": "M", "name": name, "pid": pid, "tid": thread, "ts": 0, "args": value})
+
+    def _add(
+        self, phase: str, category: str, name: str, pid: int, thread: int, at: float, args: object, **more: object
+    ) -> None:
+        event = {"ph": phase, "cat": category, "name": name, "pid": pid, "tid": thread, "ts": 1000 + at} | more
+        self.events.append(event if args is None else event | {"args": args})
+
+
+def analysed(paths: list[Path], *before: str) -> duckdb.DuckDBPyConnection:
+    """A run's database in memory with the traces at `paths`, after the statements `before`, analysed."""
+    connection = duckdb.connect()
+    connection.execute(files("tilewright.store").joinpath("schema.sql").read_text("utf-8"))
+    for statement in before:
+        connection.execute(statement)
+    load_traces(paths, connection)
+    analyse(connection)
+    return connection
+
+
+def rows(connection: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
+    return connection.execute(sql).fetchall()

@@ -1,0 +1,37 @@
+"""What the tests of loading share: traces from lists of events, and a database with one in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import duckdb
+
+from tilewright.trace import Loaded, load_traces
+
+Event = Mapping[str, object]
+Rows = list[tuple[object, ...]]
+
+
+def complete(name: str, ts: float, dur: float, tid: object = 1, pid: object = 1, **more: object) -> dict[str, object]:
+    return {"ph": "X", "cat": "op", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, **more}
+
+
+def written(path: Path, events: Iterable[Event], **header: object) -> Path:
+    path.write_text(json.dumps({**header, "traceEvents": list(events)}))
+    return path
+
+
+def loaded(*paths: Path) -> tuple[duckdb.DuckDBPyConnection, list[Loaded]]:
+    connection = duckdb.connect()
+    return connection, load_traces(paths, connection)
+
+
+def rows(connection: duckdb.DuckDBPyConnection, sql: str) -> Rows:
+    return connection.execute(sql).fetchall()
+
+
+def accounted(file: Loaded) -> int:
+    """Every event of a file is one of these."""
+    return file.slices + file.paired + file.flow_points + file.counters + file.metadata + file.rejects

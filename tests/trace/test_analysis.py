@@ -1,0 +1,103 @@
+"""The analyses on files that mean no good: an answer or none, and no harm."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trace.kineto import HOST, Trace, analysed, rows
+from tilewright.trace import analyse
+
+BIG = (1 << 63) - 1
+HOSTILE: tuple[Any, ...] = (
+    *(0, -1, 1.5, BIG, -BIG, 1 << 70, "", "'); DROP TABLE slice; --", "<script>alert(1)</script>", None, True),
+    *([], [BIG, BIG, BIG], {}, {"a": []}, [[[]]], "\ud800", "9" * 400),
+)
+
+
+def summed(connection: Any) -> None:
+    """Whatever a view makes of the file, each step of each device adds up."""
+    for view in ("synchronisation", "distance", "what_you_would_win", "attribution", "communication", "straggler"):
+        rows(connection, f"FROM {view}")
+    for (percent,) in rows(connection, "SELECT sum(percent) FROM accounting GROUP BY step_ts, upid, step_dur"):
+        assert percent == pytest.approx(100, abs=0.5)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_value_anywhere(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    trace = Trace()
+    trace.step(0, 0, 500)
+    for at in range(0, 500, 50):
+        trace.frame(f"train.py({at}): step", at, at + 49)
+        trace.operator("aten::mm", at + 1, at + 40, dims=[[4, 4], [4, 4]])
+        trace.launch(at + 2, at + 10, at + 60)
+        trace.call("cudaStreamSynchronize", at + 5, at + 30)
+    for event in draw.sample(trace.events, len(trace.events) // 2):
+        args = event.get("args", {})
+        key = draw.choice([*event, *args])
+        (event if key in event else args)[key] = draw.choice(HOSTILE)
+    trace.header["deviceProperties"] = draw.choice([*HOSTILE, trace.header["deviceProperties"]])
+    summed(trace.analysed(tmp_path))
+
+
+def test_times_at_the_ends_of_the_range(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 100)
+    trace.launch(5, 10, 60)
+    for ts, dur in ((9.2e15, 9e15), (-9e15, 1), (0, 9.2e15), (9e15, 0)):
+        event = {"ph": "X", "name": "k", "ts": ts, "dur": dur}
+        trace.events.append(event | {"cat": "kernel", "pid": 0, "tid": 7, "args": {"correlation": 1, "device": 0}})
+        trace.events.append(event | {"cat": "cuda_runtime", "pid": trace.pid, "tid": HOST, "args": {"correlation": 1}})
+        trace.events.append(event | {"cat": "user_annotation", "name": "ProfilerStep#9", "pid": trace.pid, "tid": HOST})
+    summed(trace.analysed(tmp_path))
+
+
+def test_launches_on_very_many_levels(tmp_path: Path) -> None:
+    """5,000 operators in each other with a launch in each: a context for a thousand levels, and no more."""
+    trace = Trace()
+    levels = 5000
+    for level in range(levels):
+        trace.operator(f"op{level}", level, 3 * levels - level)
+        trace.call("cudaLaunchKernel", level + 0.25, level + 0.5)
+        trace.work(20_000 + level, 20_000 + level + 1, level + 1)
+    connection = trace.analysed(tmp_path)
+    found = rows(connection, "SELECT count(*), count(operator), max(operator_id) FROM device_slice")
+    assert found[0][0] == levels and 900 <= found[0][1] <= 1001
+
+
+def test_analysing_again_changes_nothing(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 100)
+    trace.operator("aten::mm", 0, 40, dims=[[4, 4], [4, 4]])
+    trace.launch(5, 10, 60)
+    connection = trace.analysed(tmp_path)
+    views = ("accounting", "distance", "device_slice", "wave", "what_you_would_win")
+    before = [sorted(rows(connection, f"FROM {view}"), key=str) for view in views]
+    analyse(connection)
+    assert [sorted(rows(connection, f"FROM {view}"), key=str) for view in views] == before
+
+
+def test_a_bare_file(tmp_path: Path) -> None:
+    path = tmp_path / "bare.json"
+    path.write_text(json.dumps([{"ph": "X", "name": "a", "ts": 0, "dur": 1, "pid": 1, "tid": 1}]))
+    summed(analysed([path]))
+
+
+def test_views_mean_the_same_where_integers_divide_as_in_perfetto(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 100)
+    trace.operator("aten::mm", 0, 40, dims=[[40, 40], [40, 40]])
+    trace.launch(5, 10, 37, name="ncclDevKernel_AllReduce(x)")
+    trace.launch(6, 30, 61)
+    trace.call("cudaStreamSynchronize", 7, 63)
+    connection = trace.analysed(tmp_path)
+    views = ("accounting", "step_account", "synchronisation", "distance", "what_you_would_win", "communication")
+    connection.execute("SET integer_division = false")
+    before = [sorted(rows(connection, f"FROM {view}"), key=str) for view in views]
+    connection.execute("SET integer_division = true")
+    assert [sorted(rows(connection, f"FROM {view}"), key=str) for view in views] == before

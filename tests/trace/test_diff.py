@@ -1,0 +1,147 @@
+"""Runs compared: which operator explains that a step became slower, and the words for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from rich.console import Console
+
+from tests.trace.kineto import Trace
+from tilewright.records.errors import StoreError
+from tilewright.report.diff import show_diff
+from tilewright.store import Run
+from tilewright.trace import trace_run
+from tilewright.trace.compare.diff import Profiled, diff, in_turns, read_run, runs_of
+
+STEPS = 30
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def run(folder: Path, seed: int, *, gelu: int = 30_000, name: str = "run", step: int = 100_000) -> Path:
+    """A run of 30 steps of 100 ms, in each a product of 40 ms and a GELU, all with 1 % of noise."""
+    draw = Random(seed)
+    trace = Trace()
+    at = 0
+    for number in range(STEPS):
+        lengths = [round(us * draw.gauss(1, 0.01)) for us in (40_000, gelu)]
+        end = at + round((step + gelu - 30_000) * draw.gauss(1, 0.005))
+        trace.step(number, at, end)
+        start = at + 100
+        for position, (operator, length) in enumerate(zip(("aten::mm", "aten::gelu"), lengths, strict=True)):
+            begin = at + 10 + position * 40
+            trace.operator(operator, begin, begin + 30)
+            trace.launch(begin + 5, start, start + length)
+            start += length
+        at = end
+    path, _ = trace_run([trace.write(folder, name)], command="test", tell=lambda _: None)
+    return path
+
+
+def shown(found: object, width: int = 120) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(found)
+    return console.export_text()
+
+
+def test_a_slower_operator_is_found_and_named(tmp_path: Path) -> None:
+    before, after = run(tmp_path, 1), run(tmp_path, 2, gelu=36_000)
+    found = diff([read_run(before)], [read_run(after)])
+    assert found.step.verdict == "slower" and found.step.ratio == pytest.approx(1.06, abs=0.01)
+    assert found.device is not None and found.device.verdict == "slower"
+    assert found.device.ratio == pytest.approx(76 / 70, abs=0.01)
+    first = found.operators[0]
+    assert (first.where, first.operator) == ("device", "aten::gelu")
+    assert first.difference_us == pytest.approx(6000, rel=0.1)
+    share = found.of_device(first)
+    assert share is not None and share == pytest.approx(1, abs=0.15)
+    text = shown(show_diff(found))
+    assert "slower" in text and "aten::gelu" in text and "+6." in text
+
+
+def test_the_same_program_twice(tmp_path: Path) -> None:
+    found = diff([read_run(run(tmp_path, 3))], [read_run(run(tmp_path, 4))])
+    assert found.step.verdict == "the same"
+    assert found.device is not None and found.device.verdict in ("the same", "cannot tell")
+    assert found.of_device(found.operators[0]) is None or abs(found.operators[0].difference_us) < 1000
+
+
+def test_operators_of_the_host_count_without_what_they_call(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 100)
+    trace.operator("aten::linear", 0, 50)
+    trace.operator("aten::addmm", 10, 40)
+    trace.launch(20, 60, 90)
+    path, _ = trace_run([trace.write(tmp_path)], command="test", tell=lambda _: None)
+    found = read_run(path).operators
+    assert found["host", "aten::linear"] == {1: 20}
+    assert found["host", "aten::addmm"] == {1: 29}
+    assert found["host", "cudaLaunchKernel"] == {1: 1}
+    assert found["device", "aten::addmm"] == {1: 30}
+
+
+def test_folders_of_runs_made_in_turns(tmp_path: Path) -> None:
+    sides: tuple[Path, Path] = (tmp_path / "before", tmp_path / "after")
+    for number in range(6):
+        for side, folder in enumerate(sides):
+            folder.mkdir(exist_ok=True)
+            made = run(tmp_path, 10 * number + side, gelu=30_000 + 6_000 * side)
+            made.rename(folder / made.name)
+    found = diff(*([read_run(path) for path in runs_of(folder)] for folder in sides))
+    assert found.step.verdict == "slower" and "6 pairs of runs" in found.step.method
+
+
+def test_a_run_that_saw_no_device(tmp_path: Path) -> None:
+    paths = []
+    for number in range(2):
+        trace = Trace()
+        trace.step(0, 0, 100)
+        trace.operator("aten::mm", 0, 80 + number)
+        paths.append(trace_run([trace.write(tmp_path)], command="test", tell=lambda _: None)[0])
+    found = diff([read_run(paths[0])], [read_run(paths[1])])
+    assert found.device is None and found.step.verdict == "cannot tell"
+    assert "cannot tell" in shown(show_diff(found), width=80)
+
+
+def test_a_run_without_a_timeline_is_refused(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "plain.duckdb", command="x", target="x", case="x") as made:
+        pass
+    with pytest.raises(StoreError, match="no timeline"):
+        read_run(made.path)
+
+
+def test_a_run_without_steps_is_refused(tmp_path: Path) -> None:
+    path, _ = trace_run([Trace().write(tmp_path)], command="test", tell=lambda _: None)
+    empty = read_run(path)
+    with pytest.raises(StoreError, match="no step was recorded"):
+        diff([empty], [empty])
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    with pytest.raises(StoreError, match="no run"):
+        runs_of(tmp_path / "none")
+
+
+def test_turns() -> None:
+    assert in_turns([1, 4, 5], [2, 3, 6])
+    assert not in_turns([1, 2], [3])
+    assert not in_turns([1, 2, 9], [3, 4, 10])
+
+
+def test_an_operator_that_only_one_side_has() -> None:
+    def made(operators: dict[str, float]) -> Profiled:
+        table = {("device", name): {1: us, 2: us} for name, us in operators.items()}
+        return Profiled(Path("x"), 0, (100.0, 100.0), table, dict.fromkeys(table, 2))  # type: ignore[arg-type]
+
+    found = diff([made({"aten::mm": 50.0})], [made({"aten::bmm": 40.0})])
+    assert [(op.operator, op.before_us, op.after_us, op.before_calls, op.after_calls) for op in found.operators] == [
+        ("aten::mm", 50, 0, 1, 0),
+        ("aten::bmm", 0, 40, 0, 1),
+    ]

@@ -1,0 +1,151 @@
+"""Each operator beside its floor, and what one would win."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trace.kineto import Trace, analysed, rows
+from tilewright.hardware.floor import floor_us
+from tilewright.hardware.profiles import profile_for
+
+MIB = 1 << 20
+
+
+def add(trace: Trace, at: int, took: int) -> None:
+    """64 Mi elements of fp32 and as many again: 768 MiB through DRAM."""
+    trace.operator("aten::add", at, at + 20, dims=[[64 * MIB], [64 * MIB], []], types=["float", "float", "Scalar"])
+    trace.launch(at + 5, at + 10, at + 10 + took, grid=(4096, 1, 1))
+
+
+def test_a_bandwidth_bound_operator(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 600)
+    trace.step(1, 600, 1200)
+    add(trace, 0, 400)
+    add(trace, 600, 400)
+    connection = trace.analysed(tmp_path)
+    found = rows(
+        connection,
+        """SELECT operator, calls, bytes, flops, provenance, floor_us, bound, times_floor, GBps, win_ms_per_step
+           FROM distance""",
+    )
+    nbytes = 3 * 4 * 64 * MIB
+    floor, bound = floor_us(
+        nbytes, 64 * MIB, 0, "float32", nbytes, profile_for("h200"), "pointwise", bytes_written=nbytes // 3
+    )
+    assert found == [
+        (
+            *("aten::add", 2, nbytes, 64 * MIB, "formula", pytest.approx(floor), bound),
+            *(pytest.approx(400 / floor), pytest.approx(nbytes / 400e3), pytest.approx((400 - floor) / 1e3)),
+        )
+    ]
+    known = rows(connection, "SELECT what, percent FROM attribution ORDER BY what")
+    assert known == [("bytes and FLOPs", 100), ("operator", 100), ("verdict", 100)]
+
+
+def test_the_runs_own_ceilings_go_before_the_shipped_ones(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 600)
+    add(trace, 0, 400)
+    ceilings = ", ".join(
+        f"('NVIDIA H200', '{kind}', '', 1000, 'GB/s', 'measured')" for kind in ("copy", "read", "write")
+    )
+    connection = analysed([trace.write(tmp_path)], f"INSERT INTO ceiling VALUES {ceilings}")
+    assert rows(connection, "SELECT floor_us FROM distance") == [(pytest.approx(3 * 4 * 64 * MIB / 1e3 / 1e3),)]
+
+
+def test_an_unknown_device_has_no_floor(tmp_path: Path) -> None:
+    trace = Trace(device={"id": 0, "name": "Abacus 3", "computeMajor": 3, "computeMinor": 0, "numSms": 4})
+    trace.step(0, 0, 600)
+    add(trace, 0, 400)
+    connection = trace.analysed(tmp_path)
+    assert rows(connection, "SELECT provenance, floor_us, verdict, win_ms_per_step FROM distance") == [
+        ("formula", None, "unknown", None)
+    ]
+
+
+def test_an_unknown_operator_costs_unknown_and_never_zero(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 100)
+    trace.operator("mine::special", 0, 20, dims=[[4]])
+    trace.launch(5, 10, 50)
+    connection = trace.analysed(tmp_path)
+    assert rows(connection, "SELECT bytes, flops, provenance, floor_us FROM distance") == [
+        (None, None, "unknown", None)
+    ]
+    assert "bytes and FLOPs" not in dict(rows(connection, "FROM (SELECT what, percent FROM attribution)"))
+
+
+def test_a_kernel_that_the_device_waited_for_is_host_bound(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 400)
+    trace.operator("aten::relu", 0, 390, dims=[[1024]])
+    trace.launch(0, 5, 10)
+    trace.operator("aten::exp", 200, 250, dims=[[1024]])
+    trace.launch(210, 215, 220)
+    connection = trace.analysed(tmp_path)
+    found = dict(rows(connection, "SELECT operator, verdict FROM distance"))
+    assert found["aten::exp"] == "host-bound"
+    won = rows(connection, "SELECT how, operator, ms_per_step FROM what_you_would_win ORDER BY ms_per_step DESC")
+    assert won[0] == ("a CUDA graph, or fewer launches", "all of them", pytest.approx(0.205))
+
+
+def test_pauses_between_queued_kernels_are_not_the_hosts(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 400)
+    correlation = trace.call("cudaGraphLaunch", 1, 5)
+    for place in range(3):
+        trace.work(10 + 100 * place, 90 + 100 * place, correlation)
+    connection = trace.analysed(tmp_path)
+    assert dict(rows(connection, "SELECT class, dur / 1e3 FROM accounting"))["launch-bound"] == 40
+    assert rows(connection, "SELECT how, round(ms_per_step, 6) FROM what_you_would_win") == [
+        ("fewer, larger kernels", 0.04)
+    ]
+
+
+def test_a_region_has_the_cost_and_the_line_of_the_run(tmp_path: Path) -> None:
+    """Two kernels of one region: what sums up its columns runs after it and is no call of its own."""
+    trace = Trace()
+    trace.step(0, 0, 600)
+    trace.operator("CompiledFunction", 0, 100)
+    trace.launch(5, 10, 110, name="backward1_gelu_backward_sum")
+    trace.launch(15, 110, 120, name="backward1_gelu_backward_sum_after")
+    region = """INSERT INTO region BY NAME
+        SELECT 'backward' AS graph, 'backward1_gelu_backward_sum' AS name, ['a', 'b'] AS members,
+               1 AS reads, 1 AS writes, 0 AS unused, 256000000 AS bytes_read, 128000000 AS bytes_written,
+               7000 AS flops, 5 AS transcendentals,
+               'formula' AS provenance, 'triton' AS language, '' AS source_code"""
+    operator = """INSERT INTO operator BY NAME
+        SELECT 'backward' AS graph, 'after' AS stage, 1 AS index, 'r' AS name, 'kernel' AS target,
+               'pointwise' AS operator_class, [1] AS shape, 'float32' AS dtype, 1 AS reads, 1 AS writes, 0 AS unused,
+               1 AS bytes_read, 1 AS bytes_written, 1 AS flops, 0 AS transcendentals, 'formula' AS provenance,
+               'backward1_gelu_backward_sum' AS region, 'model.py:7: y = gelu(x)' AS source, [] AS inputs"""
+    connection = analysed([trace.write(tmp_path)], region, operator)
+    assert rows(
+        connection,
+        "SELECT operator, attributed_by, source, calls, bytes, flops, provenance, device_ns FROM operator_distance",
+    ) == [("backward1_gelu_backward_sum", "region", "model.py:7: y = gelu(x)", 1, 384000000, 7000, "formula", 110_000)]
+
+
+def test_replays_of_a_captured_graph_are_calls_of_its_operators(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.call("cudaStreamBeginCapture", 1, 2)
+    trace.operator("aten::add", 10, 30, dims=[[MIB], [MIB]])
+    trace.call("cudaLaunchKernel", 15, 18)
+    trace.call("cudaStreamEndCapture", 110, 115)
+    for at in (200, 300, 400):
+        trace.work(at + 10, at + 20, trace.call("cudaGraphLaunch", at, at + 5))
+    found = rows(
+        trace.analysed(tmp_path), "SELECT operator, attributed_by, calls, bytes, device_ns FROM operator_distance"
+    )
+    assert found == [("aten::add", "capture", 3, 12 * MIB, 30_000)]
+
+
+def test_shapes_that_no_device_holds(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 100)
+    trace.operator("aten::mm", 0, 20, dims=[[1 << 61, 1 << 61], [1 << 61, 1 << 61]])
+    trace.launch(5, 10, 50, grid=(1 << 40, 1 << 40, 1 << 40))
+    assert rows(trace.analysed(tmp_path), "SELECT bytes, provenance FROM distance") == [(None, "unknown")]

@@ -1,0 +1,123 @@
+"""Folded stacks against a truth that is written down while the trace is made, and against hand-drawn ones."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from tests.trace.training_trace import TrainingTrace, load
+from tilewright.store.query import reading
+from tilewright.trace.analysis import analyse
+from tilewright.trace.flame import DEEPEST, NOT_LAUNCHED, Flame, Weight, flame
+
+
+def folded(tree: Flame) -> dict[tuple[str, ...], int]:
+    """Own time of every stack that has some, without the root."""
+    paths: list[tuple[str, ...]] = []
+    for parent, frame in zip(tree.parent.tolist(), tree.frame.tolist(), strict=True):
+        paths.append((*paths[parent], tree.names[frame]) if parent >= 0 else ())
+    own: Counter[tuple[str, ...]] = Counter()
+    for path, time in zip(paths, tree.own.tolist(), strict=True):
+        own[path] += time
+    return {path: time for path, time in own.items() if time}
+
+
+def flame_of(events: list[dict[str, Any]], tmp_path: Path, weight: Weight = "host") -> Flame:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    with reading(load(path, tmp_path / f"{weight}.duckdb")) as connection:
+        return flame(connection, weight)
+
+
+def host(name: str, ts: float, dur: float, category: str = "cpu_op", **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, **more}
+
+
+@pytest.mark.parametrize("stacks", [True, False], ids=["with Python frames", "operators alone"])
+@pytest.mark.parametrize("seed", range(3))
+def test_both_weights_equal_what_the_trace_was_made_from(tmp_path: Path, seed: int, stacks: bool) -> None:
+    made = TrainingTrace(seed, stacks=stacks)
+    run = load(made.write(tmp_path / "trace.json"), tmp_path / "run.duckdb")
+    with reading(run) as connection:
+        by_host, by_device = flame(connection, "host"), flame(connection, "device")
+    assert folded(by_host) == {path: time for path, time in made.host.items() if time}
+    assert folded(by_device) == dict(made.device)
+    assert by_host.total[0] == sum(made.host.values()) and by_device.total[0] == sum(made.device.values())
+    assert by_host.steps == 2
+
+
+def test_totals_are_own_times_and_children(tmp_path: Path) -> None:
+    run = load(TrainingTrace(5).write(tmp_path / "trace.json"), tmp_path / "run.duckdb")
+    with reading(run) as connection:
+        tree = flame(connection, "host")
+    below = np.bincount(tree.parent[1:], weights=tree.total[1:], minlength=tree.parent.size)
+    np.testing.assert_array_equal(tree.total, tree.own + below.astype(np.int64))
+    assert (tree.parent[1:] < np.arange(1, tree.parent.size)).all()
+
+
+def test_equal_stacks_of_all_steps_are_one(tmp_path: Path) -> None:
+    events = []
+    for step in range(3):
+        frame = f"<built-in method linear of type object at 0x7f{step}>"
+        events += [host(f"ProfilerStep#{step}", 100 * step, 50, "user_annotation"), host(frame, 100 * step + 1, 10)]
+    tree = flame_of(events, tmp_path)
+    assert len(tree.names) == 4 and tree.steps == 3
+    assert folded(tree) == {
+        ("thread", "ProfilerStep"): 3 * 40_000,
+        ("thread", "ProfilerStep", "<built-in method linear of type object>"): 3 * 10_000,
+    }
+    assert sorted(tree.calls.tolist()) == [0, 0, 3, 3]
+
+
+def test_stacks_of_older_traces_come_from_their_arguments(tmp_path: Path) -> None:
+    stack = {"Call stack": "linear.py(114): forward;train.py(3): <module>"}
+    tree = flame_of([host("aten::mm", 0, 5, args=stack), host("aten::mul", 7, 2)], tmp_path)
+    assert folded(tree) == {
+        ("thread", "train.py(3): <module>", "linear.py(114): forward", "aten::mm"): 5_000,
+        ("thread", "aten::mul"): 2_000,
+    }
+
+
+def test_a_kernel_whose_launch_is_missing_is_not_lost(tmp_path: Path) -> None:
+    kernel = host("k", 3, 4, "kernel")
+    assert folded(flame_of([kernel], tmp_path, "device")) == {(NOT_LAUNCHED, "k"): 4_000}
+
+
+def test_the_operator_of_what_a_graph_replayed_is_told(tmp_path: Path) -> None:
+    run = load(TrainingTrace(4).write(tmp_path / "trace.json"), tmp_path / "run.duckdb")
+    with duckdb.connect(str(run)) as connection:
+        analyse(connection)
+        connection.execute("UPDATE device_slice SET launch_id = NULL, operator = 'aten::mm' WHERE name LIKE 'sm90%'")
+        connection.execute("UPDATE device_slice SET launch_id = NULL, operator = NULL WHERE name LIKE 'softmax%'")
+        tree = flame(connection, "device")
+        times = dict(connection.execute("SELECT name, sum(dur)::BIGINT FROM device_slice GROUP BY name").fetchall())
+    apart = {path: time for path, time in folded(tree).items() if path[0] == NOT_LAUNCHED}
+    assert apart == {
+        (NOT_LAUNCHED, "aten::mm", "sm90_xmma_gemm_bf16"): times["sm90_xmma_gemm_bf16"],
+        (NOT_LAUNCHED, "softmax_warp_forward"): times["softmax_warp_forward"],
+    }
+    assert tree.total[0] == sum(times.values())
+
+
+def test_time_below_the_deepest_row_counts_for_its_ancestor(tmp_path: Path) -> None:
+    deep = DEEPEST + 50
+    tree = flame_of([host(f"f{i}", i, 2 * deep - 2 * i) for i in range(deep)], tmp_path)
+    assert tree.total[0] == 2 * deep * 1_000
+    assert max(len(path) for path in folded(tree)) == DEEPEST + 1
+
+
+def test_overlapping_slices_give_no_negative_time(tmp_path: Path) -> None:
+    tree = flame_of([host("a", 0, 10), host("b", 5, 10), host("c", 6, 2)], tmp_path)
+    assert (tree.own >= 0).all() and tree.total[0] >= 10_000
+
+
+@pytest.mark.parametrize("weight", ["host", "device"])
+def test_a_trace_of_instants_has_an_empty_flame(tmp_path: Path, weight: Weight) -> None:
+    tree = flame_of([{"ph": "i", "name": "x", "pid": 1, "tid": 1, "ts": 1}], tmp_path, weight)
+    assert tree.total.tolist() == [0] and folded(tree) == {}

@@ -1,0 +1,223 @@
+"""Files that are damaged, enormous or meant to harm: a clear error or a correct load, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trace.loading import accounted, complete, loaded, rows, written
+from tilewright.records.errors import TraceError
+
+GOOD = json.dumps({"traceEvents": [complete("a", 1, 2), complete("b", 4, 2)]}).encode()
+DEEP = 10**6
+
+
+def nested(opening: bytes, closing: bytes) -> bytes:
+    event = b'{"ph":"X","name":"deep","pid":1,"tid":1,"ts":1,"dur":1,"args":{"a":%s}}'
+    return b'{"traceEvents":[' + event % (opening * DEEP + b"1" + closing * DEEP) + b"]}"
+
+
+UNREADABLE = {
+    "nothing": b"",
+    "blanks": b" \n\t " * 1000,
+    "zeros": bytes(100_000),
+    "words": b"this is no trace",
+    "number": b"42",
+    "string": b'"traceEvents"',
+    "no events": b'{"displayTimeUnit": "ms"}',
+    "events are no list": b'{"traceEvents": {"ph": "X"}}',
+    "cut before the events": GOOD[:8],
+    "a word within": GOOD.replace(b"}, {", b"}, oops, {"),
+    "single quotes": GOOD.replace(b'"', b"'"),
+    "deep lists": nested(b"[", b"]"),
+    "deep objects": nested(b'{"a":', b"}"),
+    "deep from the start": b"[" * DEEP,
+    "not really packed": b"\x1f\x8b" + GOOD,
+    "packed and damaged": gzip.compress(GOOD)[:20] + b"\xff" * 30,
+    "picture": b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 50,
+}
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_what_cannot_be_read(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=r"bad\.json") as failed:
+        loaded(path)
+    assert failed.value.exit_code == 10
+    assert len(str(failed.value)) < 300
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing.json"):
+        with pytest.raises(TraceError, match="cannot read"):
+            loaded(path)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+def test_a_file_that_was_cut_off(tmp_path: Path, packed: bool) -> None:
+    """Whole events are kept, and the run says that the file ended early, wherever it ended."""
+    events = [complete(f"op {at}", at, 0.5, args={"text": "]}, {", "list": [at, [1]]}) for at in range(5)]
+    whole = json.dumps({"schemaVersion": 1, "traceEvents": events, "after": [1]}).encode()
+    begun = whole.index(b"[")
+    for length in range(begun + 1, len(whole), 19):
+        path = tmp_path / ("cut.json.gz" if packed else "cut.json")
+        path.write_bytes(gzip.compress(whole, 0)[: 15 + length] if packed else whole[:length])
+        connection, (file,) = loaded(path)
+        assert file.note is not None and "ends early" in file.note
+        assert file.events == accounted(file) and file.rejects <= 1
+        assert file.slices == whole[:length].count(b"}}")
+        assert rows(connection, "SELECT count(*) FROM slice WHERE dur = 500") == [(file.slices,)]
+
+
+REJECTED = {
+    '"ts": NaN': "ts is not finite",
+    '"ts": -Infinity': "ts is not finite",
+    '"ts": 1e400': "ts is out of range",
+    '"ts": 9223372036854775808': "ts is out of range",
+    '"ts": "now"': "ts is not a number",
+    '"ts": null': "no ts",
+    '"ts": [1]': "ts is not a number",
+    '"dur": -0.001, "ts": 1': "negative duration",
+    '"dur": 9223372036854775808, "ts": 1': "dur is out of range",
+    '"dur": null, "ts": 1': "no dur",
+    '"ph": "?", "ts": 1': 'unknown phase "?"',
+    '"ph": {}, "ts": 1': "unknown phase {}",
+}
+
+
+@pytest.mark.parametrize(("field", "reason"), REJECTED.items(), ids=REJECTED.keys())
+def test_events_that_are_none(tmp_path: Path, field: str, reason: str) -> None:
+    start = '{"name": "bad", "pid": 1, "tid": 1, '
+    start += "" if '"ph"' in field else '"ph": "X", '
+    start += "" if '"dur"' in field else '"dur": 1, '
+    path = tmp_path / "t.json"
+    path.write_bytes(GOOD.replace(b"[", b"[" + start.encode() + field.encode() + b"}, ", 1))
+    connection, (file,) = loaded(path)
+    assert rows(connection, "SELECT reason FROM reject") == [(reason,)]
+    assert rows(connection, "SELECT name, ts, dur FROM slice ORDER BY ts") == [("a", 1000, 2000), ("b", 4000, 2000)]
+    assert file.events == accounted(file) == 3
+
+
+@pytest.mark.parametrize("event", ["null", "7", '"X"', "[]", "[1, 2]", "{}"])
+def test_elements_that_are_no_events(tmp_path: Path, event: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(GOOD.replace(b"[", f"[{event}, ".encode(), 1))
+    connection, (file,) = loaded(path)
+    assert file.events == accounted(file) == 3
+    assert rows(connection, "SELECT event FROM reject") == [(event,)]
+
+
+def test_negative_times_are_times(tmp_path: Path) -> None:
+    connection, _ = loaded(written(tmp_path / "t.json", [complete("a", -5.5, 2), complete("b", -5, 1)]))
+    assert rows(connection, "SELECT ts, depth FROM slice ORDER BY ts") == [(-5500, 0), (-5000, 1)]
+
+
+NAMES = (
+    "</script><script>alert(1)</script>",
+    "'; DROP TABLE slice; --",
+    "\"); ATTACH '/etc/passwd'; --",
+    "nul \x00 and escape \x1b[2J",
+    "lines\nand\ttabs",
+    "right to left \u202e and a lone surrogate \ud800",
+    "🔥" * 10_000,
+    "",
+    "$.args[*] ?(@)",
+)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:12].encode("unicode_escape").decode())
+def test_names_are_only_names(tmp_path: Path, name: str) -> None:
+    """Wherever text may stand: it comes back as it was, and nothing is executed."""
+    args = {name: name, "plain": name}
+    more = {"cat": name, "pid": name, "tid": name, "args": args}
+    events = [
+        {"ph": "X", "name": name, "ts": 1, "dur": 5, **more},
+        {"ph": "M", "name": "process_name", **more, "args": {"name": name}},
+        {"ph": "C", "name": name, "ts": 1, "pid": name, "args": {name or "key": 3}},
+        {"ph": "b", "name": name, "ts": 1, "id": name, **more},
+        {"ph": "e", "name": name, "ts": 2, "id": name, **more},
+        {"ph": "s", "name": name, "ts": 1, "id": name, **more},
+        {"ph": "f", "bp": "e", "name": name, "ts": 2, "id": name, **more},
+        {"ph": "E", "name": name, "ts": 2, **more},
+    ]
+    connection, (file,) = loaded(written(tmp_path / "t.json", events, **{name: name}))
+    kept = name.encode("utf-8", "replace").decode()
+    assert rows(connection, "SELECT DISTINCT name, category FROM slice") == [(kept, kept)]
+    assert rows(connection, "SELECT string_value FROM args WHERE key = 'args.plain'") == [(kept,)] * 2
+    assert rows(connection, "SELECT name FROM process") == [(kept or None,)]
+    assert rows(connection, "SELECT count(*), any_value(value) FROM counter") == [(1, 3.0)]
+    assert file.events == accounted(file) == len(events)
+
+
+def test_text_in_other_encodings(tmp_path: Path) -> None:
+    text = '[{"ph": "X", "name": "λ", "pid": 1, "tid": 1, "ts": 1, "dur": 1}]'
+    for encoding in ("utf-8-sig", "utf-16"):
+        path = tmp_path / f"{encoding}.json"
+        path.write_bytes(text.encode(encoding))
+        connection, _ = loaded(path)
+        assert rows(connection, "SELECT name FROM slice") == [("λ",)]
+    path.write_bytes(text.encode("latin-1", "xmlcharrefreplace").replace(b"&#955;", b"\xe9\x80"))
+    connection, (file,) = loaded(path)
+    assert rows(connection, "SELECT name FROM slice") == [("\ufffd",)]
+    assert file.note == "bytes that are no text were replaced"
+
+
+def test_control_characters_within_names(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(b'[{"ph": "X", "name": "a\nb\x01", "pid": 1, "tid": 1, "ts": 1, "dur": 1}]')
+    connection, _ = loaded(path)
+    assert rows(connection, "SELECT name FROM slice") == [("a\nb\x01",)]
+
+
+def test_an_event_larger_than_the_fast_reader_takes(tmp_path: Path) -> None:
+    connection, _ = loaded(written(tmp_path / "t.json", [complete("a", 1, 1, args={"x": "y" * 5_000_000})]))
+    assert rows(connection, "SELECT length(string_value) FROM args") == [(5_000_000,)]
+
+
+def test_events_on_a_million_levels(tmp_path: Path) -> None:
+    """Slices within slices, not brackets within brackets."""
+    events = ",".join(
+        f'{{"ph":"X","name":"d","pid":1,"tid":1,"ts":{at},"dur":{200_000 - 2 * at}}}' for at in range(100_000)
+    )
+    path = tmp_path / "t.json"
+    path.write_text(f"[{events}]")
+    connection, _ = loaded(path)
+    assert rows(connection, "SELECT max(depth), count(*) FROM slice") == [(99_999, 100_000)]
+
+
+def test_as_many_threads_as_events(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.json", [complete("a", at, 1, tid=at, pid=at) for at in range(20_000)])
+    began = time.perf_counter()
+    connection, _ = loaded(path)
+    assert time.perf_counter() - began < 20
+    assert rows(connection, "SELECT count(*) FROM thread_track") == [(20_000,)]
+
+
+def test_a_gzip_bomb_takes_no_room(tmp_path: Path) -> None:
+    """10 GB of events in 10 MB: refused after the first quarter of a gigabyte, in a process of its own."""
+    path = tmp_path / "bomb.json.gz"
+    block = gzip.compress(b'{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1},' * 200_000)
+    path.write_bytes(gzip.compress(b'{"traceEvents":[') + block * 1000)
+    code = "import sys; from pathlib import Path; from tests.trace.loading import loaded; loaded(Path(sys.argv[1]))"
+    began = time.perf_counter()
+    ended = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120)
+    assert "unpacks to more than" in ended.stderr.splitlines()[-1]
+    assert time.perf_counter() - began < 60
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 800_000
+
+
+def test_patience_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A string that never ends is given up before it fills the memory."""
+    monkeypatch.setattr("tilewright.trace.formats.scanner._LARGEST", 1 << 20)
+    path = tmp_path / "t.json"
+    path.write_bytes(b'[{"ph": "' + b"x" * (16 << 20))
+    with pytest.raises(TraceError, match="Unterminated string"):
+        loaded(path)

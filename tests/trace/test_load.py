@@ -1,0 +1,324 @@
+"""Every event of a trace is a row where it belongs, or a reject with its reason; the two readers agree."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks import synthetic_trace
+from tests.trace.loading import accounted, complete, loaded, rows, written
+from tilewright.records.errors import TraceError
+from tilewright.store import SavedRun, query, runs_dir
+from tilewright.trace import load_traces, trace_run
+from tilewright.trace.formats import exact, typed
+
+FIXTURES = Path(__file__).parent / "fixtures"
+RECORDED = ("block_*.json.gz", "softmax*.json.gz", "syncs.json.gz", "eager_step.json.gz", "phases.json")
+TRACES = sorted(path for pattern in RECORDED for path in FIXTURES.glob(pattern))
+TABLES = ("process", "thread", "track", "thread_track", "process_track", "counter_track", "slice", "overlap", "flow")
+TABLES += ("arg_set", "counter", "metadata", "reject", "trace_file")
+SETTINGS = ("memory_limit", "threads", "preserve_insertion_order", "pandas_analyze_sample")
+IN_A_THREAD = {"pid": 1, "tid": 1}
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the reader that goes event by event."""
+    monkeypatch.setattr(typed, "stage", lambda *_: False)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the reader for files without a flaw."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the file needed a closer look")
+
+    monkeypatch.setattr(exact, "stage", refuse)
+
+
+def content(connection: duckdb.DuckDBPyConnection) -> dict[str, list[tuple[object, ...]]]:
+    found = {table: rows(connection, f"FROM {table}") for table in TABLES}
+    return {table: sorted(map(_comparable, lines)) for table, lines in found.items()}
+
+
+def _comparable(row: tuple[object, ...]) -> tuple[str, ...]:
+    """JSON by its value: the two readers write it with different blanks."""
+    return tuple(
+        repr(json.loads(cell)) if isinstance(cell, str) and cell.startswith("{") else repr(cell) for cell in row
+    )
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
+def test_nothing_is_lost(path: Path) -> None:
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    events = json.loads(raw)["traceEvents"]
+    connection, (file,) = loaded(path)
+    assert file.events == len(events) == accounted(file)
+    assert rows(connection, "SELECT count(*) FROM slice") == [(file.slices,)]
+    assert rows(connection, "SELECT count(*) FROM reject") == [(file.rejects,)]
+    whole = [event for event in events if event["ph"] == "X"]
+    found = rows(connection, "SELECT name, round(sum(dur) / 1e3, 3), count(*) FROM slice GROUP BY name")
+    for name, total, count in found:
+        mine = [event for event in whole if event["name"] == name]
+        if len(mine) == count:
+            assert total == pytest.approx(sum(event["dur"] for event in mine), abs=1e-3)
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
+def test_both_readers_agree(path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, _ = loaded(path)
+    monkeypatch.undo()
+    monkeypatch.setattr(typed, "stage", lambda *_: False)
+    slow, _ = loaded(path)
+    assert content(fast) == content(slow)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 61])
+def test_patience_at_any_border(size: int, patient: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """However the pieces that it reads are cut."""
+    path = tmp_path / "t.json"
+    odd = '{"ph":"X","name":"é\\u00e9","pid":-1,"tid":1,"ts":-1.5e-3,"dur":2E+1,"args":{"a":[true,null,-0.25,1e5]}}'
+    path.write_text('{ "a": [1.5, {}], "traceEvents" : [' + ", ".join([odd] * 5) + '] , "b": -1.25 }')
+    expected, _ = loaded(path)
+    monkeypatch.setattr("tilewright.trace.formats.source.PIECE", size)
+    connection, (file,) = loaded(path)
+    assert content(connection) == content(expected)
+    assert rows(connection, "SELECT DISTINCT name, ts, dur FROM slice") == [("éé", -2, 20000)]
+    assert file.note is None and file.slices == 5
+
+
+def test_synthetic(tmp_path: Path, hasty: None) -> None:
+    path = tmp_path / "rank3.json"
+    counts = synthetic_trace.write(path, 2, rank=3, world=4)
+    connection, (file,) = loaded(path)
+    assert (file.rank, file.world_size, file.note) == (3, 4, None)
+    assert file.events == sum(counts.values()) == accounted(file)
+    assert file.slices == counts["X"] + counts["i"]
+    assert file.flow_points == counts["s"] + counts["f"]
+    assert file.rejects == 0
+    assert rows(connection, "SELECT count(*) FROM overlap") == [(0,)]
+    lags = rows(
+        connection,
+        "SELECT min(k.ts - launch.ts) > 0, count(*) FROM flow JOIN slice launch ON launch.id = slice_out "
+        "JOIN slice k ON k.id = slice_in WHERE k.category = 'kernel' AND launch.name = 'cudaLaunchKernel'",
+    )
+    assert lags == [(True, counts["i"])]
+
+
+EVENTS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "ph": st.sampled_from("XXXXBEEiCsftbneM"),
+            "name": st.sampled_from(["a", "b", "process_name"]),
+            "pid": st.sampled_from([1, "1", "Spans", 0]),
+            "tid": st.sampled_from([1, 2, "t"]),
+            "ts": st.decimals(-5, 9, places=3).map(float),
+            "dur": st.decimals(0, 6, places=3).map(float),
+        },
+        optional={
+            "cat": st.sampled_from(["x", "y"]),
+            "id": st.sampled_from([1, 2, "0x1"]),
+            "bp": st.just("e"),
+            "s": st.sampled_from("tpg"),
+            "args": st.dictionaries(
+                st.sampled_from(["name", "value", "a b", 'q"']),
+                st.one_of(st.integers(-9, 9), st.text(max_size=3), st.lists(st.integers(0, 3), max_size=2)),
+                max_size=2,
+            ),
+        },
+    ),
+    max_size=30,
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(EVENTS)
+def test_any_mixture_is_accounted_for(tmp_path: Path, events: list[dict[str, object]]) -> None:
+    path = written(tmp_path / "mixture.json", events)
+    fast, (file,) = loaded(path)
+    assert file.events == len(events) == accounted(file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typed, "stage", lambda *_: False)
+        slow, _ = loaded(path)
+    assert content(fast) == content(slow)
+    starts = sum(event["ph"] in "XBib" or event["ph"] == "n" for event in events)
+    assert rows(fast, "SELECT count(*) FROM slice") == [(starts,)]
+
+
+def test_nanoseconds_survive(tmp_path: Path) -> None:
+    """Of days since a base, of times since 1970, and of text: exact, whichever reader it takes."""
+    times = ["4414639470543.834", "1732200000000000.123", "0.001", "-7.999", "4503599627370497", '"12.345"']
+    events = ",".join(
+        f'{{"ph":"X","name":"{at}","pid":1,"tid":{at},"ts":{ts},"dur":0.007}}' for at, ts in enumerate(times)
+    )
+    path = tmp_path / "times.json"
+    path.write_text(f"[{events}]")
+    connection, _ = loaded(path)
+    expected = [round(float(ts.strip('"')) * 1000) for ts in times]
+    expected[:2] = [4414639470543834, 1732200000000000123]
+    expected[4] = 4503599627370497000
+    assert rows(connection, "SELECT ts FROM slice ORDER BY name") == [(ts,) for ts in expected]
+    assert rows(connection, "SELECT DISTINCT dur FROM slice") == [(7,)]
+
+
+def test_whole_microseconds_since_1970_take_the_fast_way(tmp_path: Path, hasty: None) -> None:
+    path = written(tmp_path / "old.json", [complete("a", 1_732_200_000_000_001, 3)])
+    connection, _ = loaded(path)
+    assert rows(connection, "SELECT ts, dur FROM slice") == [(1_732_200_000_000_001_000, 3000)]
+
+
+def test_slices_that_perfetto_drops_are_rows(tmp_path: Path) -> None:
+    """Kernels of one stream whose times were rounded apart, and a range that leaves a function half-way."""
+    events = [complete("k1", 0, 5), complete("k2", 4.999, 5), complete("k3", 9.999, 1)]
+    connection, _ = loaded(written(tmp_path / "t.json", events))
+    assert rows(connection, "SELECT name, depth, parent_id FROM slice ORDER BY id") == [
+        ("k1", 0, None),
+        ("k2", 0, None),
+        ("k3", 0, None),
+    ]
+    assert rows(connection, "SELECT name FROM overlap JOIN slice ON slice.id = overlap.slice_id") == [("k2",)]
+
+
+def test_begins_and_ends(tmp_path: Path) -> None:
+    def point(phase: str, ts: float, **more: object) -> dict[str, object]:
+        return {"ph": phase, "ts": ts, **IN_A_THREAD, **more}
+
+    events = [
+        point("E", 9, name="outer", args={"late": 1}),
+        point("B", 0, name="outer", args={"early": 2}),
+        point("B", 1, name="inner"),
+        point("E", 3),
+        point("B", 5, name="never ends"),
+        point("E", 20, name="nobody"),
+    ]
+    connection, (file,) = loaded(written(tmp_path / "t.json", events))
+    assert rows(connection, "SELECT name, ts, dur, depth FROM slice ORDER BY ts") == [
+        ("outer", 0, 9000, 0),
+        ("inner", 1000, 2000, 1),
+        ("never ends", 5000, -1, 0),
+    ]
+    assert rows(connection, "SELECT key, int_value FROM args ORDER BY key") == [("args.early", 2), ("args.late", 1)]
+    assert rows(connection, "SELECT reason FROM reject") == [("an end without a begin",)]
+    assert rows(connection, "SELECT name FROM overlap JOIN slice ON slice.id = overlap.slice_id") == [("never ends",)]
+    assert file.paired == 2
+
+
+def test_one_launch_of_many_kernels(tmp_path: Path) -> None:
+    """A replayed CUDA graph: one start, an end at every kernel; and a device clock that runs behind the host's."""
+    flow = {"cat": "ac2g", "name": "ac2g", "id": 7}
+    events = [
+        complete("cudaGraphLaunch", 10, 5),
+        {"ph": "s", "ts": 10, **flow, **IN_A_THREAD},
+        *(complete(f"k{at}", 8 + 3 * at, 2, tid=7, pid=0) for at in range(3)),
+        *({"ph": "f", "bp": "e", "ts": 8 + 3 * at, "pid": 0, "tid": 7, **flow} for at in range(3)),
+        {"ph": "s", "ts": 12, **flow, "id": 8, **IN_A_THREAD},
+        {"ph": "f", "bp": "e", "ts": 100, **flow, "id": 9, **IN_A_THREAD},
+    ]
+    connection, (file,) = loaded(written(tmp_path / "t.json", events))
+    assert rows(
+        connection,
+        "SELECT a.name, b.name, trace_id, flow.category FROM flow JOIN slice a ON a.id = slice_out "
+        "JOIN slice b ON b.id = slice_in ORDER BY b.ts",
+    ) == [("cudaGraphLaunch", f"k{at}", "7", "ac2g") for at in range(3)]
+    assert rows(connection, "SELECT reason FROM reject ORDER BY reason") == [
+        ("a flow event where no slice is",),
+        ("a flow event whose other end is missing",),
+    ]
+    assert file.flow_points == 4
+    assert file.note == "1 arrows go back in time, by up to 2.000 µs: their clocks disagree"
+
+
+def test_a_flow_id_used_again(tmp_path: Path) -> None:
+    flow = {"cat": "c", "name": "n", "id": 1, **IN_A_THREAD}
+    events = [complete(name, ts, 1) for name, ts in (("a", 0), ("b", 2), ("c", 4), ("d", 6))]
+    events += [{"ph": phase, "bp": "e", "ts": ts, **flow} for phase, ts in (("s", 0), ("f", 2), ("s", 4), ("f", 6))]
+    connection, _ = loaded(written(tmp_path / "t.json", events))
+    assert rows(
+        connection,
+        "SELECT a.name, b.name FROM flow JOIN slice a ON a.id = slice_out "
+        "JOIN slice b ON b.id = slice_in ORDER BY a.ts",
+    ) == [("a", "b"), ("c", "d")]
+
+
+def test_ranks_share_a_run(tmp_path: Path) -> None:
+    """Ids stay apart, and all times count from the first file's zero."""
+    for rank, base in ((0, 1_000_000_000), (1, 1_000_005_000)):
+        synthetic_trace.write(tmp_path / f"r{rank}.json", 0.01, rank=rank, world=2)
+        text = (tmp_path / f"r{rank}.json").read_text()
+        (tmp_path / f"r{rank}.json").write_text(re.sub(r"1790857026000000000", str(base), text))
+    packed = tmp_path / "r1.json.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "r1.json").read_bytes()))
+    connection, files = loaded(tmp_path / "r0.json", packed)
+    assert [(file.rank, file.shift_ns) for file in files] == [(0, 0), (1, 5000)]
+    alone, _ = loaded(packed)
+    assert rows(connection, "SELECT count(*), count(DISTINCT id) FROM slice") == [(sum(f.slices for f in files),) * 2]
+    assert rows(connection, "SELECT count(DISTINCT upid), count(DISTINCT file_id) FROM process") == [(4, 2)]
+    mine = "FROM slice JOIN thread_track t ON t.id = track_id JOIN thread USING (utid) JOIN process USING (upid)"
+    assert rows(connection, f"SELECT min(ts) - 5000 {mine} WHERE file_id = 1") == rows(alone, f"SELECT min(ts) {mine}")
+    strangers = "FROM slice c JOIN slice p ON c.parent_id = p.id WHERE c.track_id <> p.track_id"
+    assert rows(connection, f"SELECT count(*) {strangers}") == [(0,)]
+
+
+def test_gpus_are_processes_with_their_name(tmp_path: Path) -> None:
+    connection, _ = loaded(FIXTURES / "softmax200.json.gz")
+    found = rows(
+        connection,
+        "SELECT DISTINCT process.name, device, tid FROM slice JOIN thread_track t ON t.id = track_id "
+        "JOIN thread USING (utid) JOIN process USING (upid) WHERE category = 'kernel'",
+    )
+    assert found == [("GPU 0", 0, 7)]
+
+
+def test_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path))
+    path, _ = trace_run([FIXTURES / "phases.json"], command="tilewright trace phases.json", tell=lambda _: None)
+    assert SavedRun(path).info.case == "phases"
+    assert query(path, "SELECT count(*) > 0 FROM slice")[1] == [(True,)]
+    assert sorted(runs_dir().iterdir()) == [path]
+
+
+def test_a_failed_load_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"traceEvents": [{"ph": "X"}, oops]}')
+    with pytest.raises(TraceError, match="no trace"):
+        trace_run([FIXTURES / "phases.json", broken], command="c", tell=lambda _: None)
+    assert list(runs_dir().iterdir()) == []
+
+
+def test_settings_are_left_as_they_were(tmp_path: Path) -> None:
+    connection = duckdb.connect()
+    connection.execute("SET memory_limit = '3 GiB'; SET threads = 3; SET preserve_insertion_order = false")
+    settings = "SELECT " + ", ".join(f"current_setting('{name}')" for name in SETTINGS)
+    before = rows(connection, settings)
+    with pytest.raises(TraceError):
+        load_traces([tmp_path / "missing.json"], connection)
+    load_traces([FIXTURES / "phases.json"], connection)
+    assert rows(connection, settings) == before
+    assert rows(connection, "SELECT table_name FROM duckdb_tables() WHERE temporary") == []
+
+
+def test_needs_no_torch(tmp_path: Path) -> None:
+    """Neither a trace nor a question about it."""
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['tilewright', *sys.argv[1:]]; "
+        "from tilewright.cli import main; main()"
+    )
+    environment = {**os.environ, "TILEWRIGHT_HOME": str(tmp_path)}
+    for arguments in (["trace", str(FIXTURES / "phases.json")], ["sql", "SELECT count(*) AS n FROM slice"]):
+        ended = subprocess.run(
+            [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
+        )
+        assert ended.returncode == 0, ended.stderr
+    assert "26" in ended.stdout

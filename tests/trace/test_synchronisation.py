@@ -1,0 +1,143 @@
+"""Calls that made the host wait: found with their line, and with what they cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trace.kineto import Trace, analysed, rows
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture(scope="module")
+def planted() -> dict[str, tuple[str, float, float]]:
+    """What the recording of one step with each kind of synchronisation tells: call, waited, lost by function."""
+    connection = analysed([FIXTURES / "syncs.json.gz"])
+    found = rows(
+        connection,
+        """SELECT source_function, any_value(source), sum(waited_ms_per_step), sum(lost_ms_per_step)
+           FROM synchronisation GROUP BY source_function""",
+    )
+    return {function: (source, waited, lost) for function, source, waited, lost in found}
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        ("printed", 175),
+        ("item", 174),
+        ("to_cpu", 176),
+        ("nonzero", 177),
+        ("mask", 178),
+        ("pageable", 179),
+        ("pageable_back", 180),
+        ("branch", 183),
+    ],
+)
+def test_a_planted_synchronisation_is_found(
+    planted: dict[str, tuple[str, float, float]], function: str, line: int
+) -> None:
+    """Each waits for six products of 4096², 14 ms on an H200, and the device then waits for the host."""
+    source, waited, lost = planted[function]
+    assert source == f"record.py:{line}"
+    assert 10 < waited < 40
+    assert 0.1 < lost < 2
+
+
+def test_explicit_synchronisation_is_found(planted: dict[str, tuple[str, float, float]]) -> None:
+    assert planted["sync"][0] == "record.py:18"
+
+
+def test_what_does_not_wait_is_not_accused(planted: dict[str, tuple[str, float, float]]) -> None:
+    assert not {"pinned_async", "clean", "work"} & planted.keys()
+
+
+def test_a_printed_loss_in_a_training_loop() -> None:
+    found = rows(
+        analysed([FIXTURES / "block_print_loss.json.gz"]),
+        "SELECT source, source_function, call, calls, lost_ms_per_step, spent_ms_per_step FROM synchronisation",
+    )
+    assert len(found) == 1
+    source, function, call, calls, lost, spent = found[0]
+    assert (source, function, call, calls) == ("record.py:198", "step", "print", 24)
+    # Formatting a scalar tensor reads it eight times, and the device stands still meanwhile.
+    assert 0.01 < lost < 1
+    # The step is launch-bound: the device had caught up, and the formatting costs more than the waits.
+    assert lost < spent < 3
+
+
+def waits_in(trace: Trace, folder: Path) -> list[tuple[object, ...]]:
+    sql = "SELECT source, exact, calls, waited_ms_per_step * 1e3, lost_ms_per_step * 1e3 FROM synchronisation"
+    return rows(trace.analysed(folder), sql)
+
+
+def marked_step(trace: Trace) -> None:
+    """A kernel, a read of its result that waits, the mark of it, and the next kernel."""
+    trace.step(0, 0, 400)
+    trace.frame("train.py(10): step", 1, 399)
+    trace.operator("aten::relu", 2, 8)
+    trace.launch(3, 10, 90)
+    trace.operator("aten::item", 20, 98)
+    trace.operator("aten::_local_scalar_dense", 21, 97)
+    correlation = trace.call("cudaMemcpyAsync", 22, 30)
+    trace.work(90, 91, correlation, category="gpu_memcpy", name="Memcpy DtoH (Device -> Pageable)", bytes=4)
+    trace.call("cudaStreamSynchronize", 32, 95)
+
+
+def test_a_mark_gives_the_exact_line(tmp_path: Path) -> None:
+    trace = Trace()
+    marked_step(trace)
+    trace.slice("user_annotation", "synchronisation at train.py:17", 105, 106)
+    trace.operator("aten::relu", 120, 150)
+    trace.launch(130, 140, 400)
+    assert waits_in(trace, tmp_path) == [("train.py:17", True, 1, 63, 49)]
+
+
+def test_without_a_mark_the_function_is_named(tmp_path: Path) -> None:
+    trace = Trace()
+    marked_step(trace)
+    trace.operator("aten::relu", 120, 150)
+    trace.launch(130, 140, 400)
+    assert waits_in(trace, tmp_path) == [("train.py:10", False, 1, 63, 49)]
+
+
+def test_a_mark_is_not_for_an_earlier_wait(tmp_path: Path) -> None:
+    trace = Trace()
+    marked_step(trace)
+    trace.operator("aten::nonzero", 200, 220)
+    trace.call("cudaStreamSynchronize", 202, 212)
+    trace.slice("user_annotation", "synchronisation at train.py:21", 225, 226)
+    found = {source: calls for source, _, calls, _, _ in waits_in(trace, tmp_path)}
+    assert found == {"train.py:10": 1, "train.py:21": 1}
+
+
+def test_a_mark_is_for_the_copy_of_its_operator_too(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 400)
+    trace.launch(3, 10, 90)
+    trace.operator("aten::copy_", 20, 98)
+    correlation = trace.call("cudaMemcpyAsync", 22, 94)
+    trace.work(90, 93, correlation, category="gpu_memcpy", name="Memcpy DtoH (Device -> Pageable)", bytes=4)
+    trace.call("cudaStreamSynchronize", 95, 97)
+    trace.slice("user_annotation", "synchronisation at train.py:5", 105, 106)
+    found = rows(trace.analysed(tmp_path), "SELECT source, call, what, calls FROM synchronisation")
+    assert found == [("train.py:5", "aten::copy_", "aten::copy_, a copy to or from pageable memory", 2)]
+
+
+def test_an_asynchronous_copy_is_no_wait(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 400)
+    trace.launch(3, 10, 90)
+    correlation = trace.call("cudaMemcpyAsync", 22, 30)
+    trace.work(90, 93, correlation, category="gpu_memcpy", name="Memcpy HtoD (Pinned -> Device)", bytes=4)
+    assert waits_in(trace, tmp_path) == []
+
+
+def test_the_profilers_own_wait_after_the_last_step_is_left_out(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 100)
+    trace.launch(3, 10, 300)
+    trace.call("cudaDeviceSynchronize", 120, 305)
+    assert waits_in(trace, tmp_path) == []

@@ -1,0 +1,169 @@
+"""A made-up training run as Kineto writes one, which knows its own truth: folded stacks, and what memory held."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tilewright.store import Run
+from tilewright.trace import load_traces
+
+HOST, STREAM, GPU = 4000, 7, 0
+OPERATORS = ("aten::addmm", "aten::mul", "aten::_softmax", "aten::dropout", "aten::layer_norm", "aten::embedding")
+KERNELS = ("sm90_xmma_gemm_bf16", "vectorized_elementwise_kernel", "softmax_warp_forward")
+Path_ = tuple[str, ...]
+
+
+class TrainingTrace:
+    """Steps of forward, backward and optimizer on one thread, kernels on one stream; times are whole ns.
+
+    `host` and `device` are the own time of every stack, from the thread down; `live` is what memory held when it
+    was fullest: bytes by (operator, phase).
+    """
+
+    def __init__(self, seed: int = 0, steps: int = 2, operators: int = 12, stacks: bool = True) -> None:
+        self.events: list[dict[str, Any]] = [
+            self._meta("process_name", HOST, {"name": "python"}),
+            self._meta("thread_name", HOST, {"name": f"thread {HOST} (python)"}, HOST),
+            self._meta("process_name", GPU, {"name": "python"}),
+            self._meta("process_labels", GPU, {"labels": "GPU 0"}),
+        ]
+        self.host: Counter[Path_] = Counter()
+        self.device: Counter[Path_] = Counter()
+        self.peak = 0
+        self.live: dict[tuple[str, str], int] = {}
+        self._random = random.Random(seed)
+        self._stacks = stacks
+        self._now = 1_000
+        self._stream_free = 0
+        self._number = 0
+        self._held: dict[int, tuple[int, str, str]] = {}
+        self._before = 5_000
+        self._allocated = self._before
+        for step in range(steps):
+            self._step(step, operators)
+
+    def write(self, path: Path) -> Path:
+        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events}), encoding="utf-8")
+        return path
+
+    def _step(self, step: int, operators: int) -> None:
+        stack: Path_ = (f"thread {HOST} (python)",)
+        with_frames = ("train.py(3): main", "train.py(12): step") if self._stacks else ()
+        for phase in ("forward", "backward", "optimizer"):
+            inside = [("user_annotation", f"ProfilerStep#{step}", "ProfilerStep")] if phase == "forward" else []
+            inside += [("python_function", frame, frame) for frame in with_frames]
+            inside += [("user_annotation", f"phase {phase}", f"phase {phase}")]
+            begun = [(self._now + i, *each) for i, each in enumerate(inside)]
+            path, paths = stack, []
+            for _, _, _, folded in begun:
+                path = (*path, folded)
+                paths.append(path)
+            self._now += len(begun)
+            for _ in range(operators):
+                self._operator(path, phase)
+                self._now += self._random.randrange(1, 900)
+            self._close(begun, paths)
+            self._now += 500
+
+    def _close(self, begun: list[tuple[int, str, str, str]], paths: list[Path_]) -> None:
+        """End the open slices innermost first, and give each its own time: its own less that of what it holds."""
+        for (start, category, name, _), path in zip(reversed(begun), reversed(paths), strict=True):
+            self._now += 1
+            self._slice(name, category, start, self._now - start, path)
+
+    def _operator(self, path: Path_, phase: str, depth: int = 0) -> None:
+        start, name = self._now, self._random.choice(OPERATORS)
+        path = (*path, name)
+        self._now += self._random.randrange(1, 3_000)
+        if depth < 2:
+            for _ in range(self._random.randrange(0, 3)):
+                self._operator(path, phase, depth + 1)
+                self._now += self._random.randrange(1, 400)
+        self._allocate(name, phase)
+        if self._random.random() < 0.7:
+            self._launch(path)
+        self._now += self._random.randrange(1, 500)
+        self._slice(
+            name, "cpu_op", start, self._now - start, path, {"Input Dims": [[self._random.choice((8, 17)), 64]]}
+        )
+
+    def _launch(self, path: Path_) -> None:
+        self._number += 1
+        call, kernel = (*path, "cudaLaunchKernel"), self._random.choice(KERNELS)
+        start, dur = max(self._now + 2_500, self._stream_free), self._random.randrange(800, 20_000)
+        self._slice("cudaLaunchKernel", "cuda_runtime", self._now, 1_800, call, {"correlation": self._number})
+        self._flow("s", HOST, HOST, self._now)
+        self._flow("f", GPU, STREAM, start)
+        event = {
+            "ph": "X",
+            "cat": "kernel",
+            "name": kernel,
+            "pid": GPU,
+            "tid": STREAM,
+            "ts": start / 1e3,
+            "dur": dur / 1e3,
+        }
+        self.events.append(event | {"args": {"correlation": self._number, "grid": [132, 1, 1], "stream": STREAM}})
+        self.device[(*call, kernel)] += dur
+        self._stream_free = start + dur + 1
+        self._now += 1_900
+
+    def _allocate(self, operator: str, phase: str) -> None:
+        """One allocation, and sometimes the freeing of an older one; an address is used again after its freeing."""
+        size = self._random.randrange(1, 100) * 512
+        address = next(i for i in range(1, len(self._held) + 2) if i not in self._held)
+        self._held[address] = (size, operator, phase)
+        self._memory(address, size)
+        if self._random.random() < 0.6 or len(self._held) > 60:
+            freed = self._random.choice(list(self._held))
+            self._memory(freed, -self._held.pop(freed)[0])
+
+    def _memory(self, address: int, size: int) -> None:
+        self._allocated += size
+        args = {"Device Type": 1, "Device Id": 0, "Bytes": size, "Addr": address}
+        args |= {"Total Allocated": self._allocated, "Total Reserved": 1 << 20}
+        place = {"pid": HOST, "tid": HOST, "ts": self._now / 1e3}
+        self.events.append({"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", **place, "args": args})
+        self._now += 3
+        if self._allocated > self.peak:
+            self.peak = self._allocated
+            sums: Counter[tuple[str, str]] = Counter({("before the profile", "other"): self._before})
+            for held, operator, phase in self._held.values():
+                sums[operator, phase] += held
+            self.live = dict(sums)
+
+    def _slice(
+        self, name: str, category: str, start: int, dur: int, path: Path_, args: dict[str, Any] | None = None
+    ) -> None:
+        event = {
+            "ph": "X",
+            "cat": category,
+            "name": name,
+            "pid": HOST,
+            "tid": HOST,
+            "ts": start / 1e3,
+            "dur": dur / 1e3,
+        }
+        self.events.append(event | {"args": args or {}})
+        self.host[path] += dur
+        if len(path) > 2:
+            self.host[path[:-1]] -= dur
+
+    def _flow(self, phase: str, pid: int, tid: int, ts: int) -> None:
+        event = {"ph": phase, "id": self._number, "cat": "ac2g", "name": "ac2g", "pid": pid, "tid": tid, "ts": ts / 1e3}
+        self.events.append(event | ({"bp": "e"} if phase == "f" else {}))
+
+    @staticmethod
+    def _meta(name: str, pid: int, args: dict[str, Any], tid: int = 0) -> dict[str, Any]:
+        return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def load(path: Path, run: Path) -> Path:
+    """A new run at `run` that holds the trace at `path`."""
+    with Run.create(run, command=f"tilewright trace {path.name}", target=str(path), case=path.stem) as made:
+        load_traces([path], made.connection)
+    return run
