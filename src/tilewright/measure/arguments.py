@@ -139,6 +139,14 @@ def poison_free_memory(nbytes: int, device: str) -> None:
     del small, large
 
 
+def poison_freed_heap(nbytes: int) -> torch.Tensor:
+    """The same on a CPU, for results of about `nbytes`: what malloc hands out next holds NaN while the returned
+    block lives. Without it above them, freed blocks go back to the system and come again as zeros.
+    """
+    blocks = [torch.empty(max(nbytes, 1), dtype=torch.uint8).fill_(_NAN_BYTE) for _ in range(_SMALL_BLOCKS)]
+    return blocks[-1]
+
+
 def _same(value: torch.Tensor, fresh: torch.Tensor) -> bool:
     if torch.equal(value, fresh):
         return True

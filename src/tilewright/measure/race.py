@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tilewright.measure import timers
-from tilewright.measure.arguments import Arguments, poison_free_memory
+from tilewright.measure.arguments import Arguments, poison_free_memory, poison_freed_heap
 from tilewright.measure.benchmark import WARM_UP, Timing, interleaved
 from tilewright.measure.clocks import read_clock, throttled
 from tilewright.measure.cold import persisting_bytes, proved_cold, set_persisting_bytes
@@ -195,7 +195,9 @@ class _Running:
         # Not amid the rounds: memory given back is cleared by the driver, which slows the calls that follow.
         if isinstance(self.watch, CudaStopwatch) and number != self.secret_round:
             poison_free_memory(_POISONED * self.arguments.nbytes, self.race.device)
+        above = poison_freed_heap(self.arguments.nbytes) if self.race.device == "cpu" else None
         lap = entrant.call(number, look)
+        del above
         self._check_surroundings()
         if number != WARM_UP:
             self.looked.setdefault(number, {})[name] = kept[0]
