@@ -20,6 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_HOME] = tempfile.TemporaryDirectory(prefix="tilewright-tests-")
     os.environ["TILEWRIGHT_HOME"] = config.stash[_HOME].name
     os.environ["TILEWRIGHT_STRICT"] = "1"
+    # PyTorch's profiler reads this once a process; without it every later recording prints two lines.
+    os.environ["KINETO_LOG_LEVEL"] = "6"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
