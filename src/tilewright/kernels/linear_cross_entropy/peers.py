@@ -50,4 +50,4 @@ def liger(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 
     loss: torch.Tensor = LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0]
-    return loss
+    return loss.to(x.dtype)
