@@ -79,3 +79,17 @@ def test_every_bar_is_printed_and_missed_without_rows(tmp_path: Path, capsys: py
     printed = capsys.readouterr().out
     assert "copy 4,000 GB/s" in printed and printed.count("no row") == len(BARS) - 2
     assert all(bar.what in printed for bar in BARS)
+
+
+def test_a_peer_that_is_known_by_its_ratio_counts_where_it_is_the_faster() -> None:
+    slower, faster = ("attention", "d64 S1024 causal", "fwd"), ("attention", "d64 S1024 causal", "bwd")
+    rows = [row(*case, share, impl) for case in (slower, faster) for impl, share in (("tilewright", 1), ("cudnn", 0.5))]
+    judged = found(*rows)
+    assert judged["forward, × best peer"].figure == pytest.approx(2)
+    assert judged["backward, × best peer"].figure == pytest.approx(2 / 1.297)
+
+
+def test_portable_attention_is_held_against_flash_attention() -> None:
+    case = ("attention", "d64 S1024 full", "fwd")
+    rows = [row(*case, 0.9), row(*case, 0.6, "tilewright-triton"), row(*case, 0.4, "flash2")]
+    assert found(*rows)["portable forward, × FlashAttention-2, together"].figure == pytest.approx(1.5)
