@@ -15,7 +15,6 @@ from tests.kernels.nvcc import spilled
 from tilewright.kernels import norm, ring
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import cuda, geometry, reference
-from tilewright.kernels.norm.geometry import Direction
 from tilewright.measure.proof import prove
 
 NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
@@ -124,23 +123,14 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 COLUMNS = (1, 2, 31, 256, 257, 1000, 1024, 4096, 4097, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
-RINGS = (
-    ("forward", 1, 2, 0),
-    ("forward", 2, 2, 0),
-    ("backward", 2, 1, 1),
-    ("backward", 2, 1, 2),
-    ("backward", 3, 1, 2),
-)
-"""Direction, tensors read, weights read, sums over rows."""
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("kind", RINGS, ids=str)
-def test_rings_take_every_row(kind: tuple[Direction, int, int, int], itemsize: int) -> None:
-    direction, inputs, weights, sums = kind
+@pytest.mark.parametrize("inputs, sums", [(2, 1), (2, 2), (3, 2)])
+def test_rings_take_every_row(inputs: int, sums: int, itemsize: int) -> None:
     for columns in COLUMNS:
-        task = geometry.task_of(direction, columns, itemsize, inputs, weights, itemsize, True)
-        found = ring.plan(task, geometry.ways_of(direction, columns, itemsize, sums, True))
+        task = geometry.task_of(columns, itemsize, inputs, 1, itemsize, True)
+        found = ring.plan(task, geometry.ways_of(columns, itemsize, sums))
         if found is None:
             assert (columns, itemsize, inputs) == (262144, 4, 3)
             continue
@@ -148,7 +138,38 @@ def test_rings_take_every_row(kind: tuple[Direction, int, int, int], itemsize: i
         # The worst place where a row can begin: after all but one element of a vector.
         assert found.width * found.cluster * found.vectors * lanes >= columns + (lanes - 1 if columns % lanes else 0)
         # Sums of a block's rows meet where the ring was, in fp32.
-        assert direction == "forward" or found.groups == 1 or found.depth * inputs * 16 >= found.vectors * lanes * 4
+        assert found.groups == 1 or found.depth * inputs * 16 >= found.vectors * lanes * 4
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("itemsize, weight_size", [(2, 2), (2, 4), (4, 4), (4, 2)])
+def test_slots_take_every_long_row(itemsize: int, weight_size: int, ragged: bool, residual: bool) -> None:
+    lanes = 16 // itemsize
+    for columns in (65544 // itemsize, 32769, 50257, 65536, 100003, 131072, 200000, 262144):
+        found = geometry.streamed(columns, itemsize, ragged, 2, weight_size, residual)
+        if found is None:
+            assert (columns, itemsize, ragged) == (262144, 4, True)
+            continue
+        before = geometry.LINE // itemsize - 1 if ragged else 0
+        assert found.threads * found.cluster * found.vectors * lanes >= columns + before
+        # Every thread has these vectors, whole but for the first, wherever a row begins.
+        assert found.full * found.threads * found.cluster * lanes <= columns
+        ahead = found.rows - found.lag
+        slot = found.vectors * found.threads * 16
+        assert ahead >= 1 and found.shared_bytes == (found.rows + (ahead if residual else 0)) * slot
+        mail = 4 * (found.cluster * found.threads // 32 * 12 + 32)
+        assert found.shared_bytes + mail <= ring.LARGEST_BLOCK_BYTES
+        assert found.threads % 32 == 0 and found.held * found.vectors * lanes * weight_size // 4 <= 72
+
+
+def test_programs_read_their_weights_seldom() -> None:
+    """Rows that begin alike are one program's, turn after turn, where that leaves next to no multiprocessor idle."""
+    assert geometry.streams(66, 4096, 65536 * 2) == (66, 1)
+    assert geometry.streams(66, 5341, 50257 * 2) == (64, 1)
+    assert geometry.streams(30, 5341, 50257 * 4) == (30, 32)
+    assert geometry.streams(30, 5341, 50256 * 4) == (30, 1)
+    assert geometry.streams(66, 5, 50257 * 2) == (5, 1)
 
 
 def test_registers_hold_rows() -> None:
@@ -163,11 +184,13 @@ def test_registers_hold_rows() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("source, columns", [
-    ("held", 5000), ("held", 16384), ("streamed", 65536), ("streamed", 262144), ("backward", 4096), ("backward", 262144)
+    ("held", 5000), ("held", 16384), ("streamed", 50257), ("streamed", 65536),
+    ("streamed", 262144), ("backward", 4096), ("backward", 262144)
 ])  # fmt: skip
 def test_cuda_kernels_compile_without_spills(source: str, columns: int, dtype: torch.dtype) -> None:
     """Layer norm with weight and bias, which has the most to keep in registers."""
-    build = cuda.Build(dtype, dtype, True, True, True, False, "WHOLE", 16, True)
+    line = 128 if columns * dtype.itemsize >= 32768 else 16
+    build = cuda.Build(dtype, dtype, True, True, True, False, "RAGGED" if columns % 8 else "WHOLE", line, True)
     plan = cuda.plan(source, columns, build)  # type: ignore[arg-type]
     assert spilled(SOURCES / f"{source}.cu", (*plan.definitions(), *build.definitions())) == {f"norm_{source}": 0}
 

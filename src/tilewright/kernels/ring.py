@@ -46,14 +46,13 @@ class Ring:
 @dataclass(frozen=True)
 class Task:
     """Rows of `needed` vectors, at the worst place where they can begin; tensors read; bytes that a warp tells the
-    others of a row; weights read beside them, and the bytes of one for a vector; passes over a row."""
+    others of a row; weights read beside them, and the bytes of one for a vector."""
 
     needed: int
     inputs: int
     state_bytes: int
     weights: int = 0
     weight_bytes: int = 0
-    passes: int = 2
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def _ring(task: Task, way: Way, width: int, cluster: int, blocks: int, kept: int
     mails = [-(-sets * (cluster * (threads // 32) * task.state_bytes + 16) // 128) * 128 for sets in (2, 4)]
     slot = task.inputs * threads * VECTOR
     depths = [min(way.depth, (room - weights - mail) // slot) for mail in mails]
-    lag = int(width > 32 and depths[1] >= task.passes * way.vectors + 2)
+    lag = int(width > 32 and depths[1] >= 2 * way.vectors + 2)
     depth = depths[lag]
     if depth < way.vectors + (1 if kept and blocks == 1 else 2):
         return None

@@ -3,14 +3,16 @@
 Limit: memory bandwidth, but for rows of 512 bytes and fewer, where the instructions of a row's end are. On an
 H200, in shares of the copy bandwidth of the same run (4185 GB/s), 1 GiB of logits:
 
-    bf16 columns     256   1024   4096   5000   8192  16384  32768  50257 131072 262144
-    forward         0.92   0.97   0.98   0.99   1.00   1.01   0.98   0.97   1.00   1.00
-    backward        0.98   1.00   1.00   0.99   1.00   1.00   1.00   1.00   1.00   1.01
+    bf16 columns     256    512   1024   4096   5000   8192  16384  32768  50257 131072 262144
+    forward         0.92   0.97   0.98   0.98   0.99   1.00   1.01   0.98   0.97   1.00   1.00
+    backward        0.98          1.00   1.00   0.99   1.00   1.00   1.00   1.00   1.00   1.01
 
 Tried for forward and lost: a block for each row that ends with it (0.71 at 256 columns, 0.90 at 131072); maxima
 element by element, with masks at every use (0.71 at 256, 0.88 at 50257); joining maxima and sums of a short row's
 lanes pair by pair, as long rows do (0.80 at 256); a second kernel over all losses (four times the numbers to add
-up that the blocks' shares are).
+up that the blocks' shares are); at 256 columns eight vectors a thread (0.83 to 0.91) and two (0.73); at 512 columns
+sixteen threads a row (0.91); no question at all whether a vector is the row's, which loads later (0.94 instead of 0.98
+at 512, 0.96 instead of 1.00 at 1024).
 """
 
 from __future__ import annotations
@@ -58,8 +60,10 @@ def plan_forward(vectors: int) -> Plan:
     """For rows of so many vectors."""
     if vectors <= 32:
         return Plan(256, 8, 4, 4)
+    if vectors <= 128:
+        return Plan(128, 8 if vectors <= 64 else 16, 8, 5)
     if vectors <= 256:
-        return Plan(128, 8 if 64 < vectors <= 128 else 16, 4, 8)
+        return Plan(128, 16, 4, 8)
     if vectors <= 4096:
         return Plan(256, 32, 4, 4)
     return Plan(64, 64, 4, 16) if vectors <= 8192 else Plan(256, 256, 4, 4)

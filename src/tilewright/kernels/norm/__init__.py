@@ -26,9 +26,8 @@ from tilewright.kernels.row import ELEMENTS, rows_of
 
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
 
-SHORT, SHORT_NARROW_LAYER = 8192, 4096
-"""Columns up to which Triton's forward is the faster: a program reads the weights once for several rows. The
-second is for layer norm in 16 bits, whose longer rows take more registers than Triton's programs have."""
+SHORT = 128
+"""Bytes of a row up to which Triton's forward takes them: a program reads the weights once for several."""
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -105,8 +104,7 @@ def _way(direction: Direction, matrices: Sequence[Tensor], weights: Sequence[Ten
     found = [weight for weight in weights if weight is not None]
     if not runs_triton(x) or any(weight.dtype not in ELEMENTS for weight in found):
         return plain
-    shortest = SHORT_NARROW_LAYER if len(found) == 2 and x.itemsize == 2 else SHORT
-    short = direction == "forward" and x.shape[1] <= shortest and x.shape[1] % 16 == 0
+    short = direction == "forward" and x.shape[1] * x.itemsize <= SHORT and x.shape[1] % 16 == 0
     if x.is_cuda and not short and cuda.refusal(direction, matrices, len(found), (*found, x)[0].dtype) is None:
         return cuda
     # Imported here, since Triton exists on Linux alone.

@@ -13,13 +13,13 @@
 //
 // Limit: DRAM, which reads faster than it copies, so that 1 is not the end. On an H200, of the bandwidth of a copy,
 // RMS norm: bf16 0.96 to 1.00 at 256 to 65536 columns, 0.92 beyond; fp32 0.97 to 1.00 up to 131072. Layer norm: bf16
-// 0.95 to 0.99 up to 16384, 0.88 to 0.91 up to 131072, 0.84 at 262144, where the instructions count; fp32 0.95 to
-// 0.99 up to 131072. 5000 columns, whose rows begin within a sector: bf16 0.78 to 0.88, fp32 0.92. 50257, where
-// programs must be a multiple of 8 (fp32: 4) and fewer multiprocessors work: layer norm 0.53 and 0.74, RMS norm 0.68
-// and 0.83.
-// Lost: one vector a thread, 0.21 to 0.87; four where two suffice, 0.93 to 0.95; clusters of 7 at 50257, 0.48 to
-// 0.63; twice the programs that the device holds at once, down to 0.75; weights from L2 at 262144 columns of fp32,
-// 0.64 to 0.67.
+// 0.95 to 0.99 up to 16384, 0.88 to 0.91 up to 131072, 0.81 at 262144, where the instructions count and clusters of 16
+// leave 20 of 132 multiprocessors idle; fp32 0.95 to 0.99 up to 131072. Rows that do not begin on a line are for
+// backward_wide.cu from 256 vectors on.
+// Lost: one vector a thread, 0.21 to 0.87; four where two suffice, 0.93 to 0.95; clusters of 7 at 50257 columns, 0.48
+// to 0.63; twice the programs that the device holds at once, down to 0.75; weights from L2 at 262144 columns of fp32,
+// 0.64 to 0.67; at 5000 columns of bf16 vectors counted from a line, 0.90 and 0.93 where backward_wide.cu has 0.94 and
+// 0.89, from a sector 0.87; cp.async through L1 (.ca) 0.75 to 0.86 there and 0.47 to 0.57 at 50257.
 #define INPUTS (2 + RESIDUAL)
 #define PASSES 2
 #include "ring.cuh"
@@ -61,6 +61,11 @@ __device__ __forceinline__ void clear_edges(const Ring &ring, const Elements &sh
     }
 }
 
+// dy * weight. Rounded where a row may be of one column, not left to a multiply-add: g less the average of g is 0 then.
+__device__ __forceinline__ float product(float dy, float weight) {
+    return WIDTH > 32 ? dy * weight : __fmul_rn(dy, weight);
+}
+
 // n, dy and g of this thread's vector i, which lies in `slot`.
 __device__ __forceinline__ void vectors_of(int slot, int i, const Elements &shape, const Place &at, Normal normal,
                                            const WEIGHT *weight, float (&n)[LANES], float (&dy)[LANES],
@@ -71,7 +76,7 @@ __device__ __forceinline__ void vectors_of(int slot, int i, const Elements &shap
 #pragma unroll
     for (int k = 0; k < LANES; k++) {
         n[k] = (CENTERED ? n[k] - normal.mean : n[k]) * normal.rstd;
-        g[k] = HAS_WEIGHT ? g[k] * dy[k] : dy[k];
+        g[k] = HAS_WEIGHT ? product(dy[k], g[k]) : dy[k];
     }
 }
 
@@ -149,12 +154,12 @@ __device__ __forceinline__ void write_partial(const float (&own)[VECTORS][LANES]
                 room[threadIdx.x / WIDTH * slice + (at.first + i * STEP) * LANES + k] = own[i][k];
         __syncthreads();
         for (int column = threadIdx.x; column < shape.columns; column += THREADS) {
-            float sum = 0.f;
+            double sum = 0.;
             for (int g = 0; g < GROUPS; g++) {
                 const Elements row(x.base + ((long long)at.program * GROUPS + g) * x.stride, shape.columns);
                 sum += room[g * slice + row.head + column];
             }
-            to[column] = sum;
+            to[column] = float(sum);
         }
     }
 }

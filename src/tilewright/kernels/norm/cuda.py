@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tilewright.kernels import nvrtc, ring
-from tilewright.kernels.norm import geometry
-from tilewright.kernels.norm.geometry import Direction, Held
+from tilewright.kernels.norm import geometry, wide
+from tilewright.kernels.norm.geometry import Direction, Held, Streamed
 from tilewright.kernels.ring import VECTOR, Ring
 from tilewright.kernels.row import ELEMENTS, Edges, edges, line_of, vectors_of
 
@@ -23,20 +23,12 @@ COLUMN_WARPS = (4, 8, 16, 32)
 
 def refusal(direction: Direction, matrices: Sequence[Tensor], weights: int, weight_dtype: torch.dtype) -> str | None:
     """Why the kernels cannot take these inputs [rows, columns] of one dtype, or None; `weights` are read beside."""
-    x = matrices[0]
-    why = _unavailable(x.device.index, x.dtype)
-    if why or (direction == "forward" and geometry.held(vectors_of(x.shape[1], x.itemsize, edges(*matrices)))):
+    x, lie = matrices[0], edges(*matrices)
+    tensors = [(matrix.data_ptr(), matrix.shape[0], matrix.stride(0)) for matrix in matrices]
+    why = _unfit(x.device.index, direction, x.shape[1], x.dtype, len(matrices), weights, weight_dtype, lie)
+    if why or (direction == "forward" and geometry.held(vectors_of(x.shape[1], x.itemsize, lie))):
         return why
-    lie = [(matrix.data_ptr(), matrix.shape[0], matrix.stride(0)) for matrix in matrices]
-    if not ring.alike(x.shape[1], lie, x.itemsize):
-        return "rows do not lie within 16 bytes as the result's do"
-    return unfit(x.device.index, direction, x.shape[1], x.dtype, len(matrices), weights, weight_dtype)
-
-
-def _unavailable(device: int, dtype: torch.dtype) -> str | None:
-    if dtype not in ELEMENTS:
-        return f"{dtype} has no CUDA C++ kernel"
-    return None if nvrtc.available(device) else "needs the package cuda-bindings and a device with clusters"
+    return None if ring.alike(x.shape[1], tensors, x.itemsize) else "rows do not lie within 16 bytes as the result's do"
 
 
 def unfit(
@@ -49,12 +41,32 @@ def unfit(
     weight_dtype: torch.dtype,
 ) -> str | None:
     """Why the kernels cannot take contiguous rows of that length on that device, or None."""
-    why = _unavailable(device, dtype)
     lie: Edges = "RAGGED" if columns * dtype.itemsize % line_of(columns, dtype.itemsize) else "WHOLE"
-    if why or (direction == "forward" and geometry.held(vectors_of(columns, dtype.itemsize, lie))):
-        return why
-    task = geometry.task_of(direction, columns, dtype.itemsize, inputs, weights, weight_dtype.itemsize, True)
-    found = ring.plan(task, geometry.ways_of(direction, columns, dtype.itemsize, 2, True))
+    return _unfit(device, direction, columns, dtype, inputs, weights, weight_dtype, lie)
+
+
+def _unfit(
+    device: int,
+    direction: Direction,
+    columns: int,
+    dtype: torch.dtype,
+    inputs: int,
+    weights: int,
+    weight_dtype: torch.dtype,
+    lie: Edges,
+) -> str | None:
+    if dtype not in ELEMENTS:
+        return f"{dtype} has no CUDA C++ kernel"
+    if not nvrtc.available(device):
+        return "needs the package cuda-bindings and a device with clusters"
+    size, weight_size = dtype.itemsize, weight_dtype.itemsize
+    found: Held | Streamed | Ring | None
+    if direction == "forward":
+        found = geometry.held(vectors_of(columns, size, lie))
+        found = found or geometry.streamed(columns, size, lie != "WHOLE", weights, weight_size, inputs > 1)
+    else:
+        task = geometry.task_of(columns, size, inputs, weights, weight_size, True)
+        found = ring.plan(task, geometry.ways_of(columns, size, 2))
     return None if found else f"no cluster holds rows of {columns} columns"
 
 
@@ -72,6 +84,8 @@ class Build:
     line: int
     aligned: bool
     """Whether weight and bias begin on 16 bytes."""
+    alike: bool = True
+    """Of streamed rows, whether all that a program takes begin alike within a line."""
 
     def definitions(self) -> nvrtc.Definitions:
         """What the sources want to know."""
@@ -85,32 +99,36 @@ class Build:
             ("HAS_WEIGHT", int(self.has_weight)),
             ("HAS_BIAS", int(self.has_bias)),
             ("RESIDUAL", int(self.residual)),
+            ("ALIKE", int(self.alike)),
         )
 
 
 Source = Literal["held", "streamed", "backward"]
 
 
-def plan(source: Source, columns: int, build: Build) -> Held | Ring:
+def plan(source: Source, columns: int, build: Build) -> Held | Streamed | Ring:
     """How a kernel of `source`.cu shares out rows of so many columns."""
     size, weight_size = build.dtype.itemsize, build.weight_dtype.itemsize
     sums = build.has_weight + build.has_bias
+    chosen: Held | Streamed | Ring | None
     if source == "held":
-        chosen: Held | Ring | None = geometry.held(vectors_of(columns, size, build.lie))
+        chosen = geometry.held(vectors_of(columns, size, build.lie))
+    elif source == "streamed":
+        chosen = geometry.streamed(columns, size, build.lie == "RAGGED", sums, weight_size, build.residual)
     else:
-        direction: Direction = "forward" if source == "streamed" else "backward"
-        inputs, weights = (1, sums) if direction == "forward" else (2, int(build.has_weight))
-        task = geometry.task_of(direction, columns, size, inputs + build.residual, weights, weight_size, build.centered)
-        chosen = ring.plan(task, geometry.ways_of(direction, columns, size, sums, build.centered))
+        task = geometry.task_of(columns, size, 2 + build.residual, int(build.has_weight), weight_size, build.centered)
+        chosen = ring.plan(task, geometry.ways_of(columns, size, sums))
     assert chosen is not None, "refusal() answers for every direction"
     return chosen
 
 
-SIGNATURES = {"held": "PPPPPPPPqiqqf", "streamed": "PPPPPPPPqiqqf", "backward": "PPPPPPPPqiqqq"}
+SIGNATURES = {"held": "PPPPPPPPqiqqf", "streamed": "PPPPPPPPqiqqif", "backward": "PPPPPPPPqiqqq"}
 
 
 @functools.cache
-def _kernel(source: Source, device: int, columns: int, build: Build) -> tuple[nvrtc.Kernel, Held | Ring, int]:
+def _kernel(
+    source: Source, device: int, columns: int, build: Build
+) -> tuple[nvrtc.Kernel, Held | Streamed | Ring, int]:
     """The kernel, its plan, and the programs that run at once."""
     chosen = plan(source, columns, build)
     kernel = nvrtc.kernel(
@@ -148,24 +166,24 @@ def forward(
     total = None if residual is None else torch.empty_like(y)
     mean = torch.empty(rows if centered else 0, dtype=torch.float32, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
-    matrices = [matrix for matrix in (x, residual, y, total) if matrix is not None]
-    lie, line = edges(*matrices), line_of(columns, x.itemsize)
-    streams = geometry.held(vectors_of(columns, x.itemsize, lie)) is None
-    if streams:
-        lie, line = edges(*matrices, line=VECTOR), VECTOR
+    lie = edges(*(matrix for matrix in (x, residual, y, total) if matrix is not None))
     build = Build(
         x.dtype, x.dtype if weight is None else weight.dtype, weight is not None, bias is not None, centered,
-        residual is not None, lie, line, _aligned(weight, bias),
+        residual is not None, lie, line_of(columns, x.itemsize), _aligned(weight, bias),
     )  # fmt: skip
-    kernel, chosen, at_once = _kernel("streamed" if streams else "held", x.device.index, columns, build)
-    programs = tiles = -(-rows // chosen.groups)
-    if streams:
-        programs = ring.programs_of(at_once, tiles, chosen.groups, ring.period_of(_stride(x) * x.itemsize))
-    kernel(
-        (programs * chosen.cluster,),
+    arguments = (
         x.data_ptr(), _pointer(residual), y.data_ptr(), _pointer(total), _pointer(weight), _pointer(bias),
-        mean.data_ptr(), rstd.data_ptr(), rows, columns, _stride(x), _stride(residual), eps,
+        mean.data_ptr(), rstd.data_ptr(), rows, columns, _stride(x), _stride(residual),
     )  # fmt: skip
+    if geometry.held(vectors_of(columns, x.itemsize, lie)):
+        kernel, chosen, _ = _kernel("held", x.device.index, columns, build)
+        kernel((-(-rows // chosen.groups),), *arguments, eps)
+    else:
+        kernel, chosen, at_once = _kernel("streamed", x.device.index, columns, build)
+        programs, period = geometry.streams(at_once, rows, _stride(x) * x.itemsize)
+        if period > 1:
+            kernel, _, _ = _kernel("streamed", x.device.index, columns, replace(build, alike=False))
+        kernel((programs * chosen.cluster,), *arguments, period, eps)
     return y, total, mean, rstd
 
 
@@ -180,30 +198,53 @@ def backward(
     centered: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dx (plus `dsum`), dweight and dbias, of matrices [rows, columns]."""
-    rows, columns = x.shape
+    columns = x.shape[1]
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dtype = x.dtype if weight is None else weight.dtype
     lie = edges(*(matrix for matrix in (x, dy, dsum, dx) if matrix is not None), line=VECTOR)
     build = Build(
         x.dtype, dtype, weight is not None, has_bias, centered, dsum is not None, lie, VECTOR, _aligned(weight)
     )
+    sums = (weight is not None) + has_bias
+    inputs, weight_size = 2 + (dsum is not None), 0 if weight is None else weight.itemsize
+    spread = wide.plan(columns, x.itemsize, inputs, weight_size)
+    if spread:
+        partial = wide.launch(spread, build.definitions(), x, dy, dsum, dx, weight, mean, rstd, sums)
+    else:
+        partial = _launch_rings(build, x, dy, dsum, dx, weight, mean, rstd, sums)
+    gradients = [torch.empty(columns, dtype=dtype, device=x.device) for _ in range(sums)]
+    if sums:
+        slots = partial.shape[1]
+        _columns(x.device.index, dtype, slots)(
+            (-(-columns // 32), sums), partial.data_ptr(), gradients[0].data_ptr(), gradients[-1].data_ptr(), slots,
+            columns,
+        )  # fmt: skip
+    return dx, gradients[0] if weight is not None else None, gradients[-1] if has_bias else None
+
+
+def _launch_rings(
+    build: Build,
+    x: Tensor,
+    dy: Tensor,
+    dsum: Tensor | None,
+    dx: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    sums: int,
+) -> Tensor:
+    """dx by `backward.cu`, and what the programs found for each column: fp32 [sums, programs, columns]."""
+    rows, columns = x.shape
     kernel, chosen, at_once = _kernel("backward", x.device.index, columns, build)
     period = ring.period_of(_stride(x) * x.itemsize)
     programs = ring.programs_of(at_once, -(-rows // chosen.groups), chosen.groups, period)
-    sums = (weight is not None) + has_bias
     partial = torch.empty((sums, programs, columns), dtype=torch.float32, device=x.device)
     kernel(
         (programs * chosen.cluster,),
         x.data_ptr(), dy.data_ptr(), _pointer(dsum), dx.data_ptr(), _pointer(weight), mean.data_ptr(), rstd.data_ptr(),
         partial.data_ptr(), rows, columns, _stride(x), _stride(dy), _stride(dsum),
     )  # fmt: skip
-    gradients = [torch.empty(columns, dtype=dtype, device=x.device) for _ in range(sums)]
-    if sums:
-        _columns(x.device.index, dtype, programs)(
-            (-(-columns // 32), sums), partial.data_ptr(), gradients[0].data_ptr(), gradients[-1].data_ptr(), programs,
-            columns,
-        )  # fmt: skip
-    return dx, gradients[0] if weight is not None else None, gradients[-1] if has_bias else None
+    return partial
 
 
 @functools.cache

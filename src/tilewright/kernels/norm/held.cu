@@ -7,10 +7,12 @@
 // Defined by whoever compiles, beside what weights.cuh wants: THREADS (a block), WIDTH (threads of a block that
 // share a row), VECTORS, CENTERED (1 layer norm, 0 RMS norm), HAS_WEIGHT, HAS_BIAS, RESIDUAL.
 //
-// Limit: DRAM. On an H200, of the bandwidth of a copy: 0.96 to 0.98 at 4096 to 32768 columns in bf16, 5000 among
-// them, and to 16384 in fp32 (RMS norm there 0.94).
+// Limit: DRAM. On an H200, of the bandwidth of a copy: 1.00 to 1.01 at 256 to 32768 columns in bf16, 1.02 to 1.03 at
+// 256 to 16384 in fp32; with plain loads (see load_vector_once) 0.97 to 0.99.
 // Lost: merging (count, mean, squares) of all threads in one exchange, layer norm 0.71 at 4096 and 0.75 at 5000; two
-// vectors a thread and more threads, 0.75 to 0.82.
+// vectors a thread and more threads, 0.75 to 0.82; loads that stay in L1 too (L1::evict_last), 0.86 at 32768 in bf16
+// and 0.97 at 16384 in fp32, where the weights leave L1 instead; twice the threads with half the vectors, layer norm
+// 0.94 at 16384 and 0.79 at 32768.
 #include "moments.cuh"
 
 // Registers of a thread: 64 where it holds 32 of data or fewer, else 128.
@@ -20,7 +22,7 @@ __device__ __forceinline__ void load(const Elements &row, int first, uint4 (&hel
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         const int v = first + i * WIDTH;
-        held[i] = row.holds(v) ? row.load(v) : make_uint4(0, 0, 0, 0);
+        held[i] = row.holds(v) ? row.load_once(v) : make_uint4(0, 0, 0, 0);
     }
 }
 

@@ -1,129 +1,298 @@
-// Layer norm and RMS norm, as held.cu, of rows that no block holds in registers; they pass through the rings of
-// programs that stay (ring.cuh). Layer norm makes three passes over a row in its ring: mean, squares about it,
-// result.
+// Layer norm and RMS norm, as held.cu, of rows that no block holds in registers: clusters stay, rows pass through
+// their shared memory, and the weights stay in their registers.
 //
-// Defined by whoever compiles, beside what ring.cuh wants: WEIGHT, ALIGNED, KEPT as in weights.cuh, CENTERED,
-// HAS_WEIGHT, HAS_BIAS, RESIDUAL as in held.cu.
+// A thread fetches the vectors of a row that it will use itself (cp.async) into one of ROWS slots, a row each. x and
+// x² are summed together, and what the threads of a row find is under way to all blocks of the cluster while the row
+// before, whose sums have come, is normalised and written (LAG 1; with 0 they wait). The variance is the mean square
+// less the squared mean; in a row where that cancels, which all threads see alike, a second look at the slot takes
+// the squares about the mean.
 //
-// Limit: DRAM in RMS norm, in layer norm the instructions of so few warps. On an H200, of the bandwidth of a copy,
-// at 65536, 131072 and 262144 columns: RMS norm 0.92, 0.94, 0.93 in bf16, 0.95, 0.94, 0.95 in fp32; layer norm 0.81,
-// 0.80, 0.77 in bf16, 0.92, 0.78, 0.70 in fp32. At 50257, where programs must be a multiple of 8 (fp32: 4): 0.81 and
-// 0.66 in bf16, 0.85 and 0.73 in fp32.
-// Lost: rows in the registers of a cluster that ends with its row, whose weights then come from L2: RMS norm 0.77 to
-// 0.82, layer norm 0.67 to 0.81; one pass less, variances about a row's first element: layer norm 0.65 to 0.84;
-// merging (count, mean, squares) of all warps in one exchange: layer norm 0.50 to 0.65; a second path for threads
-// without edges: 0.53 to 0.68 at 50257; twice or more programs than the device holds at once: within 0.03 where it
-// won, to 0.15 where not.
-#define INPUTS (1 + RESIDUAL)
-#define PASSES (2 + CENTERED)
-#include "ring.cuh"
+// Vectors lie in whole lines, so a ragged row's columns lie on other threads than the next row's, and only every
+// `period`-th begins alike. Programs step by a multiple of that (ALIKE 1); where none fills the device (0), each takes
+// its share of the rows in the order 0, period, 2 period, ..., 1, period + 1, ..., and reads its weights again where
+// that turns.
+//
+// Defined by whoever compiles, beside what weights.cuh wants: THREADS (a block, all of one row: WIDTH too), CLUSTER,
+// BLOCKS (a multiprocessor), VECTORS (of a row, a thread), FULL (of these, such as every thread has and the end of a
+// row is not in), ROWS, LAG, HELD (weights in registers; others come from the caches), ALIKE, CENTERED, HAS_WEIGHT,
+// HAS_BIAS, RESIDUAL as in held.cu.
+//
+// Limit: DRAM, and in 16 bits the instructions of so few warps. On an H200, of the bandwidth of a copy, at 50257,
+// 65536, 131072 and 262144 columns: layer norm 0.91, 0.97, 0.98, 0.97 in bf16, 0.92, 0.99, 0.99, 0.98 in fp32; RMS norm
+// 0.94, 0.98, 0.98, 0.98 in bf16, 0.93, 1.00, 1.00, 0.99 in fp32; at 32768 in fp32 0.99.
+// Lost: a ring of vectors and weights in shared memory, three passes of layer norm (mean, squares, result), 195
+// instructions a vector where these are 120: 0.77 to 0.79 in bf16, 0.94, 0.80, 0.73 in fp32; with two passes, about
+// a row's first element, 0.65 to 0.84. Rows in the registers of a cluster that ends with its row, whose weights come
+// from L2: 0.67 to 0.82; of a block of 1024 threads, layer norm 0.78 at 65536 in bf16. Four vectors a thread and twice
+// the cluster: 0.89 at 262144 in bf16, else within 0.02. Vectors counted from 16 bytes, not from lines: 0.79 at 50257
+// in bf16. ALIKE 0 there, with 66 programs instead of 64: 0.86. Plain copies (see copy_vector_once): 0.02 less.
+#include "mail.cuh"
 #include "moments.cuh"
 
-// Lane 0 of vector 0 of row `row` of a contiguous result.
-__device__ __forceinline__ Elements in_result(ELEMENT *base, long long row, const Elements &shape) {
-    return Elements(base + row * shape.columns, shape);
+constexpr int STEP = CLUSTER * THREADS;
+constexpr int SLOT = VECTORS * THREADS;           // vectors
+constexpr int AHEAD = ROWS - LAG;                 // rows fetched before the first is summed; slots of the residual
+constexpr int CHUNK = VECTORS < 4 ? VECTORS : 4;  // vectors that are loaded before the first is used
+// Squared mean over variance up to which the mean square tells the variance to within 2^-13 in 16 bits, 2^-21 in 32.
+constexpr float CANCELS = sizeof(ELEMENT) == 4 ? 4.f : 1024.f;
+
+extern __shared__ __align__(128) uint4 slots[];
+
+// A thread's vectors of a row: number vector(0), + STEP, ...
+__device__ __forceinline__ int vector(int i) { return (cluster_rank() + i * CLUSTER) * THREADS + threadIdx.x; }
+// Whether the i-th may be only partly the row's.
+__device__ __forceinline__ constexpr bool ragged(int i) { return EDGES == RAGGED && (i == 0 || i >= FULL); }
+__device__ __forceinline__ bool has(const Elements &row, int i) {
+    return (i < FULL && !ragged(i)) || row.holds(vector(i));
+}
+__device__ __forceinline__ uint4 inside(const Elements &row, int i, uint4 x) {
+    return ragged(i) ? row.inside(vector(i), x, 0.f) : x;
+}
+__device__ __forceinline__ void store(const Elements &row, int i, uint4 x) {
+    if (ragged(i))
+        row.store(vector(i), x);
+    else
+        store_vector(row.base + (long long)vector(i) * LANES, x);
 }
 
-// The first pass: sum of x / columns, or of squares in RMS norm; the residual is added on the way.
-template <int I = 0>
-__device__ __forceinline__ float gather(Ring &ring, const Elements &shape, const Place &at, const Elements &sum,
-                                        bool live, float found) {
-    if constexpr (I < VECTORS) {
-        const int v = at.first + I * STEP;
-        ring.wait<I>();
-        if (live && shape.holds(v)) {
-            uint4 x = in_slot(ring.taken, 0);
-            if constexpr (RESIDUAL) {
-                x = sum_of(x, in_slot(ring.taken, 1));
-                sum.store(v, x);
-                in_slot(ring.taken, 0) = x;
-            }
-            x = shape.inside(v, x, 0.f);
-            found = CENTERED ? mean_of(x, 1.f / shape.columns, found) : squares_of(shape, v, x, 0.f, found);
-        }
-        ring.taken = Ring::after(ring.taken);
-        return gather<I + 1>(ring, shape, at, sum, live, found);
-    }
-    return found;
+// This thread's first vector of the row of turn `turn` in a ring of `count` slots that begins at slot `start`.
+__device__ __forceinline__ uint4 *slot_of(int turn, int start, int count) {
+    return slots + (start + turn % count) * SLOT + threadIdx.x;
 }
 
-// Squares about the mean of the row that begins in `slot`, which moves on.
-__device__ __forceinline__ float centre(int &slot, const Elements &shape, const Place &at, bool live, float mean) {
-    float found = 0.f;
+__device__ __forceinline__ void fetch(uint4 *slot, const Elements &row) {
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++, slot = Ring::after(slot)) {
-        const int v = at.first + i * STEP;
-        if (live && shape.holds(v)) found = squares_of(shape, v, in_slot(slot, 0), mean, found);
-    }
-    return found;
+    for (int i = 0; i < VECTORS; i++)
+        if (has(row, i)) copy_vector_once(slot + i * THREADS, row.base + (long long)vector(i) * LANES);
 }
 
-__device__ __forceinline__ void write(Ring &ring, const Elements &shape, const Place &at, const Elements &y, bool live,
-                                      Normal found, const WEIGHT *weight, const WEIGHT *bias) {
+// The rows of a program, one after another.
+struct Walk {
+    int row, step, rows;
+
+    // Every programs-th row, or a run of those ordered by what they leave over from `period`.
+    __device__ __forceinline__ Walk(int program, int programs, int all, int period) : rows(all) {
+        if constexpr (ALIKE) {
+            row = program, step = programs;
+        } else {
+            const int place = first(program, programs), few = all / period, more = all % period * (few + 1);
+            row = place < more ? place / (few + 1) + place % (few + 1) * period
+                               : all % period + (place - more) / max(few, 1) + (place - more) % max(few, 1) * period;
+            step = period;
+        }
+    }
+    // Its place in that order.
+    __device__ __forceinline__ int first(int program, int programs) const {
+        return int((long long)program * rows / programs);
+    }
+    __device__ __forceinline__ int turns(int program, int programs) const {
+        if (!ALIKE) return first(program + 1, programs) - first(program, programs);
+        return program < rows ? (rows - program + programs - 1) / programs : 0;
+    }
+    __device__ __forceinline__ void next() {
+        row += step;
+        if (!ALIKE && row >= rows) row = row % step + 1;
+    }
+};
+
+// Mean and mean square of a row, or what a thread found of them.
+struct Moments {
+    float mean, square;
+    static __device__ __forceinline__ Moments none() { return {0.f, 0.f}; }
+    __device__ __forceinline__ void join(Moments other) { mean += other.mean, square += other.square; }
+};
+
+// Adds x and x² of a vector, what is outside of the row being 0; into two, so that sums wait less for sums.
+__device__ __forceinline__ void add(uint4 vector, float share, Moments (&found)[2]) {
+    float x[LANES];
+    unpack<ELEMENT>(vector, x);
+#pragma unroll
+    for (int k = 0; k < LANES; k++) {
+        // Divided before they are summed, large values do not overflow.
+        if (CENTERED) found[k % 2].mean = fmaf(x[k], share, found[k % 2].mean);
+        found[k % 2].square = fmaf(x[k], x[k], found[k % 2].square);
+    }
+}
+
+// Of the row in `slot`; x + residual, if there is one, takes its place.
+__device__ __forceinline__ Moments gather(uint4 *slot, const uint4 *residual, const Elements &row, const Elements &sum,
+                                          float share) {
+    Moments found[2] = {};
+#pragma unroll
+    for (int start = 0; start < VECTORS; start += CHUNK) {
+        uint4 x[CHUNK];
+#pragma unroll
+        for (int k = 0; k < CHUNK; k++) {
+            const int i = start + k;
+            x[k] = make_uint4(0, 0, 0, 0);
+            if (i >= VECTORS || !has(row, i)) continue;
+            x[k] = slot[i * THREADS];
+            if constexpr (RESIDUAL) {
+                x[k] = sum_of(x[k], residual[i * THREADS]);
+                store(sum, i, x[k]);
+                slot[i * THREADS] = x[k];
+            }
+            x[k] = inside(row, i, x[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < CHUNK; k++) add(x[k], share, found);
+    }
+    found[0].join(found[1]);
+    return {found[0].mean, found[0].square * share};
+}
+
+// This thread's part of the mean square about the mean of the row in `slot`.
+__device__ __forceinline__ float centre(const uint4 *slot, const Elements &row, float share, float mean) {
+    float found = 0.f;
+    // Few rows come here; unrolled, it would take registers from all.
+#pragma unroll 1
+    for (int i = 0; i < VECTORS; i++)
+        if (row.holds(vector(i))) {
+            const uint4 x = row.inside(vector(i), slot[i * THREADS], 0.f);
+            found = squares_of(row, vector(i), x, mean, found);
+        }
+    return found * share;
+}
+
+// Weight where HELD is 1, and bias where it is 2, of the columns that this thread has, as they lie in memory.
+template <class W>
+struct Weights {
+    static constexpr int words = LANES * sizeof(W) / 4;
+    unsigned packed[HELD > 0 ? HELD : 1][VECTORS][words];
+    int head = -1;  // of the rows that they are for
+
+    __device__ __forceinline__ void hold(const W *weight, const W *bias, const Elements &row) {
+        if (head == row.head) return;
+        head = row.head;
+#pragma unroll
+        for (int kind = 0; kind < HELD; kind++)
+#pragma unroll
+            for (int i = 0; i < VECTORS; i++) {
+                float w[LANES] = {};
+                if (has(row, i)) weights_at(kind ? bias : weight, row.column(vector(i)), row.columns, w);
+#pragma unroll
+                for (int k = 0; k < words; k++)
+                    if constexpr (sizeof(W) == 4)
+                        packed[kind][i][k] = __float_as_uint(w[k]);
+                    else
+                        packed[kind][i][k] = narrow_pair(w[2 * k], w[2 * k + 1], W());
+            }
+    }
+    // Those of the i-th vector.
+    __device__ __forceinline__ void of(const W *from, int kind, const Elements &row, int i, float (&to)[LANES]) {
+        if (kind >= HELD) return weights_at(from, row.column(vector(i)), row.columns, to);
+#pragma unroll
+        for (int k = 0; k < words; k++) {
+            // What the compiler unpacked for one row it shall unpack again for the next.
+            asm volatile("" : "+r"(packed[kind][i][k]));
+            if constexpr (sizeof(W) == 4)
+                to[k] = __uint_as_float(packed[kind][i][k]);
+            else
+                widen_pair(packed[kind][i][k], to[2 * k], to[2 * k + 1], W());
+        }
+    }
+};
+
+__device__ __forceinline__ void write(const uint4 *slot, const Elements &y, Normal found, const WEIGHT *weight,
+                                      const WEIGHT *bias, Weights<WEIGHT> &held) {
+    const float shift = -found.mean * found.rstd;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
-        const int v = at.first + i * STEP;
-        if (live && shape.holds(v)) {
-            float a[LANES], b[LANES];
-            unpack<ELEMENT>(in_slot(ring.given, 0), a);
+        if (!has(y, i)) continue;
+        float a[LANES], b[LANES];
+        unpack<ELEMENT>(slot[i * THREADS], a);
+        if constexpr (CENTERED && sizeof(ELEMENT) == 2) {
+            // One instruction instead of two: what it rounds is far below 16 bits.
+#pragma unroll
+            for (int k = 0; k < LANES; k++) a[k] = fmaf(a[k], found.rstd, shift);
+        } else {
             normalise(a, found);
-            if constexpr (HAS_WEIGHT) {
-                weights_of(weight, 0, i, shape, at, b);
-#pragma unroll
-                for (int k = 0; k < LANES; k++) a[k] *= b[k];
-            }
-            if constexpr (HAS_BIAS) {
-                weights_of(bias, 1, i, shape, at, b);
-#pragma unroll
-                for (int k = 0; k < LANES; k++) a[k] += b[k];
-            }
-            y.store(v, pack<ELEMENT>(a));
         }
-        ring.give_back(i, shape, at);
+        if constexpr (HAS_WEIGHT) {
+            held.of(weight, 0, y, i, b);
+#pragma unroll
+            for (int k = 0; k < LANES; k++) a[k] *= b[k];
+        }
+        if constexpr (HAS_BIAS) {
+            held.of(bias, 1, y, i, b);
+#pragma unroll
+            for (int k = 0; k < LANES; k++) a[k] += b[k];
+        }
+        store(y, i, pack<ELEMENT>(a));
     }
 }
 
 PROGRAM norm_streamed(ELEMENT *x, ELEMENT *residual, ELEMENT *y, ELEMENT *sum, const WEIGHT *weight,
                       const WEIGHT *bias, float *means, float *rstds, long long rows, int columns, long long x_stride,
-                      long long residual_stride, float eps) {
-    __shared__ Mail<Sum> mails[PASSES - 1];
-#if RESIDUAL
-    const Matrix inputs[INPUTS] = {{x, x_stride}, {residual, residual_stride}};
-#else
-    const Matrix inputs[INPUTS] = {{x, x_stride}};
-#endif
-    const Place at(rows);
-    const Elements shape(x + at.row * x_stride, columns);
-    Ring ring(inputs, shape, at);
-    if (KEPT > 0) keep_weights(weight, 0, shape, at);
-    if (KEPT > 1) keep_weights(bias, 1, shape, at);
-    for (auto &mail : mails) mail.start();
-    constexpr int last = (PASSES - 1) * LAG;
-    Sum mean = Sum::none(), squares = mean, mean_before = mean, squares_before = mean;
-    float centred = 0.f, centred_before = 0.f;
-    int slot = 0;
-    for (int i = 0; i < at.turns + last; i++) {
-        if (i < at.turns) {
-            const Elements to = in_result(sum, at.row + i * at.step, shape);
-            (CENTERED ? mean : squares).sum = gather(ring, shape, at, to, i < at.rows, 0.f);
-            mails[0].post(CENTERED ? mean : squares, i);
+                      long long residual_stride, int period, float eps) {
+    __shared__ Mail<Moments> mail;
+    __shared__ Mail<Sum> looks;
+    const int program = blockIdx.x / CLUSTER, programs = gridDim.x / CLUSTER;
+    Walk fetching(program, programs, int(rows), period), summing = fetching, writing = fetching;
+    const int turns = fetching.turns(program, programs);
+    const float share = 1.f / columns;
+    const Elements shape(x + fetching.row * x_stride, columns);
+    const auto in_x = [&](const Walk &at) {
+        const ELEMENT *start = x + at.row * x_stride;
+        return ALIKE ? Elements(start, shape) : Elements(start, columns);
+    };
+    const auto in_result = [&](ELEMENT *of, const Walk &at) {
+        return Elements(of + (long long)at.row * columns, in_x(at));
+    };
+    const auto fetch_turn = [&](int turn) {
+        if (turn < turns) {
+            const Elements row = in_x(fetching);
+            fetch(slot_of(turn, 0, ROWS), row);
+            if constexpr (RESIDUAL)
+                fetch(slot_of(turn, ROWS, AHEAD), Elements(residual + fetching.row * residual_stride, row));
+            fetching.next();
         }
-        if (CENTERED && i >= LAG && i - LAG < at.turns) {
-            centred = mails[0].collect(LAG ? mean_before : mean, i - LAG).sum;
-            squares.sum = centre(slot, shape, at, i - LAG < at.rows, centred);
-            mails[PASSES - 2].post(squares, i - LAG);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+#pragma unroll 1
+    for (int turn = 0; turn < AHEAD; turn++) fetch_turn(turn);
+    Weights<WEIGHT> held;
+    if constexpr (ALIKE) held.hold(weight, bias, shape);
+    mail.start();
+    if (CENTERED) looks.start();
+    int looked = 0;
+    Moments before = Moments::none();
+#pragma unroll 1
+    for (int turn = 0; turn < turns + LAG; turn++) {
+        Moments found = Moments::none();
+        if (turn < turns) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+            const Elements row = in_x(summing), total = in_result(sum, summing);
+            found = gather(slot_of(turn, 0, ROWS), slot_of(turn, ROWS, AHEAD), row, total, share);
+            mail.post(found, turn);
+            summing.next();
         }
-        if (i >= last) {
-            const long long row = at.row + (i - last) * at.step;
-            const float found = mails[PASSES - 2].collect(LAG ? squares_before : squares, i - last).sum;
-            const Normal normal{LAG ? centred_before : centred, rsqrtf(found / columns + eps)};
-            if (i - last < at.rows && at.first == 0) {
-                if (CENTERED) means[row] = normal.mean;
-                rstds[row] = normal.rstd;
+        if (turn >= LAG) {
+            const uint4 *slot = slot_of(turn - LAG, 0, ROWS);
+            const Elements row = in_result(y, writing);
+            const Moments joined = mail.collect(LAG ? before : found, turn - LAG);
+            float variance = joined.square;
+            if constexpr (CENTERED) {
+                const float taken = joined.mean * joined.mean;
+                variance -= taken;
+                // Not a number, too.
+                if (!(variance * CANCELS >= taken)) {
+                    Sum own{centre(slot, row, share, joined.mean)};
+                    looks.post(own, looked);
+                    variance = looks.collect(own, looked++).sum;
+                }
             }
-            write(ring, shape, at, in_result(y, row, shape), i - last < at.rows, normal, weight, bias);
+            const Normal normal{joined.mean, rsqrtf(variance + eps)};
+            if (vector(0) == 0) {
+                if (CENTERED) means[writing.row] = normal.mean;
+                rstds[writing.row] = normal.rstd;
+            }
+            if constexpr (!ALIKE) held.hold(weight, bias, row);
+            write(slot, row, normal, weight, bias, held);
+            writing.next();
         }
-        mean_before = mean, squares_before = squares, centred_before = centred;
+        fetch_turn(turn + AHEAD);
+        before = found;
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     Mail<Sum>::meet();

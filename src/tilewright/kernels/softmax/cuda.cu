@@ -8,9 +8,12 @@
 // block that share a row), VECTORS, CLUSTER, LOG (0 softmax, 1 log-softmax).
 #include "row.cuh"
 
-// Registers of a thread: 64 where it holds 32 of data or fewer, else 128.
+// Registers of a thread: 64 where it holds 32 of data or fewer, else 128. In a cluster, whose blocks wait for each
+// other, 28 of a softmax's data do with 48.
 template <int Tensors>
-constexpr int blocks = VECTORS * 4 * Tensors <= 32 ? 1024 / THREADS : (512 + THREADS - 1) / THREADS;
+constexpr int blocks = CLUSTER > 1 && !LOG && Tensors == 1 && VECTORS <= 7 ? 1280 / THREADS
+                       : VECTORS * 4 * Tensors <= 32                       ? 1024 / THREADS
+                                                                           : (512 + THREADS - 1) / THREADS;
 
 #if CLUSTER > 1
 #define KERNEL(TENSORS) extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, blocks<TENSORS>)
@@ -43,12 +46,13 @@ __device__ __forceinline__ State across_row(State state, Exchange<THREADS, CLUST
         return exchange(state, 0);
 }
 
-// What the row does not hold is `fill`.
+// What the row does not hold is `fill`. `Once`: nobody reads them again.
+template <bool Once = false>
 __device__ __forceinline__ void load(const Elements &row, int first, float fill, uint4 (&loaded)[VECTORS]) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         const int v = vector_number(first + i);
-        loaded[i] = row.holds(v) ? row.load(v) : Elements::full_of(fill);
+        loaded[i] = row.holds(v) ? (Once ? row.load_once(v) : row.load(v)) : Elements::full_of(fill);
     }
 }
 // After the last load: this waits for them.
@@ -117,7 +121,7 @@ KERNEL(1) forward(const ELEMENT *x, ELEMENT *y, long long rows, int columns, lon
     const int here = row < rows ? columns : 0;
     const Elements in(x + row * x_stride, here), out(y + row * y_stride, in);
     uint4 loaded[VECTORS];
-    load(in, 0, minus_infinity(), loaded);
+    load<true>(in, 0, minus_infinity(), loaded);
     clear_edges(in, 0, minus_infinity(), loaded);
     MaxSum state{LOWEST, 0.f};
     take(loaded, state);

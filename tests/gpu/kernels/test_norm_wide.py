@@ -1,0 +1,44 @@
+"""Backward of wide rows on a GPU: the numbers contract where rows begin anywhere, few and many a program."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tilewright.kernels.catalogue import suite
+from tilewright.kernels.norm import wide
+from tilewright.measure.proof import prove
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda:0")
+
+
+def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ...]:
+    inputs: tuple[Tensor, ...] = suite(name).workload(shape, dtype).make(GPU, torch.Generator(GPU).manual_seed(0))
+    return inputs
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(1, 50257), (5, 2049), (3000, 2050), (1000, 5000), (333, 50257)], ids=str)
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_layer_norm"])
+def test_the_numbers_contract(name: str, shape: tuple[int, int], dtype: str) -> None:
+    inputs = inputs_of(name, shape, dtype)
+    assert wide.plan(shape[1], inputs[0].itemsize, 2, inputs[0].itemsize) is not None
+    assert [row for row in prove(suite(name), suite(name).variant("tilewright").function, inputs) if not row.ok] == []
+
+
+@pytest.mark.parametrize("columns", [5000, 50257])
+def test_gradients_are_the_same_at_every_run(columns: int) -> None:
+    x, weight, bias = inputs_of("layer_norm", (200, columns), "bfloat16")
+    function = suite("layer_norm").variant("tilewright").function
+    dy = torch.randn_like(x)
+    first, second = (torch.autograd.grad(function(x, weight, bias), (x, weight, bias), dy) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_rows_at_a_distance() -> None:
+    _, weight, bias = inputs_of("layer_norm", (90, 5000), "bfloat16")
+    x = torch.randn(90, 5008, device=GPU).bfloat16()[:, :5000].requires_grad_()
+    found = prove(suite("layer_norm"), suite("layer_norm").variant("tilewright").function, (x, weight, bias))
+    assert [row for row in found if not row.ok] == []
