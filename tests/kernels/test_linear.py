@@ -130,8 +130,43 @@ def test_the_hopper_kernel_says_what_it_does_not_take() -> None:
 
 def test_arguments_lie_as_the_source_reads_them() -> None:
     """As nvcc lays out `Draw` and `Problem`."""
-    assert (ctypes.sizeof(cuda.Draw), ctypes.sizeof(cuda.Problem)) == (48, 96)
+    assert (ctypes.sizeof(cuda.Draw), ctypes.sizeof(cuda.Problem)) == (56, 104)
     assert cuda.Problem.draw.offset == 48 and cuda.Draw.captured.offset == 24
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_scale_of_dropout_in_two_factors(dtype: torch.dtype) -> None:
+    """Exact to fp32, and no sum grows before the second of them."""
+    for scale in (1.0, 10 / 9, 4 / 3, 2.0, 3.0, 999.9, 60000.0):
+        factors = cuda.factors(scale, dtype)
+        assert factors is not None
+        rest, bits = factors
+        narrow = torch.tensor(bits, dtype=torch.int16).view(dtype)
+        assert 1 - torch.finfo(dtype).eps <= rest <= 1.0
+        assert rest * narrow.double().item() == pytest.approx(scale, rel=2**-22)
+    assert (cuda.factors(65519.0, dtype) is None) == (dtype == torch.float16)
+
+
+@pytest.mark.parametrize("shape", [cuda.WIDE, cuda.NARROW], ids=["wide", "narrow"])
+def test_philox_by_pieces_does_not_spill(shape: cuda.Shape, tmp_path: Path) -> None:
+    pieces = cuda.rounds_by_pieces(4096)
+    assert pieces > cuda.rounds_by_pieces(768) == 0
+    settings = cuda.definitions(shape, "dropout_add", True, False, torch.bfloat16, pieces)
+    found = assembled(cuda.SOURCE, settings, tmp_path)
+    assert found["spilled"] == 0 and found["serialized"] == 0
+
+
+@pytest.mark.parametrize("factor", [0xD2511F53, 0xCD9E8D57])
+def test_a_product_by_pieces_loses_no_carry(factor: int) -> None:
+    """The steps of `multiply_by_pieces` in exact integers: none leaves 32 bits, and the high word is right."""
+    low, high = factor & 0xFFFF, factor >> 16
+    edges = [0, 1, 0xFFFF, 0x10000, 0xFFFF0000, 0xFFFFFFFF]
+    for x in [*edges, *torch.randint(2**32, (20000,), generator=torch.Generator().manual_seed(0)).tolist()]:
+        first = (x & 0xFFFF) * low
+        second = (x & 0xFFFF) * (high & 255) + (x >> 16) * (low & 255) + (first >> 16)
+        third = (x & 0xFFFF) * (high >> 8) + (x >> 16) * (low >> 8) + (second >> 8)
+        word = (x >> 16) * high + (third >> 8)
+        assert max(first, second, third, word) < 2**32 and word == x * factor >> 32
 
 
 @pytest.mark.parametrize("epilogue", cuda.EPILOGUES)

@@ -110,6 +110,7 @@ def _gelu_forward(
         return gelu_apart(x, weight, bias, approximate, keep)
     ways: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
         "fused": functools.partial(gelu_fused, x, weight, bias, approximate, keep),
+        "narrow": functools.partial(gelu_fused, x, weight, bias, approximate, keep, cuda.NARROW),
         "apart": functools.partial(gelu_apart, x, weight, bias, approximate, keep),
     }
     if approximate == "tanh" and bias is not None and not keep:
@@ -191,10 +192,11 @@ def _dropout_add_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result, and what the backward draws the mask from (as `dropout_add` returns it)."""
     # At p = 1 nothing is drawn and all is dropped; no word is kept where p is too near to 1 for fp32.
-    if cuda.refuses(x, weight) or generator.threshold(p) == 0:
+    if cuda.refuses(x, weight) or generator.threshold(p) == 0 or not cuda.factors(generator.scale(p), x.dtype):
         return dropout_add_apart(x, weight, bias, residual, p)
     ways = {
         "fused": functools.partial(dropout_add_fused, x, weight, bias, residual, p),
+        "narrow": functools.partial(dropout_add_fused, x, weight, bias, residual, p, cuda.NARROW),
         "apart": functools.partial(dropout_add_apart, x, weight, bias, residual, p),
     }
     return ways[choice.fastest(f"linear_dropout_add {p > 0} {bias is None}", x, weight, ways)]()
@@ -208,7 +210,9 @@ def dropout_add_fused(
     p: float,
     shape: cuda.Shape = cuda.WIDE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """By our kernel; for what `cuda.refuses` does not refuse, and p < 1."""
+    """By our kernel; for what `cuda.refuses` does not refuse, p < 1, and a scale that the dtype holds."""
+    factors = cuda.factors(generator.scale(p), x.dtype)
+    assert factors is not None
     state = torch.empty(2, dtype=torch.int64, device=x.device)
     if p == 0.0:
         return cuda.linear(x, weight, bias, "add", shape=shape, residual=residual)[0], state
@@ -220,8 +224,8 @@ def dropout_add_fused(
     seed, offset = (0, 0) if captured else generator.take(x.device, dealt.advance)
     threads = dealt.blocks * generator.LANES
     row_turn, row_thread = divmod(n // cuda.VECTOR, threads)
-    limit, scale = generator.threshold(p) - 1, generator.scale(p)
-    draw = cuda.Draw(seed, offset, state.data_ptr(), captured, limit, scale, threads, row_turn, row_thread)
+    limit = generator.threshold(p) - 1
+    draw = cuda.Draw(seed, offset, state.data_ptr(), captured, limit, *factors, threads, row_turn, row_thread)
     return cuda.linear(x, weight, bias, "dropout_add", shape=shape, residual=residual, draw=draw)[0], state
 
 

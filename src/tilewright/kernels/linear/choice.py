@@ -15,6 +15,7 @@ from tilewright.records.errors import CacheError, say_once
 
 ROUNDS = 7
 WARM_UP = 2
+LEAD = 2
 Ways = Mapping[str, Callable[[], object]]
 
 _known: dict[tuple[object, ...], str] = {}
@@ -24,7 +25,7 @@ def fastest(operator: str, x: torch.Tensor, weight: torch.Tensor, ways: Ways) ->
     """The name of the fastest of `ways` for x [M, K] and weight [N, K] on a GPU.
 
     Sizes between two powers of two of M count as one. The first question about sizes waits for the device
-    and takes some 10 runs of each way; later ones, in this process or another, look the answer up. While a
+    and takes some 30 runs of each way; later ones, in this process or another, look the answer up. While a
     CUDA graph is being captured nothing can be measured, and the first way is the answer to what is not
     known.
     """
@@ -65,7 +66,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def _measure(device: torch.device, ways: Ways) -> str:
-    """Interleaved medians. The generator ends where it was, whatever the ways draw."""
+    """Interleaved medians. The generator ends where it was, whatever the ways draw.
+
+    Two calls go before the one that is timed: they keep the device busy while the host prepares that one, whose
+    time would else contain the host's.
+    """
     generator = torch.cuda.default_generators[device.index]
     state = generator.get_state()
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -73,6 +78,8 @@ def _measure(device: torch.device, ways: Ways) -> str:
         for turn in range(WARM_UP + ROUNDS):
             for name, way in ways.items():
                 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                for _ in range(LEAD):
+                    way()
                 start.record()
                 way()
                 end.record()

@@ -2,56 +2,67 @@
 //
 //   x [M, K], w [N, K], bias [N], residual [M, N], y [M, N]: one 16-bit dtype, rows contiguous; sums in fp32.
 //
-// A program owns tiles of 128 × COLUMNS and has twelve warps, or sixteen:
+// A program owns tiles of 128 × 256 and has twelve warps, or sixteen:
 //
 //   0      producer   one thread issues bulk tensor copies of x and w into a ring of STAGES slots. Both programs
-//                     of a cluster need the same rows of w: each fetches half and multicasts it to both.
-//   next   epilogue   three warps for 256 columns, whose sums leave registers for no more, seven for 192: they
-//                     read the hand-over buffer by rows, apply GELU, or dropout and residual, and store, while
-//                     the math warps are in the main loop of the next tile.
+//                     of a cluster need the same rows of w: each fetches half and multicasts it to both. In a deep
+//                     product they are copied into L2 AHEAD steps before.
+//   next   epilogue   three warps, or seven: they read the hand-over buffer by rows, apply GELU, or dropout and
+//                     residual, and store, while the math warps are in the main loop of the next tile. A product
+//                     instruction of 256 columns needs so many registers that three is all; with two of 128
+//                     columns in its place, which read x twice, there is room for seven.
 //   last   math       two warpgroups of 64 rows each: wgmma into registers, then + bias, rounded, into the
 //                     hand-over buffer in shared memory, and on to the next tile at once.
 //
-// Limit: the matrix rate under the power cap. H200, bf16, interleaved medians in TFLOP/s, 256 columns (192):
+// The last tile of a program is finished by all warps: the matrix units have nothing more to do.
+//
+// Limit: the matrix rate under the power cap; at K = 768, and with dropout, the instructions of the epilogue, of
+// which a busy multiprocessor takes few (epilogue.cuh) and the quarter with the producer none. H200, bf16,
+// interleaved medians in TFLOP/s, twelve warps (sixteen):
 //
 //   M x N x K               8192x16384x4096  8192x4096x16384  16384x3072x768  4096x4096x4096
-//   cuBLAS, product alone         669              695              667             748
-//   product alone                 689 (694)        695 (674)        677 (666)       738 (664)
-//   GELU by erf                   675 (666)        691 (665)        563 (525)       717 (632)
-//   GELU by tanh                  677 (679)        691 (669)        601 (578)       722 (642)
-//   residual                      673 (676)        691 (669)        592 (565)       716 (637)
-//   dropout and residual          573 (560)        663 (635)        370 (352)       643 (560)
-//   ... one Philox round          658 (652)        687 (663)        549 (515)       701 (624)
-//
-// An epilogue hides under the products only in part: 192 columns with seven epilogue warps in place of three win
-// nothing, so their latency is not what is waited for. Eager's ten Philox rounds add their own time at every
-// depth, as if the matrix units stood still meanwhile.
+//   cuBLAS, product alone         686              699              664             770
+//   product alone                 699 (660)        708 (655)        647 (620)       745 (689)
+//   GELU by erf                   695 (656)        698 (651)        602 (589)       743 (679)
+//   GELU by tanh                  696 (658)        705 (657)        629 (599)       740 (680)
+//   residual                      694 (650)        704 (650)        607 (555)       735 (671)
+//   dropout and residual          664 (622)        696 (646)        386 (416)       704 (650)
 //
 // What it took, and what lost:
 //   - an arrival at the neighbour's barrier with .release.cluster is a fence of the whole GPU: 550 in place of 700
-//   - epilogue warps that compute 1, 2, 4 rows together: 505, 540, 566 (erf, K = 768)
+//   - epilogue warps that compute 2 rows together, 4: 568, 603 (erf, K = 768)
+//   - instructions: addresses by running sums, pairs of 16-bit values added as pairs, GELU by the logistic function
+//     of a polynomial, the rounds of Philox that rows share computed once: erf 557 to 603, tanh 595 to 626 (K = 768)
+//   - copies into L2 AHEAD steps before: 739 to 745 at 4096, but 647 to 635 at K = 768; by every program and not by
+//     one of those that share a tile, 586 and 607
 //   - the residual fetched into registers one group ahead: 519 in place of 600 (K = 768)
 //   - the last tile finished by the epilogue warps alone: 532 in place of 540 (K = 768), 727 in place of 741 (4096)
-//   - a product of two words as two instructions (low, high) in a Philox round: the same as one
+//   - the math warpgroups in turns, so that one hands over while the other multiplies: 592 in place of 603
+//     (K = 768), 692 in place of 739 (4096)
+//   - tiles of 192 columns and seven epilogue warps: 522 in place of 557 (erf, K = 768), 645 of 730 (4096)
+//   - the words of a product of 32-bit numbers as two instructions, or the high one by an fp64 multiply-add: the
+//     latter waits for the matrix units, one in 200 cycles
 //   - plain Triton over tensor descriptors (triton.py), GELU by erf: 622, 683, 442, 697
 //
 // Settings: COLUMNS, STAGES, EPILOGUE (0 none, 1 GELU by erf, 2 GELU by tanh, 3 residual, 4 dropout and residual),
-// BIAS, KEEP_PRE (the value before the activation is stored too), HALF (fp16, otherwise bf16).
+// BIAS, KEEP_PRE (the value before the activation is stored too), HALF (fp16, otherwise bf16), PIECES (of ten Philox
+// rounds that multiply by pieces).
 
 #include "epilogue.cuh"
 #include "ptx.cuh"
 
-constexpr int BM = 128, BN = COLUMNS, BK = 64, CLUSTER = 2;
+constexpr int BM = 128, BN = 256, BK = 64, CLUSTER = 2;
 constexpr int GROUP = 8;  // rows of cluster tiles that are walked together
 constexpr int X_BYTES = BM * BK * 2, W_BYTES = BN * BK * 2, W_PART = W_BYTES / CLUSTER;
 constexpr int ROW_BYTES = BN * 2, HALF_TILE = BM / 2 * ROW_BYTES;
+constexpr int AHEAD = 8, DEEP = 32;  // steps from a copy into L2 to the one into shared memory, if a tile has DEEP
 constexpr int BIAS_SLOTS = STAGES + 1;  // with one step a tile the producer is STAGES tiles ahead of the additions
-constexpr int EPILOGUE_WARPS = BN == 256 ? 3 : 7, MATH_THREADS = 128, WARP_ROWS = 16;
-constexpr int THREADS = 32 * (1 + EPILOGUE_WARPS) + 2 * MATH_THREADS;
+constexpr int EPILOGUE_WARPS = COLUMNS == 256 ? 3 : 7, MATH_WARPS = 8, MATH_THREADS = 128, WARP_ROWS = 16;
+constexpr int THREADS = 32 * (1 + EPILOGUE_WARPS + MATH_WARPS);
 // Registers a thread; twelve or sixteen warps start with 168 or 128.
-constexpr int EPILOGUE_REGISTERS = BN == 256 ? 136 : 104, MATH_REGISTERS = BN == 256 ? 184 : 152;
-constexpr int GROUP_ROWS = BN == 256 ? 4 : 2;  // rows that an epilogue warp computes together
-constexpr int RING = 2;                        // groups of rows of the residual on their way to it
+constexpr int EPILOGUE_REGISTERS = COLUMNS == 256 ? 136 : 88, MATH_REGISTERS = COLUMNS == 256 ? 184 : 168;
+constexpr int GROUP_ROWS = COLUMNS == 256 ? 4 : 1;  // rows that an epilogue warp computes together
+constexpr int RING = COLUMNS == 256 ? 2 : 4;        // groups of rows of the residual on their way to it
 constexpr int RING_BYTES = RING * GROUP_ROWS * 512;
 
 struct Problem {
@@ -80,13 +91,27 @@ struct Shared {
     u32 x, w, tile, residual, bias, full, empty, tile_full, tile_empty;
 };
 
+// Of the programs at work, some GROUP share a step's rows of x, and some GROUP those of w: one of each fetches them.
+__device__ __forceinline__ void prefetch_step(const TensorMap* x_map, const TensorMap* w_map, Tile tile, int step,
+                                              u32 rank) {
+    if (tile.column / BN % GROUP == 0) prefetch_tile(x_map, step * BK, tile.row);
+    if (tile.row / (BM * CLUSTER) % GROUP == 0)
+        prefetch_tile(w_map, step * BK, tile.column + BN / CLUSTER * (int)rank);
+}
+
 __device__ __forceinline__ void produce(const Shared& s, const TensorMap* x_map, const TensorMap* w_map,
                                         const Problem& p, int steps, int rows, int columns, u32 rank) {
-    int slot = 0, turn = 0;
+    int slot = 0, turn = 0, stride = gridDim.x / CLUSTER;
+    const bool deep = steps >= DEEP;
     u32 parity = 1;
-    for (int index = blockIdx.x / CLUSTER; index < rows * columns; index += gridDim.x / CLUSTER, ++turn) {
-        Tile tile = tile_at(index, rows, columns, rank);
+    for (int index = blockIdx.x / CLUSTER; index < rows * columns; index += stride, ++turn) {
+        Tile tile = tile_at(index, rows, columns, rank), next = tile_at(index + stride, rows, columns, rank);
+        bool more = index + stride < rows * columns;
+        if (deep && turn == 0)
+            for (int step = STAGES; step < AHEAD; ++step) prefetch_step(x_map, w_map, tile, step, rank);
         for (int step = 0; step < steps; ++step) {
+            if (deep && step + AHEAD < steps) prefetch_step(x_map, w_map, tile, step + AHEAD, rank);
+            else if (deep && more) prefetch_step(x_map, w_map, next, step + AHEAD - steps, rank);
             u32 full = s.full + 8 * slot;
             barrier_wait(s.empty + 8 * slot, parity);
             u32 bias_bytes = BIAS && step == 0 ? 2 * min(BN, p.n - tile.column) : 0;
@@ -103,7 +128,8 @@ __device__ __forceinline__ void produce(const Shared& s, const TensorMap* x_map,
 }
 
 // Rounded sums to the hand-over buffer: row r's 16-byte pieces are permuted by r mod 8 against bank conflicts.
-__device__ __forceinline__ void hand_over(const float (&d)[BN / 2], u32 tile, u32 bias, int warp, int lane) {
+__device__ __forceinline__ void hand_over(const float (&d)[BN / 2], u32 tile, u32 bias, float rest, int warp,
+                                          int lane) {
     u32 row = tile + (warp * WARP_ROWS + lane % 16) * ROW_BYTES;
     u32 piece = 16 * ((lane / 16) ^ (lane % 8));
 #pragma unroll
@@ -118,8 +144,14 @@ __device__ __forceinline__ void hand_over(const float (&d)[BN / 2], u32 tile, u3
                 asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(bias + 32 * j + 16 * half + 4 * (lane % 4)));
                 b = unpack(pair);
             }
-            pairs[2 * half] = pack(v[0] + b.x, v[1] + b.y);
-            pairs[2 * half + 1] = pack(v[2] + b.x, v[3] + b.y);
+            if (EPILOGUE == 4) {
+                b.x *= rest, b.y *= rest;
+                pairs[2 * half] = pack(fmaf(v[0], rest, b.x), fmaf(v[1], rest, b.y));
+                pairs[2 * half + 1] = pack(fmaf(v[2], rest, b.x), fmaf(v[3], rest, b.y));
+            } else {
+                pairs[2 * half] = pack(v[0] + b.x, v[1] + b.y);
+                pairs[2 * half + 1] = pack(v[2] + b.x, v[3] + b.y);
+            }
         }
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row + (piece ^ (32 * j))),
                      "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
@@ -135,24 +167,25 @@ __device__ __forceinline__ Draw drawn_from(Draw draw, bool keeper) {
     return draw;
 }
 
-// Where the walk of a warp down its column pieces stands: its next rows, and eager's numbers for them.
+// Where the walk of a lane down its column pieces stands: in the result, and in eager's numbers for it.
 struct Walk {
-    int row;          // in the result
-    u64 at;           // position of the lane's piece, in pieces
+    int row;
+    u64 at;           // byte of the piece
     u32 turn, thread;
 };
 
 __device__ __forceinline__ Walk walk_from(const Problem& p, const Draw& draw, int row, int column) {
     Walk walk;
     walk.row = row;
-    walk.at = ((u64)row * p.n + column) / 8;
-    if (EPILOGUE == 4) walk.turn = (u32)walk.at / draw.threads, walk.thread = (u32)walk.at % draw.threads;
+    walk.at = ((u64)row * p.n + column) * 2;
+    u32 piece = walk.at / 16;
+    if (EPILOGUE == 4) walk.turn = piece / draw.threads, walk.thread = piece % draw.threads;
     return walk;
 }
 
-__device__ __forceinline__ void advance(Walk& walk, const Draw& draw, int rows, u32 pieces, u32 turns, u32 threads) {
+__device__ __forceinline__ void advance(Walk& walk, const Draw& draw, int rows, u64 bytes, u32 turns, u32 threads) {
     walk.row += rows;
-    walk.at += pieces;
+    walk.at += bytes;
     if (EPILOGUE == 4) {
         walk.turn += turns, walk.thread += threads;
         if (walk.thread >= draw.threads) walk.thread -= draw.threads, ++walk.turn;
@@ -160,14 +193,15 @@ __device__ __forceinline__ void advance(Walk& walk, const Draw& draw, int rows, 
 }
 
 // A lane fetches what it will read itself, so that nothing but its own copies needs waiting for.
-__device__ __forceinline__ void fetch_residual(u32 ring, int group, const Problem& p, int row, int column, int lane) {
+__device__ __forceinline__ void fetch_residual(u32 ring, int group, const Problem& p, int row, u64 at, int end) {
     if (EPILOGUE >= 3) {
+        u32 to = ring + group % RING * (GROUP_ROWS * 512) + 16 * (threadIdx.x % 32);
 #pragma unroll
         for (int i = 0; i < GROUP_ROWS; ++i) {
-            const uint4* from = (const uint4*)p.residual + ((u64)(row + i) * p.n + column) / 8;
-            u32 to = ring + (group % RING * GROUP_ROWS + i) * 512 + 16 * lane;
-            if (column < p.n && row + i < p.m)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+            if (row + i < end)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i * 512),
+                             "l"((const char*)p.residual + at) : "memory");
+            at += 2 * p.n;
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
@@ -180,77 +214,82 @@ __device__ __forceinline__ uint4 read_piece(u32 from) {
     return v;
 }
 
-__device__ __forceinline__ void finish_rows(u32 tile, int inside, u32 ring, int group, Walk walk, const Problem& p,
-                                            int column, int lane, const Draw& draw) {
+// `end`: rows from there on are not the result's.
+template <u32 ROUNDS>
+__device__ __forceinline__ void finish_rows(u32 tile, u32 inside, u32 ring, int group, Walk walk, Dealt& numbers,
+                                            const Problem& p, int end, const Draw& draw) {
     if (EPILOGUE >= 3) asm volatile("cp.async.wait_group %0;" ::"n"(RING - 1) : "memory");
     uint4 v[GROUP_ROWS], r[GROUP_ROWS];
+    u32 lane = threadIdx.x % 32, from = tile + inside * ROW_BYTES, swizzled = 16 * (lane ^ inside % 8);
+    u32 added = ring + group % RING * (GROUP_ROWS * 512) + 16 * lane;
 #pragma unroll
-    for (int i = 0; i < GROUP_ROWS; ++i) {
-        v[i] = read_piece(tile + (inside + i) * ROW_BYTES + 16 * (lane ^ ((inside + i) % 8)));
-        if (EPILOGUE >= 3) r[i] = read_piece(ring + (group % RING * GROUP_ROWS + i) * 512 + 16 * lane);
+    for (u32 i = 0; i < GROUP_ROWS; ++i) {
+        v[i] = read_piece(from + i * ROW_BYTES + (swizzled ^ (16 * i)));
+        if (EPILOGUE >= 3) r[i] = read_piece(added + i * 512);
     }
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i) {
-        bool stored = column < p.n && walk.row < p.m;
+        bool stored = walk.row + i < end;
         uint4 x = v[i];
-        if (KEEP_PRE && stored) ((uint4*)p.pre)[walk.at] = x;
+        if (KEEP_PRE && stored) *(uint4*)((char*)p.pre + walk.at) = x;
         if (EPILOGUE == 1 || EPILOGUE == 2) x = make_uint4(activate(x.x), activate(x.y), activate(x.z), activate(x.w));
         if (EPILOGUE == 3)
             x = make_uint4(add(x.x, r[i].x), add(x.y, r[i].y), add(x.z, r[i].z), add(x.w, r[i].w));
-        if (EPILOGUE == 4) x = drop_and_add(x, r[i], walk.turn, walk.thread, draw);
-        if (stored) ((uint4*)p.y)[walk.at] = x;
-        advance(walk, draw, 1, p.n / 8, draw.row_turn, draw.row_thread);
+        if (EPILOGUE == 4) {
+            if (walk.turn != numbers.turn) numbers = dealt(draw, walk.turn);
+            x = drop_and_add<ROUNDS>(x, r[i], numbers, walk.thread, draw);
+        }
+        if (stored) *(uint4*)((char*)p.y + walk.at) = x;
+        advance(walk, draw, 0, 2 * p.n, draw.row_turn, draw.row_thread);
     }
+}
+
+// Every `workers`-th group of rows of a tile, from group `worker` on. `handed_over` waits for a half of the tile,
+// `taken` says that it is not needed any more.
+template <u32 ROUNDS, typename HandedOver, typename Taken>
+__device__ __forceinline__ void finish_tile(u32 buffer, u32 ring, const Problem& p, const Draw& draw, Tile tile,
+                                            int worker, int workers, HandedOver handed_over, Taken taken) {
+    int lane = threadIdx.x % 32, stride = workers * GROUP_ROWS, inside = worker * GROUP_ROWS;
+    u32 pieces = stride * (p.n / 8), turns = EPILOGUE == 4 ? pieces / draw.threads : 0;
+    u64 bytes = 16 * (u64)pieces;
+    int column = tile.column + 8 * lane, end = column < p.n ? min(p.m, tile.row + BM) : 0;
+    Walk walk = walk_from(p, draw, tile.row + inside, column);
+    Dealt numbers;
+    if (EPILOGUE == 4) numbers = dealt(draw, walk.turn);
+    for (int group = 0; group < RING; ++group)
+        fetch_residual(ring, group, p, walk.row + group * stride, walk.at + group * bytes, end);
+    handed_over(0);
+    bool upper = true;
+#pragma unroll 1
+    for (int group = 0; inside < BM; ++group, inside += stride) {
+        if (upper && inside >= BM / 2) {
+            upper = false;
+            taken(0);
+            handed_over(1);
+        }
+        finish_rows<ROUNDS>(buffer, inside, ring, group, walk, numbers, p, end, draw);
+        fetch_residual(ring, group, p, walk.row + RING * stride, walk.at + RING * bytes, end);
+        advance(walk, draw, stride, bytes, turns, pieces - turns * draw.threads);
+    }
+    taken(1);
 }
 
 __device__ __forceinline__ void finish(const Shared& s, const Problem& p, int rows, int columns, u32 rank, int worker) {
-    constexpr int STRIDE = EPILOGUE_WARPS * GROUP_ROWS;
-    int lane = threadIdx.x % 32, turn = 0;
-    Draw draw = EPILOGUE == 4 ? drawn_from(p.draw, worker == 0 && lane == 0) : p.draw;
-    u32 pieces = STRIDE * (p.n / 8), turns = EPILOGUE == 4 ? pieces / draw.threads : 0;
+    int turn = 0, total = rows * columns;
+    Draw draw = EPILOGUE == 4 ? drawn_from(p.draw, worker == 0 && threadIdx.x % 32 == 0) : p.draw;
     u32 ring = s.residual + worker * RING_BYTES;
-    int total = rows * columns;
     for (int index = blockIdx.x / CLUSTER; index < total; index += gridDim.x / CLUSTER, ++turn) {
-        if (index + gridDim.x / CLUSTER >= total) break;  // the math warps finish the last tile
+        auto handed_over = [&](int half) { barrier_wait(s.tile_full + 8 * half, turn & 1); };
+        auto taken = [&](int half) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier_arrive(s.tile_empty + 8 * half);
+        };
         Tile tile = tile_at(index, rows, columns, rank);
-        int column = 8 * lane < BN ? tile.column + 8 * lane : p.n, inside = worker * GROUP_ROWS;
-        Walk walk = walk_from(p, draw, tile.row + inside, column);
-        for (int group = 0; group < RING; ++group)
-            fetch_residual(ring, group, p, walk.row + group * STRIDE, column, lane);
-        barrier_wait(s.tile_full, turn & 1);
-        bool upper = true;
-#pragma unroll 1
-        for (int group = 0; inside < BM; ++group, inside += STRIDE) {
-            if (upper && inside >= BM / 2) {
-                upper = false;
-                __syncwarp();
-                if (lane == 0) barrier_arrive(s.tile_empty);
-                barrier_wait(s.tile_full + 8, turn & 1);
-            }
-            finish_rows(s.tile, inside, ring, group, walk, p, column, lane, draw);
-            int next = inside + RING * STRIDE < BM ? walk.row + RING * STRIDE : p.m;
-            fetch_residual(ring, group, p, next, column, lane);
-            advance(walk, draw, STRIDE, pieces, turns, pieces - turns * draw.threads);
-        }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(s.tile_empty + 8);
-    }
-}
-
-// The last tile of a program: nothing is left to multiply, so its math warps finish the rows they made.
-__device__ __forceinline__ void finish_own(const Shared& s, const Problem& p, Tile tile, int part, int warp, int lane) {
-    Draw draw = EPILOGUE == 4 ? drawn_from(p.draw, false) : p.draw;
-    int first = part * (BM / 2) + warp * WARP_ROWS, column = 8 * lane < BN ? tile.column + 8 * lane : p.n;
-    u32 ring = s.x + (part * 4 + warp) * RING_BYTES;  // no tile will come into the slots again
-    Walk walk = walk_from(p, draw, tile.row + first, column);
-    for (int group = 0; group < RING; ++group)
-        fetch_residual(ring, group, p, walk.row + group * GROUP_ROWS, column, lane);
-#pragma unroll 1
-    for (int group = 0; group < WARP_ROWS / GROUP_ROWS; ++group) {
-        finish_rows(s.tile, first + group * GROUP_ROWS, ring, group, walk, p, column, lane, draw);
-        int next = group + RING < WARP_ROWS / GROUP_ROWS ? walk.row + RING * GROUP_ROWS : p.m;
-        fetch_residual(ring, group, p, next, column, lane);
-        for (int i = 0; i < GROUP_ROWS; ++i) advance(walk, draw, 1, p.n / 8, draw.row_turn, draw.row_thread);
+        // In the last tile the matrix units have no more to do, nor have the math warps.
+        if (index + gridDim.x / CLUSTER < total)
+            finish_tile<PIECES>(s.tile, ring, p, draw, tile, worker, EPILOGUE_WARPS, handed_over, taken);
+        else
+            finish_tile<0>(s.tile, ring, p, draw, tile, worker, EPILOGUE_WARPS + MATH_WARPS, handed_over, taken);
     }
 }
 
@@ -279,15 +318,16 @@ __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int 
         mma_wait(d);
         if (signals) barrier_arrive_at(s.empty + 8 * before, threadIdx.x % 128);
         barrier_wait(s.tile_empty + 8 * part, (turn & 1) ^ 1);
-        hand_over(d, s.tile + HALF_TILE * part, s.bias + ROW_BYTES * (turn % BIAS_SLOTS), warp, lane);
-        if (index + gridDim.x / CLUSTER >= rows * columns) {
-            // Both warpgroups have read the slots, which become rings.
-            asm volatile("bar.sync 1, 256;" ::: "memory");
-            finish_own(s, p, tile_at(index, rows, columns, rank), part, warp, lane);
-        } else {
-            barrier_arrive(s.tile_full + 8 * part);
-        }
+        hand_over(d, s.tile + HALF_TILE * part, s.bias + ROW_BYTES * (turn % BIAS_SLOTS), p.draw.rest, warp, lane);
+        barrier_arrive(s.tile_full + 8 * part);
     }
+    if (turn == 0) return;
+    // The last tile is finished by all warps. No tile will come into the slots again: they become rings.
+    int worker = EPILOGUE_WARPS + part * 4 + warp, last = blockIdx.x / CLUSTER + (turn - 1) * (gridDim.x / CLUSTER);
+    for (int half = 0; half < 2; ++half) barrier_wait(s.tile_full + 8 * half, (turn - 1) & 1);
+    finish_tile<0>(
+        s.tile, s.x + (part * 4 + warp) * RING_BYTES, p, EPILOGUE == 4 ? drawn_from(p.draw, false) : p.draw,
+        tile_at(last, rows, columns, rank), worker, EPILOGUE_WARPS + MATH_WARPS, [](int) {}, [](int) {});
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)

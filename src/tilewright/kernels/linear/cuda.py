@@ -21,8 +21,10 @@ Epilogue = Literal["none", "gelu", "gelu_tanh", "add", "dropout_add"]
 EPILOGUES: tuple[Epilogue, ...] = ("none", "gelu", "gelu_tanh", "add", "dropout_add")
 """By number, as the source counts them."""
 SOURCE = Path(__file__).parent / "cuda.cu"
-ROWS, DEPTH = 128, 64
+ROWS, COLUMNS, DEPTH = 128, 256, 64
 """Of a program's tile, and of a step along K."""
+STAGES = 3
+"""Slots of the ring of steps."""
 CLUSTER = 2
 """Programs that share columns of the result."""
 VECTOR = 8
@@ -31,11 +33,10 @@ VECTOR = 8
 
 @dataclass(frozen=True)
 class Shape:
-    """One build of the kernel: the wider its tile, the fewer bytes a product moves and the fewer warps fit."""
+    """One build of the kernel: the narrower its product instructions, the more warps fit, and the more is read."""
 
     columns: int
-    stages: int
-    """Slots of the ring of steps."""
+    """Of the result of a product instruction."""
     epilogue_warps: int
     ring_rows: int
     """Rows of the residual on their way to an epilogue warp."""
@@ -48,14 +49,14 @@ class Shape:
     @property
     def shared_bytes(self) -> int:
         """The ring, the hand-over buffer, residuals, the biases of the tiles under way, and barriers."""
-        ring = self.stages * (ROWS + self.columns) * DEPTH * 2
+        ring = STAGES * (ROWS + COLUMNS) * DEPTH * 2
         residuals = self.epilogue_warps * self.ring_rows * 512
-        biases = (self.stages + 1) * self.columns * 2
-        return ring + ROWS * self.columns * 2 + residuals + biases + 8 * (2 * self.stages + 4)
+        biases = (STAGES + 1) * COLUMNS * 2
+        return ring + ROWS * COLUMNS * 2 + residuals + biases + 8 * (2 * STAGES + 4)
 
 
-WIDE = Shape(columns=256, stages=3, epilogue_warps=3, ring_rows=8)
-NARROW = Shape(columns=192, stages=4, epilogue_warps=7, ring_rows=4)
+WIDE = Shape(columns=256, epilogue_warps=3, ring_rows=8)
+NARROW = Shape(columns=128, epilogue_warps=7, ring_rows=4)
 
 
 class Draw(ctypes.Structure):
@@ -67,11 +68,40 @@ class Draw(ctypes.Structure):
         ("state", ctypes.c_void_p),
         ("captured", ctypes.c_uint32),
         ("limit", ctypes.c_uint32),
-        ("scale", ctypes.c_float),
+        ("rest", ctypes.c_float),
+        ("factor", ctypes.c_uint32),
         ("threads", ctypes.c_uint32),
         ("row_turn", ctypes.c_uint32),
         ("row_thread", ctypes.c_uint32),
     )
+
+
+@functools.cache
+def factors(scale: float, dtype: torch.dtype) -> tuple[float, int] | None:
+    """1 / (1 - p) as a product: what sums are multiplied by, at most 1, and the bits of a 16-bit value, rounded up.
+
+    So nothing overflows that eager leaves finite. None where the dtype holds no such value.
+
+    >>> factors(1.25, torch.float16), factors(1e5, torch.float16)
+    ((1.0, 15616), None)
+    """
+    wide = torch.tensor(scale, dtype=torch.float32)
+    narrow = wide.to(dtype)
+    if narrow.float() < wide:
+        narrow = torch.nextafter(narrow, torch.tensor(torch.inf, dtype=dtype))
+    if narrow.isinf():
+        return None
+    return (wide / narrow.float()).item(), int(narrow.view(torch.int16).item()) & 0xFFFF
+
+
+def rounds_by_pieces(k: int) -> int:
+    """How many of the ten Philox rounds multiply in instructions that leave the matrix units alone.
+
+    They are ten in place of one, so there must be time for them: 1024 cycles for each 64 of k. On an H200 none, three
+    and eight rounds take 200, 219 and 266 µs at 16384x3072x768, 1843, 1830 and 1657 at 8192x16384x4096, 1642, 1621
+    and 1579 at 8192x4096x16384. The first two rounds hardly multiply.
+    """
+    return 8 if k >= 4096 else 0
 
 
 class Problem(ctypes.Structure):
@@ -98,7 +128,7 @@ def refuses(x: torch.Tensor, weight: torch.Tensor) -> str | None:
         return "the matrix instructions are those of compute capability 9.0"
     if m == 0 or n == 0 or k == 0 or n % VECTOR or k % VECTOR:
         return f"{m}x{n}x{k}: rows must be multiples of 16 bytes"
-    if max(m, n, k) >= 2**31 - ROWS * CLUSTER or m * n >= 2**32 * VECTOR:
+    if max(m, k) >= 2**31 - ROWS * CLUSTER or n >= 2**28 or m * n >= 2**32 * VECTOR:
         return f"{m}x{n}x{k}: more than 32-bit tile coordinates and counts of vectors hold"
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
         return "the package cuda-bindings is not installed"
@@ -128,8 +158,9 @@ def linear(
     y = x.new_empty(m, n)
     pre = torch.empty_like(y) if keep else x.new_empty(0)
     problem = Problem(m, n, x.shape[1], y.data_ptr(), _address(pre), _address(bias), _address(residual), draw or Draw())
+    pieces = rounds_by_pieces(x.shape[1]) if epilogue == "dropout_add" else 0
     with current(x):
-        built = _built(shape, epilogue, bias is not None, keep, x.dtype, x.device.index)
+        built = _built(shape, epilogue, bias is not None, keep, x.dtype, pieces, x.device.index)
         _launch(built, shape, x, weight, problem)
     return y, pre
 
@@ -144,22 +175,25 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def definitions(
-    shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype
+    shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: int = 0
 ) -> tuple[tuple[str, int], ...]:
     """The settings that the source names at its top."""
     settings = {
         "COLUMNS": shape.columns,
-        "STAGES": shape.stages,
+        "STAGES": STAGES,
         "EPILOGUE": EPILOGUES.index(epilogue),
         "BIAS": int(bias),
         "KEEP_PRE": int(keep),
         "HALF": int(dtype == torch.float16),
+        "PIECES": pieces,
     }
     return tuple(settings.items())
 
 
 @functools.cache
-def _built(shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, device: int) -> Kernel:
+def _built(
+    shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: int, device: int
+) -> Kernel:
     return kernel(
         SOURCE,
         "linear_epilogue",
@@ -168,7 +202,7 @@ def _built(shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torc
         threads=shape.threads,
         shared_bytes=shape.shared_bytes,
         cluster=CLUSTER,
-        definitions=definitions(shape, epilogue, bias, keep, dtype),
+        definitions=definitions(shape, epilogue, bias, keep, dtype, pieces),
     )
 
 
@@ -204,8 +238,8 @@ def _clusters(device: int) -> int:
 
 def _launch(built: Kernel, shape: Shape, x: torch.Tensor, weight: torch.Tensor, problem: Problem) -> None:
     x_map = _tensor_map(x.data_ptr(), *x.shape, ROWS, x.dtype)
-    w_map = _tensor_map(weight.data_ptr(), *weight.shape, shape.columns // CLUSTER, weight.dtype)
-    tiles = -(-problem.m // (ROWS * CLUSTER)) * -(-problem.n // shape.columns)
+    w_map = _tensor_map(weight.data_ptr(), *weight.shape, COLUMNS // CLUSTER, weight.dtype)
+    tiles = -(-problem.m // (ROWS * CLUSTER)) * -(-problem.n // COLUMNS)
     addresses = (ctypes.c_void_p * 3)(int(x_map.getPtr()), int(w_map.getPtr()), ctypes.addressof(problem))
     grid = CLUSTER * min(tiles, _clusters(built.device))
     built.launch(grid, 1, 1, torch.cuda.current_stream().cuda_stream, ctypes.addressof(addresses))

@@ -1,6 +1,11 @@
 // What follows the product, on pairs of 16-bit values: GELU, and dropout with eager's own mask.
 //
 // EPILOGUE and HALF are set before this is included.
+//
+// Measured on an H200 beside an endless m64n256k16: while the matrix units work, a quarter of a multiprocessor takes
+// one other instruction of a unit in about 4.5 cycles, and so few instructions are what counts. A product of 32-bit
+// numbers with both words of its result takes 24 cycles and stops the matrix units for 6 of them; of the others here
+// only fp32 ones that come in a row stop them, for a cycle each.
 
 #pragma once
 
@@ -13,7 +18,8 @@ struct Draw {
     u64* state;           // seed and offset for the backward
     u32 captured;
     u32 limit;            // kept if the drawn word is at most this
-    float scale;          // 1 / (1 - p)
+    float rest;           // what 1 / (1 - p) is times `factor`, at most 1
+    u32 factor;           // 1 / (1 - p) in the result's dtype, rounded up
     u32 threads;          // of eager's launch
     u32 row_turn, row_thread;  // N / 8 divided by `threads`: quotient and remainder
 };
@@ -40,6 +46,8 @@ __device__ __forceinline__ float2 unpack(u32 pair) {
     return values;
 }
 
+constexpr float ERF0 = -2.29881136f, ERF1 = -0.109073853f, ERF2 = 1.39964901e-3f, ERF3 = -1.25210330e-5f;
+
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -51,22 +59,20 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
-// x Φ(x). With s = |x| and t = 1 / (1 + 0.375 s), Φ(-s) = exp(-s²/2) · (p₁t + … + p₅t⁵), the shape of
-// Abramowitz and Stegun 7.1.26 with the terms of kernels/activation/formulas.py, within 2.9e-5 of Φ(-s).
+// x Φ(x) = x / (1 + exp₂(-x P(x²))): the log-odds of Φ are an odd function, here a cubic P fitted to the least
+// relative error down to x = -5.5, 1.7e-3 (half a bf16 ulp is 2e-3). The absolute error is 1.2e-4 at most.
 __device__ __forceinline__ float gelu_erf(float x) {
-    float t = reciprocal(fmaf(0.375f, fabsf(x), 1.0f));
-    float p = fmaf(t, -0.09098558f, 0.20104400f);
-    p = fmaf(t, p, 0.08297359f);
-    p = fmaf(t, p, 0.15792019f);
-    p = fmaf(t, p, 0.14904112f);
-    float tail = t * p * exp2_fast(x * x * -0.72134752f);
-    return x * (x < 0.0f ? tail : 1.0f - tail);
+    float s = x * x;
+    float p = fmaf(s, ERF3, ERF2);
+    p = fmaf(s, p, ERF1);
+    p = fmaf(s, p, ERF0);
+    return x * reciprocal(1.0f + exp2_fast(x * p));
 }
 
 // x/2 (1 + tanh u) = x / (1 + exp(-2u)), which keeps its digits where tanh u is near -1.
 __device__ __forceinline__ float gelu_tanh(float x) {
-    float u = x * fmaf(x * x, 0.044715f * 0.79788456f, 0.79788456f);
-    return x * reciprocal(1.0f + exp2_fast(u * -2.88539008f));
+    constexpr float SCALE = -2.0f * 0.79788456f * 1.44269504f;
+    return x * reciprocal(1.0f + exp2_fast(x * fmaf(x * x, 0.044715f * SCALE, SCALE)));
 }
 
 // Low and high word in one instruction; the compiler takes two for a product of 64-bit numbers.
@@ -77,16 +83,52 @@ __device__ __forceinline__ uint2 multiply_wide(u32 a, u32 b) {
     return words;
 }
 
-// Philox4x32 with ten rounds (Salmon et al. 2011) as cuRAND counts: key = seed, counter = (call, thread).
-__device__ __forceinline__ uint4 philox(u64 seed, u64 call, u32 thread) {
-    uint4 c = make_uint4((u32)call, (u32)(call >> 32), thread, 0);
+__device__ __forceinline__ u32 dot_of_halves(u32 halves, u32 bytes, u32 sum) {
+    u32 dot;
+    asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(dot) : "r"(halves), "r"(bytes), "r"(sum));
+    return dot;
+}
+
+// The same product in ten instructions, none of which stops the matrix units: x by 16 bits times M by bytes.
+template <u32 M>
+__device__ __forceinline__ uint2 multiply_by_pieces(u32 x) {
+    constexpr u32 M0 = M & 255, M1 = M >> 8 & 255, M2 = M >> 16 & 255, M3 = M >> 24;
+    u32 carry = (x & 0xFFFF) * (M & 0xFFFF) >> 16;
+    carry = dot_of_halves(x, M2 | M0 << 8, carry) >> 8;
+    carry = dot_of_halves(x, M3 | M1 << 8, carry) >> 8;
+    return make_uint2(x * M, (x >> 16) * (M >> 16) + carry);
+}
+
+// One round of Philox4x32 (Salmon et al. 2011).
+template <bool BY_PIECES>
+__device__ __forceinline__ uint4 philox_round(uint4 c, u32 k0, u32 k1) {
+    constexpr u32 A = 0xD2511F53u, B = 0xCD9E8D57u;
+    uint2 a = BY_PIECES ? multiply_by_pieces<A>(c.x) : multiply_wide(c.x, A);
+    uint2 b = BY_PIECES ? multiply_by_pieces<B>(c.z) : multiply_wide(c.z, B);
+    return make_uint4(b.y ^ c.y ^ k0, b.x, a.y ^ c.w ^ k1, a.x);
+}
+
+// What the first two of ten rounds owe to the key and to the call's number, which is the same for `threads` pieces
+// of the result: the counter is (call, thread) as cuRAND counts.
+struct Call {
+    u32 s, p, q, r;
+};
+
+__device__ __forceinline__ Call call_of(u64 seed, u64 call) {
     u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+    uint2 a = multiply_wide((u32)call, 0xD2511F53u), b = multiply_wide(a.y ^ k1, 0xCD9E8D57u);
+    return {(u32)(call >> 32) ^ k0, b.y ^ (k0 + 0x9E3779B9u), b.x, a.x ^ (k1 + 0xBB67AE85u)};
+}
+
+// `product` is the thread's number times the second multiplier; ROUNDS rounds multiply by pieces.
+template <u32 ROUNDS>
+__device__ __forceinline__ uint4 philox(u64 seed, const Call& call, uint2 product) {
+    uint2 a = multiply_wide(product.y ^ call.s, 0xD2511F53u);
+    uint4 c = make_uint4(call.p ^ product.x, call.q, a.y ^ call.r, a.x);
 #pragma unroll
-    for (int round = 0; round < 10; ++round) {
-        uint2 a = multiply_wide(c.x, 0xD2511F53u), b = multiply_wide(c.z, 0xCD9E8D57u);
-        c = make_uint4(b.y ^ c.y ^ k0, b.x, a.y ^ c.w ^ k1, a.x);
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+    for (u32 round = 2; round < 10; ++round) {
+        u32 k0 = (u32)seed + round * 0x9E3779B9u, k1 = (u32)(seed >> 32) + round * 0xBB67AE85u;
+        c = round < 2 + ROUNDS ? philox_round<true>(c, k0, k1) : philox_round<false>(c, k0, k1);
     }
     return c;
 }
@@ -96,21 +138,51 @@ __device__ __forceinline__ u32 activate(u32 pair) {
     return EPILOGUE == 1 ? pack(gelu_erf(v.x), gelu_erf(v.y)) : pack(gelu_tanh(v.x), gelu_tanh(v.y));
 }
 
-__device__ __forceinline__ u32 add(u32 pair, u32 residual) {
-    float2 v = unpack(pair), r = unpack(residual);
-    return pack(v.x + r.x, v.y + r.y);
+// On pairs, rounded once.
+__device__ __forceinline__ u32 add(u32 pair, u32 other) {
+    u32 sum;
+#if HALF
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(pair), "r"(other));
+#else
+    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(pair), "r"(other));
+#endif
+    return sum;
+}
+
+__device__ __forceinline__ u32 multiply_add(u32 pair, u32 factors, u32 other) {
+    u32 sum;
+#if HALF
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(pair), "r"(factors), "r"(other));
+#else
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(pair), "r"(factors), "r"(other));
+#endif
+    return sum;
 }
 
 // A dropped value is multiplied by zero, as eager does, so that its NaN and Inf show.
 __device__ __forceinline__ u32 drop_and_add(u32 pair, u32 residual, u32 word0, u32 word1, const Draw& draw) {
-    float2 v = unpack(pair), r = unpack(residual);
-    return pack(fmaf(v.x, word0 <= draw.limit ? draw.scale : 0.0f, r.x),
-                fmaf(v.y, word1 <= draw.limit ? draw.scale : 0.0f, r.y));
+    u32 factors;
+    asm("{\n.reg .pred low, high;\nsetp.le.u32 low, %1, %3;\nsetp.le.u32 high, %2, %3;\n"
+        "selp.b32 %0, %4, 0, low;\n@high or.b32 %0, %0, %5;\n}"
+        : "=&r"(factors) : "r"(word0), "r"(word1), "r"(draw.limit), "r"(draw.factor), "r"(draw.factor << 16));
+    return multiply_add(pair, factors, residual);
 }
 
-__device__ __forceinline__ uint4 drop_and_add(uint4 v, uint4 r, u32 turn, u32 thread, const Draw& draw) {
+// The two calls of one of eager's turns.
+struct Dealt {
+    u32 turn;
+    Call first, second;
+};
+
+__device__ __forceinline__ Dealt dealt(const Draw& draw, u32 turn) {
     u64 call = draw.offset / 4 + (u64)turn * 2;
-    uint4 a = philox(draw.seed, call, thread), b = philox(draw.seed, call + 1, thread);
+    return {turn, call_of(draw.seed, call), call_of(draw.seed, call + 1)};
+}
+
+template <u32 ROUNDS>
+__device__ __forceinline__ uint4 drop_and_add(uint4 v, uint4 r, const Dealt& d, u32 thread, const Draw& draw) {
+    uint2 product = multiply_wide(thread, 0xCD9E8D57u);
+    uint4 a = philox<ROUNDS>(draw.seed, d.first, product), b = philox<ROUNDS>(draw.seed, d.second, product);
     return make_uint4(drop_and_add(v.x, r.x, a.x, a.y, draw), drop_and_add(v.y, r.y, a.z, a.w, draw),
                       drop_and_add(v.z, r.z, b.x, b.y, draw), drop_and_add(v.w, r.w, b.z, b.w, draw));
 }

@@ -1,6 +1,7 @@
 // Hopper's instructions as functions: clusters, barriers in shared memory, bulk tensor copies, matrix products.
 //
-// COLUMNS (256 or 192) and HALF (fp16, otherwise bf16) are set before this is included.
+// COLUMNS (of the result of a product instruction, 256 or 128) and HALF (fp16, otherwise bf16) are set before this is
+// included.
 
 #pragma once
 
@@ -72,6 +73,12 @@ __device__ __forceinline__ void copy_tile_to_all(u32 to, const TensorMap* map, u
         "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(everyone) : "memory");
 }
 
+// Of a tile that is needed later, into L2.
+__device__ __forceinline__ void prefetch_tile(const TensorMap* map, int column, int row) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
+                 : "memory");
+}
+
 __device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 nbytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(nbytes), "r"(barrier) : "memory");
@@ -82,27 +89,28 @@ __device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.
 // d[64, COLUMNS] += a[64, 16] · b[COLUMNS, 16]ᵀ, or = where not `accumulate`; four registers for each eight columns.
 #define OUT4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define OUT16(i) OUT4(i), OUT4(i + 4), OUT4(i + 8), OUT4(i + 12)
-#define OUT96 OUT16(0), OUT16(16), OUT16(32), OUT16(48), OUT16(64), OUT16(80)
-#define NAMES96 \
+#define OUT64(i) OUT16(i), OUT16(i + 16), OUT16(i + 32), OUT16(i + 48)
+#define NAMES64 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #if COLUMNS == 256
-#define OUT OUT96, OUT16(96), OUT16(112)
-#define NAMES NAMES96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+#define OUT(i) OUT64(i), OUT64(i + 64)
+#define NAMES NAMES64 ", " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define OPERANDS "%128, %129"
 #define FLAG "%130"
 #define SHAPE "m64n256k16"
 #else
-#define OUT OUT96
-#define NAMES NAMES96
-#define OPERANDS "%96, %97"
-#define FLAG "%98"
-#define SHAPE "m64n192k16"
+#define OUT(i) OUT64(i)
+#define NAMES NAMES64
+#define OPERANDS "%64, %65"
+#define FLAG "%66"
+#define SHAPE "m64n128k16"
 #endif
 #if HALF
 #define TYPES "f16.f16"
@@ -110,20 +118,29 @@ __device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.
 #define TYPES "bf16.bf16"
 #endif
 
-__device__ __forceinline__ void mma(float (&d)[COLUMNS / 2], u64 a, u64 b, int accumulate) {
+template <int FIRST>
+__device__ __forceinline__ void mma_from(float (&d)[128], u64 a, u64 b, int accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred add;\n"
         "setp.ne.b32 add, " FLAG ", 0;\n"
         "wgmma.mma_async.sync.aligned." SHAPE ".f32." TYPES " {" NAMES "}, " OPERANDS ", add, 1, 1, 0, 0;\n"
         "}"
-        : OUT
+        : OUT(FIRST)
         : "l"(a), "l"(b), "r"(accumulate));
 }
 
+// 256 columns, by one instruction or two; 128 rows of b are 16384 bytes.
+__device__ __forceinline__ void mma(float (&d)[128], u64 a, u64 b, int accumulate) {
+    mma_from<0>(d, a, b, accumulate);
+#if COLUMNS == 128
+    mma_from<64>(d, a, b + 1024, accumulate);
+#endif
+}
+
 // Until all is done; d is named so that no read of it moves ahead.
-__device__ __forceinline__ void mma_wait(float (&d)[COLUMNS / 2]) {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" : OUT::"memory");
+__device__ __forceinline__ void mma_wait(float (&d)[128]) {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : OUT64(0), OUT64(64)::"memory");
 }
 
 __device__ __forceinline__ void mma_wait_one() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
