@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,12 @@ import torch
 
 from tests.kernels import philox
 from tilewright.kernels.attention import attention, reference
+from tilewright.kernels.attention.registered import attend
 from tilewright.measure.contract import compare
 from tilewright.records.measurement import Verified
+
+Way = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""Called as `attention` with `return_lse`."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class Call:
     """`boolean`, `additive`, `keys` (boolean, of keys alone), `rows` (some queries see nothing)."""
     slopes: bool = False
     layout: str = "heads"
-    """`heads`: [B, H, S, D]; `positions`: [B, S, H, D]; `misaligned`: begins at an odd element; `last`: D first."""
+    """`heads`: [B, H, S, D]; `positions`: [B, S, H, D]; `misaligned`: begins at an odd element; `last`: D first;
+    `repeated`: one head of k and v seen as several."""
     outliers: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -53,6 +58,8 @@ class Call:
             (self.batch, self.kv_heads, self.keys, value_size),
         ]
         tensors = [self._laid(shape, device, generator).requires_grad_() for shape in shapes]
+        if self.layout == "repeated":
+            tensors[1:] = [x.detach()[:, :1].expand(x.shape).requires_grad_() for x in tensors[1:]]
         options = dict(self.options)
         scores = (self.batch, self.heads, self.queries, self.keys)
         if self.mask == "additive":
@@ -79,7 +86,7 @@ class Call:
         return values
 
 
-def judged(call: Call, device: torch.device, seed: int = 0) -> list[Verified]:
+def judged(call: Call, device: torch.device, seed: int = 0, way: Way = attention) -> list[Verified]:
     """One row for the output, the log-sum-exp and each gradient of `call` on `device`."""
     tensors, options = call.inputs(device, seed)
     kept = None
@@ -88,7 +95,7 @@ def judged(call: Call, device: torch.device, seed: int = 0) -> list[Verified]:
     if options.get("dropout_p"):
         kept = drawn(call, device, seed + 7)
         generator.manual_seed(seed + 7)
-    out, lse = attention(*tensors, return_lse=True, **options)
+    out, lse = way(*tensors, return_lse=True, **options)
     draw = torch.Generator(device).manual_seed(seed + 1)
     dout = torch.randn(out.shape, device=device, generator=draw).to(call.dtype)
     ours = [out, lse, *torch.autograd.grad(out, tensors, dout)]
@@ -130,6 +137,15 @@ def drawn(call: Call, device: torch.device, seed: int) -> torch.Tensor:
     return torch.tensor(kept, dtype=torch.bool, device=device).view(*shape, -1)[..., : call.keys]
 
 
-def wrong(call: Call, device: torch.device, seed: int = 0) -> list[Verified]:
+def wrong(call: Call, device: torch.device, seed: int = 0, way: Way = attention) -> list[Verified]:
     """The rows of `judged` that break the contract."""
-    return [row for row in judged(call, device, seed) if not row.ok]
+    return [row for row in judged(call, device, seed, way) if not row.ok]
+
+
+def portable(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, return_lse: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attention` by the kernels for any GPU, wherever it is called."""
+    scale, right = q.shape[3] ** -0.5, 0 if causal else None
+    out, lse, *_ = attend(q, k, v, *[None] * 4, scale, None, right, 0.0, 0.0, 0, 0, False, "triton")
+    return out, lse

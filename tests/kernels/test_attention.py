@@ -153,12 +153,27 @@ def test_a_bench_is_told_why_the_kernels_for_hopper_refuse(monkeypatch: pytest.M
     dispatch.chosen.cache_clear()
 
 
-def test_the_truth_of_the_suites_by_head_is_the_formula() -> None:
-    (q, k, v), _ = Call(dtype=torch.float64, batch=2, heads=4, kv_heads=2, queries=50).inputs(CPU)
-    whole, parts = reference.attention(q, k, v, causal=True)[0], reference.by_head(q, k, v, True)
+@pytest.mark.parametrize("most", [1500, 10000, 2**27])
+@pytest.mark.parametrize("lengths", [(50, 50), (50, 37), (33, 50)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_truth_of_the_suites_in_pieces_is_the_formula(
+    causal: bool, lengths: tuple[int, int], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Call(dtype=torch.float64, batch=3, heads=6, kv_heads=3, queries=lengths[0], keys=lengths[1])
+    (q, k, v), _ = call.inputs(CPU)
+    whole = reference.attention(q, k, v, causal=causal)[0]
+    monkeypatch.setattr(reference, "MOST_SCORES", most)
+    parts = reference.by_piece(q, k, v, causal)
     torch.testing.assert_close(parts, whole)
     dout = torch.randn_like(whole)
     torch.testing.assert_close(*(torch.autograd.grad(out, (q, k, v), dout) for out in (parts, whole)))
+
+
+def test_pieces_of_a_long_cache_repeat_few_of_its_keys() -> None:
+    q, k = (torch.empty(8, heads, length, 128, device="meta") for heads, length in ((64, 1), (8, 131072)))
+    pieces = list(reference._pieces(q, k, False))
+    assert len(pieces) == 64
+    assert max(k[shared].numel() * 8 for _, shared in pieces) <= reference.MOST_SCORES
 
 
 def test_blocks_are_cut_down_to_the_shared_memory_there_is() -> None:
@@ -170,6 +185,52 @@ def test_blocks_are_cut_down_to_the_shared_memory_there_is() -> None:
     assert fitting(wide, 512, 512, 98304) == wide._replace(stages=1)
     assert fitting(wide, 512, 512, 65536) == wide._replace(queries=64, stages=1)
     assert fitting(wide, 512, 512, 1) == wide._replace(queries=16, keys=16, stages=1)
+
+
+def test_narrow_tiles_are_widened_where_elements_come_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewright.kernels.attention import triton_plan
+    from tilewright.kernels.attention.registered import request_of
+
+    monkeypatch.setattr(triton_plan, "_has_bulk_copies", lambda _: True)
+
+    def widths(head_size: int, value_size: int, sequences: int) -> tuple[int, int]:
+        q, v = (torch.empty(2, 3, 64, size, dtype=torch.bfloat16) for size in (head_size, value_size))
+        request = request_of(q, q, v, *[None] * 4, 1.0, None, None, 0.0, 0.0, 0, 0, False)
+        return triton_plan.widths_of(request._replace(sequences=sequences))
+
+    assert widths(32, 16, 0) == widths(32, 16, 5) == (32, 16)
+    assert widths(40, 24, 0) == (64, 32)
+    assert widths(40, 24, 5) == (64, 64)
+    assert widths(128, 20, 5) == (128, 64)
+
+
+def test_a_cache_is_split_into_as_many_parts_as_fill_the_gpu() -> None:
+    from tilewright.kernels.attention.decode import _parts
+
+    # Steps of keys, lanes → programs, on the 132 multiprocessors of an H200.
+    programs = {(64, 64): 256, (2048, 64): 256, (64, 512): 1024, (2048, 1): 128, (1, 1): 1, (1, 500): 500}
+    for (steps, lanes), count in programs.items():
+        assert _parts(steps, lanes, 132) * lanes == count
+
+
+def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition() -> None:
+    pytest.importorskip("triton")
+    from tilewright.kernels.attention import decode, triton_decode
+
+    kernel, blocks = triton_decode.decode, decode.BLOCKS[128]
+    types = {argument: "i32" for argument in kernel.arg_names} | {"factor": "fp32", "softcap": "fp32"}
+    types |= {argument: "*bf16" for argument in ("q", "k", "v", "out")}
+    types |= {"lse": "*fp32", "scratch": "*fp32", "arrived": "*i32"}
+    constants: dict[str, object] = {"mask": None, "slopes": None, "head_size": 128, "value_size": 128, "MASK": "none"}
+    constants |= dict.fromkeys(("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "DESCRIBED"), False)
+    constants |= {"PRECISION": "ieee", "WHOLE": True, "ROWS": 16, "PARTS": 4}
+    constants |= {"BLOCK_K": blocks.keys, "WIDTH": 128, "VALUE_WIDTH": 128}
+    aligned = [x for x in kernel.arg_names if x.endswith(("_place", "_head", "_batch"))]
+    code = compiled(kernel, types, constants, aligned, blocks.warps, blocks.stages)
+    assert "cp.async.cg.shared.global" in code.asm["ptx"]
+    assert "atom.global.gpu.acq_rel.add" in code.asm["ptx"]
+    assert spilled(code) == 0
+    assert decode.RESIDENT * code.metadata.shared < 227 * 1024
 
 
 NONE = ("mask", "slopes", "starts_q", "starts_k", "state", "level", "dlse")
@@ -204,6 +265,7 @@ def built(name: str, width: int) -> Any:
         "DESCRIBED": True,
         "DK": True,
         "DV": True,
+        "OWN_DELTA": False,
     }
     constants |= {"BLOCK_Q": blocks.queries, "BLOCK_K": blocks.keys, "WIDTH": width, "VALUE_WIDTH": width}
     constants |= {"head_size": width, "value_size": width}

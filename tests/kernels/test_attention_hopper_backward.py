@@ -12,27 +12,29 @@ from tests.kernels.hopper import assembled
 from tilewright.kernels.attention import hopper_backward
 from tilewright.kernels.attention.request import Request
 
+SHAPES = (*hopper_backward.SHAPES.values(), hopper_backward.SHORT)
 SHARED_LIMIT = 232448
 """Bytes of shared memory that a program can have on compute capability 9.0."""
 
 
-@pytest.mark.parametrize("shape", hopper_backward.SHAPES.values(), ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_run_ahead_and_registers_suffice(shape: hopper_backward.Shape, tmp_path: Path) -> None:
     """The assembler makes matrix instructions wait for each other where it cannot follow the pipeline."""
     for banded, dtype in ((False, torch.bfloat16), (True, torch.float16)):
         found = assembled(shape.source, shape.definitions(banded, dtype), tmp_path)
         assert found["serialized"] == 0
-        assert found["spilled"] <= (0 if shape.cluster == 1 else 96)
+        # By the thread that starts copies, which has 24 registers.
+        assert found["spilled"] <= 48
 
 
-@pytest.mark.parametrize("shape", hopper_backward.SHAPES.values(), ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_programs_fit(shape: hopper_backward.Shape) -> None:
     assert shape.shared_bytes <= SHARED_LIMIT
 
 
 def test_arguments_lie_as_the_source_declares_them() -> None:
-    assert ctypes.sizeof(hopper_backward.Problem) == 64
-    assert hopper_backward.Problem.queries.offset == 24
+    assert ctypes.sizeof(hopper_backward.Problem) == 80
+    assert hopper_backward.Problem.queries.offset == 32
 
 
 def test_the_cpu_is_refused() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -199,3 +203,17 @@ def test_a_plan_made_while_a_graph_is_captured() -> None:
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
     assert not hopper_forward._ORDERS
     hopper_forward._ORDERS.update(kept)
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_by_the_assembler_of_cuda(head_size: int, tmp_path: Path) -> None:
+    """Triton brings an assembler of its own; that of the CUDA toolkit must make of the kernels what it does."""
+    assembler = Path("/usr/local/cuda/bin/ptxas")
+    if not assembler.exists():
+        pytest.skip("there is no CUDA toolkit here")
+    environment = {**os.environ, "TRITON_PTXAS_PATH": str(assembler), "TRITON_CACHE_DIR": str(tmp_path)}
+    name = f"{__file__}::test_the_contract_is_kept[{head_size}-(1025, 1025)-(None, 0)]"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    assert any(tmp_path.rglob("*.cubin"))

@@ -49,6 +49,16 @@ def test_the_numbers_contract(call: Call) -> None:
     assert wrong(call, CPU) == []
 
 
+@pytest.mark.parametrize(("seed", "sizes"), [(2, (64, 64)), (4, (192, 16)), (11, (64, 64))], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_weights_of_nearly_one_have_gradients_of_nearly_zero(
+    dtype: torch.dtype, seed: int, sizes: tuple[int, int]
+) -> None:
+    widths = {"head_size": sizes[0], "value_size": sizes[1]}
+    call = Call(heads=4, queries=1, keys=3, dtype=dtype, outliers=True, options={"causal": True}, **widths)
+    assert wrong(call, CPU, seed) == []
+
+
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (3, 5)}], ids=str)
 def test_packed_sequences_are_each_their_own(options: dict[str, object]) -> None:
     torch.manual_seed(0)
@@ -90,6 +100,17 @@ def test_a_kind_of_call_that_is_remembered_gives_the_same() -> None:
     )
     with torch.no_grad():
         assert torch.equal(attention(shifted.copy_(tensors[0]), *tensors[1:], **options), results[0][0])
+
+
+def test_a_log_sum_exp_that_was_asked_for_is_not_written_over() -> None:
+    tensors, _ = Call().inputs(CPU)
+    with torch.no_grad():
+        lse = [attention(*tensors, return_lse=True)[1] for _ in range(2)][1]
+        kept = lse.clone()
+        assert torch.equal(
+            attention(*(2 * x for x in tensors)), attention(*(2 * x for x in tensors), return_lse=True)[0]
+        )
+    assert torch.equal(lse, kept)
 
 
 def test_a_second_derivative_is_refused_not_left_out() -> None:

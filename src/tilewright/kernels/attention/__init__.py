@@ -15,6 +15,7 @@ from tilewright.kernels.device import DTYPES, interpreted
 MOST_WIDTH = 256
 _DEVICES = ("cuda", "cpu") if interpreted() else ("cuda",)
 """Where the kernels run; a constant, since `torch.compile` cannot trace the question."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def attention(
@@ -88,8 +89,7 @@ def attention(
         key = direct.key_of(q, k, v, left, right, scale, softcap, deterministic)
         course = direct.kept(key, q, k, v)
         if course is not None:
-            results = direct.run(course, q, k, v)
-            return results if return_lse else results[0]
+            return direct.run(course, q, k, v, return_lse)
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         if cu_seqlens_q is None or cu_seqlens_k is None or q.dim() != 3 or mask is not None:
             raise ValueError(
@@ -112,6 +112,8 @@ def attention(
         lanes = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
         slopes = _expanded("alibi_slopes", slopes, (lanes, q.shape[1])).to(torch.float32).contiguous()
     ours = q.dtype in DTYPES and q.device.type in _DEVICES and max(q.shape[3], v.shape[3]) <= MOST_WIDTH
+    # One query times a matrix is summed in trees by PyTorch, which is more exact in fp32 than our chains of products.
+    ours = ours and not (q.dtype == torch.float32 and q.shape[2] == 1 and cu_seqlens_q is None)
     if not ours or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (mask, slopes))):
         out, lse = plain.attention(
             q, k, v, cu_seqlens_q, cu_seqlens_k, (left, right), scale, softcap, mask, slopes, dropout_p, return_lse
@@ -129,11 +131,11 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def _unseen(*tensors: torch.Tensor) -> bool:
+def _unseen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether these are plain tensors, and only autograd sees what is done with them."""
     if torch.compiler.is_compiling() or watched():
         return False
-    return all(type(x) is torch.Tensor or type(x) is torch.nn.Parameter for x in tensors)
+    return type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
 
 
 def _longest(starts: torch.Tensor) -> int:

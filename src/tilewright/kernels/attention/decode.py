@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 import triton
 
+from tilewright.kernels import nvrtc
 from tilewright.kernels.attention import triton_decode
 from tilewright.kernels.attention.request import Operands, Request, Strides, strides_of
 from tilewright.kernels.attention.triton_plan import (
@@ -16,6 +18,7 @@ from tilewright.kernels.attention.triton_plan import (
     boxes_of,
     constants_of,
     factors_of,
+    fetches_in_vectors,
     fitting,
     shared_bytes,
     widths_of,
@@ -26,13 +29,14 @@ MOST_ROWS = 64
 """Queries of all heads that share keys: one tile of them is held in registers."""
 LEAST_KEYS = 512
 MOST_PARTS = 128
+LEAST_ARRIVALS = 1024
 BLOCKS = {64: Blocks(0, 128, 4, 3), 128: Blocks(0, 64, 4, 3), 256: Blocks(0, 64, 4, 2)}
 """By head size, padded."""
 INTERPRETED = Blocks(0, 16, 4, 1)
-RESIDENT = 2
-"""Programs of a multiprocessor at once."""
-PART_COST = 2
-"""What beginning and ending a part costs, in steps of keys."""
+RESIDENT, SATURATING = 3, 2
+"""Programs of a multiprocessor at once, and as many as keep its share of the memory busy."""
+PART_COST, JOIN_COST = 2.0, 0.125
+"""What beginning and ending a part costs, and what joining it to the others does, in steps of keys."""
 
 
 def supports(request: Request) -> str | None:
@@ -52,16 +56,26 @@ def supports(request: Request) -> str | None:
 
 def forward(request: Request, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Fill `out` and `lse`."""
-    split, joined, parts = _plans(request, strides_of(out), strides_of(operands.mask))
+    _run(*_plan(request, strides_of(out), strides_of(operands.mask)), request, operands, out, lse)
+
+
+def bound(request: Request, strides: Strides) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
+    """`forward` of a request without a mask, whose results have these strides."""
+    return functools.partial(_run, *_plan(request, strides, strides_of(None)), request)
+
+
+def _run(plan: Plan, shared: int, request: Request, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
     q, k, v = operands[:3]
-    part_sum = lse.new_empty(*lse.shape, parts)
-    part_out = lse.new_empty(*lse.shape, parts, request.value_size)
-    split.run(q, *split.described((k, v)), part_out, part_sum, operands.mask, operands.slopes)
-    joined.run(part_out, part_sum, out, lse)
+    scratch = arrived = None
+    if shared:
+        scratch = torch.empty(shared, dtype=torch.float32, device=q.device)
+        arrived = _arrivals(q.device, request.batch * request.kv_heads)
+    plan.run(q, *plan.described((k, v)), out, lse, scratch, arrived, operands.mask, operands.slopes)
 
 
 @functools.lru_cache(maxsize=1024)
-def _plans(request: Request, out: Strides, mask: Strides) -> tuple[Plan, Plan, int]:
+def _plan(request: Request, out: Strides, mask: Strides) -> tuple[Plan, int]:
+    """The launch, and how many numbers its programs share."""
     widths = widths_of(request)
     blocks = INTERPRETED if interpreted() else BLOCKS[max(64, *widths)]
     blocks = fitting(blocks, 0, sum(widths) * request.dtype.itemsize, shared_bytes(request.device))
@@ -69,27 +83,43 @@ def _plans(request: Request, out: Strides, mask: Strides) -> tuple[Plan, Plan, i
     origin = origin // blocks.keys * blocks.keys
     steps = max(1, triton.cdiv(limit - origin, blocks.keys))
     lanes = request.batch * request.kv_heads
-    parts = _parts(steps, lanes, RESIDENT * _multiprocessors(request.device))
+    parts = _parts(steps, lanes, _multiprocessors(request.device))
     length = triton.cdiv(steps, parts)
     parts = triton.cdiv(steps, length)
-    boxes = boxes_of(request, (16, blocks.keys, blocks.keys), widths)[1:]
+    # Pointers cost the host less than the tensor maps of bulk copies, and the device no more.
+    boxes = () if fetches_in_vectors(request) else boxes_of(request, (16, blocks.keys, blocks.keys), widths)[1:]
     factor, softcap = factors_of(request)
     numbers = (
         request.heads, request.group, parts, length * blocks.keys, origin, limit, request.queries, request.keys,
         request.head_size, request.value_size, *request.q_strides[:3], *request.k_strides[:3],
-        *request.v_strides[:3], *mask, factor, softcap, *band_of(request),
+        *request.v_strides[:3], *out[:3], *mask, factor, softcap, *band_of(request),
     )  # fmt: skip
     told = constants_of(request, blocks, widths, bool(boxes))
     kept = ("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "MASK", "PRECISION", "BLOCK_K", "WIDTH", "VALUE_WIDTH", "WHOLE")
+    rows = request.queries * request.group
     constants = {name: told[name] for name in kept} | {
-        "ROWS": max(16, triton.next_power_of_2(request.queries * request.group)),
+        "ROWS": max(16, triton.next_power_of_2(rows)),
         "DESCRIBED": bool(boxes),
+        "PARTS": triton.next_power_of_2(parts),
     }
-    split = Plan(triton_decode.decode, parts * lanes, numbers, constants, blocks, boxes)
-    sizes = (request.heads, request.queries, parts, request.value_size, *out[:3])
-    whole = {"PARTS": triton.next_power_of_2(parts), "VALUE_WIDTH": widths[1]}
-    rows = request.batch * request.heads * request.queries
-    return split, Plan(triton_decode.combine, rows, sizes, whole, Blocks(0, 0, 4, 1)), parts
+    plan = Plan(triton_decode.decode, parts * lanes, numbers, constants, blocks, boxes)
+    return plan, 0 if parts == 1 else parts * lanes * rows * (request.value_size + 1)
+
+
+_arrived: dict[tuple[torch.device, int], torch.Tensor] = {}
+"""Zeros for each stream: launches of one stream follow each other, and each leaves zeros behind."""
+
+
+def _arrivals(device: torch.device, lanes: int) -> torch.Tensor:
+    """int32 zeros, one a lane at least, that no other launch uses meanwhile."""
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        # A graph may be replayed on any stream.
+        return torch.zeros(lanes, dtype=torch.int32, device=device)
+    key = device, nvrtc.stream(torch.cuda.current_device() if device.index is None else device.index)
+    zeros = _arrived.get(key)
+    if zeros is None or len(zeros) < lanes:
+        zeros = _arrived[key] = torch.zeros(max(LEAST_ARRIVALS, lanes), dtype=torch.int32, device=device)
+    return zeros
 
 
 def _seen(request: Request) -> tuple[int, int]:
@@ -100,10 +130,18 @@ def _seen(request: Request) -> tuple[int, int]:
     return min(first, request.keys), max(end, 0)
 
 
-def _parts(steps: int, lanes: int, resident: int) -> int:
-    """Parts of `steps` blocks of keys, for each of `lanes`: the least time of all rounds of `resident` programs."""
-    most = min(steps, MOST_PARTS)
-    return min(range(1, most + 1), key=lambda parts: (-(-parts * lanes // resident)) * (-(-steps // parts) + PART_COST))
+def _parts(steps: int, lanes: int, multiprocessors: int) -> int:
+    """Parts of `steps` blocks of keys, for each of `lanes`: those with which the fullest multiprocessor ends first.
+
+    It takes RESIDENT programs at a time, which share what it draws from memory; fewer than SATURATING draw less.
+    """
+
+    def time(parts: int) -> float:
+        rounds, rest = divmod(-(-parts * lanes // multiprocessors), RESIDENT)
+        shared = rounds * RESIDENT + (max(rest, SATURATING) if rest else 0)
+        return shared * (-(-steps // parts) + PART_COST) + JOIN_COST * parts
+
+    return min(range(1, min(steps, MOST_PARTS) + 1), key=time)
 
 
 @functools.cache

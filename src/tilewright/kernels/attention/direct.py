@@ -7,15 +7,17 @@ be, and autograd functions stand for the registered gradient.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from tilewright.kernels.attention import dispatch, registered
-from tilewright.kernels.attention.request import Operands, Request
-from tilewright.kernels.device import NARROW, current
+from tilewright.kernels.attention.request import Operands, Request, Strides
+from tilewright.kernels.device import NARROW
 
 MOST_COURSES = 4096
+SINK_NUMBERS = 2**18
 Key = tuple[Any, ...]
 
 
@@ -24,20 +26,33 @@ class Course(NamedTuple):
 
     request: Request
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: Strides
     """Of the result."""
-    implementation: Any
+    sums: tuple[int, ...]
+    """Shape of the log-sum-exp."""
+    launch: Callable[[Operands, torch.Tensor, torch.Tensor], None]
+    """Fills out and lse."""
+    sink: torch.Tensor | None
+    """Takes a log-sum-exp that nobody asked for, of all streams at once; None where it would be large."""
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """out and lse."""
-        out = torch.empty_strided(self.shape, self.strides, dtype=q.dtype, device=q.device)
-        lse = torch.empty(self.shape[:3], dtype=torch.float32, device=q.device)
-        with current(q):
-            self.implementation.forward(self.request, Operands(q, k, v), out, lse)
-        return out, lse
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+        """out; lse is filled."""
+        out = q.new_empty_strided(self.shape, self.strides)
+        if q.is_cuda and q.device.index != torch.cuda.current_device():
+            with torch.cuda.device(q.device):
+                self.launch(Operands(q, k, v), out, lse)
+        else:
+            self.launch(Operands(q, k, v), out, lse)
+        return out
+
+    def new_sums(self, q: torch.Tensor) -> torch.Tensor:
+        """Memory for lse."""
+        return torch.empty(self.sums, dtype=torch.float32, device=q.device)
 
 
 _courses: dict[Key, Course] = {}
+_sinks: dict[torch.device, torch.Tensor] = {}
+"""Never freed: kernels on their way and captured graphs write there."""
 
 
 def key_of(
@@ -67,14 +82,28 @@ def keep(key: Key, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: t
     if len(_courses) >= MOST_COURSES:
         _courses.clear()
     shape, strides = dispatch.laid_as(q, v.shape[3])
-    _courses[key] = Course(request, tuple(shape), strides, dispatch.chosen(request, options[-1], False))
+    launch = dispatch.launch_of(request, strides, options[-1])
+    _courses[key] = Course(request, tuple(shape), strides, tuple(shape[:3]), launch, _sink(q))
 
 
-def run(course: Course, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse, with their gradient where one is asked for."""
+def _sink(q: torch.Tensor) -> torch.Tensor | None:
+    if q.shape[:3].numel() > SINK_NUMBERS:
+        return None
+    if q.device not in _sinks:
+        _sinks[q.device] = torch.empty(SINK_NUMBERS, dtype=torch.float32, device=q.device)
+    return _sinks[q.device]
+
+
+def run(course: Course, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool) -> Any:
+    """out, or out and lse, with their gradient where one is asked for."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _Attention.apply(course, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
-    return course.forward(q, k, v)
+        # What `Function.apply` does before its base's is look for functorch, which does not watch this call.
+        return super(torch.autograd.Function, _Attention).apply(course, with_lse, q, k, v)  # type: ignore[no-untyped-call]
+    if with_lse or course.sink is None:
+        lse = course.new_sums(q)
+        out = course.forward(q, k, v, lse)
+        return (out, lse) if with_lse else out
+    return course.forward(q, k, v, course.sink)
 
 
 def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,16 +116,19 @@ def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tu
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, course: Course, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = course.forward(q, k, v)
+        ctx: Any, course: Course, with_lse: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        lse = course.new_sums(q)
+        out = course.forward(q, k, v, lse)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.request = course.request
-        return out, lse
+        return (out, lse) if with_lse else out
 
     @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
@@ -105,8 +137,8 @@ class _Attention(torch.autograd.Function):
             none, r = lse.new_empty(0), ctx.request
             options = (r.scale, r.left, r.right, r.softcap, 0.0, 0, 0, r.deterministic, "auto")
             operands = (dout, dlse, q, k, v, out, lse, none, none, None, None, None, None)
-            return None, *registered.backward_operator(*operands, *options)
-        return None, *dispatch.backward(ctx.request, Operands(q, k, v), out, lse, dout, None, dlse, "auto")
+            return None, None, *registered.backward_operator(*operands, *options)
+        return None, None, *dispatch.backward(ctx.request, Operands(q, k, v), out, lse, dout, None, dlse, "auto")
 
 
 class _Operator(torch.autograd.Function):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from tilewright.kernels.attention.request import Operands, Request, Strides
+from tilewright.kernels.attention.request import NARROWEST, VECTOR_STEP, Operands, Request, Strides
 from tilewright.kernels.device import current
 from tilewright.kernels.dropout_add import generator
 
 FORWARDS = ("decode", "hopper_forward", "triton_launch")
 BACKWARDS = ("hopper_backward", "triton_launch")
-"""Modules with `supports` and `forward` or `backward`; the first that supports a call takes it."""
+"""Modules with `supports` and `forward` or `backward`; the first that supports a call takes it.
+
+One that has `bound` gives there the launch of a request whose result has certain strides, which costs less."""
 WAYS = {
     "auto": (FORWARDS, BACKWARDS),
     "triton": (FORWARDS[-1:], BACKWARDS[-1:]),
@@ -28,13 +30,26 @@ WAYS = {
 def chosen(request: Request, way: str, backward: bool) -> Any:
     """The module that computes `request` one of `WAYS`; NotImplementedError says why there is none."""
     reasons = []
-    for name in WAYS[way][backward]:
+    names = WAYS[way][backward]
+    if backward and request.has_few_keys:
+        # The portable kernels alone are exact where the only weight is nearly one.
+        names = names[-1:]
+    for name in names:
         module = importlib.import_module(f"tilewright.kernels.attention.{name}")
         reason = module.supports(request)
         if reason is None:
             return module
         reasons.append(f"{name}: {reason}")
     raise NotImplementedError(f"no attention kernel takes this call ({'; '.join(reasons)})")
+
+
+def launch_of(request: Request, strides: Strides, way: str) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
+    """What fills the result, which has these strides, and lse of every call of `request` from now on."""
+    module = chosen(request, way, False)
+    if hasattr(module, "bound"):
+        bound: Callable[[Operands, torch.Tensor, torch.Tensor], None] = module.bound(request, strides)
+        return bound
+    return functools.partial(module.forward, request)
 
 
 def forward(request: Request, operands: Operands, way: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -69,25 +84,26 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk and dv, in memory as q, k and v lie."""
     q, k, v = operands[:3]
-    dq, dk, dv = (gradient_of(x) for x in (q, k, v))
+    dq, dk, dv = gradient_of(q), gradient_of(k), gradient_of(v)
     if 0 in (*out.shape, *k.shape):
-        for gradient in (dq, dk, dv):
-            gradient.zero_()
-    else:
-        # The gradient of a sum repeats along its axes, which bulk copies do not.
-        dout = readable(dout.contiguous() if 0 in dout.stride() else dout)
-        with current(q):
-            if level is None and dlse is None:
-                chosen(request, way, True).backward(request, operands, out, lse, dout, dq, dk, dv)
-            else:
-                from tilewright.kernels.attention import triton_launch
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    batch, head, place, _ = dout.stride()
+    # The gradient of a sum repeats along its axes, which bulk copies do not; narrow values come in vectors alone.
+    if 0 in (batch, head, place) or (v.shape[3] < NARROWEST and (batch | head | place) % VECTOR_STEP):
+        dout = dout.contiguous()
+    dout = readable(dout)
+    with current(q):
+        if level is None and dlse is None:
+            chosen(request, way, True).backward(request, operands, out, lse, dout, dq, dk, dv)
+        else:
+            from tilewright.kernels.attention import triton_launch
 
-                dlse = dlse if dlse is None else dlse.contiguous()
-                triton_launch.backward(request, operands, out, lse, dout, dq, dk, dv, level, dlse)
-        if request.keys == 1 and dlse is None:
-            # The only weight is one whatever the score: what q and k have is rounding, NaN apart.
-            for gradient in (dq, dk):
-                gradient.mul_(0.0)
+            dlse = dlse if dlse is None else dlse.contiguous()
+            triton_launch.backward(request, operands, out, lse, dout, dq, dk, dv, level, dlse)
+    if request.keys == 1 and dlse is None:
+        # The only weight is one whatever the score: what q and k have is rounding, NaN apart.
+        for gradient in (dq, dk):
+            gradient.mul_(0.0)
     return dq, dk, dv
 
 
@@ -128,8 +144,12 @@ def aligned(*tensors: torch.Tensor) -> bool:
     """Whether each begins at, and steps by, multiples of 16 bytes; steps along axes of one do not count."""
     for tensor in tensors:
         step = 16 // tensor.element_size()
-        strides = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
-        if tensor.data_ptr() % 16 or any(stride % step for stride, size in strides if size > 1):
+        batch, head, place, _ = tensor.stride()
+        if (batch | head | place) % step:
+            sizes = zip((batch, head, place), tensor.shape, strict=False)
+            if any(stride % step for stride, size in sizes if size > 1):
+                return False
+        if tensor.data_ptr() % 16:
             return False
     return True
 

@@ -1,6 +1,7 @@
 // What comes before and after attention's backward on Hopper.
 //
-// attention_prepare   Δ = rowsum(dO ∘ O), lse times log2 e, and zeros for the fp32 sums of dQ
+// attention_prepare   Δ = rowsum(dO ∘ O), lse times log2 e, and zeros for the fp32 sums of dQ and the
+//                     count of key blocks that are handed out
 // attention_finish    dQ = scale · sums, rounded, from the order of registers to rows
 //
 // Both are bound by memory. A program takes one block of QUERIES queries of one head. Settings: HEAD (the head size
@@ -24,10 +25,11 @@ __device__ __forceinline__ u64 place(const Rows& rows, int batch, int head, int 
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_prepare(const char* out, const char* dout, const float* lse, float* scaled_lse, float* delta, float4* dq,
-                      u64 out_batch, u64 out_head, u64 out_position, u64 dout_batch, u64 dout_head, u64 dout_position,
-                      int queries, int width) {
+                      u32* handed_out, u64 out_batch, u64 out_head, u64 out_position, u64 dout_batch, u64 dout_head,
+                      u64 dout_position, int queries, int width) {
     int block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z, lane = threadIdx.x % LANES;
     u64 of_head = (u64)batch * gridDim.y + head;
+    if (of_head + block + threadIdx.x == 0) *handed_out = 0;
     u64 padded = of_head * gridDim.x * QUERIES;
     float4* sums = dq + (of_head * gridDim.x + block) * (DQ_BLOCK / 4);
 #pragma unroll 4

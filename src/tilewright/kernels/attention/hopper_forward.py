@@ -86,6 +86,14 @@ def forward(request: Request, operands: Operands, out: torch.Tensor, lse: torch.
     launch(operands, out, lse)
 
 
+def bound(request: Request, out_strides: Strides) -> Launch:
+    """The launch of every call of `request` into results with these strides."""
+    try:
+        return plan(request, out_strides)
+    except NoTable:
+        return functools.partial(forward, request)
+
+
 class NoTable(Exception):
     """A table of tiles is wanted while a CUDA graph is captured: it cannot be sent to the device then."""
 

@@ -111,6 +111,33 @@ __device__ __forceinline__ void send_bytes(u32 to, u32 from, u32 nbytes, u32 bar
         "}" ::"r"(to), "r"(from), "r"(nbytes), "r"(barrier), "r"(rank) : "memory");
 }
 
+// A word to the shared memory of another program of the cluster, which is told of four bytes at a barrier of its own.
+__device__ __forceinline__ void send_word(u32 to, u32 word, u32 barrier, u32 rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 place, told;\n"
+        "mapa.shared::cluster.u32 place, %0, %3;\n"
+        "mapa.shared::cluster.u32 told, %2, %3;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], %1, [told];\n"
+        "}" ::"r"(to), "r"(word), "r"(barrier), "r"(rank) : "memory");
+}
+
+__device__ __forceinline__ u32 load_word(u32 from) {
+    u32 word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    return word;
+}
+
+// At the barrier of another program of the cluster.
+__device__ __forceinline__ void arrive_at(u32 barrier, u32 rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+        "}" ::"r"(barrier), "r"(rank) : "memory");
+}
+
 // Adds four fp32 values to those in global memory.
 __device__ __forceinline__ void add_vector(float* to, const float* values) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(values[0]), "f"(values[1]),
@@ -161,6 +188,16 @@ __device__ __forceinline__ float2 unpack(u32 pair) {
     values.y = __uint_as_float(pair & 0xFFFF0000u);
 #endif
     return values;
+}
+
+__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+    u32 products;
+#if HALF
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(products) : "r"(a), "r"(b));
+#else
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(products) : "r"(a), "r"(b));
+#endif
+    return products;
 }
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }

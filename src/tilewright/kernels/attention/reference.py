@@ -56,40 +56,59 @@ def attention(
     return weights @ v, lse if scores.shape[-1] else lse - math.inf
 
 
-class _ByHead(torch.autograd.Function):
+MOST_SCORES = 2**27
+"""At once, where attention is computed in pieces; of keys as many numbers."""
+
+
+class _ByPiece(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.causal = causal
         out = q.new_empty(*q.shape[:3], v.shape[3])
-        for own, shared in _heads(q, k):
-            out[own] = attention(q[own][None], k[shared][None], v[shared][None], causal=causal)[0][0]
+        for own, shared in _pieces(q, k, causal):
+            out[own] = attention(q[own], k[shared], v[shared], causal=causal)[0]
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
-        gradients = [torch.empty_like(x) for x in (q, k, v)]
-        for own, shared in _heads(q, k):
-            one = [x[at][None].detach().requires_grad_() for x, at in ((q, own), (k, shared), (v, shared))]
+        gradients = [torch.zeros_like(x) for x in (q, k, v)]
+        for own, shared in _pieces(q, k, ctx.causal):
+            one = [x[at].detach().requires_grad_() for x, at in ((q, own), (k, shared), (v, shared))]
             with torch.enable_grad():
                 out = attention(*one, causal=ctx.causal)[0]
             for whole, at, part in zip(
-                gradients, (own, shared, shared), torch.autograd.grad(out, one, dout[own][None]), strict=True
+                gradients, (own, shared, shared), torch.autograd.grad(out, one, dout[own]), strict=True
             ):
-                whole[at] = part[0]
+                whole[at] += part
         return *gradients, None
 
 
-def _heads(q: torch.Tensor, k: torch.Tensor) -> Iterator[tuple[tuple[int, slice], tuple[int, slice]]]:
-    group = q.shape[1] // k.shape[1]
-    for batch, head in itertools.product(range(k.shape[0]), range(k.shape[1])):
-        yield (batch, slice(head * group, (head + 1) * group)), (batch, slice(head, head + 1))
+Place = tuple[slice, slice, slice]
 
 
-def by_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
-    """out of `attention`, with the scores of one head of k and v at a time, in backward drawn again."""
-    out: torch.Tensor = _ByHead.apply(q, k, v, causal)  # type: ignore[no-untyped-call]
+def _pieces(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Iterator[tuple[Place, Place]]:
+    """Queries of the heads that share heads of k and v, and the keys that any of them sees."""
+    batches, kv_heads, keys = k.shape[:3]
+    group, queries = q.shape[1] // max(kv_heads, 1), q.shape[2]
+    step = min(max(1, MOST_SCORES // max(1, group * keys)), max(queries, 1))
+    # Keys are repeated for every head of their group: of few queries they take more than the scores.
+    one_head = max(1, group * keys * max(queries, k.shape[3]))
+    heads = min(max(1, MOST_SCORES // one_head), max(kv_heads, 1))
+    batch = max(1, MOST_SCORES // (one_head * max(kv_heads, 1)))
+    places = itertools.product(range(0, batches, batch), range(0, kv_heads, heads), range(0, queries, step))
+    for entry, head, first in places:
+        end = min(first + step, queries)
+        # The last of these queries is aligned to the last of its keys, as that of all is to that of all.
+        seen_keys = max(0, keys - (queries - end)) if causal else keys
+        entries, own = slice(entry, entry + batch), slice(head * group, (head + heads) * group)
+        yield (entries, own, slice(first, end)), (entries, slice(head, head + heads), slice(0, seen_keys))
+
+
+def by_piece(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
+    """out of `attention`, with so many scores at a time as fit into memory, in backward drawn again."""
+    out: torch.Tensor = _ByPiece.apply(q, k, v, causal)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -8,6 +8,11 @@ import torch
 
 Strides = tuple[int, int, int, int]
 Mask = Literal["none", "boolean", "additive"]
+FEW_KEYS = 64
+NARROWEST = 64
+"""Columns of 16 bits that every assembler takes one element at a time."""
+VECTOR_STEP = 16
+"""What strides are multiples of where the compiler can tell that a row begins at one of 16 bytes."""
 
 
 class Request(NamedTuple):
@@ -62,6 +67,11 @@ class Request(NamedTuple):
     def banded(self) -> bool:
         """Whether some keys are hidden by their place alone."""
         return self.left is not None or self.right is not None
+
+    @property
+    def has_few_keys(self) -> bool:
+        """Whether a pass more over the keys costs next to nothing, and one weight of nearly one may be all there is."""
+        return (self.longest_k or self.keys) <= FEW_KEYS
 
     @property
     def group(self) -> int:

@@ -68,11 +68,12 @@ def backward(
     """Fill `dq`, `dk` and `dv` from the gradients of `out` and, if there is one, of `lse`."""
     mask, given, delta = strides_of(operands.mask), strides_of(dout), torch.empty_like(lse)
     q, k, v, *rest = operands
-    queries_only = _queries_plan(request, given, strides_of(dq), mask, level is not None and dlse is not None)
+    own_delta = level is not None or request.has_few_keys
+    queries_only = _queries_plan(request, given, strides_of(dq), mask, own_delta, own_delta and dlse is not None)
     if level is None:
         level = torch.empty_like(lse)
         _prepare_plan(request, strides_of(out), given, dlse is not None).run(out, dout, lse, dlse, delta, level)
-        dlse = None
+        dlse = dlse if own_delta else None
     queries_only.run(*queries_only.described((q, k, v, dout)), level, delta, dlse, dq, *rest)
     for plan in _keys_and_values_plans(request, given, strides_of(dk), strides_of(dv), mask):
         plan.run(*plan.described((q, k, v, dout)), level, delta, dk, dv, *rest)
@@ -123,11 +124,15 @@ def _keys_and_values_plans(request: Request, dout: Strides, dk: Strides, dv: Str
 
 
 @functools.lru_cache(maxsize=1024)
-def _queries_plan(request: Request, dout: Strides, dq: Strides, mask: Strides, with_dlse: bool) -> Plan:
+def _queries_plan(
+    request: Request, dout: Strides, dq: Strides, mask: Strides, own_delta: bool, with_dlse: bool
+) -> Plan:  # fmt: skip
+    """As of `_prepare_plan`, `with_dlse` tells plans apart."""
     blocks = _blocks(request, QUERIES_ONLY, "keys")
     steps = triton.cdiv(request.longest_q or request.queries, blocks.queries)
     gradients = (*dout[:3], *dq[:3])
-    return _backward_plan(request, triton_backward.queries_only, blocks, steps, request.heads, gradients, mask, {})
+    wanted = {"OWN_DELTA": own_delta}
+    return _backward_plan(request, triton_backward.queries_only, blocks, steps, request.heads, gradients, mask, wanted)
 
 
 def _backward_plan(

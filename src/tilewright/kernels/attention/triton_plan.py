@@ -11,7 +11,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tilewright.kernels.attention.request import Request
+from tilewright.kernels.attention.request import NARROWEST, VECTOR_STEP, Request
 from tilewright.kernels.device import interpreted
 
 LOG2E = math.log2(math.e)
@@ -113,11 +113,12 @@ def constants_of(request: Request, blocks: Blocks, widths: tuple[int, int], desc
 def widths_of(request: Request) -> tuple[int, int]:
     """Head sizes padded to what a product of tiles takes: powers of two, 16 at least.
 
-    64 at least for 16 bits fetched through pointers on Hopper: values of 32 columns, fetched element by element for
-    blocks of 128 x 64 in eight warps, came out wrong on an H200, where bulk copies of the same were right.
+    NARROWEST at least for 16 bits that come one element at a time on Hopper. Of 23 such kinds, ptxas 12.8, which
+    Triton 3.6 brings, made code of 13 that is wrong on an H200 and of 2 that leaves its memory: all that have values
+    of 16 or 32 columns and wider heads. ptxas 13 made none such of 54, nor did 12.8 of the 22 that come in vectors.
     """
     narrow = request.dtype != torch.float32 and _has_bulk_copies(request.device)
-    least = 64 if narrow and not fetches_in_bulk(request) else 16
+    least = NARROWEST if narrow and not (fetches_in_bulk(request) or fetches_in_vectors(request)) else 16
     head_size, value_size = (triton.next_power_of_2(x) for x in (request.head_size, request.value_size))
     return max(least, head_size), max(least, value_size)
 
@@ -175,6 +176,12 @@ def fetches_in_bulk(request: Request) -> bool:
     if not request.aligned or request.sequences or not _has_bulk_copies(request.device):
         return False
     return not any(_repeats(step, shape) for step, shape in zip(strides, _shapes(request), strict=False))
+
+
+def fetches_in_vectors(request: Request) -> bool:
+    """Whether 16 bytes at a time come through pointers."""
+    strides = (*request.q_strides[:3], *request.k_strides[:3], *request.v_strides[:3])
+    return request.aligned and not any(x % VECTOR_STEP for x in (*strides, request.head_size, request.value_size))
 
 
 def boxes_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,30 +14,58 @@ from tilewright.kernels.attention import attention, dispatch, reference
 from tilewright.kernels.attention.registered import attend, request_of
 from tilewright.kernels.naming import SHORT
 from tilewright.kernels.peers import inductor
+from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 TOKENS, WIDTH = 16384, 2048
-"""Of a workload: positions of all its batch entries, and heads times their size."""
+"""Of a workload that names neither batch nor heads: positions of all entries, and heads times their size."""
 MOST_SCORES = 2**31
 """Of an attention written out: it keeps several tensors of so many elements."""
 
 
+class Extent(NamedTuple):
+    """What the sizes of a workload say."""
+
+    width: int
+    length: int
+    causal: bool
+    batch: int
+    heads: int
+
+
+def extent(sizes: tuple[int, ...]) -> Extent:
+    """Of head size, positions of a sequence, whether it is causal (0 or 1) and, if they are given, batch and heads.
+
+    >>> extent((64, 4096, 1))
+    Extent(width=64, length=4096, causal=True, batch=4, heads=32)
+    """
+    width, length, causal, *given = sizes
+    batch, heads = given or (max(1, TOKENS // length), max(1, WIDTH // width))
+    return Extent(width, length, bool(causal), batch, heads)
+
+
 def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
-    """`sizes` is head size, positions of a sequence, and whether it is causal (0 or 1)."""
-    width, length, causal = sizes
+    """`sizes` as `extent` takes them; where batch and heads are given, a training step is raced as well."""
+    size = extent(sizes)
     kind: torch.dtype = getattr(torch, dtype)
-    batch, heads = max(1, TOKENS // length), max(1, WIDTH // width)
 
     def make(device: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
-        shape = (batch, heads, length, width)
+        shape = (size.batch, size.heads, size.length, size.width)
         q, k, v = (torch.randn(shape, dtype=kind, device=device, generator=generator) for _ in range(3))
-        return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), bool(causal)
+        return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), size.causal
 
-    nbytes = batch * heads * length * width * kind.itemsize
-    flops = 4 * batch * heads * length * length * width // (2 if causal else 1)
-    work = {"fwd": Work(4 * nbytes, flops, "matmul"), "bwd": Work(8 * nbytes, 5 * flops // 2, "matmul")}
-    name = f"d{width} S{length} {'causal' if causal else 'full'}{'' if dtype == 'bfloat16' else ' ' + SHORT[dtype]}"
-    return Workload(name, sizes, dtype, make, work)  # type: ignore[arg-type]
+    scores = size.batch * size.heads * size.length * size.length
+    nbytes = size.batch * size.heads * size.length * size.width * kind.itemsize
+    flops = 4 * scores * size.width // (2 if size.causal else 1)
+    work: dict[Direction, Work] = {
+        "fwd": Work(4 * nbytes, flops, "matmul"),
+        "bwd": Work(8 * nbytes, 5 * flops // 2, "matmul"),
+    }
+    name = f"d{size.width} S{size.length} {'causal' if size.causal else 'full'}"
+    if len(sizes) > 3:
+        work["fwd+bwd"] = Work(12 * nbytes, 7 * flops // 2, "matmul")
+        name += f" B{size.batch} H{size.heads}"
+    return Workload(name + ("" if dtype == "bfloat16" else f" {SHORT[dtype]}"), sizes, dtype, make, work)
 
 
 def decode_workload(sizes: tuple[int, ...], dtype: str) -> Workload:
@@ -55,9 +83,9 @@ def decode_workload(sizes: tuple[int, ...], dtype: str) -> Workload:
 
 
 def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Attention written out; float64, where it is the truth, head by head, for it would not fit."""
+    """Attention written out; float64, where it is the truth, in pieces, for it would not fit."""
     if q.dtype == torch.float64:
-        return reference.by_head(q, k, v, causal)
+        return reference.by_piece(q, k, v, causal)
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = (q @ k.mT) * q.shape[3] ** -0.5
@@ -77,8 +105,8 @@ def sdpa(backend: SDPBackend | None, q: torch.Tensor, k: torch.Tensor, v: torch.
 
 
 def _too_large(work: Workload) -> str | None:
-    width, length, _ = work.sizes
-    scores = TOKENS * max(1, WIDTH // width) * length
+    size = extent(work.sizes)
+    scores = size.batch * size.heads * size.length**2
     return f"{scores} scores written out, of which training keeps several copies" if scores > MOST_SCORES else None
 
 
@@ -99,9 +127,8 @@ def _not_hopper(work: Workload) -> str | None:
     """Why the kernels for Hopper do not take a workload on the current device."""
     if not torch.cuda.is_available():
         return "there is no GPU"
-    width, length, causal = work.sizes
-    shape = (max(1, TOKENS // length), max(1, WIDTH // width), length, width)
-    q = torch.empty(shape, dtype=getattr(torch, work.dtype), device="meta")
+    width, length, causal, batch, heads = extent(work.sizes)
+    q = torch.empty((batch, heads, length, width), dtype=getattr(torch, work.dtype), device="meta")
     right = 0 if causal else None
     request = request_of(q, q, q, None, None, None, None, width**-0.5, None, right, 0.0, 0.0, 0, 0, False)
     request = request._replace(device=torch.device("cuda", torch.cuda.current_device()))
@@ -141,7 +168,14 @@ SUITES = {
         sizes=tuple((d, s, c) for d in (64, 128, 256) for s in (512, 1024, 2048, 4096, 8192, 16384) for c in (0, 1)),
         dtypes=("bfloat16",),
         sweeps={
-            "study": tuple((d, s, 0) for d in (16, 32, 64, 128, 256) for s in (256, 512, 1024, 2048, 4096, 8192, 16384))
+            "study": tuple((d, s, 0, 8, 1) for s in (256, 1024, 4096, 8192, 16384) for d in (16, 32, 64, 128, 256)),
+            "memory": tuple((128, 1024 * s, 0, 1, 1) for s in (1, 2, 4, 8, 16, 32, 64, 128)),
+            "small": tuple((d, s, 1, b, 16) for d in (64, 128) for s in (128, 256, 512) for b in (1, 2, 4)),
+            "portable": tuple(
+                (d, s, causal)
+                for d, first in ((64, 0), (128, 1), (256, 0))
+                for s, causal in zip((512, 1024, 4096, 16384), (first, 1 - first, first, 1 - first), strict=True)
+            ),
         },
     ),
     "attention_decode": Suite(
