@@ -182,7 +182,10 @@ def test_the_block_has_a_row_for_every_pair_and_a_price_for_every_kernel(block: 
         else:
             assert row.bytes_saved == 0 and row.predicted_us is None
     attention = [d for d in block.program.decisions if d.passed_by == "attention"]
-    assert [d.verdict for d in attention] == ["taken"]
+    assert [d.verdict for d in attention] == ["taken", "refused"]
+    # One puts a fused form where attention was written out, the other says whose kernel computes that.
+    kernel = next(op for op in operators(block, "after") if op.name == attention[1].consumer)
+    assert attention[0].predicted_us == attention[1].predicted_us == kernel.floor_us
 
 
 def test_a_refused_pair_says_what_its_kernel_would_have_taken() -> None:

@@ -31,6 +31,8 @@ from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.measure.inputs import make_inputs, on_device
 from tilewright.operators.table import row_of
+from tilewright.passes.attention import Price, unpriced
+from tilewright.passes.attention_kernel import Raced
 from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
@@ -40,6 +42,7 @@ from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Cost, Decision, GraphName, OperatorClass, Program
 from tilewright.runtime.assemble import Scheduled, taken_over
+from tilewright.tune.attention import race, raced
 from tilewright.tune.settle import settle
 
 INPUT_NAME = re.compile(r"l_inputs_(\d+)_?$")
@@ -57,12 +60,15 @@ class Captured:
     decisions: list[Decision] = field(default_factory=list)
 
 
-def capture(case: Case, *, optimised: bool, device: str = "cpu") -> Captured:
+def capture(
+    case: Case, *, optimised: bool, device: str = "cpu", measure: bool = False, price: Price = unpriced
+) -> Captured:
     """The forward graph (and, in training, the backward graph) of `case`.
 
-    `optimised` applies every rewrite up to the cut into forward and backward; else the graphs are
-    those that eager runs. Raises CaptureError where the program is not one graph, or one whose sizes
-    depend on the data, and InputError where the model refuses its inputs.
+    `optimised` applies every rewrite up to the cut into forward and backward, after a race of the attention
+    kernels with `measure`, and gives decisions on attention a `price`; else the graphs are those that eager
+    runs. Raises CaptureError where the program is not one graph, or one whose sizes depend on the data, and
+    InputError where the model refuses its inputs.
     """
     captured = Captured()
     function = on_device(case.build(), device)
@@ -72,7 +78,7 @@ def capture(case: Case, *, optimised: bool, device: str = "cpu") -> Captured:
         return function(*inputs)
 
     def observe(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        return through_aot(_Observer(captured, optimised), module, list(examples))
+        return through_aot(_Observer(captured, optimised, race if measure else raced, price), module, list(examples))
 
     torch._dynamo.reset()
     try:
@@ -126,6 +132,8 @@ class _Observer:
 
     captured: Captured
     optimised: bool
+    raced: Raced
+    price: Price
 
     def before_autograd(self, module: fx.GraphModule) -> None:
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -133,11 +141,11 @@ class _Observer:
             if match := INPUT_NAME.search(node.name):
                 self.captured.inputs[position] = int(match[1])
         if self.optimised:
-            self.captured.decisions += optimise_module(module)
+            self.captured.decisions += optimise_module(module, self.price)
 
     def joint(self, graph: fx.Graph) -> None:
         if self.optimised:
-            self.captured.decisions += optimise_joint(graph)
+            self.captured.decisions += optimise_joint(graph, self.raced)
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         return values_to_save(graph, needed, forward) if self.optimised else list(needed)
@@ -166,10 +174,14 @@ class Account:
 def account(case: Case, profile: DeviceProfile, *, measure: bool = False, device: str = "cpu") -> Account:
     """Operators as eager runs them, the planned regions, the decisions and the memory of `case`.
 
-    `measure` races each region against its operators one by one on this machine.
+    `measure` races each region against its operators one by one on this machine, and on a GPU each attention.
     """
     eager = capture(case, optimised=False, device=device)
-    planned = capture(case, optimised=True, device=device)
+
+    def price(cost: Cost, dtype: str) -> float | None:
+        return _floor(cost, dtype, "compute", profile)[0]
+
+    planned = capture(case, optimised=True, device=device, measure=measure, price=price)
     program = Program(decisions=list(planned.decisions))
     shapes = _shapes(case, eager)
     for name, graph in eager.graphs.items():
@@ -186,6 +198,7 @@ def account(case: Case, profile: DeviceProfile, *, measure: bool = False, device
         launches, regions = operators_after(name, units, shapes[name], profile)
         program.operators += launches
         program.regions += regions
+        program.decisions = list(_with_floors(program.decisions, launches))
         program.memory += _memory(name, "after", planned, _planned_steps(graph, units))
     return Account(program, eager, planned)
 
@@ -348,6 +361,14 @@ def with_predictions(
     for decision in decisions:
         pair = {decision.producer, decision.consumer}
         yield replace(decision, predicted_us=next((floor for members, floor in priced if pair <= members), None))
+
+
+def _with_floors(decisions: Iterable[Decision], launches: Iterable[records.Operator]) -> Iterator[Decision]:
+    """The decisions on an attention kernel with the floor of the launch that they chose."""
+    floors = {launch.name: launch.floor_us for launch in launches}
+    for decision in decisions:
+        chosen = decision.passed_by == "attention" and decision.predicted_us is None
+        yield replace(decision, predicted_us=floors.get(decision.consumer)) if chosen else decision
 
 
 def tree_of(case: Case) -> Group:

@@ -27,6 +27,7 @@ from tilewright.records.program import Decision, Fallback, GraphName
 from tilewright.runtime.assemble import Scheduled, assemble
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import MOST_SIZES, Executable, ExecutableBySize
+from tilewright.tune.attention import raced
 from tilewright.tune.settle import settle
 
 
@@ -92,7 +93,7 @@ class _Compiler:
         self.record.decisions += optimise_module(module)
 
     def joint(self, graph: fx.Graph) -> None:
-        self.record.decisions += optimise_joint(graph)
+        self.record.decisions += optimise_joint(graph, raced)
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         return values_to_save(graph, needed, forward)

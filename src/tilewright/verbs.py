@@ -160,7 +160,7 @@ def optimize_case(
         tell("measuring this machine's ceilings")
         profile = local_profile(device=device)
         tell("pricing every operator, racing every fusion")
-        accounted = account(case, profile, measure=device == "cpu", device=device)
+        accounted = account(case, profile, measure=True, device=device)
         tell("compiling")
         subject = Subject(case, device)
         subject.call("tilewright")
@@ -168,7 +168,7 @@ def optimize_case(
         ours = subject.functions["tilewright"]
         verified = verify(subject.model, ours, subject.inputs, seed=1, training=case.training)
         tell("timing every kernel")
-        program = with_times(accounted, subject.recording)
+        program = with_times(accounted, subject.recording, device)
         tell(f"timing tilewright beside {' and '.join(PEERS)}")
         measurements = measure(subject, program, suite="optimize", seconds=seconds)
         run.add_program(program)
@@ -278,17 +278,17 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for part in parts for tensor in tensors_in(part)]
 
 
-def with_times(accounted: Account, recording: Recording) -> Program:
-    """The program with the measured time of every launch, eager's and tilewright's."""
+def with_times(accounted: Account, recording: Recording, device: str = "cpu") -> Program:
+    """The program with the measured time of every launch on `device`, eager's and tilewright's."""
     from tilewright.runtime.stopwatch import example_inputs, time_operators, time_steps
 
     times: dict[tuple[GraphName, Stage, str], float] = {}
     for name, graph in accounted.eager.graphs.items():
-        for operator, us in time_operators(graph, example_inputs(graph)).items():
+        for operator, us in time_operators(graph, example_inputs(graph), device).items():
             times[name, "before", operator] = us
     for compiled in recording.graphs:
         assert compiled.executable is not None
-        for step, us in time_steps(compiled.executable, example_inputs(compiled.before)).items():
+        for step, us in time_steps(compiled.executable, example_inputs(compiled.before), device).items():
             times[compiled.name, "after", step] = us
     program = accounted.program
     return replace(

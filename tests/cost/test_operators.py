@@ -27,7 +27,9 @@ from tilewright.cost.operators import FREE, UNKNOWN, operator_cost, total
 from tilewright.cost.symbols import parse, pretty, shown
 from tilewright.graph import calls
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
+from tilewright.kernels.attention.registered import attend
 from tilewright.operators import table
+from tilewright.passes import draws
 from tilewright.records.program import Cost
 
 Sizes = Mapping[str, int]
@@ -217,6 +219,41 @@ def test_causal_attention_takes_half() -> None:
     assert pretty(found.unused_symbolic or "", list(sizes)) == "B·H·N"
 
 
+def own_attention(q: Tensor, k: Tensor, v: Tensor, right: int | None = 0, left: int | None = None) -> Tensor:
+    options = (None, None, None, None, q.shape[-1] ** -0.5, left, right, 0.0, 0.0, 0, 0, False, "auto")
+    out: Tensor = attend(q, k, v, *options)[0]
+    return out
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_tilewrights_attention_costs_what_pytorchs_does(causal: bool) -> None:
+    """In the same formulas, forward and backward; what each keeps for its backward apart."""
+    sizes = {"B": 2, "H": 3, "N": 8, "M": 6, "d": 4}
+    inputs = ("bfloat16[B,H,N,d]", "bfloat16[B,H,M,d]", "bfloat16[B,H,M,d]")
+
+    def gradients(function: Callable[..., Tensor]) -> dict[str, Cost]:
+        def program(*tensors: Tensor) -> tuple[Tensor, ...]:
+            leaves = tuple(x.detach().requires_grad_() for x in tensors)
+            return torch.autograd.grad(function(*leaves).sum(), leaves)
+
+        return program_costs(Program(program, inputs), sizes)
+
+    ours = gradients(lambda q, k, v: own_attention(q, k, v, 0 if causal else None))
+    theirs = gradients(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal))
+    for suffix in ("", "_backward"):
+        own = ours[f"attention{suffix}"]
+        peer = theirs[f"_scaled_dot_product_flash_attention_for_cpu{suffix}"]
+        assert own.flops == peer.flops and own.flops_symbolic == peer.flops_symbolic
+        assert own.transcendentals == peer.transcendentals
+        assert own.bytes == peer.bytes and own.reads_symbolic == peer.reads_symbolic
+
+
+def test_attention_in_a_window_has_no_formula() -> None:
+    shape = ("float32[2,3,8,4]",) * 3
+    found = program_costs(Program(lambda q, k, v: own_attention(q, k, v, 0, 3), shape), {})
+    assert found["attention"] == UNKNOWN
+
+
 # Reads: the elements of storage that a view addresses.
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -319,6 +356,8 @@ UNCOUNTED = {"sort", "topk", "multinomial"}
 
 
 def test_every_row_of_the_operator_table_has_its_arithmetic() -> None:
+    # Who declares tilewright's own operators.
+    assert attend and draws.draw_stream
     table.row_of(None)
     for row in table.ROWS.values():
         target = operator.attrgetter(row.name)(torch.ops)

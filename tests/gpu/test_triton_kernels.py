@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -52,6 +52,20 @@ def test_kernels_compile_ahead_of_their_first_launch() -> None:
     for program in (PROGRAMS["layer norm backward"], PROGRAMS["bf16 activation"]):
         for lowered in nests_of(program.function, *program.inputs(GPU)):
             TritonKernel(lowered.nest, emit_triton(lowered.nest)).compile(GPU)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_kernel_compiled_ahead_takes_pointers_aligned_or_not(offset: int) -> None:
+    x = torch.randn(20000 * 130 + 1, device=GPU)[offset : offset + 20000 * 130].view(20000, 130)
+    functions: list[Callable[[torch.Tensor], torch.Tensor]] = [lambda x: x.sum(0), lambda x: x.softmax(-1)]
+    for function in functions:
+        (lowered,) = nests_of(function, x)
+        kernel = TritonKernel(lowered.nest, emit_triton(lowered.nest))
+        kernel.compile(GPU)
+        expected = function(x.double())
+        result = torch.full(expected.shape, float("nan"), device=GPU)
+        kernel.launch([x, result])
+        torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_column_sums_are_the_same_at_every_run() -> None:

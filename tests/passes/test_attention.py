@@ -34,16 +34,18 @@ from tests.passes.attention_spellings import (
     causal_tril,
     causal_triu,
     draw,
+    einsum_sequence_first,
     filled,
     filled_low,
     filled_where,
     in_autocast,
     plain,
     softmax_in_fp32,
+    training_dropout,
     written_softmax,
 )
 from tilewright.passes.attention import recognise_attention
-from tilewright.records.program import Decision
+from tilewright.records.program import Cost, Decision
 
 
 class Compiled:
@@ -247,6 +249,32 @@ def test_refused_with_a_reason(fn: Function, reason: str) -> None:
     assert decision.verdict == "refused" and reason in decision.reason and decision.bytes_saved == 0
     assert not compiled.taken()
     torch.testing.assert_close(actual, eager, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("fn", "verdict"), [(plain, "taken"), (einsum_sequence_first, "taken"), (training_dropout, "refused")]
+)
+def test_taken_and_refused_alike_carry_the_time_of_the_fused_kernel(fn: Function, verdict: str) -> None:
+    asked: list[tuple[Cost, str]] = []
+
+    def price(cost: Cost, dtype: str) -> float:
+        asked.append((cost, dtype))
+        return 12.5
+
+    decisions: list[Decision] = []
+
+    def backend(gm: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        decisions.extend(recognise_attention(gm, price))
+        return gm
+
+    torch._dynamo.reset()
+    torch.compile(fn, backend=backend, fullgraph=True)(*heads(n=7, m=7))
+    (decision,), ((cost, dtype),) = decisions, asked
+    assert decision.verdict == verdict and decision.predicted_us == 12.5 and dtype == "float32"
+    # q, k and v are read once, the result and a sum for each row written.
+    assert (cost.reads, cost.writes) == (3 * B * H * N * D, B * H * N * (D + 1))
+    assert (cost.bytes_read, cost.bytes_written) == (4 * cost.reads, 4 * cost.writes)
+    assert cost.flops == 4 * B * H * N * N * D and cost.transcendentals == B * H * N * N
 
 
 def test_written_constant_is_no_constant() -> None:

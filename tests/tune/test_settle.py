@@ -15,6 +15,7 @@ from tests.passes.graphs import aten
 from tilewright.passes.fusion import Fusion, Region, fuse
 from tilewright.passes.schedule import schedule
 from tilewright.records.errors import CompilerError
+from tilewright.tune import kept as kept_module
 from tilewright.tune import settle as settle_module
 from tilewright.tune.settle import settle
 from tilewright.tune.trial import Trial, race
@@ -34,7 +35,7 @@ def proposal(width: int = 8, function: Callable[..., Any] = softmax) -> Fusion:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(settle_module, "_unsaved", {})
+    monkeypatch.setattr(kept_module, "_unsaved", {})
     yield tmp_path / "cache"
 
 

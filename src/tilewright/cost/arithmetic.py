@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-import sympy
+if TYPE_CHECKING:
+    import sympy
 
-Count: TypeAlias = int | sympy.Expr
+Count: TypeAlias = "int | sympy.Expr"
 """A number, or a formula in the case's named dimensions: every rule gives either, from shapes of either."""
 Shape: TypeAlias = tuple[Count, ...]
 
@@ -79,7 +80,7 @@ PER_RESULT = _table("""
 0 0: embedding index index_put index_select gather scatter slice_scatter select_scatter select_backward
 0 0: slice_backward value_selecting_reduction_backward cat stack constant_pad_nd tril triu flip roll repeat
 0 0: bernoulli keep_mask rand randn rand_like randn_like randint normal_functional uniform
-0 0: draw_stream.default keep.default
+0 0: tilewright.draw_stream tilewright.keep
 """)
 
 # For each element of the first operand.
@@ -211,11 +212,16 @@ def _convolution_backward(launch: Launch) -> Count:
 
 def _attention_of(launch: Launch, key_products: int, value_products: int) -> Count:
     # Each product of a row with the keys (or the values) takes 2·B·H·N·M·d; causal, half of the pairs.
-    query, key, value = (launch.shape(name) for name in ("query", "key", "value"))
+    query, key, value = (launch.shape(name) or launch.shape(name[0]) for name in ("query", "key", "value"))
     assert query is not None and key is not None and value is not None
     pairs = elements(query[:-1]) * key[-2]
     whole = pairs * (key_products * query[-1] + value_products * value[-1])
-    return whole if launch.argument("is_causal") else 2 * whole
+    return whole if _is_causal(launch) else 2 * whole
+
+
+def _is_causal(launch: Launch) -> bool:
+    """PyTorch's kernels say so; tilewright's hide what is to the `right` of a query."""
+    return bool(launch.argument("is_causal")) or launch.argument("right") is not None
 
 
 def _attention(launch: Launch) -> Count:
@@ -228,10 +234,10 @@ def _attention_backward(launch: Launch) -> Count:
 
 
 def _attention_exponentials(launch: Launch) -> Count:
-    query, key = launch.shape("query"), launch.shape("key")
+    query, key = (launch.shape(name) or launch.shape(name[0]) for name in ("query", "key"))
     assert query is not None and key is not None
     pairs = elements(query[:-1]) * key[-2]
-    return pairs // 2 if launch.argument("is_causal") else pairs
+    return pairs // 2 if _is_causal(launch) else pairs
 
 
 def _per(shape: Formula, cost: int) -> Formula:
@@ -278,4 +284,6 @@ ARITHMETIC: dict[str, Arithmetic] = {
     "scaled_dot_product_attention": Arithmetic(_attention, _attention_exponentials),
     **{f"{SDPA}_{kind}": Arithmetic(_attention, _attention_exponentials) for kind in ATTENTION},
     **{f"{SDPA}_{kind}_backward": Arithmetic(_attention_backward, _attention_exponentials) for kind in ATTENTION},
+    "tilewright.attention": Arithmetic(_attention, _attention_exponentials),
+    "tilewright.attention_backward": Arithmetic(_attention_backward, _attention_exponentials),
 }

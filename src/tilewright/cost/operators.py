@@ -79,13 +79,14 @@ def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
     """The cost of one node of a captured graph; `symbolic` holds the shapes of all of them.
 
     Inputs, views and `getitem` are free. Provenance is "unknown", and every count 0, for an operator
-    without a rule and for tensors that are sparse or complex. A formula that does not give the
-    numeric count at the case's sizes is left out. Raises `CaptureError` for data-dependent sizes.
+    without a rule, for tensors that are sparse or complex, and for attention in a window or over packed
+    sequences. A formula that does not give the numeric count at the case's sizes is left out. Raises
+    `CaptureError` for data-dependent sizes.
     """
     if node.op in INERT or node.target is operator.getitem or calls.is_view(node):
         return FREE
     arithmetic = ARITHMETIC.get(calls.operator_name(node.target))
-    if node.op != "call_function" or arithmetic is None or not _is_plain(node):
+    if node.op != "call_function" or arithmetic is None or not _is_plain(node) or _depends_on_data(node):
         return UNKNOWN
     numbers, formulas = Launch(node, None), Launch(node, symbolic)
     reads = list(_reads(node, numbers, formulas, symbolic))
@@ -125,6 +126,12 @@ def _operands(node: Node) -> Iterator[tuple[str, Node]]:
         for value in argument if isinstance(argument, list | tuple) else (argument,):
             if isinstance(value, torch.fx.Node) and calls.output(value) is not None:
                 yield name, value
+
+
+def _depends_on_data(node: Node) -> bool:
+    """Attention over packed sequences, whose lengths are in a tensor, or within a window of some width."""
+    named = calls.arguments(node)
+    return named.get("starts_q") is not None or named.get("left") is not None
 
 
 def _is_plain(node: Node) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def operator_name(target: object) -> str:
-    """An ATen operator's name without its overload; its full name for anything else.
+    """An ATen operator's name without its overload, tilewright's with the library's name; else the full name.
 
     >>> import torch
     >>> operator_name(torch.ops.aten.mm.default), operator_name(operator.getitem)
@@ -23,6 +23,8 @@ def operator_name(target: object) -> str:
     parts = str(target).split(".")
     if parts[0] == "aten" and len(parts) == 3:
         return parts[1]
+    if parts[0] == "tilewright" and len(parts) == 3:
+        return f"tilewright.{parts[1]}"
     return str(getattr(target, "__name__", target))
 
 

@@ -35,7 +35,7 @@ ACTIVATIONS = frozenset(["gelu", "relu", "silu"])
 COPIES = frozenset(["clone", "_to_copy"])
 SCORING = frozenset(["mul", "div", "add", "sub", "where", "masked_fill"])
 GRADIENTS = {"linear": "linear backward", "residual": "gradient sum", "add": "gradient sum"}
-ATTENTION = "_scaled_dot_product_"
+ATTENTION = ("_scaled_dot_product_", "tilewright.attention")
 
 Passes = Callable[["Node"], bool]
 
@@ -139,7 +139,8 @@ def _written_out(softmax: Node, found: dict[Node, str]) -> None:
 def _fused(attention: Node, found: dict[Node, str]) -> None:
     arguments = calls.arguments(attention)
     found[attention] = "attention"
-    operands = [arguments[name] for name in ("query", "key", "value")]
+    names = ("query", "key", "value") if "query" in arguments else ("q", "k", "v")
+    operands = [arguments[name] for name in names]
     _projections([node for node in operands if isinstance(node, type(attention))], found)
     _merged(attention, found)
 

@@ -248,14 +248,14 @@ SDPA = "scaled_dot_product"
 
 @rule(
     f"{SDPA}_attention _{SDPA}_flash_attention _{SDPA}_flash_attention_for_cpu _{SDPA}_efficient_attention "
-    f"_{SDPA}_cudnn_attention _{SDPA}_fused_attention_overrideable"
+    f"_{SDPA}_cudnn_attention _{SDPA}_fused_attention_overrideable tilewright.attention"
 )
 def attention(call: Call) -> Result:
-    query, key, value = (call.tensor(name) for name in ("query", "key", "value"))
+    query, key, value = (call.tensor(name) for name in _names(call))
     names = call.names
     names.unify(query[-1], key[-1])
     names.unify(key[-2], value[-2])
-    mask = call.axes("attn_mask") or call.axes("attn_bias")
+    mask = call.axes("attn_mask") or call.axes("attn_bias") or call.axes("mask")
     if mask:
         scores = (*query[:-1], key[-2])
         broadcast(names, [scores, mask], [names.size_of(axis) for axis in scores])
@@ -266,7 +266,12 @@ def attention(call: Call) -> Result:
 
 @rule(
     f"_{SDPA}_flash_attention_backward _{SDPA}_flash_attention_for_cpu_backward "
-    f"_{SDPA}_efficient_attention_backward _{SDPA}_cudnn_attention_backward"
+    f"_{SDPA}_efficient_attention_backward _{SDPA}_cudnn_attention_backward tilewright.attention_backward"
 )
 def attention_backward(call: Call) -> Result:
-    return [call.tensor("query"), call.tensor("key"), call.tensor("value"), call.axes("attn_bias")]
+    return [*(call.tensor(name) for name in _names(call)), call.axes("attn_bias")]
+
+
+def _names(call: Call) -> tuple[str, str, str]:
+    """Of the three operands, in PyTorch's operators and in tilewright's."""
+    return ("query", "key", "value") if "query" in call.arguments else ("q", "k", "v")

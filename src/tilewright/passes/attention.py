@@ -13,7 +13,8 @@ too, with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import prod
 
 import torch
 from torch.fx import GraphModule, Node
@@ -22,8 +23,17 @@ from tilewright.graph.source import source_line
 from tilewright.passes.attention_form import check_form, write_attention
 from tilewright.passes.attention_mask import CONSTANT, Constants, Masking, settle_masks
 from tilewright.passes.attention_match import Attention, match_attention, product_above, product_below
-from tilewright.passes.attention_spelling import MODES, PRODUCTS, Refusal, example, mutates, spelled
-from tilewright.records.program import Decision
+from tilewright.passes.attention_spelling import (
+    MODES,
+    PRODUCTS,
+    Refusal,
+    example,
+    mutates,
+    scores_at,
+    spelled,
+    tensor_of,
+)
+from tilewright.records.program import Cost, Decision
 
 PURE = (
     CONSTANT
@@ -31,21 +41,29 @@ PURE = (
     | {"empty", "softmax", "log_softmax", "logsumexp", "exp", "max", "amax", "sum", "size", "detach"}
 )
 """Calls that may be erased once nobody reads them."""
+Price = Callable[[Cost, str], float | None]
+"""What a kernel of this cost, in this dtype, is predicted to take, in microseconds; None where nobody asks."""
 VIEWS = frozenset({"view", "unsqueeze", "squeeze", "getitem", "getattr", "expand", "detach", "dropout"})
 
 
-def recognise_attention(gm: GraphModule) -> list[Decision]:
+def unpriced(cost: Cost, dtype: str) -> None:
+    """No prediction is asked for."""
+    return None
+
+
+def recognise_attention(gm: GraphModule, price: Price = unpriced) -> list[Decision]:
     """Replace every attention in `gm`, a torch-level graph from Dynamo, in place.
 
     Each softmax between two matrix products gives one decision (`passed_by="attention"`): taken
-    with the bytes of the N² tensors that vanish, or refused with the reason.
+    with the bytes of the N² tensors that vanish, or refused with the reason; either with the predicted time of the
+    fused kernel's forward.
     """
     roots = [node for node in gm.graph.nodes if _is_root(node)]
     candidates = [(node, *around) for node in roots if (around := _products_around(node)) is not None]
     if not candidates:
         return []
     constants = Constants(gm.graph)
-    decisions = [_decide(gm, *candidate, constants) for candidate in candidates]
+    decisions = [_decide(gm, *candidate, constants, price) for candidate in candidates]
     gm.recompile()
     return decisions
 
@@ -76,8 +94,9 @@ def _products_around(root: Node) -> tuple[Node, Node] | None:
     return None if above is None or below is None else (above, below)
 
 
-def _decide(gm: GraphModule, root: Node, above: Node, below: Node, constants: Constants) -> Decision:
+def _decide(gm: GraphModule, root: Node, above: Node, below: Node, constants: Constants, price: Price) -> Decision:
     producer, consumer, source = above.name, below.name, source_line(root)
+    predicted = _predicted(above, below, price)
     try:
         attention = match_attention(root, constants.scalar)
         masking = settle_masks(attention, constants)
@@ -87,10 +106,41 @@ def _decide(gm: GraphModule, root: Node, above: Node, below: Node, constants: Co
         saved = sum(_nbytes(node, attention.scores) for node in attention.inside)
         _replace(gm, attention, masking, doomed)
     except Refusal as refusal:
-        return Decision("forward", producer, consumer, "refused", str(refusal), source=source, passed_by="attention")
+        reason = str(refusal)
+        return Decision(
+            "forward", producer, consumer, "refused", reason, 0, predicted, source=source, passed_by="attention"
+        )
     how = "causal" if masking.causal else "with its mask" if masking.added or masking.filled else "unmasked"
     reason = f"fused attention, {how}: no N² tensor is written or saved"
-    return Decision("forward", producer, consumer, "taken", reason, saved, source=source, passed_by="attention")
+    return Decision(
+        "forward", producer, consumer, "taken", reason, saved, predicted, source=source, passed_by="attention"
+    )
+
+
+def _predicted(above: Node, below: Node, price: Price) -> float | None:
+    """The price of the fused forward of these two products: q, k and v read once, out and the log-sum-exp written."""
+    try:
+        query, scores, result = scores_at(above).q, tensor_of(above), tensor_of(below)
+        depth = _hint(tensor_of(query.node).shape[-1 if query.order is None else query.order[-1]])
+    except Refusal:
+        return None
+    *_, queries, keys = map(_hint, scores.shape)
+    pairs, written = prod(map(_hint, scores.shape)), prod(map(_hint, result.shape))
+    if not pairs:
+        return None
+    heads, rows = pairs // (queries * keys), pairs // keys
+    width = written // rows
+    read = heads * (queries * depth + keys * (depth + width))
+    size = result.element_size()
+    cost = Cost(
+        reads=read,
+        writes=written + rows,
+        bytes_read=read * size,
+        bytes_written=written * size + rows * 4,
+        flops=2 * pairs * (depth + width),
+        transcendentals=pairs,
+    )
+    return price(cost, str(result.dtype).removeprefix("torch."))
 
 
 def _check_order(attention: Attention) -> None:

@@ -29,6 +29,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from tilewright.hardware.language import language_of
 from tilewright.passes.attention_mask import Masking
 from tilewright.passes.attention_match import Attention
 from tilewright.passes.attention_spelling import (
@@ -129,7 +130,7 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking) -> Nod
     q, k, v = _of_one_depth(write, q, k, v)
     dropped, mask = _dropped(write, masking, rank), None
     signs: list[Node] = []
-    if tensor_of(q).device.type == "cpu" or not masking.steady:
+    if language_of(tensor_of(q).device) == "c++" or not masking.steady:
         wide = torch.promote_types(tensor_of(q).dtype, torch.float32)
         signs.append(write.method("sum", write.method("detach", q), -1, dtype=wide))
     if masking.added:
@@ -250,7 +251,7 @@ def _fused(
     scale: float,
 ) -> Node:
     """out [B, H, Nq, dv], NaN where a row of scores or of `signs` [..., Nq] is all NaN or infinite."""
-    if tensor_of(q).device.type == "cpu":
+    if language_of(tensor_of(q).device) == "c++":
         # scaled_dot_product_attention would call the same kernel, and keep its log-sum-exp to itself.
         both = write.call(
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,

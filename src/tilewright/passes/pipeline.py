@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import fx
 
-from tilewright.passes.attention import recognise_attention
+from tilewright.passes.attention import Price, recognise_attention, unpriced
+from tilewright.passes.attention_kernel import Raced, choose_kernels, not_raced
+from tilewright.passes.attention_pinned import mark_pinned
 from tilewright.passes.attention_shift import settle_shifts
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
@@ -12,16 +14,21 @@ from tilewright.passes.simplify import simplify
 from tilewright.records.program import Decision
 
 
-def optimise_module(module: fx.GraphModule) -> list[Decision]:
-    """Before autograd, on the torch-level graph: attention, while it still is one."""
-    decisions = recognise_attention(module)
+def optimise_module(module: fx.GraphModule, price: Price = unpriced) -> list[Decision]:
+    """Before autograd, on the torch-level graph: attention, while it still is one; `price` predicts its time."""
+    mark_pinned(module)
+    decisions = recognise_attention(module, price)
     settle_shifts(module)
     return decisions
 
 
-def optimise_joint(graph: fx.Graph) -> list[Decision]:
-    """Before the cut into forward and backward: copies, common subexpressions, dead code, dropout."""
+def optimise_joint(graph: fx.Graph, raced: Raced = not_raced) -> list[Decision]:
+    """Before the cut into forward and backward: copies, common subexpressions, dead code, attention, dropout.
+
+    `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured.
+    """
     drop_copies(graph)
     simplify(graph)
+    decisions = choose_kernels(graph, raced)
     split_dropout(graph)
-    return []
+    return decisions

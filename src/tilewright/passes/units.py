@@ -37,7 +37,8 @@ def is_fusible(node: fx.Node) -> str | None:
     if row is None:
         return f"{node.target} has no row in the operator table"
     if row.operator_class in ("compute", "library", "random"):
-        return f"{node.target} is a library call"
+        written = row.name.startswith("tilewright.")
+        return f"{node.target} is a {'kernel written by hand' if written else 'library call'}"
     if row.body is None:
         return f"{node.target} has no body in the loop language"
     # Of several results, those that somebody asks for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -10,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from tilewright.emit.source import language_of
+from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.loops.nest import Nest
 from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
@@ -19,17 +22,28 @@ from tilewright.passes.schedule import Unit
 from tilewright.passes.units import is_view
 from tilewright.runtime import attention_backward
 from tilewright.runtime.draw import DrawStep
-from tilewright.runtime.executable import CallStep, ConstantStep, Executable, KernelStep, Slot, Step, TensorSpec
+from tilewright.runtime.executable import (
+    CallStep,
+    ConstantStep,
+    Executable,
+    KernelStep,
+    Slot,
+    Step,
+    TensorSpec,
+    ViewStep,
+)
 from tilewright.runtime.gpu import TritonKernel, TritonStep
+from tilewright.runtime.views import base_of, lies_as_told
 
 aten = torch.ops.aten
-OUT_VARIANTS: dict[object, Any] = {
-    aten.mm.default: aten.mm.out,
-    aten.bmm.default: aten.bmm.out,
-    aten.addmm.default: aten.addmm.out,
-    aten.baddbmm.default: aten.baddbmm.out,
+PRODUCTS: dict[object, Any] = {
+    aten.mm.default: torch.mm,
+    aten.bmm.default: torch.bmm,
+    aten.addmm.default: torch.addmm,
+    aten.baddbmm.default: torch.baddbmm,
 }
-"""Library calls that can write into pooled storage."""
+"""Library calls that can write into pooled storage (`out=`), by PyTorch's own functions: an operator of
+`torch.ops` takes the host twice as long."""
 
 
 @dataclass
@@ -51,7 +65,7 @@ def taken_over(scheduled: Scheduled) -> dict[fx.Node, fx.Node]:
     assembler = _Assembler(scheduled, {}, None)
     return {
         node: over
-        for position, unit in enumerate(scheduled.units)
+        for position, unit in enumerate(assembler.units)
         if isinstance(unit, Region)
         for node, over in zip(unit.lowered.outputs, assembler.takeovers(position, unit), strict=True)
         if over is not None
@@ -61,11 +75,11 @@ def taken_over(scheduled: Scheduled) -> dict[fx.Node, fx.Node]:
 class _Assembler:
     def __init__(self, scheduled: Scheduled, sources: Mapping[str, str], library: ctypes.CDLL | None) -> None:
         self.graph = scheduled.graph
-        self.units = scheduled.units
         self.sources = sources
         self.library = library
         self.slots: dict[fx.Node, int] = {}
         self.output = self.graph.output_node()
+        self.units = self._needed(scheduled.units)
         self.kernel_results = {n for u in self.units if isinstance(u, Region) for n in u.lowered.outputs}
         kernels = [u.lowered.nest for u in self.units if isinstance(u, Region)]
         self.draws = any(step.name == "draw" for nest in kernels for step in nest.steps)
@@ -81,11 +95,23 @@ class _Assembler:
         results = [self._argument(a) for a in self.output.args[0]]  # type: ignore[union-attr]
         return Executable(steps, len(self.slots), inputs, results)
 
+    def _needed(self, units: Sequence[Unit]) -> list[Unit]:
+        """Without the views that only kernels and other views read: these read what is behind them."""
+        calls = [u for u in units if isinstance(u, fx.Node) and not self._is_restrided(u)]
+        asked = {n for call in (*calls, self.output) for n in call.all_input_nodes}
+        return [u for u in units if isinstance(u, Region) or not self._is_restrided(u) or u in asked]
+
+    def _is_restrided(self, unit: fx.Node) -> bool:
+        """Whether a view is taken by its strides; one that leaves the graph stays the operator it was."""
+        return base_of(unit) is not unit and unit not in self.output.all_input_nodes
+
     def _slot(self, node: fx.Node) -> int:
         return self.slots.setdefault(node, len(self.slots))
 
     def _reads(self, unit: Unit) -> Sequence[fx.Node]:
-        return unit.lowered.inputs if isinstance(unit, Region) else unit.all_input_nodes
+        if isinstance(unit, Region):
+            return [base_of(n) for n in unit.lowered.inputs]
+        return [base_of(unit)] if self._is_restrided(unit) else unit.all_input_nodes
 
     def _last_uses(self) -> dict[fx.Node, int]:
         last: dict[fx.Node, int] = {}
@@ -109,14 +135,21 @@ class _Assembler:
         target: Any = unit.target
         if target is attention_backward.OPERATOR:
             target = attention_backward.attention_backward()
+        elif isinstance(target, OpOverload):
+            # Nobody is left to see tilewright's own operators: what they run costs the host less than finding it.
+            target = _own(target.name(), target)
         meta = unit.meta.get("val")
-        if not isinstance(meta, torch.Tensor) or not _lies_as_told(meta):
+        if not lies_as_told(meta):
             return CallStep(unit.name, target, args, kwargs, self._slot(unit))
-        if target in OUT_VARIANTS and not kwargs and meta.is_contiguous() and meta.device.type == "cpu":
-            return CallStep(unit.name, OUT_VARIANTS[target], args, {}, self._slot(unit), out=TensorSpec.of(meta))
-        # A view of a tensor that lies as the graph says lies as the graph says.
-        spec = None if is_view(unit) else TensorSpec.of(meta)
-        return CallStep(unit.name, target, args, kwargs, self._slot(unit), spec=spec)
+        spec = TensorSpec.of(meta)
+        if self._is_restrided(unit):
+            return ViewStep(unit.name, self._slot(base_of(unit)), spec.shape, spec.strides, self._slot(unit))
+        call = PRODUCTS.get(unit.target, target)
+        if unit.target in PRODUCTS and not kwargs and meta.is_contiguous() and meta.device.type == "cpu":
+            return CallStep(unit.name, call, args, {}, self._slot(unit), out=spec)
+        # A view of a tensor that lies as the graph says lies as the graph says; one result of several may not.
+        lies = is_view(unit) and unit.target is not operator.getitem
+        return CallStep(unit.name, call, args, kwargs, self._slot(unit), spec=None if lies else spec)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
@@ -128,15 +161,17 @@ class _Assembler:
         return value
 
     def _kernel(self, position: int, region: Region) -> Step:
-        inputs = tuple(self._slot(n) for n in region.lowered.inputs)
+        inputs = tuple(self._slot(base_of(n)) for n in region.lowered.inputs)
         outputs = [
-            (self._slot(node), TensorSpec.of(node.meta["val"]), None if over is None else self._slot(over))
+            (self._slot(node), TensorSpec.of(node.meta["val"]), None if over is None else self._slot(base_of(over)))
             for node, over in zip(region.lowered.outputs, self.takeovers(position, region), strict=True)
         ]
         if language_of(region.device) == "triton":
             kernel = TritonKernel(region.lowered.nest, self.sources[region.name])
             kernel.compile(region.device)
-            return TritonStep(region.name, kernel, inputs, tuple(outputs), region.device)
+            places = [n.meta["val"].device for n in region.lowered.inputs]
+            elsewhere = tuple(i for i, place in enumerate(places) if place != region.device)
+            return TritonStep(region.name, kernel, inputs, tuple(outputs), region.device, elsewhere)
         function = getattr(self.library, region.name)
         function.restype = None
         function.argtypes = (ctypes.c_void_p, ctypes.c_int)
@@ -170,7 +205,7 @@ class _Assembler:
 
     def _dies(self, storage: fx.Node, position: int) -> bool:
         """Whether this graph made `storage`, and nothing reads it or a view of it after `position`."""
-        if storage not in self.kernel_results and storage.target not in OUT_VARIANTS:
+        if storage not in self.kernel_results and storage.target not in PRODUCTS:
             # Other library calls may hand back an operand.
             return False
         shown, todo = {storage}, [storage]
@@ -188,20 +223,25 @@ class _Assembler:
         return node
 
 
+def _own(name: str, otherwise: Any) -> Any:
+    """What runs for a call of an operator of PyTorch's or of tilewright's."""
+    if name in ("tilewright::attention", "tilewright::attention_backward"):
+        # Triton is loaded where there is something for it to do.
+        from tilewright.runtime.attention_call import step_of
+
+        return step_of(name)
+    return IMPLEMENTATIONS.get(name, otherwise)
+
+
 def _shows_operand(node: fx.Node) -> bool:
     """Whether a call may give its operand's own storage, known to the table as a view or not."""
     schema = getattr(node.target, "_schema", None)
     return is_view(node) or (schema is not None and any(r.alias_info is not None for r in schema.returns))
 
 
-def _lies_as_told(meta: torch.Tensor) -> bool:
-    """Whether a tensor lies in memory as its strides say."""
-    return meta.device.type in ("cpu", "cuda") and meta.layout is torch.strided and meta.numel() > 0
-
-
 def _input_spec(node: fx.Node) -> TensorSpec | None:
     meta = node.meta.get("val")
-    return TensorSpec.of(meta) if isinstance(meta, torch.Tensor) and _lies_as_told(meta) else None
+    return TensorSpec.of(meta) if lies_as_told(meta) else None
 
 
 def writes_after_reads(nest: Nest, source: int, target: int) -> bool:

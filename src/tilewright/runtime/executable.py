@@ -135,6 +135,22 @@ class CallStep:
 
 
 @dataclass
+class ViewStep:
+    """The elements of another tensor, from its first one on, under other strides: a chain of views in one."""
+
+    generated: ClassVar[bool] = False
+    name: str
+    base: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    output: int
+    frees: tuple[int, ...] = ()
+
+    def run(self, slots: Slots) -> None:
+        slots[self.output] = slots[self.base].as_strided(self.shape, self.strides)
+
+
+@dataclass
 class ConstantStep:
     """A tensor that the program itself holds."""
 
@@ -238,6 +254,7 @@ __all__ = [
     "Slot",
     "Step",
     "TensorSpec",
+    "ViewStep",
     "fill",
     "threads",
 ]

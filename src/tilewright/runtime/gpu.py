@@ -10,6 +10,7 @@ import functools
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -30,6 +31,27 @@ LONG_BLOCK = 2048
 """Columns that a program takes at once from a row too long to hold."""
 WAVES = 2
 """Programs for each multiprocessor where each owns a strip of rows."""
+ALIGNED = 16
+"""Bytes; Triton compiles a kernel anew for pointers that are no multiples of it."""
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A kernel as Triton made it for one device, and what follows the pointers when it is launched."""
+
+    kernel: Any
+    programs: int
+    constants: tuple[int, ...]
+
+    def launch(self, pointers: Sequence[int], stream: int) -> None:
+        """Without Triton's own look at every argument, which costs the host more than the launch.
+
+        The kernel was compiled for pointers that are multiples of `ALIGNED`.
+        """
+        # `run` loads the kernel, and only then `function` is there.
+        run = self.kernel.run
+        known = (self.kernel.function, self.kernel.packed_metadata, None, None, None)
+        run(self.programs, 1, 1, stream, *known, *pointers, *self.constants)
 
 
 @dataclass(frozen=True)
@@ -94,7 +116,9 @@ class TritonKernel:
         module = _module(source)
         self.main = getattr(module, nest.name)
         self.after = getattr(module, f"{nest.name}_after", None)
+        self.contracts = Form(nest).contracts
         self._plans: dict[torch.device, Launch] = {}
+        self._compiled: dict[torch.device, list[_Compiled]] = {}
 
     def plan(self, device: torch.device) -> Launch:
         """How the kernel is launched on `device`."""
@@ -112,7 +136,7 @@ class TritonKernel:
         dtypes = [getattr(torch, b.dtype) for b in self.nest.buffers] + [getattr(torch, d) for _, d in chosen.scratch]
         try:
             with torch.cuda.device(device):
-                self._run(chosen, dtypes, lambda kernel, _: functools.partial(kernel.warmup, grid=(1,)))
+                self._compiled[device] = self._run(chosen, dtypes, lambda kernel, _: partial(kernel.warmup, grid=(1,)))
         except Exception as error:  # Triton, LLVM and ptxas each raise their own
             raise CompilerError(f"Triton failed on {self.nest.name}: {error}") from error
 
@@ -121,20 +145,42 @@ class TritonKernel:
         device = tensors[-1].device
         if device.type != "cuda" and not interpreted():
             raise CompilerError("CPU tensors need TRITON_INTERPRET=1 set before Triton is first imported")
+        compiled = self._compiled.get(device) if chosen is None else None
         chosen = chosen or self.plan(device)
-        scratch = [torch.empty(n, dtype=getattr(torch, dtype), device=device) for n, dtype in chosen.scratch]
+        scratch = [torch.empty(n, dtype=getattr(torch, d), device=device) for n, d in chosen.scratch]
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self._run(chosen, [*tensors, *scratch], lambda kernel, programs: kernel[(programs,)])
-        else:
+        elif compiled is None or not _launched(compiled, [t.data_ptr() for t in (*tensors, *scratch)], device.index):
             self._run(chosen, [*tensors, *scratch], lambda kernel, programs: kernel[(programs,)])
 
-    def _run(self, chosen: Launch, pointers: Sequence[object], on: Callable[[Any, int], Callable[..., object]]) -> None:
-        contracts = Form(self.nest).contracts
-        on(self.main, chosen.programs)(*pointers, **chosen.sizes, num_warps=chosen.warps, enable_fp_fusion=contracts)
+    def _run(
+        self, chosen: Launch, pointers: Sequence[object], on: Callable[[Any, int], Callable[..., object]]
+    ) -> list[_Compiled]:
+        """Hand each kernel its arguments through `on`; what comes back is the kernel that fits them."""
+        calls = [(self.main, chosen.programs, chosen.sizes, chosen.warps)]
         if self.after is not None and chosen.after_sizes is not None:
-            sizes = {name: n for name, n in chosen.after_sizes.items() if name in self.after.arg_names}
-            on(self.after, chosen.after_programs)(*pointers, **sizes, num_warps=4, enable_fp_fusion=contracts)
+            calls.append((self.after, chosen.after_programs, chosen.after_sizes, 4))
+        done = []
+        for kernel, programs, sizes, warps in calls:
+            constants = {name: sizes[name] for name in kernel.arg_names[len(pointers) :]}
+            fitting = on(kernel, programs)(*pointers, **constants, num_warps=warps, enable_fp_fusion=self.contracts)
+            done.append(_Compiled(fitting, programs, tuple(constants.values())))
+        return done
+
+
+def _launched(kernels: Sequence[_Compiled], pointers: Sequence[int], device: int) -> bool:
+    """Launch what was compiled ahead; False where it does not fit these pointers, or somebody watches launches."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
+    if any(getattr(hook, "calls", hook) for hook in hooks) or any(pointer % ALIGNED for pointer in pointers):
+        return False
+    stream = driver.active.get_current_stream(device)
+    for kernel in kernels:
+        kernel.launch(pointers, stream)
+    return True
 
 
 @dataclass
@@ -148,11 +194,14 @@ class TritonStep:
     outputs: tuple[tuple[int, TensorSpec, int | None], ...]
     """Slot, layout, and the slot whose storage it takes over (or None)."""
     device: torch.device
+    elsewhere: tuple[int, ...] = ()
+    """Inputs, by their place, that are on the CPU beside operands on a GPU, as a 0-d tensor may be."""
     frees: tuple[int, ...] = ()
 
     def run(self, slots: Slots) -> None:
-        # A 0-d tensor may be on the CPU beside operands on a GPU.
-        tensors = [t if t.device == self.device else t.to(self.device) for t in (slots[i] for i in self.inputs)]
+        tensors = [slots[i] for i in self.inputs]
+        for place in self.elsewhere:
+            tensors[place] = tensors[place].to(self.device)
         for slot, spec, over in self.outputs:
             slots[slot] = self._empty(spec) if over is None else spec.over(slots[over])
             tensors.append(slots[slot])

@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 from torch import fx
 
+from tilewright.measure.stopwatch import Stopwatch, stopwatch_for
 from tilewright.runtime.executable import Executable, Slots
 
 REPEATS = 9
 
 
-def time_steps(executable: Executable, inputs: list[Any]) -> dict[str, float]:
-    """Median microseconds of every step by its name, over a few runs on the same inputs (CPU)."""
+def time_steps(executable: Executable, inputs: list[Any], device: str = "cpu") -> dict[str, float]:
+    """Median microseconds of every step by its name on `device`, over a few runs on the same inputs."""
+    watch = stopwatch_for(device)
     laps: dict[str, list[float]] = defaultdict(list)
     for _ in range(REPEATS):
         slots: Slots = [None] * executable.slots
         for (slot, _spec), value in zip(executable.inputs, inputs, strict=True):
             slots[slot] = value
         for step in executable.steps:
-            start = time.perf_counter_ns()
-            step.run(slots)
-            laps[step.name].append((time.perf_counter_ns() - start) / 1e3)
+            laps[step.name].append(watch.time(partial(step.run, slots)).us)
             for index in step.frees:
                 slots[index] = None
     return {name: median(values) for name, values in laps.items()}
 
 
 class _Timed(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, watch: Stopwatch) -> None:
         super().__init__(module)
+        self.watch = watch
         self.laps: dict[str, list[float]] = defaultdict(list)
 
     def run_node(self, n: fx.Node) -> Any:
-        start = time.perf_counter_ns()
-        result = super().run_node(n)
+        results: list[Any] = []
+        run = super().run_node
+        lap = self.watch.time(lambda: results.append(run(n)))
         if n.op == "call_function":
-            self.laps[n.name].append((time.perf_counter_ns() - start) / 1e3)
-        return result
+            self.laps[n.name].append(lap.us)
+        return results[0]
 
 
-def time_operators(graph: fx.Graph, inputs: list[Any]) -> dict[str, float]:
-    """Median microseconds of every operator of `graph` run one by one as PyTorch runs them (CPU)."""
-    timed = _Timed(fx.GraphModule(torch.nn.Module(), graph))
+def time_operators(graph: fx.Graph, inputs: list[Any], device: str = "cpu") -> dict[str, float]:
+    """Median microseconds of every operator of `graph` run one by one as PyTorch runs them on `device`."""
+    timed = _Timed(fx.GraphModule(torch.nn.Module(), graph), stopwatch_for(device))
     with torch.no_grad():
         for _ in range(REPEATS):
             timed.run(*inputs)
@@ -54,15 +56,18 @@ def time_operators(graph: fx.Graph, inputs: list[Any]) -> dict[str, float]:
 
 
 def example_inputs(graph: fx.Graph, seed: int = 0) -> list[Any]:
-    """Random tensors that lie as the placeholders of `graph` say; numbers as captured."""
-    generator = torch.Generator().manual_seed(seed)
-    return [_example(n.meta.get("val"), generator) for n in graph.nodes if n.op == "placeholder"]
+    """Random tensors that lie where and as the placeholders of `graph` say; numbers as captured."""
+    generators: dict[torch.device, torch.Generator] = {}
+    return [_example(n.meta.get("val"), generators, seed) for n in graph.nodes if n.op == "placeholder"]
 
 
-def _example(meta: Any, generator: torch.Generator) -> Any:
+def _example(meta: Any, generators: dict[torch.device, torch.Generator], seed: int) -> Any:
     if not isinstance(meta, torch.Tensor):
         return meta
-    tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
+    if meta.device not in generators:
+        generators[meta.device] = torch.Generator(meta.device).manual_seed(seed)
+    generator = generators[meta.device]
+    tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device)
     if meta.dtype.is_floating_point:
         return tensor.normal_(generator=generator)
     return tensor.random_(0, 2, generator=generator)

@@ -8,10 +8,8 @@ marked "tried and lost".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 
@@ -19,8 +17,8 @@ from tilewright.emit.source import language_of
 from tilewright.loops.nest import Nest, describe
 from tilewright.passes.fusion import Fusion, Region, apart
 from tilewright.records import cache
-from tilewright.records.errors import CacheError
 from tilewright.records.program import Decision
+from tilewright.tune.kept import keep, kept
 from tilewright.tune.trial import Trial, race
 
 
@@ -30,8 +28,8 @@ def settle(fusion: Fusion, *, measure: bool) -> Fusion:
     if measure:
         unknown = [(r, parts) for r in several if _kept(r) is None and (parts := apart(r)) is not None]
         for (region, _), trial in zip(unknown, race(unknown) if unknown else [], strict=True):
-            _keep(region, trial)
-    trials = {region: kept for region in several if (kept := _kept(region)) is not None}
+            keep(_key(region.lowered.nest), trial)
+    trials = {region: known for region in several if (known := _kept(region)) is not None}
     return replace(
         fusion,
         regions=[part for region in fusion.regions for part in _follow(region, trials.get(region))],
@@ -56,10 +54,12 @@ def _annotate(decision: Decision, trials: dict[Region, Trial]) -> Decision:
     return decision
 
 
-# Trials on disk, by what the nest computes and where.
+def _kept(region: Region) -> Trial | None:
+    return kept(_key(region.lowered.nest))
 
 
 def _key(nest: Nest) -> str:
+    """What the nest computes, and where."""
     nameless = replace(
         nest,
         name="",
@@ -68,32 +68,3 @@ def _key(nest: Nest) -> str:
     )
     instructions = torch.backends.cpu.get_cpu_capability()
     return cache.key_of("trial", describe(nameless), str(torch.get_num_threads()), instructions, torch.__version__)
-
-
-_unsaved: dict[str, Trial] = {}
-"""Trials that could not be written: this process follows them, the next one will race again."""
-
-
-def _kept(region: Region) -> Trial | None:
-    key = _key(region.lowered.nest)
-    path = cache.entry(key, ".trial.json")
-    try:
-        kept = json.loads(path.read_text())
-        return Trial(float(kept["fused_us"]), float(kept["separate_us"]))
-    except OSError:
-        return _unsaved.get(key)
-    except (ValueError, TypeError, KeyError):
-        cache.discard(path)
-        return None
-
-
-def _keep(region: Region, trial: Trial) -> None:
-    key = _key(region.lowered.nest)
-    try:
-        cache.build(key, ".trial.json", lambda path: _write(path, trial))
-    except CacheError:
-        _unsaved[key] = trial
-
-
-def _write(path: Path, trial: Trial) -> None:
-    path.write_text(json.dumps(asdict(trial)))

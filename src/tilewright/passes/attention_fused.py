@@ -1,0 +1,290 @@
+"""One of PyTorch's fused attentions in a graph of ATen operators: read with its backward, and rewritten.
+
+    out, lse, … = _scaled_dot_product_flash_attention(q, k, v, …)        →   out, lse, … = attention(q, k, v, …)
+    dq, dk, dv = …_attention_backward(dout, q, k, v, out, lse, …)        →   dq, dk, dv = attention_backward(dout, …)
+
+Results keep the strides that PyTorch's have: views further on were traced for those.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from tilewright.graph import calls
+from tilewright.graph.capture import in_real_tensors
+from tilewright.passes.attention_spelling import Refusal
+
+if TYPE_CHECKING:
+    from tilewright.kernels.attention.request import Request
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One of PyTorch's fused kernels, forward and backward."""
+
+    name: str
+    forward: Any
+    backward: Any
+    from_start: bool
+    """Whether its causal mask is known to let query i see keys 0 to i where there are more keys than queries, or
+    fewer."""
+
+
+PEERS = (
+    Peer(
+        "FlashAttention-2",
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_backward.default,
+        from_start=False,
+    ),
+    Peer(
+        "cuDNN",
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_cudnn_attention_backward.default,
+        from_start=False,
+    ),
+    Peer(
+        "PyTorch's memory-efficient attention",
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_efficient_attention_backward.default,
+        from_start=True,
+    ),
+    Peer(
+        "PyTorch's attention for CPUs",
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        from_start=True,
+    ),
+)
+BY_FORWARD = {peer.forward: peer for peer in PEERS}
+"""By the operator that a graph calls."""
+
+
+class FusedAttention:
+    """One fused attention of a graph and its backward, read and found to fit; raises Refusal where it does not."""
+
+    def __init__(self, node: fx.Node, peer: Peer) -> None:
+        self.node, self.peer = node, peer
+        named = calls.arguments(node)
+        self.q, self.k, self.v = (_node(named[name]) for name in ("query", "key", "value"))
+        mask = named.get("attn_bias", named.get("attn_mask"))
+        self.mask = mask if isinstance(mask, fx.Node) else None
+        if named["dropout_p"] != 0.0:
+            raise Refusal("dropout on the weights, whose mask must be the one that eager draws")
+        self.results = _results(node)
+        self.backwards = self._find_backwards()
+        queries, keys = (value_of(x).shape[2] for x in (self.q, self.k))
+        causal = bool(named["is_causal"])
+        if causal and str(queries) != str(keys):
+            if not (isinstance(queries, int) and isinstance(keys, int) and peer.from_start):
+                raise Refusal("causal, over queries and keys of different lengths")
+            self.right: int | None = queries - keys
+        else:
+            self.right = 0 if causal else None
+        # A kernel is for one head size: where it was dynamic, another one is another compilation.
+        width, scale = int(value_of(self.q).shape[3]), named["scale"]
+        self.scale = width**-0.5 if scale is None else scale
+        self._check_operands()
+        self._check_mask()
+        self._check_results()
+        self.request = self._request()
+
+    def _find_backwards(self) -> list[fx.Node]:
+        """The calls of the peer's backward that belong to this forward; nothing else may read its statistics."""
+        found: list[fx.Node] = []
+        out = self.results.get(0)
+        for index, result in self.results.items():
+            for user in result.users:
+                named = calls.arguments(user)
+                if user.target is self.peer.backward and named["out"] is out:
+                    found.append(user)
+                elif index:
+                    reader = "the caller" if user.op == "output" else user.name
+                    raise Refusal(f"{reader} reads result {index} of PyTorch's own kernel")
+        found = list(dict.fromkeys(found))
+        for backward in found:
+            named = calls.arguments(backward)
+            if [named[name] for name in ("query", "key", "value")] != [self.q, self.k, self.v]:
+                raise Refusal(f"{backward.name} reads other operands than its forward")
+            if 3 in _results(backward):
+                raise Refusal("the mask needs a gradient")
+        return found
+
+    def _check_operands(self) -> None:
+        from tilewright.kernels.device import DTYPES, interpreted
+
+        operands = q, k, v = value_of(self.q), value_of(self.k), value_of(self.v)
+        if q.device.type != "cuda" and not interpreted():
+            raise Refusal("tilewright's kernels run on a CPU only in Triton's interpreter")
+        if any(getattr(x, "fake_mode", None) is None for x in operands):
+            raise Refusal("the graph was not traced with fake tensors")
+        if q.dtype not in DTYPES or {q.dtype} != {k.dtype, v.dtype}:
+            raise Refusal(f"{q.dtype}: the kernels take bfloat16, float16 and float32")
+        batches, heads = ({str(x.shape[axis]) for x in operands} for axis in (0, 1))
+        grouped = all(isinstance(x.shape[1], int) for x in operands) and k.shape[1] == v.shape[1]
+        if len(batches) > 1 or (len(heads) > 1 and not (grouped and q.shape[1] % max(k.shape[1], 1) == 0)):
+            raise Refusal("operands that broadcast")
+        sizes = [size for x in operands for size in zip(calls.shape_of(x), calls.strides_of(x), strict=True)]
+        if any(size == 0 for size, _ in sizes):
+            raise Refusal("empty tensors")
+        if any(size > 1 and stride == 0 for size, stride in sizes):
+            raise Refusal("an expanded operand")
+        if not isinstance(self.scale, float):
+            raise Refusal("a scale that differs from call to call")
+
+    def _check_mask(self) -> None:
+        if self.mask is None:
+            return
+        if self.right is not None:
+            raise Refusal("a mask beside a causal one")
+        if not self._mask_fits() and not all(isinstance(size, int) for size in self._scores()):
+            raise Refusal("a mask that broadcasts over sizes that differ from call to call")
+
+    def _check_results(self) -> None:
+        """That every result which is read is dense, so that another can be laid out like it."""
+        read = [self.results[0]] if 0 in self.results else []
+        for node in (*read, *(result for backward in self.backwards for result in _results(backward).values())):
+            _order(value_of(node))
+
+    def _scores(self) -> tuple[int | torch.SymInt, ...]:
+        """[B, H, Sq, Sk], what a mask is for."""
+        return (*value_of(self.q).shape[:3], value_of(self.k).shape[2])
+
+    def _mask_fits(self) -> bool:
+        """Whether the mask has the shape of the scores, symbols compared by name."""
+        return self.mask is not None and [*map(str, value_of(self.mask).shape)] == [*map(str, self._scores())]
+
+    def _request(self) -> Request:
+        """The call as plain data, with the sizes it was captured with; aligned as its strides are."""
+        from tilewright.kernels.attention.dispatch import readable
+        from tilewright.kernels.attention.registered import request_of
+
+        with in_real_tensors():
+            q, k, v = (readable(_without_data(value_of(x))) for x in (self.q, self.k, self.v))
+            mask = None if self.mask is None else torch.empty((), dtype=value_of(self.mask).dtype, device="meta")
+            mask = mask if mask is None else mask.expand(*q.shape[:3], k.shape[2])
+            return request_of(q, k, v, mask, *self._options()[:-1])._replace(device=value_of(self.q).device)
+
+    def _options(self) -> tuple[Any, ...]:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return None, None, None, self.scale, None, self.right, 0.0, 0.0, 0, 0, deterministic, "auto"
+
+    def rewrite(self) -> fx.Node:
+        """Put tilewright's operators in place; gives the forward's."""
+        from tilewright.kernels.attention.registered import attend, backward_operator
+
+        mask = self.mask
+        if mask is not None and not self._mask_fits():
+            mask = _call(self.node, aten.expand.default, mask, list(self._scores()))
+        operands, options = (self.q, self.k, self.v), (mask, *self._options())
+        new = _call(self.node, attend, *operands, *options)
+        out, *saved = (_call(self.node, operator.getitem, new, i) for i in range(4))
+        for backward in self.backwards:
+            grad = backward.args[0]
+            own = _call(backward, backward_operator, grad, None, *operands, out, *saved, *options)
+            for index, result in _results(backward).items():
+                _replace(result, _call(backward, operator.getitem, own, index))
+            _erase(backward)
+        if 0 in self.results:
+            _replace(self.results[0], out)
+        _erase(self.node)
+        for unused in (out, *saved):
+            if not unused.users:
+                unused.graph.erase_node(unused)
+        return new
+
+
+def _node(argument: object) -> fx.Node:
+    if not isinstance(argument, fx.Node):
+        raise Refusal("an operand is no tensor of the graph")
+    return argument
+
+
+def value_of(node: fx.Node) -> torch.Tensor:
+    """The fake tensor that stands for a node's result."""
+    value = calls.output(node)
+    if value is None:
+        raise Refusal(f"{node.name} has no known shape")
+    return value
+
+
+def _results(node: fx.Node) -> dict[int, fx.Node]:
+    """The results that somebody reads, by their place."""
+    found: dict[int, fx.Node] = {}
+    for user in node.users:
+        index = user.args[1]
+        if user.users and isinstance(index, int) and found.setdefault(index, user) is not user:
+            raise Refusal(f"result {index} of {node.name} is taken twice")
+    return found
+
+
+def _without_data(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(calls.shape_of(value), calls.strides_of(value), dtype=value.dtype, device="meta")
+
+
+def _call(before: fx.Node, target: Callable[..., Any], *args: Any) -> fx.Node:
+    """A call written before `before`, as part of what that computes, with the fake tensors of its results."""
+    with before.graph.inserting_before(before):
+        name = calls.operator_name(target).rpartition(".")[2]
+        node = before.graph.create_node("call_function", target, args, name=name)
+    mode = next(mode for x in _tensors_of(args) if (mode := getattr(x, "fake_mode", None)) is not None)
+    node.meta = {key: value for key, value in before.meta.items() if key not in ("val", "tensor_meta")}
+    with mode, torch.no_grad():
+        node.meta["val"] = target(*fx.map_arg(args, lambda x: x.meta["val"]))
+    return node
+
+
+def _tensors_of(args: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [x for node in args if isinstance(node, fx.Node) for x in calls.outputs(node) if x is not None]
+
+
+def _order(value: torch.Tensor) -> list[int]:
+    """The axes of a dense tensor from the outermost in memory to the innermost."""
+    sizes, strides = calls.shape_of(value), calls.strides_of(value)
+    order = sorted(range(len(sizes)), key=lambda axis: (-strides[axis], axis))
+    step = 1
+    for axis in reversed(order):
+        if sizes[axis] > 1 and strides[axis] != step:
+            raise Refusal("PyTorch's kernel leaves gaps in its result")
+        step *= sizes[axis]
+    return order
+
+
+def _replace(old: fx.Node, new: fx.Node) -> None:
+    """Let `new` take the place of `old`, laid out in memory as that: views further on were traced for it."""
+    was, lies = value_of(old), value_of(new)
+    shape, strides = calls.shape_of(was), calls.strides_of(was)
+    alike = all(n == 1 or a == b for n, a, b in zip(shape, strides, calls.strides_of(lies), strict=True))
+    if not alike:
+        order = _order(was)
+        back = [order.index(axis) for axis in range(len(order))]
+        ordered = _call(old, aten.permute.default, new, order)
+        dense = _contiguous(old, ordered)
+        new = _call(old, aten.permute.default, dense, back)
+    old.replace_all_uses_with(new)
+    old.graph.erase_node(old)
+
+
+def _erase(node: fx.Node) -> None:
+    """Erase a call with several results, none of which is read any more."""
+    for result in list(node.users):
+        node.graph.erase_node(result)
+    node.graph.erase_node(node)
+
+
+def _contiguous(before: fx.Node, node: fx.Node) -> fx.Node:
+    copied = _call(before, _contiguous_clone, node)
+    copied.target, copied.kwargs = aten.clone.default, {"memory_format": torch.contiguous_format}
+    return copied
+
+
+def _contiguous_clone(x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format)

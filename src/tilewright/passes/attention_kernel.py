@@ -1,0 +1,131 @@
+"""Fused attention runs in tilewright's kernels where they take it and are not slower.
+
+    out, lse, … = _scaled_dot_product_flash_attention(q, k, v, …)        →   out, lse, … = attention(q, k, v, …)
+    dq, dk, dv = …_attention_backward(dout, q, k, v, out, lse, …)        →   dq, dk, dv = attention_backward(dout, …)
+
+PyTorch has chosen one of its own kernels when this pass sees the joint graph, whether attention was written out, a
+call of `scaled_dot_product_attention`, or inside one of its modules. What PyTorch fuses gives zeros for a query that
+sees no key, and so do the kernels that take its place.
+
+Without a race on this machine, the kernels for Hopper are taken where the work is worth it, and the others are not:
+those were measured on an H200 alone, where the portable ones lose to cuDNN (161 µs to 90 for a masked forward) and
+those for decoding take 0.96 to 1.04 times as long.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from tilewright.graph.source import source_line
+from tilewright.hardware.language import language_of
+from tilewright.passes.attention_fused import BY_FORWARD, FusedAttention, value_of
+from tilewright.passes.attention_pinned import is_pinned
+from tilewright.passes.attention_spelling import Refusal
+from tilewright.passes.units import behind_views
+from tilewright.records.program import Decision, Verdict
+
+if TYPE_CHECKING:
+    from tilewright.kernels.attention.request import Request
+
+Raced = Callable[["Request", bool], tuple[float, float] | None]
+"""For a request, with its backward or without: the microseconds of tilewright's kernels and of PyTorch's; None
+where they were not raced."""
+
+
+WRITTEN_IN = {
+    "hopper_forward": "Gluon, for Hopper",
+    "hopper_backward": "CUDA C++, for Hopper",
+    "decode": "Triton, split over the keys",
+    "triton_launch": "portable Triton",
+}
+"""By module of `kernels/attention`."""
+FOR_HOPPER = frozenset({"hopper_forward", "hopper_backward"})
+LEAST_FLOPS = 16e9
+"""Of a forward that is trained, below which PyTorch's kernels stay: their backward costs the host less. On an H200 a
+bf16 block whose attention takes 6.4 GFLOP (D768 H12 B2 S1024) took 3.48 ms a step with tilewright's kernels and 3.25
+with cuDNN's where the host launched it (before `runtime/attention_call.py` kept requests), and 475 µs against 476 as a
+CUDA graph; with 34 and 137 GFLOP a graph took 0.96 and 0.99 of the time, and the host no longer decided."""
+
+
+def not_raced(request: Request, training: bool) -> None:
+    """No race is known."""
+    return None
+
+
+def choose_kernels(graph: fx.Graph, raced: Raced = not_raced) -> list[Decision]:
+    """Rewrite `graph`, a joint or inference graph of ATen operators, in place; one decision for each attention."""
+    return [_decide(node, raced) for node in list(graph.nodes) if node.target in BY_FORWARD]
+
+
+def _decide(node: fx.Node, raced: Raced) -> Decision:
+    peer = BY_FORWARD[node.target]
+    source, producer = source_line(node), behind_views(node.all_input_nodes[0]).name
+    consumer, measured = node.name, None
+    verdict: Verdict = "refused"
+    try:
+        if language_of(value_of(node.all_input_nodes[0]).device) != "triton":
+            raise Refusal("tilewright's own kernels are for GPUs, and this was captured on a CPU")
+        if is_pinned(node):
+            raise Refusal("the user chose among PyTorch's attention kernels")
+        call = FusedAttention(node, peer)
+        training = bool(call.backwards)
+        ways = _ways(call.request, training)
+        times = raced(call.request, training)
+        if times is not None:
+            faster = times[0] <= times[1] * 1.02
+            what = "forward and backward" if training else "forward"
+            reason = f"{what} took {times[0]:.0f} µs in tilewright's kernels, {times[1]:.0f} µs in {peer.name}"
+            # What is predicted is the forward alone.
+            measured = None if training else times[0]
+        else:
+            _check_fast(call.request, ways)
+            faster, reason = True, f"tilewright's kernels in place of {peer.name}: {_described(ways)}"
+        if faster:
+            consumer = call.rewrite().name
+        verdict = "taken" if faster else "tried and lost"
+    except Refusal as refusal:
+        reason = f"stays with {peer.name}: {refusal}"
+    return Decision(
+        "forward", producer, consumer, verdict, reason, measured_us=measured, source=source, passed_by="attention"
+    )
+
+
+def _ways(request: Request, training: bool) -> list[str]:
+    """The modules of `kernels/attention` that compute `request`, forward first; Refusal where one has none."""
+    from tilewright.kernels.attention.dispatch import chosen
+
+    try:
+        modules = [chosen(request, "auto", backward) for backward in (False, True)[: 1 + training]]
+    except NotImplementedError as error:
+        raise Refusal(str(error)) from None
+    return [module.__name__.rpartition(".")[2] for module in modules]
+
+
+def _described(ways: list[str]) -> str:
+    return "; backward ".join(WRITTEN_IN[way] for way in ways)
+
+
+def _check_fast(request: Request, ways: list[str]) -> None:
+    """Refuse kernels that are not known to be as fast as PyTorch's. In the interpreter nobody asks."""
+    if request.device.type != "cuda":
+        return
+    flops = _flops(request)
+    if len(ways) > 1 and flops < LEAST_FLOPS:
+        raise Refusal(
+            f"a step with {flops / 1e9:.2g} GFLOP of attention is bound by the host, which PyTorch costs less"
+        )
+    for way, own in zip(ways, ("hopper_forward", "hopper_backward"), strict=False):
+        if way not in FOR_HOPPER:
+            why = importlib.import_module(f"tilewright.kernels.attention.{own}").supports(request)
+            what = why or f"the kernel in {WRITTEN_IN[way]} comes first"
+            raise Refusal(f"{what}, and what takes it was not raced against it here")
+
+
+def _flops(request: Request) -> int:
+    """Of both products of the forward; under a band, half of the pairs."""
+    pairs = request.batch * request.heads * request.queries * request.keys
+    return 2 * pairs * (request.head_size + request.value_size) // (2 if request.banded else 1)

@@ -1,0 +1,222 @@
+"""Attention of a compiled model on a GPU: tilewright's kernels, the numbers contract, CUDA graphs, autocast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.gpu.kernels.launching import replayed, values_of
+from tilewright.backend import Recording, backend, recording
+from tilewright.measure.benchmark import benchmark
+from tilewright.measure.verify import verify
+from tilewright.passes import attention_kernel, pipeline
+from tilewright.records.program import Decision
+from tilewright.tune.attention import race
+
+pytestmark = pytest.mark.gpu
+GPU = "cuda:0"
+WIDTH, HEADS = 256, 4
+LEAST_FLOPS = attention_kernel.LEAST_FLOPS
+
+
+class Block(nn.Module):
+    """Pre-norm attention with a residual, [B, S, D] → [B, S, D]; causal, or written out."""
+
+    def __init__(self, causal: bool, width: int = WIDTH, heads: int = HEADS) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.causal, self.heads = causal, heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.project(self.norm(x)).chunk(3, -1))
+        if self.causal:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            mixed = torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v
+        result: Tensor = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+class Encoder(nn.Module):
+    """PyTorch's own module, which calls attention out of Dynamo's sight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.attention(x, x, x, need_weights=False)[0]
+        return result
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "causal": lambda: Block(True),
+    "written out": lambda: Block(False),
+    "module": Encoder,
+}
+
+
+@pytest.fixture(autouse=True)
+def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small attention is worth the kernels here."""
+    monkeypatch.setattr(attention_kernel, "LEAST_FLOPS", 0)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(model: Any) -> tuple[Callable[..., Any], Recording]:
+    """The model under the backend, and what its compilations learn."""
+    found = Recording()
+
+    def noting(module: Any, inputs: Any, **options: Any) -> Callable[..., Any]:
+        with recording() as record:
+            made = backend(module, inputs, **options)
+        found.graphs += record.graphs
+        found.decisions += record.decisions
+        return made
+
+    return torch.compile(model, backend=noting, dynamic=False), found
+
+
+def on_kernels(record: Recording) -> list[Decision]:
+    """The decisions on whose kernel an attention is."""
+    return [d for d in record.decisions if d.passed_by == "attention" and "N² tensor" not in d.reason]
+
+
+def inputs(dtype: torch.dtype = torch.bfloat16, length: int = 333) -> Tensor:
+    return torch.randn(2, length, WIDTH, device=GPU, dtype=dtype, requires_grad=True)
+
+
+def on_hopper() -> bool:
+    return torch.cuda.get_device_capability() == (9, 0)
+
+
+@pytest.mark.parametrize(("name", "training"), [*((name, True) for name in MODELS), ("causal", False)])
+def test_the_numbers_contract_of_a_block(name: str, training: bool) -> None:
+    model = MODELS[name]().to(GPU, torch.bfloat16)
+    call, record = compiled(model)
+    broken = [row for row in verify(model, call, [inputs()], training=training) if not row.ok]
+    assert broken == []
+    (decision,) = on_kernels(record)
+    targets = [str(node.target) for graph in record.graphs for node in graph.before.nodes]
+    if on_hopper():
+        assert decision.verdict == "taken" and "Gluon, for Hopper" in decision.reason
+        assert targets.count("tilewright.attention.default") == 1
+        assert targets.count("tilewright.attention_backward.default") == training
+        assert not any("scaled_dot_product" in target for target in targets)
+    else:
+        assert decision.verdict == "refused" and "compute capability 9.0" in decision.reason
+
+
+def test_what_stays_with_pytorch_says_why() -> None:
+    def dropped(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+
+    def masked(q: Tensor) -> Tensor:
+        seen = torch.rand(q.shape[2], q.shape[2], device=GPU) > 0.2
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=seen)
+
+    q = torch.randn(1, 2, 128, 64, device=GPU, dtype=torch.bfloat16)
+    for function, operand, reason in (
+        (dropped, q, "dropout"),
+        (masked, q, "a mask"),
+        (lambda q: F.scaled_dot_product_attention(q, q, q), q.float(), "float32"),
+    ):
+        torch._dynamo.reset()
+        call, record = compiled(function)
+        torch.manual_seed(0)
+        out = call(operand)
+        torch.manual_seed(0)
+        torch.testing.assert_close(out, function(operand))
+        (decision,) = on_kernels(record)
+        assert decision.verdict == "refused" and reason in decision.reason
+
+
+def test_a_small_step_stays_with_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_kernel, "LEAST_FLOPS", LEAST_FLOPS)
+    model = Block(True).to(GPU, torch.bfloat16)
+    call, record = compiled(model)
+    call(inputs()).sum().backward()
+    (decision,) = on_kernels(record)
+    assert decision.verdict == "refused" and "bound by the host" in decision.reason
+
+
+def test_a_captured_graph_gives_the_same() -> None:
+    model = Block(True).to(GPU, torch.bfloat16)
+    call, record = compiled(model)
+    x = inputs(length=256)
+    once = values_of(call, [x])
+    again = replayed(call, [x])
+    assert torch.equal(once[0], again[0])
+    # The gradient of q is a sum in no fixed order.
+    torch.testing.assert_close(once[1], again[1], rtol=2**-6, atol=2**-6)
+    assert len(on_kernels(record)) == 1
+
+
+def test_autocast() -> None:
+    model = Block(True).to(GPU)
+    call, record = compiled(model)
+    x = inputs(torch.float32)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert [row for row in verify(model, call, [x]) if not row.ok] == []
+    (decision,) = on_kernels(record)
+    assert decision.verdict == ("taken" if on_hopper() else "refused")
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_a_race_settles_what_the_portable_kernels_take(
+    training: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def masked(q: Tensor, seen: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=seen)
+
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr("tilewright.backend.raced", race)
+    q = torch.randn(2, 4, 512, 64, device=GPU, dtype=torch.bfloat16, requires_grad=training)
+    seen = torch.rand(512, 512, device=GPU) > 0.2
+    call, record = compiled(masked)
+    assert [row for row in verify(masked, call, [q, seen], training=training) if not row.ok] == []
+    (decision,) = on_kernels(record)
+    assert decision.verdict in ("taken", "tried and lost")
+    assert decision.reason.startswith("forward and backward took" if training else "forward took")
+    assert (decision.measured_us is None) == training
+    with capsys.disabled():
+        print(f"\nmasked attention, {'training' if training else 'inference'}: {decision.verdict}: {decision.reason}")
+
+
+def test_the_time_of_a_block(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A training step with tilewright's attention and with PyTorch's, as a CUDA graph: not slower."""
+    model = Block(True, 1024, 16).to(GPU, torch.bfloat16)
+    x = torch.randn(4, 2048, 1024, device=GPU, dtype=torch.bfloat16, requires_grad=True)
+    steps: dict[str, Callable[[], object]] = {}
+    for name in ("tilewright", "pytorch"):
+        torch._dynamo.reset()
+        with monkeypatch.context() as changed:
+            if name == "pytorch":
+                changed.setattr(pipeline, "choose_kernels", lambda graph, raced: [])
+            steps[name] = captured_step(compiled(model)[0], x)
+    times = {name: t.median_us for name, t in benchmark(steps, device=GPU, max_seconds=1.0).items()}
+    with capsys.disabled():
+        print(f"\nblock D1024 H16 B4 S2048 causal bf16, forward and backward: {times} µs")
+    assert times["tilewright"] <= times["pytorch"] / 0.98
+
+
+def captured_step(call: Callable[..., Any], x: Tensor) -> Callable[[], object]:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        values_of(call, [x])
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        values_of(call, [x])
+    return graph.replay

@@ -1,0 +1,327 @@
+"""Compiled models on tilewright's attention kernels in Triton's interpreter, against float64 and eager.
+
+`test_attention_kernel.py` runs this in a process of its own: Triton decides when it is first imported whether its
+library is interpreted. `TILEWRIGHT_TARGET=triton` makes the graphs those of a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tests.cli.commands import Tilewright
+from tests.cli.conftest import home, tilewright  # noqa: F401
+from tests.kernels.interpreter import install
+from tests.passes.attention_spellings import (
+    CAUSAL,
+    DROPPED_ROW,
+    MASKED,
+    Function,
+    causal_tril,
+    einsum_sequence_first,
+    fewer_keys,
+    five_axes,
+    grouped_broadcast,
+    half_depth_values,
+    in_autocast,
+    merged_heads,
+    one_query,
+    plain,
+    softmax_in_fp32,
+    three_axes,
+)
+from tests.passes.test_attention import check_numbers, heads, value_and_gradients, with_gradients
+from tilewright import functional
+from tilewright.backend import Recording, backend, recording
+from tilewright.passes import pipeline
+from tilewright.passes.attention_kernel import choose_kernels
+from tilewright.records.program import Decision
+
+install()
+WRITTEN_OUT = [
+    plain, einsum_sequence_first, fewer_keys, five_axes, half_depth_values, merged_heads, one_query, three_axes,
+    *CAUSAL[:2],
+]  # fmt: skip
+
+HALF = MASKED[1::2]
+
+
+@pytest.fixture(autouse=True)
+def in_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Compiled:
+    """A function under the backend, and what its compilations learned."""
+
+    def __init__(self, fn: Callable[..., Tensor], dynamic: bool = False) -> None:
+        self.record = Recording()
+        self.call = torch.compile(fn, backend=self.backend, fullgraph=True, dynamic=dynamic)
+
+    def backend(self, module: torch.fx.GraphModule, inputs: Sequence[Tensor], **_: object) -> Callable[..., object]:
+        with recording() as record:
+            compiled = backend(module, inputs)
+        self.record.graphs += record.graphs
+        self.record.decisions += record.decisions
+        return compiled
+
+    @property
+    def choices(self) -> list[Decision]:
+        """The decisions on whose kernel an attention is."""
+        return [d for d in self.record.decisions if d.passed_by == "attention" and "N² tensor" not in d.reason]
+
+    def targets(self, name: str) -> int:
+        nodes = [node for graph in self.record.graphs for node in graph.before.nodes]
+        return sum(name in str(node.target) for node in nodes)
+
+    def check_taken(self, training: bool = True) -> None:
+        (choice,) = self.choices
+        assert choice.verdict == "taken" and "portable Triton" in choice.reason, choice
+        assert self.targets("tilewright.attention.default") == 1
+        assert self.targets("tilewright.attention_backward.default") == training
+        assert self.targets("scaled_dot_product") == 0
+
+
+def check(fn: Function, inputs: Sequence[Tensor], truth: Function | None = None) -> Compiled:
+    """Forward and backward keep the numbers contract, on tilewright's kernels."""
+    compiled = Compiled(fn)
+    actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(fn, inputs)
+    compiled.check_taken()
+    check_numbers(actual, eager, value_and_gradients(truth or fn, inputs, torch.float64))
+    assert actual[0].stride() == eager[0].stride()
+    return compiled
+
+
+@pytest.mark.parametrize("fn", WRITTEN_OUT, ids=lambda fn: fn.__name__)
+def test_attention_written_out(fn: Function) -> None:
+    check(fn, with_gradients(heads()))
+
+
+@pytest.mark.parametrize(("fn", "mask"), HALF, ids=[f"{fn.__name__}-{i}" for i, (fn, _) in enumerate(HALF)])
+def test_masks_written_out_and_the_rows_they_empty(fn: Function, mask: Tensor) -> None:
+    """NaN stays where eager has it, and nowhere else: `check_numbers` compares the places."""
+    check(fn, [*with_gradients(heads()), mask])
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, scale=0.3)
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True)
+
+
+def heads_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Laid out as a linear layer gives them, and merged as one takes them."""
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("fn", [causal, scaled, grouped, heads_last], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("sizes", [(7, 7), (33, 20), (20, 33), (1, 1)], ids=str)
+def test_attention_called(fn: Function, sizes: tuple[int, int]) -> None:
+    check(fn, with_gradients(heads(n=sizes[0], m=sizes[1], d=16)))
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.rand(33, 20) > 0.3, torch.randn(2, 1, 33, 20), torch.randn(1, 20)], ids=lambda mask: str(mask.shape)
+)
+def test_masks_given(mask: Tensor) -> None:
+    check(with_mask, [*with_gradients(heads(n=33, m=20, d=16)), mask])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("fn", "truth"), [(causal, causal), (causal_tril, causal_tril), (softmax_in_fp32, plain)])
+def test_narrow_dtypes(fn: Function, truth: Function, dtype: torch.dtype) -> None:
+    check(fn, with_gradients(heads(dtype)), truth)
+
+
+def test_autocast() -> None:
+    inputs = with_gradients(heads())
+    compiled = Compiled(in_autocast)
+    actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(in_autocast, inputs)
+    compiled.check_taken()
+    check_numbers(actual, eager, value_and_gradients(plain, inputs, torch.float64))
+
+
+def test_expanded_keys_stay_with_pytorch() -> None:
+    inputs = with_gradients(heads())
+    compiled = Compiled(grouped_broadcast)
+    actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(grouped_broadcast, inputs)
+    check_numbers(actual, eager, value_and_gradients(grouped_broadcast, inputs, torch.float64))
+    (choice,) = compiled.choices
+    assert choice.verdict == "refused" and "an expanded operand" in choice.reason
+
+
+def test_later_calls_and_operands_that_begin_elsewhere_give_the_same() -> None:
+    """What the first call was found to be holds for the next; not for operands that begin at no multiple of 16."""
+    compiled = Compiled(heads_last)
+    inputs = with_gradients(heads(torch.bfloat16, d=16))
+    first, second = (value_and_gradients(compiled.call, inputs) for _ in range(2))
+    shifted = [torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x.detach()) for x in inputs]
+    assert all(x.data_ptr() % 16 for x in shifted)
+    compiled = Compiled(causal)
+    expected = value_and_gradients(compiled.call, inputs)
+    leaves = [x.requires_grad_() for x in shifted]
+    out = compiled.call(*leaves)
+    cotangent = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape).to(out.dtype)
+    third = [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
+    for one, other in (*zip(first, second, strict=True), *zip(expected, third, strict=True)):
+        assert torch.equal(one, other)
+
+
+def test_inference_has_no_backward() -> None:
+    compiled = Compiled(causal)
+    inputs = heads(d=16)
+    torch.testing.assert_close(compiled.call(*inputs), causal(*inputs))
+    compiled.check_taken(training=False)
+
+
+def test_a_module_that_calls_attention_out_of_dynamos_sight() -> None:
+    module = nn.MultiheadAttention(32, 2, batch_first=True)
+    compiled = Compiled(lambda x: module(x, x, x, need_weights=False)[0])
+    x = torch.randn(2, 9, 32, requires_grad=True)
+    (ours,), (theirs,) = (torch.autograd.grad(f(x).square().sum(), x) for f in (compiled.call, compiled_away(module)))
+    compiled.check_taken()
+    torch.testing.assert_close(ours, theirs)
+
+
+def compiled_away(module: nn.MultiheadAttention) -> Callable[[Tensor], Tensor]:
+    return lambda x: module(x, x, x, need_weights=False)[0]
+
+
+def test_sizes_that_vary() -> None:
+    compiled = Compiled(causal, dynamic=True)
+    for n in (7, 12, 31):
+        inputs = with_gradients(heads(n=n, m=n, d=16))
+        actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(causal, inputs)
+        check_numbers(actual, eager, value_and_gradients(causal, inputs, torch.float64))
+    assert [choice.verdict for choice in compiled.choices] == ["taken"]
+
+
+@pytest.mark.parametrize(("times", "verdict"), [((90.0, 100.0), "taken"), ((110.0, 100.0), "tried and lost")])
+def test_a_race_decides(times: tuple[float, float], verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def raced(request: object, training: bool) -> tuple[float, float]:
+        asked.append(training)
+        return times
+
+    monkeypatch.setattr(pipeline, "choose_kernels", lambda graph, _: choose_kernels(graph, raced))
+    compiled = Compiled(causal)
+    value_and_gradients(compiled.call, with_gradients(heads(d=16)))
+    (choice,) = compiled.choices
+    assert asked == [True] and choice.verdict == verdict
+    assert choice.reason.startswith(f"forward and backward took {times[0]:.0f} µs in tilewright's kernels, 100 µs in")
+    # Beside the prediction, which is of the forward.
+    assert choice.measured_us is None
+    assert compiled.targets("tilewright.attention.default") == (verdict == "taken")
+
+
+def test_what_the_user_switched_off_is_not_replaced() -> None:
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    try:
+        compiled = Compiled(causal)
+        compiled.call(*heads(d=16))
+    finally:
+        torch.backends.cuda.enable_mem_efficient_sdp(True)
+    (choice,) = compiled.choices
+    assert choice.verdict == "refused" and "the user chose" in choice.reason
+
+
+def test_what_the_user_gave_to_one_kernel_stays_with_it() -> None:
+    def both(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            first = causal(q, k, v)
+        return causal(first, k, v)
+
+    compiled = Compiled(both)
+    inputs = heads(d=16)
+    torch.testing.assert_close(compiled.call(*inputs), both(*inputs))
+    assert [choice.verdict for choice in compiled.choices] == ["refused", "taken"]
+
+
+def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out: Tensor = functional.attention(q, k, v, causal=True)
+    return out.square()
+
+
+@pytest.mark.parametrize("name", ["tilewright", "inductor"])
+def test_a_model_that_calls_the_function_itself(name: str) -> None:
+    inputs = with_gradients(heads(d=16))
+    call = torch.compile(own, backend=name, fullgraph=True)
+    actual, eager = value_and_gradients(call, inputs), value_and_gradients(own, inputs)
+    for mine, plainly in zip(actual, eager, strict=True):
+        torch.testing.assert_close(mine, plainly)
+
+
+CASES = """
+import torch.nn.functional as F
+from tilewright.records.case import Case, InputSpec
+
+def attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+def wide(q, k, v):
+    return F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+
+def case(function):
+    return Case(function.__name__, lambda: function, [InputSpec.parse("fp32[B=2,H=3,N=21,d=16]")] * 3)
+
+taken, refused = case(attention), case(wide)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "words"),
+    [
+        ("taken", "taken", "tilewright's kernels in place of PyTorch's attention for CPUs: portable Triton"),
+        ("refused", "refused", "float64: the kernels take bfloat16, float16 and float32"),
+    ],
+)
+def test_the_command_line_says_whose_kernel(
+    name: str,
+    verdict: str,
+    words: str,
+    tmp_path: Path,
+    tilewright: Tilewright,  # noqa: F811
+) -> None:
+    path = tmp_path / "cases.py"
+    path.write_text(CASES)
+    ended = tilewright("explain", f"{path}:{name}", "--on", "h200", "--json")
+    assert ended.code == 0, ended.err
+    program = json.loads(ended.out)
+    (row,) = [row for row in program["decisions"] if row["passed_by"] == "attention"]
+    assert row["verdict"] == verdict and words in row["reason"] and row["source"].startswith("cases.py:")
+    (launch,) = [
+        o for o in program["operators"] if (o["stage"], o["graph"], o["name"]) == ("after", "forward", row["consumer"])
+    ]
+    assert launch["target"].startswith("tilewright.attention" if name == "taken" else "aten._scaled_dot_product")
+    assert row["predicted_us"] == launch["floor_us"] > 0
+    assert all(o["cost"]["provenance"] == "formula" for o in program["operators"])
+
+
+def test_rows_that_see_nothing_are_zeros_where_attention_is_called() -> None:
+    """As PyTorch's fused kernels have it."""
+    compiled = Compiled(with_mask)
+    out = compiled.call(*heads(d=16), ~DROPPED_ROW)
+    compiled.check_taken(training=False)
+    assert torch.equal(out[:, :, 3], torch.zeros_like(out[:, :, 3])) and out.isfinite().all()

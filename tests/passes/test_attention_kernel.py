@@ -1,0 +1,122 @@
+"""Whose kernels an attention runs on: what is refused and why; the rest in Triton's interpreter, on its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.passes.graphs import aten, calls, run
+from tilewright.kernels.attention.request import Request
+from tilewright.passes import attention_kernel
+from tilewright.passes.attention_fused import PEERS
+from tilewright.passes.attention_kernel import choose_kernels
+from tilewright.passes.attention_spelling import Refusal
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+SHAPES = ((2, 3, 7, 16),) * 3
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:::triton", "-W", "ignore:::numpy", "--show-capture=no"]
+    command = [sys.executable, "-m", "pytest", *options, str(HERE / "interpreted" / "attention_kernel.py")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout
+
+
+def test_on_a_cpu_pytorch_computes_it_and_the_graph_stays() -> None:
+    graph = aten(attention, *(torch.randn(shape) for shape in SHAPES))
+    before = calls(graph)
+    (decision,) = choose_kernels(graph)
+    assert calls(graph) == before
+    assert decision.verdict == "refused" and "captured on a CPU" in decision.reason
+    assert decision.consumer == "_scaled_dot_product_flash_attention_for_cpu" and decision.producer == "q_1"
+
+
+def refusal(function: object, monkeypatch: pytest.MonkeyPatch, *inputs: Tensor) -> str:
+    """Why a graph as for a GPU keeps PyTorch's kernel."""
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    monkeypatch.setattr("tilewright.kernels.device.interpreted", lambda: True)
+    graph = aten(function, *(inputs or tuple(torch.randn(shape) for shape in SHAPES)))  # type: ignore[arg-type]
+    before = calls(graph)
+    (decision,) = choose_kernels(graph)
+    assert decision.verdict == "refused" and calls(graph) == before
+    run(graph, *(inputs or tuple(torch.randn(shape) for shape in SHAPES)))
+    return decision.reason
+
+
+def test_what_reads_the_statistics_keeps_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = refusal(lambda q, k, v: CPU(q, k, v)[1].exp(), monkeypatch)
+    assert reason == "stays with PyTorch's attention for CPUs: exp reads result 1 of PyTorch's own kernel"
+    reason = refusal(lambda q, k, v: CPU(q, k, v), monkeypatch)
+    assert "the caller reads result 1" in reason
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "reason"),
+    [
+        (lambda q, k, v: CPU(q, k, v)[0], [torch.randn(2, 3, 7, 300)] * 3, "head sizes above 256"),
+        (lambda q, k, v: CPU(q, k, v)[0], [torch.randn(2, 3, 7, 16).double()] * 3, "float64"),
+        (
+            lambda q, k, v: CPU(q, k.expand(2, 3, 7, 16), v)[0],
+            [torch.randn(2, 3, 7, 16), torch.randn(2, 1, 7, 16), torch.randn(2, 3, 7, 16)],
+            "an expanded operand",
+        ),
+    ],
+    ids=["wide heads", "float64", "expanded"],
+)
+def test_what_the_kernels_do_not_take(
+    function: object, inputs: list[Tensor], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reason in refusal(function, monkeypatch, *inputs)
+
+
+def request(batch: int, **others: Any) -> Request:
+    """A causal call in bf16 on a GPU: 2·B·12·1024²·64 FLOPs forward."""
+    strides = (1024 * 12 * 64, 64, 12 * 64, 1)
+    sizes = batch, 12, 12, 1024, 1024, 64, 64, strides, strides, strides
+    whole = Request(torch.device("cuda:0"), torch.bfloat16, *sizes, True, 0.125, None, 0)
+    return whole._replace(**others)
+
+
+def test_what_is_known_to_be_fast_without_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("tilewright.kernels.attention.hopper_backward.available", lambda device: True)
+    hopper = ["hopper_forward", "hopper_backward"]
+    attention_kernel._check_fast(request(16), hopper)
+    attention_kernel._check_fast(request(1), hopper[:1])
+    with pytest.raises(Refusal, match=r"1\.6 GFLOP of attention is bound by the host"):
+        attention_kernel._check_fast(request(1), hopper)
+    attention_kernel._check_fast(request(6, right=None), hopper)
+    with pytest.raises(Refusal, match="a mask: not in these kernels, and what takes it was not raced"):
+        attention_kernel._check_fast(request(16, mask="additive"), ["triton_launch", "triton_launch"])
+    with pytest.raises(Refusal, match="a deterministic order, and what takes it was not raced"):
+        attention_kernel._check_fast(request(16, deterministic=True), ["hopper_forward", "triton_launch"])
+    with pytest.raises(Refusal, match="float32: the matrix instructions take 16-bit floats"):
+        attention_kernel._check_fast(request(16, dtype=torch.float32), ["triton_launch"])
+
+
+def test_every_fused_attention_of_pytorch_is_known_with_its_backward() -> None:
+    for peer in PEERS:
+        forward, backward = (str(target).removesuffix(".default") for target in (peer.forward, peer.backward))
+        assert backward == f"{forward}_backward"
+        assert {"query", "key", "value", "dropout_p", "is_causal", "scale"} <= {
+            argument.name for argument in peer.forward._schema.arguments
+        }
+        assert {"query", "key", "value", "out"} <= {argument.name for argument in peer.backward._schema.arguments}

@@ -1,0 +1,73 @@
+"""A race of attention kernels is run once, kept on disk, and followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tilewright.kernels.attention.request import Request
+from tilewright.tune import attention
+from tilewright.tune import kept as kept_module
+from tilewright.tune.attention import race, raced
+from tilewright.tune.trial import Trial
+
+STRIDES = (7 * 3 * 16, 16, 3 * 16, 1)
+REQUEST = Request(
+    torch.device("cuda:0"), torch.bfloat16, 2, 3, 3, 7, 7, 16, 16, STRIDES, STRIDES, STRIDES, True, 0.25, None, 0
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept_module, "_unsaved", {})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
+    yield tmp_path / "cache"
+
+
+def test_a_race_is_run_once_for_a_request_and_a_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[bool] = []
+
+    def fixed(request: Request, training: bool) -> Trial:
+        runs.append(training)
+        return Trial(30.0, 20.0)
+
+    monkeypatch.setattr(attention, "_race", fixed)
+    assert raced(REQUEST, True) is None
+    assert race(REQUEST, True) == race(REQUEST, True) == raced(REQUEST, True) == (30.0, 20.0)
+    assert runs == [True] and raced(REQUEST, False) is None
+    assert raced(REQUEST._replace(right=None), True) is None
+    # The same call on another GPU of the same kind.
+    assert raced(REQUEST._replace(device=torch.device("cuda:1")), True) == (30.0, 20.0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another GPU")
+    assert raced(REQUEST, True) is None
+
+
+def test_a_damaged_entry_is_as_none(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_race", lambda request, training: Trial(30.0, 20.0))
+    race(REQUEST, False)
+    (entry,) = own_cache.rglob("*.trial.json")
+    entry.write_text("{")
+    assert raced(REQUEST, False) is None and not entry.exists()
+
+
+def test_on_a_cpu_nothing_is_raced() -> None:
+    assert race(REQUEST._replace(device=torch.device("cpu")), True) is None
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("mask", ["none", "boolean", "additive"])
+def test_the_operands_of_a_race_lie_as_the_request_says(mask: str, training: bool) -> None:
+    request = REQUEST._replace(device=torch.device("cpu"), mask=mask)
+    operands = attention._operands(request, training)
+    assert [x.stride() for x in operands] == [STRIDES] * 3
+    assert all(x.requires_grad == training and x.dtype == torch.bfloat16 for x in operands)
+    made = attention._mask(request)
+    assert (made is None) == (mask == "none")
+    if made is not None:
+        out = torch.nn.functional.scaled_dot_product_attention(*operands, attn_mask=made)
+        assert out.isfinite().all()
