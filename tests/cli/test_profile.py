@@ -78,6 +78,17 @@ def test_a_program(tilewright: Tilewright, train: str) -> None:
     assert {"phase forward", "phase backward", "phase optimizer", "layer 2"} <= {name for (name,) in found}
 
 
+def test_a_compiled_program_has_the_cost_of_its_kernels(tilewright: Tilewright, train: str) -> None:
+    script = Path(train)
+    compiled = "from tilewright.backend import backend\nmodel = torch.compile(model, backend=backend)\nrule = "
+    script.write_text(TRAIN.replace("rule = ", compiled, 1).replace("nn.ReLU()", "nn.GELU()"))
+    ended = tilewright("profile", "--wait", "2", "--", "python", train, "12", "0")
+    assert ended.code == 0, ended.err
+    priced = "SELECT calls, provenance FROM operator_distance WHERE operator IN (SELECT name FROM region)"
+    found = query(latest_run(), priced)[1]
+    assert found and set(found) == {(3, "formula")}
+
+
 def test_a_program_that_stops_once_recorded(tilewright: Tilewright, train: str) -> None:
     ended = tilewright("profile", "--wait", "0", "--stop", "--", "python", train, "1000000", "0")
     assert ended.code == 0, ended.err

@@ -43,7 +43,7 @@ WAITING = ("print(", ".item()", ".cpu()", "torch.nonzero", "x[x > 0]", 'host.to(
 
 
 def trace_of(step: Callable[[], None], path: Path) -> Path:
-    plan = schedule(wait=0, warmup=1, active=1)
+    plan = schedule(wait=0, warmup=1, active=1, repeat=1)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], schedule=plan, with_stack=True) as profiler:
         for _ in range(2):
             with marked_synchronisations():

@@ -16,7 +16,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module
 
-from tilewright.measure.profile import Plan, Recorder, Recording
+from tilewright.measure import profile as recorder_module
+from tilewright.measure import windows
+from tilewright.measure.profile import DESCRIBED_BY, DESCRIPTION, Plan, Recorder, Recording
 from tilewright.measure.windows import Detail
 from tilewright.records.errors import UsageError
 
@@ -66,6 +68,44 @@ def test_keeps_the_steps_of_the_plan(tmp_path: Path) -> None:
     assert (done.steps_kept, done.steps_seen, done.cut) == (4, 20, False)
     assert done.events == sum(found.values())
     assert done.bare_us and done.recorded_us and done.seconds > done.seconds_kept > 0
+
+
+@pytest.fixture
+def as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Light steps without a GPU: the profiler that ought to record devices records this host."""
+    real = windows._profiler
+    monkeypatch.setattr(recorder_module, "gpu_at_work", lambda: True)
+    monkeypatch.setattr(windows, "_profiler", lambda _, detail: real([torch.profiler.ProfilerActivity.CPU], detail))
+
+
+@pytest.mark.usefixtures("as_if_on_a_gpu")
+def test_light_steps_are_described_by_the_warmup(tmp_path: Path) -> None:
+    done = record(Plan(wait=2, warmup=2, active=3, detail=LEAN), tmp_path, training(), steps=20)
+    assert done.steps_kept == 3 and done.description is not None and done.trace is not None
+    light, described = (json.loads(path.read_text()) for path in (done.trace, done.description))
+    assert light[DESCRIBED_BY] == described[DESCRIPTION]
+    # Two bare, two described, one between, and one in which the profiler settles.
+    for document, numbers in ((described, (2, 3)), (light, (6, 7, 8))):
+        found = [event for event in document["traceEvents"] if event.get("ph") == "X"]
+        steps = [event for event in found if event["name"].startswith("ProfilerStep#")]
+        assert [step["name"] for step in steps] == [f"ProfilerStep#{number}" for number in numbers]
+        phases = sorted((event for event in found if event["name"].startswith("phase")), key=lambda event: event["ts"])
+        kept = [phase for phase in phases if phase["ts"] >= steps[0]["ts"]]
+        assert [phase["name"] for phase in kept] == ["phase forward", "phase backward", "phase optimizer"] * len(steps)
+        ended = {step["ts"] + step["dur"] for step in steps}
+        assert max(phase["ts"] + phase["dur"] for phase in kept) <= max(ended)
+    assert done.bare_us and done.recorded_us
+    assert done.recorded_us == pytest.approx(sum(step["dur"] for step in steps) / 3, rel=0.5)
+
+
+@pytest.mark.usefixtures("as_if_on_a_gpu")
+def test_steps_are_not_light_where_nothing_describes_them(tmp_path: Path) -> None:
+    for plan in (Plan(wait=1, warmup=0, active=1), Plan(wait=1, active=1, light=False), Plan(whole=True)):
+        assert record(plan, tmp_path, five, steps=7).description is None
+    early = tmp_path / "early"
+    early.mkdir()
+    assert record(Plan(wait=1, warmup=2, active=1), early, five, steps=4).description is None
+    assert not list(early.iterdir())
 
 
 @pytest.mark.parametrize(("wait", "warmup", "first"), [(0, 0, 0), (1, 0, 1), (0, 2, 3), (3, 1, 5)])

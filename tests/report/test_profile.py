@@ -65,7 +65,7 @@ def test_shows_shares_losses_and_what_happened_once() -> None:
         OperatorTime("ProfilerStep*", "range", 2, 500, 1000, 0, 600, 0, 2, None, False),
         OperatorTime("cudaDeviceSynchronize", "call", 1, 100, 100, 0, 0, 0, 1, None, True),
     ]
-    table = OperatorTable(rows, [], 1000, 600, [("events that never ended", 3, 40)], steps=2, steps_ns=1000)
+    table = OperatorTable(rows, [], 1000, 600, [("events that never ended", 3, 40)], 2, 1000, 2, 1000, 600)
     console = Console(width=200, file=io.StringIO())
     with console.capture() as captured:
         console.print(show_profile(table, [RECORDING]))

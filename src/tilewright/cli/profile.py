@@ -22,13 +22,18 @@ def profile(
     optimizer: Annotated[str, typer.Option(help="Of a target: adamw, adam or sgd ends each step.")] = "",
     device: Device = "cpu",
     wait: Annotated[int, typer.Option(min=0, help="Steps that run bare first; they are timed.")] = 5,
-    warmup: Annotated[int, typer.Option(min=0, help="Steps recorded and thrown away.")] = 1,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Steps recorded to count events; on a GPU, the last one's operators are shown.")
+    ] = 2,
     active: Annotated[int, typer.Option(min=1, help="Steps to keep.")] = 3,
     events: Annotated[int, typer.Option(min=1, help="At most so many events: what bounds memory.")] = 200_000,
     shapes: Annotated[bool, typer.Option(help="The shapes of operands.")] = True,
     stacks: Annotated[bool, typer.Option(help="Python's call stacks.")] = True,
     memory: Annotated[bool, typer.Option(help="Allocations.")] = True,
     layers: Annotated[bool, typer.Option(help="A range for each layer of a model.")] = True,
+    light: Annotated[
+        bool, typer.Option(help="On a GPU, time steps without their operators; the warm-up has those.")
+    ] = True,
     whole: Annotated[bool, typer.Option("--whole", help="Record from the start, steps or not.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End the command once its steps are recorded.")] = False,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges for Nsight Systems; record nothing here.")] = False,
@@ -45,7 +50,7 @@ def profile(
     from tilewright.report.profile import profile_json
     from tilewright.targets import load_case
 
-    plan = Plan(wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole, nvtx)
+    plan = Plan(wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole, nvtx, light)
     command = " ".join(["tilewright", *sys.argv[1:]])
     with stages(quiet or as_json) as tell:
         if len(words) == 1 and ":" in words[0]:

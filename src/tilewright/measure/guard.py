@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import _thread
 import ctypes
-import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import FrameType
 
 _POLL_SECONDS = 0.01
 _POLLS_KEPT = 10
-# Real-time signals mean nothing to anybody unless a program gives them a meaning.
-_SIGNAL = signal.Signals(signal.SIGRTMAX)
 
 
 class Guard:
-    """Calls `full` on the main thread, between two of its bytecodes, once a limit is reached.
+    """Calls `full` on the main thread, between two of its bytecodes, once a limit is reached. What that raises, such
+    as SystemExit, is raised again in the main thread soon after, without its message.
 
     A limit is a time from now, or growth of the memory that this process holds from `malloc`: a profiler keeps
-    its events there. What a program takes and gives back within a tenth of a second does not count; what it
-    keeps does, since nobody can tell the two apart. A thread watches; no signal is sent, only its handler is
-    made to run (`_thread.interrupt_main`), so that no system call of the program is cut short.
+    its events there. What a program takes and gives back within a tenth of a second does not count, nor what it
+    held already while it was looked at by `learn`; what else it keeps does, since nobody can tell the two apart.
+    A thread watches, and leaves a pending call for the main one. A signal would not do: Python's handlers also run
+    within functions in C that look for signals, and the profiler's own do; to stop it from there never returns.
     Where the main thread does not begin the recording, or the C library has no `mallinfo2` (glibc 2.33), nothing
     can be stopped in the middle: `works` is False, and the guard does nothing.
     """
@@ -33,48 +30,72 @@ class Guard:
         self.works = threading.current_thread() is threading.main_thread() and _mallinfo is not None
         self._deadline = float("inf")
         self._bytes = float("inf")
+        self._learning = False
+        self._usual = 0
         self._held: deque[int] = deque(maxlen=_POLLS_KEPT)
-        self._handler_before: object = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._main = threading.get_ident()
+        self._raised: type[BaseException] | None = None
+        # Python keeps no reference to what is pending.
+        self._pending = _PENDING_CALL(self._call)
+
+    def learn(self) -> None:
+        """From now on, until the next `watch`: what the program holds is what it usually holds."""
+        self._learning = True
+        self._held.clear()
+        self._start()
 
     def watch(self, *, seconds: float = float("inf"), nbytes: float = float("inf")) -> None:
         """From now on, until `rest`: `full` is called after that time or that growth, once."""
-        if not self.works:
-            return
+        self._learning = False
         self._held.clear()
-        self._bytes = held_bytes() + nbytes
+        self._bytes = max(held_bytes(), self._usual) + nbytes
         self._deadline = time.monotonic() + seconds
-        if self._thread is None:
-            self._handler_before = signal.signal(_SIGNAL, self._handle)
-            self._thread = threading.Thread(target=self._poll, name="tilewright-guard", daemon=True)
-            self._thread.start()
+        self._start()
 
     def rest(self) -> None:
         """Nothing is watched until the next `watch`."""
+        self._learning = False
         self._deadline = self._bytes = float("inf")
 
     def close(self) -> None:
-        """End the thread and give the signal back."""
+        """End the thread."""
         self.rest()
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            # None: it was not installed from Python, and Python cannot put it back.
-            signal.signal(_SIGNAL, self._handler_before or signal.SIG_DFL)  # type: ignore[arg-type]
+
+    def _start(self) -> None:
+        if self.works and self._thread is None:
+            self._thread = threading.Thread(target=self._poll, name="tilewright-guard", daemon=True)
+            self._thread.start()
 
     def _poll(self) -> None:
         while not self._ended.wait(_POLL_SECONDS):
-            if self._bytes < float("inf"):
+            if self._raised is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._main), ctypes.py_object(self._raised))
+                self._raised = None
+            if self._learning or self._bytes < float("inf"):
                 self._held.append(held_bytes())
-            grown = len(self._held) == _POLLS_KEPT and min(self._held) > self._bytes
-            if grown or time.monotonic() > self._deadline:
+            kept = min(self._held) if len(self._held) == _POLLS_KEPT else 0
+            if self._learning:
+                self._usual = max(self._usual, kept)
+            elif kept > self._bytes or time.monotonic() > self._deadline:
                 self.rest()
-                _thread.interrupt_main(_SIGNAL)
+                ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
 
-    def _handle(self, _: int, __: FrameType | None) -> None:
-        self._full()
+    def _call(self, _: object) -> int:
+        try:
+            self._full()
+        except BaseException as error:
+            # Nothing passes through a pending call; the watching thread has it raised in the program.
+            self._raised = type(error)
+        return 0
+
+
+_PENDING_CALL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class _Mallinfo(ctypes.Structure):

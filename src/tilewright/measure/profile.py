@@ -9,11 +9,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from uuid import uuid4
 
 from tilewright.measure.guard import Guard
 from tilewright.measure.ranges import STEP, Marker, Ranges, nvtx, recorded
 from tilewright.measure.synchronisations import marked_synchronisations
-from tilewright.measure.windows import Detail, KeptApart, KinetoWindow, NsightWindow, Window, has_gpu, synchronize
+from tilewright.measure.windows import (
+    Detail,
+    DeviceWindow,
+    KeptApart,
+    KinetoWindow,
+    NsightWindow,
+    Window,
+    gpu_at_work,
+    has_gpu,
+    synchronize,
+)
 from tilewright.records.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,25 +34,34 @@ if TYPE_CHECKING:
 # 5.6 kB while it writes them out: 200,000 events are 1.1 GB at the most.
 _BYTES_AN_EVENT = 350
 
+DESCRIPTION, DESCRIBED_BY = "tilewright description", "tilewright described by"
+"""In the header of two traces, with the same value: steps in every detail, and the light steps that they describe."""
+
 
 @dataclass(frozen=True)
 class Plan:
     """The steps of a recording, in this order, and what is recorded of them.
 
     `wait` steps run bare, and all but the first are timed; `warmup` steps are recorded to count their
-    events, and thrown away; one more runs bare; up to `active` steps are kept. `events` bounds what is
-    recorded in one process: fewer steps are kept where they would exceed it, and where one step does, its
-    beginning. With `whole` there are no steps to wait for: recording starts at once, up to the bound.
+    events; one more runs bare; up to `active` steps are kept. `events` bounds what is recorded in one
+    process: fewer steps are kept where they would exceed it, and where one step does, its beginning. With
+    `whole` there are no steps to wait for: recording starts at once, up to the bound.
+
+    To record every operator of the host may double the time of a step that launches many kernels. So where
+    a GPU is at work, `light` records of the kept steps only the device, the calls into CUDA and the ranges,
+    after one more in which the profiler settles, and keeps the last warm-up step as their description.
+    Otherwise the warm-up is thrown away.
     """
 
     wait: int = 5
-    warmup: int = 1
+    warmup: int = 2
     active: int = 3
     events: int = 200_000
     detail: Detail = field(default_factory=Detail)
     layers: bool = True
     whole: bool = False
     nvtx: bool = False
+    light: bool = True
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -59,6 +79,8 @@ class Recording:
     plan: Plan
     trace: Path | None = None
     """None where nothing was kept: the program ended too early, or Nsight Systems records."""
+    description: Path | None = None
+    """The trace of a step in every detail, where those of `trace` are light."""
     events: int = 0
     steps_seen: int = 0
     """Steps that ended while the recorder was there, recorded or not."""
@@ -81,11 +103,11 @@ class Recording:
     def from_json(text: str) -> Recording:
         values = json.loads(text)
         plan = Plan.from_json(json.dumps(values["plan"]))
-        trace = Path(values["trace"]) if values["trace"] else None
-        return Recording(**values | {"plan": plan, "trace": trace})
+        paths = {name: Path(values[name]) if values[name] else None for name in ("trace", "description")}
+        return Recording(**values | {"plan": plan} | paths)
 
 
-_State = Literal["wait", "warmup", "between", "active", "done"]
+_State = Literal["wait", "warmup", "between", "settle", "active", "done"]
 
 
 class Recorder:
@@ -108,6 +130,8 @@ class Recorder:
         self.recording = Recording(plan)
         self._plan = plan
         self._path = folder / f"{name}.json"
+        self._described = folder / f"{name}.described.json"
+        self._label = uuid4().hex
         self._kept = kept
         self._by_optimizer = by_optimizer
         self._state: _State = "wait"
@@ -116,9 +140,9 @@ class Recorder:
         # Nsight Systems holds its events elsewhere.
         self._most_bytes = float("inf") if plan.nvtx else plan.events * _BYTES_AN_EVENT
         self._mark: Marker = nvtx if plan.nvtx else recorded
-        self.ranges = Ranges(self._mark, layers=plan.layers, after_step=self._after_optimizer)
-        self._apart = KeptApart()
+        self.ranges = Ranges(lambda name: self._mark(name), layers=plan.layers, after_step=self._after_optimizer)
         self._marked = ExitStack()
+        self._apart = KeptApart()
         self._guard = Guard(self._full)
         self._window: Window | None = None
         self._close_step: Callable[[], None] | None = None
@@ -182,6 +206,8 @@ class Recorder:
                 case "warmup":
                     self._warmed_up()
                 case "between":
+                    self._enter("settle" if self.recording.description else "active")
+                case "settle":
                     self._enter("active")
                 case "active":
                     self._kept_one()
@@ -191,27 +217,38 @@ class Recorder:
         self._state, self._steps_in_state = state, 0
         if state == "wait" and not self._plan.wait:
             self._enter("warmup")
+        elif state == "wait":
+            self._guard.learn()
         elif state == "warmup" and not self._plan.warmup:
             self._enter("active")
         elif state == "warmup":
             self._warm_from, self._warm_paused = time.perf_counter(), 0.0
             self._open()
             self._guard.watch(nbytes=self._most_bytes)
+        elif state == "settle":
+            self._open()
         elif state == "active":
             self._begin_active()
 
     def _waited(self) -> None:
-        synchronize()
-        now = time.perf_counter()
+        # Only around all that is timed, as in a recording: between two steps the host may run ahead.
         if self._steps_in_state == 1:
-            self._timed_from = now
+            # To ask for the memory takes time too.
+            self._guard.rest()
+            synchronize()
+            self._timed_from = time.perf_counter()
         if self._steps_in_state >= self._plan.wait:
             if self._plan.wait > 1:
-                self.recording.bare_us = (now - self._timed_from) / (self._plan.wait - 1) * 1e6
+                synchronize()
+                seconds = time.perf_counter() - self._timed_from
+                self.recording.bare_us = seconds / (self._plan.wait - 1) * 1e6
             self._enter("warmup")
 
     def _warmed_up(self) -> None:
         if self._steps_in_state < self._plan.warmup:
+            if self._window is not None:
+                self._end_step_range()
+                self._begin_step_range()
             return
         self._count_warmup()
         seconds = time.perf_counter() - self._warm_from - self._warm_paused
@@ -227,14 +264,21 @@ class Recorder:
     def _count_warmup(self) -> None:
         began = time.perf_counter()
         self._close()
-        self._path.unlink(missing_ok=True)
+        if self._plan.light and not self._plan.nvtx and not self.recording.cut and gpu_at_work():
+            self.recording.description = self._described
+        else:
+            self._described.unlink(missing_ok=True)
         self._warm_paused += time.perf_counter() - began
 
     def _begin_active(self) -> None:
         each = self.recording.step_events
         if each:
             self._wanted = max(1, min(self._plan.active, self._plan.events // each))
-        self._open()
+        if isinstance(self._window, DeviceWindow):
+            self._window.settled()
+            self._begin_step_range()
+        else:
+            self._open()
         if not each:
             self._guard.watch(nbytes=self._most_bytes)
         elif each > self._plan.events:
@@ -260,12 +304,21 @@ class Recorder:
                 self._finish()
 
     def _open(self) -> None:
-        self._window = NsightWindow() if self._plan.nvtx else KinetoWindow(self._plan.detail, self._path)
+        if self._plan.nvtx:
+            self._window = NsightWindow()
+        elif self._state == "warmup":
+            self._window = KinetoWindow(self._plan.detail, self._described, {DESCRIPTION: self._label})
+        elif self.recording.description:
+            light = DeviceWindow(self._path, {DESCRIBED_BY: self._label})
+            self._window, self._mark = light, light.mark
+        else:
+            self._window = KinetoWindow(self._plan.detail, self._path)
         self._window.start()
         self._apart.opened()
-        self._marked.enter_context(marked_synchronisations())
+        self._marked.enter_context(marked_synchronisations(self._mark))
         self.ranges.on = True
-        self._begin_step_range()
+        if self._state != "settle":
+            self._begin_step_range()
 
     def _close(self) -> None:
         self._guard.rest()
@@ -293,8 +346,10 @@ class Recorder:
             self.recording.trace = None if self._plan.nvtx else self._path
             if self.recording.steps_kept and not self.recording.cut:
                 self.recording.recorded_us = self.recording.seconds_kept / self.recording.steps_kept * 1e6
-        else:
-            self._path.unlink(missing_ok=True)
+        if not self.recording.trace:
+            self.recording.description = None
+            for path in (self._path, self._described):
+                path.unlink(missing_ok=True)
         self._state = "done"
         self.recording.seconds = time.perf_counter() - self._began
         self._kept(self.recording)

@@ -95,7 +95,13 @@ class Ranges:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """The range `phase <name>` around a block of code."""
-        close = self._mark(PHASE + name) if self.on else None
+        with self.named(PHASE + name):
+            yield
+
+    @contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """The range of that name around a block of code."""
+        close = self._mark(name) if self.on else None
         try:
             yield
         finally:

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tilewright.measure.ranges import Marker, recorded
+
 MARK = "synchronisation at "
 """How a mark begins, in the trace; `file:line` follows. It comes right after the wait."""
 _WARNING = "called a synchronizing CUDA operation"
@@ -25,7 +27,7 @@ _SYNCHRONIZE = (("", "synchronize"), ("Stream", "synchronize"), ("Event", "synch
 
 
 @contextmanager
-def marked_synchronisations() -> Iterator[None]:
+def marked_synchronisations(mark: Marker = recorded) -> Iterator[None]:
     """Mark every synchronisation of this process while inside; without a GPU nothing is done.
 
     Warnings of others are shown as they would be. A user's own sync debug mode stays as it is and is left in
@@ -38,16 +40,16 @@ def marked_synchronisations() -> Iterator[None]:
         return
     with ExitStack() as stack:
         if torch.cuda.get_sync_debug_mode() == 0:
-            stack.enter_context(_warnings_as_marks())
+            stack.enter_context(_warnings_as_marks(mark))
             stack.callback(torch.cuda.set_sync_debug_mode, 0)
             torch.cuda.set_sync_debug_mode("warn")
         for owner, name in _SYNCHRONIZE:
-            stack.enter_context(_marked(getattr(torch.cuda, owner) if owner else torch.cuda, name))
+            stack.enter_context(_marked(getattr(torch.cuda, owner) if owner else torch.cuda, name, mark))
         yield
 
 
 @contextmanager
-def _warnings_as_marks() -> Iterator[None]:
+def _warnings_as_marks(mark: Marker) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=f".*{_WARNING}")
         # PyTorch says once that the mode is young and does not know every operator of `torch.distributed` and `sparse`.
@@ -56,7 +58,7 @@ def _warnings_as_marks() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
             if _WARNING in str(message):
-                _mark()
+                _mark(mark)
             else:
                 shown(message, category, *where, **options)
 
@@ -65,13 +67,13 @@ def _warnings_as_marks() -> Iterator[None]:
 
 
 @contextmanager
-def _marked(owner: Any, name: str) -> Iterator[None]:
+def _marked(owner: Any, name: str, mark: Marker) -> Iterator[None]:
     original: Callable[..., Any] = getattr(owner, name)
 
     @wraps(original)
     def synchronize(*arguments: Any, **options: Any) -> Any:
         result = original(*arguments, **options)
-        _mark()
+        _mark(mark)
         return result
 
     setattr(owner, name, synchronize)
@@ -81,11 +83,8 @@ def _marked(owner: Any, name: str) -> Iterator[None]:
         setattr(owner, name, original)
 
 
-def _mark() -> None:
-    from torch.profiler import record_function
-
-    with record_function(MARK + line_of(sys._getframe(1))):
-        pass
+def _mark(mark: Marker) -> None:
+    mark(MARK + line_of(sys._getframe(1)))()
 
 
 def line_of(frame: FrameType | None) -> str:

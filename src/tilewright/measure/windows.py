@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tilewright.measure.synchronisations import marked_synchronisations
+from tilewright.measure.stamps import Stamps
 
 if TYPE_CHECKING:
     import torch
@@ -45,41 +47,93 @@ class Window(Protocol):
 
 
 class KinetoWindow:
-    """PyTorch's profiler, which writes Kineto's JSON to `path`."""
+    """PyTorch's profiler, which writes Kineto's JSON to `path`, with the `labels` among its header."""
 
-    def __init__(self, detail: Detail, path: Path) -> None:
-        # The C++ side prints a line at each start and stop unless its log level is above them.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-        from torch.profiler import ProfilerActivity, profile
+    def __init__(self, detail: Detail, path: Path, labels: Mapping[str, str] | None = None) -> None:
+        from torch.profiler import ProfilerActivity
 
         self._path = path
+        self._labels = labels or {}
         activities = [ProfilerActivity.CPU]
         if has_gpu():
             activities.append(ProfilerActivity.CUDA)
-        self._profiler: torch.profiler.profile = profile(
-            activities=activities,
-            record_shapes=detail.shapes,
-            with_stack=detail.stacks,
-            profile_memory=detail.memory,
-            acc_events=False,
-        )
-        self._marks = ExitStack()
+        self._profiler = _profiler(activities, detail)
         self._began = 0.0
 
     def start(self) -> None:
-        synchronize()
-        self._profiler.start()
-        self._marks.enter_context(marked_synchronisations())
-        self._began = time.perf_counter()
+        self._began = _start(self._profiler, self._labels)
 
     def stop(self) -> Stretch:
-        self._marks.close()
         synchronize()
         seconds = time.perf_counter() - self._began
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(self._path))
         del self._profiler
         return Stretch(count_events(self._path), seconds)
+
+
+class DeviceWindow:
+    """A stretch of which PyTorch's profiler records the devices and the calls into CUDA, and nothing of the host.
+
+    Ranges are kept by `mark` and join the trace at the end: the profiler would want every operator with them.
+    """
+
+    def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
+        from torch.profiler import ProfilerActivity
+
+        self._path = path
+        self._labels = labels
+        self._profiler = _profiler([ProfilerActivity.CUDA], Detail(shapes=False, stacks=False, memory=False))
+        self._stamps = Stamps()
+        self._began = 0.0
+
+    def mark(self, name: str) -> Callable[[], None]:
+        return self._stamps.mark(name)
+
+    def settled(self) -> None:
+        """The stretch begins now: what ran since `start` only let the profiler come up to pace."""
+        synchronize()
+        self._began = time.perf_counter()
+
+    def start(self) -> None:
+        self._began = _start(self._profiler, self._labels)
+
+    def stop(self) -> Stretch:
+        synchronize()
+        seconds = time.perf_counter() - self._began
+        self._profiler.stop()
+        bare = self._path.with_suffix(".bare")
+        self._profiler.export_chrome_trace(str(bare))
+        del self._profiler
+        self._stamps.join(bare, self._path)
+        bare.unlink()
+        return Stretch(count_events(self._path), seconds)
+
+
+def _profiler(activities: Sequence[torch.profiler.ProfilerActivity], detail: Detail) -> torch.profiler.profile:
+    # The C++ side prints a line at each start and stop unless its log level is above them.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    from torch.profiler import profile
+
+    return profile(
+        activities=activities,
+        record_shapes=detail.shapes,
+        with_stack=detail.stacks,
+        profile_memory=detail.memory,
+        acc_events=False,
+    )
+
+
+def _start(profiler: torch.profiler.profile, labels: Mapping[str, str]) -> float:
+    """The moment at which `profiler` was recording."""
+    synchronize()
+    with warnings.catch_warnings():
+        # A profiler for one cycle has no earlier ones to lose.
+        warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
+        profiler.start()
+    for name, value in labels.items():
+        profiler.add_metadata(name, value)
+    return time.perf_counter()
 
 
 class NsightWindow:
@@ -121,11 +175,17 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def gpu_at_work() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
 def synchronize() -> None:
     """Wait for the GPU, if this process has one at work."""
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if gpu_at_work():
         torch.cuda.synchronize()
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tilewright.measure.profile import Plan, Recording
+from tilewright.profiling import compiled
 from tilewright.profiling.saved import Profiled, save
-from tilewright.profiling.start import FOLDER, PLAN, RECORDING, STOP
+from tilewright.profiling.start import COMPILED, FOLDER, PLAN, RECORDING, STOP
 from tilewright.records.errors import TargetError, TraceError, UsageError
 
 _STARTER = ["-m", "tilewright.profiling.start"]
@@ -44,17 +45,22 @@ def profile_program(
             code = subprocess.run(started, env=environment, check=False).returncode
         except OSError as error:
             raise TargetError(f"{started[0]} cannot be started: {error.strerror}") from error
-        texts = [path.read_text("utf-8") for path in sorted(Path(folder).glob(RECORDING.format("*")))]
-        recordings = [Recording.from_json(text) for text in texts]
+        recordings = [Recording.from_json(text) for text in _texts(folder, RECORDING)]
         if plan.nvtx and not code:
             return None
         if code and not any(recording.trace for recording in recordings):
             raise TargetError(f"{' '.join(words)} ended with exit code {code} before anything was recorded")
         name = next((Path(word).stem for word in words if word.endswith(".py")), "program")
-        done = save(recordings, name=name, command=command, target=" ".join(words), tell=tell)
+        program = compiled.from_json(_texts(folder, COMPILED))
+        done = save(recordings, name=name, command=command, target=" ".join(words), program=program, tell=tell)
     if code:
         raise TraceError(f"{' '.join(words)} ended with exit code {code}; what it had recorded is in {done.run}")
     return done
+
+
+def _texts(folder: str, pattern: str) -> list[str]:
+    """What each process wrote under that name, in the order of their ranks."""
+    return [path.read_text("utf-8") for path in sorted(Path(folder).glob(pattern.format("*")))]
 
 
 def started_under_recorder(words: Sequence[str]) -> list[str]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _TABLE = """
 CREATE TABLE IF NOT EXISTS recording (      -- how the traces of this run were made, one row a process
     file_id     BIGINT NOT NULL,
+    described_by BIGINT,                    -- the file with a step in every detail, where these steps are light
     steps_asked BIGINT NOT NULL,
     steps_kept  BIGINT NOT NULL,            -- whole steps in the trace
     steps_seen  BIGINT NOT NULL,
@@ -96,22 +97,25 @@ def save(
             run.add_program(program)
         run.add_ceilings(ceilings)
         tell("reading the trace")
-        loaded = load_traces([recording.trace for recording in kept if recording.trace], run.connection)
+        paths = [path for recording in kept for path in (recording.trace, recording.description) if path]
+        loaded = load_traces(paths, run.connection)
         tell("attributing its time")
         analyse(run.connection)
-        _add_recordings(run.connection, [file.id for file in loaded], kept)
+        _add_recordings(run.connection, dict(zip(paths, (file.id for file in loaded), strict=True)), kept)
     with reading(path) as connection:
         return Profiled(path, read_operator_table(connection), kept)
 
 
-def _add_recordings(connection: DuckDBPyConnection, files: Sequence[int], kept: Sequence[Recording]) -> None:
+def _add_recordings(connection: DuckDBPyConnection, files: Mapping[Path, int], kept: Sequence[Recording]) -> None:
     connection.execute(_TABLE)
     rows = []
-    for file_id, it in zip(files, kept, strict=True):
+    for it in kept:
+        assert it.trace is not None, "others were left out"
         plan, detail = it.plan, it.plan.detail
         rows.append(
             (
-                *(file_id, plan.active, it.steps_kept, it.steps_seen, it.step_events, it.events, plan.events, it.cut),
+                *(files[it.trace], files[it.description] if it.description else None, plan.active),
+                *(it.steps_kept, it.steps_seen, it.step_events, it.events, plan.events, it.cut),
                 *(it.seconds_kept, it.seconds, it.bare_us, it.recorded_us),
                 *(detail.shapes, detail.stacks, detail.memory),
             )
@@ -123,7 +127,7 @@ def _nothing(recordings: Sequence[Recording]) -> str:
     if not recordings:
         return "nothing was recorded: the program ended before it began"
     plan, seen = recordings[0].plan, recordings[0].steps_seen
-    needed = plan.wait + 2 * bool(plan.warmup) + 1
+    needed = plan.wait + plan.warmup + bool(plan.warmup) + bool(recordings[0].description) + 1
     return (
         f"nothing was recorded: {seen} steps of an optimizer were seen, and recording begins with step {needed}; "
         "lower --wait, or record from the start with --whole"

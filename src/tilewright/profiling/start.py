@@ -10,12 +10,16 @@ import runpy
 import sys
 from pathlib import Path
 
+from tilewright import backend
 from tilewright.measure.profile import Plan, Recorder, Recording
+from tilewright.profiling import compiled
+from tilewright.profiling.regions import marked_regions
 
 PLAN = "TILEWRIGHT_PROFILE_PLAN"
 FOLDER = "TILEWRIGHT_PROFILE_FOLDER"
 STOP = "TILEWRIGHT_PROFILE_STOP"
 RECORDING = "{}.recording.json"
+COMPILED = "{}.compiled.json"
 
 
 def main() -> None:
@@ -26,28 +30,33 @@ def main() -> None:
 
     def kept(recording: Recording) -> None:
         # At once: the program may go on for hours, or be killed.
-        _write(folder / RECORDING.format(name), recording)
+        keep(recording)
         if stop and recording.trace:
             sys.exit(0)
 
+    def keep(recording: Recording) -> None:
+        _write(folder / COMPILED.format(name), compiled.as_json(compiled.program_of(record)))
+        _write(folder / RECORDING.format(name), recording.as_json())
+
     del sys.argv[0]
     recorder = Recorder(plan, folder, name=name, by_optimizer=True, kept=kept)
-    recorder.start()
-    try:
-        if sys.argv[0] == "-m":
-            del sys.argv[0]
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        else:
-            sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-            runpy.run_path(sys.argv[0], run_name="__main__")
-    finally:
-        stop = False
-        _write(folder / RECORDING.format(name), recorder.stop())
+    with backend.recording() as record, marked_regions(recorder):
+        recorder.start()
+        try:
+            if sys.argv[0] == "-m":
+                del sys.argv[0]
+                runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+            else:
+                sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+                runpy.run_path(sys.argv[0], run_name="__main__")
+        finally:
+            stop = False
+            keep(recorder.stop())
 
 
-def _write(path: Path, recording: Recording) -> None:
+def _write(path: Path, text: str) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_text(recording.as_json(), encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 

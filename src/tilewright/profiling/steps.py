@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.measure.profile import Plan, Recorder
+from tilewright.profiling.regions import marked_regions
 from tilewright.profiling.saved import Profiled, save
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError, UsageError
@@ -54,15 +55,16 @@ def profile_case(
         tell("compiling" if impl != "eager" else "warming up")
         subject = Subject(case, device)
         subject.call(impl)
-        step = _step(subject, impl, optimizer, recorder)
+        step = step_of(subject, impl, optimizer, recorder)
         tell("recording")
-        recorder.start()
-        try:
-            while not recorder.done and recorder.recording.steps_seen < _most_steps(plan):
-                step()
-                recorder.step()
-        finally:
-            recording = recorder.stop()
+        with marked_regions(recorder):
+            recorder.start()
+            try:
+                while not recorder.done and recorder.recording.steps_seen < _most_steps(plan):
+                    step()
+                    recorder.step()
+            finally:
+                recording = recorder.stop()
         if plan.nvtx:
             return None
         priced = recording.step_events <= _MOST_PRICED_EVENTS
@@ -80,10 +82,11 @@ def profile_case(
 
 
 def _most_steps(plan: Plan) -> int:
-    return plan.active if plan.whole else plan.wait + plan.warmup + bool(plan.warmup) + plan.active
+    return plan.active if plan.whole else plan.wait + plan.warmup + 2 * bool(plan.warmup) + plan.active
 
 
-def _step(subject: Subject, impl: str, optimizer: str, recorder: Recorder) -> Callable[[], None]:
+def step_of(subject: Subject, impl: str, optimizer: str, recorder: Recorder) -> Callable[[], None]:
+    """One step of a case as a function, with `recorder`'s range around the forward pass of what is no module."""
     import torch
 
     from tilewright.verbs import tensors_in

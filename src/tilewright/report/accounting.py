@@ -156,7 +156,8 @@ def _wins(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 def _communication(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> RenderableType:
     table = _table(
-        "rank", "device", "collectives>", "time>", "exposed>", "hidden>", "waited for others>", "others waited>"
+        *("rank", "device", "collectives>", "time>", "exposed>", "hidden>", "waited for others>", "others waited>"),
+        "at work meanwhile>",
     )
     late = {row["rank"]: row for row in found["straggler"]}
     for row in found["communication"]:
@@ -170,6 +171,7 @@ def _communication(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Renderab
             f"{row['hidden_percent']:.0f} %",
             _ms(other["waited_ms"]) if other else "-",
             _ms(other["caused_ms"]) if other else "-",
+            "-" if other is None or other["at_work_percent"] is None else f"{other['at_work_percent']:.0f} %",
         )
     return table
 

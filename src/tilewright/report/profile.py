@@ -26,7 +26,8 @@ def show_profile(table: OperatorTable, recordings: Sequence[Recording]) -> Rende
     once = [row for row in table.rows if row.one_off]
     parts: list[RenderableType] = [Text(line) for line in recorded_words(recordings)]
     parts += [Text(line, "yellow") for line in loss_words(table)]
-    parts += [Text("\noperators", style="bold"), _operators(table, regular)]
+    where = ", in one step that was recorded in every detail" if table.described else ""
+    parts += [Text(f"\noperators{where}", style="bold"), _operators(table, regular)]
     if len(regular) > _ROWS:
         parts.append(Text(f"and {len(regular) - _ROWS} more in table operator_time", "dim"))
     if ranges:
@@ -48,6 +49,9 @@ def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: str
         "device_ns": table.device_ns,
         "steps": table.steps,
         "steps_ns": table.steps_ns,
+        "timed_steps": table.timed_steps,
+        "timed_ns": table.timed_ns,
+        "timed_device_ns": table.timed_device_ns,
         "losses": [{"what": what, "found": found, "of": of} for what, found, of in table.losses],
         "words": words(table),
     }
@@ -90,7 +94,8 @@ def _sample(recording: Recording) -> str:
             f"and the limit is {limit:,} (--events raises it)"
         )
     ended = "" if kept >= asked else f" of {asked:,}, then the program ended"
-    return f"recorded {kept:,} step{'' if kept == 1 else 's'}{ended}: {held}"
+    light = ", without operators: those are of one more step, recorded in every detail" if recording.description else ""
+    return f"recorded {kept:,} step{'' if kept == 1 else 's'}{ended}: {held}{light}"
 
 
 def _overhead(recording: Recording) -> str:
@@ -105,7 +110,8 @@ def _overhead(recording: Recording) -> str:
 
 def _operators(table: OperatorTable, rows: Sequence[OperatorTime]) -> Table:
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    shown.add_column("operator", no_wrap=True, max_width=48)
+    # Names give way before figures do.
+    shown.add_column("operator", overflow="ellipsis", min_width=20, max_width=48)
     host = f"of {table.cpu_ns / 1e6:,.1f} ms"
     columns = ["calls", "host self", host, "host total", "average"]
     if table.on_device:
@@ -114,7 +120,8 @@ def _operators(table: OperatorTable, rows: Sequence[OperatorTime]) -> Table:
         shown.add_column(column, justify="right", no_wrap=True)
     sources = any(row.source for row in rows)
     if sources:
-        shown.add_column("launched at", no_wrap=True, style="dim", max_width=40)
+        title = "launched at" if table.on_device else "called at"
+        shown.add_column(title, overflow="ellipsis", style="dim", min_width=14, max_width=40)
     for row in rows[:_ROWS]:
         cells = [plain(row.name), f"{row.calls:,}", *_times(row.cpu_self, row.cpu_total, row.calls, table.cpu_ns)]
         if table.on_device:

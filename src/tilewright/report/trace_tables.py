@@ -100,10 +100,11 @@ FROM communication""",
         "Stragglers",
         "Who kept the others waiting",
         "A collective begins on all ranks when the last has come. Caused is how much less the others would have "
-        "waited without that rank; clocks are aligned by the ends of the collectives.",
+        "waited without that rank; at work, the share of it in which that rank's device worked and did not stand still "
+        "for a host that launched late. Clocks are aligned by the collectives' ends.",
         frozenset({"straggler"}),
         """\
-SELECT rank, collectives, came_last, waited_ms, caused_ms, clock_ahead_us
+SELECT rank, collectives, came_last, waited_ms, caused_ms, at_work_percent, clock_ahead_us
 FROM straggler""",
     ),
     TraceTable(

@@ -23,8 +23,10 @@ MOST_HOLDERS = 200
 MOST_DEVICES = 16
 _ROOM_OF_HOLDERS = 200_000
 _STEPS = """
-    SELECT count(*), coalesce(avg(dur), 0) / 1e3, coalesce(median(dur), 0) / 1e3
+    SELECT count(*), coalesce(median(dur), 0) / 1e3
     FROM slice WHERE category = 'user_annotation' AND name LIKE 'ProfilerStep#%' AND dur > 0"""
+_TIMED = " AND id IN (SELECT id FROM step)"
+"""Others only describe: an analysed run knows which."""
 
 
 def traced(run: Path) -> dict[str, Any] | None:
@@ -51,7 +53,7 @@ def traced(run: Path) -> dict[str, Any] | None:
         if "device_time" in present:
             add_device_time(connection, lines)
         trees = [flame(connection, "host"), flame(connection, "device")]
-        steps, _, step_us = connection.execute(_STEPS).fetchall()[0]
+        steps, step_us = connection.execute(_STEPS + (_TIMED if "step" in present else "")).fetchall()[0]
         return {
             "headlines": list(_headlines(lines, steps, step_us, devices)),
             "steps": steps,

@@ -1,0 +1,75 @@
+"""What `backend="tilewright"` compiled while a program was recorded: the cost of its kernels, for the program's run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from tilewright.records.program import Cost, Decision, Fallback, Operator, Program, Region
+
+if TYPE_CHECKING:
+    from tilewright.backend import CompiledGraph, Recording
+
+
+def program_of(record: Recording) -> Program:
+    """The launches and regions of every graph that `record` holds, with bytes and FLOPs, and what was decided.
+
+    A floor needs a device's ceilings, which the run's own analysis knows: none is given here. A graph that cannot be
+    priced, because its sizes depend on the data, is among the fallbacks instead.
+    """
+    from tilewright.graph.capture import first_line
+
+    program = Program(decisions=list(record.decisions), fallbacks=list(record.fallbacks))
+    for compiled in record.graphs:
+        program.decisions += compiled.fusion.decisions
+        try:
+            launches, regions = _priced(compiled)
+        # Whatever it is, it must not take the program with it that is being recorded.
+        except Exception as error:
+            why = f"{type(error).__name__}: {first_line(error)}"
+            program.fallbacks.append(Fallback(f"the cost of a {compiled.name} graph", "a recorded program", why))
+            continue
+        program.operators += launches
+        program.regions += regions
+    return program
+
+
+def _priced(compiled: CompiledGraph) -> tuple[list[Operator], list[Region]]:
+    from tilewright.account import operators_after
+    from tilewright.graph.dims import symbolic_shapes
+    from tilewright.hardware.profiles import profile_for
+
+    shapes = symbolic_shapes(compiled.after, {}, {})
+    # Any profile will do: its floors are dropped.
+    launches, regions = operators_after(compiled.name, compiled.scheduled.units, shapes, profile_for("cpu"))
+    return (
+        [replace(launch, floor_us=None, bound=None) for launch in launches],
+        [replace(region, floor_us=None, bound=None, predicted_us=None) for region in regions],
+    )
+
+
+def as_json(program: Program) -> str:
+    return json.dumps(asdict(program))
+
+
+def from_json(texts: Iterable[str]) -> Program | None:
+    """The programs of several processes as one, in which what they share stands once; None where none compiled."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for text in texts:
+        for name, rows in json.loads(text).items():
+            found.setdefault(name, {}).update((json.dumps(row), row) for row in rows)
+    if not any(found.values()):
+        return None
+    rows = {name: list(distinct.values()) for name, distinct in found.items()}
+    return Program(
+        operators=[Operator(**row | _tuples(row, "shape", "inputs")) for row in rows["operators"]],
+        regions=[Region(**row | _tuples(row, "members")) for row in rows["regions"]],
+        decisions=[Decision(**row) for row in rows["decisions"]],
+        fallbacks=[Fallback(**row) for row in rows["fallbacks"]],
+    )
+
+
+def _tuples(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {"cost": Cost(**row["cost"])} | {name: tuple(row[name]) for name in names}
