@@ -45,6 +45,19 @@ def test_two_runs(tilewright: Tilewright, tmp_path: Path) -> None:
     assert found["step"]["verdict"] == "cannot tell"
 
 
+def test_step_times_beside_a_trace(tilewright: Tilewright, tmp_path: Path) -> None:
+    """A trace leaves no run behind."""
+    times = tmp_path / "times.txt"
+    times.write_text("1200\n1300\n")
+    trace = Trace()
+    for number in range(2):
+        trace.step(number, number * 1000, (number + 1) * 1000)
+    ended = tilewright("diff", str(trace.write(tmp_path)), str(times))
+    assert ended.code == 0, ended.err
+    assert "a step: 1.00 ms → 1.25 ms" in ended.out and "2 steps are too few" in ended.out
+    assert not list(runs_dir().glob("*.duckdb"))
+
+
 def test_a_run_that_is_missing_or_none(tilewright: Tilewright, tmp_path: Path) -> None:
     ended = tilewright("diff", str(tmp_path / "no.duckdb"), str(tmp_path))
     assert ended.code == 9 and "tilewright: no run" in ended.err

@@ -11,6 +11,8 @@ import pytest
 
 from tests.trace.kineto import HOST, Trace, analysed, rows
 from tilewright.trace import analyse
+from tilewright.trace.operators.operator_table import read_operator_table
+from tilewright.trace.operators.operator_words import words
 
 BIG = (1 << 63) - 1
 HOSTILE: tuple[Any, ...] = (
@@ -68,6 +70,36 @@ def test_launches_on_very_many_levels(tmp_path: Path) -> None:
     connection = trace.analysed(tmp_path)
     found = rows(connection, "SELECT count(*), count(operator), max(operator_id) FROM device_slice")
     assert found[0][0] == levels and 900 <= found[0][1] <= 1001
+
+
+def test_events_without_a_name(tmp_path: Path) -> None:
+    """They count like all others; nothing is called by no name at all."""
+    trace = Trace()
+    trace.step(0, 0, 100)
+    trace.operator("aten::mm", 0, 40)
+    trace.launch(5, 10, 60)
+    trace.operator("alone", 50, 90)
+    for event in trace.events:
+        if event["ph"] == "X" and event["cat"] in ("cpu_op", "kernel", "cuda_runtime"):
+            del event["name"]
+    connection = trace.analysed(tmp_path)
+    summed(connection)
+    assert rows(connection, "SELECT operator, device_ns FROM operator_distance") == [("(no name)", 50_000)]
+    assert rows(connection, "SELECT sum(cpu_self)::BIGINT, sum(device_self)::BIGINT FROM operator_time") == [
+        (100_000, 50_000)
+    ]
+    assert words(read_operator_table(connection))
+
+
+def test_a_range_that_begins_with_the_last_step_and_outlasts_it(tmp_path: Path) -> None:
+    """It is around the step and not cut by it: an answer, where each was once taken to lie in the other."""
+    trace = Trace()
+    trace.slice("user_annotation", "all", 0, 200)
+    trace.step(0, 0, 100)
+    trace.operator("aten::mm", 10, 40)
+    trace.operator("beyond", 60, 120)
+    found = dict(rows(trace.analysed(tmp_path), "SELECT name, cpu_total FROM operator_time"))
+    assert found == {"all": 200_000, "ProfilerStep*": 100_000, "aten::mm": 30_000, "beyond": 40_000}
 
 
 def test_analysing_again_changes_nothing(tmp_path: Path) -> None:

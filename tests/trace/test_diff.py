@@ -14,6 +14,7 @@ from tilewright.report.diff import show_diff
 from tilewright.store import Run
 from tilewright.trace import trace_run
 from tilewright.trace.compare.diff import Profiled, diff, in_turns, read_run, runs_of
+from tilewright.trace.compare.side import read_side
 
 STEPS = 30
 
@@ -25,7 +26,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(folder: Path, seed: int, *, gelu: int = 30_000, name: str = "run", step: int = 100_000) -> Path:
-    """A run of 30 steps of 100 ms, in each a product of 40 ms and a GELU, all with 1 % of noise."""
+    path, _ = trace_run([traced(folder, seed, gelu, name, step)], command="test", tell=lambda _: None)
+    return path
+
+
+def traced(folder: Path, seed: int, gelu: int = 30_000, name: str = "run", step: int = 100_000) -> Path:
+    """A trace of 30 steps of 100 ms, in each a product of 40 ms and a GELU, all with 1 % of noise."""
     draw = Random(seed)
     trace = Trace()
     at = 0
@@ -40,8 +46,7 @@ def run(folder: Path, seed: int, *, gelu: int = 30_000, name: str = "run", step:
             trace.launch(begin + 5, start, start + length)
             start += length
         at = end
-    path, _ = trace_run([trace.write(folder, name)], command="test", tell=lambda _: None)
-    return path
+    return trace.write(folder, name)
 
 
 def shown(found: object, width: int = 120) -> str:
@@ -127,6 +132,63 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     with pytest.raises(StoreError, match="no run"):
         runs_of(tmp_path / "none")
+
+
+def test_traces_that_are_no_runs(tmp_path: Path) -> None:
+    sides = [traced(tmp_path, 1, name="before"), traced(tmp_path, 2, 36_000, name="after")]
+    found = diff(*map(read_side, sides))
+    assert found.step.verdict == "slower" and found.operators[0].operator == "aten::gelu"
+    assert (found.before, found.after) == ((sides[0],), (sides[1],))
+
+
+def test_step_times_alone(tmp_path: Path) -> None:
+    draw = Random(7)
+    sides = [tmp_path / "before.txt", tmp_path / "after.json"]
+    times = [[us * draw.gauss(1, 0.005) for _ in range(60)] for us in (100_000, 105_000)]
+    sides[0].write_text("\n".join(map(str, times[0])) + "\n")
+    sides[1].write_text(str(times[1]))
+    found = diff(*map(read_side, sides))
+    assert found.step.verdict == "slower" and found.step.ratio == pytest.approx(1.05, abs=0.005)
+    assert found.device is None and found.operators == ()
+    assert "slower" in shown(show_diff(found))
+
+
+@pytest.mark.parametrize("text", ["1.5 0 2", "1.5 -2", "3 4 1e999", "1.5 2-3"])
+def test_what_no_step_takes(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "times.txt"
+    path.write_text(text)
+    with pytest.raises(StoreError, match=r"is no list of step times: .* is no positive number"):
+        read_side(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "category", "steps"),
+    [
+        (["step 0", "step 1", "step 2"], "user_annotation", (100, 120, 80)),
+        (["train_step"] * 3, "nvtx", (100, 120, 80)),
+        (["Iteration: 7", "Iteration: 8", "Iteration: 9"], "user_annotation", (100, 120, 80)),
+        (["epoch 1"] * 3, "user_annotation", (285,)),
+        (["Optimizer.step#SGD.step"] * 3, "user_annotation", (285,)),
+        (["step", "other", "other"], "user_annotation", (285,)),
+    ],
+    ids=["steps", "one name", "iterations", "epochs", "an optimizer", "only one"],
+)
+def test_steps_that_the_user_named(tmp_path: Path, names: list[str], category: str, steps: tuple[float, ...]) -> None:
+    """A step lasts until the next one begins, and the last as long as its range; else all is one step."""
+    trace = Trace()
+    for at, name in zip((0, 100, 220), names, strict=True):
+        trace.slice(category, name, at, at + 80)
+        trace.operator("aten::mm", at + 5, at + 70)
+    assert read_side(trace.write(tmp_path))[0].steps == pytest.approx(steps)
+
+
+def test_the_longer_of_two_families_of_steps(tmp_path: Path) -> None:
+    trace = Trace()
+    for at in (0, 100):
+        trace.slice("user_annotation", "step", at, at + 80)
+        trace.slice("user_annotation", f"batch {at}", at + 10, at + 30)
+        trace.slice("user_annotation", "step", at + 5, at + 90, thread=200)
+    assert read_side(trace.write(tmp_path))[0].steps == (100, 85)
 
 
 def test_turns() -> None:

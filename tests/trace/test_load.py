@@ -23,8 +23,8 @@ from tilewright.trace import load_traces, trace_run
 from tilewright.trace.formats import exact, typed
 
 FIXTURES = Path(__file__).parent / "fixtures"
-RECORDED = ("block_*.json.gz", "softmax*.json.gz", "syncs.json.gz", "eager_step.json.gz", "phases.json")
-TRACES = sorted(path for pattern in RECORDED for path in FIXTURES.glob(pattern))
+RECORDED = ("block_*.json.gz", "ddp_*.json.gz", "softmax*.json.gz", "syncs.json.gz", "eager_step.json.gz")
+TRACES = sorted(path for pattern in (*RECORDED, "phases.json") for path in FIXTURES.glob(pattern))
 TABLES = ("process", "thread", "track", "thread_track", "process_track", "counter_track", "slice", "overlap", "flow")
 TABLES += ("arg_set", "counter", "metadata", "reject", "trace_file")
 SETTINGS = ("memory_limit", "threads", "preserve_insertion_order", "pandas_analyze_sample")
@@ -156,9 +156,36 @@ def test_any_mixture_is_accounted_for(tmp_path: Path, events: list[dict[str, obj
     assert rows(fast, "SELECT count(*) FROM slice") == [(starts,)]
 
 
+NUMBERS = "0 -0.0 0.0005 2.5e0 1E3 1.5 9007199254740993 1e300 -1e18 4611686018427388 18446744073709551616"
+OTHERS = r'null true "7" "NaN" "0x1" "" "\ud83d" "}],[" [] {} {"a":[[null]]}'
+PHASES = '"X" "B" "E" "i" "s" "f" "C" "M" "b" "e"'
+KEYS = "ph name cat pid tid ts dur id id2 scope bp s args"
+USUAL = (("ph", '"X"'), ("ts", "1"), ("dur", "1"))
+VALUE = st.sampled_from([*NUMBERS.split(), *OTHERS.split(), *PHASES.split()])
+# The one thing that the readers take differently: docs/trace.md says so.
+TRUE_TIMES = (("ts", "true"), ("dur", "true"))
+FIELD = st.tuples(st.sampled_from(KEYS.split()), VALUE).filter(lambda field: field not in TRUE_TIMES)
+FIELDS = st.lists(FIELD, max_size=9)
+SPELLED = FIELDS.map(lambda fields: "{" + " ,\n".join(f'"{key}":{value}' for key, value in (*USUAL, *fields)) + "}")
+
+
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(SPELLED, VALUE), max_size=12))
+def test_any_spelling_is_accounted_for(tmp_path: Path, events: list[str]) -> None:
+    """Keys twice, values of any kind, elements that are no events."""
+    path = tmp_path / "spelled.json"
+    path.write_text('{"traceEvents": [' + ",".join(events) + "]}")
+    fast, (file,) = loaded(path)
+    assert file.events == len(events) == accounted(file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typed, "stage", lambda *_: False)
+        slow, _ = loaded(path)
+    assert content(fast) == content(slow)
+
+
 def test_nanoseconds_survive(tmp_path: Path) -> None:
     """Of days since a base, of times since 1970, and of text: exact, whichever reader it takes."""
-    times = ["4414639470543.834", "1732200000000000.123", "0.001", "-7.999", "4503599627370497", '"12.345"']
+    times = ["4414639470543.834", "1732200000000000.123", "0.001", "-7.999", "4503599627370497", '"12.345"', "0.0005"]
     events = ",".join(
         f'{{"ph":"X","name":"{at}","pid":1,"tid":{at},"ts":{ts},"dur":0.007}}' for at, ts in enumerate(times)
     )
@@ -168,6 +195,7 @@ def test_nanoseconds_survive(tmp_path: Path) -> None:
     expected = [round(float(ts.strip('"')) * 1000) for ts in times]
     expected[:2] = [4414639470543834, 1732200000000000123]
     expected[4] = 4503599627370497000
+    expected[6] = 1
     assert rows(connection, "SELECT ts FROM slice ORDER BY name") == [(ts,) for ts in expected]
     assert rows(connection, "SELECT DISTINCT dur FROM slice") == [(7,)]
 

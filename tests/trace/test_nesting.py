@@ -52,11 +52,18 @@ def test_equals_the_walk(slices: list[Slice]) -> None:
     assert nested(slices) == walked(slices)
 
 
-@given(SLICES)
-def test_equals_the_walk_beyond_the_levels(slices: list[Slice]) -> None:
+@pytest.mark.parametrize(("limit", "value"), [("_LEVELS", 1), ("_ROOM", 0)], ids=["beyond the levels", "by ranks"])
+@given(slices=SLICES)
+def test_equals_the_walk_beyond_a_limit(limit: str, value: int, slices: list[Slice]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nesting, "_LEVELS", 1)
+        patch.setattr(nesting, limit, value)
         assert nested(slices) == walked(slices)
+
+
+def test_times_too_far_apart_for_one_number() -> None:
+    far = 1 << 61
+    slices = [(0, -far, 2 * far), (0, 0, 5), (1, far - 9, 9), (1, far - 5, 0), (1, 3, -1)]
+    assert nested(slices) == walked(slices)
 
 
 @given(SLICES, st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 22)), min_size=1, max_size=10))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -17,24 +18,29 @@ from tilewright.store import query
 from tilewright.trace import trace_run
 
 FIXTURES = Path(__file__).parent / "fixtures"
-TRACES = {"eager_step": "eager_step.json.gz", "phases": "phases.json"}
+TRACES = {"eager_step": "eager_step.json.gz", "phases": "phases.json", "track_events": "track_events.pftrace"}
 ANSWERS: dict[str, list[list[object]]] = json.loads((FIXTURES / "perfetto_answers.json").read_text())
 QUERIES = re.findall(
     r"^-- (\w+) (\w+)\n(.*?)(?=\n\n-- |\s*\Z)", (FIXTURES / "perfetto_queries.sql").read_text(), re.M | re.S
 )
 
 
+class Runs(dict[str, Path]):
+    """Of each trace, loaded when it is asked for first."""
+
+    def __missing__(self, name: str) -> Path:
+        if name == "track_events":
+            pytest.importorskip("perfetto", reason="Perfetto's own format takes the package perfetto")
+        self[name], _ = trace_run([FIXTURES / TRACES[name]], command="tilewright trace", tell=lambda _: None)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     patch = pytest.MonkeyPatch()
     patch.setenv("TILEWRIGHT_HOME", str(tmp_path_factory.mktemp("home")))
-    try:
-        return {
-            name: trace_run([FIXTURES / file], command="tilewright trace", tell=lambda _: None)[0]
-            for name, file in TRACES.items()
-        }
-    finally:
-        patch.undo()
+    yield Runs()
+    patch.undo()
 
 
 def test_there_are_thirty() -> None:
@@ -42,7 +48,7 @@ def test_there_are_thirty() -> None:
 
 
 @pytest.mark.parametrize(("name", "trace", "sql"), QUERIES, ids=[name for name, _, _ in QUERIES])
-def test_same_answer(runs: dict[str, Path], name: str, trace: str, sql: str) -> None:
+def test_same_answer(runs: Runs, name: str, trace: str, sql: str) -> None:
     _, rows = query(runs[trace], sql)
     expected = ANSWERS[name]
     assert len(rows) == len(expected)
@@ -69,17 +75,17 @@ def _same(ours: object, theirs: object) -> bool:
     ],
     ids=["double quotes for text", "a column that is not grouped", "modules"],
 )
-def test_what_the_dialect_refuses(runs: dict[str, Path], sql: str) -> None:
+def test_what_the_dialect_refuses(runs: Runs, sql: str) -> None:
     """docs/trace.md lists these; none of them may pass with another meaning."""
     with pytest.raises(Exception, match="refuses the query"):
         query(runs["eager_step"], sql)
 
 
-def test_like_tells_cases_apart(runs: dict[str, Path]) -> None:
+def test_like_tells_cases_apart(runs: Runs) -> None:
     assert query(runs["eager_step"], "SELECT count(*) FROM slice WHERE name LIKE 'ATEN::%'")[1] == [(0,)]
 
 
-def test_the_run_needs_no_setting(runs: dict[str, Path]) -> None:
+def test_the_run_needs_no_setting(runs: Runs) -> None:
     """Views and macros lie in the file, so that any DuckDB opens it."""
     with duckdb.connect(str(runs["eager_step"]), read_only=True) as connection:
         row = connection.execute("SELECT count(*), trace_dur() FROM thread_slice").fetchone()

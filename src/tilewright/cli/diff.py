@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
-from tilewright.cli.options import AsJson
-from tilewright.cli.output import print_json, show
+from tilewright.cli.options import AsJson, Quiet
+from tilewright.cli.output import print_json, show, stages
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(help="A run, or a folder of runs of the same program.")],
-    after: Annotated[Path, typer.Argument(help="A run, or a folder of runs, to hold against it.")],
+    before: Annotated[
+        Path, typer.Argument(help="A run, a folder of runs, a trace, or a list of step times in µs, of one program.")
+    ],
+    after: Annotated[Path, typer.Argument(help="The same of what to hold against it.")],
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """What became slower or faster between two runs, whether it is real, and which operators explain it."""
     import json
@@ -22,9 +25,10 @@ def diff(
 
     from tilewright.report.diff import show_diff
     from tilewright.trace.compare.diff import diff as compare_runs
-    from tilewright.trace.compare.diff import read_run, runs_of
+    from tilewright.trace.compare.side import read_side
 
-    found = compare_runs(*([read_run(path) for path in runs_of(side)] for side in (before, after)))
+    with stages(quiet or as_json) as tell:
+        found = compare_runs(*(read_side(side, tell) for side in (before, after)))
     if as_json:
         # An interval that knows no end is null: JSON has no infinity.
         print_json(json.loads(json.dumps(asdict(found), default=str), parse_constant=lambda _: None))

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 def trace(
     files: Annotated[
-        list[Path], typer.Argument(help="Kineto or Chrome JSON, also gzipped, or Nsight Systems' SQLite; one a rank.")
+        list[Path],
+        typer.Argument(
+            help="Kineto or Chrome JSON or Perfetto's own format, also gzipped, or Nsight Systems' SQLite; one a rank."
+        ),
     ],
     as_json: AsJson = False,
     quiet: Quiet = False,

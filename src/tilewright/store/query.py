@@ -21,8 +21,9 @@ _LOCKED: dict[str, str | bool | int | float | list[str]] = {
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
     "lock_configuration": "true",
-    # As Perfetto's queries expect: whole numbers divided give a whole number.
+    # As Perfetto's queries expect: whole numbers divided give a whole number, and NULL sorts below all others.
     "integer_division": "true",
+    "default_null_order": "nulls_first_on_asc_last_on_desc",
 }
 _MAGIC = slice(8, 12)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from tilewright.trace.account.accounting import account
 from tilewright.trace.account.waves import add_waves
 from tilewright.trace.operators.operator_table import add_operator_table
+from tilewright.trace.price.distance import add_distances
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -16,20 +19,26 @@ if TYPE_CHECKING:
 def analyse(connection: DuckDBPyConnection) -> None:
     """Add to a run that holds a timeline the tables and views that docs/accounting.md describes.
 
-    Doing it again replaces them.
+    Doing it again replaces them. The connection must be in no transaction.
     """
-    # Costs need sympy, which takes longer to import than all of this room.
-    from tilewright.trace.price.distance import add_distances
-
-    for script in ("attribution", "graphs", "waits", "steps", "accounting"):
+    for script in ("attribution", "graphs", "lines", "waits", "steps", "described"):
         _execute(connection, f"account/{script}.sql")
-    add_operator_table(connection)
-    add_waves(connection)
-    account(connection)
+    # Neither needs a table of the other, and each keeps one processor busy for most of its time.
+    with ThreadPoolExecutor(1) as beside:
+        accounted = beside.submit(_account, connection.cursor())
+        add_operator_table(connection)
+        accounted.result()
     _execute(connection, "price/operator_call.sql")
     add_distances(connection)
     for script in ("price/distance.sql", "account/ranks.sql"):
         _execute(connection, script)
+
+
+def _account(connection: DuckDBPyConnection) -> None:
+    with closing(connection):
+        _execute(connection, "account/accounting.sql")
+        add_waves(connection)
+        account(connection)
 
 
 def _execute(connection: DuckDBPyConnection, script: str) -> None:

@@ -56,7 +56,9 @@ _KERNELS = f"""
 # The attribution of a run that was analysed knows more: launches by correlation, operators of what a graph replayed.
 _ATTRIBUTED = """
     SELECT slice.name, slice.category, slice.dur, coalesce(device_slice.launch_id, -1) AS launch, device_slice.operator
-    FROM device_slice JOIN slice ON slice.id = device_slice.slice_id WHERE slice.dur > 0"""
+    FROM operator_slice AS device_slice JOIN slice ON slice.id = device_slice.slice_id WHERE slice.dur > 0"""
+# Steps that were recorded without operators have no stacks; those that describe them do.
+_NOT_LIGHT = " AND process.file_id NOT IN (SELECT file_id FROM description)"
 _THREADS = """
     SELECT thread_track.id, coalesce(thread.name, 'thread') FROM thread_track LEFT JOIN thread USING (utid)"""
 
@@ -116,8 +118,9 @@ def flame(connection: DuckDBPyConnection, weight: Weight) -> Flame:
 
     Host time is a slice's own: its duration less that of the slices within it, never below zero.
     """
-    labels = connection.execute(_LABELS.format(slices=_SLICES)).fetchall()
-    found = connection.execute(_HOST.format(slices=_SLICES)).fetchnumpy()
+    slices = _SLICES + (_NOT_LIGHT if _attributed(connection) else "")
+    labels = connection.execute(_LABELS.format(slices=slices)).fetchall()
+    found = connection.execute(_HOST.format(slices=slices)).fetchnumpy()
     host = {name: np.asarray(column, dtype=np.int64) for name, column in found.items()}
     tree = _Tree()
     frame_of = _frames(tree, labels)
@@ -127,7 +130,9 @@ def flame(connection: DuckDBPyConnection, weight: Weight) -> Flame:
     own = np.maximum(host["dur"] - within.astype(np.int64), 0)
     if weight == "device":
         node_of, own = _launched(connection, tree, host["id"], node_of)
-    steps = connection.execute("SELECT count(DISTINCT name) FROM slice WHERE name LIKE 'ProfilerStep#%'").fetchone()
+    steps = connection.execute(
+        f"SELECT count(DISTINCT name) FROM ({slices}) WHERE name LIKE 'ProfilerStep#%'"
+    ).fetchone()
     return _summed(tree, weight, node_of, own, steps[0] if steps else 0)
 
 
@@ -197,8 +202,7 @@ def _launched(
     connection: DuckDBPyConnection, tree: _Tree, ids: Integers, node_of: Integers
 ) -> tuple[Integers, Integers]:
     """A node and a duration for each kernel and copy: below the stack of its launch."""
-    known = connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'device_slice'").fetchone()
-    rows = connection.execute(_ATTRIBUTED if known else _KERNELS).fetchall()
+    rows = connection.execute(_ATTRIBUTED if _attributed(connection) else _KERNELS).fetchall()
     frames = _frames(tree, [row[:2] for row in rows])
     launches = _places(ids, np.array([row[3] for row in rows], dtype=np.int64))
     if not rows:
@@ -208,6 +212,10 @@ def _launched(
     if orphans.size:
         above[orphans] = _without_launch(tree, [rows[orphan][4] for orphan in orphans.tolist()])
     return tree.children(above, frames), np.array([row[2] for row in rows], dtype=np.int64)
+
+
+def _attributed(connection: DuckDBPyConnection) -> bool:
+    return bool(connection.execute("SELECT 1 FROM duckdb_views() WHERE view_name = 'operator_slice'").fetchone())
 
 
 def _without_launch(tree: _Tree, operators: list[str | None]) -> Integers:

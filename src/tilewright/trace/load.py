@@ -18,8 +18,9 @@ from tilewright.trace.events.rows import append, next_id
 from tilewright.trace.events.slices import add_slices
 from tilewright.trace.events.staging import Header, drop_tables, make_tables
 from tilewright.trace.events.tracks import Tracks, add_metadata
-from tilewright.trace.formats import chrome, nsys
-from tilewright.trace.formats.source import failing
+from tilewright.trace.formats import chrome, nsys, perfetto
+from tilewright.trace.formats.packets import is_perfetto
+from tilewright.trace.formats.source import failing, unpacked
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -131,11 +132,21 @@ def _bounded(connection: DuckDBPyConnection) -> Iterator[None]:
 def _load(path: Path, connection: DuckDBPyConnection) -> Loaded:
     make_tables(connection)
     with failing(path):
-        header = (nsys if nsys.is_nsys(path) else chrome).stage(path, connection)
+        header = _stage(path, connection)
     # Rows get their lasting numbers, which tell their place in the file, only at the end of a transaction; so
     # what follows is one of its own.
     with _whole(connection):
         return _place(path, connection, header)
+
+
+def _stage(path: Path, connection: DuckDBPyConnection) -> Header:
+    """Fill `staged`, `lane` and `event_reject` with what the file holds, whatever its format."""
+    if nsys.is_nsys(path):
+        return nsys.stage(path, connection)
+    with unpacked(path) as plain:
+        if is_perfetto(plain):
+            return perfetto.stage(plain, path, connection)
+        return chrome.stage(plain, path, connection)
 
 
 def _place(path: Path, connection: DuckDBPyConnection, header: Header) -> Loaded:
@@ -146,7 +157,7 @@ def _place(path: Path, connection: DuckDBPyConnection, header: Header) -> Loaded
     tracks = Tracks(connection, file_id)
     tracks.find()
     counters = add_counters(connection, tracks)
-    slices = add_slices(connection, tracks)
+    slices = add_slices(connection, tracks, header.prefix)
     flow_points, clocks = add_flows(connection, slices)
     tracks.write()
     metadata = add_metadata(connection, tracks, header)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -50,8 +50,7 @@ class Work:
     """When the host called for it; as late as possible where nobody knows."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A part of a device's time; `cause` is the slice of the work, of the wait, or of the launch that was late."""
 
     start: int
@@ -71,6 +70,10 @@ class Waits:
     _next: int = 0
     _debts: list[list[int]] = field(default_factory=list)
     """Of the waits that are not used up: slice, nanoseconds left."""
+
+    def left(self, before: int) -> bool:
+        """Whether a wait that ended by `before` is not used up."""
+        return bool(self._debts) or (self._next < len(self.end) and self.end[self._next] <= before)
 
     def take(self, gap: int, before: int) -> Iterator[tuple[int, int]]:
         """Up to `gap` nanoseconds of the waits that ended by `before`, the latest first: (slice, nanoseconds)."""
@@ -96,9 +99,10 @@ def partition(work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], start
     """
     spans: list[Span] = []
     for span in _classified(work, waits, pauses, end):
-        low, high = max(span.start, start), min(span.end, end)
-        if low < high:
-            spans.append(Span(low, high, span.kind, span.cause))
+        if start <= span.start and span.end <= end:
+            spans.append(span)
+        elif span.start < end and span.end > start:
+            spans.append(Span(max(span.start, start), min(span.end, end), span.kind, span.cause))
     if not spans:
         return [Span(start, end, "idle", None)] if start < end else []
     head = [Span(start, spans[0].start, "idle", None)] if start < spans[0].start else []
@@ -109,11 +113,19 @@ def _classified(work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], end
     """Busy spans and gaps from the first work to `end`."""
     reached: int | None = None
     starts, launches, slices = work.start.tolist(), work.launched.tolist(), work.slice_id.tolist()
+    following = pause = 0
     for span in busy_spans(work):
         if reached is not None and span.start > reached:
-            following = bisect_left(starts, span.start)
+            following = bisect_left(starts, span.start, following)
             launched = min(launches[following], span.start)
-            yield from _gap(reached, span.start, launched, slices[following], waits, pauses)
+            while pause < len(pauses) and pauses[pause][1] <= reached:
+                pause += 1
+            active = pause == len(pauses) or pauses[pause][0] >= span.start
+            # What most gaps are, and a long trace has a million.
+            if active and span.start - reached <= PAUSE_NS and not waits.left(launched):
+                yield Span(reached, span.start, "launch-bound", slices[following])
+            else:
+                yield from _gap(reached, span.start, launched, slices[following], waits, pauses)
         yield span
         reached = span.end
     if reached is not None and reached < end:
@@ -163,9 +175,13 @@ def busy_spans(work: Work) -> Iterator[Span]:
         return
     kind = np.full(len(edges) - 1, len(BUSY))
     cause = np.zeros(len(edges) - 1, np.int64)
+    firsts, lasts = np.searchsorted(edges, starts), np.searchsorted(edges, ends)
+    alone = _alone(starts, ends)
+    kind[firsts[alone]] = kinds[alone]
+    cause[firsts[alone]] = causes[alone]
     # The highest class is written last; within a class the part that began first is written last.
     order = np.lexsort((-starts, -kinds))
-    firsts, lasts = np.searchsorted(edges, starts), np.searchsorted(edges, ends)
+    order = order[~alone[order]]
     for part, first, last in zip(order.tolist(), firsts[order].tolist(), lasts[order].tolist(), strict=True):
         kind[first:last] = kinds[part]
         cause[first:last] = causes[part]
@@ -174,6 +190,16 @@ def busy_spans(work: Work) -> Iterator[Span]:
     for begin, stop, label, slice_id in zip(begins, stops, kind[new].tolist(), cause[new].tolist(), strict=True):
         if label < len(BUSY):
             yield Span(begin, stop, BUSY[label], slice_id)
+
+
+def _alone(starts: Ints, ends: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which intervals no other one overlaps."""
+    order = np.lexsort((ends, starts))
+    begun, reached = starts[order], np.maximum.accumulate(ends[order])
+    apart = np.r_[True, begun[1:] >= reached[:-1], True]
+    alone = np.empty(len(starts), np.bool_)
+    alone[order] = apart[:-1] & apart[1:]
+    return alone
 
 
 def _parts(work: Work) -> tuple[Ints, Ints, Ints, Ints]:
@@ -214,10 +240,21 @@ def account(connection: DuckDBPyConnection) -> None:
         ).fetchall()
         for (upid,) in devices:
             work, waits = _work(connection, upid), _waits(connection, file_id, upid)
-            spans = partition(work, waits, pauses, start, end)
-            rows = [(upid, span.start, span.end - span.start, span.kind, span.cause) for span in spans]
-            append(connection, "device_time", rows)
+            _write(connection, upid, partition(work, waits, pauses, start, end))
             append(connection, "lost", [(upid, slice_id, lost) for slice_id, lost in waits.lost.items()])
+
+
+def _write(connection: DuckDBPyConnection, upid: int, spans: Sequence[Span]) -> None:
+    if not spans:
+        return
+    start, end, kind, cause = zip(*spans, strict=True)
+    columns = {  # noqa: F841  # DuckDB finds it by its name
+        "start": np.array(start, np.int64),
+        "end": np.array(end, np.int64),
+        "kind": np.array(kind, object),
+        "cause": np.ma.masked_array([slice_id or 0 for slice_id in cause], [slice_id is None for slice_id in cause]),
+    }
+    connection.execute('INSERT INTO device_time SELECT ?, start, "end" - start, kind, cause FROM columns', [upid])
 
 
 def _work(connection: DuckDBPyConnection, upid: int) -> Work:

@@ -22,7 +22,10 @@ JOIN thread_track ON thread_track.id = slice.track_id
 JOIN thread USING (utid)
 JOIN process USING (upid)
 WHERE (slice.category IN ('cpu_op', 'cuda_runtime', 'cuda_driver')
-       OR (slice.category = 'user_annotation' AND regexp_matches(slice.name, '^(Optimizer\.|## Call CompiledFxGraph)')))
+       OR (slice.category = 'user_annotation' AND regexp_matches(slice.name, '^(Optimizer\.|## Call CompiledFxGraph)'))
+       -- Light steps do not tell of their operators, only of the phases around them.
+       OR (slice.category = 'user_annotation' AND slice.name LIKE 'phase %'
+           AND process.file_id IN (SELECT file_id FROM description)))
   AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61 AND slice.dur < 1::BIGINT << 61;
 
 -- Each device's share of each step; the classes of one step and device add up to the step.

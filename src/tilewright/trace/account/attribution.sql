@@ -94,7 +94,7 @@ SELECT up.inner_id, up.hops, slice.category, slice.name FROM up JOIN slice ON sl
 -- A frame of the user's own: `train.py(12): step`, the file and the first line of its function.
 CREATE OR REPLACE TEMP MACRO own_frame(category, name) AS (
     category = 'python_function' AND regexp_matches(name, '\.py\(\d+\): ')
-    AND NOT regexp_matches(name, '(^|/)(torch|triton|tilewright)/|/(site|dist)-packages/|/lib/python\d|torchinductor_')
+    AND NOT regexp_matches(name, '(^|/)(torch|triton|tilewright)/|^(typer|click)/|/(site|dist)-packages/|/lib/python\d|torchinductor_')
     AND NOT regexp_matches(name, '^(threading|contextlib|functools|runpy)\.py\(|^c[a-z0-9]{40,}\.py\(')
 );
 CREATE OR REPLACE TEMP MACRO place_of(frame) AS regexp_replace(frame, '\((\d+)\): .*$', ':\1');
@@ -148,3 +148,5 @@ LEFT JOIN device_call AS launch ON launch.slice_id = device_work.launch_id
 LEFT JOIN launch_context AS context ON context.launch_id = device_work.launch_id
 LEFT JOIN slice AS operator ON operator.id = context.operator_id
 ORDER BY device_work.ts, device_work.slice_id;
+
+CREATE OR REPLACE TEMP TABLE device_file AS SELECT DISTINCT file_id FROM device_slice;

@@ -49,10 +49,29 @@ WINDOW same AS (PARTITION BY name, in_group, position)
 ORDER BY position, rank;
 
 -- `caused`: the ranks before the last one waited for it; how much less it would have been without that rank.
+-- `at_work`: the share of that in which its own device worked; in the rest it stood still, for its host launched late.
 CREATE OR REPLACE VIEW straggler AS
-SELECT rank, count(*) AS collectives, count(*) FILTER (WHERE came_last) AS came_last,
-       sum(waited_ns) / 1e6 AS waited_ms, coalesce(sum(behind_ns) FILTER (WHERE came_last), 0) / 1e6 AS caused_ms,
-       any_value(skew_ns) / 1e3 AS clock_ahead_us
-FROM collective
-GROUP BY rank
+WITH late AS (
+    SELECT file_id, any_value(rank) AS rank, count(*) AS collectives, count(*) FILTER (WHERE came_last) AS came_last,
+           sum(waited_ns) / 1e6 AS waited_ms, coalesce(sum(behind_ns) FILTER (WHERE came_last), 0) / 1e6 AS caused_ms,
+           any_value(skew_ns) / 1e3 AS clock_ahead_us
+    FROM collective GROUP BY file_id
+),
+kept_waiting AS (
+    SELECT d.file_id, d.upid, d.ts - behind_ns AS ts, d.ts AS ended
+    FROM collective JOIN device_slice AS d USING (slice_id) WHERE came_last AND behind_ns > 0
+),
+meanwhile AS (
+    SELECT time.class IN ('kernel', 'wave tail', 'copy') AS busy, kept_waiting.file_id,
+           least(time.ts + time.dur, ended) - greatest(time.ts, kept_waiting.ts) AS dur
+    FROM kept_waiting
+    JOIN device_time AS time ON time.upid = kept_waiting.upid AND time.ts < ended AND time.ts + time.dur > kept_waiting.ts
+    WHERE time.class <> 'communication'
+),
+spent AS (
+    SELECT file_id, coalesce(sum(dur) FILTER (WHERE busy), 0) AS busy, sum(dur) AS ns FROM meanwhile GROUP BY file_id
+)
+SELECT rank, collectives, came_last, waited_ms, caused_ms, clock_ahead_us,
+       1e2 * busy / nullif(ns, 0) AS at_work_percent
+FROM late LEFT JOIN spent USING (file_id)
 ORDER BY caused_ms DESC, rank;

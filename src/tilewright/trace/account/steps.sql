@@ -1,15 +1,32 @@
--- The steps of each file: what PyTorch's profiler marks, or the whole trace as one step.
+-- The steps of each file: what PyTorch's profiler marks; or ranges of the user's own that are called `step 3`,
+-- `train_step`, `iteration: 3` or `batch`; or the whole trace as one step.
 
 CREATE OR REPLACE TABLE step AS
-WITH marked AS (
-    SELECT slice.id, slice.name, process.file_id, slice.ts AS host_ts, slice.dur AS host_dur,
-           lead(slice.ts) OVER (PARTITION BY process.file_id ORDER BY slice.ts) AS following
+WITH called AS (
+    SELECT slice.id, slice.name, process.file_id, slice.ts, slice.dur, slice.depth,
+           slice.name LIKE 'ProfilerStep#%' AS by_profiler, CASE WHEN NOT by_profiler THEN thread.utid END AS of_thread,
+           regexp_replace(slice.name, '\d+$', '') AS family
     FROM slice
     JOIN thread_track ON thread_track.id = slice.track_id
     JOIN thread USING (utid)
     JOIN process USING (upid)
-    WHERE slice.category = 'user_annotation' AND slice.name LIKE 'ProfilerStep#%' AND slice.dur >= 0
+    WHERE slice.category IN ('user_annotation', 'nvtx') AND slice.dur >= 0
+      AND (by_profiler OR regexp_full_match(slice.name, '(?i)([a-z]+[_ -])*(step|iter|iteration|batch)[ _#:-]*\d*'))
       AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61 AND slice.dur < 1::BIGINT << 61
+),
+-- One family of ranges a file: of several the one that covers the most time, then the outermost.
+chosen AS (
+    SELECT file_id, of_thread, family FROM called
+    GROUP BY file_id, by_profiler, of_thread, family HAVING by_profiler OR count(*) > 1
+    QUALIFY row_number() OVER (
+        PARTITION BY file_id ORDER BY by_profiler DESC, sum(dur) DESC, min(depth), family, of_thread
+    ) = 1
+),
+marked AS (
+    SELECT called.id, called.name, file_id, called.ts AS host_ts, called.dur AS host_dur,
+           lead(called.ts) OVER (PARTITION BY file_id ORDER BY called.ts) AS following
+    FROM called JOIN chosen USING (file_id, family)
+    WHERE called.of_thread IS NOT DISTINCT FROM chosen.of_thread
 ),
 -- What the last step queued belongs to it, and so does waiting for that.
 drained AS (

@@ -1,10 +1,30 @@
 -- Calls in which the host waited for the device, with the operator and the line that made it wait.
 
--- A profile of tilewright's marks each synchronisation with its line, right after the operator that waited.
+-- A profile of tilewright's marks each synchronisation with its line, right after the operator that waited. Where
+-- stacks are recorded, the Python that marks is around the mark: what it was called from is where the wait was.
 CREATE OR REPLACE TEMP TABLE mark AS
-SELECT slice.parent_id, slice.track_id, slice.ts, regexp_extract(name, '^synchronisation at (.*:\d+)', 1) AS place
-FROM slice
-WHERE category IN ('user_annotation', 'cpu_op') AND name LIKE 'synchronisation at %';
+WITH RECURSIVE up AS (
+    SELECT id AS mark_id, parent_id AS outer_id, 1 AS hops FROM slice
+    WHERE category IN ('user_annotation', 'cpu_op') AND name LIKE 'synchronisation at %'
+    UNION ALL
+    SELECT up.mark_id, slice.parent_id, up.hops + 1
+    FROM up JOIN slice ON slice.id = up.outer_id
+    WHERE up.hops < 100
+),
+marking AS (
+    -- In a WHERE, this would be asked of every slice before the join.
+    SELECT up.mark_id, max(up.hops) FILTER (WHERE regexp_matches(
+               slice.name, '(^|/)(synchronisations\.py\(\d+\): (show|_mark)|warnings\.py\(\d+\): _showwarnmsg)$'
+           )) AS hops
+    FROM up JOIN slice ON slice.id = up.outer_id
+    GROUP BY up.mark_id
+)
+SELECT up.outer_id AS parent_id, slice.track_id, slice.ts,
+       regexp_extract(slice.name, '^synchronisation at (.*:\d+)', 1) AS place
+FROM up
+LEFT JOIN marking USING (mark_id)
+JOIN slice ON slice.id = up.mark_id
+WHERE up.hops = coalesce(marking.hops, 0) + 1;
 
 CREATE OR REPLACE TABLE wait AS
 WITH copied AS (

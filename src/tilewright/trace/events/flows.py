@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tilewright.trace.events.nesting import Ints, Nest
 from tilewright.trace.events.rows import next_id
 from tilewright.trace.events.slices import Slices, fetch, reject
-from tilewright.trace.events.staging import FLOW_PHASES
+from tilewright.trace.events.staging import FLOW_PHASES, HERE
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -27,11 +27,16 @@ def add_flows(connection: DuckDBPyConnection, slices: Slices) -> tuple[int, str 
         connection,
         "SELECT seq, dense_rank() OVER (ORDER BY id, category, name), "
         f"CASE ph WHEN 's' THEN {START} WHEN 't' THEN {STEP} ELSE {END} END, track_id, ts, "
-        "(ph <> 'f' OR bp IS NOT DISTINCT FROM 'e')::INT "
+        "(ph <> 'f' OR bp IS NOT DISTINCT FROM 'e')::INT, "
+        f"(bp IS NOT DISTINCT FROM '{HERE}')::INT "
         f"FROM event JOIN place USING (pid, tid) WHERE ph IN {FLOW_PHASES}",
     )
-    seq, key, phase, track, ts, enclosing = columns
-    flows = join_flows(FlowPoints(seq, key, phase, track, ts, enclosing.astype(np.bool_)), slices.nest)
+    seq, key, phase, track, ts, enclosing, here = columns
+    points = FlowPoints(seq, key, phase, track, ts, enclosing.astype(np.bool_))
+    place = points.places(slices.nest)
+    if here.any():
+        place = np.where(here, slices.staged_before(seq), place)
+    flows = join_flows(points, place)
     reject(connection, flows.homeless, _HOMELESS)
     reject(connection, flows.partnerless, _PARTNERLESS)
     first = next_id(connection, "flow", "id")
@@ -66,6 +71,13 @@ class FlowPoints:
     ts: Ints
     enclosing: NDArray[np.bool_]
 
+    def places(self, nest: Nest) -> Ints:
+        """The slice that each binds to, as its place in the nest, or -1."""
+        place = nest.holding(self.track, self.ts)
+        if self.enclosing.all():
+            return place
+        return np.where(self.enclosing, place, nest.following(self.track, self.ts))
+
 
 @dataclass(frozen=True)
 class Flows:
@@ -78,28 +90,29 @@ class Flows:
     partnerless: Ints  # seq of events whose other half is missing, or has no slice
 
 
-def join_flows(points: FlowPoints, nest: Nest) -> Flows:
-    """Arrows from each start or step to the step or the ends that follow it under the same key.
+def join_flows(points: FlowPoints, place: Ints) -> Flows:
+    """Arrows from each start or step to the step or the ends that follow it under the same key; `place` is each's.
 
     One start may have many ends: every kernel of a replayed CUDA graph points back to one launch. With a single
     start the order of time does not matter, since clocks of host and device disagree; where a key is used
-    again, each end belongs to the start before it.
+    again, each end belongs to the start before it. Without any start, as Perfetto's own format has it, the first
+    step in time begins a flow, and an end is the end of it.
     """
-    place = nest.holding(points.track, points.ts)
-    if not points.enclosing.all():
-        place = np.where(points.enclosing, place, nest.following(points.track, points.ts))
     has_slice = place >= 0
     kept = np.flatnonzero(has_slice)
     key, phase = points.key[kept], points.phase[kept]
     starts = np.bincount(key[phase == START], minlength=key.max() + 1 if len(key) else 0)
-    first = np.where(starts[key] > 1, 0, phase)
+    first = np.where(starts[key] == 1, phase, 0)
     order = np.lexsort((points.seq[kept], points.ts[kept], first, key))
     key, phase, kept = key[order], phase[order], kept[order]
+    ended = np.zeros(len(kept), np.bool_)
+    ended[1:] = (phase[:-1] == END) & (key[1:] == key[:-1]) & (starts[key[1:]] == 0)
+    phase = np.where(ended & (phase == STEP), START, phase)
     here = np.arange(len(kept))
     giver = np.maximum.accumulate(np.where(phase != END, here, -1)) if len(kept) else here
     # A step takes from what stands before it, itself left out.
     giver = np.where(phase == STEP, np.concatenate([[-1], giver[:-1]]), giver) if len(kept) else giver
-    joined = (phase != START) & (giver >= 0)
+    joined = (phase != START) & (giver >= 0) & ~ended
     joined &= key[np.maximum(giver, 0)] == key
     taken = np.flatnonzero(joined)
     used = np.zeros(len(kept), np.bool_)

@@ -13,6 +13,8 @@ PENDING = np.iinfo(np.int64).max
 _NEVER = int(np.iinfo(np.int64).min)
 # Beyond this many levels one pass over what is left is cheaper than a pass per level.
 _LEVELS = 256
+# What a group and a time, folded into one number, must stay below.
+_ROOM = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,9 @@ class Nest:
 
     def _search(self, track: Ints, ts: Ints, side: str) -> Ints:
         """Binary search in (track, ts), both folded into one integer."""
-        times, rank = np.unique(np.concatenate([self.ts, ts]), return_inverse=True)
-        key, wanted = rank[: len(self.ts)], rank[len(self.ts) :]
-        span = len(times) + 1
+        tracks = int(self.track.max(initial=0)) + int(track.max(initial=0)) + 1
+        codes, times = _coded(np.concatenate([self.ts, ts]), tracks)
+        key, wanted, span = codes[: len(self.ts)], codes[len(self.ts) :], times.count
         found = np.searchsorted(self.track * span + key, track * span + wanted, side=side)  # type: ignore[call-overload]
         return np.asarray(found, dtype=np.int64)
 
@@ -86,14 +88,16 @@ def nest(track: Ints, ts: Ints, dur: Ints) -> Nest:
     end = np.where(dur < 0, PENDING, ts + np.maximum(dur, 0))
     order = np.lexsort((-end, ts, track))
     track, ts, end = track[order], ts[order], end[order]
-    # Ranks, so that a group number and an end fit into one integer. A slice without length reaches just beyond
-    # its place: a longer one that ends there does not hold it, another without length does.
-    ends, rank = np.unique(end, return_inverse=True)
-    reach = 2 * rank.astype(np.int64) + (end == ts)
-    span = 2 * len(ends) + 2
+    # A slice without length reaches just beyond its place: a longer one that ends there does not hold it, another
+    # without length does.
+    beyond = max(int(ts.max()), int(end.max(where=end != PENDING, initial=_NEVER))) + 1 if len(ts) else 0
+    first_track = int(track.min(initial=0))
+    codes, ends = _coded(np.minimum(end, beyond), max(len(ts), int(track.max(initial=0)) - first_track + 1))
+    reach = 2 * codes + (end == ts)
+    span = 2 * ends.count + 2
     parent, depth = np.full(len(ts), -1, np.int64), np.zeros(len(ts), np.int64)
     overlaps = np.zeros(len(ts), np.bool_)
-    left, group = np.arange(len(ts)), track - (track.min() if len(track) else 0)
+    left, group = np.arange(len(ts)), track - first_track
     for level in range(_LEVELS):
         if not left.size:
             break
@@ -103,7 +107,7 @@ def nest(track: Ints, ts: Ints, dur: Ints) -> Nest:
         before = np.concatenate([[-1], so_far[:-1]]) - floor
         outer = before < reach[left]
         elder = outer & (before >= 0)
-        overlaps[left[elder]] = ends[before[elder] // 2] > ts[left[elder]]
+        overlaps[left[elder]] = ends.of(before[elder] // 2) > ts[left[elder]]
         last = np.maximum.accumulate(np.where(outer, np.arange(left.size), 0))
         inner = ~outer
         group = last[inner]
@@ -111,6 +115,33 @@ def nest(track: Ints, ts: Ints, dur: Ints) -> Nest:
         left = left[inner]
     _one_by_one(left, ts, end, reach, parent, depth, overlaps)
     return Nest(order, track, ts, end, parent, depth, overlaps)
+
+
+@dataclass(frozen=True)
+class _Times:
+    """The times that numbers from 0 to `count` stand for: those of `ranked`, or else from `low` on, all of them."""
+
+    count: int
+    low: int = 0
+    ranked: Ints | None = None
+
+    def of(self, codes: Ints) -> Ints:
+        return codes + self.low if self.ranked is None else self.ranked[codes]
+
+
+def _coded(times: Ints, groups: int) -> tuple[Ints, _Times]:
+    """`times` as small numbers in the same order, so that one of `groups` and a time fit into one integer.
+
+    That is the time since the first one, or where these are too many, the rank, which takes a sort.
+    """
+    if len(times):
+        low = int(times.min())
+        count = int(times.max()) - low + 1
+        # `nest` doubles them, and adds a group to its own end.
+        if 4 * groups * (count + 1) < _ROOM:
+            return times - low, _Times(count, low)
+    ranked, codes = np.unique(times, return_inverse=True)
+    return codes.astype(np.int64), _Times(len(ranked), ranked=ranked)
 
 
 def _one_by_one(

@@ -21,15 +21,22 @@ _NEVER_BEGAN = "an end without a begin"
 
 @dataclass(frozen=True)
 class Slices:
-    """The nest of a file, and the id in table `slice` of each of its places."""
+    """The nest of a file, and for each of its places the id in table `slice` and the seq of its event."""
 
     nest: Nest
     ids: Ints
+    seq: Ints
     paired: int
 
+    def staged_before(self, seq: Ints) -> Ints:
+        """For each seq the place of the slice that was staged last before it, or -1."""
+        order = np.argsort(self.seq, kind="stable")
+        before = np.searchsorted(self.seq[order], seq) - 1
+        return np.where(before >= 0, order[before], -1) if len(order) else before
 
-def add_slices(connection: DuckDBPyConnection, tracks: Tracks) -> Slices:
-    """Rows of `slice`, `overlap` and `arg_set` from the staged events."""
+
+def add_slices(connection: DuckDBPyConnection, tracks: Tracks, prefix: str) -> Slices:
+    """Rows of `slice`, `overlap` and `arg_set` from the staged events; `prefix` begins the keys of arguments."""
     whole = fetch(
         connection,
         "SELECT seq, track_id, ts, coalesce(dur, 0) FROM event JOIN place USING (pid, tid) "
@@ -47,8 +54,8 @@ def add_slices(connection: DuckDBPyConnection, tracks: Tracks) -> Slices:
         seq, track, ts, dur = seq[by_seq], track[by_seq], ts[by_seq], dur[by_seq]
     nested = nest(track, ts, dur)
     ids = _ids(nested, next_id(connection, "slice", "id"), seq)
-    _write(connection, seq, dur, nested, ids)
-    return Slices(nested, ids, sum(len(pairs.ends) for pairs in paired))
+    _write(connection, seq, dur, nested, ids, prefix)
+    return Slices(nested, ids, seq[nested.order], sum(len(pairs.ends) for pairs in paired))
 
 
 def fetch(connection: DuckDBPyConnection, sql: str) -> list[Ints]:
@@ -134,7 +141,7 @@ def _ids(nested: Nest, first: int, seq: Ints) -> Ints:
     return ids
 
 
-def _write(connection: DuckDBPyConnection, seq: Ints, dur: Ints, nested: Nest, ids: Ints) -> None:
+def _write(connection: DuckDBPyConnection, seq: Ints, dur: Ints, nested: Nest, ids: Ints, prefix: str) -> None:
     parent = np.ma.masked_array(ids[nested.parent] if len(ids) else ids, nested.parent < 0)
     placed = {  # noqa: F841  # DuckDB finds it by its name
         "seq": seq[nested.order],
@@ -153,7 +160,8 @@ def _write(connection: DuckDBPyConnection, seq: Ints, dur: Ints, nested: Nest, i
         """
     )
     connection.execute(
-        "INSERT INTO arg_set SELECT p.id, e.args FROM event e JOIN placed p USING (seq) WHERE e.args IS NOT NULL"
+        "INSERT INTO arg_set SELECT p.id, e.args, ? FROM event e JOIN placed p USING (seq) WHERE e.args IS NOT NULL",
+        [prefix],
     )
     outlasting = {"id": np.sort(ids[nested.overlaps])}  # noqa: F841  # DuckDB finds it by its name
     connection.execute("INSERT INTO overlap SELECT id FROM outlasting")

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 # `part` orders the pieces of a file that were read side by side. Times are nanoseconds. `pid` and `tid` are
-# text, empty where the file has none. `id` joins the events of one flow or asynchronous slice; `scope` is an
-# instant's: t, p or g.
+# text, empty where the file has none. `id` joins the events of one flow or asynchronous slice; `bp` says what an
+# end of a flow binds to: `e`, the slice around it; `here`, the slice staged before it; else the next one. `scope` is
+# an instant's: t, p or g.
 COLUMNS = {
     "part": "SMALLINT",
     "ph": "VARCHAR",
@@ -32,6 +33,7 @@ ASYNC_PHASES = ("b", "n", "e", "S", "T", "p", "F")
 FLOW_PHASES = ("s", "t", "f")
 COUNTER_PHASES = ("C",)
 METADATA_PHASES = ("M",)
+HERE = "here"
 KNOWN_PHASES = SLICE_PHASES + NESTED_PHASES + ASYNC_PHASES + FLOW_PHASES + COUNTER_PHASES + METADATA_PHASES
 
 # Instants of a process or of the whole trace, which stand on no thread's track.
@@ -52,12 +54,16 @@ class Header:
     world_size: int | None = None
     metadata: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    prefix: str = "args"
+    """Of the arguments' keys, as Perfetto has it for the format."""
 
 
 def make_tables(connection: DuckDBPyConnection) -> None:
     """Empty `staged`, `event` as its readers see it, and `event_reject` for what cannot even be an event.
 
-    `event.seq` grows with the place in the file.
+    `event.seq` grows with the place in the file. `lane` has the tracks that are no thread's own, of formats that
+    know such: events on them have no `pid`, and the lane's name as `tid`; the lane's `pid` is the process that it
+    belongs to and `thread` the thread below which it stands, if any.
     """
     columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
     connection.execute(f"CREATE OR REPLACE TEMP TABLE staged ({columns})")
@@ -65,10 +71,13 @@ def make_tables(connection: DuckDBPyConnection) -> None:
         f"CREATE OR REPLACE TEMP VIEW event AS SELECT part * {_PART} + rowid AS seq, * EXCLUDE (part) FROM staged"
     )
     connection.execute("CREATE OR REPLACE TEMP TABLE event_reject (reason VARCHAR, event VARCHAR)")
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE lane (tid VARCHAR, name VARCHAR, unit VARCHAR, pid VARCHAR, thread VARCHAR)"
+    )
 
 
 def drop_tables(connection: DuckDBPyConnection) -> None:
     """Everything staged, once it is in the schema."""
     connection.execute("DROP VIEW IF EXISTS event")
-    for table in ("staged", "event_reject", "place"):
+    for table in ("staged", "event_reject", "lane", "place"):
         connection.execute(f"DROP TABLE IF EXISTS {table}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +121,7 @@ def _nanoseconds(event: Mapping[str, Any], key: str) -> int:
         raise Unfit(f"{key} is not finite")
     if not -(2**62) < nanoseconds < 2**62:
         raise Unfit(f"{key} is out of range")
-    return int(nanoseconds.to_integral_value())
+    return int(nanoseconds.to_integral_value(ROUND_HALF_UP))
 
 
 def _short(value: object) -> str:

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
 from tilewright.records.errors import TraceError
@@ -31,6 +32,19 @@ def failing(path: Path) -> Iterator[None]:
 def is_gzip(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(2) == _GZIP
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """The file itself, or, of a packed one, its content in a temporary file."""
+    if not is_gzip(path):
+        yield path
+        return
+    with NamedTemporaryFile(prefix="tilewright-", suffix=".trace") as plain:
+        for piece in pieces(path):
+            plain.write(piece)
+        plain.flush()
+        yield Path(plain.name)
 
 
 def pieces(path: Path) -> Iterator[bytes]:

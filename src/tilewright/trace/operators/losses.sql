@@ -1,6 +1,7 @@
 -- What a trace ought to hold and does not: one row a kind of loss that was found. Needs attribution.sql.
 CREATE OR REPLACE TABLE loss AS
-WITH capture AS (
+WITH work AS (SELECT launch_id FROM device_slice UNION ALL SELECT launch_id FROM untimed_slice),
+capture AS (
     -- A launch that a graph records makes no kernel until the graph is replayed.
     SELECT utid, ts AS began, coalesce(lead(ts) OVER (PARTITION BY utid ORDER BY ts), ts) AS ended, name
     FROM device_call WHERE name LIKE '%StreamBeginCapture%' OR name LIKE '%StreamEndCapture%'
@@ -8,7 +9,7 @@ WITH capture AS (
 unanswered AS (
     SELECT call.* FROM device_call AS call
     WHERE regexp_matches(call.name, '^(cudaLaunchKernel|cuLaunchKernel|cudaGraphLaunch|cudaMemcpyAsync|cudaMemsetAsync)')
-      AND NOT EXISTS (FROM device_slice WHERE device_slice.launch_id = call.slice_id)
+      AND NOT EXISTS (FROM work WHERE work.launch_id = call.slice_id)
       AND NOT EXISTS (FROM capture WHERE capture.utid = call.utid AND capture.name LIKE '%BeginCapture%'
                       AND call.ts BETWEEN capture.began AND capture.ended)
 )
@@ -16,8 +17,8 @@ SELECT what, found, of FROM (
     SELECT 'launches whose work on the device is missing' AS what, (SELECT count(*) FROM unanswered) AS found,
            (SELECT count(*) FROM device_call WHERE regexp_matches(name, 'Launch|Memcpy|Memset')) AS of
     UNION ALL
-    SELECT 'pieces of device work whose launch is missing', (SELECT count(*) FROM device_slice WHERE launch_id IS NULL),
-           (SELECT count(*) FROM device_slice)
+    SELECT 'pieces of device work whose launch is missing', (SELECT count(*) FROM work WHERE launch_id IS NULL),
+           (SELECT count(*) FROM work)
     UNION ALL
     SELECT 'events that never ended', (SELECT count(*) FROM slice WHERE dur = -1), (SELECT count(*) FROM slice)
     UNION ALL

@@ -66,10 +66,19 @@ class OperatorTable:
     steps: int
     steps_ns: int
     """The steps from begin to end on the host's clock, or the whole trace where no steps are marked."""
+    timed_steps: int
+    timed_ns: int
+    timed_device_ns: int
+    """The steps that are accounted for, and the work of their devices: others, where light steps were recorded."""
 
     @property
     def on_device(self) -> bool:
         return self.device_ns > 0
+
+    @property
+    def described(self) -> bool:
+        """Whether the operators are of another step than those that are timed."""
+        return (self.steps, self.steps_ns) != (self.timed_steps, self.timed_ns)
 
 
 def add_operator_table(connection: DuckDBPyConnection) -> None:
@@ -84,7 +93,10 @@ def read_operator_table(connection: DuckDBPyConnection) -> OperatorTable:
     rows = connection.execute(f"SELECT {names} FROM operator_share").fetchall()
     order = ", ".join(Inside.__dataclass_fields__)
     inside = connection.execute(f"SELECT {order} FROM operator_in ORDER BY dur DESC, name").fetchall()
-    ((steps, steps_ns),) = connection.execute("SELECT count(*), coalesce(sum(dur), 0)::BIGINT FROM step").fetchall()
+    sums = "SELECT count(*), coalesce(sum(dur), 0)::BIGINT FROM"
+    ((steps, steps_ns),) = connection.execute(f"{sums} operator_step").fetchall()
+    ((timed_steps, timed_ns),) = connection.execute(f"{sums} step").fetchall()
+    ((_, timed_device_ns),) = connection.execute(f"{sums} device_slice").fetchall()
     losses = connection.execute("SELECT what, found, of FROM loss").fetchall()
     times = [OperatorTime(*row) for row in rows]
     return OperatorTable(
@@ -95,4 +107,7 @@ def read_operator_table(connection: DuckDBPyConnection) -> OperatorTable:
         losses=[(str(what), int(found), int(of)) for what, found, of in losses],
         steps=int(steps),
         steps_ns=int(steps_ns),
+        timed_steps=int(timed_steps),
+        timed_ns=int(timed_ns),
+        timed_device_ns=int(timed_device_ns),
     )

@@ -1,29 +1,36 @@
--- The time of each operator, on the host and on the devices. Needs attribution.sql, graphs.sql and steps.sql.
+-- The time of each operator, on the host and on the devices. Needs the scripts of `account`.
 
 -- What took time on the host: operators (`operator`), calls into CUDA (`call`) and ranges (`range`), each with the
 -- innermost of its kind that it lies in. Python's frames between the two do not count: their time is the outer one's.
 CREATE OR REPLACE TEMP TABLE host_call AS
 WITH RECURSIVE last_step AS (
-    SELECT file_id, arg_max(id, ts) AS id, max(ts) AS ts, max(ts + host_dur) AS ended FROM step WHERE id IS NOT NULL GROUP BY file_id
+    SELECT file_id, arg_max(id, ts) AS id, max(ts) AS ts, max(ts + host_dur) AS ended FROM operator_step WHERE id IS NOT NULL GROUP BY file_id
 ),
 timed AS (
-    -- Where an optimizer's step ends the recording, PyTorch's range around it lasts until the profiler has stopped.
+    -- Where an optimizer's step ends the recording, PyTorch's range around it lasts until the profiler has stopped. One
+    -- that begins with the step is around the step: cut by it, each would lie in the other.
     SELECT slice.id, slice.ts, slice.parent_id,
-           CASE WHEN slice.ts BETWEEN last_step.ts AND last_step.ended
+           CASE WHEN slice.ts > last_step.ts AND slice.ts <= last_step.ended
                 THEN least(slice.dur, last_step.ended - slice.ts) ELSE slice.dur END AS dur,
-           CASE WHEN slice.ts BETWEEN last_step.ts AND last_step.ended AND slice.ts + slice.dur > last_step.ended
+           CASE WHEN slice.ts > last_step.ts AND slice.ts <= last_step.ended AND slice.ts + slice.dur > last_step.ended
                 THEN last_step.id END AS cut_by, process.file_id,
-           regexp_replace(slice.name, '^ProfilerStep#\d+$', 'ProfilerStep*') AS name,
+           CASE WHEN starts_with(slice.name, 'ProfilerStep#') THEN regexp_replace(slice.name, '#\d+$', '*')
+                ELSE coalesce(slice.name, '(no name)') END AS name,
            CASE WHEN slice.category IN ('cuda_runtime', 'cuda_driver') THEN 'call'
-                WHEN slice.category IN ('user_annotation', 'nvtx') THEN 'range' ELSE 'operator' END AS kind
+                -- A range around what tilewright runs on a CPU without PyTorch stands for an operator.
+                WHEN slice.category IN ('user_annotation', 'nvtx') AND slice.name NOT IN (SELECT name FROM operator WHERE stage = 'after')
+                THEN 'range' ELSE 'operator' END AS kind
     FROM slice
     JOIN thread_track ON thread_track.id = slice.track_id
     JOIN thread USING (utid)
     JOIN process USING (upid)
     LEFT JOIN last_step USING (file_id)
     WHERE slice.category IN ('cpu_op', 'cuda_runtime', 'cuda_driver', 'user_annotation', 'nvtx')
+      AND process.file_id NOT IN (SELECT file_id FROM description)
+      AND (process.file_id NOT IN (SELECT described_by FROM description)
+           OR slice.ts BETWEEN last_step.ts AND last_step.ended)
       -- Marks of tilewright's own profile; times in which nobody lives could not be added up.
-      AND slice.name NOT LIKE 'synchronisation at %'
+      AND coalesce(slice.name, '') NOT LIKE 'synchronisation at %'
       AND slice.dur BETWEEN 0 AND 1::BIGINT << 61 AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61
 ),
 through AS (
@@ -47,7 +54,7 @@ inside AS (
 SELECT placed.* EXCLUDE (parent_id, cut_by), greatest(placed.dur - coalesce(inside.dur, 0), 0) AS self_ns, step.name AS step
 FROM placed
 LEFT JOIN inside USING (id)
-ASOF LEFT JOIN (SELECT file_id, name, ts, ts + dur AS ended FROM step) AS step
+ASOF LEFT JOIN (SELECT file_id, name, ts, ts + dur AS ended FROM operator_step) AS step
   ON step.file_id = placed.file_id AND placed.ts >= step.ts;
 
 -- Each call with every call that it lies in, itself included.
@@ -77,16 +84,18 @@ CREATE OR REPLACE TABLE operator_time AS
 WITH launched AS (
     SELECT slice_id, dur, CASE WHEN attributed_by = 'launch' THEN operator_id
                                WHEN attributed_by = 'range' THEN launch_id END AS host_id,
-           coalesce(operator, name) AS subject, launch, source
-    FROM device_slice
+           coalesce(operator, name, '(no name)') AS subject, launch, source
+    FROM operator_slice
 ),
 host AS (
     SELECT name, kind, count(*) AS calls, sum(self_ns)::BIGINT AS cpu_self, count(DISTINCT (file_id, step)) AS steps,
+           -- Where there is no device, the line that calls it most often.
+           mode(host_line.source) AS source,
            sum(dur) FILTER (WHERE NOT EXISTS (
                FROM host_within AS around
                WHERE around.inner_id = host_call.outer_id AND around.name = host_call.name
            ))::BIGINT AS cpu_total
-    FROM host_call GROUP BY name, kind
+    FROM host_call LEFT JOIN host_line USING (id) GROUP BY name, kind
 ),
 device_self AS (
     SELECT host_call.name, host_call.kind, sum(launched.dur)::BIGINT AS device_self, count(*) AS launches,
@@ -108,10 +117,10 @@ alone AS (
            count(*) AS launches, sum(dur)::BIGINT AS device_self, mode(source) AS source
     FROM launched WHERE host_id IS NULL GROUP BY name, kind
 ),
-whole AS (SELECT count(*) AS steps FROM step)
+whole AS (SELECT count(*) AS steps FROM operator_step)
 SELECT name, kind, calls, cpu_self, coalesce(cpu_total, 0) AS cpu_total,
        coalesce(device_self, 0) AS device_self, coalesce(device_total, 0) AS device_total,
-       coalesce(launches, 0) AS launches, host.steps, source,
+       coalesce(launches, 0) AS launches, host.steps, coalesce(device_self.source, host.source) AS source,
        CASE WHEN kind = 'range' THEN false
             WHEN whole.steps > 1 THEN host.steps <= 1
             ELSE calls = 1 AND regexp_matches(name, 'Synchronize|Properties|Attribute|GetDevice|ModuleLoad|LibraryLoad|'

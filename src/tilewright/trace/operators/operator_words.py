@@ -5,6 +5,8 @@ from __future__ import annotations
 from tilewright.trace.operators.operator_table import Inside, OperatorTable, OperatorTime
 
 _NAMED = 3
+_WRAPPER = "autograd::engine::evaluate_function: "
+"""The engine's range around one node of the backward graph: of course it calls that."""
 _PASSES = ("add", "sub", "mul", "div", "exp", "sum", "max", "amax", "mean", "copy_", "where", "tanh", "pow", "neg")
 
 
@@ -26,7 +28,8 @@ def words(table: OperatorTable) -> list[str]:
 def _shares(table: OperatorTable) -> str:
     """The share of the operator with the most host time in what it lies in, and in the steps; denominators named."""
     operators = [row for row in table.rows if row.kind == "operator" and not row.one_off]
-    if not operators:
+    # Where a device computes, host time is that of launching: what dominates the device is said already.
+    if not operators or table.on_device:
         return ""
     row = max(operators, key=lambda row: row.cpu_self)
     outer = [it for it in table.inside if it.name == row.name != it.outer_name and it.outer_dur]
@@ -60,7 +63,9 @@ def _dominates(table: OperatorTable) -> str:
 
 
 def _self_and_total(table: OperatorTable) -> str:
-    operators = [row for row in table.rows if row.kind == "operator" and row.cpu_total]
+    operators = [
+        row for row in table.rows if row.kind == "operator" and row.cpu_total and not row.name.startswith(_WRAPPER)
+    ]
     if not operators:
         return ""
     row = max(operators, key=lambda row: row.cpu_total - row.cpu_self)
@@ -87,12 +92,13 @@ def _launching(table: OperatorTable) -> str:
         return ""
     launches = [row for row in table.rows if row.kind == "call" and "Launch" in row.name]
     count, spent = sum(row.calls for row in launches), sum(row.cpu_self for row in launches)
-    if not count:
+    if not count or not table.timed_steps:
         return ""
+    at_work, step = table.timed_device_ns / table.timed_steps, table.timed_ns / table.timed_steps
     return (
         f"{count:,} launches take {_ms(spent)} of host time, {_percent(spent, table.cpu_ns)} of it and "
-        f"{spent / count / 1e3:.2f} µs each; what they launched keeps the device for {_ms(table.device_ns)} "
-        f"of the {_ms(table.steps_ns)} that the {_steps(table)} take."
+        f"{spent / count / 1e3:.2f} µs each. The device is at work for {_ms(at_work)} of the {_ms(step)} that a step "
+        f"takes ({_timed_steps(table)})."
     )
 
 
@@ -103,6 +109,8 @@ def _one_off(table: OperatorTable) -> str:
     named = ", ".join(f"{row.name} ({_ms(row.cpu_self)})" for row in sorted(rows, key=_host_time)[:_NAMED])
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
     spent = sum(row.cpu_self for row in rows)
+    if spent < table.cpu_ns / 1000:
+        return ""
     return (
         f"Once, and of no weight in a long run: {named}{more}; "
         f"{_ms(spent)} in all, {_percent(spent, table.cpu_ns)} of the host time."
@@ -111,10 +119,12 @@ def _one_off(table: OperatorTable) -> str:
 
 def _advice(table: OperatorTable) -> list[str]:
     said = []
-    if table.on_device and table.steps_ns and table.device_ns < 0.6 * table.steps_ns:
+    if table.on_device and table.timed_ns and table.timed_device_ns < 0.6 * table.timed_ns:
+        compiled = any(row.name.startswith("Torch-Compiled Region") for row in table.rows)
+        fewer = "" if compiled else "torch.compile with backend='tilewright', "
         said.append(
-            f"The device is at work for {_percent(table.device_ns, table.steps_ns)} of the {_steps(table)}: the host "
-            "is what limits them. Fewer launches help (torch.compile with backend='tilewright', a CUDA graph, larger "
+            f"The device is at work for {_percent(table.timed_device_ns, table.timed_ns)} of the "
+            f"{_timed_steps(table)}: the host is what limits them. Fewer launches help ({fewer}a CUDA graph, larger "
             "batches); faster kernels would not."
         )
     passes = [row for row in table.rows if row.kind == "operator" and row.name.removeprefix("aten::") in _PASSES]
@@ -134,6 +144,11 @@ def _host_time(row: OperatorTime | Inside) -> int:
 
 def _steps(table: OperatorTable) -> str:
     return "recorded step" if table.steps == 1 else f"{table.steps} recorded steps"
+
+
+def _timed_steps(table: OperatorTable) -> str:
+    how = "timed" if table.described else "recorded"
+    return f"{how} step" if table.timed_steps == 1 else f"{table.timed_steps} {how} steps"
 
 
 def _percent(part: float, whole: float) -> str:

@@ -30,7 +30,7 @@ CREATE OR REPLACE TABLE operator_distance (
     dtype           VARCHAR,
     source          VARCHAR,
     phase           VARCHAR,            -- the range around it: the model's step, phase and layer
-    attributed_by   VARCHAR,            -- launch, capture, same kernel, name, region, range, graph; host; NULL: unknown
+    attributed_by   VARCHAR,            -- launch, capture, description, same kernel, name, region, range, graph; host
     calls           BIGINT NOT NULL,
     device_ns       BIGINT NOT NULL,    -- of all calls
     waited_ns       BIGINT NOT NULL,    -- the device, for the host to launch it
@@ -42,7 +42,11 @@ CREATE OR REPLACE TABLE operator_distance (
     bound           VARCHAR
 )"""
 
-_REGION_COSTS = "SELECT name, bytes_read, bytes_written, flops, transcendentals, provenance FROM region"
+_COMPILED_COSTS = """
+SELECT name, bytes_read, bytes_written, flops, transcendentals, provenance FROM region
+UNION ALL
+SELECT name, bytes_read, bytes_written, flops, transcendentals, provenance FROM operator
+WHERE stage = 'after' AND region IS NULL"""
 
 
 _COUNTABLE = 1 << 62
@@ -149,10 +153,16 @@ def _floor(kind: _Kind, priced: Price, profile: DeviceProfile) -> tuple[float, s
 
 
 def _regions(connection: DuckDBPyConnection) -> dict[str, Cost]:
+    """The cost of each region or launch whose name tells it: two graphs may have one of a name each."""
+    found: dict[str, set[Cost]] = {}
+    for name, read, written, flops, special, provenance in connection.execute(_COMPILED_COSTS).fetchall():
+        cost = Cost(0, 0, 0, read, written, flops, special, provenance=provenance)
+        found.setdefault(name, set()).add(cost)
     return {
-        name: Cost(bytes_read=read, bytes_written=written, flops=flops, transcendentals=special)
-        for name, read, written, flops, special, provenance in connection.execute(_REGION_COSTS).fetchall()
-        if provenance == "formula"
+        name: cost
+        for name, costs in found.items()
+        for cost in costs
+        if len(costs) == 1 and cost.provenance == "formula"
     }
 
 

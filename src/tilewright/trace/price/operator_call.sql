@@ -15,19 +15,26 @@ work AS (
            regexp_replace(d.name, '_after$', '') AS kernel
     FROM device_slice d LEFT JOIN late USING (slice_id)
 ),
+-- What tilewright compiled: kernels of regions, and what else it runs by itself on a CPU.
+compiled AS (
+    SELECT coalesce(region, name) AS name, bool_or(region IS NOT NULL) AS generated, any_value(source) AS source
+    FROM operator WHERE stage = 'after' GROUP BY coalesce(region, name)
+    UNION ALL
+    SELECT DISTINCT name, true, NULL FROM region
+    WHERE name NOT IN (SELECT region FROM operator WHERE stage = 'after' AND region IS NOT NULL)
+),
 -- A region's kernel bears its name; what sums up its columns afterwards is a second kernel of the same call.
 named AS (
-    SELECT work.*, coalesce(region.name, regexp_extract(work.kernel, '^(?:forward|backward)\d+_.*$')) AS found,
+    SELECT work.*, twin.one_call, coalesce(region.name, regexp_extract(work.kernel, '^(?:forward|backward)\d+_.*$')) AS found,
            found <> '' AS is_region, CASE WHEN is_region THEN found END AS region,
-           NOT (is_region AND work.name <> work.kernel) AS begins, fused.source AS own_source
+           NOT (is_region AND work.name <> work.kernel) AS begins, region.source AS own_source
     FROM work
-    LEFT JOIN (SELECT DISTINCT name FROM region) AS region ON region.name = work.kernel
-    LEFT JOIN (SELECT region, any_value(source) AS source FROM operator WHERE stage = 'after' GROUP BY region) AS fused
-           ON fused.region = work.kernel
+    LEFT JOIN compiled AS region ON region.name = work.kernel AND region.generated
+    LEFT JOIN twin USING (slice_id)
 ),
 keyed AS (
-    SELECT *, region IS NULL AND attributed_by IN ('launch', 'capture', 'same kernel') AS called,
-           coalesce(region, operator, plain, name) AS subject
+    SELECT *, region IS NULL AND attributed_by IN ('launch', 'capture', 'description', 'same kernel') AS called,
+           coalesce(region, operator, plain, name, '(no name)') AS subject
     FROM named
 ),
 instance AS (
@@ -41,11 +48,12 @@ instance AS (
            any_value(region) AS region, TRY_CAST(sum(bytes) AS BIGINT) AS moved,
            any_value(kind) AS kind, min(name) AS kernel
     FROM keyed
-    -- One call of an operator may be several kernels; replays of one captured call are kept apart.
+    -- One call of an operator may be several kernels; replays of one captured call, and light steps, are kept apart.
     GROUP BY file_id, subject, called, CASE WHEN region IS NOT NULL THEN 'region' ELSE attributed_by END,
              CASE WHEN called THEN operator_id END,
              CASE WHEN called AND attributed_by = 'launch' THEN NULL
-                  WHEN called AND attributed_by = 'capture' THEN correlation ELSE slice_id END
+                  WHEN called AND attributed_by = 'capture' THEN correlation
+                  WHEN called AND attributed_by = 'description' THEN one_call ELSE slice_id END
 ),
 on_device AS (
     SELECT instance.* EXCLUDE (called, forward_ranges, ranges), slice.arg_set_id,
@@ -57,18 +65,24 @@ inner_time AS (
     SELECT parent_id AS id, sum(dur)::BIGINT AS dur FROM slice
     WHERE parent_id IS NOT NULL AND dur > 0 GROUP BY parent_id
 ),
+-- Of ranges, only those around what a profile of tilewright's marks on a CPU: kernels and draws of its own.
 on_host AS (
-    SELECT process.file_id, slice.name AS subject, NULL AS device, 'host' AS attributed_by, slice.id AS operator_id,
-           NULL AS source, slice.dur - coalesce(inner_time.dur, 0) AS device_ns, 0 AS waited_ns, true AS begins,
-           NULL AS programs, NULL AS region, NULL AS moved, 'operator' AS kind, '' AS kernel, slice.arg_set_id,
+    SELECT process.file_id, coalesce(slice.name, '(no name)') AS subject, NULL AS device,
+           CASE WHEN region.name IS NULL THEN 'host' ELSE 'region' END AS attributed_by, slice.id AS operator_id,
+           coalesce(region.source, host_line.source) AS source,
+           slice.dur - coalesce(inner_time.dur, 0) AS device_ns, 0 AS waited_ns, true AS begins,
+           NULL AS programs, region.name AS region, NULL AS moved, 'operator' AS kind, '' AS kernel, slice.arg_set_id,
            []::VARCHAR[] AS around
     FROM slice
     JOIN thread_track ON thread_track.id = slice.track_id
     JOIN thread USING (utid)
     JOIN process USING (upid)
     LEFT JOIN inner_time ON inner_time.id = slice.id
-    WHERE slice.category = 'cpu_op' AND slice.dur > coalesce(inner_time.dur, 0) AND slice.dur < 1::BIGINT << 61
-      AND process.file_id NOT IN (SELECT file_id FROM device_slice)
+    LEFT JOIN host_line ON host_line.id = slice.id
+    LEFT JOIN compiled AS region ON region.name = slice.name AND slice.category = 'user_annotation'
+    WHERE (slice.category = 'cpu_op' OR region.name IS NOT NULL)
+      AND slice.dur > coalesce(inner_time.dur, 0) AND slice.dur < 1::BIGINT << 61
+      AND process.file_id NOT IN (SELECT file_id FROM device_file)
 ),
 described AS (
     SELECT work.*, arg_set.args->'$."Input Dims"' AS dims, arg_set.args->'$."Input type"' AS types,
@@ -80,7 +94,7 @@ SELECT file_id, device, subject, attributed_by, region, kind, source,
        array_to_string(list_filter(around, lambda one: one NOT LIKE 'ProfilerStep#%'), ' / ') AS phase,
        dims::VARCHAR AS dims, types::VARCHAR AS types, strides::VARCHAR AS strides,
        -- Values differ from call to call (a step's bias correction) and matter only where they set a shape.
-       any_value(concrete)::VARCHAR AS concrete, any_value(kernel) AS kernel,
+       any_value(concrete)::VARCHAR AS concrete, coalesce(any_value(kernel), '') AS kernel,
        greatest(count(*) FILTER (WHERE begins), 1) AS calls,
        sum(device_ns)::BIGINT AS device_ns, sum(waited_ns)::BIGINT AS waited_ns,
        max(programs) AS programs, any_value(moved) AS moved

@@ -1,0 +1,165 @@
+"""Light steps, which hold no operators, and the step in every detail that describes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from tests.trace.kineto import AUTOGRAD, Trace, analysed, rows
+from tilewright.trace.operators.operator_table import read_operator_table
+
+MATRIX: dict[str, Any] = {"dims": [[64, 32], [32, 16]]}
+
+
+def described(kernels: tuple[str, ...] = ("gemm", "gelu")) -> Trace:
+    """One step at the pace of a profiler that records everything: an operator a kernel, and a read that waits."""
+    trace = Trace()
+    trace.header["tilewright description"] = "abc"
+    # The first step of a profile pays for its beginning, and is not shown.
+    trace.step(3, -3000, -10)
+    trace.operator("aten::mm", -2900, -100, **MATRIX)
+    trace.launch(-200, -150, -50, name="gemm")
+    trace.step(4, 0, 2000)
+    trace.frame("train.py(10): step", 1, 1999)
+    at = 10
+    for name in kernels:
+        trace.operator(
+            "aten::mm" if name == "gemm" else "aten::gelu", at, at + 100, **(MATRIX if name == "gemm" else {})
+        )
+        trace.launch(at + 50, at + 60, at + 80, name=name)
+        at += 200
+    trace.operator("aten::item", at, at + 50)
+    trace.call("cudaStreamSynchronize", at + 10, at + 30)
+    return trace
+
+
+def light(*steps: tuple[str, ...]) -> Trace:
+    """Steps of 100 µs: a kernel of 20 µs every 30 µs, and a read that waits."""
+    trace = Trace()
+    trace.header["tilewright described by"] = "abc"
+    # Before the first step the profiler settles, and the recorder waits for the device.
+    trace.launch(4900, 4905, 4990, name="gemm")
+    trace.call("cudaDeviceSynchronize", 4901, 4991)
+    for number, kernels in enumerate(steps):
+        begin = 5000 + 100 * number
+        trace.step(6 + number, begin, begin + 100)
+        trace.slice("user_annotation", "phase forward", begin, begin + 90)
+        for place, name in enumerate(kernels):
+            at = begin + 1 + 30 * place
+            # Backward launches from another thread than the one that is described.
+            trace.launch(at, at + 2, at + 22, name=name, thread=AUTOGRAD if place else 100)
+        at = begin + 30 * len(kernels) + 1
+        trace.call("cudaStreamSynchronize", at, at + 5)
+        trace.slice("user_annotation", "synchronisation at train.py:17", at + 6, at + 7)
+    return trace
+
+
+def load(folder: Path, *traces: Trace) -> duckdb.DuckDBPyConnection:
+    return analysed([trace.write(folder, f"trace{number}") for number, trace in enumerate(traces)])
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> duckdb.DuckDBPyConnection:
+    return load(tmp_path, light(("gemm", "gelu"), ("gemm", "gelu")), described())
+
+
+def test_kernels_have_the_operator_and_the_line_of_their_twin(both: duckdb.DuckDBPyConnection) -> None:
+    found = rows(
+        both, "SELECT name, operator, source, attributed_by, count(*) FROM device_slice GROUP BY ALL ORDER BY 1"
+    )
+    assert found == [
+        ("gelu", "aten::gelu", "train.py:10", "description", 2),
+        ("gemm", "aten::mm", "train.py:10", "description", 2),
+    ]
+
+
+def test_what_is_timed_is_the_light_steps(both: duckdb.DuckDBPyConnection) -> None:
+    assert rows(both, "SELECT name, dur FROM step ORDER BY ts") == [
+        ("ProfilerStep#6", 100_000), ("ProfilerStep#7", 100_000)
+    ]  # fmt: skip
+    account = dict(rows(both, "SELECT class, ms_per_step FROM step_account"))
+    assert account["kernel"] == pytest.approx(0.04)
+    assert sum(account.values()) == pytest.approx(0.1)
+    assert rows(both, "SELECT count(DISTINCT upid) FROM queue_depth") == [(1,)]
+
+
+def test_a_call_is_priced_by_the_operands_described(both: duckdb.DuckDBPyConnection) -> None:
+    found = rows(both, "SELECT calls, device_ns, flops, bytes FROM operator_distance WHERE operator = 'aten::mm'")
+    assert found == [(2, 40_000, 2 * 64 * 32 * 16, 4 * (64 * 32 + 32 * 16 + 64 * 16))]
+    known = dict(rows(both, "SELECT what, percent FROM attribution"))
+    assert known["operator"] == known["source line"] == 100
+
+
+def test_the_operator_table_is_of_the_step_described(both: duckdb.DuckDBPyConnection) -> None:
+    table = read_operator_table(both)
+    (product,) = [row for row in table.rows if row.name == "aten::mm"]
+    assert (product.calls, product.cpu_total, product.device_self, product.steps) == (1, 100_000, 20_000, 1)
+    assert (table.steps, table.steps_ns) == (1, 2_000_000)
+    assert (table.timed_steps, table.timed_ns, table.timed_device_ns) == (2, 200_000, 80_000)
+    assert table.losses == []
+
+
+def test_a_wait_is_known_by_its_mark_and_its_call_by_the_description(both: duckdb.DuckDBPyConnection) -> None:
+    assert rows(both, "SELECT source, exact, call, calls FROM synchronisation") == [
+        ("train.py:17", True, "aten::item", 2)
+    ]
+
+
+def test_a_step_that_differs(tmp_path: Path) -> None:
+    """A second product finds its operator by the kernel, a kernel that nobody described by its name."""
+    connection = load(tmp_path, light(("gemm", "gemm", "softmax_kernel")), described())
+    found = rows(connection, "SELECT operator, attributed_by FROM device_slice ORDER BY ts")
+    assert found == [("aten::mm", "description"), ("aten::mm", "same kernel"), ("aten::_softmax", "name")]
+
+
+def test_light_steps_alone(tmp_path: Path) -> None:
+    connection = load(tmp_path, light(("gemm", "gelu")))
+    in_the_step = "WHERE ts >= (SELECT min(ts) FROM step) ORDER BY ts"
+    assert rows(connection, f"SELECT operator, attributed_by FROM device_slice {in_the_step}") == [
+        (None, "range"), ("aten::gelu", "name")
+    ]  # fmt: skip
+    assert sum(ms for (ms,) in rows(connection, "SELECT ms_per_step FROM step_account")) == pytest.approx(0.1)
+    assert read_operator_table(connection).timed_steps == 1
+
+
+def test_a_description_alone_is_a_trace_like_others(tmp_path: Path) -> None:
+    connection = load(tmp_path, described())
+    assert rows(connection, "SELECT name FROM step ORDER BY ts") == [("ProfilerStep#3",), ("ProfilerStep#4",)]
+    assert {how for (how,) in rows(connection, "SELECT attributed_by FROM device_slice")} == {"launch"}
+
+
+def test_each_rank_has_its_own(tmp_path: Path) -> None:
+    traces = []
+    for rank in (0, 1):
+        timed, told = light(("gemm",)), described(("gemm",))
+        for trace, name in ((timed, "tilewright described by"), (told, "tilewright description")):
+            trace.header |= {name: f"rank {rank}", "distributedInfo": {"rank": rank, "world_size": 2}}
+        traces += [timed, told]
+    connection = load(tmp_path, *traces)
+    assert rows(connection, "SELECT file_id, described_by FROM description ORDER BY 1") == [(0, 1), (2, 3)]
+    assert rows(connection, "SELECT file_id, operator FROM device_slice ORDER BY 1") == [
+        (0, "aten::mm"),
+        (2, "aten::mm"),
+    ]
+
+
+def test_replays_in_light_steps_are_calls_of_the_operators_captured(tmp_path: Path) -> None:
+    told = Trace()
+    told.header["tilewright description"] = "abc"
+    told.step(4, 0, 2000)
+    told.call("cudaStreamBeginCapture", 1, 2)
+    told.operator("aten::mm", 10, 30, **MATRIX)
+    told.call("cudaLaunchKernel", 15, 18)
+    told.call("cudaStreamEndCapture", 110, 115)
+    timed = Trace()
+    timed.header["tilewright described by"] = "abc"
+    timed.step(6, 5000, 5400)
+    for trace, begin in ((told, 200), (timed, 5000)):
+        for at in (begin + 10, begin + 100):
+            trace.work(at + 10, at + 20, trace.call("cudaGraphLaunch", at, at + 5), name="gemm")
+    connection = load(tmp_path, timed, told)
+    found = rows(connection, "SELECT operator, attributed_by, calls, device_ns, flops FROM operator_distance")
+    assert found == [("aten::mm", "description", 2, 20_000, 2 * 64 * 32 * 16)]
