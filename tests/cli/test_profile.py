@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_a_module_with_its_optimizer(tilewright: Tilewright, models: str) -> Non
 
 
 def test_a_program(tilewright: Tilewright, train: str) -> None:
-    ended = tilewright("profile", "--active", "2", "--", "python", train, "12", "0")
+    ended = tilewright("profile", "--active", "2", "--", sys.executable, train, "12", "0")
     assert ended.code == 0, ended.err
     assert "step 11" in ended.out and "recorded 2 steps" in ended.out
     found = query(latest_run(), "SELECT DISTINCT name FROM slice WHERE category = 'user_annotation'")[1]
@@ -82,7 +83,7 @@ def test_a_compiled_program_has_the_cost_of_its_kernels(tilewright: Tilewright, 
     script = Path(train)
     compiled = "from tilewright.backend import backend\nmodel = torch.compile(model, backend=backend)\nrule = "
     script.write_text(TRAIN.replace("rule = ", compiled, 1).replace("nn.ReLU()", "nn.GELU()"))
-    ended = tilewright("profile", "--wait", "2", "--", "python", train, "12", "0")
+    ended = tilewright("profile", "--wait", "2", "--", sys.executable, train, "12", "0")
     assert ended.code == 0, ended.err
     priced = "SELECT calls, provenance FROM operator_distance WHERE operator IN (SELECT name FROM region)"
     found = query(latest_run(), priced)[1]
@@ -90,13 +91,13 @@ def test_a_compiled_program_has_the_cost_of_its_kernels(tilewright: Tilewright, 
 
 
 def test_a_program_that_stops_once_recorded(tilewright: Tilewright, train: str) -> None:
-    ended = tilewright("profile", "--wait", "0", "--stop", "--", "python", train, "1000000", "0")
+    ended = tilewright("profile", "--wait", "0", "--stop", "--", sys.executable, train, "1000000", "0")
     assert ended.code == 0, ended.err
     assert "recorded 3 steps" in ended.out and "step 100\n" not in ended.out
 
 
 def test_every_rank_of_a_job(tilewright: Tilewright, train: str) -> None:
-    launch = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     ended = tilewright("profile", "--wait", "2", "--", *launch, train, "8", "0")
     assert ended.code == 0, ended.err
     ranks = query(latest_run(), "SELECT rank, world_size FROM trace_file ORDER BY id")[1]
@@ -108,17 +109,17 @@ def test_every_rank_of_a_job(tilewright: Tilewright, train: str) -> None:
 def test_a_program_without_steps(tilewright: Tilewright, tmp_path: Path, train: str) -> None:
     script = tmp_path / "plain.py"
     script.write_text("import torch\nfor _ in range(9): torch.ones(3).exp()\n")
-    ended = tilewright("profile", "--", "python", str(script))
+    ended = tilewright("profile", "--", sys.executable, str(script))
     assert ended.code == 10 and "0 steps" in ended.err and "--whole" in ended.err
-    whole = tilewright("profile", "--whole", "--", "python", str(script))
+    whole = tilewright("profile", "--whole", "--", sys.executable, str(script))
     assert whole.code == 0 and "recorded all of it" in whole.out, whole.err
     assert query(latest_run(), "SELECT count(*) FROM slice WHERE name = 'aten::exp'")[1] == [(9,)]
 
 
 def test_a_program_that_fails(tilewright: Tilewright, train: str) -> None:
-    early = tilewright("profile", "--", "python", train, "2", "7")
+    early = tilewright("profile", "--", sys.executable, train, "2", "7")
     assert early.code == 3 and "exit code 7 before anything was recorded" in early.err
-    late = tilewright("profile", "--", "python", train, "12", "7")
+    late = tilewright("profile", "--", sys.executable, train, "12", "7")
     assert late.code == 10 and "exit code 7; what it had recorded is in" in late.err
     assert query(latest_run(), "SELECT steps_kept FROM recording")[1] == [(3,)]
     missing = tilewright("profile", "--", "/nowhere/python", train)

@@ -11,7 +11,7 @@ import torch
 from tests.kernels.attentions import Call
 from tests.kernels.machine_code import compiled, spilled
 from tilewright.kernels.attention import attention, reference
-from tilewright.kernels.attention.dispatch import laid_as, readable
+from tilewright.kernels.attention.dispatch import gradient_of, laid_as, readable
 from tilewright.kernels.catalogue import suite
 from tilewright.measure.proof import prove
 
@@ -128,6 +128,19 @@ def test_copies_keep_the_order_of_axes_and_begin_rows_at_16_bytes() -> None:
     assert readable(copy) is copy
     assert laid_as(x, 20)[1] == x.stride()
     assert readable(torch.randn(2, 3, 8, 5).mT).stride(3) == 1
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_gradients_of_a_copy_lie_as_those_of_the_operand(order: tuple[int, ...], heads: int) -> None:
+    """Heads that are one expanded, rows that begin between 16 bytes."""
+    dense = torch.randn(*(((2, 1, 7)[axis]) for axis in order), 5)
+    x = dense.permute(*(order.index(axis) for axis in range(3)), 3).expand(2, heads, 7, 5)
+    ours, copied = gradient_of(x), gradient_of(readable(x))
+    assert ours.shape == copied.shape == x.shape
+    assert [s for s, n in zip(ours.stride(), x.shape, strict=True) if n > 1] == [
+        s for s, n in zip(copied.stride(), x.shape, strict=True) if n > 1
+    ]
 
 
 @pytest.mark.parametrize("causal", [0, 1])

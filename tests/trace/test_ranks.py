@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,21 @@ def test_recorded_steps_add_up(name: str) -> None:
     connection, _ = recorded(name)
     found = rows(connection, "SELECT sum(percent) FROM accounting GROUP BY upid, step_ts, step_dur")
     assert len(found) == 2 * STEPS and all(share == pytest.approx(100, abs=0.5) for (share,) in found)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_collectives_have_the_bytes_of_their_messages(name: str) -> None:
+    """Two of each element of bf16: given, and received. No ceiling of the link is known, so there is no floor."""
+    connection, events = recorded(name)
+    sql = "SELECT calls, bytes, flops, floor_us FROM distance WHERE bound = 'communication' AND file_id = ?"
+    for file, of_rank in enumerate(events):
+        messages = Counter(
+            2 * (event["args"]["In msg nelems"] + event["args"]["Out msg nelems"])
+            for event in of_rank
+            if event.get("cat") == "kernel" and event["name"].startswith("nccl")
+        )
+        found = connection.execute(sql, [file]).fetchall()
+        assert sorted(found) == sorted((calls, nbytes, 0, None) for nbytes, calls in messages.items())
 
 
 def test_a_host_that_slept() -> None:

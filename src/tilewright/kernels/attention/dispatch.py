@@ -155,10 +155,13 @@ def aligned(*tensors: torch.Tensor) -> bool:
 
 
 def gradient_of(x: torch.Tensor) -> torch.Tensor:
-    """Memory for the gradient of x [B, H, S, D]: dense, with D's elements neighbours, in memory as x if that is."""
-    gradient = torch.empty_like(x)
-    if gradient.stride(3) == 1:
-        return gradient
+    """Memory for the gradient of x [B, H, S, D]: dense, with D's elements neighbours, in memory as x if that is.
+
+    The same for a copy that `readable` made of x: what the compiler was told holds for both.
+    """
+    steps = x.stride()
+    if steps[3] == 1 and 0 not in steps:
+        return torch.empty_like(x)
     return torch.empty_strided(*laid_as(x, x.shape[3]), dtype=x.dtype, device=x.device)
 
 

@@ -12,6 +12,15 @@ LEFT JOIN arg_set USING (arg_set_id)
 WHERE slice.category IN ('cuda_runtime', 'cuda_driver')
   AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61 AND slice.dur < 1::BIGINT << 61;
 
+-- Of a collective, as PyTorch describes it; NULL where the dtype is none that is known, or the size absurd.
+CREATE OR REPLACE TEMP MACRO message_bytes(args, direction) AS (
+    TRY_CAST(
+        TRY_CAST(args->>('$."' || direction || ' msg nelems"') AS HUGEINT)
+        * MAP {'Double': 8, 'Long': 8, 'Float': 4, 'Int': 4, 'Half': 2, 'BFloat16': 2, 'Short': 2, 'Byte': 1,
+               'Char': 1, 'Bool': 1, 'Float8_e4m3fn': 1, 'Float8_e5m2': 1}[args->>'$.dtype']
+        AS BIGINT)
+);
+
 -- Kernels, copies and fills, each with the call that launched it. Sizes of a launch are threads and bytes.
 CREATE OR REPLACE TEMP TABLE device_work AS
 WITH work AS (
@@ -37,7 +46,9 @@ SELECT work.* EXCLUDE (args), coalesce(launch.slice_id, by_flow.launch_id) AS la
        TRY_CAST(args->'$.grid' AS BIGINT[]) AS grid, TRY_CAST(args->'$.block' AS BIGINT[]) AS block,
        TRY_CAST(args->>'$."registers per thread"' AS BIGINT) AS registers,
        TRY_CAST(args->>'$."shared memory"' AS BIGINT) AS shared_bytes,
-       TRY_CAST(args->>'$.bytes' AS BIGINT) AS bytes
+       -- What a copy moves and a fill writes; of a collective what it is given, and in `bytes_out` what it gives.
+       coalesce(TRY_CAST(args->>'$.bytes' AS BIGINT), message_bytes(args, 'In')) AS bytes,
+       message_bytes(args, 'Out') AS bytes_out
 FROM work
 -- Several processes in one file (Nsight Systems) may use a number each; then the arrow decides.
 LEFT JOIN (

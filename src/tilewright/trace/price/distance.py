@@ -75,6 +75,7 @@ class _Kind:
     waited_ns: int
     programs: int | None
     moved: int | None
+    given: int | None
 
 
 def add_distances(connection: DuckDBPyConnection) -> None:
@@ -86,7 +87,7 @@ def add_distances(connection: DuckDBPyConnection) -> None:
     for found in connection.execute("FROM operator_call").fetchall():
         kind = _Kind(*found)
         priced, provenance = _price(kind, regions)
-        bound: tuple[float, str] | tuple[None, None] = (None, None)
+        bound: tuple[float | None, str | None] = (None, None)
         profile = profiles.get((kind.file_id, kind.device))
         if priced is not None and profile is not None:
             bound = _floor(kind, priced, profile)
@@ -126,6 +127,8 @@ def _price(kind: _Kind, regions: Mapping[str, Cost]) -> tuple[Price | None, str]
     if kind.kind in ("copy", "fill") and kind.moved is not None and "HtoD" not in kind.kernel:
         read = kind.moved if kind.kind == "copy" else 0
         return Price(Cost(bytes_read=read, bytes_written=kind.moved), "", "pointwise"), "formula"
+    if kind.kind == "communication" and kind.moved is not None and kind.given is not None:
+        return Price(Cost(bytes_read=kind.moved, bytes_written=kind.given), "", "pointwise"), "formula"
     return None, "unknown"
 
 
@@ -134,7 +137,10 @@ def _listed_dtype(kernel: str) -> str:
     return next((name for name in ("c10::BFloat16", "c10::Half", "double") if name in kernel), "float")
 
 
-def _floor(kind: _Kind, priced: Price, profile: DeviceProfile) -> tuple[float, str] | tuple[None, None]:
+def _floor(kind: _Kind, priced: Price, profile: DeviceProfile) -> tuple[float | None, str | None]:
+    if kind.kind == "communication":
+        # The link sets the pace, of which no ceiling is known here, and the rank that comes last.
+        return None, "communication"
     if "Pageable" in kind.kernel or "Pinned" in kind.kernel:
         # The bus, of which no ceiling is known here, sets the pace of a copy from or to the host.
         return None, None

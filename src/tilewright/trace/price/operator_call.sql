@@ -46,6 +46,7 @@ instance AS (
            sum(dur)::BIGINT AS device_ns, sum(waited)::BIGINT AS waited_ns, bool_or(begins) AS begins,
            max(least(list_product(grid), 1e15)::BIGINT) FILTER (WHERE len(grid) = 3) AS programs,
            any_value(region) AS region, TRY_CAST(sum(bytes) AS BIGINT) AS moved,
+           TRY_CAST(sum(bytes_out) AS BIGINT) AS given,
            any_value(kind) AS kind, min(name) AS kernel
     FROM keyed
     -- One call of an operator may be several kernels; replays of one captured call, and light steps, are kept apart.
@@ -71,7 +72,7 @@ on_host AS (
            CASE WHEN region.name IS NULL THEN 'host' ELSE 'region' END AS attributed_by, slice.id AS operator_id,
            coalesce(region.source, host_line.source) AS source,
            slice.dur - coalesce(inner_time.dur, 0) AS device_ns, 0 AS waited_ns, true AS begins,
-           NULL AS programs, region.name AS region, NULL AS moved, 'operator' AS kind, '' AS kernel, slice.arg_set_id,
+           NULL AS programs, region.name AS region, NULL AS moved, NULL AS given, 'operator' AS kind, '' AS kernel, slice.arg_set_id,
            []::VARCHAR[] AS around
     FROM slice
     JOIN thread_track ON thread_track.id = slice.track_id
@@ -97,8 +98,8 @@ SELECT file_id, device, subject, attributed_by, region, kind, source,
        any_value(concrete)::VARCHAR AS concrete, coalesce(any_value(kernel), '') AS kernel,
        greatest(count(*) FILTER (WHERE begins), 1) AS calls,
        sum(device_ns)::BIGINT AS device_ns, sum(waited_ns)::BIGINT AS waited_ns,
-       max(programs) AS programs, any_value(moved) AS moved
+       max(programs) AS programs, moved, given
 FROM described
 GROUP BY file_id, device, subject, attributed_by, region, kind, source, phase, dims::VARCHAR, types::VARCHAR,
-         strides::VARCHAR
-ORDER BY device_ns DESC, subject, dims;
+         strides::VARCHAR, moved, given
+ORDER BY device_ns DESC, subject, dims, moved;
