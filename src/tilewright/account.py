@@ -31,8 +31,8 @@ from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.measure.inputs import make_inputs, on_device
 from tilewright.operators.table import row_of
-from tilewright.passes.attention import Price, unpriced
-from tilewright.passes.attention_kernel import Raced
+from tilewright.passes.attention.kernel import Raced
+from tilewright.passes.attention.recognise import Price, unpriced
 from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save

@@ -254,7 +254,7 @@ class Subject:
 
 def _eager_with_sdpa(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Eager, but with attention as `scaled_dot_product_attention`: what a user writes by hand at best."""
-    from tilewright.passes.attention import recognise_attention
+    from tilewright.passes.attention.recognise import recognise_attention
 
     recognise_attention(module)
     return module.forward

@@ -16,14 +16,15 @@ from tests.gpu.kernels.launching import replayed, values_of
 from tilewright.backend import Recording, backend, recording
 from tilewright.measure.benchmark import benchmark
 from tilewright.measure.verify import verify
-from tilewright.passes import attention_kernel, pipeline
+from tilewright.passes import pipeline
+from tilewright.passes.attention import kernel
 from tilewright.records.program import Decision
 from tilewright.tune.attention import race
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda:0"
 WIDTH, HEADS = 256, 4
-LEAST_FLOPS = attention_kernel.LEAST_FLOPS
+LEAST_FLOPS = kernel.LEAST_FLOPS
 
 
 class Block(nn.Module):
@@ -67,7 +68,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small attention is worth the kernels here."""
-    monkeypatch.setattr(attention_kernel, "LEAST_FLOPS", 0)
+    monkeypatch.setattr(kernel, "LEAST_FLOPS", 0)
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
@@ -143,7 +144,7 @@ def test_what_stays_with_pytorch_says_why() -> None:
 
 
 def test_a_small_step_stays_with_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_kernel, "LEAST_FLOPS", LEAST_FLOPS)
+    monkeypatch.setattr(kernel, "LEAST_FLOPS", LEAST_FLOPS)
     model = Block(True).to(GPU, torch.bfloat16)
     call, record = compiled(model)
     call(inputs()).sum().backward()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import fx
 
-from tilewright.passes.attention import Price, recognise_attention, unpriced
-from tilewright.passes.attention_kernel import Raced, choose_kernels, not_raced
-from tilewright.passes.attention_pinned import mark_pinned
-from tilewright.passes.attention_shift import settle_shifts
+from tilewright.passes.attention.kernel import Raced, choose_kernels, not_raced
+from tilewright.passes.attention.pinned import mark_pinned
+from tilewright.passes.attention.recognise import Price, recognise_attention, unpriced
+from tilewright.passes.attention.shift import settle_shifts
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.simplify import simplify

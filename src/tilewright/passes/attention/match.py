@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
-from tilewright.passes.attention_spelling import (
+from tilewright.passes.attention.spelling import (
     PRODUCTS,
     Operand,
     Refusal,

@@ -14,8 +14,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from tilewright.passes.attention_match import NEGLIGIBLE, Added, Attention, Filled
-from tilewright.passes.attention_spelling import (
+from tilewright.passes.attention.match import NEGLIGIBLE, Added, Attention, Filled
+from tilewright.passes.attention.spelling import (
     Refusal,
     argument,
     example,

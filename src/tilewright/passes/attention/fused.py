@@ -18,7 +18,7 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.capture import in_real_tensors
-from tilewright.passes.attention_spelling import Refusal
+from tilewright.passes.attention.spelling import Refusal
 
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request

@@ -22,9 +22,9 @@ from torch import fx
 
 from tilewright.graph.source import source_line
 from tilewright.hardware.language import language_of
-from tilewright.passes.attention_fused import BY_FORWARD, FusedAttention, value_of
-from tilewright.passes.attention_pinned import is_pinned
-from tilewright.passes.attention_spelling import Refusal
+from tilewright.passes.attention.fused import BY_FORWARD, FusedAttention, value_of
+from tilewright.passes.attention.pinned import is_pinned
+from tilewright.passes.attention.spelling import Refusal
 from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision, Verdict
 

@@ -7,7 +7,7 @@
 
 Autograd then differentiates the fused form, and no tensor of N² elements is written or saved. The
 graph is Dynamo's, at the level of torch functions and methods; every spelling that
-`attention_spelling` knows is one pattern here. What is found but cannot be replaced is a decision
+`spelling` knows is one pattern here. What is found but cannot be replaced is a decision
 too, with its reason.
 """
 
@@ -20,10 +20,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tilewright.graph.source import source_line
-from tilewright.passes.attention_form import check_form, write_attention
-from tilewright.passes.attention_mask import CONSTANT, Constants, Masking, settle_masks
-from tilewright.passes.attention_match import Attention, match_attention, product_above, product_below
-from tilewright.passes.attention_spelling import (
+from tilewright.passes.attention.form import check_form, write_attention
+from tilewright.passes.attention.mask import CONSTANT, Constants, Masking, settle_masks
+from tilewright.passes.attention.match import Attention, match_attention, product_above, product_below
+from tilewright.passes.attention.spelling import (
     MODES,
     PRODUCTS,
     Refusal,

@@ -30,9 +30,9 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from tilewright.hardware.language import language_of
-from tilewright.passes.attention_mask import Masking
-from tilewright.passes.attention_match import Attention
-from tilewright.passes.attention_spelling import (
+from tilewright.passes.attention.mask import Masking
+from tilewright.passes.attention.match import Attention
+from tilewright.passes.attention.spelling import (
     Operand,
     Refusal,
     example,

@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_compiler
 from torch.fx import GraphModule
 
-from tests.passes.attention_spellings import (
+from tests.passes.attention.spellings import (
     CAUSAL,
     DROPPED_ROW,
     FLOAT_MASK,
@@ -44,7 +44,7 @@ from tests.passes.attention_spellings import (
     training_dropout,
     written_softmax,
 )
-from tilewright.passes.attention import recognise_attention
+from tilewright.passes.attention.recognise import recognise_attention
 from tilewright.records.program import Cost, Decision
 
 
@@ -109,7 +109,7 @@ def test_spelling_is_fused(fn: Function) -> None:
     assert compiled.taken(), compiled.decisions
     (decision,) = compiled.decisions
     assert decision.passed_by == "attention" and decision.bytes_saved >= 4 * N
-    assert decision.source is not None and decision.source.startswith("attention_spellings.py:")
+    assert decision.source is not None and decision.source.startswith("spellings.py:")
     names = {str(node.target) for node in compiled.graph.nodes}
     assert not any("softmax" in name or "triu" in name or "arange" in name for name in names)
     (fused,) = (node for node in compiled.graph.nodes if "scaled_dot_product" in str(node.target))

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
 from tilewright.kernels.attention.request import Request
-from tilewright.passes import attention_kernel
-from tilewright.passes.attention_fused import PEERS
-from tilewright.passes.attention_kernel import choose_kernels
-from tilewright.passes.attention_spelling import Refusal
+from tilewright.passes.attention import kernel
+from tilewright.passes.attention.fused import PEERS
+from tilewright.passes.attention.kernel import choose_kernels
+from tilewright.passes.attention.spelling import Refusal
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 SHAPES = ((2, 3, 7, 16),) * 3
 
@@ -34,7 +34,7 @@ def test_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:::triton", "-W", "ignore:::numpy", "--show-capture=no"]
-    command = [sys.executable, "-m", "pytest", *options, str(HERE / "interpreted" / "attention_kernel.py")]
+    command = [sys.executable, "-m", "pytest", *options, str(HERE / "interpreted_kernel.py")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout
@@ -99,17 +99,17 @@ def test_what_is_known_to_be_fast_without_a_race(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("tilewright.kernels.attention.hopper_backward.available", lambda device: True)
     hopper = ["hopper_forward", "hopper_backward"]
-    attention_kernel._check_fast(request(16), hopper)
-    attention_kernel._check_fast(request(1), hopper[:1])
+    kernel._check_fast(request(16), hopper)
+    kernel._check_fast(request(1), hopper[:1])
     with pytest.raises(Refusal, match=r"1\.6 GFLOP of attention is bound by the host"):
-        attention_kernel._check_fast(request(1), hopper)
-    attention_kernel._check_fast(request(6, right=None), hopper)
+        kernel._check_fast(request(1), hopper)
+    kernel._check_fast(request(6, right=None), hopper)
     with pytest.raises(Refusal, match="a mask: not in these kernels, and what takes it was not raced"):
-        attention_kernel._check_fast(request(16, mask="additive"), ["triton_launch", "triton_launch"])
+        kernel._check_fast(request(16, mask="additive"), ["triton_launch", "triton_launch"])
     with pytest.raises(Refusal, match="a deterministic order, and what takes it was not raced"):
-        attention_kernel._check_fast(request(16, deterministic=True), ["hopper_forward", "triton_launch"])
+        kernel._check_fast(request(16, deterministic=True), ["hopper_forward", "triton_launch"])
     with pytest.raises(Refusal, match="float32: the matrix instructions take 16-bit floats"):
-        attention_kernel._check_fast(request(16, dtype=torch.float32), ["triton_launch"])
+        kernel._check_fast(request(16, dtype=torch.float32), ["triton_launch"])
 
 
 def test_every_fused_attention_of_pytorch_is_known_with_its_backward() -> None:

@@ -1,6 +1,6 @@
 """Compiled models on tilewright's attention kernels in Triton's interpreter, against float64 and eager.
 
-`test_attention_kernel.py` runs this in a process of its own: Triton decides when it is first imported whether its
+`test_kernel.py` runs this in a process of its own: Triton decides when it is first imported whether its
 library is interpreted. `TILEWRIGHT_TARGET=triton` makes the graphs those of a GPU.
 """
 
@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tests.cli.commands import Tilewright
 from tests.cli.conftest import home, tilewright  # noqa: F401
 from tests.kernels.interpreter import install
-from tests.passes.attention_spellings import (
+from tests.passes.attention.spellings import (
     CAUSAL,
     DROPPED_ROW,
     MASKED,
@@ -37,11 +37,11 @@ from tests.passes.attention_spellings import (
     softmax_in_fp32,
     three_axes,
 )
-from tests.passes.test_attention import check_numbers, heads, value_and_gradients, with_gradients
+from tests.passes.attention.test_recognise import check_numbers, heads, value_and_gradients, with_gradients
 from tilewright import functional
 from tilewright.backend import Recording, backend, recording
 from tilewright.passes import pipeline
-from tilewright.passes.attention_kernel import choose_kernels
+from tilewright.passes.attention.kernel import choose_kernels
 from tilewright.records.program import Decision
 
 install()
