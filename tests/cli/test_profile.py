@@ -12,8 +12,10 @@ import torch
 
 import tilewright as package
 from tests.cli.commands import OWN_PATH, Tilewright
+from tilewright.profiling import saved
 from tilewright.profiling.program import started_under_recorder
 from tilewright.records.errors import UsageError
+from tilewright.records.measurement import Ceiling
 from tilewright.store.places import latest_run
 from tilewright.store.query import query
 
@@ -180,6 +182,19 @@ def test_a_block_with_a_schedule(home: Path) -> None:
             torch.ones(3).exp()
             run.step()
     assert query(run.path, "SELECT count(*) FROM slice WHERE name = 'aten::exp'")[1] == [(2,)]
+
+
+def test_floors_are_from_the_ceilings_that_were_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {"copy": 10.0, "read": 10.0, "write": 10.0, "vector": 1.0, "launch": 1.0}
+    kept = [Ceiling("Some CPU", kind, "", rate, "GB/s", "measured") for kind, rate in rates.items()]
+    monkeypatch.setattr(saved, "kept_ceilings", lambda name: kept)
+    x = torch.ones(1 << 20)
+    with package.profile() as run:
+        x.exp()
+    ((floor, source),) = query(run.path, "SELECT floor_us, source FROM distance WHERE operator = 'aten::exp'")[1]
+    assert isinstance(floor, float) and floor >= 8 * (1 << 20) / 10e3
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text == "        x.exp()")
+    assert str(source).endswith(f"{Path(__file__).name}:{line}")
 
 
 def test_a_block_that_raises_leaves_no_run(home: Path) -> None:

@@ -94,6 +94,41 @@ def test_a_planted_print_is_found(home: Path, light: bool) -> None:
     assert source.endswith(f"{Path(__file__).name}:{line}") and exact and call == "print"
 
 
+@pytest.mark.parametrize("light", [True, False])
+def test_every_line_of_a_loop_has_its_kernels(home: Path, light: bool) -> None:
+    model = nn.Sequential(nn.Linear(512, 512), nn.GELU()).cuda()
+    compiled = torch.compile(model)
+    rule = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(256, 512, device="cuda")
+    with profile(wait=2, warmup=1, active=3, light=light) as run:
+        for _ in range(8):
+            y = compiled(x)  # line: forward
+            loss = torch.tanh(y).mean()  # line: loss
+            loss.backward()  # line: backward
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # line: clip
+            rule.step()  # line: optimizer
+    text = Path(__file__).read_text().splitlines()
+    lines = {line.partition("# line: ")[2]: number for number, line in enumerate(text, 1) if ")  # line: " in line}
+    places: dict[str, set[str]] = {}
+    for operator, source in query(run.path, "SELECT DISTINCT operator, source FROM distance")[1]:
+        places.setdefault(str(operator), set()).add(str(source))
+    known = (
+        ("aten::addmm", "forward"),
+        ("aten::tanh", "loss"),
+        ("aten::tanh_backward", "loss"),
+        ("aten::mean", "loss"),
+        ("aten::_foreach_norm", "clip"),
+        ("aten::_foreach_add_", "optimizer"),
+    )
+    spelled = {source.rpartition(":")[0] for sources in places.values() for source in sources}
+    assert [Path(file).name for file in spelled] == [Path(__file__).name]
+    at = {name: f"{min(spelled)}:{number}" for name, number in lines.items()}
+    assert {operator: places.get(operator) for operator, _ in known} == {of: {at[name]} for of, name in known}
+    # The gradient that backward begins with, and nothing without a line.
+    assert at["backward"] in places["aten::fill_"]
+    assert set.union(*places.values()) <= set(at.values())
+
+
 def test_nvtx_ranges_balance() -> None:
     training = Training()
     # The depth of the stack of ranges, before and after.

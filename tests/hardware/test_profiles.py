@@ -18,6 +18,7 @@ from tilewright.hardware.profiles import (
     profile_for,
 )
 from tilewright.hardware.summary import machine_record, machine_report
+from tilewright.records import errors
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Ceiling
 
@@ -160,6 +161,17 @@ def test_a_local_profile_is_measured_once_and_again_on_demand(home: Path) -> Non
     assert local_profile(device="cpu").copy_GBps == 40.0
     assert local_profile(refresh=True, device="cpu").copy_GBps == 80.0
     assert local_profile(device="cpu").copy_GBps == 80.0
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(("load", "told"), [(0.0, False), (1e6, True)])
+def test_a_busy_machine_is_told(
+    load: float, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(errors, "_said", set())
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    local_ceilings(device="cpu")
+    assert ("other programs keep the CPU busy" in capsys.readouterr().err) == told
 
 
 DAMAGES = ["", "{", "[]", "null", '{"ceilings": []}', '{"ceilings": [{"kind": "copy"}]}']

@@ -46,6 +46,15 @@ def waiting(name: str) -> Trace:
     return trace
 
 
+@pytest.mark.parametrize("dims", [None, [[8, 8], [8, 8]]])
+def test_a_trace_without_shapes_is_said_to_have_none(tmp_path: Path, dims: list[list[int]] | None) -> None:
+    trace = Trace()
+    trace.step(0, 0, 400)
+    trace.operator("aten::mm", 1, 30, dims=dims)
+    trace.launch(2, 10, 90)
+    assert ("no operator has shapes" in shown([trace.write(tmp_path)])) == (dims is None)
+
+
 def test_classes_waits_and_wins(tmp_path: Path) -> None:
     text = shown([waiting("step").write(tmp_path)])
     assert "GPU 0: 400 µs a step, over 1 step" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.report.unpacked import unpack, unzigzag
@@ -14,6 +14,7 @@ from tilewright.report.packed import pack, zigzag
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10_000), st.integers(-1, 500)), max_size=80)
 
 
+@settings(deadline=None)
 @given(ROWS, st.integers(1, 20))
 def test_blocks_hold_every_slice_once(rows: list[tuple[int, int, int]], most: int) -> None:
     row, ts, dur = (np.array(column, dtype=np.int64) for column in zip(*sorted(rows), strict=True)) if rows else (
@@ -56,6 +57,7 @@ def test_half_of_what_may_be_drawn_is_the_middle_whole() -> None:
     assert coarse.ts.size <= 1_000 and abs(sum(coarse.whole) / 2 - 50_000) < 100
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.floats(-1e9, 1e9)), min_size=1, max_size=300), st.integers(4, 40))
 def test_thinning_keeps_extremes_and_ends(points: list[tuple[int, float]], most: int) -> None:
     points.sort(key=lambda point: point[0])
@@ -66,11 +68,13 @@ def test_thinning_keeps_extremes_and_ends(points: list[tuple[int, float]], most:
     assert values[kept].max() == values.max() and values[kept].min() == values.min()
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**63 - 1)))
 def test_packed_numbers_come_back(values: list[int]) -> None:
     assert unpack(pack(np.array(values, dtype=np.uint64))) == values
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(2**62), 2**62)))
 def test_signs_come_back(values: list[int]) -> None:
     assert unzigzag(zigzag(np.array(values, dtype=np.int64)).tolist()) == values

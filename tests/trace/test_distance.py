@@ -56,6 +56,19 @@ def test_the_runs_own_ceilings_go_before_the_shipped_ones(tmp_path: Path) -> Non
     assert rows(connection, "SELECT floor_us FROM distance") == [(pytest.approx(3 * 4 * 64 * MIB / 1e3 / 1e3),)]
 
 
+def test_the_ceilings_of_a_device_are_not_the_hosts(tmp_path: Path) -> None:
+    trace = Trace(device={"id": 0, "name": "Abacus 3", "computeMajor": 3, "computeMinor": 0, "numSms": 4})
+    trace.operator("aten::add", 0, 20, dims=[[64 * MIB], [64 * MIB], []], types=["float", "float", "Scalar"])
+    ceilings = ", ".join(
+        f"('{device}', '{kind}', '', {rate}, 'GB/s', 'measured')"
+        for device, rate in (("Some CPU", 10), ("Abacus 3", 1000))
+        for kind in ("copy", "read", "write")
+    )
+    connection = analysed([trace.write(tmp_path)], f"INSERT INTO ceiling VALUES {ceilings}")
+    # 768 MiB at the 10 GB/s of the host.
+    assert rows(connection, "SELECT floor_us FROM distance") == [(pytest.approx(768 * MIB / 10e3, rel=1e-3),)]
+
+
 def test_an_unknown_device_has_no_floor(tmp_path: Path) -> None:
     trace = Trace(device={"id": 0, "name": "Abacus 3", "computeMajor": 3, "computeMinor": 0, "numSms": 4})
     trace.step(0, 0, 600)
@@ -76,6 +89,17 @@ def test_an_unknown_operator_costs_unknown_and_never_zero(tmp_path: Path) -> Non
         (None, None, "unknown", None)
     ]
     assert "bytes and FLOPs" not in dict(rows(connection, "FROM (SELECT what, percent FROM attribution)"))
+
+
+def test_a_kernel_that_fills_its_workspace_costs_more_than_the_fill(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 600)
+    trace.operator("aten::mm", 0, 20)
+    fill = trace.call("cudaMemsetAsync", 3, 4)
+    trace.work(5, 6, fill, name="Memset (Device)", category="gpu_memset", bytes=4)
+    trace.launch(5, 10, 400)
+    found = rows(trace.analysed(tmp_path), "SELECT operator, bytes, provenance, verdict FROM distance")
+    assert found == [("aten::mm", None, "unknown", "unknown")]
 
 
 def test_a_kernel_that_the_device_waited_for_is_host_bound(tmp_path: Path) -> None:
@@ -141,6 +165,21 @@ def test_replays_of_a_captured_graph_are_calls_of_its_operators(tmp_path: Path) 
         trace.analysed(tmp_path), "SELECT operator, attributed_by, calls, bytes, device_ns FROM operator_distance"
     )
     assert found == [("aten::add", "capture", 3, 12 * MIB, 30_000)]
+
+
+@pytest.mark.parametrize(("width", "nbytes"), [(MIB, 12 * MIB), (2 * MIB, None)])
+def test_a_replay_has_the_operands_of_the_same_kernel_only_if_there_is_one_choice(
+    tmp_path: Path, width: int, nbytes: int | None
+) -> None:
+    trace = Trace()
+    for at, size in ((0, MIB), (100, width)):
+        trace.operator("aten::add", at, at + 20, dims=[[size], [size]])
+        trace.launch(at + 5, at + 10, at + 30)
+    trace.work(210, 220, trace.call("cudaGraphLaunch", 200, 205))
+    found = rows(
+        trace.analysed(tmp_path), "SELECT operator, bytes FROM operator_distance WHERE attributed_by = 'same kernel'"
+    )
+    assert found == [("aten::add", nbytes)]
 
 
 def test_shapes_that_no_device_holds(tmp_path: Path) -> None:

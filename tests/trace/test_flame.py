@@ -117,6 +117,32 @@ def test_overlapping_slices_give_no_negative_time(tmp_path: Path) -> None:
     assert (tree.own >= 0).all() and tree.total[0] >= 10_000
 
 
+def test_threads_that_wait_and_the_recorders_frames_are_left_out(tmp_path: Path) -> None:
+    python = "python_function"
+    waiting = [
+        host("threading.py(1002): _bootstrap", 0, 100, python) | {"tid": 2},
+        host("tilewright/measure/guard.py(76): _poll", 1, 90, python) | {"tid": 2},
+    ]
+    events = [
+        host("<frozen runpy>(88): _run_code", 0, 100, python),
+        host("tilewright/profiling/start.py(51): main", 1, 98, python),
+        host("train.py(3): <module>", 2, 90, python),
+        host("aten::mm", 10, 40),
+    ]
+    tree = flame_of(events + waiting, tmp_path)
+    assert folded(tree) == {
+        ("thread",): 10_000,
+        ("thread", "train.py(3): <module>"): 50_000,
+        ("thread", "train.py(3): <module>", "aten::mm"): 40_000,
+    }
+    assert tree.calls.tolist() == [0, 0, 1, 1]
+
+
+def test_python_alone_is_all_there_is(tmp_path: Path) -> None:
+    events = [host("train.py(3): <module>", 2, 90, "python_function") | {"tid": thread} for thread in (1, 2)]
+    assert sum(folded(flame_of(events, tmp_path)).values()) == 180_000
+
+
 @pytest.mark.parametrize("weight", ["host", "device"])
 def test_a_trace_of_instants_has_an_empty_flame(tmp_path: Path, weight: Weight) -> None:
     tree = flame_of([{"ph": "i", "name": "x", "pid": 1, "tid": 1, "ts": 1}], tmp_path, weight)

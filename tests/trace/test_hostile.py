@@ -169,6 +169,14 @@ def test_text_in_other_encodings(tmp_path: Path) -> None:
     assert file.note == "bytes that are no text were replaced"
 
 
+@pytest.mark.parametrize("length", range(30, 38))
+def test_a_character_that_an_error_message_cuts_in_two(tmp_path: Path, length: int) -> None:
+    events = [complete("a", 1, 1), complete("b", 2, 1) | {"dur": "x" * (length % 4) + "💥" * length}]
+    connection, (file,) = loaded(written(tmp_path / "t.json", events))
+    assert rows(connection, "SELECT name FROM slice") == [("a",)]
+    assert (file.events, file.rejects) == (2, 1)
+
+
 def test_control_characters_within_names(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(b'[{"ph": "X", "name": "a\nb\x01", "pid": 1, "tid": 1, "ts": 1, "dur": 1}]')

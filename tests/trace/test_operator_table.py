@@ -92,6 +92,22 @@ def test_words_of_a_host_alone(tmp_path: Path) -> None:
     )
 
 
+def test_what_inductor_made_for_a_cpu_is_an_operator(tmp_path: Path) -> None:
+    graph = "## Call CompiledFxGraph fa6llolwa7dg6wcgfb7sxpssnesm4pj35kx4km33tuyttnyonx3s ##"
+    trace = Trace()
+    trace.step(1, 0, 100)
+    trace.slice("user_annotation", graph, 10, 90)
+    trace.frame("/tmp/torchinductor_me/ab/cab.py(40): call", 11, 89)
+    trace.operator("aten::mm", 20, 40, dims=[[8, 8], [8, 8]])
+    connection = trace.analysed(tmp_path)
+    found = row(read_operator_table(connection), graph)
+    assert (found.kind, found.cpu_self, found.cpu_total) == ("operator", 60_000, 80_000)
+    assert words(read_operator_table(connection))[0].startswith("Most time goes to CompiledFxGraph fa6llolw… 0.06 ms")
+    # Its own time is known, and what it moved is not.
+    known = dict(connection.execute("SELECT what, percent FROM attribution").fetchall())
+    assert known == {"operator": 100, "bytes and FLOPs": 25}
+
+
 def test_words_of_nothing() -> None:
     assert words(OperatorTable([], [], 0, 0, [], 0, 0, 0, 0, 0)) == []
 

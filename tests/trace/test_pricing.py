@@ -165,6 +165,8 @@ def test_a_generated_kernel_moves_its_arguments() -> None:
         {"Input Dims": [[], []], "Input type": ["float", "float"]},
         {"Input Dims": [[2, 3]], "Input type": ["__import__('os')"], "Concrete Inputs": ["__import__('os')"]},
         {"Input Dims": [[2, 3], []], "Input type": ["float", "Scalar"], "Concrete Inputs": ["", "[" * 10_000]},
+        {"Input Dims": [[2, 3], [3, 4]], "Input type": [[[]], {"a": 1}]},
+        {"Input Dims": [[(1 << 62) - 1] * 100_000, [3, 4]], "Input type": ["float", "float"]},
     ],
 )
 @pytest.mark.parametrize("name", ["aten::mm", "aten::sum", "aten::native_layer_norm", "aten::_foreach_add_"])

@@ -68,15 +68,24 @@ PER_RESULT = _table("""
 3 0: addcmul addcdiv lerp sigmoid_backward tanh_backward
 0 1: exp exp2 expm1 log log2 log10 log1p sqrt rsqrt erf erfc atan2 sin cos tan asin acos atan sinh cosh tanh
 3 1: sigmoid
-4 1: silu
+4 1: silu elu elu_backward
+2 0: hardtanh hardtanh_backward _prelu_kernel
+3 0: hardsigmoid_backward _prelu_kernel_backward
+4 0: hardsigmoid mse_loss_backward
+5 0: hardswish hardswish_backward huber_loss_backward
+6 0: smooth_l1_loss_backward
+7 0: binary_cross_entropy_backward
+1 3: mish
+9 4: mish_backward
 8 1: silu_backward
 3 2: softplus
 5 1: softplus_backward
+0 0: nan_to_num fill zero
 0 0: where masked_fill logical_not logical_and logical_or logical_xor
 0 0: bitwise_not bitwise_and bitwise_or bitwise_xor
 0 0: convert_element_type.default
 0 0: _to_copy clone copy copy_ lift_fresh_copy full full_like zeros ones zeros_like ones_like scalar_tensor arange
-0 0: empty empty_like new_empty new_full new_zeros new_ones eye
+0 0: empty empty_like new_empty new_empty_strided new_full new_zeros new_ones eye
 0 0: embedding index index_put index_select gather scatter slice_scatter select_scatter select_backward
 0 0: slice_backward value_selecting_reduction_backward cat stack constant_pad_nd tril triu flip roll repeat
 0 0: bernoulli keep_mask rand randn rand_like randn_like randint normal_functional uniform
@@ -90,6 +99,9 @@ PER_OPERAND = _table("""
 2 0: linalg_vector_norm
 4 0: var std var_mean
 3 1: logsumexp
+3 0: mse_loss
+8 0: smooth_l1_loss huber_loss
+8 2: binary_cross_entropy_with_logits binary_cross_entropy
 4 1: _softmax _log_softmax
 4 0: _softmax_backward_data
 3 1: _log_softmax_backward_data

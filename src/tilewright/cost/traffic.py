@@ -11,7 +11,9 @@ ALL = frozenset({"*"})
 UNREAD: dict[str, frozenset[str]] = {
     # These look at their operand's shape only.
     **dict.fromkeys(("full_like", "zeros_like", "ones_like", "empty_like", "rand_like", "randn_like"), ALL),
-    **dict.fromkeys(("new_empty", "new_full", "new_zeros", "new_ones"), ALL),
+    **dict.fromkeys(("new_empty", "new_empty_strided", "new_full", "new_zeros", "new_ones"), ALL),
+    "zero": ALL,
+    "fill": frozenset({"self"}),
     "copy": frozenset({"self"}),
     "copy_": frozenset({"self"}),
     "bernoulli.p": frozenset({"self"}),
@@ -20,7 +22,7 @@ UNREAD: dict[str, frozenset[str]] = {
 }
 """Tensor arguments of an operator that its kernel never reads."""
 
-UNWRITTEN = frozenset(["empty", "empty_like", "new_empty"])
+UNWRITTEN = frozenset(["empty", "empty_like", "new_empty", "new_empty_strided"])
 """Operators that only reserve memory."""
 
 

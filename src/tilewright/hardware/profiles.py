@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tilewright.records.errors import CacheError, UsageError
+from tilewright.records.errors import CacheError, UsageError, say_once
 from tilewright.records.measurement import Ceiling
 
 if TYPE_CHECKING:
@@ -207,7 +208,8 @@ def local_ceilings(refresh: bool = False, device: str | None = None) -> tuple[Ma
     """This machine, and the ceilings of its first GPU if it has one, else (or with `device="cpu"`) of its CPU.
 
     Ceilings kept from an earlier run are used; without them, or with `refresh`, they are measured
-    (seconds) and kept. Where they cannot be kept, a warning says why.
+    (seconds) and kept. Where they cannot be kept, a warning says why; where other programs use up the CPU that
+    is measured, a line on standard error says so.
     """
     import torch
 
@@ -219,12 +221,23 @@ def local_ceilings(refresh: bool = False, device: str | None = None) -> tuple[Ma
     name = ceilings.device_name(machine, chosen)
     measured = None if refresh else ceilings.kept_ceilings(name)
     if measured is None:
+        if chosen == "cpu":
+            _say_if_busy(machine)
         measured = ceilings.measure_ceilings(chosen, machine=machine)
         try:
             ceilings.keep_ceilings(measured)
         except CacheError as error:
             warnings.warn(f"{error}; they will be measured again next time", stacklevel=2)
     return machine, measured
+
+
+def _say_if_busy(machine: Machine) -> None:
+    running = os.getloadavg()[0]
+    if running >= (machine.cpu.threads or 1):
+        say_once(
+            f"other programs keep the CPU busy (load {running:.1f} on {machine.cpu.threads} threads): ceilings "
+            "measured now come out too low, and `tilewright doctor --refresh` measures them again"
+        )
 
 
 def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile:

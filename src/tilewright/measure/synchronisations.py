@@ -8,7 +8,6 @@ it, and the frame knows its line. The three calls that wait and are no operators
 from __future__ import annotations
 
 import sys
-import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tilewright.measure.lines import is_the_users
 from tilewright.measure.ranges import Marker, recorded
 
 MARK = "synchronisation at "
@@ -96,22 +96,10 @@ def line_of(frame: FrameType | None) -> str:
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         place = f"{_shown(path)}:{frame.f_lineno}"
-        if _is_the_users(path):
+        if is_the_users(path):
             return place
         frame = frame.f_back
     return place
-
-
-def _is_the_users(path: Path) -> bool:
-    import torch
-
-    if path.name.startswith("<") or any(
-        path.is_relative_to(folder) for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
-    ):
-        return False
-    # Other packages lie within the folder of the standard library, and call as users do.
-    in_packages = {"site-packages", "dist-packages"} & set(path.parts)
-    return bool(in_packages) or not path.is_relative_to(sysconfig.get_path("stdlib"))
 
 
 def _shown(path: Path) -> str:

@@ -12,6 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tilewright.measure.lines import LINES, Lines
 from tilewright.measure.stamps import Stamps
 
 if TYPE_CHECKING:
@@ -58,14 +59,20 @@ class KinetoWindow:
         if has_gpu():
             activities.append(ProfilerActivity.CUDA)
         self._profiler = _profiler(activities, detail)
+        self._lines = Lines() if detail.stacks else None
         self._began = 0.0
 
     def start(self) -> None:
         self._began = _start(self._profiler, self._labels)
+        if self._lines is not None:
+            self._lines.start()
 
     def stop(self) -> Stretch:
         synchronize()
         seconds = time.perf_counter() - self._began
+        lines = self._lines.stop() if self._lines is not None else None
+        if lines is not None:
+            self._profiler.add_metadata_json(LINES, lines)
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(self._path))
         del self._profiler

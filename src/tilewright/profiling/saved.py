@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tilewright.hardware.ceilings import device_name, kept_ceilings
+from tilewright.hardware.detect import Machine, detect
 from tilewright.measure.profile import Recording
 from tilewright.records.errors import TraceError
 from tilewright.records.measurement import Ceiling
@@ -82,20 +84,21 @@ def save(
 ) -> Profiled:
     """A new run with the traces of `recordings`, one a process, and the costs of `program` if it is known.
 
+    Without `ceilings`, floors are from those that an earlier command measured and kept.
     Raises TraceError where nothing was recorded, StoreError where the run cannot be written.
     """
-    from tilewright.hardware.detect import detect
     from tilewright.hardware.summary import machine_report
 
     kept = [recording for recording in recordings if recording.trace]
     if not kept:
         raise TraceError(_nothing(recordings))
-    machine = dict(machine_report(detect()))
+    found = detect()
+    machine = dict(machine_report(found))
     path = new_run_path(name)
     with Run.create(path, command=command, target=target, case=name, dims=dims, machine=machine) as run:
         if program:
             run.add_program(program)
-        run.add_ceilings(ceilings)
+        run.add_ceilings(ceilings or _kept_ceilings(found))
         tell("reading the trace")
         paths = [path for recording in kept for path in (recording.trace, recording.description) if path]
         loaded = load_traces(paths, run.connection)
@@ -104,6 +107,12 @@ def save(
         _add_recordings(run.connection, dict(zip(paths, (file.id for file in loaded), strict=True)), kept)
     with reading(path) as connection:
         return Profiled(path, read_operator_table(connection), kept)
+
+
+def _kept_ceilings(machine: Machine) -> list[Ceiling]:
+    """Those of the CPU and of every kind of GPU of this machine, as far as they were ever measured."""
+    names = dict.fromkeys([device_name(machine, "cpu"), *(gpu.name for gpu in machine.gpus)])
+    return [ceiling for name in names for ceiling in kept_ceilings(name) or ()]
 
 
 def _add_recordings(connection: DuckDBPyConnection, files: Mapping[Path, int], kept: Sequence[Recording]) -> None:

@@ -44,10 +44,14 @@ SELECT process.name AS device, coalesce(trace_file.rank, process.file_id) AS ran
 FROM held JOIN ahead USING (upid) JOIN process USING (upid) JOIN trace_file ON trace_file.id = process.file_id
 GROUP BY process.name, trace_file.rank, process.file_id""",
     "synchronisation": """\
-SELECT source, source_function, exact, what, calls, waited_ms_per_step, lost_ms_per_step, spent_ms_per_step
-FROM synchronisation""",
-    "win": "SELECT how, operator, source, calls, ms_per_step, why FROM what_you_would_win",
-    "attribution": "SELECT what, avg(percent) AS percent FROM attribution GROUP BY what ORDER BY percent DESC, what",
+SELECT rank, source, source_function, exact, what, calls, waited_ms_per_step, lost_ms_per_step, spent_ms_per_step
+FROM synchronisation LEFT JOIN file_rank USING (file_id) ORDER BY lost_ms_per_step DESC, waited_ms_per_step DESC""",
+    "win": """\
+SELECT rank, how, operator, source, calls, ms_per_step, why FROM what_you_would_win LEFT JOIN file_rank USING (file_id)
+ORDER BY ms_per_step DESC, how, operator, source""",
+    "attribution": """\
+SELECT what, avg(percent) AS percent, (SELECT count(shapes) FROM operator_distance) AS with_shapes
+FROM attribution GROUP BY what ORDER BY percent DESC, what""",
     "communication": "FROM communication",
     "straggler": "FROM straggler",
 }
@@ -64,7 +68,7 @@ def accounting_of(run: Path) -> dict[str, list[dict[str, Any]]]:
         views = {name for (name,) in connection.execute("SELECT view_name FROM duckdb_views()").fetchall()}
         found: dict[str, list[dict[str, Any]]] = {}
         for name, sql in QUERIES.items():
-            if not {"step_account", "straggler"} <= views:
+            if not {"step_account", "file_rank"} <= views:
                 found[name] = []
                 continue
             cursor = connection.execute(sql)
@@ -90,6 +94,10 @@ def show_accounting(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Rendera
     shares = ", ".join(f"{row['what']} {row['percent']:.1f} %" for row in found["attribution"])
     whose = "the device's time" if found["step"] else "the operators' own time"
     parts.append(Text(f"\nof {whose} is known: {shares}", "dim"))
+    if found["attribution"] and not any(row["with_shapes"] for row in found["attribution"]):
+        parts.append(
+            Text("no operator has shapes, and so no cost: record_shapes=True of PyTorch's profiler adds them", "dim")
+        )
     return Group(*parts)
 
 
@@ -123,13 +131,15 @@ def _bar(share: float) -> str:
 
 
 def _waits(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    table = _table("lost>", "waited>", "host in it>", "waits>", "call", "where")
+    ranks = _ranks(rows)
+    table = _table(*ranks, "lost>", "waited>", "host in it>", "waits>", "call", "where")
     for row in rows[:_ROWS]:
         where = str(row["source"] or "-")
         if row["source_function"] and not row["exact"]:
             # The profiler names a function by the line of its `def`.
             where += f" in {row['source_function']}"
         table.add_row(
+            *(str(row["rank"]) for _ in ranks),
             _ms(row["lost_ms_per_step"]),
             _ms(row["waited_ms_per_step"]),
             _ms(row["spent_ms_per_step"]),
@@ -141,9 +151,11 @@ def _waits(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def _wins(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    table = _table("up to>", "how", "operator", "calls>", "why", "where")
+    ranks = _ranks(rows)
+    table = _table(*ranks, "up to>", "how", "operator", "calls>", "why", "where")
     for row in rows[:_ROWS]:
         table.add_row(
+            *(str(row["rank"]) for _ in ranks),
             _ms(row["ms_per_step"]),
             row["how"],
             _text(str(row["operator"])[:60]),
@@ -152,6 +164,11 @@ def _wins(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
             _text(str(row["source"] or "-")),
         )
     return Group(table, _more(rows))
+
+
+def _ranks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The column that tells the ranks apart, where there are several."""
+    return ["rank>"] if any(row["rank"] is not None for row in rows) else []
 
 
 def _communication(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> RenderableType:

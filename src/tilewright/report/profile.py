@@ -14,7 +14,7 @@ from tilewright.measure.profile import Recording
 from tilewright.report.quantity import duration
 from tilewright.report.terminal import plain
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
-from tilewright.trace.operators.operator_words import words
+from tilewright.trace.operators.operator_words import short_name, words
 
 _ROWS = 25
 
@@ -111,7 +111,7 @@ def _overhead(recording: Recording) -> str:
 def _operators(table: OperatorTable, rows: Sequence[OperatorTime]) -> Table:
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     # Names give way before figures do.
-    shown.add_column("operator", overflow="ellipsis", min_width=20, max_width=48)
+    shown.add_column("operator", overflow="ellipsis", no_wrap=True, min_width=20, max_width=48)
     host = f"of {table.cpu_ns / 1e6:,.1f} ms"
     columns = ["calls", "host self", host, "host total", "average"]
     if table.on_device:
@@ -123,7 +123,11 @@ def _operators(table: OperatorTable, rows: Sequence[OperatorTime]) -> Table:
         title = "launched at" if table.on_device else "called at"
         shown.add_column(title, overflow="ellipsis", style="dim", min_width=14, max_width=40)
     for row in rows[:_ROWS]:
-        cells = [plain(row.name), f"{row.calls:,}", *_times(row.cpu_self, row.cpu_total, row.calls, table.cpu_ns)]
+        cells = [
+            plain(short_name(row.name)),
+            f"{row.calls:,}",
+            *_times(row.cpu_self, row.cpu_total, row.calls, table.cpu_ns),
+        ]
         if table.on_device:
             cells += _times(row.device_self, row.device_total, row.calls, table.device_ns)
         shown.add_row(*cells, *([plain(row.source or "")] if sources else []))

@@ -46,31 +46,31 @@ ORDER BY upid, ms_per_step DESC""",
         "What made the host wait",
         "Calls that returned only when the device had caught up, by the line that made them. Lost is the time that "
         "the device stood still for it.",
-        frozenset({"synchronisation"}),
+        frozenset({"synchronisation", "file_rank"}),
         """\
-SELECT source, what, calls, waited_ms_per_step AS waited_ms, lost_ms_per_step AS lost_ms
-FROM synchronisation""",
+SELECT rank, source, what, calls, waited_ms_per_step AS waited_ms, lost_ms_per_step AS lost_ms
+FROM synchronisation LEFT JOIN file_rank USING (file_id) ORDER BY lost_ms DESC, waited_ms DESC""",
     ),
     TraceTable(
         "win",
         "What to win",
         "What you would win",
         "The most to gain first: operators brought to the floor of their cost, and gaps that the host left.",
-        frozenset({"what_you_would_win"}),
+        frozenset({"what_you_would_win", "file_rank"}),
         """\
-SELECT ms_per_step AS time_ms, how, operator, calls, why, source
-FROM what_you_would_win""",
+SELECT rank, ms_per_step AS time_ms, how, operator, calls, why, source
+FROM what_you_would_win LEFT JOIN file_rank USING (file_id) ORDER BY time_ms DESC""",
     ),
     TraceTable(
         "distance",
         "Floors",
         "Operators beside their floors",
         "Each operator's time in the mean step beside the least that its bytes and FLOPs allow.",
-        frozenset({"distance"}),
+        frozenset({"distance", "file_rank"}),
         """\
-SELECT operator, shapes, dtype, calls, ms_per_step AS time_ms, percent, floor_us, times_floor, GBps, TFLOPs,
-       verdict, source
-FROM distance ORDER BY ms_per_step DESC""",
+SELECT rank, operator, source, calls, ms_per_step AS time_ms, percent, floor_us, times_floor, verdict, GBps, TFLOPs,
+       dtype, shapes
+FROM distance LEFT JOIN file_rank USING (file_id) ORDER BY ms_per_step DESC""",
     ),
     TraceTable(
         "shares",
@@ -81,7 +81,8 @@ FROM distance ORDER BY ms_per_step DESC""",
         frozenset({"operator_share"}),
         """\
 SELECT name, kind, calls, cpu_self AS host_self_ns, cpu_total AS host_total_ns, 100 * of_cpu AS of_host_percent,
-       device_self AS device_self_ns, device_total AS device_total_ns, 100 * of_device AS of_device_percent,
+       nullif(device_self, 0) AS device_self_ns, nullif(device_total, 0) AS device_total_ns,
+       100 * of_device AS of_device_percent,
        CASE WHEN one_off THEN 'once' ELSE 'every step' END AS happens, source
 FROM operator_share""",
     ),

@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from tilewright.trace.account.accounting import account
+from tilewright.trace.account.python_lines import add_python_lines
 from tilewright.trace.account.waves import add_waves
 from tilewright.trace.operators.operator_table import add_operator_table
 from tilewright.trace.price.distance import add_distances
@@ -21,6 +22,7 @@ def analyse(connection: DuckDBPyConnection) -> None:
 
     Doing it again replaces them. The connection must be in no transaction.
     """
+    add_python_lines(connection)
     for script in ("attribution", "graphs", "lines", "waits", "steps", "described"):
         _execute(connection, f"account/{script}.sql")
     # Neither needs a table of the other, and each keeps one processor busy for most of its time.

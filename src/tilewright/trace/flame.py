@@ -3,11 +3,15 @@
 A slice's stack is the slices around it on its track: with stacks recorded, Python frames above operators above
 runtime calls; without, operators alone. Equal stacks of all steps and threads of one name are one node
 (Gregg, "The Flame Graph", ACM Queue 14(2), 2016). Device time goes to the stack that launched the kernel.
+
+Threads of a profile that ran Python and called nothing of PyTorch's or CUDA's are left out: they wait for others.
+Frames of the recorder and of what starts a program are left out of the stacks.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 Weight = Literal["host", "device"]
 Integers = NDArray[np.int64]
 
+_RECORDER = re.compile(r"^<frozen runpy>\(|(^|/)tilewright/(profiling|measure)/\w+\.py\(")
+_HIDDEN = -1
 # What lies deeper counts for its ancestor at this depth.
 DEEPEST = 400
 NOT_LAUNCHED = "(launch not in the trace)"
@@ -38,7 +44,9 @@ _SLICES = f"""
     LEFT JOIN process USING (upid)
     WHERE s.dur > 0 AND process.device IS NULL AND thread_track.id IS NOT NULL AND s.depth < {DEEPEST}
       AND coalesce(s.category, '') NOT IN ('Trace', 'gpu_user_annotation', 'overhead')
-      AND coalesce(s.category, '') NOT IN {_DEVICE}"""
+      AND coalesce(s.category, '') NOT IN {_DEVICE}
+      AND (s.track_id IN (SELECT track_id FROM slice WHERE category <> 'python_function')
+           OR NOT EXISTS (SELECT 1 FROM slice WHERE category IN ('cpu_op', 'cuda_runtime', 'cuda_driver')))"""
 _HOST = """
     WITH host AS ({slices}),
     label AS (SELECT name, row_number() OVER (ORDER BY name) - 1 AS label FROM (SELECT DISTINCT name FROM host))
@@ -123,17 +131,20 @@ def flame(connection: DuckDBPyConnection, weight: Weight) -> Flame:
     found = connection.execute(_HOST.format(slices=slices)).fetchnumpy()
     host = {name: np.asarray(column, dtype=np.int64) for name, column in found.items()}
     tree = _Tree()
-    frame_of = _frames(tree, labels)
+    frame_of = np.where([bool(_RECORDER.search(name or "")) for name, _ in labels], _HIDDEN, _frames(tree, labels))
     place_of_parent = _places(host["id"], host["parent"])
     node_of = _fold(connection, tree, host, frame_of, place_of_parent)
     within = np.bincount(place_of_parent[place_of_parent >= 0], host["dur"][place_of_parent >= 0], host["id"].size)
     own = np.maximum(host["dur"] - within.astype(np.int64), 0)
+    counted = frame_of[host["label"]] != _HIDDEN
     if weight == "device":
         node_of, own = _launched(connection, tree, host["id"], node_of)
+        counted = np.ones(node_of.size, dtype=bool)
     steps = connection.execute(
         f"SELECT count(DISTINCT name) FROM ({slices}) WHERE name LIKE 'ProfilerStep#%'"
     ).fetchone()
-    return _summed(tree, weight, node_of, own, steps[0] if steps else 0)
+    calls = np.bincount(node_of[counted], minlength=tree.size).astype(np.int64)
+    return _summed(tree, weight, node_of, own, calls, steps[0] if steps else 0)
 
 
 def _fold(
@@ -152,7 +163,10 @@ def _fold(
     for first, last in pairwise(bounds.tolist()):
         level = slice(first, last)
         above = np.where(parents[level] >= 0, node_of[parents[level]], roots[level])
-        node_of[level] = tree.children(above, frame_of[host["label"][level]])
+        frames = frame_of[host["label"][level]]
+        shown = frames != _HIDDEN
+        above[shown] = tree.children(above[shown], frames[shown])
+        node_of[level] = above
     return node_of
 
 
@@ -238,12 +252,11 @@ def _places(ids: Integers, wanted: Integers) -> Integers:
     return np.where(ids[found] == wanted, found, -1)
 
 
-def _summed(tree: _Tree, weight: Weight, node_of: Integers, own: Integers, steps: int) -> Flame:
+def _summed(tree: _Tree, weight: Weight, node_of: Integers, own: Integers, calls: Integers, steps: int) -> Flame:
     """Own times added up to totals, children before their parents; nodes without any time are left out."""
     parent, frame = np.concatenate(tree.parents), np.concatenate(tree.frames)
     sums = np.zeros(tree.size, dtype=np.int64)
     np.add.at(sums, node_of, own)
-    calls = np.bincount(node_of, minlength=tree.size).astype(np.int64)
     total = sums.copy()
     for start, stop in reversed(list(_batches(tree.parents))):
         np.add.at(total, parent[start:stop], total[start:stop])

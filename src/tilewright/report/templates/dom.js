@@ -32,8 +32,8 @@ const bytes = given((n) => (Math.abs(n) < 1000 ? `${n} B` : scaled(n, ["B", "kB"
 const time = given((us) => (us === 0 ? "0" : Math.abs(us) < 1 ? `${us.toFixed(3)} µs` : scaled(us, ["µs", "ms", "s"])));
 const flopRate = given((tflops) => scaled(tflops * 1e12, ["FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"]));
 const byteRate = given((gbps) => scaled(gbps * 1e9, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]));
-const plainNumber = given((n) => Number(n.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 }));
 const scientific = given((n) => n.toExponential(1));
+const plainNumber = given((n) => n && Math.abs(n) < 1e-3 ? scientific(n) : Number(n.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 }));
 const times = given((n) => `${n < 9.995 ? n.toFixed(2) : n < 99.95 ? n.toFixed(1) : Math.round(n).toLocaleString("en")}×`);
 // B*S**2 as B·S²; a power beyond the digits that Unicode raises stays as it is written.
 const formula = (text) => text.replace(/\*\*(\d+)/g, (_, power) => power.replace(/\d/g, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit])).replace(/(?<!\*)\*(?!\*)/g, "·");

@@ -20,14 +20,20 @@ const UNITS = [
 // Columns that hold names as programs write them; the others hold words.
 const CODE = new Set(["operator", "shapes", "source", "name", "kernel", "stack"]);
 
+function kindOf(key, rows) {
+  if (CODE.has(key)) return "code";
+  return rows.every((row) => String(row[key] ?? "").length <= 24) ? "plain word" : "plain";
+}
+
 function answerTable(table) {
   const rows = records(table);
-  const columns = table.columns.map((key) => {
+  // Without a device, or ceilings, whole columns are empty.
+  const columns = table.columns.filter((key) => rows.some((row) => row[key] !== null)).map((key) => {
     const [ending, show] = UNITS.find(([pattern]) => pattern.test(key)) ?? [null, null];
     const number = show !== null || rows.some((row) => typeof row[key] === "number");
     const label = (ending && key !== "percent" ? key.replace(/_(ns|us|ms|percent)$/, "") : key).replaceAll("_", " ");
     const write = show ?? (number ? given((value) => (Number.isInteger(value) ? count(value) : plainNumber(value))) : null);
-    return write ? { key, label, number, cell: (row) => write(row[key]) } : { key, label, kind: CODE.has(key) ? "code" : "plain" };
+    return write ? { key, label, number, cell: (row) => write(row[key]) } : { key, label, kind: kindOf(key, rows) };
   });
   if (table.id === "accounting") host("accounting-table").before(...accountingBars(rows));
   sortable(host(`${table.id}-table`), columns, rows, { label: table.title, search: rows.length > 20 });

@@ -26,7 +26,9 @@ CREATE OR REPLACE TEMP TABLE device_work AS
 WITH work AS (
     SELECT slice.id AS slice_id, slice.ts, greatest(slice.dur, 0) AS dur, slice.name, process.upid, process.file_id,
            coalesce(process.device, process.pid) AS device, thread.tid AS stream, arg_set.args,
-           TRY_CAST(arg_set.args->>'$.correlation' AS BIGINT) AS correlation,
+           -- All at once: each question would read the text of the arguments again.
+           arg_set.args->>['$.correlation', '$.grid', '$.block', '$."registers per thread"', '$."shared memory"',
+                           '$.bytes'] AS told,
            CASE slice.category WHEN 'gpu_memcpy' THEN 'copy' WHEN 'gpu_memset' THEN 'fill'
                 ELSE CASE WHEN regexp_matches(slice.name, '^(nccl|ncclDevKernel|ncclKernel)') THEN 'communication'
                           ELSE 'kernel' END END AS kind
@@ -42,20 +44,66 @@ WITH work AS (
 by_flow AS (
     SELECT slice_in AS slice_id, min(slice_out) AS launch_id FROM flow WHERE category = 'ac2g' GROUP BY slice_in
 )
-SELECT work.* EXCLUDE (args), coalesce(launch.slice_id, by_flow.launch_id) AS launch_id,
-       TRY_CAST(args->'$.grid' AS BIGINT[]) AS grid, TRY_CAST(args->'$.block' AS BIGINT[]) AS block,
-       TRY_CAST(args->>'$."registers per thread"' AS BIGINT) AS registers,
-       TRY_CAST(args->>'$."shared memory"' AS BIGINT) AS shared_bytes,
+SELECT work.* EXCLUDE (args, told), TRY_CAST(told[1] AS BIGINT) AS correlation,
+       coalesce(launch.slice_id, by_flow.launch_id) AS launch_id,
+       TRY_CAST(told[2] AS BIGINT[]) AS grid, TRY_CAST(told[3] AS BIGINT[]) AS block,
+       TRY_CAST(told[4] AS BIGINT) AS registers, TRY_CAST(told[5] AS BIGINT) AS shared_bytes,
        -- What a copy moves and a fill writes; of a collective what it is given, and in `bytes_out` what it gives.
-       coalesce(TRY_CAST(args->>'$.bytes' AS BIGINT), message_bytes(args, 'In')) AS bytes,
-       message_bytes(args, 'Out') AS bytes_out
+       CASE WHEN kind = 'communication' THEN coalesce(TRY_CAST(told[6] AS BIGINT), message_bytes(args, 'In'))
+            ELSE TRY_CAST(told[6] AS BIGINT) END AS bytes,
+       CASE WHEN kind = 'communication' THEN message_bytes(args, 'Out') END AS bytes_out
 FROM work
 -- Several processes in one file (Nsight Systems) may use a number each; then the arrow decides.
 LEFT JOIN (
     SELECT file_id, correlation, any_value(slice_id) AS slice_id FROM device_call
     WHERE correlation IS NOT NULL GROUP BY file_id, correlation HAVING count(*) = 1
-) AS launch ON launch.file_id = work.file_id AND launch.correlation = work.correlation
+) AS launch ON launch.file_id = work.file_id AND launch.correlation = TRY_CAST(told[1] AS BIGINT)
 LEFT JOIN by_flow ON by_flow.slice_id = work.slice_id;
+
+-- A frame of the user's own: `train.py(12): step`, the file and the first line of its function.
+CREATE OR REPLACE TEMP MACRO own_frame(name) AS (
+    regexp_matches(name, '\.py\(\d+\): ')
+    AND NOT regexp_matches(name, '(^|/)(torch|triton|tilewright)/|^(typer|click)/|/(site|dist)-packages/|/lib/python\d|torchinductor_')
+    AND NOT regexp_matches(name, '^(threading|contextlib|functools|runpy)\.py\(|^c[a-z0-9]{40,}\.py\(')
+);
+CREATE OR REPLACE TEMP MACRO place_of(frame) AS regexp_replace(regexp_replace(frame, '\((\d+)\): .*$', ':\1'), '\(\?\): .*$', '');
+CREATE OR REPLACE TEMP MACRO function_of(frame) AS regexp_extract(frame, '\): (.*)$', 1);
+
+-- Frames that ran when the profiler started are the first that it writes of a thread, each in the one before it: down to
+-- what started it, or all where a thread began. Their line is where the program was then, and is no operator's:
+-- `train.py(?): <module>`.
+CREATE OR REPLACE TEMP TABLE frame AS
+WITH thread_start AS (
+    SELECT track_id, min(ts) AS ts FROM slice WHERE category = 'python_function' GROUP BY track_id
+),
+written_first AS (
+    SELECT slice.id, slice.track_id, slice.name, row_number() OVER begun AS position,
+           coalesce(slice.parent_id = lag(slice.id) OVER begun, true) AS nested
+    FROM slice JOIN thread_start USING (track_id)
+    WHERE slice.category = 'python_function' AND slice.ts::HUGEINT - thread_start.ts < 1_000_000
+    WINDOW begun AS (PARTITION BY slice.track_id ORDER BY slice.ts, slice.depth)
+),
+chain AS (
+    SELECT *, regexp_matches(name, '(^|/)torch/(profiler|autograd)/profiler\.py\(') AS starts_profiler
+    FROM written_first
+    QUALIFY bool_and(nested) OVER (PARTITION BY track_id ORDER BY position)
+),
+running AS (
+    SELECT id FROM chain
+    WINDOW thread AS (PARTITION BY track_id)
+    QUALIFY position < max(position) FILTER (WHERE starts_profiler) OVER thread
+         OR bool_or(position = 1 AND name LIKE 'threading.py(%): \_bootstrap' ESCAPE '\') OVER thread
+)
+SELECT slice.id, CASE WHEN running.id IS NULL THEN slice.name
+                      ELSE regexp_replace(slice.name, '\.py\(\d+\): ', '.py(?): ') END AS name
+FROM slice LEFT JOIN running USING (id)
+WHERE slice.category = 'python_function' AND own_frame(slice.name);
+
+-- The folders of a file that a line is of, as its frames have them.
+CREATE OR REPLACE TEMP TABLE spelled AS
+SELECT regexp_extract(name, '([^/]*)\((?:\d+|\?)\): ', 1) AS file, function_of(name) AS function,
+       any_value(regexp_replace(name, '\((?:\d+|\?)\): .*$', '')) AS path
+FROM frame GROUP BY ALL HAVING count(DISTINCT regexp_replace(name, '\((?:\d+|\?)\): .*$', '')) = 1;
 
 -- Everything a launch lies in: operators, ranges and Python's frames, the innermost first. Calls deeper than any
 -- stack that Python allows have no such context, which bounds this table on files made to fill the memory.
@@ -73,7 +121,7 @@ up AS (
     FROM up JOIN host ON host.id = up.outer_id
     WHERE host.parent_id IS NOT NULL
 )
-SELECT up.inner_id, up.outer_id, up.hops, slice.category, slice.name
+SELECT up.inner_id, up.outer_id, up.hops, slice.category, slice.name, up.outer_id IN (SELECT id FROM frame) AS own_frame
 FROM up JOIN slice ON slice.id = up.outer_id;
 
 -- The backward of an operator runs on a thread of autograd's; its lines and ranges are those of its forward.
@@ -100,22 +148,17 @@ WITH RECURSIVE up AS (
     FROM up JOIN slice ON slice.id = up.outer_id
     WHERE slice.parent_id IS NOT NULL AND up.hops < 1000
 )
-SELECT up.inner_id, up.hops, slice.category, slice.name FROM up JOIN slice ON slice.id = up.outer_id;
+SELECT up.inner_id, up.outer_id, up.hops, slice.category, slice.name, up.outer_id IN (SELECT id FROM frame) AS own_frame
+FROM up JOIN slice ON slice.id = up.outer_id;
 
--- A frame of the user's own: `train.py(12): step`, the file and the first line of its function.
-CREATE OR REPLACE TEMP MACRO own_frame(category, name) AS (
-    category = 'python_function' AND regexp_matches(name, '\.py\(\d+\): ')
-    AND NOT regexp_matches(name, '(^|/)(torch|triton|tilewright)/|^(typer|click)/|/(site|dist)-packages/|/lib/python\d|torchinductor_')
-    AND NOT regexp_matches(name, '^(threading|contextlib|functools|runpy)\.py\(|^c[a-z0-9]{40,}\.py\(')
-);
-CREATE OR REPLACE TEMP MACRO place_of(frame) AS regexp_replace(frame, '\((\d+)\): .*$', ':\1');
-
-CREATE OR REPLACE TEMP TABLE launch_context AS
+CREATE OR REPLACE TEMP TABLE launch_frame AS
 WITH own AS (
     SELECT inner_id,
            arg_min(outer_id, hops) FILTER (WHERE category = 'cpu_op') AS operator_id,
-           arg_min(name, hops) FILTER (WHERE own_frame(category, name)) AS frame,
-           min(hops) FILTER (WHERE own_frame(category, name)) AS frame_hops,
+           arg_min(name, hops) FILTER (WHERE category = 'cpu_op') AS operator,
+           arg_min(outer_id, hops) FILTER (WHERE own_frame) AS frame_id,
+           min(hops) FILTER (WHERE own_frame) AS frame_hops,
+           bool_or(name LIKE 'autograd::engine::evaluate\_function: %' ESCAPE '\') AS in_backward,
            list(name ORDER BY hops DESC) FILTER (WHERE category = 'user_annotation') AS ranges
     FROM enclosing GROUP BY inner_id
 ),
@@ -130,26 +173,56 @@ called AS (
 ),
 forward AS (
     SELECT inner_id AS forward_id,
-           arg_min(name, hops) FILTER (WHERE own_frame(category, name)) AS frame,
+           arg_min(outer_id, hops) FILTER (WHERE own_frame) AS frame_id,
            list(name ORDER BY hops DESC) FILTER (WHERE category = 'user_annotation') AS ranges
     FROM around_forward GROUP BY inner_id
 )
-SELECT own.inner_id AS launch_id, own.operator_id, forward_of.forward_id, called.caller_id,
+SELECT own.inner_id AS launch_id, own.operator_id, own.operator, forward_of.forward_id, called.caller_id,
        regexp_replace(regexp_replace(called.caller, '^<built-in (?:function|method) (\S+?)(?: .*)?>$', '\1'),
                       '^.*\.py\(\d+\): ', '') AS caller,
        -- A frame of the thread that runs backward is the engine's caller, not the operator's.
-       coalesce(forward.frame, own.frame) AS frame, own.ranges, forward.ranges AS forward_ranges
+       coalesce(forward.frame_id, own.frame_id) AS frame_id,
+       CASE WHEN forward.frame_id IS NULL THEN coalesce(own.operator_id, own.inner_id) ELSE forward_of.forward_id END
+           AS under_frame,
+       own.in_backward, own.ranges, forward.ranges AS forward_ranges
 FROM own
 LEFT JOIN called USING (inner_id)
 LEFT JOIN forward_of USING (inner_id)
 LEFT JOIN forward USING (forward_id);
 
+-- The line that was reached last before a slice, if it is of the function that the slice's frame is of. A range that
+-- outlasts the frames around it, as that of the optimizer whose step ends a recording, has none.
+CREATE OR REPLACE TEMP MACRO came_to(came_path, came_file, came_function, came_line, frame) AS
+CASE WHEN frame IS NULL AND came_line > 0 THEN coalesce(came_path, came_file) || ':' || came_line
+     WHEN regexp_extract(frame, '([^/]*)\((?:\d+|\?)\): ', 1) = came_file AND function_of(frame) = came_function
+     THEN regexp_replace(frame, '\((?:\d+|\?)\): .*$', ':' || came_line) END;
+
+-- What a thread of autograd's does without a forward, such as to add up gradients, is of the line that waits for it.
+CREATE OR REPLACE TEMP TABLE launch_context AS
+WITH followed AS (SELECT file_id, any_value(utid) AS utid FROM python_line GROUP BY file_id),
+begun AS (
+    SELECT launch_frame.*, frame.name AS frame, slice.ts + least(slice.dur, 1000) // 2 AS ts,
+           CASE WHEN frame_id IS NULL AND in_backward THEN coalesce(followed.utid, thread_track.utid)
+                ELSE thread_track.utid END AS utid
+    FROM launch_frame
+    LEFT JOIN frame ON frame.id = frame_id
+    LEFT JOIN slice ON slice.id = under_frame
+    LEFT JOIN thread_track ON thread_track.id = slice.track_id
+    LEFT JOIN device_call ON device_call.slice_id = launch_id
+    LEFT JOIN followed USING (file_id)
+)
+SELECT begun.* EXCLUDE (frame_id, under_frame, in_backward, utid, ts),
+       came_to(spelled.path, line.file, line.function, line.line, begun.frame) AS exact_place,
+       coalesce(exact_place, place_of(begun.frame)) AS place
+FROM begun ASOF LEFT JOIN python_line AS line ON line.utid = begun.utid AND begun.ts >= line.ts
+LEFT JOIN spelled ON spelled.file = line.file AND spelled.function = line.function;
+
 -- `attributed_by`: launch, an operator around the call; range, only a range around it; graph, a replay, whose
 -- kernels were launched together: graphs.sql looks further. NULL: launched before the trace began.
 CREATE OR REPLACE TABLE device_slice AS
 SELECT device_work.*, launch.name AS launch, launch.ts AS launch_ts, launch.dur AS launch_dur,
-       context.operator_id, operator.name AS operator, place_of(context.frame) AS source,
-       regexp_extract(context.frame, '\): (.*)$', 1) AS source_function,
+       context.operator_id, context.operator, context.place AS source,
+       function_of(context.frame) AS source_function,
        coalesce(context.ranges, []) AS ranges, coalesce(context.forward_ranges, []) AS forward_ranges,
        CASE WHEN launch.name LIKE '%GraphLaunch%' THEN 'graph'
             WHEN context.operator_id IS NOT NULL THEN 'launch'
@@ -157,7 +230,6 @@ SELECT device_work.*, launch.name AS launch, launch.ts AS launch_ts, launch.dur 
 FROM device_work
 LEFT JOIN device_call AS launch ON launch.slice_id = device_work.launch_id
 LEFT JOIN launch_context AS context ON context.launch_id = device_work.launch_id
-LEFT JOIN slice AS operator ON operator.id = context.operator_id
 ORDER BY device_work.ts, device_work.slice_id;
 
 CREATE OR REPLACE TEMP TABLE device_file AS SELECT DISTINCT file_id FROM device_slice;

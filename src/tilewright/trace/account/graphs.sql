@@ -39,10 +39,21 @@ GROUP BY replayed.slice_id;
 -- Second choice, `same kernel`: the operator that launched a kernel of that name on that grid elsewhere in the
 -- trace, where it is always the same one.
 CREATE OR REPLACE TEMP TABLE by_kernel AS
-WITH known AS (
-    SELECT file_id, name, grid, block, any_value(operator) AS operator, max(operator_id) AS operator_id,
-           any_value(source) AS source
-    FROM device_slice WHERE attributed_by = 'launch'
+WITH wanted AS (
+    SELECT DISTINCT file_id, name, grid, block FROM device_slice WHERE attributed_by = 'graph' OR attributed_by IS NULL
+),
+known AS (
+    SELECT file_id, name, grid, block, any_value(operator) AS operator, any_value(source) AS source,
+           -- Of other operands on the same grid nobody knows which were meant.
+           CASE WHEN count(DISTINCT operands) <= 1 THEN max(operator_id) END AS operator_id
+    FROM (
+        SELECT device_slice.*, coalesce((arg_set.args->'$."Input Dims"')::VARCHAR, '') AS operands
+        FROM device_slice
+        JOIN wanted USING (file_id, name, grid, block)
+        LEFT JOIN slice ON slice.id = operator_id
+        LEFT JOIN arg_set USING (arg_set_id)
+        WHERE attributed_by = 'launch'
+    )
     GROUP BY file_id, name, grid, block
     HAVING count(DISTINCT operator) = 1
 )
@@ -68,8 +79,8 @@ CREATE OR REPLACE TEMP MACRO named_operator(kernel) AS CASE
     WHEN regexp_matches(kernel, '(?i)elementwise') THEN 'pointwise'
 END;
 
-UPDATE device_slice SET operator_id = context.operator_id, operator = slice.name, source = place_of(context.frame),
-       source_function = regexp_extract(context.frame, '\): (.*)$', 1), ranges = coalesce(context.ranges, []),
+UPDATE device_slice SET operator_id = context.operator_id, operator = slice.name, source = context.place,
+       source_function = function_of(context.frame), ranges = coalesce(context.ranges, []),
        forward_ranges = coalesce(context.forward_ranges, []), attributed_by = 'capture'
 FROM by_capture
 JOIN launch_context AS context ON context.launch_id = by_capture.launch_id

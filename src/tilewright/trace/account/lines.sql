@@ -2,18 +2,19 @@
 
 CREATE OR REPLACE TEMP TABLE host_line AS
 WITH RECURSIVE node AS (
-    SELECT slice.id, slice.parent_id, slice.category,
-           CASE WHEN own_frame(slice.category, slice.name) THEN slice.name END AS frame
+    SELECT slice.id, slice.parent_id, slice.category, thread.utid, slice.ts + least(slice.dur, 1000) // 2 AS ts,
+           frame.name AS frame
     FROM slice
+    LEFT JOIN frame USING (id)
     JOIN thread_track ON thread_track.id = slice.track_id
     JOIN thread USING (utid)
     JOIN process USING (upid)
     WHERE slice.depth < 1000 AND process.file_id NOT IN (SELECT file_id FROM device_file)
 ),
 down AS (
-    SELECT id, category, frame FROM node WHERE parent_id IS NULL
+    SELECT id, category, utid, ts, frame FROM node WHERE parent_id IS NULL
     UNION ALL
-    SELECT node.id, node.category, coalesce(node.frame, down.frame)
+    SELECT node.id, node.category, node.utid, node.ts, coalesce(node.frame, down.frame)
     FROM node JOIN down ON node.parent_id = down.id
 ),
 -- What the backward of an operator calls has the line of its forward; the innermost such operator decides.
@@ -26,9 +27,18 @@ backward AS (
     SELECT node.id, backward.forward_id
     FROM node JOIN backward ON node.parent_id = backward.id
     WHERE node.id NOT IN (SELECT id FROM link)
+),
+begun AS (
+    SELECT down.id, coalesce(forward.frame, down.frame) AS frame,
+           CASE WHEN forward.frame IS NULL THEN down.utid ELSE forward.utid END AS utid,
+           CASE WHEN forward.frame IS NULL THEN down.ts ELSE forward.ts END AS ts
+    FROM down
+    LEFT JOIN backward USING (id)
+    LEFT JOIN down AS forward ON forward.id = backward.forward_id
+    WHERE down.category IN ('cpu_op', 'user_annotation')
 )
-SELECT down.id, place_of(coalesce(forward.frame, down.frame)) AS source
-FROM down
-LEFT JOIN backward USING (id)
-LEFT JOIN down AS forward ON forward.id = backward.forward_id
-WHERE down.category IN ('cpu_op', 'user_annotation') AND coalesce(forward.frame, down.frame) IS NOT NULL;
+SELECT begun.id,
+       coalesce(came_to(spelled.path, line.file, line.function, line.line, begun.frame), place_of(begun.frame)) AS source
+FROM begun ASOF LEFT JOIN python_line AS line ON line.utid = begun.utid AND begun.ts >= line.ts
+LEFT JOIN spelled ON spelled.file = line.file AND spelled.function = line.function
+WHERE source IS NOT NULL;

@@ -1,5 +1,11 @@
 -- Several ranks of one job: what each hid of its communication, and who kept the others waiting.
 
+-- Which rank a file of several is of; NULL where there is one.
+CREATE OR REPLACE VIEW file_rank AS
+SELECT DISTINCT step.file_id, CASE WHEN (SELECT count(DISTINCT file_id) FROM step) > 1
+                                   THEN coalesce(trace_file.rank, trace_file.id) END AS rank
+FROM step JOIN trace_file ON trace_file.id = step.file_id;
+
 -- `exposed`: nothing else ran on the device meanwhile. What it hid behind kernels is the rest.
 CREATE OR REPLACE VIEW communication AS
 WITH total AS (

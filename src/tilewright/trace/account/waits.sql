@@ -34,7 +34,8 @@ WITH copied AS (
 ),
 waiting AS (
     SELECT launch.*, slice.track_id, copied.upid, context.operator_id, context.caller,
-           coalesce(context.caller_id, launch.slice_id) AS caller_id, context.frame, context.ranges,
+           coalesce(context.caller_id, launch.slice_id) AS caller_id, context.frame, context.place,
+           context.exact_place, context.ranges,
            CASE WHEN regexp_matches(launch.name, 'Memcpy') THEN
                 CASE WHEN pageable THEN 'a copy to or from pageable memory' ELSE 'a copy' END END AS copy
     FROM device_call AS launch JOIN slice ON slice.id = launch.slice_id
@@ -63,9 +64,8 @@ marked AS (
 SELECT waiting.slice_id, waiting.file_id, waiting.ts, waiting.dur, waiting.name, waiting.utid,
        -- A stream's or an event's device is not told: with one device there is no doubt.
        waiting.upid, operator.name AS operator, waiting.caller, waiting.caller_id, waiting.copy,
-       coalesce(marked.place, place_of(waiting.frame)) AS source,
-       regexp_extract(waiting.frame, '\): (.*)$', 1) AS source_function,
-       marked.place IS NOT NULL AS exact, coalesce(waiting.ranges, []) AS ranges
+       coalesce(marked.place, waiting.place) AS source, function_of(waiting.frame) AS source_function,
+       coalesce(marked.place, waiting.exact_place) IS NOT NULL AS exact, coalesce(waiting.ranges, []) AS ranges
 FROM waiting
 LEFT JOIN slice AS operator ON operator.id = waiting.operator_id
 LEFT JOIN marked ON marked.slice_id = waiting.slice_id

@@ -74,7 +74,8 @@ def stage(path: Path, extent: Extent, connection: DuckDBPyConnection) -> bool:
                 with _fed(path, parts[first : first + _PIPES]) as pipes:
                     connection.execute(_STAGED, {"pipes": pipes, "part": first, "limit": float(limit)})
             return True
-        except duckdb.Error:
+        # The second: DuckDB's message quotes the file, and may cut a character in two.
+        except (duckdb.Error, UnicodeDecodeError):
             connection.execute("TRUNCATE staged")
     return False
 

@@ -17,8 +17,9 @@ timed AS (
            CASE WHEN starts_with(slice.name, 'ProfilerStep#') THEN regexp_replace(slice.name, '#\d+$', '*')
                 ELSE coalesce(slice.name, '(no name)') END AS name,
            CASE WHEN slice.category IN ('cuda_runtime', 'cuda_driver') THEN 'call'
-                -- A range around what tilewright runs on a CPU without PyTorch stands for an operator.
-                WHEN slice.category IN ('user_annotation', 'nvtx') AND slice.name NOT IN (SELECT name FROM operator WHERE stage = 'after')
+                -- A range around what tilewright or Inductor runs on a CPU without PyTorch stands for an operator.
+                WHEN slice.category IN ('user_annotation', 'nvtx') AND slice.name NOT LIKE '## Call CompiledFxGraph %'
+                 AND slice.name NOT IN (SELECT name FROM operator WHERE stage = 'after')
                 THEN 'range' ELSE 'operator' END AS kind
     FROM slice
     JOIN thread_track ON thread_track.id = slice.track_id

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tilewright.trace.operators.operator_table import Inside, OperatorTable, OperatorTime
 
 _NAMED = 3
@@ -25,6 +27,15 @@ def words(table: OperatorTable) -> list[str]:
     return [sentence for sentence in said if sentence]
 
 
+def short_name(name: str) -> str:
+    """`name` with as much of the key of an Inductor graph as tells one from another.
+
+    >>> short_name("## Call CompiledFxGraph fa6llolwa7dg6wcgfb7sxpssnesm4pj35kx4km33tuyttnyonx3s ##")
+    'CompiledFxGraph fa6llolw…'
+    """
+    return re.sub(r"^## Call (CompiledFxGraph \w{8})\w* ##$", r"\1…", name)
+
+
 def _shares(table: OperatorTable) -> str:
     """The share of the operator with the most host time in what it lies in, and in the steps; denominators named."""
     operators = [row for row in table.rows if row.kind == "operator" and not row.one_off]
@@ -34,7 +45,7 @@ def _shares(table: OperatorTable) -> str:
     row = max(operators, key=lambda row: row.cpu_self)
     outer = [it for it in table.inside if it.name == row.name != it.outer_name and it.outer_dur]
     shares = [
-        f"{_percent(it.dur, it.outer_dur)} of {it.outer_name} ({_ms(it.dur)} of {_ms(it.outer_dur)})"
+        f"{_percent(it.dur, it.outer_dur)} of {short_name(it.outer_name)} ({_ms(it.dur)} of {_ms(it.outer_dur)})"
         for it in outer[:_NAMED]
     ]
     if table.steps_ns:
@@ -42,7 +53,7 @@ def _shares(table: OperatorTable) -> str:
             f"{_percent(row.cpu_total, table.steps_ns)} of the {_steps(table)} "
             f"({_ms(row.cpu_total)} of {_ms(table.steps_ns)})"
         )
-    return f"On the host {row.name} takes {', '.join(shares)}." if shares else ""
+    return f"On the host {short_name(row.name)} takes {', '.join(shares)}." if shares else ""
 
 
 def _dominates(table: OperatorTable) -> str:
@@ -56,7 +67,7 @@ def _dominates(table: OperatorTable) -> str:
     largest = [row for row in sorted(rows, key=own, reverse=True)[:_NAMED] if own(row)]
     if not largest:
         return ""
-    listed = ", ".join(f"{row.name} {_ms(own(row))} ({_percent(own(row), whole)})" for row in largest)
+    listed = ", ".join(f"{short_name(row.name)} {_ms(own(row))} ({_percent(own(row), whole)})" for row in largest)
     together = _percent(sum(map(own, largest)), whole)
     where = f"the {_ms(whole)} of device time" if device else f"the {_ms(whole)} of host time"
     return f"Most time goes to {listed}: together {together} of {where}."
@@ -77,10 +88,10 @@ def _self_and_total(table: OperatorTable) -> str:
     rest = row.cpu_total - row.cpu_self
     if rest * 20 < row.cpu_total or not called:
         return "Self and total agree: no operator spends a twentieth of its time in others that it calls."
-    parts = ", ".join(f"{inside.name} {_ms(inside.dur)}" for inside in called)
+    parts = ", ".join(f"{short_name(inside.name)} {_ms(inside.dur)}" for inside in called)
     sentence = (
-        f"Total counts what an operator calls, self does not: of the {_ms(row.cpu_total)} of {row.name} on the host, "
-        f"{_ms(row.cpu_self)} are its own and the rest is in {parts}."
+        f"Total counts what an operator calls, self does not: of the {_ms(row.cpu_total)} of {short_name(row.name)} "
+        f"on the host, {_ms(row.cpu_self)} are its own and the rest is in {parts}."
     )
     if table.on_device:
         sentence += " Host time of an operator that runs on a device is the time to launch it, not to compute it."
@@ -106,7 +117,7 @@ def _one_off(table: OperatorTable) -> str:
     rows = [row for row in table.rows if row.one_off]
     if not rows:
         return ""
-    named = ", ".join(f"{row.name} ({_ms(row.cpu_self)})" for row in sorted(rows, key=_host_time)[:_NAMED])
+    named = ", ".join(f"{short_name(row.name)} ({_ms(row.cpu_self)})" for row in sorted(rows, key=_host_time)[:_NAMED])
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
     spent = sum(row.cpu_self for row in rows)
     if spent < table.cpu_ns / 1000:

@@ -177,7 +177,12 @@ def _profiles(connection: DuckDBPyConnection) -> dict[tuple[int, int | None], De
     ceilings = connection.execute("SELECT device, kind, dtype, value FROM ceiling").fetchall()
     found: dict[tuple[int, int | None], DeviceProfile] = {}
     # An operator of the host has no device's number. A trace does not say what host it was: without ceilings, no floor.
-    own = {(kind, dtype): value for device, kind, dtype, value in ceilings if not _shipped(device)}
+    devices = {str(properties.get("name")) for properties in device_properties(connection).values()}
+    own = {
+        (kind, dtype): value
+        for device, kind, dtype, value in ceilings
+        if device not in devices and not _shipped(device)
+    }
     if own:
         for (file_id,) in connection.execute("SELECT id FROM trace_file").fetchall():
             found[file_id, None] = _with_ceilings(profile_for("cpu"), own)

@@ -45,9 +45,13 @@ instance AS (
            any_value(forward_ranges) AS forward_ranges, any_value(ranges) AS ranges,
            sum(dur)::BIGINT AS device_ns, sum(waited)::BIGINT AS waited_ns, bool_or(begins) AS begins,
            max(least(list_product(grid), 1e15)::BIGINT) FILTER (WHERE len(grid) = 3) AS programs,
-           any_value(region) AS region, TRY_CAST(sum(bytes) AS BIGINT) AS moved,
+           any_value(region) AS region, bool_or(kind = 'communication') AS collective,
+           TRY_CAST(CASE WHEN collective THEN sum(bytes) FILTER (WHERE kind = 'communication') ELSE sum(bytes) END
+                    AS BIGINT) AS moved,
            TRY_CAST(sum(bytes_out) AS BIGINT) AS given,
-           any_value(kind) AS kind, min(name) AS kernel
+           -- A kernel with a fill of its workspace is not what a fill moves.
+           CASE WHEN collective THEN 'communication' WHEN count(DISTINCT kind) = 1 THEN any_value(kind)
+                ELSE 'kernel' END AS kind, min(name) AS kernel
     FROM keyed
     -- One call of an operator may be several kernels; replays of one captured call, and light steps, are kept apart.
     GROUP BY file_id, subject, called, CASE WHEN region IS NOT NULL THEN 'region' ELSE attributed_by END,
@@ -57,37 +61,28 @@ instance AS (
                   WHEN called AND attributed_by = 'description' THEN one_call ELSE slice_id END
 ),
 on_device AS (
-    SELECT instance.* EXCLUDE (called, forward_ranges, ranges), slice.arg_set_id,
+    SELECT instance.* EXCLUDE (called, collective, forward_ranges, ranges), slice.arg_set_id,
            CASE WHEN len(forward_ranges) > 0 THEN list_concat(forward_ranges, ['backward']) ELSE ranges END AS around
     FROM instance
     LEFT JOIN slice ON slice.id = instance.operator_id
 ),
-inner_time AS (
-    SELECT parent_id AS id, sum(dur)::BIGINT AS dur FROM slice
-    WHERE parent_id IS NOT NULL AND dur > 0 GROUP BY parent_id
-),
--- Of ranges, only those around what a profile of tilewright's marks on a CPU: kernels and draws of its own.
+-- Of ranges, only those around what runs on a CPU without operators: tilewright's kernels and draws, and Inductor's code.
 on_host AS (
-    SELECT process.file_id, coalesce(slice.name, '(no name)') AS subject, NULL AS device,
-           CASE WHEN region.name IS NULL THEN 'host' ELSE 'region' END AS attributed_by, slice.id AS operator_id,
-           coalesce(region.source, host_line.source) AS source,
-           slice.dur - coalesce(inner_time.dur, 0) AS device_ns, 0 AS waited_ns, true AS begins,
-           NULL AS programs, region.name AS region, NULL AS moved, NULL AS given, 'operator' AS kind, '' AS kernel, slice.arg_set_id,
-           []::VARCHAR[] AS around
-    FROM slice
-    JOIN thread_track ON thread_track.id = slice.track_id
-    JOIN thread USING (utid)
-    JOIN process USING (upid)
-    LEFT JOIN inner_time ON inner_time.id = slice.id
-    LEFT JOIN host_line ON host_line.id = slice.id
-    LEFT JOIN compiled AS region ON region.name = slice.name AND slice.category = 'user_annotation'
-    WHERE (slice.category = 'cpu_op' OR region.name IS NOT NULL)
-      AND slice.dur > coalesce(inner_time.dur, 0) AND slice.dur < 1::BIGINT << 61
-      AND process.file_id NOT IN (SELECT file_id FROM device_file)
+    SELECT call.file_id, call.name AS subject, NULL AS device,
+           CASE WHEN region.name IS NULL THEN 'host' ELSE 'region' END AS attributed_by, call.id AS operator_id,
+           coalesce(region.source, host_line.source) AS source, call.self_ns AS device_ns, 0 AS waited_ns, true AS begins,
+           NULL AS programs, region.name AS region, NULL AS moved, NULL AS given, 'operator' AS kind, '' AS kernel,
+           slice.arg_set_id, []::VARCHAR[] AS around
+    FROM host_call AS call
+    JOIN slice USING (id)
+    LEFT JOIN host_line USING (id)
+    LEFT JOIN compiled AS region ON region.name = call.name AND slice.category = 'user_annotation'
+    WHERE (call.kind = 'operator' OR region.name IS NOT NULL) AND call.self_ns > 0
+      AND call.file_id NOT IN (SELECT file_id FROM device_file)
 ),
 described AS (
-    SELECT work.*, arg_set.args->'$."Input Dims"' AS dims, arg_set.args->'$."Input type"' AS types,
-           arg_set.args->'$."Input Strides"' AS strides, arg_set.args->'$."Concrete Inputs"' AS concrete
+    SELECT work.*, arg_set.args->['$."Input Dims"', '$."Input type"', '$."Input Strides"', '$."Concrete Inputs"'] AS told,
+           told[1] AS dims, told[2] AS types, told[3] AS strides, told[4] AS concrete
     FROM (FROM on_device UNION ALL BY NAME FROM on_host) AS work
     LEFT JOIN arg_set USING (arg_set_id)
 )

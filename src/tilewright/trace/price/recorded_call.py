@@ -24,6 +24,8 @@ ITEMSIZE: Mapping[str, tuple[int, str]] = {
     "c10::Float8_e5m2": (1, "float8_e5m2"),
 }
 """Bytes of an element and PyTorch's name, by the profiler's name of a dtype."""
+_MOST_DIMENSIONS = 64
+"""PyTorch has no tensors of more; a file may claim any number, and their product would take for ever."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +95,21 @@ def read_call(name: str, args: Mapping[str, object], listed_dtype: str = "float"
             tensors = [_tensor(one, listed_dtype, None) for one in shape]
             operands.append(tuple(tensor for tensor in tensors if tensor is not None))
         else:
-            tensor = _tensor(shape, kind, steps) if kind in ITEMSIZE and value == "" else None
+            tensor = _tensor(shape, kind, steps) if value == "" else None
             operands.append(str(value) if tensor is None else tensor)
     return Call(name.removeprefix("aten::"), tuple(operands))
 
 
 def _tensor(shape: object, kind: object, strides: object) -> Tensor | None:
-    if not _is_sizes(shape):
+    if not isinstance(kind, str) or kind not in ITEMSIZE or not _is_sizes(shape):
         return None
-    itemsize, dtype = ITEMSIZE[str(kind)]
+    itemsize, dtype = ITEMSIZE[kind]
     known = strides if _is_sizes(strides) and len(strides) == len(shape) else [1] * len(shape)
     own = prod(size for size, stride in zip(shape, known, strict=True) if stride or size == 0)
     return Tensor(tuple(shape), own, itemsize, dtype)
 
 
 def _is_sizes(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(isinstance(size, int) and 0 <= size < 1 << 62 for size in value)
+    if not isinstance(value, list) or len(value) > _MOST_DIMENSIONS:
+        return False
+    return all(isinstance(size, int) and 0 <= size < 1 << 62 for size in value)

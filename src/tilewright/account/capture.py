@@ -1,0 +1,138 @@
+"""The graphs of a case, as eager runs them or after every rewrite up to the cut into forward and backward."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.graph import calls
+from tilewright.graph.capture import Boxed, through_aot
+from tilewright.graph.refusal import refusal
+from tilewright.graph.source import source_line
+from tilewright.measure.inputs import make_inputs, on_device
+from tilewright.passes.attention.kernel import Raced
+from tilewright.passes.attention.recognise import Price, unpriced
+from tilewright.passes.pipeline import optimise_joint, optimise_module
+from tilewright.passes.recompute import values_to_save
+from tilewright.records.case import Case
+from tilewright.records.errors import CaptureError
+from tilewright.records.program import Decision, GraphName
+from tilewright.tune.attention import race, raced
+
+INPUT_NAME = re.compile(r"l_inputs_(\d+)_?$")
+
+
+@dataclass
+class Captured:
+    """The graphs of one case, and which placeholder of the forward graph is which input."""
+
+    graphs: dict[GraphName, fx.Graph] = field(default_factory=dict)
+    inputs: dict[int, int] = field(default_factory=dict)
+    """Placeholder position → position in the case's inputs."""
+    decisions: list[Decision] = field(default_factory=list)
+
+
+def capture(
+    case: Case, *, optimised: bool, device: str = "cpu", measure: bool = False, price: Price = unpriced
+) -> Captured:
+    """The forward graph (and, in training, the backward graph) of `case`.
+
+    `optimised` applies every rewrite up to the cut into forward and backward, after a race of the attention
+    kernels with `measure`, and gives decisions on attention a `price`; else the graphs are those that eager
+    runs. Raises CaptureError where the program is not one graph, or one whose sizes depend on the data, and
+    InputError where the model refuses its inputs.
+    """
+    captured = Captured()
+    function = on_device(case.build(), device)
+    inputs = make_inputs(case, seed=0, device=device, requires_grad=case.training)
+
+    def program(*inputs: torch.Tensor) -> Any:
+        return function(*inputs)
+
+    def observe(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        return through_aot(_Observer(captured, optimised, race if measure else raced, price), module, list(examples))
+
+    torch._dynamo.reset()
+    try:
+        with torch.set_grad_enabled(case.training), _without_log():
+            torch.compile(program, backend=observe, fullgraph=True, dynamic=False)(*inputs)
+    except _Seen:
+        pass
+    except torch._dynamo.exc.TorchDynamoException as error:
+        raise refusal(case.name, error) from error
+    finally:
+        torch._dynamo.reset()
+    if not captured.graphs:
+        raise CaptureError(f"{case.name} computes no tensor from its inputs; there is nothing to explain")
+    for graph in captured.graphs.values():
+        _refuse_unknown_sizes(case.name, graph)
+    return captured
+
+
+class _Seen(BaseException):
+    """Both graphs are known and the program need not run: a model's buffers must stay as they are.
+
+    No Exception, since PyTorch would report that as the failure of a compiler.
+    """
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """What goes wrong while tensors are faked becomes an error of ours; PyTorch logs it as its own, too."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _refuse_unknown_sizes(name: str, graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        try:
+            for value in calls.outputs(node):
+                if value is not None:
+                    calls.shape_of(value)
+        except CaptureError as error:
+            raise CaptureError(f"{name} has no fixed shapes at {source_line(node) or node.name}\n  {error}") from error
+
+
+@dataclass
+class _Observer:
+    """Keeps the graphs of one capture, and ends it."""
+
+    captured: Captured
+    optimised: bool
+    raced: Raced
+    price: Price
+
+    def before_autograd(self, module: fx.GraphModule) -> None:
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        for position, node in enumerate(placeholders):
+            if match := INPUT_NAME.search(node.name):
+                self.captured.inputs[position] = int(match[1])
+        if self.optimised:
+            self.captured.decisions += optimise_module(module, self.price)
+
+    def joint(self, graph: fx.Graph) -> None:
+        if self.optimised:
+            self.captured.decisions += optimise_joint(graph, self.raced)
+
+    def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
+        return values_to_save(graph, needed, forward) if self.optimised else list(needed)
+
+    def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
+        self.captured.graphs = {"forward": forward.graph, "backward": backward.graph}
+        raise _Seen
+
+    def compile_inference(self, module: fx.GraphModule) -> Boxed:
+        self.captured.graphs = {"forward": module.graph}
+        raise _Seen

@@ -1,0 +1,171 @@
+"""Operators, launches and regions of a graph as records, each with its cost, its floor and what bounds it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from tilewright.cost.nests import nest_cost
+from tilewright.cost.operators import operator_cost
+from tilewright.cost.symbols import pretty
+from tilewright.emit.source import language_of, source_of
+from tilewright.graph import calls
+from tilewright.graph.dims import SymbolicShapes
+from tilewright.graph.source import source_line
+from tilewright.hardware.floor import floor_us
+from tilewright.hardware.profiles import DeviceProfile
+from tilewright.operators.table import row_of
+from tilewright.passes.fusion import Region
+from tilewright.passes.schedule import Unit
+from tilewright.records import program as records
+from tilewright.records.program import Cost, Decision, GraphName, OperatorClass
+
+
+def operator_class(node: fx.Node) -> OperatorClass:
+    """The class of an operator by its row of the table; `unknown` without one."""
+    row = row_of(node.target)
+    if row is not None:
+        return row.operator_class
+    return "random" if getattr(node.target, "__name__", "") == "keep_mask" else "unknown"
+
+
+def operators_before(
+    name: GraphName, graph: fx.Graph, shapes: SymbolicShapes, profile: DeviceProfile
+) -> list[records.Operator]:
+    """One record for each operator that eager launches or views it makes."""
+    nodes = [n for n in graph.nodes if n.op == "call_function" and not _is_result_of_several(n)]
+    return [_operator(name, "before", i, n, operator_cost(n, shapes), shapes, profile) for i, n in enumerate(nodes)]
+
+
+def _is_result_of_several(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def _operator(
+    graph: GraphName,
+    stage: records.Stage,
+    index: int,
+    node: fx.Node,
+    cost: Cost,
+    shapes: SymbolicShapes,
+    profile: DeviceProfile,
+) -> records.Operator:
+    value = next((v for v in calls.outputs(node) if v is not None), None)
+    kind = operator_class(node)
+    floor, bound = (None, None) if kind == "layout" else floor_of(cost, _dtype(value), kind, profile)
+    symbolic = shapes.of_outputs(node)[0] if value is not None else None
+    return records.Operator(
+        graph=graph,
+        stage=stage,
+        index=index,
+        name=node.name,
+        target=str(node.target) if row_of(node.target) else calls.operator_name(node.target),
+        operator_class=kind,
+        shape=calls.shape_of(value) if value is not None else (),
+        dtype=_dtype(value),
+        cost=cost,
+        floor_us=floor,
+        bound=bound,
+        source=source_line(node),
+        shape_symbolic=None if symbolic is None else "[" + ", ".join(map(pretty, symbolic)) + "]",
+        inputs=tuple(dict.fromkeys(_behind_results(n).name for n in node.all_input_nodes)),
+    )
+
+
+def _behind_results(node: fx.Node) -> fx.Node:
+    return node.all_input_nodes[0] if _is_result_of_several(node) else node
+
+
+def _dtype(value: torch.Tensor | None) -> str:
+    return "" if value is None else str(value.dtype).removeprefix("torch.")
+
+
+def floor_of(cost: Cost, dtype: str, kind: str, profile: DeviceProfile) -> tuple[float | None, str | None]:
+    """The least time of one kernel in microseconds and what sets it; nothing where its cost is unknown."""
+    if cost.provenance == "unknown":
+        return None, None
+    return floor_us(
+        cost.bytes,
+        cost.flops,
+        cost.transcendentals,
+        dtype,
+        cost.bytes,
+        profile,
+        kind,
+        bytes_written=cost.bytes_written,
+    )
+
+
+def operators_after(
+    name: GraphName, units: Sequence[Unit], shapes: SymbolicShapes, profile: DeviceProfile
+) -> tuple[list[records.Operator], list[records.Region]]:
+    """One record for each launch of the planned program, and one for each region among them."""
+    launches: list[records.Operator] = []
+    regions: list[records.Region] = []
+    maker = {value: unit.name for unit in units if isinstance(unit, Region) for value in unit.lowered.outputs}
+    for index, unit in enumerate(units):
+        if isinstance(unit, fx.Node):
+            if not _is_result_of_several(unit):
+                record = _operator(name, "after", index, unit, operator_cost(unit, shapes), shapes, profile)
+                reads = tuple(dict.fromkeys(maker.get(n, _behind_results(n).name) for n in unit.all_input_nodes))
+                launches.append(replace(record, inputs=reads))
+            continue
+        region = _region(name, unit, shapes, profile)
+        regions.append(region)
+        last = unit.lowered.outputs[-1].meta["val"]
+        launches.append(
+            records.Operator(
+                graph=name,
+                stage="after",
+                index=index,
+                name=unit.name,
+                target="kernel",
+                operator_class=operator_class(max(unit.members, key=lambda n: operator_class(n) == "reduction")),
+                shape=calls.shape_of(last),
+                dtype=_dtype(last),
+                cost=region.cost,
+                floor_us=region.floor_us,
+                bound=region.bound,
+                region=unit.name,
+                source=source_line(unit.members[-1]),
+                inputs=tuple(dict.fromkeys(maker.get(n, _behind_results(n).name) for n in unit.lowered.inputs)),
+            )
+        )
+    return launches, regions
+
+
+def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: DeviceProfile) -> records.Region:
+    cost, floor, bound = _price(region, shapes, profile)
+    return records.Region(
+        graph=name,
+        name=region.name,
+        members=tuple(n.name for n in region.members),
+        cost=cost,
+        language=language_of(region.device),
+        source_code=source_of(region),
+        floor_us=floor,
+        bound=bound,
+        predicted_us=floor,
+    )
+
+
+def _price(region: Region, shapes: SymbolicShapes, profile: DeviceProfile) -> tuple[Cost, float | None, str | None]:
+    cost = nest_cost(region.lowered, [operator_cost(n, shapes) for n in region.members], shapes)
+    return cost, *floor_of(cost, _dtype(region.lowered.outputs[-1].meta["val"]), "pointwise", profile)
+
+
+def with_predictions(
+    decisions: Iterable[Decision], proposed: Iterable[Region], shapes: SymbolicShapes, profile: DeviceProfile
+) -> Iterator[Decision]:
+    """The decisions with the predicted time of the kernel that each pair was proposed to be part of.
+
+    Where a race refuted the proposal, its measured time stands beside this prediction.
+    """
+    priced = [({n.name for n in r.members}, _price(r, shapes, profile)[1]) for r in proposed if len(r.members) > 1]
+    for decision in decisions:
+        pair = {decision.producer, decision.consumer}
+        yield replace(decision, predicted_us=next((floor for members, floor in priced if pair <= members), None))

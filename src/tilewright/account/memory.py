@@ -1,0 +1,59 @@
+"""Live bytes over a graph, as eager runs it and as it is planned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from torch import fx
+
+from tilewright.account.capture import Captured
+from tilewright.cost.memory import MemoryStep, live_bytes, storage
+from tilewright.passes.fusion import Region
+from tilewright.passes.schedule import Unit
+from tilewright.records import program as records
+from tilewright.records.program import GraphName
+from tilewright.runtime.assemble import Scheduled, taken_over
+
+HELD_NAME = re.compile(r"(primals|tangents)_\d+$|arg\d+_\d+$")
+"""Placeholders that are the caller's: parameters, inputs and gradients of results."""
+
+
+def eager_steps(graph: fx.Graph) -> list[MemoryStep]:
+    """One step for each operator: it reads its operands and leaves its result."""
+    return [MemoryStep(n.name, tuple(n.all_input_nodes), (n,)) for n in graph.nodes if n.op == "call_function"]
+
+
+def planned_steps(graph: fx.Graph, units: Sequence[Unit]) -> list[MemoryStep]:
+    """One step for each launch of the plan, whose results may take over an operand's storage."""
+    over = taken_over(Scheduled(graph, list(units)))
+    return [
+        MemoryStep(
+            unit.name,
+            unit.lowered.inputs,
+            unit.lowered.outputs,
+            replaces=tuple(over[node] for node in unit.lowered.outputs if node in over),
+        )
+        if isinstance(unit, Region)
+        else MemoryStep(unit.name, tuple(unit.all_input_nodes), (unit,))
+        for unit in units
+    ]
+
+
+def memory(
+    name: GraphName, stage: records.Stage, captured: Captured, steps: Sequence[MemoryStep]
+) -> list[records.MemoryPoint]:
+    """Live bytes beyond what the caller holds anyway: saved tensors count, parameters and inputs do not."""
+    graph = captured.graphs[name]
+    forward = {n.name: n for n in captured.graphs["forward"].nodes}
+    saved = [n for n in graph.nodes if n.op == "placeholder" and not HELD_NAME.match(n.name)]
+    # Backward is handed views, too; they share what forward made, or what the caller holds.
+    made = {node: storage(forward.get(node.name, node)) for node in saved}
+    standing = {storage: node for node, storage in reversed(made.items())}
+    same = {node: standing[storage] for node, storage in made.items()}
+    inputs = [node for node in saved if not HELD_NAME.match(made[node].name)]
+    points = live_bytes(steps, inputs, graph.output_node().all_input_nodes, same)
+    return [
+        records.MemoryPoint(name, stage, index, step.name, live)
+        for index, (step, live) in enumerate(zip(steps, points, strict=True))
+    ]
