@@ -205,6 +205,11 @@ def test_missing_name(model: str) -> None:
     assert said == f"{model} has no 'xyzzy'; it has double, add, Net, Wide, net, doubled, factory, annotated, …"
 
 
+def test_a_file_without_a_name(model: str) -> None:
+    said = message(UsageError, model)
+    assert said.startswith(f"{model} alone is no target, {model}:NAME is; it has double, add, Net")
+
+
 def test_a_file_with_nothing_in_it(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("")
     assert message(TargetError, f"{tmp_path}/empty.py:net").endswith("it has no case, module or function")

@@ -132,7 +132,8 @@ class _Compiler:
         def for_sizes_of(args: list[Any]) -> Boxed:
             try:
                 fixed = specialise(module, args)
-            except CaptureError as error:
+            # Whatever it is, the graph with its symbols still runs.
+            except Exception as error:
                 self.leave_to_pytorch(_fallback({name: module}, error), error)
                 return _interpret(module)
             return self._try({name: fixed})[0]

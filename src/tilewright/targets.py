@@ -48,6 +48,8 @@ def load_case(target: str, inputs: str | None = None, *, training: bool | None =
 def load_object(target: str) -> object:
     """What `target` names, whatever it is; the user's file runs. UsageError or TargetError as `load_case`."""
     place, colon, name = target.rpartition(":")
+    if not colon and target.endswith(".py") and Path(target).is_file():
+        raise UsageError(f"{target} alone is no target, {target}:NAME is; it has {_usable(_load_file(Path(target)))}")
     if not (colon and place and name):
         raise UsageError(f"target {target!r} is not of the form file.py:NAME or package.module:NAME")
     is_file = place.endswith(".py") or "/" in place
@@ -120,19 +122,24 @@ def _is_users(filename: str) -> bool:
 
 
 def _no_such_name(module: ModuleType, place: str, name: str) -> str:
-    from torch import nn
-
     near = get_close_matches(name, [key for key in vars(module) if not key.startswith("_")], n=3)
     if near:
         return f"{place} has no {name!r}; did you mean {' or '.join(near)}?"
-    usable = [
+    return f"{place} has no {name!r}; it has {_usable(module)}"
+
+
+def _usable(module: ModuleType) -> str:
+    """The names in a module that may be targets."""
+    from torch import nn
+
+    names = [
         key
         for key, value in vars(module).items()
         if isinstance(value, Case | nn.Module)
         or (callable(value) and getattr(value, "__module__", None) == module.__name__)
     ]
-    listed = ", ".join(usable[:_SHOWN_NAMES]) + (", …" if len(usable) > _SHOWN_NAMES else "")
-    return f"{place} has no {name!r}; it has {listed or 'no case, module or function'}"
+    listed = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
+    return listed or "no case, module or function"
 
 
 def _case_from(found: object, name: str, target: str, inputs: str | None) -> Case:

@@ -178,6 +178,25 @@ def test_one_result_twice_is_one_tensor_and_equal_results_are_two() -> None:
     agrees(once, [with_grad(40, 20)], backward=True)
 
 
+def test_equal_results_seen_through_views_are_two_tensors() -> None:
+    def copied(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.contiguous(), x.reshape(-1)
+
+    def computed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (F.gelu(x) * 2).view(-1), (F.gelu(x) * 2).t()
+
+    def of_several(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.max(0)[0], x.max(0)[0], torch.topk(x, 2)[0], torch.topk(x, 2)[0].t()
+
+    for function in (copied, computed, of_several):
+        x = torch.randn(8, 12)[::2, ::2]
+        results = compiled(function)(x)
+        for result in results:
+            kept = [other.clone() for other in results if other is not result]
+            result.zero_()
+            assert_same([other for other in results if other is not result], kept)
+
+
 def test_writing_to_a_constant_result_changes_no_later_call() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.tensor([1.0, 2.0, 3.0]), F.gelu(x), torch.tensor([4.0, 5.0]).view(2, 1)

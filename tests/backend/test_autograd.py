@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.backend.compiling import agrees, assert_same, compiled, differentiate, twin, with_grad
+from tests.backend.compiling import agrees, assert_same, compiled, differentiate, kernels, twin, with_grad
+from tilewright.backend import recording
 
 
 def chain(x: torch.Tensor) -> torch.Tensor:
@@ -69,6 +70,18 @@ def test_saved_tensors_moved_away_and_back() -> None:
     differentiate(result)
     differentiate(chain(y))
     assert_same(x.grad, y.grad)
+
+
+@pytest.mark.usefixtures("lenient")
+def test_compiled_autograd() -> None:
+    x = with_grad(40, 200)
+    y = twin(x)
+    with recording() as record, torch._dynamo.config.patch(compiled_autograd=True):
+        compiled(lambda: chain(x).sum().backward())()
+    chain(y).sum().backward()
+    assert_same(x.grad, y.grad)
+    assert not [fallback for fallback in record.fallbacks if "cannot be traced" in fallback.why]
+    assert kernels(record)
 
 
 def test_some_inputs_need_no_gradient() -> None:

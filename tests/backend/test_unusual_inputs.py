@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 from tests.backend.compiling import agrees, assert_same, compiled, kernels, with_grad
 from tilewright.backend import recording
@@ -19,7 +20,7 @@ def test_nan_and_infinity_appear_where_eager_s_do() -> None:
     def pointwise(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         # Not gelu, of which eager makes NaN at infinity in fp32 and infinity in fp64.
         functions = (torch.exp, torch.tanh, torch.erf, torch.relu, torch.log, torch.sigmoid, torch.sqrt)
-        return (*(f(x) for f in functions), x.clamp(0, 1), torch.maximum(x, x.flip(0)), x / x, x * 0)
+        return (*(f(x) for f in functions), x.clamp(0, 1), x.nan_to_num(), torch.maximum(x, x.flip(0)), x / x, x * 0)
 
     def reduced(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.amax(1), x.amin(0), x.sum(1), x.mean(), x.var(1), torch.softmax(x, -1), torch.logsumexp(x, -1)
@@ -50,6 +51,21 @@ def test_very_many_inputs() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64, torch.bool, torch.float64, torch.float16])
 def test_dtypes(dtype: torch.dtype) -> None:
     agrees(lambda x: (x + 1) * 2, [torch.arange(40).to(dtype)])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16])
+def test_numbers_that_an_integer_cannot_hold(source: torch.dtype, dtype: torch.dtype) -> None:
+    small = [500.0, 200.7, -1.5, -300.0, 7e4, -7e4]
+    large = [3e9, -3e9, 2.0**31 + 256, 2.0**32 + 77, 1e18, 1e20, -1e20]
+    x = torch.tensor([*small, *large, float("nan"), float("inf"), -float("inf")], dtype=source).repeat(4)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # What goes straight back tempts a compiler to drop the integer between.
+        return x.to(dtype) + 1, x.to(dtype).to(source) * 2
+
+    for ours, eager in zip(compiled(function)(x), function(x), strict=True):
+        assert torch.equal(ours, eager)
 
 
 def test_complex_tensors() -> None:
@@ -107,6 +123,29 @@ def _(x: torch.Tensor) -> torch.Tensor:
 @torch.library.custom_op("tilewright_tests::bump_", mutates_args=("x",))
 def bump_(x: torch.Tensor) -> None:
     x.numpy()[:] += 1
+
+
+def test_a_higher_order_operator() -> None:
+    """Its arguments hold tuples, which an operator of that kind tells from lists."""
+    q = torch.randn(1, 2, 128, 16)
+    eager = torch.softmax(q @ q.mT / 4, -1) @ q
+    assert_same(compiled(flex_attention)(q, q, q), eager)
+
+
+def test_nested_tensors() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = (F.gelu(x) * 2).values()
+        return values
+
+    rows = [torch.randn(n, 8) for n in (2, 3, 5)]
+    for mine in (rows, rows[:2]):
+        nested = torch.nested.nested_tensor(mine, layout=torch.jagged, requires_grad=True)
+        other = torch.cat(mine).requires_grad_()
+        result, expected = compiled(function)(nested), F.gelu(other) * 2
+        assert_same(result, expected)
+        result.sum().backward()
+        expected.sum().backward()
+        assert_same(nested.grad.values(), other.grad)
 
 
 def test_the_user_s_own_operators() -> None:

@@ -307,11 +307,65 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(_gradient(o), o.row, _of_channels(o)[0], None, None, *_batch_moments(o), True, 1e-5, [True] * 3),
         lambda o: call(_gradient(o), o.row, None, None, None, *_batch_moments(o), True, 1e-5, [True, False, False]),
     ],
+    "elu.default": [unary, lambda o: call(o.x, 1.67, 1.05), lambda o: call(o.x, 0.7, 1, 1 / 0.7)],
+    "hardsigmoid.default": [unary],
+    "hardsigmoid_backward.default": [lambda o: call(o.x, o.like)],
+    "hardswish.default": [unary],
+    "hardtanh.default": [unary, lambda o: call(o.x, 0, 6)],
+    "mish.default": [unary],
+    "mish_backward.default": [lambda o: call(o.x, o.like)],
+    "_prelu_kernel.default": [lambda o: call(o.x, o.like)],
+    "_prelu_kernel_backward.default": [lambda o: call(o.x, o.like, o.like.flip(0) if o.x.dim() else o.like)],
+    "mse_loss.default": [lambda o, r=r: call(o.row, _target(o), r) for r in (0, 1, 2)],
+    "mse_loss_backward.default": [
+        lambda o: call(o.row.sum(), o.row, _target(o), 1),
+        lambda o: call(_gradient(o), o.row, _target(o), 0),
+    ],
+    "smooth_l1_loss.default": [lambda o, r=r: call(o.row, _target(o), r, 0.7) for r in (0, 1, 2)],
+    "smooth_l1_loss_backward.default": [
+        lambda o: call(o.row.sum(), o.row, _target(o), 1, 1.0),
+        lambda o: call(_gradient(o), o.row, _target(o), 0, 0.7),
+    ],
+    "huber_loss.default": [lambda o, r=r: call(o.row, _target(o), r, 0.7) for r in (0, 1, 2)],
+    "huber_loss_backward.default": [
+        lambda o: call(o.row.sum(), o.row, _target(o), 1, 1.0),
+        lambda o: call(_gradient(o), o.row, _target(o), 0, 0.7),
+    ],
+    "binary_cross_entropy_with_logits.default": [
+        lambda o: call(o.row, _shares(o)),
+        lambda o: call(o.row, _shares(o), o.weight, None, 2),
+        lambda o: call(o.row, _shares(o), o.weight, o.weight, 0),
+    ],
+    "binary_cross_entropy.default": [
+        lambda o: call(_shares(o), _shares(o).flip(0)),
+        lambda o: call(_shares(o), _shares(o).flip(0), o.weight, 0),
+    ],
+    "binary_cross_entropy_backward.default": [
+        lambda o: call(o.row.sum(), _shares(o), _shares(o).flip(0)),
+        lambda o: call(_gradient(o), _shares(o), _shares(o).flip(0), o.weight, 0),
+    ],
+    "clamp_min.Tensor": [binary],
+    "clamp_max.Tensor": [binary],
+    "lerp.Tensor": [lambda o: call(o.modest, o.y, o.like.clamp(-2, 2))],
+    # Unless told, it takes the largest numbers of the dtype, which in float64 are others.
+    "nan_to_num.default": [lambda o: call(o.x, 1.5, 3.0, -2.0), lambda o: call(o.x, None, 0.0, 0.0)],
+    "fill.Scalar": [lambda o: call(o.x, 2), lambda o: call(o.x, -1.5)],
+    "fill.Tensor": [lambda o: call(o.x, torch.tensor(3)), lambda o: call(o.x, torch.tensor(2.5))],
+    "zero.default": [unary],
 }
 
 
 def _gradient(o: Operands) -> torch.Tensor:
     return o.row.nan_to_num(1.0).flip(0).contiguous()
+
+
+def _target(o: Operands) -> torch.Tensor:
+    return o.row.flip(-1) if o.row.dim() else o.like
+
+
+def _shares(o: Operands) -> torch.Tensor:
+    """Between 0 and 1, both included: a GPU stops at any other, and at NaN."""
+    return o.row.nan_to_num(0.5).sigmoid() if o.row.is_floating_point() else (o.row > 0).to(o.dtype)
 
 
 def _positions(o: Operands, dim: int) -> torch.Tensor:

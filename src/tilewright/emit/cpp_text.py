@@ -76,7 +76,7 @@ def scalar(step: Step, args: list[str]) -> str:
     if step.name == "round":
         return f"tw_round_{step.to}({args[0]})"
     if step.name == "cast":
-        return f"{args[0]} != 0" if step.dtype == "bool" else f"({kind}){args[0]}"
+        return _cast(args[0], step.dtype)
     if step.name == "where":
         return f"{args[0]} ? {args[1]} : {args[2]}"
     if step.name in INFIX:
@@ -87,6 +87,12 @@ def scalar(step: Step, args: list[str]) -> str:
         return f"{args[0]} != {args[0]}"
     name = "rint" if step.name == "round_even" else step.name
     return f"({kind})tw_{name}({', '.join(args)})"
+
+
+def _cast(value: str, dtype: str) -> str:
+    if dtype == "bool":
+        return f"{value} != 0"
+    return f"tw_to_{dtype}({value})" if "int" in dtype else f"({COMPUTED[dtype]}){value}"
 
 
 def identifiers(nest: Nest) -> list[str]:

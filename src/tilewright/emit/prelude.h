@@ -30,6 +30,19 @@ TW _Float16 tw_to_float16(float x) { return (_Float16)x; }
 TW float tw_round_bfloat16(float x) { return tw_from_bfloat16(tw_to_bfloat16(x)); }
 TW float tw_round_float16(float x) { return (float)(_Float16)x; }
 
+// Numbers out of range and NaN become what PyTorch makes of them on x86. C++ leaves these conversions undefined, and
+// g++ takes float to int32_t and back for trunc.
+template <class T> TW int32_t tw_to_int32(T x) { return (int32_t)x; }
+template <class T> TW int64_t tw_to_int64(T x) { return (int64_t)x; }
+TW int32_t tw_to_int32(float x) { return x >= -0x1p31f && x < 0x1p31f ? (int32_t)x : -0x7fffffff - 1; }
+TW int32_t tw_to_int32(double x) { return x >= -0x1p31 && x < 0x1p31 ? (int32_t)x : -0x7fffffff - 1; }
+TW int64_t tw_to_int64(float x) { return x >= -0x1p63f && x < 0x1p63f ? (int64_t)x : -0x7fffffffffffffff - 1; }
+TW int64_t tw_to_int64(double x) { return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : -0x7fffffffffffffff - 1; }
+template <class T> TW int8_t tw_to_int8(T x) { return (int8_t)tw_to_int32(x); }
+template <class T> TW int16_t tw_to_int16(T x) { return (int16_t)tw_to_int32(x); }
+template <class T> TW uint8_t tw_to_uint8(T x) { return (uint8_t)tw_to_int64(x); }
+TW uint8_t tw_to_uint8(float x) { return (uint8_t)tw_to_int32(x); }  // from 2³¹ on, the last byte is zero
+
 // NaN wins, as in PyTorch.
 template <class T> TW T tw_maximum(T a, T b) { return (a > b || a != a) ? a : b; }
 template <class T> TW T tw_minimum(T a, T b) { return (a < b || a != a) ? a : b; }

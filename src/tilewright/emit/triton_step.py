@@ -117,12 +117,15 @@ def _function(name: str, args: Sequence[str], floating: bool, operand_dtype: str
     return f"{'tl' if name in LANGUAGE else 'tw'}.{name}({', '.join(args)})"
 
 
+VIA = {"uint8": "int64", "int8": "int32", "int16": "int32"}
+
+
 def _cast(value: str, source: str, target: str) -> str:
     if target == "bool":
         return f"{value} != 0"
-    if target == "uint8" and source in FLOATS:
-        # Negative numbers wrap around, as in PyTorch; a direct conversion leaves them undefined.
-        return f"{value}.to(tl.int64).to(tl.uint8)"
+    if target in VIA and source in FLOATS:
+        # Numbers out of range wrap around, as in PyTorch; a direct conversion leaves them undefined.
+        return f"{value}.to(tl.{VIA[target]}).to(tl.{target})"
     return f"{value}.to({type_name(target)})"
 
 

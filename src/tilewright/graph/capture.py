@@ -43,7 +43,7 @@ class Compiler(Protocol):
     def compile_inference(self, module: fx.GraphModule) -> Boxed: ...
 
 
-def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile a captured module with `compiler`; gives a callable with autograd attached.
 
     Raises CaptureError where AOTAutograd or a rewrite cannot handle the module; what the compiler
@@ -52,11 +52,12 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[tor
     # Not torch._dynamo.backends.common.aot_autograd, which imports Inductor's scheduler for its logs.
     from torch._dynamo import disable
     from torch._dynamo.exc import TorchDynamoException
+    from torch._dynamo.utils import GmWrapper, flatten_graph_inputs
     from torch._functorch.aot_autograd import aot_module_simplified
 
     pairs = _Pairs(compiler)
-    try:
-        compiler.before_autograd(module)
+
+    def through(module: fx.GraphModule | GmWrapper, inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled = aot_module_simplified(
             module,
             inputs,
@@ -68,6 +69,14 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[tor
         )
         untraced: Callable[..., Any] = disable(compiled, reason="it is compiled already")
         return untraced
+
+    try:
+        compiler.before_autograd(module)
+        if any(isinstance(x, (list, tuple, dict)) for x in inputs):
+            # Compiled autograd hands its tensors over in a list.
+            flat: Callable[..., Any] = flatten_graph_inputs(module, inputs, through)
+            return flat
+        return through(module, inputs)
     except (TilewrightError, TorchDynamoException):
         raise
     except Exception as error:
@@ -245,8 +254,11 @@ def specialise(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
     where a shape depends on data.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+    # Nothing becomes symbolic here, but the offsets of a nested tensor bring a symbol of their own.
+    symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols) as mode, torch.no_grad():
         return _Specialiser(module, mode).run(list(args))
 
 

@@ -127,7 +127,7 @@ def copy(call: Call) -> Result:
     return broadcast(call.names, [call.tensor("self"), call.tensor("src")], call.shape)
 
 
-@rule("full zeros ones empty arange rand randn randint new_zeros new_ones new_empty new_full eye")
+@rule("full zeros ones empty arange rand randn randint new_zeros new_ones new_empty new_empty_strided new_full eye")
 def factory(call: Call) -> Result:
     return call.names.unknown_shape(call.shape, guess=True)
 
@@ -149,6 +149,11 @@ def reduction(call: Call) -> Result:
     if call.arguments.get("keepdim"):
         return call.each(tuple(() if i in reduced else axis for i, axis in enumerate(source)))
     return call.each(tuple(axis for i, axis in enumerate(source) if i not in reduced))
+
+
+@rule("mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits")
+def loss(call: Call) -> Result:
+    return broadcast(call.names, call.operands, call.shape)
 
 
 def _normalised(call: Call) -> tuple[Axes, Axes, Axes]:

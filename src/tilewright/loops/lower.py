@@ -10,9 +10,10 @@ from typing import Any
 from torch import fx
 
 from tilewright.loops.collapse import Shape
+from tilewright.loops.distinct import live_and_distinct
 from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where
 from tilewright.loops.trace import dtype_name, trace_nodes
-from tilewright.operators.axes import Axis, Unfusable, _split, leaves
+from tilewright.operators.axes import Axis, Unfusable, leaves, split, strides_of
 from tilewright.operators.language import Drawn, Op, Source, Value
 
 FEW_COLUMNS = 1024
@@ -56,16 +57,6 @@ class OwnTranspose(Unfusable):
     """One axis would have to serve two dimensions of the same tensor."""
 
 
-def strides_of(dims: Sequence[Sequence[Axis]], strides: Sequence[int]) -> Strides:
-    """Per leaf axis the stride in elements of a tensor laid out with `strides` per dimension."""
-    found: Strides = {}
-    for axes, stride in zip(dims, strides, strict=True):
-        for axis in reversed(leaves(axes)):
-            found[axis] = found.get(axis, 0) + stride
-            stride *= axis.extent
-    return found
-
-
 @dataclass
 class _Reduction:
     position: int
@@ -77,7 +68,7 @@ class _Lowering:
     def __init__(self, ops: list[Op], outputs: list[tuple[fx.Node, Value]], name: str) -> None:
         self.name = name
         self.outputs = outputs
-        self.ops, self.ids = _live_and_distinct(ops, [value.id for _, value in outputs])
+        self.ops, self.ids = live_and_distinct(ops, [value.id for _, value in outputs])
         self.output_strides = [
             strides_of(value.dims, [int(s) for s in node.meta["val"].stride()]) for node, value in outputs
         ]
@@ -173,7 +164,7 @@ class _Lowering:
             whole = cols[0]
             width = next((w for w in range(FEW_COLUMNS, 8 * FEW_COLUMNS) if whole.extent % w == 0), None)
             if width:
-                high, low = _split(whole, width)
+                high, low = split(whole, width)
                 self._recompute()
                 return [high], [low]
         return rows, cols
@@ -364,39 +355,3 @@ def _level(deps: frozenset[Axis], rows: Any, cols: Any) -> Level:
         (False, True): Level.COL,
         (True, True): Level.FULL,
     }[varies]
-
-
-def _live_and_distinct(ops: list[Op], wanted: list[int]) -> tuple[list[Op], dict[int, int]]:
-    """The ops that `wanted` needs, equal ones merged; and where each old op is now."""
-    live = set(wanted)
-    for position in reversed(range(len(ops))):
-        if position in live:
-            live.update(ops[position].args)
-    kept: list[Op] = []
-    where: dict[int, int] = {}
-    seen: dict[Any, int] = {}
-    for position, op in enumerate(ops):
-        if position not in live:
-            continue
-        op = replace(op, args=tuple(where[a] for a in op.args))
-        key = (op.name, op.args, op.dtype, _identity(op))
-        if key not in seen:
-            seen[key] = len(kept)
-            kept.append(op)
-        where[position] = seen[key]
-    return kept, where
-
-
-def _identity(op: Op) -> Any:
-    if op.name == "load":
-        return op.detail.key, frozenset(strides_of(op.detail.dims, op.detail.strides).items())
-    if op.name == "reduce":
-        return op.detail[0], frozenset(leaves(op.detail[1]))
-    if op.name == "index":
-        return frozenset(strides_of([op.detail], [1]).items())
-    if op.name == "draw":
-        return op.detail.key, frozenset(strides_of([op.detail.axes], [1]).items()), op.detail.below
-    if op.name == "const":
-        # repr tells 1, 1.0 and True, 0.0 and -0.0 apart, and NaN equal to itself.
-        return repr(op.detail)
-    return op.detail

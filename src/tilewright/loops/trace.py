@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from tilewright.operators.language import COMPUTE_DTYPE, Trace, Unfusable, Value
-from tilewright.operators.table import Call, Row, row_of
+from tilewright.operators.row import Call, Row
+from tilewright.operators.table import row_of
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -7,7 +7,7 @@ operator their groups are unified: after that both run over the same axes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 from math import prod
 
@@ -58,10 +58,21 @@ def size(axes: Iterable[Axis]) -> int:
     return prod(axis.extent for axis in axes)
 
 
-def _split(axis: Axis, minor: int) -> tuple[Axis, Axis]:
+def split(axis: Axis, minor: int) -> tuple[Axis, Axis]:
+    """`axis` as two: `minor` is the extent of the second, and divides its own."""
     high, low = Axis(axis.extent // minor), Axis(minor)
     axis.parts = (high, low)
     return high, low
+
+
+def strides_of(dims: Sequence[Sequence[Axis]], strides: Sequence[int]) -> dict[Axis, int]:
+    """Per leaf axis the stride in elements of a tensor laid out with `strides` per dimension."""
+    found: dict[Axis, int] = {}
+    for axes, stride in zip(dims, strides, strict=True):
+        for axis in reversed(leaves(axes)):
+            found[axis] = found.get(axis, 0) + stride
+            stride *= axis.extent
+    return found
 
 
 def unify(left: Group, right: Group) -> None:
@@ -74,11 +85,11 @@ def unify(left: Group, right: Group) -> None:
         if x.extent == y.extent:
             x.parts = (y,)
         elif x.extent > y.extent and x.extent % y.extent == 0:
-            high, low = _split(x, y.extent)
+            high, low = split(x, y.extent)
             low.parts = (y,)
             a.append(high)
         elif y.extent > x.extent and y.extent % x.extent == 0:
-            high, low = _split(y, x.extent)
+            high, low = split(y, x.extent)
             low.parts = (x,)
             b.append(high)
         else:
@@ -103,7 +114,7 @@ def regroup(groups: Iterable[Group], shape: Iterable[int]) -> tuple[Group, ...]:
                 taken.insert(0, axis)
                 wanted //= axis.extent
             elif axis.extent % wanted == 0:
-                high, low = _split(axis, wanted)
+                high, low = split(axis, wanted)
                 pending.append(high)
                 taken.insert(0, low)
                 wanted = 1

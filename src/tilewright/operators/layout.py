@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.operators.language import Unfusable, Value
-from tilewright.operators.table import Call, Row, body, declare
+from tilewright.operators.row import Call, Row, body, declare
 
 
 @body("view.default", "_unsafe_view.default", "reshape.default", operator_class="layout", promotion="none")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.operators.table import Row, declare
+from tilewright.operators.row import Row, declare
 
 COMPUTE = """
 mm.default addmm.default bmm.default baddbmm.default addbmm.default mv.default addmv.default dot.default
@@ -24,7 +24,7 @@ gather.default scatter_add.default slice_scatter.default select_scatter.default
 select_backward.default slice_backward.default value_selecting_reduction_backward.default cat.default
 stack.default constant_pad_nd.default cumsum.default cumprod.default sort.default topk.default tril.default
 triu.default flip.default roll.default nll_loss_forward.default nll_loss_backward.default repeat.default
-copy.default
+copy.default empty.memory_format empty_like.default new_empty.default new_empty_strided.default eye.default eye.m
 """
 
 declare(*(Row(f"aten.{name}", "compute") for name in COMPUTE.split()))

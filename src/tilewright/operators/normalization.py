@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from tilewright.operators.language import Unfusable, Value, call
-from tilewright.operators.table import Call, body
+from tilewright.operators.row import Call, body
 
 
 @body("_softmax.default", operator_class="reduction")

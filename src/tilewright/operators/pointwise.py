@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 
 from tilewright.operators.language import FLOATS, Scalar, Unfusable, Value, call, predicate, where
-from tilewright.operators.table import Call, Row, body, declare
-
-SQRT_HALF = math.sqrt(0.5)
-GAUSSIAN = 1 / math.sqrt(2 * math.pi)
-TANH_GAIN = math.sqrt(2 / math.pi)
-TANH_CUBIC = 0.044715
+from tilewright.operators.row import Call, Row, body, declare
 
 UNARY = [
     "exp",
@@ -178,6 +174,31 @@ def lerp(c: Call, x: Value, end: Value, weight: Scalar) -> Value:
     return x + (end - x) * weight if weight < 0.5 else end - (end - x) * (1 - weight)
 
 
+@body("lerp.Tensor")
+def lerp_each(c: Call, x: Value, end: Value, weight: Value) -> Value:
+    return where(call("abs", weight) < 0.5, x + (end - x) * weight, end - (end - x) * (1 - weight))
+
+
+LARGEST = {
+    "float16": 65504.0,
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+    "float32": (2 - 2**-23) * 2.0**127,
+    "float64": sys.float_info.max,
+}
+
+
+@body("nan_to_num.default")
+def nan_to_num(
+    c: Call, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
+    if c.dtype not in FLOATS:
+        return x
+    high = LARGEST[c.dtype] if posinf is None else posinf
+    low = -LARGEST[c.dtype] if neginf is None else neginf
+    finite = where(x.eq(math.inf), high, where(x.eq(-math.inf), low, x))
+    return where(predicate("isnan", x), nan or 0.0, finite)
+
+
 # Comparison and logic: the operands meet in their common dtype, 16-bit floats as stored.
 
 
@@ -230,103 +251,14 @@ def clamp(c: Call, x: Value, low: Value | Scalar | None = None, high: Value | Sc
     return x if high is None else call("minimum", x, high)
 
 
-@body("clamp_min.default")
-def clamp_min(c: Call, x: Value, low: Scalar) -> Value:
+@body("clamp_min.default", "clamp_min.Tensor")
+def clamp_min(c: Call, x: Value, low: Value | Scalar) -> Value:
     return call("maximum", x, low)
 
 
-@body("clamp_max.default")
-def clamp_max(c: Call, x: Value, high: Scalar) -> Value:
+@body("clamp_max.default", "clamp_max.Tensor")
+def clamp_max(c: Call, x: Value, high: Value | Scalar) -> Value:
     return call("minimum", x, high)
-
-
-# Activations and their derivatives; `g` is the gradient of the result.
-
-
-@body("relu.default")
-def relu(c: Call, x: Value) -> Value:
-    return call("maximum", x, 0)
-
-
-@body("threshold_backward.default")
-def threshold_backward(c: Call, g: Value, x: Value, threshold: Scalar) -> Value:
-    return where(x <= threshold, 0, g)
-
-
-@body("leaky_relu.default")
-def leaky_relu(c: Call, x: Value, slope: Scalar = 0.01) -> Value:
-    return where(x > 0, x, x * slope)
-
-
-@body("leaky_relu_backward.default")
-def leaky_relu_backward(c: Call, g: Value, x: Value, slope: Scalar, from_result: bool) -> Value:
-    return where(x > 0, g, g * slope)
-
-
-def _normal_cdf(x: Value) -> Value:
-    return 0.5 * (1 + call("erf", x * SQRT_HALF))
-
-
-def _tanh_gate(x: Value) -> Value:
-    return call("tanh", TANH_GAIN * (x + TANH_CUBIC * (x * x * x)))
-
-
-@body("gelu.default")
-def gelu(c: Call, x: Value, approximate: str = "none") -> Value:
-    """x·Φ(x); with `tanh`, Φ is approximated as in Hendrycks and Gimpel, arXiv:1606.08415."""
-    if approximate == "tanh":
-        return 0.5 * x * (1 + _tanh_gate(x))
-    return x * _normal_cdf(x)
-
-
-@body("gelu_backward.default")
-def gelu_backward(c: Call, g: Value, x: Value, approximate: str = "none") -> Value:
-    if approximate == "tanh":
-        t = _tanh_gate(x)
-        inner = TANH_GAIN * (1 + 3 * TANH_CUBIC * (x * x))
-        return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner)
-    return g * (_normal_cdf(x) + x * GAUSSIAN * call("exp", -0.5 * (x * x)))
-
-
-@body("silu.default")
-def silu(c: Call, x: Value) -> Value:
-    return x / (1 + call("exp", -x))
-
-
-@body("silu_backward.default")
-def silu_backward(c: Call, g: Value, x: Value) -> Value:
-    s = call("sigmoid", x)
-    return g * s * (1 + x * (1 - s))
-
-
-@body("sigmoid_backward.default")
-def sigmoid_backward(c: Call, g: Value, y: Value) -> Value:
-    return g * (1 - y) * y
-
-
-@body("tanh_backward.default")
-def tanh_backward(c: Call, g: Value, y: Value) -> Value:
-    return g * (1 - y * y)
-
-
-@body("softplus.default")
-def softplus(c: Call, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
-    scaled = x * beta
-    return where(scaled > threshold, x, call("log1p", call("exp", scaled)) / beta)
-
-
-@body("softplus_backward.default")
-def softplus_backward(c: Call, g: Value, x: Value, beta: Scalar, threshold: Scalar) -> Value:
-    scaled = x * beta
-    z = call("exp", scaled)
-    return where(scaled > threshold, g, g * z / (z + 1))
-
-
-@body("native_dropout_backward.default", promotion="none")
-def dropout_with_mask(c: Call, x: Value, mask: Value, scale: float) -> Value:
-    """x·scale where the mask keeps; a dropped Inf or NaN becomes NaN as in eager."""
-    x = x.to_compute(c.dtype)
-    return x * where(mask, x.lift(scale), 0)
 
 
 # Conversions and constants.
@@ -341,6 +273,9 @@ declare(Row("prims.convert_element_type.default", "pointwise", lambda c, x, _: _
 body("clone.default", promotion="none")(lambda c, x, **_: x)
 body("full.default", promotion="none")(lambda c, shape, value, **_: c.trace.full(value, c.dtype, shape))
 body("full_like.default", promotion="none")(lambda c, x, value, **_: c.trace.full(value, c.dtype, c.shape))
+body("fill.Scalar", promotion="none")(lambda c, x, value: c.trace.full(value, c.dtype, c.shape))
+body("fill.Tensor", promotion="none")(lambda c, x, value: value.to_compute(c.dtype).expand(c.shape))
+body("zero.default", promotion="none")(lambda c, x: c.trace.full(0, c.dtype, c.shape))
 body("zeros.default", promotion="none")(lambda c, shape, **_: c.trace.full(0, c.dtype, shape))
 body("ones.default", promotion="none")(lambda c, shape, **_: c.trace.full(1, c.dtype, shape))
 body("zeros_like.default", promotion="none")(lambda c, x, **_: c.trace.full(0, c.dtype, c.shape))

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from tilewright.operators.language import Value
-from tilewright.operators.table import Call, Row, declare
+from tilewright.operators.row import Call, Row, declare
 
 STREAM = "tilewright.draw_stream.default"
 KEEP = "tilewright.keep.default"

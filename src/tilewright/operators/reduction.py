@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from tilewright.operators.language import FLOATS, Scalar, Value, call, predicate, where
-from tilewright.operators.table import Call, body
+from tilewright.operators.row import Call, body
 
 Dims = Sequence[int] | int | None
 FARTHEST = 2**62

@@ -7,72 +7,13 @@ as PyTorch runs it and its cost is unknown.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
 
-from tilewright.operators.language import Trace
-from tilewright.records.program import OperatorClass
+from tilewright.operators import activations, layout, library, losses, normalization, pointwise, random, reduction
+from tilewright.operators.row import ROWS, Row
 
-Promotion = Literal["result", "common", "none"]
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a body may ask about the operator call it stands for."""
-
-    trace: Trace
-    dtype: str
-    """Storage dtype of the (first) result."""
-    shape: tuple[int, ...]
-    """Shape of the (first) result."""
-    common: str
-    """The dtype PyTorch promotes the operands to."""
-
-
-Body = Callable[..., Any]
-"""`body(call, *args, **kwargs)` with each tensor argument as a `Value`; gives a `Value` or a tuple of them."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One operator. `body` is None for what stays a library call."""
-
-    name: str
-    operator_class: OperatorClass
-    body: Body | None = None
-    promotion: Promotion = "result"
-    """What operands are converted to first: the result's dtype, their common dtype, or nothing."""
-    discontinuous: bool = False
-    """Small differences of the operands can change the result by a lot; they must be eager's own."""
-    pure: bool = True
-    """False for an operator that draws random numbers or writes an operand."""
-
-
-ROWS: dict[str, Row] = {}
-
-
-def declare(*rows: Row) -> None:
-    for row in rows:
-        assert row.name not in ROWS, f"{row.name} has two rows"
-        ROWS[row.name] = row
-
-
-def body(
-    *names: str,
-    operator_class: OperatorClass = "pointwise",
-    promotion: Promotion = "result",
-    discontinuous: bool = False,
-) -> Callable[[Body], Body]:
-    """Declare rows `aten.<name>` that share the decorated body."""
-
-    def register(function: Body) -> Body:
-        declare(*(Row(f"aten.{name}", operator_class, function, promotion, discontinuous) for name in names))
-        return function
-
-    return register
-
+# Each declares its rows as it is imported.
+assert activations and layout and library and losses and normalization and pointwise and random and reduction
 
 GETITEM = Row("getitem", "layout", lambda call, values, index: values[index], promotion="none")
 
@@ -80,14 +21,4 @@ GETITEM = Row("getitem", "layout", lambda call, values, index: values[index], pr
 @cache
 def row_of(target: object) -> Row | None:
     """The row of a node's target (an ATen overload, or `operator.getitem`), or None."""
-    if target is operator.getitem:
-        return GETITEM
-    _load()
-    return ROWS.get(str(target))
-
-
-@cache
-def _load() -> None:
-    from tilewright.operators import layout, library, normalization, pointwise, random, reduction
-
-    assert layout and library and normalization and pointwise and random and reduction
+    return GETITEM if target is operator.getitem else ROWS.get(str(target))

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from tilewright.graph import calls
 from tilewright.passes.dropout import layout
-from tilewright.passes.simplify import written
+from tilewright.passes.simplify import shows_operand, written
 
 
 def drop_copies(graph: fx.Graph) -> None:
@@ -31,7 +30,7 @@ def _is_needless(copy: fx.Node) -> bool:
     original = copy.all_input_nodes[0]
     if layout(copy) != layout(original):
         return False
-    while _shows_operand(original):
+    while shows_operand(original):
         original = original.all_input_nodes[0]
     readers = [*_readers(copy), *_readers(original)]
     return original.op == "call_function" and not any(
@@ -43,12 +42,5 @@ def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Every call that reads the storage of `node`, with the view that it reads."""
     for user in node.users:
         yield node, user
-        if _shows_operand(user):
+        if shows_operand(user):
             yield from _readers(user)
-
-
-def _shows_operand(node: fx.Node) -> bool:
-    """Whether a call gives its operand's own storage."""
-    schema = getattr(node.target, "_schema", None)
-    aliases = schema is not None and any(result.alias_info is not None for result in schema.returns)
-    return bool(node.all_input_nodes) and (aliases or calls.is_view(node))

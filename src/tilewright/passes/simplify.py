@@ -9,11 +9,13 @@ Random draws and writes are neither merged nor removed, and keep their order.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 
+from tilewright.graph import calls
 from tilewright.operators.table import row_of
 
 SAME = {"aten.detach.default", "aten.alias.default"}
@@ -45,11 +47,26 @@ def written(node: fx.Node) -> list[fx.Node]:
     ]
 
 
+def shows_operand(node: fx.Node) -> bool:
+    """Whether a call gives its operand's own storage."""
+    schema = getattr(node.target, "_schema", None)
+    aliases = schema is not None and any(result.alias_info is not None for result in schema.returns)
+    return bool(node.all_input_nodes) and (aliases or calls.is_view(node))
+
+
+def maker(node: fx.Node) -> fx.Node:
+    """The call that made the memory in which `node` lies."""
+    while node.target is operator.getitem or shows_operand(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
 def simplify(graph: fx.Graph) -> int:
     """Apply the rewrites in place; gives the number of nodes removed."""
     before = len(graph.nodes)
     seen: dict[Any, fx.Node] = {}
     returned = set(graph.output_node().all_input_nodes)
+    shown = {maker(node) for node in returned}
     for node in list(graph.nodes):
         if not is_pure(node):
             continue
@@ -57,12 +74,16 @@ def simplify(graph: fx.Graph) -> int:
         if original is None:
             key = _key(node)
             original = seen.setdefault(key, node) if key is not None else node
-        # Two results that a caller may write to stay two tensors.
+        # Two results that a caller may write to stay two tensors, and in two places of memory.
         if node in returned and (original in returned or original.op == "placeholder"):
             continue
         if original is not node:
+            if node in shown and original in shown and not shows_operand(node):
+                continue
             if node in returned:
                 returned.add(original)
+            if node in shown:
+                shown.add(original)
             node.replace_all_uses_with(original)
             graph.erase_node(node)
     for node in reversed(list(graph.nodes)):

@@ -1,0 +1,45 @@
+"""Which of the recorded operations a nest needs: the live ones, equal ones once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tilewright.operators.axes import leaves, strides_of
+from tilewright.operators.language import Op
+
+
+def live_and_distinct(ops: list[Op], wanted: list[int]) -> tuple[list[Op], dict[int, int]]:
+    """The ops that `wanted` needs, equal ones merged; and where each old op is now."""
+    live = set(wanted)
+    for position in reversed(range(len(ops))):
+        if position in live:
+            live.update(ops[position].args)
+    kept: list[Op] = []
+    where: dict[int, int] = {}
+    seen: dict[Any, int] = {}
+    for position, op in enumerate(ops):
+        if position not in live:
+            continue
+        op = replace(op, args=tuple(where[a] for a in op.args))
+        key = (op.name, op.args, op.dtype, _identity(op))
+        if key not in seen:
+            seen[key] = len(kept)
+            kept.append(op)
+        where[position] = seen[key]
+    return kept, where
+
+
+def _identity(op: Op) -> Any:
+    if op.name == "load":
+        return op.detail.key, frozenset(strides_of(op.detail.dims, op.detail.strides).items())
+    if op.name == "reduce":
+        return op.detail[0], frozenset(leaves(op.detail[1]))
+    if op.name == "index":
+        return frozenset(strides_of([op.detail], [1]).items())
+    if op.name == "draw":
+        return op.detail.key, frozenset(strides_of([op.detail.axes], [1]).items()), op.detail.below
+    if op.name == "const":
+        # repr tells 1, 1.0 and True, 0.0 and -0.0 apart, and NaN equal to itself.
+        return repr(op.detail)
+    return op.detail

@@ -1,0 +1,163 @@
+"""Activations and their derivatives: elementwise, and `g` is the gradient of the result.
+
+The derivatives of ELU, hard swish and hard tanh stay with PyTorch, whose kernels for CPUs and for GPUs disagree on NaN.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tilewright.operators.language import Scalar, Unfusable, Value, call, where
+from tilewright.operators.row import Call, body
+
+SQRT_HALF = math.sqrt(0.5)
+GAUSSIAN = 1 / math.sqrt(2 * math.pi)
+TANH_GAIN = math.sqrt(2 / math.pi)
+TANH_CUBIC = 0.044715
+SIXTH = 0.1666666716337204
+"""Rounded to fp32, as PyTorch has it for every dtype."""
+
+
+@body("relu.default")
+def relu(c: Call, x: Value) -> Value:
+    return call("maximum", x, 0)
+
+
+@body("threshold_backward.default")
+def threshold_backward(c: Call, g: Value, x: Value, threshold: Scalar) -> Value:
+    return where(x <= threshold, 0, g)
+
+
+@body("leaky_relu.default")
+def leaky_relu(c: Call, x: Value, slope: Scalar = 0.01) -> Value:
+    return where(x > 0, x, x * slope)
+
+
+@body("leaky_relu_backward.default")
+def leaky_relu_backward(c: Call, g: Value, x: Value, slope: Scalar, from_result: bool) -> Value:
+    return where(x > 0, g, g * slope)
+
+
+def _normal_cdf(x: Value) -> Value:
+    return 0.5 * (1 + call("erf", x * SQRT_HALF))
+
+
+def _tanh_gate(x: Value) -> Value:
+    return call("tanh", TANH_GAIN * (x + TANH_CUBIC * (x * x * x)))
+
+
+@body("gelu.default")
+def gelu(c: Call, x: Value, approximate: str = "none") -> Value:
+    """x·Φ(x); with `tanh`, Φ is approximated as in Hendrycks and Gimpel, arXiv:1606.08415."""
+    if approximate == "tanh":
+        return 0.5 * x * (1 + _tanh_gate(x))
+    return x * _normal_cdf(x)
+
+
+@body("gelu_backward.default")
+def gelu_backward(c: Call, g: Value, x: Value, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        t = _tanh_gate(x)
+        inner = TANH_GAIN * (1 + 3 * TANH_CUBIC * (x * x))
+        return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner)
+    return g * (_normal_cdf(x) + x * GAUSSIAN * call("exp", -0.5 * (x * x)))
+
+
+@body("silu.default")
+def silu(c: Call, x: Value) -> Value:
+    return x / (1 + call("exp", -x))
+
+
+@body("silu_backward.default")
+def silu_backward(c: Call, g: Value, x: Value) -> Value:
+    s = call("sigmoid", x)
+    return g * s * (1 + x * (1 - s))
+
+
+@body("sigmoid_backward.default")
+def sigmoid_backward(c: Call, g: Value, y: Value) -> Value:
+    return g * (1 - y) * y
+
+
+@body("tanh_backward.default")
+def tanh_backward(c: Call, g: Value, y: Value) -> Value:
+    return g * (1 - y * y)
+
+
+@body("softplus.default")
+def softplus(c: Call, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
+    scaled = x * beta
+    return where(scaled > threshold, x, call("log1p", call("exp", scaled)) / beta)
+
+
+@body("softplus_backward.default")
+def softplus_backward(c: Call, g: Value, x: Value, beta: Scalar, threshold: Scalar) -> Value:
+    scaled = x * beta
+    z = call("exp", scaled)
+    return where(scaled > threshold, g, g * z / (z + 1))
+
+
+@body("native_dropout_backward.default", promotion="none")
+def dropout_with_mask(c: Call, x: Value, mask: Value, scale: float) -> Value:
+    """x·scale where the mask keeps; a dropped Inf or NaN becomes NaN as in eager."""
+    x = x.to_compute(c.dtype)
+    return x * where(mask, x.lift(scale), 0)
+
+
+@body("elu.default")
+def elu(c: Call, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Value:
+    """Clevert et al., arXiv:1511.07289; with other scales SELU and CELU."""
+    return where(x < 0, call("expm1", x * input_scale) * (alpha * scale), x * scale)
+
+
+def _hard_gate(c: Call, x: Value) -> Value:
+    if c.dtype == "float64":
+        raise Unfusable("PyTorch's sixth is of fp32 on a GPU, and of float64 on a CPU")
+    return call("minimum", call("maximum", x + 3, 0), 6)
+
+
+@body("hardsigmoid.default")
+def hardsigmoid(c: Call, x: Value) -> Value:
+    return _hard_gate(c, x) / 6
+
+
+@body("hardsigmoid_backward.default")
+def hardsigmoid_backward(c: Call, g: Value, x: Value) -> Value:
+    return where((x > -3) & (x < 3), g * SIXTH, 0)
+
+
+@body("hardswish.default")
+def hardswish(c: Call, x: Value) -> Value:
+    """Howard et al., arXiv:1905.02244."""
+    return x * _hard_gate(c, x) / 6
+
+
+@body("hardtanh.default")
+def hardtanh(c: Call, x: Value, low: Scalar = -1, high: Scalar = 1) -> Value:
+    return call("minimum", call("maximum", x, low), high)
+
+
+def _mish_gate(x: Value) -> Value:
+    return call("tanh", call("log1p", call("exp", x)))
+
+
+@body("mish.default")
+def mish(c: Call, x: Value) -> Value:
+    """Misra, arXiv:1908.08681."""
+    return x * _mish_gate(x)
+
+
+@body("mish_backward.default")
+def mish_backward(c: Call, g: Value, x: Value) -> Value:
+    gate = _mish_gate(x)
+    return g * (gate + x * call("sigmoid", x) * (1 - gate * gate))
+
+
+@body("_prelu_kernel.default")
+def prelu(c: Call, x: Value, weight: Value) -> Value:
+    return where(x > 0, x, weight * x)
+
+
+@body("_prelu_kernel_backward.default")
+def prelu_backward(c: Call, g: Value, x: Value, weight: Value) -> tuple[Value, Value]:
+    return where(x > 0, g, weight * g), where(x > 0, 0, x * g)
