@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,13 @@ def test_the_hopper_kernel_says_what_it_does_not_take() -> None:
     assert choice.fastest("nothing", x, weight, {"only": lambda: None}) == "only"
 
 
+def test_the_choice_is_not_made_by_noise_nor_by_who_shares_the_device() -> None:
+    decide = choice._fastest_of
+    assert decide({"first": [1.0, 1.1], "second": [0.99, 1.0]}) == "first"
+    assert decide({"first": [1.0, 1.1], "second": [0.9, 1.0]}) == "second"
+    assert decide({"first": [4.0, 1.0, 4.0, 4.0], "second": [1.1, 1.1, 1.1, 4.0]}) == "first"
+
+
 def test_arguments_lie_as_the_source_reads_them() -> None:
     """As nvcc lays out `Draw` and `Problem`."""
     assert (ctypes.sizeof(cuda.Draw), ctypes.sizeof(cuda.Problem)) == (56, 104)
@@ -149,9 +157,8 @@ def test_the_scale_of_dropout_in_two_factors(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("shape", [cuda.WIDE, cuda.NARROW], ids=["wide", "narrow"])
 def test_philox_by_pieces_does_not_spill(shape: cuda.Shape, tmp_path: Path) -> None:
-    pieces = cuda.rounds_by_pieces(4096)
-    assert pieces > cuda.rounds_by_pieces(768) == 0
-    settings = cuda.definitions(shape, "dropout_add", True, False, torch.bfloat16, pieces)
+    assert cuda.by_pieces(4096) and not cuda.by_pieces(768)
+    settings = cuda.definitions(shape, "dropout_add", True, False, torch.bfloat16, pieces=True)
     found = assembled(cuda.SOURCE, settings, tmp_path)
     assert found["spilled"] == 0 and found["serialized"] == 0
 
@@ -167,6 +174,24 @@ def test_a_product_by_pieces_loses_no_carry(factor: int) -> None:
         third = (x & 0xFFFF) * (high >> 8) + (x >> 16) * (low >> 8) + (second >> 8)
         word = (x >> 16) * high + (third >> 8)
         assert max(first, second, third, word) < 2**32 and word == x * factor >> 32
+
+
+@pytest.mark.parametrize(("form", "approximate"), [(0, "none"), (1, "tanh")], ids=["erf", "tanh"])
+def test_the_polynomials_of_gelu(form: int, approximate: str) -> None:
+    """The steps of `activate` on every bf16 value of [-5, 5], in float64 rounded as the GPU rounds each."""
+    written = re.findall(r"polynomial<(.+?)>\(x\)", (cuda.SOURCE.parent / "epilogue.cuh").read_text())[form]
+    bits = torch.tensor([int(word, 16) for word in written.split(",")], dtype=torch.int32)
+    coefficients = bits.to(torch.int16).view(torch.float16).double()
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
+    x = x[x.abs() <= 5]
+    power = coefficients[0].expand(len(x))
+    for coefficient in coefficients[1:]:
+        power = (power * -x.abs() + coefficient).half().double()
+    y = (x.clamp(min=0) - x.abs() * power.exp2().bfloat16().double()).bfloat16().double()
+    true = F.gelu(x, approximate=approximate)
+    ulp = torch.exp2(true.abs().clamp(min=2**-126).log2().floor() - 7)
+    assert ((y - true).abs() / ulp)[x >= -3].max() < 1.5
+    assert (y - true).abs()[x < -3].max() < 2.5e-5
 
 
 @pytest.mark.parametrize("epilogue", cuda.EPILOGUES)

@@ -18,15 +18,18 @@
 //
 // Limit: the matrix rate under the power cap; at K = 768, and with dropout, the instructions of the epilogue, of
 // which a busy multiprocessor takes few (epilogue.cuh) and the quarter with the producer none. H200, bf16,
-// interleaved medians in TFLOP/s, twelve warps (sixteen):
+// interleaved medians, cuBLAS's product alone in TFLOP/s and ours as a share of that, twelve warps (sixteen):
 //
 //   M x N x K               8192x16384x4096  8192x4096x16384  16384x3072x768  4096x4096x4096
-//   cuBLAS, product alone         686              699              664             770
-//   product alone                 699 (660)        708 (655)        647 (620)       745 (689)
-//   GELU by erf                   695 (656)        698 (651)        602 (589)       743 (679)
-//   GELU by tanh                  696 (658)        705 (657)        629 (599)       740 (680)
-//   residual                      694 (650)        704 (650)        607 (555)       735 (671)
-//   dropout and residual          664 (622)        696 (646)        386 (416)       704 (650)
+//   cuBLAS, product alone        726              705              657             755
+//   product and bias                -                -             0.99            0.98
+//   GELU by erf                  1.02             1.00             0.98            0.98
+//   GELU by tanh                 1.02             1.00             0.98            0.98
+//   residual                        -                -             0.92            0.96
+//   dropout and residual         1.00             1.00             0.60 (0.64)     0.93 (0.85)
+//
+// At K = 768 dropout takes 13,000 wide products of each quarter of a multiprocessor, 7.8 cycles each if the matrix units
+// rest and 24 if not, and the whole product 175,000 cycles: shared out without a gap that would be about 0.8.
 //
 // What it took, and what lost:
 //   - an arrival at the neighbour's barrier with .release.cluster is a fence of the whole GPU: 550 in place of 700
@@ -42,11 +45,22 @@
 //   - tiles of 192 columns and seven epilogue warps: 522 in place of 557 (erf, K = 768), 645 of 730 (4096)
 //   - the words of a product of 32-bit numbers as two instructions, or the high one by an fp64 multiply-add: the
 //     latter waits for the matrix units, one in 200 cycles
+//   - biases in fp32 before the tile ends, and addresses of stores that differ by constants: the hand-over takes 260
+//     instructions in place of 350; product and bias 0.97 to 0.99 of cuBLAS (K = 768; without a bias 1.01)
+//   - GELU in fp16 pairs (activate): erf 0.90 to 0.96 of cuBLAS (K = 768), tanh 0.94 to 0.97. In fp32 0.94, as each
+//     multiply-add takes a cycle from the matrix units. With a cubic for erf 0.99 where the quintic has 0.975, but off
+//     by 2.8 units in the last place at -3 and not by 1.3
+//   - the bias added to rounded pairs: 0.978 in place of 0.961, but an error of 2.8e-3, eager's being 2.4e-3; in fp32
+//     by the epilogue warps 0.97
+//   - steps of 32 in six slots: 0.97 in place of 0.98 (product, K = 768), 0.83 (4096)
+//   - products of 128 columns at both ends of a tile, so that one half is handed over while the matrix units have the
+//     other: ptxas puts them one after the other; by 128 columns throughout 0.96 in place of 0.98, 0.91 (4096)
+//   - the mask drawn a tile ahead: 0.51 in place of 0.59 (K = 768), 0.93 as before (4096); by the math warps 0.59, 0.85
 //   - plain Triton over tensor descriptors (triton.py), GELU by erf: 622, 683, 442, 697
 //
 // Settings: COLUMNS, STAGES, EPILOGUE (0 none, 1 GELU by erf, 2 GELU by tanh, 3 residual, 4 dropout and residual),
-// BIAS, KEEP_PRE (the value before the activation is stored too), HALF (fp16, otherwise bf16), PIECES (of ten Philox
-// rounds that multiply by pieces).
+// BIAS, KEEP_PRE (the value before the activation is stored too), HALF (fp16, otherwise bf16), PIECES (Philox
+// multiplies by pieces).
 
 #include "epilogue.cuh"
 #include "ptx.cuh"
@@ -88,7 +102,7 @@ __device__ __forceinline__ Tile tile_at(int index, int rows, int columns, u32 ra
 }
 
 struct Shared {
-    u32 x, w, tile, residual, bias, full, empty, tile_full, tile_empty;
+    u32 x, w, tile, residual, bias, wide_bias, full, empty, tile_full, tile_empty;
 };
 
 // Of the programs at work, some GROUP share a step's rows of x, and some GROUP those of w: one of each fetches them.
@@ -127,34 +141,43 @@ __device__ __forceinline__ void produce(const Shared& s, const TensorMap* x_map,
     }
 }
 
+// The biases of a tile in fp32, in the main loop and by each warpgroup for itself: so the hand-over, which nothing
+// hides, has a third fewer instructions.
+__device__ __forceinline__ void widen_bias(u32 wide, u32 bias, float rest, int part) {
+    u32 pair, thread = threadIdx.x % MATH_THREADS;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(bias + 4 * thread));
+    float2 b = unpack(pair);
+    if (EPILOGUE == 4) b.x *= rest, b.y *= rest;
+    meet(1 + part, MATH_THREADS);  // those of the tile before have been read
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(wide + 8 * thread), "f"(b.x), "f"(b.y) : "memory");
+    meet(1 + part, MATH_THREADS);
+}
+
 // Rounded sums to the hand-over buffer: row r's 16-byte pieces are permuted by r mod 8 against bank conflicts.
 __device__ __forceinline__ void hand_over(const float (&d)[BN / 2], u32 tile, u32 bias, float rest, int warp,
                                           int lane) {
-    u32 row = tile + (warp * WARP_ROWS + lane % 16) * ROW_BYTES;
-    u32 piece = 16 * ((lane / 16) ^ (lane % 8));
+    u32 row = tile + (warp * WARP_ROWS + lane % 16) * ROW_BYTES, piece = 16 * ((lane / 16) ^ (lane % 8));
 #pragma unroll
-    for (int j = 0; j < BN / 16; ++j) {
-        u32 pairs[4];
+    for (int block = 0; block < BN / 64; ++block) {
+        float2 b[8] = {};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float* v = d + 8 * j + 4 * half;
-            float2 b = make_float2(0.0f, 0.0f);
-            if (BIAS) {
-                u32 pair;
-                asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(bias + 32 * j + 16 * half + 4 * (lane % 4)));
-                b = unpack(pair);
+        for (int i = 0; BIAS && i < 8; ++i)
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                         : "=f"(b[i].x), "=f"(b[i].y) : "r"(bias + 256 * block + 32 * i + 8 * (lane % 4)));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float* v = d + 32 * block + 8 * j;
+            u32 pairs[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float low = v[2 * i], high = v[2 * i + 1], c0 = b[2 * j + i / 2].x, c1 = b[2 * j + i / 2].y;
+                pairs[i] = EPILOGUE == 4 ? pack(fmaf(low, rest, c0), fmaf(high, rest, c1))
+                                         : pack(low + c0, high + c1);
             }
-            if (EPILOGUE == 4) {
-                b.x *= rest, b.y *= rest;
-                pairs[2 * half] = pack(fmaf(v[0], rest, b.x), fmaf(v[1], rest, b.y));
-                pairs[2 * half + 1] = pack(fmaf(v[2], rest, b.x), fmaf(v[3], rest, b.y));
-            } else {
-                pairs[2 * half] = pack(v[0] + b.x, v[1] + b.y);
-                pairs[2 * half + 1] = pack(v[2] + b.x, v[3] + b.y);
-            }
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                             row + (piece ^ (32 * j)) + 128 * block),
+                         "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
         }
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row + (piece ^ (32 * j))),
-                     "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
     }
 }
 
@@ -215,7 +238,7 @@ __device__ __forceinline__ uint4 read_piece(u32 from) {
 }
 
 // `end`: rows from there on are not the result's.
-template <u32 ROUNDS>
+template <bool BY_PIECES>
 __device__ __forceinline__ void finish_rows(u32 tile, u32 inside, u32 ring, int group, Walk walk, Dealt& numbers,
                                             const Problem& p, int end, const Draw& draw) {
     if (EPILOGUE >= 3) asm volatile("cp.async.wait_group %0;" ::"n"(RING - 1) : "memory");
@@ -237,7 +260,7 @@ __device__ __forceinline__ void finish_rows(u32 tile, u32 inside, u32 ring, int 
             x = make_uint4(add(x.x, r[i].x), add(x.y, r[i].y), add(x.z, r[i].z), add(x.w, r[i].w));
         if (EPILOGUE == 4) {
             if (walk.turn != numbers.turn) numbers = dealt(draw, walk.turn);
-            x = drop_and_add<ROUNDS>(x, r[i], numbers, walk.thread, draw);
+            x = drop_and_add<BY_PIECES>(x, r[i], numbers, walk.thread, draw);
         }
         if (stored) *(uint4*)((char*)p.y + walk.at) = x;
         advance(walk, draw, 0, 2 * p.n, draw.row_turn, draw.row_thread);
@@ -246,7 +269,7 @@ __device__ __forceinline__ void finish_rows(u32 tile, u32 inside, u32 ring, int 
 
 // Every `workers`-th group of rows of a tile, from group `worker` on. `handed_over` waits for a half of the tile,
 // `taken` says that it is not needed any more.
-template <u32 ROUNDS, typename HandedOver, typename Taken>
+template <bool BY_PIECES, typename HandedOver, typename Taken>
 __device__ __forceinline__ void finish_tile(u32 buffer, u32 ring, const Problem& p, const Draw& draw, Tile tile,
                                             int worker, int workers, HandedOver handed_over, Taken taken) {
     int lane = threadIdx.x % 32, stride = workers * GROUP_ROWS, inside = worker * GROUP_ROWS;
@@ -267,7 +290,7 @@ __device__ __forceinline__ void finish_tile(u32 buffer, u32 ring, const Problem&
             taken(0);
             handed_over(1);
         }
-        finish_rows<ROUNDS>(buffer, inside, ring, group, walk, numbers, p, end, draw);
+        finish_rows<BY_PIECES>(buffer, inside, ring, group, walk, numbers, p, end, draw);
         fetch_residual(ring, group, p, walk.row + RING * stride, walk.at + RING * bytes, end);
         advance(walk, draw, stride, bytes, turns, pieces - turns * draw.threads);
     }
@@ -289,7 +312,7 @@ __device__ __forceinline__ void finish(const Shared& s, const Problem& p, int ro
         if (index + gridDim.x / CLUSTER < total)
             finish_tile<PIECES>(s.tile, ring, p, draw, tile, worker, EPILOGUE_WARPS, handed_over, taken);
         else
-            finish_tile<0>(s.tile, ring, p, draw, tile, worker, EPILOGUE_WARPS + MATH_WARPS, handed_over, taken);
+            finish_tile<false>(s.tile, ring, p, draw, tile, worker, EPILOGUE_WARPS + MATH_WARPS, handed_over, taken);
     }
 }
 
@@ -297,6 +320,7 @@ __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int 
                                          u32 rank, int part) {
     int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, slot = 0, turn = 0;
     const bool signals = threadIdx.x % 128 < CLUSTER;
+    const u32 wide_bias = s.wide_bias + 2 * ROW_BYTES * part;
     u32 parity = 0;
     float d[BN / 2];
     for (int index = blockIdx.x / CLUSTER; index < rows * columns; index += gridDim.x / CLUSTER, ++turn) {
@@ -315,17 +339,18 @@ __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int 
             before = slot;
             if (++slot == STAGES) slot = 0, parity ^= 1;
         }
+        if (BIAS) widen_bias(wide_bias, s.bias + ROW_BYTES * (turn % BIAS_SLOTS), p.draw.rest, part);
         mma_wait(d);
         if (signals) barrier_arrive_at(s.empty + 8 * before, threadIdx.x % 128);
         barrier_wait(s.tile_empty + 8 * part, (turn & 1) ^ 1);
-        hand_over(d, s.tile + HALF_TILE * part, s.bias + ROW_BYTES * (turn % BIAS_SLOTS), p.draw.rest, warp, lane);
+        hand_over(d, s.tile + HALF_TILE * part, wide_bias, p.draw.rest, warp, lane);
         barrier_arrive(s.tile_full + 8 * part);
     }
     if (turn == 0) return;
     // The last tile is finished by all warps. No tile will come into the slots again: they become rings.
     int worker = EPILOGUE_WARPS + part * 4 + warp, last = blockIdx.x / CLUSTER + (turn - 1) * (gridDim.x / CLUSTER);
     for (int half = 0; half < 2; ++half) barrier_wait(s.tile_full + 8 * half, (turn - 1) & 1);
-    finish_tile<0>(
+    finish_tile<false>(
         s.tile, s.x + (part * 4 + warp) * RING_BYTES, p, EPILOGUE == 4 ? drawn_from(p.draw, false) : p.draw,
         tile_at(last, rows, columns, rank), worker, EPILOGUE_WARPS + MATH_WARPS, [](int) {}, [](int) {});
 }
@@ -340,7 +365,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     s.tile = s.w + STAGES * W_BYTES;
     s.residual = s.tile + 2 * HALF_TILE;
     s.bias = s.residual + EPILOGUE_WARPS * RING_BYTES;
-    s.full = s.bias + BIAS_SLOTS * ROW_BYTES;
+    s.wide_bias = s.bias + BIAS_SLOTS * ROW_BYTES;
+    s.full = s.wide_bias + 4 * ROW_BYTES;
     s.empty = s.full + 8 * STAGES;
     s.tile_full = s.empty + 8 * STAGES;
     s.tile_empty = s.tile_full + 16;

@@ -48,10 +48,10 @@ class Shape:
 
     @property
     def shared_bytes(self) -> int:
-        """The ring, the hand-over buffer, residuals, the biases of the tiles under way, and barriers."""
+        """The ring, the hand-over buffer, residuals, the biases of the tiles under way and two in fp32, barriers."""
         ring = STAGES * (ROWS + COLUMNS) * DEPTH * 2
         residuals = self.epilogue_warps * self.ring_rows * 512
-        biases = (STAGES + 1) * COLUMNS * 2
+        biases = (STAGES + 1) * COLUMNS * 2 + 2 * COLUMNS * 4
         return ring + ROWS * COLUMNS * 2 + residuals + biases + 8 * (2 * STAGES + 4)
 
 
@@ -94,14 +94,14 @@ def factors(scale: float, dtype: torch.dtype) -> tuple[float, int] | None:
     return (wide / narrow.float()).item(), int(narrow.view(torch.int16).item()) & 0xFFFF
 
 
-def rounds_by_pieces(k: int) -> int:
-    """How many of the ten Philox rounds multiply in instructions that leave the matrix units alone.
+def by_pieces(k: int) -> bool:
+    """Whether Philox multiplies in instructions that leave the matrix units alone.
 
-    They are ten in place of one, so there must be time for them: 1024 cycles for each 64 of k. On an H200 none, three
-    and eight rounds take 200, 219 and 266 µs at 16384x3072x768, 1843, 1830 and 1657 at 8192x16384x4096, 1642, 1621
-    and 1579 at 8192x4096x16384. The first two rounds hardly multiply.
+    They are ten in place of one, so there must be time for them: 1024 cycles for each 64 of k. An H200 takes 272 in
+    place of 198 µs at 16384x3072x768, but 195 in place of 205 at 4096x4096x4096; at 8192x16384x4096 and
+    8192x4096x16384, with the first two of ten rounds not made so, 1657 in place of 1843 and 1579 in place of 1642.
     """
-    return 8 if k >= 4096 else 0
+    return k >= 4096
 
 
 class Problem(ctypes.Structure):
@@ -158,7 +158,7 @@ def linear(
     y = x.new_empty(m, n)
     pre = torch.empty_like(y) if keep else x.new_empty(0)
     problem = Problem(m, n, x.shape[1], y.data_ptr(), _address(pre), _address(bias), _address(residual), draw or Draw())
-    pieces = rounds_by_pieces(x.shape[1]) if epilogue == "dropout_add" else 0
+    pieces = epilogue == "dropout_add" and by_pieces(x.shape[1])
     with current(x):
         built = _built(shape, epilogue, bias is not None, keep, x.dtype, pieces, x.device.index)
         _launch(built, shape, x, weight, problem)
@@ -175,7 +175,7 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def definitions(
-    shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: int = 0
+    shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: bool = False
 ) -> tuple[tuple[str, int], ...]:
     """The settings that the source names at its top."""
     settings = {
@@ -185,14 +185,14 @@ def definitions(
         "BIAS": int(bias),
         "KEEP_PRE": int(keep),
         "HALF": int(dtype == torch.float16),
-        "PIECES": pieces,
+        "PIECES": int(pieces),
     }
     return tuple(settings.items())
 
 
 @functools.cache
 def _built(
-    shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: int, device: int
+    shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: bool, device: int
 ) -> Kernel:
     return kernel(
         SOURCE,

@@ -46,33 +46,66 @@ __device__ __forceinline__ float2 unpack(u32 pair) {
     return values;
 }
 
-constexpr float ERF0 = -2.29881136f, ERF1 = -0.109073853f, ERF2 = 1.39964901e-3f, ERF3 = -1.25210330e-5f;
-
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-__device__ __forceinline__ float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+
+// The lesser and the greater, NaN where one is NaN.
+__device__ __forceinline__ u32 least(u32 pair, u32 other) {
+    u32 found;
+#if HALF
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(found) : "r"(pair), "r"(other));
+#else
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(pair), "r"(other));
+#endif
+    return found;
 }
 
-// x Φ(x) = x / (1 + exp₂(-x P(x²))): the log-odds of Φ are an odd function, here a cubic P fitted to the least
-// relative error down to x = -5.5, 1.7e-3 (half a bf16 ulp is 2e-3). The absolute error is 1.2e-4 at most.
-__device__ __forceinline__ float gelu_erf(float x) {
-    float s = x * x;
-    float p = fmaf(s, ERF3, ERF2);
-    p = fmaf(s, p, ERF1);
-    p = fmaf(s, p, ERF0);
-    return x * reciprocal(1.0f + exp2_fast(x * p));
+__device__ __forceinline__ u32 greatest(u32 pair, u32 other) {
+    u32 found;
+#if HALF
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(found) : "r"(pair), "r"(other));
+#else
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(pair), "r"(other));
+#endif
+    return found;
 }
 
-// x/2 (1 + tanh u) = x / (1 + exp(-2u)), which keeps its digits where tanh u is near -1.
-__device__ __forceinline__ float gelu_tanh(float x) {
-    constexpr float SCALE = -2.0f * 0.79788456f * 1.44269504f;
-    return x * reciprocal(1.0f + exp2_fast(x * fmaf(x * x, 0.044715f * SCALE, SCALE)));
+// Pairs of fp16, whatever the type of the result.
+__device__ __forceinline__ u32 pack_half(float2 values) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(values.y), "f"(values.x));
+    return pair;
+}
+
+__device__ __forceinline__ float2 unpack_half(u32 pair) {
+    float2 values;
+    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}"
+        : "=f"(values.x), "=f"(values.y) : "r"(pair));
+    return values;
+}
+
+__device__ __forceinline__ u32 multiply_add_half(u32 pair, u32 factors, u32 other) {
+    u32 sum;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(pair), "r"(factors), "r"(other));
+    return sum;
+}
+
+// Of pairs, from coefficients in fp16, the highest power's first.
+template <u32 FIRST, u32... OTHERS>
+__device__ __forceinline__ u32 polynomial(u32 x) {
+    u32 sum = FIRST * 0x10001u;
+    ((sum = multiply_add_half(sum, x, OTHERS * 0x10001u)), ...);
+    return sum;
+}
+
+// log₂ Φ(x) for x <= 0, Φ the normal distribution or what the tanh form has in its place, fitted to the least relative
+// error of Φ. Beyond the fit, from x = -5 on, both go to -∞.
+__device__ __forceinline__ u32 log2_phi(u32 x) {
+    return EPILOGUE == 1 ? polynomial<0x0D14, 0x1DE8, 0x2A2C, 0xB76C, 0x3C99, 0xBC00>(x)
+                         : polynomial<0x9ED8, 0x1ECA, 0xB810, 0x3C89, 0xBC01>(x);
 }
 
 // Low and high word in one instruction; the compiler takes two for a product of 64-bit numbers.
@@ -99,13 +132,12 @@ __device__ __forceinline__ uint2 multiply_by_pieces(u32 x) {
     return make_uint2(x * M, (x >> 16) * (M >> 16) + carry);
 }
 
-// One round of Philox4x32 (Salmon et al. 2011).
-template <bool BY_PIECES>
-__device__ __forceinline__ uint4 philox_round(uint4 c, u32 k0, u32 k1) {
-    constexpr u32 A = 0xD2511F53u, B = 0xCD9E8D57u;
-    uint2 a = BY_PIECES ? multiply_by_pieces<A>(c.x) : multiply_wide(c.x, A);
-    uint2 b = BY_PIECES ? multiply_by_pieces<B>(c.z) : multiply_wide(c.z, B);
-    return make_uint4(b.y ^ c.y ^ k0, b.x, a.y ^ c.w ^ k1, a.x);
+// The multipliers of Philox4x32 (Salmon et al. 2011).
+constexpr u32 A = 0xD2511F53u, B = 0xCD9E8D57u;
+
+template <bool BY_PIECES, u32 M>
+__device__ __forceinline__ uint2 multiply(u32 x) {
+    return BY_PIECES ? multiply_by_pieces<M>(x) : multiply_wide(x, M);
 }
 
 // What the first two of ten rounds owe to the key and to the call's number, which is the same for `threads` pieces
@@ -116,26 +148,22 @@ struct Call {
 
 __device__ __forceinline__ Call call_of(u64 seed, u64 call) {
     u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
-    uint2 a = multiply_wide((u32)call, 0xD2511F53u), b = multiply_wide(a.y ^ k1, 0xCD9E8D57u);
+    uint2 a = multiply_wide((u32)call, A), b = multiply_wide(a.y ^ k1, B);
     return {(u32)(call >> 32) ^ k0, b.y ^ (k0 + 0x9E3779B9u), b.x, a.x ^ (k1 + 0xBB67AE85u)};
 }
 
-// `product` is the thread's number times the second multiplier; ROUNDS rounds multiply by pieces.
-template <u32 ROUNDS>
+// `product` is the thread's number times the second multiplier.
+template <bool BY_PIECES>
 __device__ __forceinline__ uint4 philox(u64 seed, const Call& call, uint2 product) {
-    uint2 a = multiply_wide(product.y ^ call.s, 0xD2511F53u);
+    uint2 a = multiply<BY_PIECES, A>(product.y ^ call.s);
     uint4 c = make_uint4(call.p ^ product.x, call.q, a.y ^ call.r, a.x);
 #pragma unroll
     for (u32 round = 2; round < 10; ++round) {
         u32 k0 = (u32)seed + round * 0x9E3779B9u, k1 = (u32)(seed >> 32) + round * 0xBB67AE85u;
-        c = round < 2 + ROUNDS ? philox_round<true>(c, k0, k1) : philox_round<false>(c, k0, k1);
+        uint2 a = multiply<BY_PIECES, A>(c.x), b = multiply<BY_PIECES, B>(c.z);
+        c = make_uint4(b.y ^ c.y ^ k0, b.x, a.y ^ c.w ^ k1, a.x);
     }
     return c;
-}
-
-__device__ __forceinline__ u32 activate(u32 pair) {
-    float2 v = unpack(pair);
-    return EPILOGUE == 1 ? pack(gelu_erf(v.x), gelu_erf(v.y)) : pack(gelu_tanh(v.x), gelu_tanh(v.y));
 }
 
 // On pairs, rounded once.
@@ -159,6 +187,16 @@ __device__ __forceinline__ u32 multiply_add(u32 pair, u32 factors, u32 other) {
     return sum;
 }
 
+// x Φ(x) = max(x, 0) - |x| Φ(-|x|), which keeps its digits where Φ is near 0. From 64 on nothing is subtracted, as
+// ∞ · 0 would be; -∞ gives NaN as eager's does.
+__device__ __forceinline__ u32 activate(u32 pair) {
+    constexpr u32 LIMIT = (HALF ? 0x5400u : 0x4280u) * 0x10001u, SIGNS = 0x80008000u;
+    u32 below = least(pair, LIMIT) | SIGNS;
+    u32 x = HALF ? below : pack_half(unpack(below));
+    float2 powers = unpack_half(log2_phi(x));
+    return multiply_add(below, pack(exp2_fast(powers.x), exp2_fast(powers.y)), greatest(pair, 0));
+}
+
 // A dropped value is multiplied by zero, as eager does, so that its NaN and Inf show.
 __device__ __forceinline__ u32 drop_and_add(u32 pair, u32 residual, u32 word0, u32 word1, const Draw& draw) {
     u32 factors;
@@ -179,10 +217,10 @@ __device__ __forceinline__ Dealt dealt(const Draw& draw, u32 turn) {
     return {turn, call_of(draw.seed, call), call_of(draw.seed, call + 1)};
 }
 
-template <u32 ROUNDS>
+template <bool BY_PIECES>
 __device__ __forceinline__ uint4 drop_and_add(uint4 v, uint4 r, const Dealt& d, u32 thread, const Draw& draw) {
-    uint2 product = multiply_wide(thread, 0xCD9E8D57u);
-    uint4 a = philox<ROUNDS>(draw.seed, d.first, product), b = philox<ROUNDS>(draw.seed, d.second, product);
+    uint2 product = multiply<BY_PIECES, B>(thread);
+    uint4 a = philox<BY_PIECES>(draw.seed, d.first, product), b = philox<BY_PIECES>(draw.seed, d.second, product);
     return make_uint4(drop_and_add(v.x, r.x, a.x, a.y, draw), drop_and_add(v.y, r.y, a.z, a.w, draw),
                       drop_and_add(v.z, r.z, b.x, b.y, draw), drop_and_add(v.w, r.w, b.z, b.w, draw));
 }
