@@ -15,13 +15,30 @@ from tilewright.kernels.nvrtc import HERE, Definitions
 
 def spilled(source: Path, definitions: Definitions) -> dict[str, int]:
     """Bytes of registers that had no room, of each entry point. Skips the test where there is no nvcc."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = _compiled(source, definitions, Path(folder) / "kernels.cubin")
+    found = re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores", said, re.DOTALL)
+    assert found, said
+    return {name: int(stores) for name, stores in found}
+
+
+def instructions(source: Path, definitions: Definitions) -> list[str]:
+    """The machine code, an instruction a line. Skips the test where there is no nvcc or no disassembler."""
+    triton = pytest.importorskip("triton")
+    disassembler = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder) / "kernels.cubin"
+        _compiled(source, definitions, code)
+        text = subprocess.run([disassembler, "-sass", code], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", text, re.MULTILINE)
+
+
+def _compiled(source: Path, definitions: Definitions, code: Path) -> str:
+    """What nvcc says while it writes `code`."""
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on PATH")
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["nvcc", "-gencode=arch=compute_90,code=sm_90", "-std=c++17", "-Xptxas", "-v", "-cubin"]
-        command += ["-o", f"{folder}/kernels.cubin", f"-I{HERE}", *(f"-D{name}={value}" for name, value in definitions)]
-        done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=300)
+    command = ["nvcc", "-gencode=arch=compute_90,code=sm_90", "-std=c++17", "-Xptxas", "-v", "-cubin"]
+    command += ["-o", str(code), f"-I{HERE}", *(f"-D{name}={value}" for name, value in definitions)]
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    found = re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores", done.stderr, re.DOTALL)
-    assert found, done.stderr
-    return {name: int(stores) for name, stores in found}
+    return done.stderr

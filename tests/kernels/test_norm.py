@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.kernels.nvcc import spilled
+from tests.kernels.nvcc import instructions, spilled
 from tilewright.kernels import norm, ring
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import cuda, geometry, reference
@@ -193,6 +193,16 @@ def test_cuda_kernels_compile_without_spills(source: str, columns: int, dtype: t
     build = cuda.Build(dtype, dtype, True, True, True, False, "RAGGED" if columns % 8 else "WHOLE", line, True)
     plan = cuda.plan(source, columns, build)  # type: ignore[arg-type]
     assert spilled(SOURCES / f"{source}.cu", (*plan.definitions(), *build.definitions())) == {f"norm_{source}": 0}
+
+
+@pytest.mark.parametrize("columns, dtype", [(33000, torch.bfloat16), (16500, torch.float32)], ids=str)
+def test_no_copy_loses_its_policy(columns: int, dtype: torch.dtype) -> None:
+    """Of these rows ptxas 13.0 took the slots' addresses apart: an illegal instruction (see `copy_vector_once`)."""
+    build = cuda.Build(dtype, dtype, True, False, False, True, "RAGGED", 128, True)
+    plan = cuda.plan("streamed", columns, build)
+    code = instructions(SOURCES / "streamed.cu", (*plan.definitions(), *build.definitions()))
+    copies = [line for line in code if "LDGSTS" in line]
+    assert copies and not [line for line in copies if "+UR" in line]
 
 
 def test_the_sum_over_programs_compiles() -> None:

@@ -19,30 +19,38 @@ from tilewright.kernels.row import Edges
 @pytest.mark.parametrize("inputs", [2, 3])
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_wide_rows_fit_the_device(itemsize: int, inputs: int) -> None:
-    for columns in (1, 255, 1031, 2049, 4097, 5000, 16411, 50257, 100003, 131071):
-        found = wide.plan(columns, itemsize, inputs, itemsize)
+    for columns in (1, 255, 1031, 2049, 4096, 4097, 5000, 8192, 16411, 50257, 65536, 100003, 131071, 262144):
+        found = wide.plan(columns, itemsize, inputs, itemsize, 2)
         vectors = ring.needed(columns, itemsize)
         if found is None:
-            assert vectors < wide.LEAST or (columns, itemsize) in ((100003, 4), (131071, 4))
+            room = (ring.LARGEST_BLOCK_BYTES - wide.DESK_BYTES) // (16 * (wide.LEAST_ROWS * inputs + 1))
+            lined = columns * itemsize % wide.LINE == 0
+            assert vectors < wide.LEAST or (lined and itemsize == 4) or vectors > 16 * min(room, 14 * 32 * 4), columns
             continue
-        assert found.share * found.count >= vectors and found.threads * wide.VECTORS >= found.count
+        assert found.share * found.count >= vectors and found.threads * found.vectors >= found.count
         assert found.rows >= wide.LEAST_ROWS
         assert found.shared_bytes == found.count * (found.rows * inputs * 16 + 16)
         assert found.shared_bytes + wide.DESK_BYTES <= ring.LARGEST_BLOCK_BYTES
         assert found.blocks * (found.shared_bytes + wide.DESK_BYTES + ring.BLOCK_OVERHEAD) <= ring.SHARED_BYTES
-        assert found.blocks * found.block_threads <= 32 * wide.WARPS
-    assert wide.plan(8192, itemsize, inputs, itemsize) is None, "rows that begin on lines"
+        assert found.block_threads <= 1024
+
+
+def test_rings_have_the_rows_that_they_are_faster_with() -> None:
+    assert wide.plan(2048, 2, 2, 2, 2) is None and wide.plan(8192, 4, 2, 4, 2) is None
+    assert wide.plan(8192, 2, 2, 2, 1) is None and wide.plan(8192, 2, 2, 2, 2) is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("centered", [True, False])
-@pytest.mark.parametrize("columns, lie, period", [(5000, "WHOLE", 1), (50257, "RAGGED", 8)])
-def test_the_kernel_of_wide_rows_compiles_without_spills(
-    columns: int, lie: Edges, period: int, centered: bool, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize("columns", [5000, 50257, 65536, 262144])
+def test_the_kernel_of_wide_rows_compiles_without_spills(columns: int, centered: bool, dtype: torch.dtype) -> None:
+    lie: Edges = "RAGGED" if columns % 2 else "WHOLE"
     build = cuda.Build(dtype, dtype, True, centered, centered, False, lie, 16, True)
-    plan = wide.plan(columns, dtype.itemsize, 2, dtype.itemsize)
-    assert plan is not None
+    plan = wide.plan(columns, dtype.itemsize, 2, dtype.itemsize, 1 + centered)
+    if plan is None:
+        assert dtype == torch.float32 and columns % 32 == 0
+        return
+    period = ring.period_of(columns * dtype.itemsize)
     definitions = (*plan.definitions(), *build.definitions(), ("PERIOD", period))
     assert spilled(wide.SOURCE, definitions) == {"norm_backward_wide": 0}
 

@@ -19,7 +19,8 @@ GPU = torch.device("cuda:0")
 NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 SHAPES = (
     (1, 1), (1000, 1), (4097, 3), (131, 37), (777, 256), (333, 257), (65, 1024), (9, 1023), (300, 4096), (37, 5000),
-    (21, 8192), (13, 16384), (300, 16411), (7, 32768), (301, 50257), (405, 65536), (9, 131072), (40, 262144),
+    (21, 8192), (13, 16384), (300, 16411), (7, 32768), (300, 33000), (301, 50257), (405, 65536), (9, 131072),
+    (40, 262144),
 )  # fmt: skip
 FEW = ((333, 257), (300, 4096), (70, 50257))
 
@@ -66,10 +67,12 @@ def test_columns_apart_are_made_adjacent() -> None:
     assert broken("layer_norm", "tilewright", (x, weight, bias)) == []
 
 
-@pytest.mark.parametrize("columns", [64, 4096, 65536])
+@pytest.mark.parametrize("columns", [64, 512, 4096, 65536])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_specials_are_where_eagers_are(name: str, value: float, columns: int) -> None:
+    if name == "layer_norm" and value == 1e30 and columns < 512:
+        pytest.skip("PyTorch leaves lanes without columns below 512: a square that overflows times their 0 is its NaN")
     inputs = inputs_of(name, (5, columns), "float32")
     with torch.no_grad():
         inputs[0][1, columns // 2] = value

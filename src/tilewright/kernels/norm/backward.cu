@@ -12,14 +12,16 @@
 // RESIDUAL.
 //
 // Limit: DRAM, which reads faster than it copies, so that 1 is not the end. On an H200, of the bandwidth of a copy,
-// RMS norm: bf16 0.96 to 1.00 at 256 to 65536 columns, 0.92 beyond; fp32 0.97 to 1.00 up to 131072. Layer norm: bf16
-// 0.95 to 0.99 up to 16384, 0.88 to 0.91 up to 131072, 0.81 at 262144, where the instructions count and clusters of 16
-// leave 20 of 132 multiprocessors idle; fp32 0.95 to 0.99 up to 131072. Rows that do not begin on a line are for
-// backward_wide.cu from 256 vectors on.
+// RMS norm: bf16 0.93 to 0.99 up to 32768 columns; fp32 0.96 to 1.02. Layer norm: bf16 0.96 to 0.98 up to 2048, fp32
+// 0.95 to 1.02. Rows that do not begin on a line are for backward_wide.cu from 256 vectors on; so are longer ones of
+// 16 bits that do, where it has, beside these rings, at 4096, 8192, 16384, 32768, 65536, 131072 and 262144 columns of
+// layer norm 1.01 (0.97), 0.97 (0.95), 0.96 (0.94), 0.97 (0.88), 0.96 (0.89), 0.92 (0.90) and 0.88 (0.84), of RMS norm
+// at the last three 0.97 (0.95), 0.97 (0.91) and 0.95 (0.93), but at 8192 0.92 (0.95).
 // Lost: one vector a thread, 0.21 to 0.87; four where two suffice, 0.93 to 0.95; clusters of 7 at 50257 columns, 0.48
 // to 0.63; twice the programs that the device holds at once, down to 0.75; weights from L2 at 262144 columns of fp32,
 // 0.64 to 0.67; at 5000 columns of bf16 vectors counted from a line, 0.90 and 0.93 where backward_wide.cu has 0.94 and
-// 0.89, from a sector 0.87; cp.async through L1 (.ca) 0.75 to 0.86 there and 0.47 to 0.57 at 50257.
+// 0.89, from a sector 0.87; cp.async through L1 (.ca) 0.75 to 0.86 there and 0.47 to 0.57 at 50257; a sixth fewer
+// instructions (multiply-adds that do not round x - mean and dy * weight) at 8192 to 131072 columns: within 0.01.
 #define INPUTS (2 + RESIDUAL)
 #define PASSES 2
 #include "ring.cuh"

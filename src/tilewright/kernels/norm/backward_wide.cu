@@ -3,36 +3,48 @@
 // A program is a block, or a cluster of SHARE blocks that have a row together, and stays for many rows. In each block
 // one thread fetches the rows ahead through bulk copies (TMA) into a ring of ROWS rows in shared memory, and THREADS
 // others, VECTORS vectors each, go over a row twice: for its sums, and, a row later, for dx. A warp of its own tells
-// the other blocks of a cluster the sums of this one. Bulk copies take no instructions of those that compute, and any
-// multiple of 16 bytes is as good a place for them as another: cp.async is 15 % slower 16 bytes into a line.
+// the other blocks of a cluster the sums of this one. Bulk copies take no instructions of those that compute; where
+// rows begin on lines, dx leaves through them, too (BULK).
 //
 // A thread owns the same columns of all rows whose first element lies alike within 16 bytes, as every PERIOD-th row's
 // does. A program takes rows of one such class, then, if it has not had its share, of the next, with sums of its own.
 //
-// Limit: DRAM, but for layer norm in 16 bits at 50257 columns, where instructions count and clusters of 4 leave 12 of
-// 132 multiprocessors idle. On an H200, of the bandwidth of a copy in the same run, beside the rings of backward.cu: 5000
-// columns, layer norm bf16 0.94 (0.77), fp32 1.02 (0.95), RMS norm 0.89 (0.81) and 1.01 (0.95); 50257 columns, layer
-// norm 0.80 (0.60) and 0.91 (0.75), RMS norm 0.86 (0.68) and 0.91 (0.83).
-// Lost, at 50257 columns of bf16, layer norm and RMS norm: programs of any 4 blocks that tell each other their sums
-// through words in global memory, 0.61 and 0.64, with the write two rows behind 0.68; equal shares of each class side by
-// side in memory, not in time, 0.80 and 0.83 (at 5000 columns 0.83 and 0.87); the write two rows behind within a
-// cluster, 0.79 and 0.83; clusters of 8, two blocks a multiprocessor, 0.52 and 0.82; weights kept in fp32, which are
-// not unpacked again, 0.79 and 0.86. An L2 hint (evict_last) on what is fetched: within 0.02 either way.
+// Limit: DRAM where rows begin on lines (figures beside those of rings in backward.cu) and at 5000 columns; at 50257
+// it is not known: instructions are not it (a tenth fewer change nothing), nor requests to L2, nor bytes (DRAM is read
+// and written once, by its counters), and clusters of 4 leave 12 of 132 multiprocessors idle. On an H200, of the
+// bandwidth of a copy in the same run, beside the rings: 5000 columns, layer norm bf16 0.95 (0.77), fp32 1.02 (0.95),
+// RMS norm 0.90 (0.81) and 1.01 (0.95); 50257 columns, layer norm 0.81 (0.60) and 0.90 (0.75), RMS norm 0.86 (0.68)
+// and 0.91 (0.83).
+//
+// Lost, at 50257 columns of bf16, layer norm and RMS norm: four vectors a thread instead of two 0.74 and 0.83 (at 5000
+// columns two instead of four 0.88); a row in one bulk copy 0.71, dx by bulk copies, too, 0.74 (at 5000 columns 0.85);
+// the same in copies that begin on lines, which lowers requests to L2 from 44 to 30 million, 0.77 and 0.84 (5000
+// columns 0.91 and 0.92, fp32 0.92 and 0.94); programs of any 4 blocks that tell each other their sums through words
+// in global memory, 0.61 and 0.64, with the write two rows behind 0.68; equal shares of each class side by side in
+// memory, not in time, 0.80 and 0.83 (at 5000 columns 0.83 and 0.87); the write two rows behind within a cluster, 0.79
+// and 0.83; clusters of 8, two blocks a multiprocessor, 0.52 and 0.82; weights kept in fp32, which are not unpacked
+// again, 0.79 and 0.86. An L2 hint (evict_last) on what is fetched: within 0.02 either way. Of rows on lines, half the
+// cluster, with three rows instead of six in the ring: 0.88 to 0.90 at 32768 to 131072 columns.
 //
 // Defined by whoever compiles: ELEMENT, WEIGHT, EDGES, LINE (16), ALIGNED, CENTERED, HAS_WEIGHT, HAS_BIAS, RESIDUAL as
-// in backward.cu; THREADS, VECTORS, SHARE, COUNT (vectors of a block at most), ROWS, BLOCKS (a multiprocessor), PERIOD.
-#include "shares.cuh"
+// in backward.cu; THREADS, VECTORS, SHARE, COUNT (vectors of a block at most), ROWS, BLOCKS (a multiprocessor),
+// PERIOD, BULK (1 where rows begin on lines).
 #include "weights.cuh"
 
 constexpr int INPUTS = 2 + RESIDUAL, WARPS = THREADS / 32, SETS = 4;
-constexpr int LAG = 1;  // rows between the passes
+constexpr int PARTS = BULK ? 1 : VECTORS;                // in which a row comes, and its room is given back
+constexpr int PART = BULK ? COUNT : THREADS;             // vectors of one
+constexpr int LAG = 1;                                   // rows between the passes
 constexpr int ALL = THREADS + 32 * (SHARE > 1 ? 2 : 1);  // a warp fetches, and one tells the other blocks
 static_assert(ROWS >= LAG + 2, "a row must be on its way while others wait for their sums");
+static_assert(!BULK || EDGES == WHOLE, "bulk copies write whole vectors");
+constexpr bool FUSED = sizeof(ELEMENT) == 2;  // x - mean is not rounded: what that changes is far below 16 bits
 
+// Sums over a row or a part of it, or averages.
 struct State {
-    float along;  // sum of g * n
+    float along;  // of g * n
 #if CENTERED
-    float plain;  // sum of g
+    float plain;  // of g
     static __device__ __forceinline__ State none() { return {0.f, 0.f}; }
     __device__ __forceinline__ void join(State other) { along += other.along, plain += other.plain; }
     __device__ __forceinline__ State over(int columns) const { return {along / columns, plain / columns}; }
@@ -45,132 +57,32 @@ struct State {
 
 struct Normal {
     float mean, rstd;
+    // n
+    __device__ __forceinline__ float of(float x) const {
+        if (!CENTERED) return x * rstd;
+        return FUSED ? fmaf(x, rstd, -mean * rstd) : (x - mean) * rstd;
+    }
 };
 
 struct Gradients {
     float weight[VECTORS][LANES], bias[VECTORS][LANES];
 };
 
-struct Matrix {
-    const ELEMENT *base;
-    long long stride;  // elements from row to row
-};
+#include "desk.cuh"
 
-// In shared memory: what the threads of a block tell each other.
-struct Desk {
-    Arrival full[ROWS], empty[ROWS][VECTORS];
-    Arrival posted[SETS], heard[SETS], joined[SETS];
-    State found[SETS][WARPS], told[SETS][SHARE], averages[SETS];
-    Normal normals[ROWS];
-    long long rows[ROWS];     // numbers of the rows in the ring
-    Segment segments[PERIOD];  // of the program: it comes into every class once at most
-    int count;
-};
-
-extern __shared__ __align__(128) uint4 ring[];  // [ROWS][INPUTS][COUNT], then the weights of the columns
-
-// Vector v of those that the block has of a row.
-__device__ __forceinline__ uint4 *in_ring(int row, int input, int v) {
-    return ring + (row * INPUTS + input) * COUNT + v;
+// x, dy and the weights of vector v of the block's.
+__device__ __forceinline__ void read(int slot, int v, float (&x)[LANES], float (&dy)[LANES], float (&weight)[LANES]) {
+    unpack<ELEMENT>(*in_ring(slot, 0, v), x);
+    unpack<ELEMENT>(*in_ring(slot, 1, v), dy);
+    if constexpr (HAS_WEIGHT) read_lanes(kept_weights(v), weight);
 }
-__device__ __forceinline__ WEIGHT *kept_weights(int v) {
-    return reinterpret_cast<WEIGHT *>(in_ring(ROWS, 0, 0)) + v * LANES;
+// Sets what a vector in the ring holds beside the row to 0.
+__device__ __forceinline__ void clear_beside(uint4 *vector, int column, int columns) {
+    ELEMENT *lane = reinterpret_cast<ELEMENT *>(vector);
+#pragma unroll 1
+    for (int k = 0; k < LANES; k++)
+        if (unsigned(column + k) >= unsigned(columns)) narrow(lane[k], 0.f);
 }
-
-__device__ __forceinline__ void copy_bulk(uint4 *to, const void *from, int bytes, const Arrival &arrival) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(bytes), "r"(arrival.address())
-                 : "memory");
-}
-
-// Vectors of a row that this block has.
-__device__ __forceinline__ int vectors_here(const Elements &shape, const Place &at) {
-    return max(0, min(COUNT, shape.vectors - at.first));
-}
-
-// One thread: rows into the ring, as far ahead as there is room, and what is known of each.
-__device__ __forceinline__ void fetch(Desk &desk, const Matrix (&inputs)[INPUTS], const float *means,
-                                      const float *rstds, int columns, const Share &share, const Place &at) {
-    int slot = 0;
-    unsigned round = 0;
-    long long turn = 0;
-    for (int n = 0; n < desk.count; n++) {
-        const Segment part = desk.segments[n];
-        const Elements shape(inputs[0].base + part.row * inputs[0].stride, columns);
-        const int count = vectors_here(shape, at);
-        for (int i = 0; i < part.turns; i++, turn++) {
-            const long long row = share.row_of(part, turn);
-            const Normal normal{CENTERED ? __ldg(means + row) : 0.f, __ldg(rstds + row)};
-            for (int k = 0; k < VECTORS; k++) {
-                if (round > 0) desk.empty[slot][k].wait_here(round - 1);
-                if (k == 0) {
-                    desk.normals[slot] = normal, desk.rows[slot] = row;
-                    desk.full[slot].expect(INPUTS * count * 16);
-                }
-                const int vectors = min(THREADS, count - k * THREADS);
-#pragma unroll
-                for (int n = 0; n < INPUTS; n++)
-                    if (vectors > 0)
-                        copy_bulk(in_ring(slot, n, k * THREADS),
-                                  inputs[n].base + row * inputs[n].stride - shape.head +
-                                      (long long)(at.first + k * THREADS) * LANES,
-                                  vectors * 16, desk.full[slot]);
-            }
-            if (++slot == ROWS) slot = 0, round++;
-        }
-    }
-}
-
-// One warp: the sums of each row from the block's warps, then from the cluster's blocks; averages for this block's.
-__device__ __forceinline__ void tell(Desk &desk, int turns, int columns, const Place &at) {
-    const int lane = threadIdx.x % 32;
-    constexpr int width = WARPS > 16 ? 32 : 16;
-    constexpr int together = SHARE > 8 ? 16 : SHARE > 4 ? 8 : SHARE > 2 ? 4 : 2;
-    for (int i = 0; i < turns; i++) {
-        const int set = i % SETS;
-        desk.posted[set].wait_here(i / SETS);
-        State state = across_lanes<width>(lane < WARPS ? desk.found[set][lane] : State::none());
-        if (lane == 0) desk.heard[set].expect(sizeof(desk.told[0]));
-        if (lane < SHARE) send(&desk.told[set][at.block], state, desk.heard[set], lane);
-        desk.heard[set].wait(i / SETS);
-        state = across_lanes<together>(lane < SHARE ? desk.told[set][lane] : State::none());
-        if (lane == 0) desk.averages[set] = state.over(columns), desk.joined[set].arrive();
-    }
-}
-
-__device__ __forceinline__ void post(Desk &desk, State state, int number) {
-    state = across_lanes<32>(state);
-    if (threadIdx.x % 32 == 0) {
-        desk.found[number % SETS][threadIdx.x / 32] = state;
-        desk.posted[number % SETS].arrive();
-    }
-}
-// Averages over the row.
-__device__ __forceinline__ State collect(const Desk &desk, int number, int columns) {
-    const int set = number % SETS;
-    if constexpr (SHARE > 1) {
-        desk.joined[set].wait_here(number / SETS);
-        return desk.averages[set];
-    } else {
-        constexpr int width = WARPS > 16 ? 32 : WARPS > 8 ? 16 : WARPS > 4 ? 8 : WARPS > 2 ? 4 : WARPS > 1 ? 2 : 1;
-        desk.posted[set].wait_here(number / SETS);
-        const int lane = threadIdx.x % width;
-        return across_lanes<width>(lane < WARPS ? desk.found[set][lane] : State::none()).over(columns);
-    }
-}
-
-// n or, without rstd, x - mean of LANES columns; and dy * weight.
-__device__ __forceinline__ void centred(uint4 vector, Normal normal, float (&c)[LANES]) {
-    unpack<ELEMENT>(vector, c);
-#pragma unroll
-    for (int k = 0; k < LANES; k++) c[k] = CENTERED ? c[k] - normal.mean : c[k];
-}
-__device__ __forceinline__ void weighted(int v, const float (&dy)[LANES], float (&g)[LANES]) {
-    if constexpr (HAS_WEIGHT) read_lanes(kept_weights(v), g);
-#pragma unroll
-    for (int k = 0; k < LANES; k++) g[k] = HAS_WEIGHT ? g[k] * dy[k] : dy[k];
-}
-
 // What this thread has of each row of a segment: VECTORS vectors or fewer.
 struct Owned {
     int first, count;  // vectors of the block
@@ -182,78 +94,91 @@ struct Owned {
     }
     __device__ __forceinline__ int vector(int i) const { return i * THREADS + int(threadIdx.x); }
     __device__ __forceinline__ bool holds(int i) const { return vector(i) < count; }
+    __device__ __forceinline__ int column(const Elements &shape, int i) const {
+        return shape.column(first + vector(i));
+    }
     __device__ __forceinline__ bool edge(int i) const { return EDGES != WHOLE && (edged >> i & 1); }
 };
 
-// The first pass.
+// The first pass. What few threads' vectors hold beside the row is set to 0 in the ring, apart from what all do.
 __device__ __forceinline__ State gather(int slot, const Elements &shape, const Owned &own, Normal normal,
                                         Gradients &sums) {
-    State state = State::none();
+    if (EDGES != WHOLE && own.edged) {
+#pragma unroll 1
+        for (int i = 0; i < VECTORS; i++)
+            if (own.edge(i))
+#pragma unroll 1
+                for (int n = 0; n < 2; n++)
+                    clear_beside(in_ring(slot, n, own.vector(i)), own.column(shape, i), shape.columns);
+    }
+    State found[2] = {State::none(), State::none()};  // so that sums wait less for sums
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         if (!own.holds(i)) continue;
-        const int v = own.vector(i);
-        uint4 of_x = *in_ring(slot, 0, v), of_dy = *in_ring(slot, 1, v);
-        if (own.edge(i)) {
-            of_x = shape.inside(own.first + v, of_x, 0.f);
-            of_dy = shape.inside(own.first + v, of_dy, 0.f);
-        }
-        float n[LANES], dy[LANES], g[LANES];
-        centred(of_x, normal, n);
-        unpack<ELEMENT>(of_dy, dy);
-        weighted(v, dy, g);
+        float x[LANES], dy[LANES], weight[LANES];
+        read(slot, own.vector(i), x, dy, weight);
 #pragma unroll
         for (int k = 0; k < LANES; k++) {
-            n[k] *= normal.rstd;
+            const float n = normal.of(x[k]), g = HAS_WEIGHT ? dy[k] * weight[k] : dy[k];
 #if CENTERED
-            state.plain += g[k];
+            found[k % 2].plain += g;
 #endif
-            state.along = fmaf(g[k], n[k], state.along);
-            if (HAS_WEIGHT) sums.weight[i][k] = fmaf(dy[k], n[k], sums.weight[i][k]);
+            found[k % 2].along = fmaf(g, n, found[k % 2].along);
+            if (HAS_WEIGHT) sums.weight[i][k] = fmaf(dy[k], n, sums.weight[i][k]);
             if (HAS_BIAS) sums.bias[i][k] += dy[k];
         }
     }
-    return state;
+    found[0].join(found[1]);
+    return found[0];
 }
 
-// The second pass: dx = rstd * (g - average(g)) - (x - mean) * rstd² * average(g * n); `to` is where vector 0 of
-// this thread belongs.
+// A vector that is only partly the row's.
+__device__ __forceinline__ void store_lanes(uint4 vector, int column, int columns, ELEMENT *to) {
+#pragma unroll
+    for (int k = 0; k < LANES; k++)
+        if (unsigned(column + k) < unsigned(columns)) to[k] = element<ELEMENT>(vector, k);
+}
+
+// The second pass: dx = rstd * (g - average(g) - n * average(g * n)), to `to`, which is where vector 0 of this thread
+// belongs, or, with BULK, to the place of x, from where fetch() sends it.
 __device__ __forceinline__ void write(Desk &desk, int slot, const Elements &shape, const Owned &own, Normal normal,
                                       State average, ELEMENT *to) {
-    const float slope = -average.along * normal.rstd * normal.rstd;
-#if CENTERED
-    const float constant = average.plain;
-#else
-    const float constant = 0.f;
-#endif
+    const bool speaks = threadIdx.x % 32 == 0;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         if (own.holds(i)) {
             const int v = own.vector(i);
-            float c[LANES], dy[LANES], g[LANES];
-            centred(*in_ring(slot, 0, v), normal, c);
-            unpack<ELEMENT>(*in_ring(slot, 1, v), dy);
-            weighted(v, dy, g);
+            float x[LANES], dy[LANES], weight[LANES], dx[LANES];
+            read(slot, v, x, dy, weight);
 #pragma unroll
-            for (int k = 0; k < LANES; k++)
-                g[k] = fmaf(CENTERED ? g[k] - constant : g[k], normal.rstd, c[k] * slope);
+            for (int k = 0; k < LANES; k++) {
+                dx[k] = HAS_WEIGHT ? dy[k] * weight[k] : dy[k];
+#if CENTERED
+                dx[k] -= average.plain;
+#endif
+                dx[k] = fmaf(-normal.of(x[k]), average.along, dx[k]) * normal.rstd;
+            }
             if constexpr (RESIDUAL) {
-                unpack<ELEMENT>(*in_ring(slot, INPUTS - 1, v), dy);
+                unpack<ELEMENT>(*in_ring(slot, INPUTS - 1, v), x);
 #pragma unroll
-                for (int k = 0; k < LANES; k++) g[k] += dy[k];
+                for (int k = 0; k < LANES; k++) dx[k] += x[k];
             }
-            const uint4 packed = pack<ELEMENT>(g);
-            if (own.edge(i)) {
-#pragma unroll
-                for (int k = 0; k < LANES; k++)
-                    if (unsigned(shape.column(own.first + v) + k) < unsigned(shape.columns))
-                        to[i * THREADS * LANES + k] = element<ELEMENT>(packed, k);
-            } else {
+            const uint4 packed = pack<ELEMENT>(dx);
+            if (own.edge(i))
+                store_lanes(packed, own.column(shape, i), shape.columns, to + i * THREADS * LANES);
+            else if (BULK)
+                *in_ring(slot, 0, v) = packed;
+            else
                 store_vector(to + i * THREADS * LANES, packed);
-            }
         }
+        if (BULK) continue;
         __syncwarp();
-        if (threadIdx.x % 32 == 0) desk.empty[slot][i].arrive();
+        if (speaks) desk.empty[slot][i].arrive();
+    }
+    if (BULK) {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // before the copy that reads what was written
+        __syncwarp();
+        if (speaks) desk.empty[slot][0].arrive();
     }
 }
 
@@ -263,7 +188,7 @@ __device__ __forceinline__ void write_partial(const float (&sums)[VECTORS][LANES
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         if (!own.holds(i)) continue;
-        const int column = shape.column(own.first + own.vector(i));
+        const int column = own.column(shape, i);
 #pragma unroll
         for (int k = 0; k < LANES; k++)
             if (unsigned(column + k) < unsigned(shape.columns)) to[column + k] = sums[i][k];
@@ -274,7 +199,7 @@ __device__ __forceinline__ void write_partial(const float (&sums)[VECTORS][LANES
 __device__ __forceinline__ void keep_weights(const WEIGHT *weight, const Elements &shape, const Owned &own) {
     for (int i = 0; i < VECTORS; i++)
         for (int k = 0; k < LANES && own.holds(i); k++) {
-            const int column = shape.column(own.first + own.vector(i)) + k;
+            const int column = own.column(shape, i) + k;
             if (unsigned(column) < unsigned(shape.columns))
                 kept_weights(own.vector(i))[k] = weight[column];
             else
@@ -343,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < ROWS; slot++) {
             desk.full[slot].init(1);
-            for (int i = 0; i < VECTORS; i++) desk.empty[slot][i].init(WARPS);
+            for (int k = 0; k < PARTS; k++) desk.empty[slot][k].init(WARPS);
         }
         for (int set = 0; set < SETS; set++)
             desk.posted[set].init(WARPS), desk.heard[set].init(1), desk.joined[set].init(1);
@@ -358,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
 #else
         const Matrix inputs[INPUTS] = {{x, x_stride}, {dy, dy_stride}};
 #endif
-        if (threadIdx.x % 32 == 0) fetch(desk, inputs, means, rstds, columns, share, at);
+        if (threadIdx.x % 32 == 0) fetch(desk, inputs, dx, means, rstds, columns, share, at);
     } else if (SHARE > 1) {
         tell(desk, share.turns(), columns, at);
     }

@@ -207,7 +207,7 @@ def backward(
     )
     sums = (weight is not None) + has_bias
     inputs, weight_size = 2 + (dsum is not None), 0 if weight is None else weight.itemsize
-    spread = wide.plan(columns, x.itemsize, inputs, weight_size)
+    spread = wide.plan(columns, x.itemsize, inputs, weight_size, sums)
     if spread:
         partial = wide.launch(spread, build.definitions(), x, dy, dsum, dx, weight, mean, rstd, sums)
     else:

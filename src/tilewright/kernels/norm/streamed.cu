@@ -21,11 +21,14 @@
 // 65536, 131072 and 262144 columns: layer norm 0.91, 0.97, 0.98, 0.97 in bf16, 0.92, 0.99, 0.99, 0.98 in fp32; RMS norm
 // 0.94, 0.98, 0.98, 0.98 in bf16, 0.93, 1.00, 1.00, 0.99 in fp32; at 32768 in fp32 0.99.
 // Lost: a ring of vectors and weights in shared memory, three passes of layer norm (mean, squares, result), 195
-// instructions a vector where these are 120: 0.77 to 0.79 in bf16, 0.94, 0.80, 0.73 in fp32; with two passes, about
-// a row's first element, 0.65 to 0.84. Rows in the registers of a cluster that ends with its row, whose weights come
+// instructions a vector where these are 120: 0.77 to 0.79 in bf16, 0.94, 0.80, 0.73 in fp32; with two passes, about a
+// row's first element, 0.65 to 0.84. Rows in the registers of a cluster that ends with its row, whose weights come
 // from L2: 0.67 to 0.82; of a block of 1024 threads, layer norm 0.78 at 65536 in bf16. Four vectors a thread and twice
 // the cluster: 0.89 at 262144 in bf16, else within 0.02. Vectors counted from 16 bytes, not from lines: 0.79 at 50257
-// in bf16. ALIKE 0 there, with 66 programs instead of 64: 0.86. Plain copies (see copy_vector_once): 0.02 less.
+// in bf16. ALIKE 0 there, with 66 programs instead of 64: 0.86. Plain copies (see copy_vector_once): 0.02 less. Seven,
+// five or four vectors a thread and so many more warps: 0.89 to 0.90 at 50257 in bf16 (nine: 0.915 in that run), 0.90
+// and 0.91 in fp32 (0.91), four instead of eight 0.95 at 32768 in fp32 (0.97); 64, 63 or 60 programs there, that rows
+// divide among evenly, instead of 66: 0.96 to 0.95.
 #include "mail.cuh"
 #include "moments.cuh"
 
@@ -242,9 +245,12 @@ PROGRAM norm_streamed(ELEMENT *x, ELEMENT *residual, ELEMENT *y, ELEMENT *sum, c
     const auto fetch_turn = [&](int turn) {
         if (turn < turns) {
             const Elements row = in_x(fetching);
-            fetch(slot_of(turn, 0, ROWS), row);
+            // Told by a lane, the turn is not known to be the same in all of them, and slots have no addresses that
+            // are: see copy_vector_once.
+            const int told = __shfl_sync(~0u, turn, 0);
+            fetch(slot_of(told, 0, ROWS), row);
             if constexpr (RESIDUAL)
-                fetch(slot_of(turn, ROWS, AHEAD), Elements(residual + fetching.row * residual_stride, row));
+                fetch(slot_of(told, ROWS, AHEAD), Elements(residual + fetching.row * residual_stride, row));
             fetching.next();
         }
         asm volatile("cp.async.commit_group;" ::: "memory");

@@ -1,4 +1,4 @@
-"""Backward of rows that take a thread block or more, and do not all begin on a line: `backward_wide.cu`."""
+"""Backward of rows that take a thread block or more: `backward_wide.cu`, where it is faster than rings."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from tilewright.kernels.ring import (
 SOURCE = Path(__file__).parent / "backward_wide.cu"
 SIGNATURE = "PPPPPPPPqiqqqi"
 LINE = 128
-"""Bytes. Rings (`ring.cuh`) are as fast where all rows begin on their multiples."""
+"""Bytes on whose multiples rows may all begin."""
 LEAST = 256
-"""Vectors of a row: fewer are for rings, too."""
-VECTORS, WARPS = 4, 16
-"""Of a thread, and of a multiprocessor: with 16 warps each thread has 128 registers."""
+"""Vectors of a row: fewer are for rings (`ring.cuh`)."""
+LEAST_LINED = {0: 8192, 1: 8192, 2: 512}
+"""The same of rows of 16 bits that all begin on lines, by the sums over rows that are wanted. Of 32 bits all are."""
+ALONE, ALONE_LINED, TOGETHER = (4, 16), (2, 18), ((2, 28), (5, 16))
+"""Vectors of a thread, and warps of a multiprocessor: where a block has a row alone, also of rows that begin on lines,
+and where several have one of 16 bits. 16 warps have registers for five vectors, 28 for two."""
 LEAST_ROWS, MOST_ROWS = 3, 8
 """In the ring of a block: one for each pass, and at least one on its way."""
 DESK_BYTES = 2048
@@ -43,6 +46,8 @@ class Wide:
     count: int
     rows: int
     blocks: int
+    vectors: int
+    bulk: int
     shared_bytes: int
 
     @property
@@ -52,8 +57,8 @@ class Wide:
 
     def definitions(self) -> tuple[tuple[str, int], ...]:
         """What the source wants to know."""
-        names = ("threads", "share", "count", "rows", "blocks")
-        return *((name.upper(), getattr(self, name)) for name in names), ("VECTORS", VECTORS)
+        names = ("threads", "share", "count", "rows", "blocks", "vectors", "bulk")
+        return tuple((name.upper(), getattr(self, name)) for name in names)
 
 
 def _helpers(share: int) -> int:
@@ -61,24 +66,31 @@ def _helpers(share: int) -> int:
 
 
 @functools.cache
-def plan(columns: int, itemsize: int, inputs: int, weight_size: int) -> Wide | None:
-    """For rows of so many columns of `inputs` tensors, weights of `weight_size` bytes (0: none); None if rings are."""
-    vectors = needed(columns, itemsize)
-    if vectors < LEAST or columns * itemsize % LINE == 0:
+def plan(columns: int, itemsize: int, inputs: int, weight_size: int, sums: int) -> Wide | None:
+    """For rows of so many columns of `inputs` tensors, weights of `weight_size` bytes (0: none) and 0, 1 or 2 sums over
+    rows; None if they are for rings."""
+    vectors, lined = needed(columns, itemsize), columns * itemsize % LINE == 0
+    if vectors < (LEAST_LINED[sums] if lined else LEAST) or (lined and itemsize != 2):
         return None
-    fits = (_of_share(share, -(-vectors // share), inputs, weight_size * VECTOR // itemsize) for share in CLUSTERS)
+    together = TOGETHER if itemsize == 2 else (ALONE,)
+    ways = [(ALONE_LINED if lined else ALONE, 1)] + [(way, share) for way in together for share in CLUSTERS[1:]]
+    fits = (
+        _by(way, share, -(-vectors // share), lined, inputs, weight_size * VECTOR // itemsize) for way, share in ways
+    )
     return next((found for found in fits if found), None)
 
 
-def _of_share(share: int, count: int, inputs: int, weight_bytes: int) -> Wide | None:
-    threads = -(-count // (VECTORS * 32)) * 32
+def _by(way: tuple[int, int], share: int, count: int, lined: bool, inputs: int, weight_bytes: int) -> Wide | None:
+    vectors, most = way
+    threads = -(-count // (vectors * 32)) * 32
     warps = threads // 32 + _helpers(share)
     # Clusters of several blocks a multiprocessor are no faster than of one.
-    for blocks in range(WARPS // warps if share == 1 else min(1, WARPS // warps), 0, -1):
+    for blocks in range(most // warps if share == 1 else min(1, most // warps), 0, -1):
         room = min(LARGEST_BLOCK_BYTES, SHARED_BYTES // blocks - BLOCK_OVERHEAD) - DESK_BYTES
         rows = min(MOST_ROWS, (room - count * weight_bytes) // (inputs * count * VECTOR))
         if rows >= LEAST_ROWS:
-            return Wide(threads, share, count, rows, blocks, count * (rows * inputs * VECTOR + weight_bytes))
+            used = count * (rows * inputs * VECTOR + weight_bytes)
+            return Wide(threads, share, count, rows, blocks, vectors, int(lined), used)
     return None
 
 
