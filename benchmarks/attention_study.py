@@ -6,7 +6,8 @@ The rows are measured by
     tilewright bench attention --sweep memory --impl tilewright,eager --direction fwd,fwd+bwd --seconds 0.2 \
         --device cuda --out FILE
 
-where FILE is benchmarks/results/h200/attention.jsonl; FLOPs, bytes and predictions are the account's.
+where FILE is benchmarks/results/h200/attention.jsonl; FLOPs, bytes and predictions are the account's, at the rates
+measured on an H200.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from typing import Any
 
 from examples.attention import case
 from tilewright.account import account
-from tilewright.hardware.profiles import profile_for
+from tilewright.hardware.profiles import DeviceProfile, profile_for
+from tilewright.kernels.attention.variants import MOST_SCORES
 from tilewright.measure.results import read_results
 from tilewright.records.measurement import Direction, Measurement
+from tilewright.records.program import Operator
 from tilewright.report.quantity import count, duration, nbytes, ratio
 
 RESULTS = Path(__file__).parent / "results" / "h200" / "attention.jsonl"
@@ -34,12 +37,16 @@ WAYS = {"eager": "written out", "tilewright": "fused"}
 DIRECTIONS: dict[Direction, str] = {"fwd": "Forward, inference", "bwd": "Backward", "fwd+bwd": "Training step"}
 MEMORY: tuple[Direction, Direction] = ("fwd", "fwd+bwd")
 """Inference and training; the memory of a backward alone leaves out what is saved for it."""
-REFERENCE = "d 16, S 4096: 2.4 times as fast, forward and backward"
+REFERENCE = (16, 4096)
+"""Head size and length at which the study's source found 2.4 times the speed, forward and backward."""
+EXPONENTIALS = 16
+"""That a multiprocessor computes in a cycle."""
+CLOCK_GHZ = 1.98
 
 
 @dataclass(frozen=True)
 class Point:
-    """One size of the study, both ways; a way that was refused has no row."""
+    """One size of the study, both ways; a way that the bench refused has no row."""
 
     width: int
     length: int
@@ -47,19 +54,22 @@ class Point:
     direction: Direction
     rows: dict[str, Measurement]
 
-    def gain(self) -> str:
-        """How many times as fast the fused way is, or `-`."""
+    def gain(self) -> float | None:
+        """How many times as fast the fused way is."""
         if len(self.rows) < len(WAYS):
-            return "-"
-        return ratio(self.rows["eager"].median_us / self.rows["tilewright"].median_us)
+            return None
+        return self.rows["eager"].median_us / self.rows["tilewright"].median_us
 
     def time(self, way: str) -> str:
         """The median of a way."""
-        return duration(self.rows[way].median_us) if way in self.rows else "does not fit"
+        return duration(self.rows[way].median_us) if way in self.rows else self._missing()
 
     def peak(self, way: str) -> str:
         """The peak memory of a way."""
-        return nbytes(self.rows[way].peak_bytes or 0) if way in self.rows else "does not fit"
+        return nbytes(self.rows[way].peak_bytes or 0) if way in self.rows else self._missing()
+
+    def _missing(self) -> str:
+        return "too large" if self.batch * self.length**2 > MOST_SCORES else "–"
 
 
 def points(rows: Sequence[Measurement]) -> list[Point]:
@@ -89,7 +99,9 @@ def times(study: Sequence[Point], direction: Direction) -> str:
     ]
     for length in lengths:
         cells = [own[width, length] for width in widths]
-        shown = [f"{p.time('eager')} → {p.time('tilewright')}, **{p.gain()}**" for p in cells]
+        gains = [p.gain() for p in cells]
+        won = ["" if gain is None else f", **{ratio(gain)}**" for gain in gains]
+        shown = [f"{p.time('eager')} → {p.time('tilewright')}{gain}" for p, gain in zip(cells, won, strict=True)]
         lines.append(f"| {count(length)} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
@@ -126,25 +138,70 @@ def growth(sweep: Sequence[Point]) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Bill:
+    """What the kernels of one way and direction do, and how long that takes at an H200's rates."""
+
+    flops: int
+    """Of matrix products."""
+    moved: int
+    products_us: float
+    memory_us: float
+    predicted_us: float
+    bound: str
+    """Of the kernel that takes longest."""
+
+
+def bill(operators: Sequence[Operator], profile: DeviceProfile) -> Bill:
+    """Of operators that run one after another."""
+    flops = sum(o.cost.flops for o in operators if o.operator_class == "compute")
+    moved = sum(o.cost.bytes for o in operators)
+    longest = max(operators, key=lambda o: o.floor_us or 0.0)
+    return Bill(
+        flops=flops,
+        moved=moved,
+        products_us=flops / profile.matmul_TFLOPs["bfloat16"] / 1e6,
+        memory_us=moved / profile.copy_GBps / 1e3,
+        predicted_us=sum(o.floor_us or 0.0 for o in operators),
+        bound=longest.bound or "",
+    )
+
+
+def bills(length: int, width: int = ACCOUNTED_WIDTH) -> dict[tuple[Direction, str], Bill]:
+    """By direction and way. Of the compiled program attention alone, which is what is measured."""
+    profile = profile_for("h200")
+    operators = account(case(B=BATCH, N=length, d=width, dtype="bf16"), profile).program.operators
+    found: dict[tuple[Direction, str], Bill] = {}
+    graphs: dict[Direction, str] = {"fwd": "forward", "bwd": "backward"}
+    for direction, graph in graphs.items():
+        before = [o for o in operators if (o.stage, o.graph) == ("before", graph)]
+        after = [o for o in operators if (o.stage, o.graph) == ("after", graph) and "attention" in o.name]
+        found[direction, "eager"], found[direction, "tilewright"] = bill(before, profile), bill(after, profile)
+    return found
+
+
 def accounts(study: Sequence[Point], width: int = ACCOUNTED_WIDTH) -> str:
-    """Markdown: FLOPs, bytes, predicted and measured time of both ways for one head size."""
+    """Markdown: FLOPs, bytes, what they take, and predicted and measured time of both ways for one head size."""
     own = {(p.length, p.direction): p for p in study if p.width == width}
     lines = [
-        "| S | direction | way | GFLOP | moved | predicted | measured |",
-        "|---:|---|---|---:|---:|---:|---:|",
+        "| S | | way | GFLOP | moved | products | memory | predicted | measured | limited by |",
+        "|---:|---|---|---:|---:|---:|---:|---:|---:|---|",
     ]
-    profile = profile_for("h200")
     for length in sorted({length for length, _ in own}):
-        operators = account(case(B=BATCH, N=length, d=width, dtype="bf16"), profile).program.operators
-        for direction, graph in (("fwd", "forward"), ("bwd", "backward")):
-            for way, stage in (("eager", "before"), ("tilewright", "after")):
-                mine = [o for o in operators if (o.stage, o.graph) == (stage, graph)]
-                flops, moved = sum(o.cost.flops for o in mine), sum(o.cost.bytes for o in mine)
-                predicted = sum(o.floor_us or 0.0 for o in mine)
-                cells = [f"{flops / 1e9:,.3g}", nbytes(moved), duration(predicted)]
-                measured = own[length, direction].time(way)  # type: ignore[index]
-                lines.append(f"| {count(length)} | {graph} | {WAYS[way]} | {' | '.join(cells)} | {measured} |")
+        for (direction, way), one in bills(length, width).items():
+            flops = one.flops / 1e9
+            cells = [f"{flops:,.0f}" if flops >= 100 else f"{flops:.3g}", nbytes(one.moved)]
+            cells += [duration(us) for us in (one.products_us, one.memory_us, one.predicted_us)]
+            cells += [own[length, direction].time(way), one.bound.removesuffix("-bound")]
+            name = "forward" if direction == "fwd" else "backward"
+            lines.append(f"| {count(length)} | {name} | {WAYS[way]} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def exponentials_us(length: int) -> float:
+    """What the exponentials of a forward take at least, one for each score."""
+    rate = profile_for("h200").sms * EXPONENTIALS * CLOCK_GHZ * 1e3
+    return BATCH * length**2 / rate
 
 
 def drawn(study: Sequence[Point]) -> Iterator[dict[str, Any]]:
@@ -166,22 +223,19 @@ def draw(study: Sequence[Point], path: Path) -> None:
     import altair as alt
 
     values = list(drawn(study))
-    dashes = alt.Legend(symbolType="stroke", symbolStrokeColor="black")
+    lengths = sorted({point.length for point in study})
 
-    def panel(direction: Direction, measure: str) -> alt.Chart:
+    def panel(direction: Direction, measure: str) -> alt.LayerChart | alt.FacetChart:
         name = DIRECTIONS[direction]
-        chart: alt.Chart = (
-            alt.Chart(alt.InlineData(values=[v for v in values if v["direction"] == name]))
-            .mark_line(point=True)
-            .encode(
-                x=alt.X("S:Q", scale=alt.Scale(type="log", base=2), title="S"),
-                y=alt.Y(f"{measure}:Q", scale=alt.Scale(type="log"), title=measure),
-                color=alt.Color("d:N", sort=None),
-                strokeDash=alt.StrokeDash("way:N", sort=list(WAYS.values()), legend=dashes),
-            )
-            .properties(title=f"{name}: {'time' if measure == 'µs' else 'peak memory'}", width=260, height=200)
+        base = alt.Chart(alt.InlineData(values=[v for v in values if v["direction"] == name])).encode(
+            x=alt.X("S:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=lengths, labelAngle=-40)),
+            y=alt.Y(f"{measure}:Q", scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=5)),
+            color=alt.Color("d:N", sort=None),
         )
-        return chart
+        lines = base.mark_line().encode(strokeDash=alt.StrokeDash("way:N", sort=list(WAYS.values())))
+        return alt.layer(lines, base.mark_point(filled=True)).properties(
+            title=f"{name}: {'time' if measure == 'µs' else 'peak memory'}", width=260, height=200
+        )
 
     panels = [panel(direction, "µs") for direction in DIRECTIONS]
     panels += [panel(direction, "MiB") for direction in MEMORY]
@@ -190,13 +244,25 @@ def draw(study: Sequence[Point], path: Path) -> None:
 
 def summary(study: Sequence[Point]) -> str:
     """The reference case, and the range of what fusing wins."""
+    width, length = REFERENCE
     lines = []
     for direction, name in DIRECTIONS.items():
-        own = [p for p in study if p.direction == direction and len(p.rows) == len(WAYS)]
-        gains = sorted(p.rows["eager"].median_us / p.rows["tilewright"].median_us for p in own)
-        here = next(p.gain() for p in own if (p.width, p.length) == (16, 4096))
-        lines.append(f"- {name}: {here} at d 16, S 4096; {ratio(gains[0])} to {ratio(gains[-1])} over all sizes.")
+        own = {(p.width, p.length): gain for p in study if p.direction == direction and (gain := p.gain()) is not None}
+        low, high = min(own.values()), max(own.values())
+        here = ratio(own[REFERENCE])
+        lines.append(f"- {name}: {here} at d {width}, S {length}; {ratio(low)} to {ratio(high)} over all sizes.")
     return "\n".join(lines)
+
+
+def saved(study: Sequence[Point]) -> str:
+    """How much less memory the fused way needs at the reference case, in inference and in training."""
+    width, length = REFERENCE
+    own = {p.direction: p for p in study if (p.width, p.length) == (width, length)}
+    shares = []
+    for direction in MEMORY:
+        peaks = [own[direction].rows[way].peak_bytes or 0 for way in WAYS]
+        shares.append(f"{nbytes(peaks[0])} → {nbytes(peaks[1])} ({peaks[1] / peaks[0]:.1%})")
+    return f"at d {width}, S {length}: inference {shares[0]}, training {shares[1]}"
 
 
 def page(rows: Sequence[Measurement]) -> str:
@@ -205,14 +271,26 @@ def page(rows: Sequence[Measurement]) -> str:
     study, sweep = ([p for p in found if p.batch == batch] for batch in (BATCH, 1))
     where = study[0].rows["tilewright"]
     tables = "\n\n".join(times(study, direction) for direction in DIRECTIONS)
+    width, length = REFERENCE
+    profile, forward = profile_for("h200"), bills(length)
+    before, after = forward["fwd", "eager"], forward["fwd", "tilewright"]
+    made = f"{where.device}, torch {where.torch}, Triton {where.triton}, {where.date[:10]}"
+    traffic = f"{duration(before.memory_us)} to {duration(after.memory_us)}"
+    longest = max(p.length for p in study)
+    exponentials = duration(exponentials_us(longest))
+
+    def spread(way: str) -> str:
+        errors = [p.rows[way].error or 0.0 for p in study if way in p.rows and p.direction == "fwd"]
+        return f"{min(errors):.1e} to {max(errors):.1e}"
+
     return f"""# Attention written out against fused
 
-{where.device}, torch {where.torch}, Triton {where.triton}, {where.date[:10]}. q, k and v are [{BATCH}, 1, S, d] in
-bf16, without a mask; medians, L2 flushed before each call, every result held against float64. *Written out* is
+{made}. q, k and v are [{BATCH}, 1, S, d] in bf16,
+without a mask; medians, L2 flushed before each call, every result held against float64. *Written out* is
 `softmax(q kᵀ / √d) v` in eager PyTorch, *fused* is `tilewright.functional.attention`. Measured by
 `tilewright bench attention --sweep study`, written by `python -m benchmarks.attention_study`.
 
-The reference case is {REFERENCE}. Here:
+The reference case is d {width}, S {length}: 2.4 times as fast, forward and backward. Here:
 
 {summary(study)}
 
@@ -220,28 +298,47 @@ The reference case is {REFERENCE}. Here:
 
 ## Time
 
+Written out → fused, and how many times as fast. `–`: the bench refused the way written out. It rounds scores and
+weights to bf16 (relative error {spread("eager")}, fused {spread("tilewright")}), and there one element
+was further off than twice what PyTorch's fused operator is, which the bench holds all ways against.
+
 {tables}
+
+What limits it:
+
+- **Written out**, from S {count(1024)} on: memory. The S² scores are all that counts, so times do not depend on d.
+- **Fused, forward**: the matrix units, and the exponentials, of which there are as many whatever d is. At S
+  {count(longest)} they take {exponentials} by themselves, as long as the products of d 64 would at the peak of the
+  matrix units. Head sizes 16 and 32 are padded to 64, so all three take the same time.
+- **Fused, backward**: the additions to dq in L2, then the matrix units. At d 256 there is least to win: the products
+  grow with d, and the traffic that fusing saves does not.
+- **S 256**: launches, and too few programs for {profile.sms} multiprocessors (two for each of {BATCH} heads). The fused
+  backward is three kernels; at d 256, where a program has most to do, written out is faster.
 
 ## Time is compute and memory traffic
 
-The forward computes the same products either way; what fusing removes is the traffic of the S² scores, which are
-written by one kernel and read by the next. The backward computes one product more than the one written out, to draw
-the scores again instead of reading them. FLOPs and bytes are the account's, of the training step as eager runs it and
-as tilewright compiles it; predicted is the sum of the floors of its kernels, each the larger of its FLOPs and its bytes
-at the rates of the datasheet; measured are the functions of above. d = {ACCOUNTED_WIDTH}.
+The products of the forward are the same either way. What fusing removes is the traffic of the S² scores, which one
+kernel writes and the next reads: at S {length}, d {ACCOUNTED_WIDTH}, the products take {duration(before.products_us)}
+in both, and what memory takes goes from {traffic}. The backward computes one product more
+than the one written out, to draw the scores again instead of reading them. FLOPs (of products) and bytes are the
+account's; products and memory are what they take at the rates measured on an H200; predicted is the sum over the
+kernels of whichever is longer, without the exponentials; limited by: what the longest kernel is. d = {ACCOUNTED_WIDTH}.
 
 {accounts(study)}
 
 ## Peak memory
 
 Live bytes above the inputs: of a forward without gradients, and of a forward and backward with all that is saved
-between them.
+between them. Fused, neither keeps anything of the size S²:
+{saved(study)}.
+A fused forward whose backward reads the scores from memory saves in inference alone.
 
 {memory(study)}
 
 ### One head from a thousand to a hundred thousand positions
 
 d 128, batch 1. What the fused way needs grows with S and not with S²: the bytes for each position stay the same.
+Too large: more than 2³¹ scores, of which training keeps several copies.
 
 {growth(sweep)}
 """

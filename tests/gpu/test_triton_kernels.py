@@ -68,6 +68,21 @@ def test_a_kernel_compiled_ahead_takes_pointers_aligned_or_not(offset: int) -> N
         torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16])
+def test_numbers_that_an_integer_cannot_hold(source: torch.dtype, dtype: torch.dtype) -> None:
+    values = [500.0, 200.7, -1.5, -300.0, 7e4, -7e4, 3e9, -3e9, 2.0**31 + 256, 2.0**32 + 77, 1e20, -1e20]
+    x = torch.tensor([*values, float("nan"), float("inf"), -float("inf")], dtype=source, device=GPU)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.to(dtype).to(source) * 2
+
+    (lowered,) = nests_of(function, x)
+    result = torch.empty_like(x)
+    by_triton()(lowered, [x, result])
+    assert torch.equal(result, function(x))
+
+
 def test_column_sums_are_the_same_at_every_run() -> None:
     x = torch.randn(20000, 130, device=GPU)
     (lowered,) = nests_of(lambda x: x.sum(0), x)

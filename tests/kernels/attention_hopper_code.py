@@ -42,6 +42,7 @@ def report(tiles: Tiles) -> dict[str, object]:
 if __name__ == "__main__":
     for shape in (
         (1024, 128, 0, None, torch.bfloat16), (8192, 64, 0, None, torch.bfloat16), (8192, 64, 0, 500, torch.float16),
-        (1024, 256, 0, None, torch.bfloat16),
+        (1024, 256, 0, None, torch.bfloat16), (512, 64, 0, None, torch.bfloat16), (256, 64, 0, None, torch.float16),
+        (512, 128, 0, 100, torch.bfloat16),
     ):  # fmt: skip
         print(json.dumps(report(tiles_of(*shape))), flush=True)

@@ -200,6 +200,23 @@ def test_blocks_are_cut_down_to_the_shared_memory_there_is() -> None:
     assert fitting(wide, 512, 512, 1) == wide._replace(queries=16, keys=16, stages=1)
 
 
+def test_programs_on_an_h200_have_the_blocks_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewright.kernels.attention import triton_launch
+    from tilewright.kernels.attention.registered import request_of
+    from tilewright.kernels.attention.triton_plan import SPARE_BYTES
+
+    monkeypatch.setattr(triton_launch, "shared_bytes", lambda _: 232448 - SPARE_BYTES)
+    for width in (64, 128, 256):
+        q = torch.empty(1, 1, 64, width, dtype=torch.bfloat16)
+        request = request_of(q, q, q, *[None] * 4, 1.0, None, None, 0.0, 0.0, 0, 0, False)
+        forward = triton_launch._blocks(request, triton_launch.FORWARD, "keys", (width,))
+        assert forward == triton_launch.FORWARD[width]
+        dq = triton_launch._blocks(request, triton_launch.QUERIES_ONLY, "keys", (width, width))
+        assert dq == triton_launch.QUERIES_ONLY[width]
+    for table, held in ((triton_launch.KEYS_ALONE, (256, 256)), (triton_launch.VALUES_ALONE, (256,))):
+        assert triton_launch._blocks(request, table, "queries", held) == table[256]
+
+
 def test_narrow_tiles_are_widened_where_elements_come_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from tilewright.kernels.attention import triton_plan
     from tilewright.kernels.attention.registered import request_of

@@ -13,6 +13,7 @@ from tilewright.kernels.attention import hopper_backward
 from tilewright.kernels.attention.request import Request
 
 SHAPES = (*hopper_backward.SHAPES.values(), hopper_backward.SHORT)
+BUILDS = (False, torch.bfloat16, True), (True, torch.float16, True), (True, torch.bfloat16, False)
 SHARED_LIMIT = 232448
 """Bytes of shared memory that a program can have on compute capability 9.0."""
 
@@ -20,11 +21,11 @@ SHARED_LIMIT = 232448
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_run_ahead_and_registers_suffice(shape: hopper_backward.Shape, tmp_path: Path) -> None:
     """The assembler makes matrix instructions wait for each other where it cannot follow the pipeline."""
-    for banded, dtype in ((False, torch.bfloat16), (True, torch.float16)):
-        found = assembled(shape.source, shape.definitions(banded, dtype), tmp_path)
+    for banded, dtype, attended in BUILDS:
+        found = assembled(shape.source, shape.definitions(banded, dtype, attended), tmp_path)
         assert found["serialized"] == 0
-        # By the thread that starts copies, which has 24 registers.
-        assert found["spilled"] <= 48
+        # By the warps beside those that multiply, which have 24 registers.
+        assert found["spilled"] <= 96
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -33,8 +34,8 @@ def test_programs_fit(shape: hopper_backward.Shape) -> None:
 
 
 def test_arguments_lie_as_the_source_declares_them() -> None:
-    assert ctypes.sizeof(hopper_backward.Problem) == 80
-    assert hopper_backward.Problem.queries.offset == 32
+    assert ctypes.sizeof(hopper_backward.Problem) == 136
+    assert hopper_backward.Problem.queries.offset == 80
 
 
 def test_the_cpu_is_refused() -> None:

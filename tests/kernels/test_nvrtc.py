@@ -98,7 +98,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, current = Driver(0, 201, 0), []
     monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
-    monkeypatch.setattr(nvrtc, "_make_current", current.append)
+    monkeypatch.setattr(nvrtc, "make_current", current.append)
     launch = nvrtc.Kernel(object(), "Pifq", device=1, threads=256, shared_bytes=4096, cluster=1)
     launch((5,), 2**40, -3, 0.5, 2**33)
     expected = (5, 1, 1, 256, 1, 1, 4096, 77, 2**40, -3, 0.5, 2**33)

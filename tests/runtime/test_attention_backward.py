@@ -91,6 +91,19 @@ def test_operands_may_be_expanded_and_transposed() -> None:
             assert torch.equal(mine, same)
 
 
+@pytest.mark.parametrize("heads", [1, 2, 6])
+def test_heads_of_queries_that_share_keys(heads: int) -> None:
+    grad, q, k, v = operands((2, 6, 9, 11, 8), torch.float32, 1.0)
+    mask = torch.randn(2, 6, 9, 11)
+    grouped = [grad, q, k[:, :heads], v[:, :heads]]
+    dq, dk, dv = ours(grouped, mask=mask)
+    written = [grad, q, *(x[:, :heads].repeat_interleave(6 // heads, 1) for x in (k, v))]
+    true = written_out([x.double() for x in written], mask.double())
+    shared = [x.unflatten(1, (heads, -1)).sum(2) for x in true[1:]]
+    for mine, other in zip((dq, dk, dv), (true[0], *shared), strict=True):
+        torch.testing.assert_close(mine.double(), other, rtol=1e-5, atol=1e-5)
+
+
 def test_a_query_without_keys_takes_no_part() -> None:
     grad, q, k, v = drawn = operands((1, 1, 6, 5, 4), torch.float32, 1.0)
     mask = torch.zeros(6, 5)

@@ -137,7 +137,7 @@ class Kernel:
         (result,) = launch(self.function, x, y, z, *rest)
         if result == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
             # A thread that has done nothing on the device yet.
-            _make_current(self.device)
+            make_current(self.device)
             (result,) = launch(self.function, x, y, z, *rest)
         if result != driver.CUresult.CUDA_SUCCESS:
             raise CompilerError(
@@ -179,7 +179,7 @@ def loaded(
 
     driver = _driver()
     with torch.cuda.device(device):
-        _make_current(device)
+        make_current(device)
         # The module is never unloaded: the kernel lives as long as the process.
         function = _checked(driver.cuModuleGetFunction(_checked(driver.cuModuleLoadData(code)), entry.encode()))
         if shared_bytes:
@@ -292,9 +292,41 @@ def _bindings(name: str) -> Any:
         raise CompilerError(f"CUDA C++ needs the package cuda-bindings: {error}; pip install cuda-bindings") from error
 
 
-def _make_current(device: int) -> None:
+def cuda_function(name: str) -> int:
+    """The address of a function of CUDA's driver, for C++ that calls it. Raises CompilerError where it is missing."""
+    return _address("libcuda.so.1", name)
+
+
+def stream_function() -> int:
+    """The address of `int f(int32_t device, void **stream)`, PyTorch's current stream; raises CompilerError."""
+    import torch
+
+    library = Path(torch.__file__).parent / "lib/libtorch_cuda.so"
+    return _address(str(library), "aoti_torch_get_current_cuda_stream")
+
+
+@functools.cache
+def _address(library: str, name: str) -> int:
+    try:
+        function = getattr(ctypes.CDLL(library), name)
+    except (OSError, AttributeError) as error:
+        raise CompilerError(f"{library} has no {name}: {error}") from error
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def primary_context(device: int) -> int:
+    """Handle of the context that everybody in this process shares on device number `device`."""
+    return int(_primary(device))
+
+
+def make_current(device: int) -> None:
+    """Give this thread the context that everybody in this process shares on device number `device`."""
+    _checked(_driver().cuCtxSetCurrent(_primary(device)))
+
+
+def _primary(device: int) -> Any:
     driver = _driver()
-    _checked(driver.cuCtxSetCurrent(_checked(driver.cuDevicePrimaryCtxRetain(_checked(driver.cuDeviceGet(device))))))
+    return _checked(driver.cuDevicePrimaryCtxRetain(_checked(driver.cuDeviceGet(device))))
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:

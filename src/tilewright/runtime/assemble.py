@@ -154,8 +154,10 @@ class _Assembler:
     def _argument(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
             return Slot(self._slot(value))
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, tuple):
             return tuple(self._argument(v) for v in value)
+        if isinstance(value, list):
+            return [self._argument(v) for v in value]
         if isinstance(value, dict):
             return {k: self._argument(v) for k, v in value.items()}
         return value

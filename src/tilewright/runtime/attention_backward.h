@@ -4,7 +4,8 @@
 //     dP = dO Vᵀ                              dQ = scale · dS K
 //     dS = P ∘ (dP - rowsum(P ∘ dP))          dK = scale · dSᵀ Q
 //
-// A thread takes one head, and walks its queries in blocks whose rows of P and dP stay in its cache.
+// A thread takes one head of keys with the heads of queries that share it, and walks these queries in blocks whose
+// rows of P and dP stay in its cache.
 // Nothing comes from forward but Q, K, V: weights are normalised by the sum of the very
 // exponentials, and their sums with dP are formed from the very dP, all in fp32, so that what cancels
 // in the rows of dS cancels as well as it does where attention is written out.
@@ -18,12 +19,12 @@ struct tw_panel {  // a matrix of fp32 by rows
   int stride;
 };
 
-struct tw_attention {  // as AttentionArguments in attention_backward.py
+struct tw_attention {  // as AttentionArguments in attention_backward.py; `heads` are those of keys
   float* tensors[7];   // q, k, v, the gradient of the output, dq, dk, dv
   const float* mask;
   float* scratch;
   tw_gemm_t gemm;
-  int64_t heads, heads_per_batch, queries, keys, depth, block, row, causal, scratch_stride;
+  int64_t heads, heads_per_batch, sharing, queries, keys, depth, block, row, causal, scratch_stride;
   int64_t strides[7][3];  // batch, head, row
   int64_t mask_strides[4];
   float scale;
@@ -52,22 +53,24 @@ TW void tw_attention_row(float* s, float* dp, const float* mask, int64_t mask_st
   for (int64_t j = seen; j < keys; ++j) s[j] = dp[j] = 0.0f;
 }
 
-static void tw_attention_head(const tw_attention& a, int64_t number, float* p) {
-  int64_t batch = number / a.heads_per_batch, head = number % a.heads_per_batch;
-  tw_panel at[7];  // q, k, v, grad, dq, dk, dv
-  for (int i = 0; i < 7; ++i)
-    at[i] = {a.tensors[i] + batch * a.strides[i][0] + head * a.strides[i][1], (int)a.strides[i][2]};
-  tw_panel k = at[1], v = at[2], dk = at[5], dv = at[6];
+TW tw_panel tw_head(const tw_attention& a, int tensor, int64_t batch, int64_t head) {
+  const int64_t* strides = a.strides[tensor];
+  return {a.tensors[tensor] + batch * strides[0] + head * strides[1], (int)strides[2]};
+}
+
+static void tw_attention_head(const tw_attention& a, int64_t batch, int64_t head, float* p) {
+  int64_t shared = head / a.sharing;
+  tw_panel k = tw_head(a, 1, batch, shared), v = tw_head(a, 2, batch, shared);
+  tw_panel dk = tw_head(a, 5, batch, shared), dv = tw_head(a, 6, batch, shared);
   const float* mask = a.mask ? a.mask + batch * a.mask_strides[0] + head * a.mask_strides[1] : nullptr;
   float* dp = p + a.block * a.row;
-  tw_clear(dk, a.keys, a.depth);
-  tw_clear(dv, a.keys, a.depth);
   const float one = 1.0f, zero = 0.0f;
   const int d = (int)a.depth, row = (int)a.row;
   for (int64_t first = 0; first < a.queries; first += a.block) {
     int rows = (int)(a.queries - first < a.block ? a.queries - first : a.block);
     int keys = (int)(a.causal && first + rows < a.keys ? first + rows : a.keys);
-    tw_panel q = tw_below(at[0], first), grad = tw_below(at[3], first), dq = tw_below(at[4], first);
+    tw_panel q = tw_below(tw_head(a, 0, batch, head), first), grad = tw_below(tw_head(a, 3, batch, head), first);
+    tw_panel dq = tw_below(tw_head(a, 4, batch, head), first);
     a.gemm("T", "N", &keys, &rows, &d, &a.scale, k.at, &k.stride, q.at, &q.stride, &zero, p, &row);
     a.gemm("T", "N", &keys, &rows, &d, &one, v.at, &v.stride, grad.at, &grad.stride, &zero, dp, &row);
     for (int64_t i = 0; i < rows; ++i) {
@@ -83,6 +86,11 @@ static void tw_attention_head(const tw_attention& a, int64_t number, float* p) {
 
 extern "C" void tw_attention_backward(const tw_attention* a, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int64_t head = 0; head < a->heads; ++head)
-    tw_attention_head(*a, head, a->scratch + omp_get_thread_num() * a->scratch_stride);
+  for (int64_t number = 0; number < a->heads; ++number) {
+    int64_t batch = number / a->heads_per_batch, shared = number % a->heads_per_batch;
+    tw_clear(tw_head(*a, 5, batch, shared), a->keys, a->depth);
+    tw_clear(tw_head(*a, 6, batch, shared), a->keys, a->depth);
+    float* p = a->scratch + omp_get_thread_num() * a->scratch_stride;
+    for (int64_t i = 0; i < a->sharing; ++i) tw_attention_head(*a, batch, shared * a->sharing + i, p);
+  }
 }

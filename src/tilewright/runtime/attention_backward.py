@@ -41,7 +41,7 @@ class AttentionArguments(ctypes.Structure):
         ("mask", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
         ("gemm", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("heads", "heads_per_batch", "queries", "keys", "depth")),
+        *((name, ctypes.c_int64) for name in ("heads", "heads_per_batch", "sharing", "queries", "keys", "depth")),
         *((name, ctypes.c_int64) for name in ("block", "row", "causal", "scratch_stride")),
         ("strides", Strides * 7),
         ("mask_strides", ctypes.c_int64 * 4),
@@ -87,7 +87,10 @@ def _backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Sequence[torch.Tensor]:
-    """dq, dk, dv [B, H, N, d] of grad, q [B, H, Nq, d], k and v [B, H, Nk, d]; the mask broadcasts to the scores."""
+    """dq, dk, dv of grad, q [B, H, Nq, d], k and v [B, H / n, Nk, d]; the mask broadcasts to the scores.
+
+    Each n heads of queries that follow one another share a head of keys (n is 1 unless attention is grouped).
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.dtype not in DTYPES or 0 in (*q.shape, *k.shape):
         eager: Sequence[torch.Tensor] = OPERATOR(
@@ -103,8 +106,9 @@ def _backward(
         mask=None if mask is None else mask.data_ptr(),
         scratch=scratch.data_ptr(),
         gemm=gemm,
-        heads=q.shape[0] * q.shape[1],
-        heads_per_batch=q.shape[1],
+        heads=k.shape[0] * k.shape[1],
+        heads_per_batch=k.shape[1],
+        sharing=q.shape[1] // k.shape[1],
         queries=q.shape[2],
         keys=k.shape[2],
         depth=k.shape[3],

@@ -8,11 +8,13 @@ change, and one that does not begin at a multiple of 16 bytes goes the operator'
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from tilewright.kernels.attention import dispatch, registered
+from tilewright.kernels.attention import direct, dispatch, registered
+from tilewright.kernels.attention.native import EXTENSION
 from tilewright.kernels.attention.request import Operands, Request, strides_of
 from tilewright.kernels.device import NARROW, current
 
@@ -34,6 +36,7 @@ class Forward:
         self._shape: tuple[int, ...] = ()
         self._strides: tuple[int, ...] = ()
         self._nothing: tuple[torch.Tensor, ...] = ()
+        self._native = Native(trained=False)
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, ...]:
         if self._request is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT:
@@ -41,6 +44,10 @@ class Forward:
             if self._request is None and (request := settled(q, k, v, options)) is not None:
                 self._remember(request, results, options[-1])
             return results
+        native = self._native.of(self._request, q, k, v, options[-1])
+        if native is not None:
+            library, course = native
+            return *library.results(course, q, k, v), *self._nothing
         out = q.new_empty_strided(self._shape, self._strides)
         lse = torch.empty(self._shape[:3], dtype=torch.float32, device=q.device)
         with current(q):
@@ -60,6 +67,7 @@ class Backward:
 
     def __init__(self) -> None:
         self._request: Request | None = None
+        self._native = Native(trained=True)
 
     def __call__(
         self,
@@ -78,7 +86,34 @@ class Backward:
             if self._request is None:
                 self._request = settled(q, k, v, options)
             return registered.backward(dout, dlse, q, k, v, out, lse, level, state, *options)
+        native = self._native.of(self._request, q, k, v, options[-1]) if dlse is None else None
+        if native is not None:
+            library, course = native
+            gradients: tuple[torch.Tensor, ...] | None = library.gradients(course, dout, q, k, v, out, lse)
+            if gradients is not None:
+                return gradients
         return dispatch.backward(self._request, Operands(q, k, v), out, lse, dout, None, dlse, options[-1])
+
+
+class Native:
+    """The course of a step in C++, from the moment on when that is built."""
+
+    def __init__(self, trained: bool) -> None:
+        self._trained = trained
+        self._module: ModuleType | None = None
+        self._course: tuple[ModuleType, Any] | None = None
+
+    def of(
+        self, request: Request, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, way: str
+    ) -> tuple[ModuleType, Any] | None:
+        """The module, and what its functions take first for calls of `request`; None where Python does them."""
+        module = EXTENSION.module() if EXTENSION.found is None else EXTENSION.found
+        if module is not self._module:
+            launch = dispatch.launch_of(request, dispatch.laid_as(q, v.shape[3])[1], way)
+            self._course = direct.native_course(request, (q, k, v), launch, self._trained)
+            # Last: another thread may be in a call.
+            self._module = module
+        return self._course
 
 
 def settled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple[Any, ...]) -> Request | None:

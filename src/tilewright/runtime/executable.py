@@ -53,10 +53,12 @@ class TensorSpec:
         return pool.empty(self.shape, self.strides, self.dtype, self.extent)
 
     def over(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor in the storage of one that nobody needs any more.
+        """A tensor in the storage of one that nobody needs any more: that one itself where it lies as this does.
 
         It is not a view of that one: autograd forbids a caller to write to a result that is a view.
         """
+        if tensor.dtype == self.dtype and tensor.shape == self.shape and tensor.stride() == self.strides:
+            return tensor
         fresh = torch.empty(0, dtype=self.dtype, device=tensor.device)
         return fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), self.shape, self.strides)
 
@@ -176,6 +178,8 @@ def fill(argument: Any, slots: Slots) -> Any:
     if kind is Slot:
         return slots[argument.index]
     if kind is tuple:
+        return tuple([fill(a, slots) for a in argument])
+    if kind is list:
         return [fill(a, slots) for a in argument]
     if kind is dict:
         return {k: fill(a, slots) for k, a in argument.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,8 +20,9 @@ import torch
 from tilewright.emit.triton_form import Form, power_of_two
 from tilewright.loops.nest import Level, Nest
 from tilewright.records import cache
-from tilewright.records.errors import CompilerError
+from tilewright.records.errors import CompilerError, say_once
 from tilewright.runtime.executable import Slots, TensorSpec
+from tilewright.runtime.launch import EXTENSION, WARP, Kernel, Run, bound
 
 TILE = 1024
 """Elements of a block on a GPU: eight for each thread of four warps."""
@@ -52,6 +53,15 @@ class _Compiled:
         run = self.kernel.run
         known = (self.kernel.function, self.kernel.packed_metadata, None, None, None)
         run(self.programs, 1, 1, stream, *known, *pointers, *self.constants)
+
+    def bare(self) -> Kernel | None:
+        """The kernel without Triton around it; None where its launch takes more than pointers."""
+        _ = self.kernel.run
+        meta = self.kernel.metadata
+        more = meta.global_scratch_size, meta.profile_scratch_size, meta.launch_cooperative_grid, meta.launch_pdl
+        if any(more) or meta.num_ctas != 1:
+            return None
+        return Kernel(self.kernel.function, self.programs, WARP * meta.num_warps, meta.shared)
 
 
 @dataclass(frozen=True)
@@ -154,6 +164,16 @@ class TritonKernel:
         elif compiled is None or not _launched(compiled, [t.data_ptr() for t in (*tensors, *scratch)], device.index):
             self._run(chosen, [*tensors, *scratch], lambda kernel, programs: kernel[(programs,)])
 
+    def is_compiled(self, device: torch.device) -> bool:
+        """Whether it was compiled ahead for `device`."""
+        return device in self._compiled
+
+    def bare(self, device: torch.device) -> list[Kernel] | None:
+        """What was compiled ahead for `device`, for who launches it without Triton; None where Triton must."""
+        with torch.cuda.device(device):
+            made = [compiled.bare() for compiled in self._compiled[device]]
+        return [kernel for kernel in made if kernel] if all(made) else None
+
     def _run(
         self, chosen: Launch, pointers: Sequence[object], on: Callable[[Any, int], Callable[..., object]]
     ) -> list[_Compiled]:
@@ -171,16 +191,28 @@ class TritonKernel:
 
 def _launched(kernels: Sequence[_Compiled], pointers: Sequence[int], device: int) -> bool:
     """Launch what was compiled ahead; False where it does not fit these pointers, or somebody watches launches."""
-    from triton import knobs
-    from triton.runtime import driver
-
-    hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
-    if any(getattr(hook, "calls", hook) for hook in hooks) or any(pointer % ALIGNED for pointer in pointers):
+    if _watched() or any([pointer % ALIGNED for pointer in pointers]):
         return False
-    stream = driver.active.get_current_stream(device)
+    stream = _triton()[1].active.get_current_stream(device)
     for kernel in kernels:
         kernel.launch(pointers, stream)
     return True
+
+
+def _watched() -> bool:
+    """Whether somebody asked Triton to be told of launches."""
+    runtime, _ = _triton()
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+@functools.cache
+def _triton() -> tuple[Any, Any]:
+    """Triton's settings and its driver: an import costs the host a microsecond, even of what is loaded."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    return knobs.runtime, driver
 
 
 @dataclass
@@ -197,8 +229,14 @@ class TritonStep:
     elsewhere: tuple[int, ...] = ()
     """Inputs, by their place, that are on the CPU beside operands on a GPU, as a 0-d tensor may be."""
     frees: tuple[int, ...] = ()
+    _native: Run | None = field(default=None, init=False, repr=False)
+    _is_bound: bool = field(default=False, init=False, repr=False)
 
     def run(self, slots: Slots) -> None:
+        if not self._is_bound:
+            self._bind()
+        if self._native is not None and not _watched() and self._native(slots):
+            return
         tensors = [slots[i] for i in self.inputs]
         for place in self.elsewhere:
             tensors[place] = tensors[place].to(self.device)
@@ -206,6 +244,18 @@ class TritonStep:
             slots[slot] = self._empty(spec) if over is None else spec.over(slots[over])
             tensors.append(slots[slot])
         self.kernel.launch(tensors)
+
+    def _bind(self) -> None:
+        """Go over to C++ once that is built, where the kernels were compiled ahead and take nothing else."""
+        ahead = self.kernel.is_compiled(self.device) and not self.elsewhere
+        module = EXTENSION.module() if ahead else None
+        if module is not None and (kernels := self.kernel.bare(self.device)):
+            scratch = [(n, getattr(torch, dtype)) for n, dtype in self.kernel.plan(self.device).scratch]
+            try:
+                self._native = bound(module, self.device, kernels, self.inputs, self.outputs, scratch)
+            except CompilerError as error:
+                say_once(f"compiled models cost the host more in Python: {error}")
+        self._is_bound = module is not None or not ahead
 
     def _empty(self, spec: TensorSpec) -> torch.Tensor:
         return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self.device)

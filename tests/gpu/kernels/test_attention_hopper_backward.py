@@ -84,12 +84,18 @@ def gradients(
     return torch.autograd.grad((out, lse), (q, k, v), (dout, more)), out.detach(), lse.detach()
 
 
-def computed(request: Request, inputs: Tensors, out: torch.Tensor, lse: torch.Tensor) -> Tensors:
-    """dq, dk and dv in memory that held NaN."""
+def computed(
+    request: Request, inputs: Tensors, out: torch.Tensor, lse: torch.Tensor, attended: bool | None = None
+) -> Tensors:
+    """dq, dk and dv in memory that held NaN; sums of dQ by spare warps or not, or as is thought best."""
     assert hopper_backward.supports(request) is None
     q, k, v, dout = inputs
     made = tuple(torch.full_like(x, math.nan) for x in (q, k, v))
-    hopper_backward.backward(request, Operands(q, k, v), out, lse, dout, *made)
+    run = hopper_backward.bound(request)
+    if attended is not None:
+        shape = hopper_backward.SHAPES[64 if q.shape[3] <= 64 else 128]
+        run = hopper_backward.bind(hopper_backward.planned(request, shape, attended), request)
+    run(Operands(q, k, v), out, lse, dout, *made)
     return made
 
 
@@ -99,13 +105,13 @@ def forward_of(request: Request, inputs: Tensors) -> tuple[Tensors, torch.Tensor
     return truth, torch.empty_like(inputs[3]).copy_(out), lse.float()
 
 
-def assert_contract(request: Request, inputs: Tensors, whole: bool = False) -> None:
+def assert_contract(request: Request, inputs: Tensors, whole: bool = False, attended: bool | None = None) -> None:
     """Against the true gradients of what the kernel is given, or of the `whole`, forward and backward."""
     truth, out, lse = forward_of(request, inputs)
     if not whole:
         truth, _, _ = gradients(request, inputs, torch.float64, out)
     eager, _, _ = gradients(request, inputs, request.dtype)
-    ours = computed(request, inputs, out, lse)
+    ours = computed(request, inputs, out, lse, attended)
     for name, *three in zip(("dq", "dk", "dv"), ours, eager, truth, strict=True):
         verified = compare(*three, direction="bwd", tensor=name)
         assert verified.ok, verified
@@ -148,6 +154,17 @@ def test_more_blocks_of_keys_than_programs(head_size: int) -> None:
     for heads, lengths, band in (((48, 48), (300, 500), (None, 0)), ((24, 12), (200, 1500), (50, 0))):
         inputs = tensors(*lengths, head_size, torch.bfloat16, heads=heads)
         assert_contract(request_of(*inputs[:3], band), inputs)
+
+
+@pytest.mark.parametrize("head_size", [64, 104, 128])
+def test_spare_warps_zero_and_round_dq(head_size: int) -> None:
+    """Few heads, so that all are zero before; many; grouped; blocks that no query sees; long walks."""
+    for heads, lengths, band in itertools.product([(4, 2), (80, 80)], [(1, 3), (203, 799), (640, 384)], BANDS[:3]):
+        inputs = tensors(*lengths, head_size, torch.bfloat16, heads=heads)
+        assert_contract(request_of(*inputs[:3], band), inputs, attended=True)
+    for band in BANDS[:2]:
+        inputs = tensors(1500, 1500, head_size, torch.float16, heads=(32, 16), along="bshd")
+        assert_contract(request_of(*inputs[:3], band), inputs, attended=True)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -38,6 +38,8 @@ CALLS = [
     Call(heads=4, queries=2, keys=200, slopes=True, mask="additive", options={"softcap": 3.0, "window": (70, None)}),
     Call(queries=3, keys=100, mask="rows", layout="positions", options={"window": (0, -90)}),
     Call(queries=37, keys=21, head_size=130, heads=1, kv_heads=1, value_size=20, options={"causal": True}),
+    Call(queries=3, keys=70, outliers=True, options={"window": (0, 0), "softcap": 1.5, "scale": -0.3}),
+    Call(queries=17, keys=3, dtype=torch.float32, outliers=True, options={"softcap": 3.0, "scale": 1.0}),
     Call(queries=0),
     Call(keys=0, dtype=torch.float32),
     Call(batch=0),
@@ -57,6 +59,11 @@ def test_weights_of_nearly_one_have_gradients_of_nearly_zero(
     widths = {"head_size": sizes[0], "value_size": sizes[1]}
     call = Call(heads=4, queries=1, keys=3, dtype=dtype, outliers=True, options={"causal": True}, **widths)
     assert wrong(call, CPU, seed) == []
+
+
+def test_the_gradient_of_one_query_among_many_keys_is_small_where_one_weight_is_nearly_one() -> None:
+    call = Call(queries=1, keys=113, head_size=128, slopes=True, outliers=True, options={"dropout_p": 0.1})
+    assert wrong(call, CPU, 25) == []
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (3, 5)}], ids=str)

@@ -101,9 +101,7 @@ def test_what_is_known_to_be_fast_without_a_race(monkeypatch: pytest.MonkeyPatch
     hopper = ["hopper_forward", "hopper_backward"]
     kernel._check_fast(request(16), hopper)
     kernel._check_fast(request(1), hopper[:1])
-    with pytest.raises(Refusal, match=r"1\.6 GFLOP of attention is bound by the host"):
-        kernel._check_fast(request(1), hopper)
-    kernel._check_fast(request(6, right=None), hopper)
+    kernel._check_fast(request(1), hopper)
     with pytest.raises(Refusal, match="a mask: not in these kernels, and what takes it was not raced"):
         kernel._check_fast(request(16, mask="additive"), ["triton_launch", "triton_launch"])
     with pytest.raises(Refusal, match="a deterministic order, and what takes it was not raced"):

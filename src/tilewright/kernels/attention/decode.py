@@ -79,7 +79,7 @@ def _plan(request: Request, out: Strides, mask: Strides) -> tuple[Plan, int]:
     widths = widths_of(request)
     blocks = INTERPRETED if interpreted() else BLOCKS[max(64, *widths)]
     blocks = fitting(blocks, 0, sum(widths) * request.dtype.itemsize, shared_bytes(request.device))
-    origin, limit = _seen(request)
+    origin, limit = keys_seen(request)
     origin = origin // blocks.keys * blocks.keys
     steps = max(1, triton.cdiv(limit - origin, blocks.keys))
     lanes = request.batch * request.kv_heads
@@ -122,7 +122,7 @@ def _arrivals(device: torch.device, lanes: int) -> torch.Tensor:
     return zeros
 
 
-def _seen(request: Request) -> tuple[int, int]:
+def keys_seen(request: Request) -> tuple[int, int]:
     """The keys that some query sees: the first, and the one after the last."""
     shift = request.keys - request.queries
     first = 0 if request.left is None else max(0, shift - request.left)

@@ -13,7 +13,7 @@ from tilewright.kernels.attention.request import NARROWEST, VECTOR_STEP, Operand
 from tilewright.kernels.device import current
 from tilewright.kernels.dropout_add import generator
 
-FORWARDS = ("decode", "hopper_forward", "triton_launch")
+FORWARDS = ("cuda_decode", "decode", "hopper_forward", "triton_launch")
 BACKWARDS = ("hopper_backward", "triton_launch")
 """Modules with `supports` and `forward` or `backward`; the first that supports a call takes it.
 
@@ -21,8 +21,8 @@ One that has `bound` gives there the launch of a request whose result has certai
 WAYS = {
     "auto": (FORWARDS, BACKWARDS),
     "triton": (FORWARDS[-1:], BACKWARDS[-1:]),
-    "decode": (FORWARDS[:1], BACKWARDS[-1:]),
-    "hopper": (FORWARDS[1:2], BACKWARDS[:1]),
+    "decode": (FORWARDS[1:2], BACKWARDS[-1:]),
+    "hopper": (FORWARDS[2:3], BACKWARDS[:1]),
 }
 
 
@@ -31,7 +31,7 @@ def chosen(request: Request, way: str, backward: bool) -> Any:
     """The module that computes `request` one of `WAYS`; NotImplementedError says why there is none."""
     reasons = []
     names = WAYS[way][backward]
-    if backward and request.has_few_keys:
+    if backward and request.is_short:
         # The portable kernels alone are exact where the only weight is nearly one.
         names = names[-1:]
     for name in names:
@@ -100,8 +100,8 @@ def backward(
 
             dlse = dlse if dlse is None else dlse.contiguous()
             triton_launch.backward(request, operands, out, lse, dout, dq, dk, dv, level, dlse)
-    if request.keys == 1 and dlse is None:
-        # The only weight is one whatever the score: what q and k have is rounding, NaN apart.
+    if request.sees_one_key and dlse is None:
+        # What q and k have is rounding, NaN apart.
         for gradient in (dq, dk):
             gradient.mul_(0.0)
     return dq, dk, dv

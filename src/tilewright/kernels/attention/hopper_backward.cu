@@ -6,13 +6,14 @@
 // A program owns KEYS = 128 keys of one key head and walks over the blocks of QUERIES queries that see them, of every
 // query head of the group; then it takes the next keys, if there are any. Its twelve warps:
 //
-//   0 to 3   producer   one thread issues bulk tensor copies: K and V once, Q (with lse) and dO (with Δ) into rings,
+//   0        producer   one thread issues bulk tensor copies: K and V once, Q (with lse) and dO (with Δ) into rings,
 //                       those of the next block of keys while the last one is being finished.
+//   1 to 3   attendants where ATTENDED: they zero and round sums of dQ (hopper_backward_attend.cuh).
 //   4 to 11  math       two warpgroups of 64 keys each. Sᵀ = K Qᵀ and dPᵀ = V dOᵀ are computed transposed, so that Pᵀ
 //                       is already where the product dV += Pᵀ dO takes its first operand from: registers; and so is
 //                       dSᵀ for dK += dSᵀ Q. dSᵀ goes to shared memory besides, where both warpgroups find all of it
 //                       for dQᵀ = Kᵀ dSᵀ, each for half of the result. That is added to fp32 sums in global memory in
-//                       the order of registers, a warp 512 bytes in a row (hopper_backward_ends.cu makes rows of them).
+//                       the order of registers, a warp 512 bytes in a row (rows are made of them afterwards).
 //                       dK and dV leave by way of dSᵀ's place, so that the next K and V can come at once.
 //
 // Products are issued ahead, so that the tensor cores have work of this warpgroup under every other step:
@@ -29,8 +30,8 @@
 //
 // Limit: the additions to dQ in the L2 cache: without them 1.19 to 1.21 times as fast (d128, S 4096 and 16384), 1.13
 // to 1.14 (d64). Shared memory comes next, which the two 64 x 64 products of scores read at the tensor cores' own rate;
-// for short sequences the memory traffic of hopper_backward_ends.cu, a quarter of the time at S 512. docs/kernels.md
-// has the times.
+// for short sequences the memory traffic of hopper_backward_ends.cu, a quarter of the time at S 512 where that kernel
+// zeroes and rounds all sums. docs/kernels.md has the times.
 //
 // What lost, TFLOP/s in place of (H200, 16384 positions, heads x head size 2048, d128, S 4096, full, unless named):
 //   - sums of dQ handed to the copy engine (cp.reduce.async.bulk) by way of shared memory: 537 for 557, d64 440 for 498
@@ -40,19 +41,16 @@
 //   - clusters of two that fetch Q and dO once for both: 516 for 525, S 16384 559 for 561, causal 523 for 558
 //   - a program for each block of keys, S 512: 365 for 375 (causal 229 for 235), d64 293 for 312 (causal 173 for 182);
 //     all blocks dealt to programs that stay, causal, S 16384: 522 for 548, and taken a block ahead: 501 for 558
+//   - dQ of a head rounded by the warps that multiply, in the program that adds to it last: S 2048 452 for 519, d64 401
+//     for 460
 //   - P read again as it was rounded: 556 for 567, causal S 16384 564 for 603; rings of two blocks of Q: 467 for 567
 //   - d64: 64 queries a step, 415 for 467 (but S 512 322 for 312, causal 199 for 182); dSᵀ from shared memory, causal
 //     419 for 436
 //
-// compute-sanitizer's racecheck reports the bulk copies of lse and Δ against their reads. Barriers order both: q_full
-// and dout_full, which count bytes, put the reads after the copies; q_empty and dout_empty the next copies after those.
-//
 // Settings: HEAD (64 or 128), QUERIES (a multiple of 16), Q_STAGES and DO_STAGES (powers of two), BANDED (some keys are
-// hidden by their place), HALF (fp16, otherwise bf16).
+// hidden by their place), HALF (fp16, otherwise bf16), ATTENDED (0: zeros before and rows after are other kernels').
 
 constexpr int KEYS = 128, GROUP_KEYS = 64, GROUPS = 2, WALK_KEYS = KEYS;
-
-#include "hopper_backward_scores.cuh"
 
 constexpr int TILES = HEAD / 64;  // of 64 columns, in a row of K, V, Q, dO
 constexpr int KEY_TILE = KEYS * 128, QUERY_TILE = QUERIES * 128;
@@ -60,15 +58,18 @@ constexpr int KEY_BYTES = TILES * KEY_TILE, QUERY_BYTES = TILES * QUERY_TILE;
 constexpr int DS_BYTES = QUERIES * KEYS * 2;  // [64 keys of a warpgroup][queries][64 keys]
 constexpr int DQ_SHARE = QUERIES * HEAD / GROUPS;  // sums of a warpgroup
 constexpr int DQ_COLUMNS = HEAD == 128 ? QUERIES : QUERIES / 2;
+
+#include "hopper_backward_attend.cuh"
+
 constexpr int MATH_REGISTERS = 240, PRODUCER_REGISTERS = 24;
-constexpr int DS_STAGES = 2;
+constexpr int DS_STAGES = 2, ATTENDANTS = 2;
 // Where registers suffice, dSᵀ stays in them until dK, else it comes back from shared memory; and P stays in fp32
 // until dS, else what was rounded is read again.
 constexpr bool KEEPS_DS = HEAD == 64, KEEPS_P = HEAD == 128;
 
 struct Shared {
     u32 k, v, q, dout, ds, lse, delta, k_full, v_full, q_full, q_empty, dout_full, dout_empty, ds_full, ds_empty;
-    u32 kv_empty, block;
+    u32 kv_empty, added, attended, block, chunks;
 };
 
 __device__ __forceinline__ Shared layout(u32 start) {
@@ -89,7 +90,10 @@ __device__ __forceinline__ Shared layout(u32 start) {
     s.ds_full = s.dout_empty + 8 * DO_STAGES;
     s.ds_empty = s.ds_full + 8 * DS_STAGES;
     s.kv_empty = s.ds_empty + 8 * DS_STAGES;
-    s.block = (s.kv_empty + 8 + 15) / 16 * 16;
+    s.added = s.kv_empty + 8;
+    s.attended = s.added + 8;
+    s.block = (s.attended + 8 * ATTENDANTS + 15) / 16 * 16;
+    s.chunks = (s.block + 2 * 16 + 127) / 128 * 128;
     return s;
 }
 
@@ -128,13 +132,20 @@ __device__ __forceinline__ void hand_out(const Shared& s, const Maps& maps, cons
     }
 }
 
+// The next block that nobody has. Where ATTENDED others wait for all blocks of a head, and a program that does not run
+// yet must have none; else each program has its first beforehand.
+__device__ __forceinline__ int take(const Problem& p) {
+    return (ATTENDED ? 0 : gridDim.x) + atomicAdd(p.handed_out, 1);
+}
+
 __device__ __forceinline__ void produce(const Shared& s, const Maps& maps, const Problem& p) {
     u32 step = 0, turn = 0;
 #pragma unroll 1
-    for (int index = blockIdx.x; index < p.blocks; ++turn) {
+    for (int index = ATTENDED ? take(p) : blockIdx.x; index < p.blocks; ++turn) {
         Block at = block_at(p, index);
         Walk walk(p, at.key, at.kv_head, at.batch);
         int steps = walk.steps(p.group);
+        if (ATTENDED) wait_for_zeros(p, at);
         if (steps == 0) hand_out(s, maps, at, false, turn);
 #pragma unroll 1
         for (bool first = true; steps > 0; --steps, ++step, walk.advance(), first = false) {
@@ -149,7 +160,7 @@ __device__ __forceinline__ void produce(const Shared& s, const Maps& maps, const
             fetch(s.dout + dout * QUERY_BYTES, maps.dout, s.dout_full + 8 * dout, p.delta + at_row,
                   s.delta + dout * ROW_BYTES, row, walk.head, at.batch);
         }
-        index = gridDim.x + atomicAdd(p.handed_out, 1);  // no sooner: whoever is free first takes the next
+        index = take(p);  // no sooner: whoever is free first takes the next
     }
     hand_out(s, maps, Block{-1, 0, 0}, false, turn);
 }
@@ -261,6 +272,10 @@ struct Math {
         ++now, walk.advance();
     }
 
+    __device__ __forceinline__ void tell_added() {
+        if (ATTENDED) warp_arrive(s.added);
+    }
+
     // Until the copy engine has read what the warpgroup gave it.
     __device__ __forceinline__ void wait_for_stores() {
         if (threadIdx.x % GROUP_THREADS == 0) bulk_wait_read();
@@ -272,6 +287,8 @@ struct Math {
         for (int i = 0; i < HEAD / 2; ++i) dk[i] = dv[i] = 0.0f;
         settle(dk), settle(dv);
         if (steps == 0) {
+            if (ATTENDED) meet(3, GROUPS * GROUP_THREADS);  // or one warpgroup would count for the other's last block
+            tell_added();
             warp_arrive(s.kv_empty);
             wait_for_stores();
             return;
@@ -297,6 +314,7 @@ struct Math {
         warp_arrive(s.q_empty + 8 * slot<Q_STAGES>(now - 1));
         warp_arrive(s.ds_empty + 8 * slot<DS_STAGES>(now - 1));
         add_to_dq(dq);
+        tell_added();
     }
 
     // The warpgroup's rows of dK or dV to global memory by way of its own part of dSᵀ.
@@ -344,7 +362,9 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS * (1 + GROUPS), 1)
         constexpr int WARPS = GROUPS * GROUP_THREADS / 32;
         barrier_init(s.k_full, 1);
         barrier_init(s.v_full, 1);
-        barrier_init(s.kv_empty, WARPS);
+        barrier_init(s.kv_empty, WARPS + ATTENDED);
+        barrier_init(s.added, WARPS);
+        for (int i = 0; i < ATTENDANTS; ++i) barrier_init(s.attended + 8 * i, 1);
         for (int i = 0; i < Q_STAGES; ++i) barrier_init(s.q_full + 8 * i, 1), barrier_init(s.q_empty + 8 * i, WARPS);
         for (int i = 0; i < DO_STAGES; ++i)
             barrier_init(s.dout_full + 8 * i, 1), barrier_init(s.dout_empty + 8 * i, WARPS);
@@ -355,7 +375,10 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS * (1 + GROUPS), 1)
     __syncthreads();
     if (threadIdx.x < GROUP_THREADS) {
         give_registers<PRODUCER_REGISTERS>();
+        int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         if (threadIdx.x == 0) produce(s, Maps{&q_map, &k_map, &v_map, &dout_map}, p);
+        if (ATTENDED && threadIdx.x == 32) tell(p, s.k_full, s.block, s.kv_empty, s.added);
+        if (ATTENDED && warp >= 2) attend(p, s.chunks + (warp - 2) * CHUNK_BYTES, s.attended + 8 * (warp - 2), lane);
     } else {
         take_registers<MATH_REGISTERS>();
         int part = threadIdx.x / GROUP_THREADS - 1;

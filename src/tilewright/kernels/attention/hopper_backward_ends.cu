@@ -1,8 +1,8 @@
 // What comes before and after attention's backward on Hopper.
 //
-// attention_prepare   Δ = rowsum(dO ∘ O), lse times log2 e, and zeros for the fp32 sums of dQ and the
-//                     count of key blocks that are handed out
-// attention_finish    dQ = scale · sums, rounded, from the order of registers to rows
+// attention_prepare   Δ = rowsum(dO ∘ O), lse times log2 e, and zeros for the counts that programs agree by and the
+//                     fp32 sums of dQ of the first heads, or of all
+// attention_finish    dQ = scale · sums, rounded, from the order of registers to rows, where nobody did so before
 //
 // Both are bound by memory. A program takes one block of QUERIES queries of one head. Settings: HEAD (the head size
 // rounded up to 64, 128 or 256), QUERIES, HALF (fp16, otherwise bf16).
@@ -13,6 +13,7 @@ constexpr int THREADS = 256, GROUP_THREADS = 128;
 constexpr int LANES = HEAD / 8;  // of a row, 16 bytes each
 constexpr int DQ_BLOCK = QUERIES * HEAD;
 constexpr int DQ_COLUMNS = HEAD >= 128 ? QUERIES : QUERIES / 2;
+constexpr int COUNTS = 4;  // beside two of each head
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct Rows {
@@ -25,15 +26,18 @@ __device__ __forceinline__ u64 place(const Rows& rows, int batch, int head, int 
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_prepare(const char* out, const char* dout, const float* lse, float* scaled_lse, float* delta, float4* dq,
-                      u32* handed_out, u64 out_batch, u64 out_head, u64 out_position, u64 dout_batch, u64 dout_head,
-                      u64 dout_position, int queries, int width) {
+                      u32* counts, u64 out_batch, u64 out_head, u64 out_position, u64 dout_batch, u64 dout_head,
+                      u64 dout_position, int queries, int width, int heads_zeroed) {
     int block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z, lane = threadIdx.x % LANES;
     u64 of_head = (u64)batch * gridDim.y + head;
-    if (of_head + block + threadIdx.x == 0) *handed_out = 0;
+    u32* of_heads = counts + COUNTS;
+    if (of_head + block == 0 && threadIdx.x < COUNTS) counts[threadIdx.x] = 0;
+    if (block == 0 && threadIdx.x < 2) of_heads[of_head + threadIdx.x * gridDim.y * gridDim.z] = 0;
     u64 padded = of_head * gridDim.x * QUERIES;
     float4* sums = dq + (of_head * gridDim.x + block) * (DQ_BLOCK / 4);
 #pragma unroll 4
-    for (int i = threadIdx.x; i < DQ_BLOCK / 4; i += THREADS) sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int i = threadIdx.x; of_head < heads_zeroed && i < DQ_BLOCK / 4; i += THREADS)
+        sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     Rows out_rows{out_batch, out_head, out_position}, dout_rows{dout_batch, dout_head, dout_position};
 #pragma unroll 4
     for (int row = threadIdx.x / LANES; row < QUERIES; row += THREADS / LANES) {

@@ -15,8 +15,14 @@ struct Problem {
     float* dq;           // [batch · heads, q_blocks, QUERIES · HEAD]
     const float* lse;    // [batch · heads, q_blocks · QUERIES], times log2 e, infinite where nothing is to be done
     const float* delta;
-    u32* handed_out;     // blocks of keys beside each program's first
+    u32* handed_out;     // blocks of keys, beside each program's first where not ATTENDED; pieces of sums to round
+    // Where ATTENDED, dQ as it is wanted, [batch, heads, queries, width], and its strides in elements; how many slices
+    // of the sums of a key head are zeroed, and how many blocks of its keys are added.
+    char* rows;
+    u64 row_batch, row_head, row_position;
+    u32 *zeroed, *added;
     int queries, keys, q_blocks, heads, group, kv_heads, k_blocks, blocks;  // k_blocks of a head, `blocks` of all
+    int width, ahead;    // the head size, before it was padded; key heads whose sums are zero before
     int below, above;    // key j is seen by query i where -below <= j - i <= above
     float scale, scale_log2;
 };

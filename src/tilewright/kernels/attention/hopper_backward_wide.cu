@@ -28,6 +28,7 @@ constexpr int MATH_REGISTERS = 240, PRODUCER_REGISTERS = 24;
 
 struct Shared {
     u32 k, v, other_k, q, dout, ds, weights, lse, delta;
+    u32 lse_full, lse_empty, delta_full, delta_empty;
     u32 k_full, v_full, q_full, q_empty, dout_full, dout_empty, weights_full, weights_empty, ds_full, ds_empty;
     u32 k_empty, v_empty, ticket_full, ticket_empty, ticket, block;
 };
@@ -43,7 +44,11 @@ __device__ __forceinline__ Shared layout(u32 start) {
     s.weights = s.ds + 2 * CLUSTER * TILE;
     s.lse = s.weights + TILE;
     s.delta = s.lse + Q_STAGES * ROW_BYTES;
-    s.k_full = s.delta + ROW_BYTES;
+    s.lse_full = s.delta + ROW_BYTES;
+    s.lse_empty = s.lse_full + 8 * Q_STAGES;
+    s.delta_full = s.lse_empty + 8 * Q_STAGES;
+    s.delta_empty = s.delta_full + 8;
+    s.k_full = s.delta_empty + 8;
     s.v_full = s.k_full + 8;
     s.q_full = s.v_full + 8;
     s.q_empty = s.q_full + 8 * Q_STAGES;
@@ -83,9 +88,16 @@ struct Maps {
 
 // Each program fetches half of the columns of Q and dO for both.
 __device__ __forceinline__ void fetch_rows(u32 to, const TensorMap* map, u32 full, int row, int head, const Place& at) {
-    barrier_expect(full, WHOLE + ROW_BYTES);
+    barrier_expect(full, WHOLE);
     for (int i = HALF_TILES * at.rank; i < HALF_TILES * (at.rank + 1); ++i)
         load_tile_to_both(to + i * TILE, map, full, 64 * i, row, head, at.batch);
+}
+
+// Two neighbouring numbers of a step, read beforehand, to where nobody needs the last ones any more.
+__device__ __forceinline__ void hand_over(float2 numbers, u32 to, u32 full, u32 empty, u32 parity) {
+    barrier_wait(empty, parity ^ 1);
+    store_pair(to + threadIdx.x * 8, numbers);
+    barrier_arrive(full);
 }
 
 // The program's next keys, once both warpgroups are done with the last ones.
@@ -118,34 +130,44 @@ __device__ __forceinline__ int agree(const Shared& s, int taken, int rank, u32 t
     return taken;
 }
 
+// One warp: its first thread starts copies, all hand over lse and Δ. compute-sanitizer's racecheck follows no bulk copies
+// by clusters.
 __device__ __forceinline__ void produce(const Shared& s, const Maps& maps, const Problem& p, int rank) {
+    static_assert(QUERIES == 64, "two numbers a thread");
     Slot<Q_STAGES> q;
     Slot<1> dout;
     u32 turn = 0;
     int clusters = gridDim.x / CLUSTER;
+    bool leads = threadIdx.x == 0;
 #pragma unroll 1
     for (int index = blockIdx.x / CLUSTER; index < p.blocks; ++turn) {
         Block block = block_at(p, index);
         Place at{block.key, block.kv_head, block.batch, rank};
         Walk walk(p, at.pair, at.kv_head, at.batch);
         int steps = walk.steps(p.group);
-        if (steps == 0) hand_out(s, maps, at, false, turn);
+        if (leads && steps == 0) hand_out(s, maps, at, false, turn);
 #pragma unroll 1
         for (bool first = true; steps > 0; --steps, walk.advance(), q.advance(), dout.advance(), first = false) {
             int row = walk.block * QUERIES;
-            u64 at_row = (u64)walk.index * QUERIES;
-            barrier_wait(s.q_empty + 8 * q.index, q.parity ^ 1);
-            fetch_rows(s.q + q.index * WHOLE, maps.q, s.q_full + 8 * q.index, row, walk.head, at);
-            load_bytes(s.lse + q.index * ROW_BYTES, p.lse + at_row, ROW_BYTES, s.q_full + 8 * q.index);
-            if (first) hand_out(s, maps, at, true, turn);
-            barrier_wait(s.dout_empty, dout.parity ^ 1);
-            fetch_rows(s.dout, maps.dout, s.dout_full, row, walk.head, at);
-            load_bytes(s.delta, p.delta + at_row, ROW_BYTES, s.dout_full);
+            u64 at_row = (u64)walk.index * (QUERIES / 2) + threadIdx.x;
+            float2 lse = ((const float2*)p.lse)[at_row], delta = ((const float2*)p.delta)[at_row];
+            if (leads) {
+                barrier_wait(s.q_empty + 8 * q.index, q.parity ^ 1);
+                fetch_rows(s.q + q.index * WHOLE, maps.q, s.q_full + 8 * q.index, row, walk.head, at);
+                if (first) hand_out(s, maps, at, true, turn);
+            }
+            hand_over(lse, s.lse + q.index * ROW_BYTES, s.lse_full + 8 * q.index, s.lse_empty + 8 * q.index, q.parity);
+            if (leads) {
+                barrier_wait(s.dout_empty, dout.parity ^ 1);
+                fetch_rows(s.dout, maps.dout, s.dout_full, row, walk.head, at);
+            }
+            hand_over(delta, s.delta, s.delta_full, s.delta_empty, dout.parity);
         }
         // No sooner: whoever is free first takes the next.
-        index = agree(s, rank == 0 ? clusters + (int)atomicAdd(p.handed_out, 1) : 0, rank, turn);
+        if (leads) index = agree(s, rank == 0 ? clusters + (int)atomicAdd(p.handed_out, 1) : 0, rank, turn);
+        index = __shfl_sync(0xFFFFFFFF, index, 0);
     }
-    hand_out(s, maps, Place{-1, 0, 0, rank}, false, turn);
+    if (leads) hand_out(s, maps, Place{-1, 0, 0, rank}, false, turn);
 }
 
 // What both warpgroups do.
@@ -221,7 +243,7 @@ struct Math {
             asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + i * GROUP_THREADS * 16),
                          "r"(weights[4 * i]), "r"(weights[4 * i + 1]), "r"(weights[4 * i + 2]), "r"(weights[4 * i + 3])
                          : "memory");
-        warp_arrive(s.weights_full);
+        barrier_arrive(s.weights_full);
     }
 
     __device__ __forceinline__ void take_over(u32 (&weights)[QUERIES / 4]) {
@@ -233,7 +255,7 @@ struct Math {
                          : "=r"(weights[4 * i]), "=r"(weights[4 * i + 1]), "=r"(weights[4 * i + 2]),
                            "=r"(weights[4 * i + 3])
                          : "r"(from + i * GROUP_THREADS * 16) : "memory");
-        warp_arrive(s.weights_empty);
+        barrier_arrive(s.weights_empty);
     }
 
     // The scores are there; on return, those of the next step.
@@ -243,7 +265,9 @@ struct Math {
         float next[QUERIES / 2], dq[QUERIES / 2];
         Scores place = scores_at();
         if (place.cut(pair + rank * KEYS, KEYS)) place.hide(scores);
+        barrier_wait(s.lse_full + 8 * q.index, q.parity);
         exponentiate(scores, weights, s.lse + q.index * ROW_BYTES + lane % 4 * 8, p.scale_log2);
+        barrier_arrive(s.lse_empty + 8 * q.index);
         warp_arrive_at_both(s.q_empty + 8 * q.index);
         hand_over(weights);
         barrier_wait(s.dout_full, dout.parity);
@@ -293,7 +317,9 @@ struct Math {
             take_over(weights);
             mma_wait<0>();
             settle(dp);
+            barrier_wait(s.delta_full, dout.parity);
             differentiate<false>(ds, dp, dp, weights, s.delta + lane % 4 * 8);
+            barrier_arrive(s.delta_empty);
             Scores place = scores_at();
             if (place.lonely()) place.level(ds);
             warp_arrive_at_both(s.dout_empty);
@@ -364,8 +390,9 @@ __device__ __forceinline__ void start_barriers(const Shared& s) {
     for (int i = 0; i < Q_STAGES; ++i) barrier_init(s.q_full + 8 * i, 1), barrier_init(s.q_empty + 8 * i, READERS);
     barrier_init(s.dout_full, 1);
     barrier_init(s.dout_empty, READERS);
-    barrier_init(s.weights_full, GROUP_WARPS);
-    barrier_init(s.weights_empty, GROUP_WARPS);
+    for (u32 numbers : {s.lse_full, s.lse_full + 8, s.delta_full}) barrier_init(numbers, 32);
+    for (u32 read : {s.lse_empty, s.lse_empty + 8, s.delta_empty, s.weights_full, s.weights_empty})
+        barrier_init(read, GROUP_THREADS);
     for (int i = 0; i < 2; ++i)
         barrier_init(s.ds_full + 8 * i, GROUP_WARPS + 1), barrier_init(s.ds_empty + 8 * i, READERS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -383,7 +410,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(GRO
     cluster_sync();
     if (threadIdx.x < GROUP_THREADS) {
         give_registers<PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0) produce(s, Maps{&q_map, &k_map, &v_map, &dout_map}, p, rank);
+        if (threadIdx.x < 32) produce(s, Maps{&q_map, &k_map, &v_map, &dout_map}, p, rank);
         __syncwarp();
     } else {
         take_registers<MATH_REGISTERS>();

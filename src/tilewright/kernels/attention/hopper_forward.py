@@ -10,11 +10,13 @@ import functools
 import importlib.util
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from tilewright.kernels import nvrtc
-from tilewright.kernels.attention.hopper_launch import Arguments, Tensor, built
+from tilewright.kernels.attention.chain import At, Chain, Launch, Map, Parameter
+from tilewright.kernels.attention.hopper_launch import Tensor, built
 from tilewright.kernels.attention.hopper_schedule import Span, table
 from tilewright.kernels.attention.hopper_tiles import NO_LIMIT, ROWS, WIDEST, band, tiles_for
 from tilewright.kernels.attention.request import Operands, Request, Strides
@@ -28,7 +30,6 @@ ORDER_BYTES = 64 << 20
 """Of all tables of tiles together."""
 _ORDERS: dict[tuple[Span, int, torch.device], torch.Tensor] = {}
 """Tables, never freed: a captured graph reads its own whenever it is replayed."""
-Launch = Callable[[Operands, torch.Tensor, torch.Tensor], None]
 
 
 def supports(request: Request) -> str | None:
@@ -86,7 +87,20 @@ def forward(request: Request, operands: Operands, out: torch.Tensor, lse: torch.
     launch(operands, out, lse)
 
 
-def bound(request: Request, out_strides: Strides) -> Launch:
+@dataclass(frozen=True)
+class Bound:
+    """The launch of every call of a request, on its device. The values of a call: where q, k, v, out and lse begin."""
+
+    chain: Chain
+    device: int
+
+    def __call__(self, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
+        q, k, v, _, *_ = operands
+        values = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
+        self.chain.run(values, nvrtc.stream(self.device))
+
+
+def bound(request: Request, out_strides: Strides) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
     """The launch of every call of `request` into results with these strides."""
     try:
         return plan(request, out_strides)
@@ -99,10 +113,10 @@ class NoTable(Exception):
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(request: Request, out_strides: Strides) -> Launch:
+def plan(request: Request, out_strides: Strides) -> Bound:
     """The launch of a request into a result with these strides; raises `NoTable`."""
     span = _span(request)
-    programs = min(span.tiles, torch.cuda.get_device_properties(request.device).multi_processor_count)
+    programs = min(span.tiles, _at_once(request))
     order = _order(request, span, programs) if span.tabled(programs) else None
     if order is None:
         return untabled(request, out_strides)
@@ -110,13 +124,18 @@ def plan(request: Request, out_strides: Strides) -> Launch:
 
 
 @functools.lru_cache(maxsize=1024)
-def untabled(request: Request, out_strides: Strides) -> Launch:
+def untabled(request: Request, out_strides: Strides) -> Bound:
     """`plan` for tiles that take equally long, or that the hardware deals out, one a program."""
     span = _span(request)
     programs = span.tiles
     if not request.banded:
-        programs = min(programs, torch.cuda.get_device_properties(request.device).multi_processor_count)
+        programs = min(programs, _at_once(request))
     return _launch(request, out_strides, span, programs, None)
+
+
+def _at_once(request: Request) -> int:
+    multiprocessors: int = torch.cuda.get_device_properties(request.device).multi_processor_count
+    return multiprocessors * tiles_for(request, table=False).neighbours
 
 
 def _order(request: Request, span: Span, programs: int) -> torch.Tensor | None:
@@ -133,7 +152,7 @@ def _order(request: Request, span: Span, programs: int) -> torch.Tensor | None:
     return _ORDERS[key]
 
 
-def _launch(request: Request, out_strides: Strides, span: Span, programs: int, order: torch.Tensor | None) -> Launch:
+def _launch(request: Request, out_strides: Strides, span: Span, programs: int, order: torch.Tensor | None) -> Bound:
     r = request
     device = torch.cuda.current_device() if r.device.index is None else r.device.index
     tiles = tiles_for(r, table=order is not None)
@@ -144,17 +163,14 @@ def _launch(request: Request, out_strides: Strides, span: Span, programs: int, o
     # A soft cap is cap · tanh(s / cap): the kernel's tanh takes twice its argument, in powers of two.
     scale, inner = (r.softcap * log2e, 2 * log2e * r.scale / r.softcap) if r.softcap else (r.scale * log2e, 0.0)
     counts = r.heads, r.group, r.queries, r.keys, span.right, span.left, span.row_blocks, span.tiles
-    arguments = Arguments(tensors, 2, (scale, inner, *counts))
-    kernel = built(tiles, device)
-
-    def launch(operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
-        q, k, v, _, *_ = operands
-        tensors_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
-        at = lse.data_ptr()
-        arguments.point(tensors_at, (at, at if order is None else order.data_ptr()))
-        kernel.launch(programs, 1, 1, nvrtc.stream(device), arguments.array)
-
-    return launch
+    parameters: list[Parameter] = []
+    for i, tensor in enumerate(tensors):
+        parameters += Map(tensor, i), *tensor.shape, *tensor.strides
+    lse = At(len(tensors))
+    # Last, the addresses of two scratch areas that these kernels do not use.
+    parameters += lse, lse if order is None else order.data_ptr(), scale, inner, *counts, 0, 0
+    signature = "iiiiqqqq" * len(tensors) + "PPff" + "i" * len(counts) + "PP"
+    return Bound(Chain([Launch(built(tiles, device), (programs, 1, 1), signature, parameters)]), device)
 
 
 def _span(request: Request) -> Span:

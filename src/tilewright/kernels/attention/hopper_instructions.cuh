@@ -152,6 +152,9 @@ __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_g
 // What this thread stored to shared memory is seen by the tensor cores and the copy engine after the next barrier.
 __device__ __forceinline__ void stores_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// What others stored to global memory, as far as this thread knows of it, is seen by the copies that it starts now.
+__device__ __forceinline__ void others_to_async() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 __device__ __forceinline__ void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
                  "r"(d) : "memory");
@@ -162,10 +165,27 @@ __device__ __forceinline__ void store_matrices_transposed(u32 to, u32 a, u32 b, 
                  "r"(c), "r"(d) : "memory");
 }
 
+__device__ __forceinline__ void store_pair(u32 to, float2 v) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v.x), "f"(v.y) : "memory");
+}
+
 __device__ __forceinline__ float2 load_pair(u32 from) {
     float2 v;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
     return v;
+}
+
+__device__ __forceinline__ float4 load_four(u32 from) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(from)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ u32 load_acquire(const u32* from) {
+    u32 word;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    return word;
 }
 
 __device__ __forceinline__ u32 pack(float low, float high) {

@@ -19,6 +19,10 @@ ROWS = 64
 """Queries of a warpgroup."""
 WIDEST = 256
 """Head size."""
+FEW_TILES = 264
+"""Tiles of one warpgroup that an H200 holds at once, two on each of 132 multiprocessors."""
+SHORT = 512
+"""Keys of which one warpgroup has few blocks."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Tiles:
     block: int
     """Keys of a block."""
     consumers: int
-    """Warpgroups that multiply, 64 queries each."""
+    """Warpgroups that multiply, 64 queries each; with one of them, two programs share a multiprocessor."""
     stages: int
     """Slots of the ring of key blocks, and of that of value blocks."""
     registers: int
@@ -52,6 +56,11 @@ class Tiles:
     """Whether the wait for a product is held behind the softmax that hides it."""
 
     @property
+    def neighbours(self) -> int:
+        """Programs of a multiprocessor."""
+        return 2 if self.consumers == 1 else 1
+
+    @property
     def skips(self) -> bool:
         """Whether a warpgroup may have nothing to do in the last block of its tile."""
         return self.banded and self.consumers == 3
@@ -69,8 +78,13 @@ def tiles_for(request: Request, table: bool) -> Tiles:
     if widest <= 64 and request.keys >= (2048 if banded else 1024):
         masked = _masked(request, row_block=192, key_block=128)
         return build(64, 128, consumers=3, stages=2, registers=160, masked=masked, late=False)
-    masked = _masked(request, row_block=128, key_block=128)
     head_size = 64 if widest <= 64 else 128
+    tiles = request.batch * request.heads * -(-request.queries // ROWS)
+    if request.keys <= SHORT and tiles <= FEW_TILES:
+        block = 128 if head_size == 64 and request.keys > SHORT // 2 else 64
+        masked = _masked(request, row_block=ROWS, key_block=block)
+        return build(head_size, block, consumers=1, stages=2, registers=232, masked=masked, q_in_registers=True)
+    masked = _masked(request, row_block=128, key_block=128)
     return build(head_size, 128, consumers=2, stages=2, registers=240, masked=masked, q_in_registers=True, late=banded)
 
 

@@ -8,7 +8,7 @@ import torch
 
 Strides = tuple[int, int, int, int]
 Mask = Literal["none", "boolean", "additive"]
-FEW_KEYS = 64
+FEW_KEYS, FEW_QUERIES = 64, 16
 NARROWEST = 64
 """Columns of 16 bits that every assembler takes one element at a time."""
 VECTOR_STEP = 16
@@ -69,9 +69,14 @@ class Request(NamedTuple):
         return self.left is not None or self.right is not None
 
     @property
-    def has_few_keys(self) -> bool:
-        """Whether a pass more over the keys costs next to nothing, and one weight of nearly one may be all there is."""
-        return (self.longest_k or self.keys) <= FEW_KEYS
+    def is_short(self) -> bool:
+        """Whether one weight of nearly one may be all there is, and a pass more over the keys costs next to nothing."""
+        return (self.longest_k or self.keys) <= FEW_KEYS or (self.longest_q or self.queries) <= FEW_QUERIES
+
+    @property
+    def sees_one_key(self) -> bool:
+        """Whether no query sees more than one key, whose weight is one whatever the score."""
+        return self.keys == 1 or (self.left is not None and self.right is not None and self.left + self.right == 0)
 
     @property
     def group(self) -> int:

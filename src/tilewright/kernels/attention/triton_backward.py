@@ -14,13 +14,14 @@ gradients have the same bits in every run. P is computed twice: seven products i
 Where one weight is nearly one, dP - Δ cancels, and the rounding of O is seen in Δ. fp32 bears none of that: the
 forward has left L in fp64, taken off in two parts, and instead of `prepare`, `queries_only` runs first and sums
 Δ = rowsum(P ∘ dP) from the very numbers that it is taken off from, in a pass of its own. So it does in 16 bits where
-there are few keys, for then nothing else may be large beside that rounding.
+there are few keys or few queries, for then nothing else may be large beside that rounding.
 
 On an H200, bf16, 16384 tokens, heads times size 2048, the three kernels together against FlashAttention-2's
-backward as PyTorch ships it, in the same run: 1.49 to 1.64 times as fast for d 64 and 128 at S 1024 and 4096. Lost
-at d 64, S 4096, full, for dk and dv: 64 x 128 in eight warps 3074 us and 128 x 128 in eight 2779, where 128 x 64
-(queries x keys) in four takes 2012. d 256 with dk and dv together spills 720 bytes a thread and is at 0.80 to 0.97;
-so they are computed apart there, which spills nothing and repeats one product (it has not been timed).
+backward as PyTorch ships it, by `tilewright bench attention --sweep portable`: 1.52 to 1.67 times as fast for d 64,
+1.43 to 1.79 for d 128, 1.17 to 1.30 for d 256; geometric mean of twelve 1.45. Lost at d 64, S 4096, full, for dk and
+dv: 64 x 128 in eight warps 3074 us and 128 x 128 in eight 2779, where 128 x 64 (queries x keys) in four takes 2012.
+d 256 with dk and dv together spills 720 bytes a thread and is at 0.80 to 0.97; so they are computed apart there, which
+repeats one product. There dv with one stage takes 1462 us at S 4096, full, with two 1038.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 

@@ -6,12 +6,10 @@ that they are read once. Each leaves O and the logarithm L of its sum; the last 
 
     L = log Σₚ exp(Lₚ)              O = Σₚ exp(Lₚ - L) · Oₚ
 
-On an H200, bf16, 64 heads of 128 on 8 of k and v, shares of the copy bandwidth: 0.97 to 1.09 for caches of 1 GB and
-more. 134 MB (batch 8, 4096 keys) take 46 us, 0.70: reading so much and nothing else takes 43 us right after the
-flush, whose lines must be written back meanwhile, and on a clean L2, where this takes 38, it takes 34. Lost there: a
-second kernel that joins (49 us), bulk copies (47, and their tensor maps cost the host), four stages (47), blocks of
-128 keys (48). Tiles loaded into registers a step ahead, to be evicted first, leave the flush's lines alone (44 us),
-but with 32768 keys take 271 where this takes 254.
+On an H200, bf16, 64 heads of 128 on 8 of k and v, shares of the copy bandwidth: 0.97 to 1.08 for caches of 1 GB and
+more, 0.69 (46 us) for 134 MB. There `cuda_decode.cu` takes what it can of such calls. Lost at 134 MB: a second kernel
+that joins (49 us), bulk copies (47, and their tensor maps cost the host), four stages (47), blocks of 128 keys (48).
+Tiles loaded into registers a step ahead, to be evicted first, take 44 us, but with 32768 keys 271 where this takes 254.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 

@@ -11,17 +11,17 @@ and ends with O / l and the log-sum-exp (m + log₂ l) · ln 2 (for fp32 in powe
 is ever written. Blocks outside of a causal or sliding band are skipped, and only blocks on its edges are masked.
 Dropout zeroes elements of P before they meet V, not before they are summed.
 
-On an H200, bf16, 16384 tokens, heads times size 2048, TFLOP/s beside FlashAttention-2 as PyTorch ships it, in the
-same run; geometric mean of these eleven 1.47 times it:
+On an H200, bf16, 16384 tokens, heads times size 2048, TFLOP/s beside FlashAttention-2 as PyTorch ships it, by
+`tilewright bench attention --sweep portable`; geometric mean of these twelve 1.48 times it:
 
-            S 1024 full  causal     S 4096 full  causal
-    d 64     394 / 277  276 / 201    477 / 293  413 / 278    64 x 128, four warps, two stages
-    d 128    440 / 308  346 / 240    512 / 343  473 / 298    64 x 64, four warps, three stages
-    d 256    418 / 295  291 / 216    510 / 309  -            128 x 64, eight warps, two stages
+            S 512          S 1024         S 4096         S 16384
+    d 64    340 / 265      292 / 216 c    488 / 304      480 / 296 c    64 x 128, four warps, two stages
+    d 128   255 / 183 c    460 / 332      488 / 309 c    544 / 355      64 x 64, four warps, three stages
+    d 256   359 / 284      323 / 247 c    537 / 325      550 / 297 c    128 x 64, eight warps, two stages
 
-One warpgroup a program, several of which take turns at the matrix units, wins until the result of 256 columns
-fills its registers. Lost at S 4096, full: d 64 with 128 x 64 in eight warps 407, 128 x 128 in eight 347; d 128 with
-128 x 128 in eight 478, 128 x 64 in eight 446; d 256 with 64 x 64 in four 427.
+c: causal. One warpgroup a program, several of which take turns at the matrix units, wins until the result of 256
+columns fills its registers. Lost at S 4096, full: d 64 with 128 x 64 in eight warps 407, 128 x 128 in eight 347;
+d 128 with 128 x 128 in eight 478, 128 x 64 in eight 446; d 256 with 64 x 64 in four 427, with one stage 381.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 

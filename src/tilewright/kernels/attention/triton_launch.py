@@ -68,7 +68,7 @@ def backward(
     """Fill `dq`, `dk` and `dv` from the gradients of `out` and, if there is one, of `lse`."""
     mask, given, delta = strides_of(operands.mask), strides_of(dout), torch.empty_like(lse)
     q, k, v, *rest = operands
-    own_delta = level is not None or request.has_few_keys
+    own_delta = level is not None or request.is_short
     queries_only = _queries_plan(request, given, strides_of(dq), mask, own_delta, own_delta and dlse is not None)
     if level is None:
         level = torch.empty_like(lse)
@@ -81,9 +81,9 @@ def backward(
 
 @functools.lru_cache(maxsize=1024)
 def _forward_plan(request: Request, out: Strides, mask: Strides) -> Plan:
-    blocks = _blocks(request, FORWARD, "keys")
-    steps = triton.cdiv(request.longest_q or request.queries, blocks.queries)
     widths = widths_of(request)
+    blocks = _blocks(request, FORWARD, "keys", widths[:1])
+    steps = triton.cdiv(request.longest_q or request.queries, blocks.queries)
     boxes = boxes_of(request, (blocks.queries, blocks.keys, blocks.keys), widths)
     factor, softcap = factors_of(request)
     numbers = (
@@ -116,7 +116,8 @@ def _keys_and_values_plans(request: Request, dout: Strides, dk: Strides, dv: Str
         tables = [(VALUES_ALONE, {"DK": False, "DV": True}), (KEYS_ALONE, {"DK": True, "DV": False})]
     plans = []
     for table, wanted in tables:
-        blocks = _blocks(request, table, "queries")
+        widths = widths_of(request)
+        blocks = _blocks(request, table, "queries", widths if wanted["DK"] else widths[:1])
         steps = triton.cdiv(request.longest_k or request.keys, blocks.keys)
         heads, kernel = request.kv_heads, triton_backward.keys_and_values
         plans.append(_backward_plan(request, kernel, blocks, steps, heads, gradients, mask, wanted))
@@ -128,7 +129,7 @@ def _queries_plan(
     request: Request, dout: Strides, dq: Strides, mask: Strides, own_delta: bool, with_dlse: bool
 ) -> Plan:  # fmt: skip
     """As of `_prepare_plan`, `with_dlse` tells plans apart."""
-    blocks = _blocks(request, QUERIES_ONLY, "keys")
+    blocks = _blocks(request, QUERIES_ONLY, "keys", widths_of(request))
     steps = triton.cdiv(request.longest_q or request.queries, blocks.queries)
     gradients = (*dout[:3], *dq[:3])
     wanted = {"OWN_DELTA": own_delta}
@@ -157,17 +158,22 @@ def _backward_plan(
     return Plan(kernel, steps * lanes_of(request) * heads, numbers, constants, blocks, boxes)
 
 
-def _blocks(request: Request, table: dict[int, Blocks], stepping: Literal["keys", "queries"]) -> Blocks:
-    """From `table`, cut down to the device's shared memory; a program steps through keys or queries."""
+def _blocks(
+    request: Request, table: dict[int, Blocks], stepping: Literal["keys", "queries"], held: tuple[int, ...]
+) -> Blocks:
+    """From `table`, cut down to the device's shared memory.
+
+    A program steps through keys or queries, and holds rows of `held` columns of those that it owns.
+    """
     if interpreted():
         return INTERPRETED
     if request.dtype == torch.float32 and not request.tf32:
         table = FULL_PRECISION
     widths = widths_of(request)
     blocks = table[max(64, *widths)]
-    nbytes = sum(widths) * request.dtype.itemsize
+    kept, step = (sum(columns) * request.dtype.itemsize for columns in (held, widths))
     most = shared_bytes(request.device)
     if stepping == "keys":
-        return fitting(blocks, nbytes, nbytes, most)
-    turned = fitting(blocks._replace(queries=blocks.keys, keys=blocks.queries), nbytes, nbytes, most)
+        return fitting(blocks, kept, step, most)
+    turned = fitting(blocks._replace(queries=blocks.keys, keys=blocks.queries), kept, step, most)
     return turned._replace(queries=turned.keys, keys=turned.queries)

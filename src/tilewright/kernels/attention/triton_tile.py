@@ -56,13 +56,19 @@ def store_rows(
 
 
 @triton.jit
-def tanh(x: tl.tensor) -> tl.tensor:
-    """Hyperbolic tangent to about an ulp of fp32: near zero Cephes' polynomial (tanhf.c, Moshier), else by exp."""
+def tanh(x: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Hyperbolic tangent to about an ulp of fp32, and its slope.
+
+    Near zero Cephes' polynomial (tanhf.c, Moshier). Else 1 - r for x > 0, with r = 2 / (e^2x + 1), and the slope is
+    r (2 - r): 1 - tanh² would keep no digit where tanh is nearly one.
+    """
     z = x * x
     near = ((((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
             - 3.33332819422e-1) * z * x + x  # fmt: skip
-    far = 1.0 - 2.0 / (tl.exp2(2.0 * LOG2E * x) + 1.0)
-    return tl.where(tl.abs(x) < 0.625, near, far)
+    rest = 2.0 / (tl.exp2(2.0 * LOG2E * tl.abs(x)) + 1.0)
+    far = tl.where(x < 0.0, rest - 1.0, 1.0 - rest)
+    is_near = tl.abs(x) < 0.625
+    return tl.where(is_near, near, far), tl.where(is_near, 1.0 - near * near, rest * (2.0 - rest))
 
 
 @triton.jit
@@ -107,8 +113,7 @@ def scores(
     UNIT: tl.constexpr = 1.0 if NATURAL else 1.4426950408889634
     bend = 1.0
     if SOFTCAP:
-        bent = tanh(products * factor)
-        bend = 1.0 - bent * bent
+        bent, bend = tanh(products * factor)
         products = bent * softcap
     else:
         products = products * factor
