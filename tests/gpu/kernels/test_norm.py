@@ -11,7 +11,7 @@ from torch import Tensor
 from tilewright.kernels import norm
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import cuda, reference, triton
-from tilewright.measure.proof import prove
+from tilewright.measure.proof import prove, tensors_of
 from tilewright.records.measurement import Verified
 
 pytestmark = pytest.mark.gpu
@@ -87,6 +87,40 @@ def test_a_mean_far_from_zero_costs_no_more_than_eager(columns: int, dtype: str,
     with torch.no_grad():
         x[::3] += far
     assert broken("layer_norm", "tilewright", (x, weight, bias)) == []
+
+
+@pytest.mark.parametrize("way", ["tilewright", "tilewright-triton", "tilewright-cuda"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("columns", [5, 999, 5000, 16384, 50257, 65536, 100000])
+@pytest.mark.parametrize("name", ["layer_norm", "add_layer_norm"])
+def test_rows_of_one_value(name: str, columns: int, dtype: str, way: str) -> None:
+    """All rows, where the true result and the weight's gradient are 0 and so is what the contract leaves, and one."""
+    variant = suite(name).variant(way)
+    if why := variant.refuses(suite(name).workload((7, columns), dtype)):
+        pytest.skip(why)
+    *drawn, weight, _ = inputs_of(name, (7, columns), dtype)
+    bias = torch.zeros_like(weight, requires_grad=True)
+    for value in (3.7, 1000.0, 1e-3):
+        for rows in (slice(None), slice(3, 4)):
+            matrices = [matrix.detach().clone() for matrix in drawn]
+            for number, matrix in enumerate(matrices):
+                matrix[rows] = value / (1 + number)
+            inputs = (*(matrix.requires_grad_() for matrix in matrices), weight, bias)
+            assert broken(name, way, inputs) == [], (value, rows)
+        whole = [torch.full_like(matrix, value / (1 + number)) for number, matrix in enumerate(drawn)]
+        y = tensors_of(variant.function(*(matrix.requires_grad_() for matrix in whole), weight, bias))[0]
+        (d_weight,) = torch.autograd.grad(y, weight, torch.randn_like(y))
+        assert not y.any() and not d_weight.any(), value
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("columns", [96, 257, 5000, 65536])
+def test_a_row_does_not_depend_on_its_neighbours(columns: int, dtype: str) -> None:
+    """Not on those of one value, which are looked at again, either."""
+    x, weight, bias = (tensor.detach() for tensor in inputs_of("layer_norm", (400, columns), dtype))
+    before = norm.layer_norm(x, weight, bias)
+    x[1::2] = 3.7
+    assert torch.equal(norm.layer_norm(x, weight, bias)[::2], before[::2])
 
 
 def test_weights_of_another_dtype() -> None:

@@ -59,6 +59,23 @@ def test_specials_are_where_eagers_are(name: str, value: float) -> None:
     assert [row for row in rows if not row.ok] == []
 
 
+@pytest.mark.usefixtures("largest")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("value", [3.7, 1000.0, 1e-3])
+@pytest.mark.parametrize("columns", [5, 97, 999])
+def test_rows_of_one_value(columns: int, value: float, dtype: str) -> None:
+    """All rows, where the true result and the weight's gradient are 0, and one."""
+    drawn, weight, _ = inputs_of("layer_norm", (3, columns), dtype)
+    bias = torch.zeros_like(weight, requires_grad=True)
+    whole, one = torch.full_like(drawn, value).requires_grad_(), drawn.detach().clone()
+    one[1] = value
+    for x in (whole, one.requires_grad_()):
+        assert [row for row in prove(suite("layer_norm"), norm.layer_norm, (x, weight, bias)) if not row.ok] == []
+    y = norm.layer_norm(whole, weight, bias)
+    (d_weight,) = torch.autograd.grad(y, weight, torch.randn_like(y))
+    assert not y.any() and not d_weight.any()
+
+
 def test_half_precision() -> None:
     inputs = inputs_of("add_layer_norm", (6, 50), "float16")
     assert [row for row in prove(suite("add_layer_norm"), norm.add_layer_norm, inputs) if not row.ok] == []

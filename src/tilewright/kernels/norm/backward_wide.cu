@@ -38,7 +38,9 @@ constexpr int LAG = 1;                                   // rows between the pas
 constexpr int ALL = THREADS + 32 * (SHARE > 1 ? 2 : 1);  // a warp fetches, and one tells the other blocks
 static_assert(ROWS >= LAG + 2, "a row must be on its way while others wait for their sums");
 static_assert(!BULK || EDGES == WHOLE, "bulk copies write whole vectors");
-constexpr bool FUSED = sizeof(ELEMENT) == 2;  // x - mean is not rounded: what that changes is far below 16 bits
+// x - mean is not rounded: what that changes is far below 16 bits. Of a row of one value n is 0 all the same: see
+// rstd_of in moments.cuh.
+constexpr bool FUSED = sizeof(ELEMENT) == 2;
 
 // Sums over a row or a part of it, or averages.
 struct State {

@@ -100,8 +100,8 @@ def streamed(
     cluster, vectors = fits[0] if residual else min(fits, key=lambda fit: fit[0])
     threads = -(-count // (vectors * cluster * 32)) * 32
     slot = vectors * threads * VECTOR
-    # What `Mail` takes: states of 8 and of 4 bytes from all warps of a cluster, and arrivals, four times each.
-    slots = (LARGEST_BLOCK_BYTES - 4 * (cluster * (threads // 32) * 12 + 32)) // slot
+    # What `Mail` takes: two states of 8 bytes from all warps of a cluster, and arrivals, four times each.
+    slots = (LARGEST_BLOCK_BYTES - 4 * (cluster * (threads // 32) * 16 + 32)) // slot
     # A residual has `rows - lag` slots, its rows being done with when they are added.
     rows = min(MOST_ROWS, (slots + 1) // 2 if residual else slots)
     lag = int(rows >= (2 if residual else 3))

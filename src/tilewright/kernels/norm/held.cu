@@ -2,7 +2,9 @@
 // sum = x + residual rounded to the element type, which is written too. One trip through HBM.
 //
 // As in softmax/cuda.cu, a row lies as it came from memory in the registers of WIDTH threads (several rows a block),
-// or of a block, VECTORS vectors of 16 bytes a thread; a block ends with its row. Weights come from the caches.
+// or of a block, VECTORS vectors of 16 bytes a thread; a block ends with its row. Weights come from the caches. Where
+// the squares about the mean are so few that what the mean lacks counts, it gains that, and they are taken again: of a
+// row of one value the mean is that value, and the variance 0.
 //
 // Defined by whoever compiles, beside what weights.cuh wants: THREADS (a block), WIDTH (threads of a block that
 // share a row), VECTORS, CENTERED (1 layer norm, 0 RMS norm), HAS_WEIGHT, HAS_BIAS, RESIDUAL.
@@ -17,6 +19,9 @@
 
 // Registers of a thread: 64 where it holds 32 of data or fewer, else 128.
 constexpr int BLOCKS = VECTORS * 4 <= 32 ? 1024 / THREADS : (512 + THREADS - 1) / THREADS;
+
+// Squared mean over variance up to which the mean, to a few times 2^-24 of itself, is exact enough.
+constexpr float FAR = 1024.f;
 
 __device__ __forceinline__ void load(const Elements &row, int first, uint4 (&held)[VECTORS]) {
 #pragma unroll
@@ -38,6 +43,32 @@ __device__ __forceinline__ void forget(uint4 (&held)[VECTORS]) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
         asm volatile("" : "+r"(held[i].x), "+r"(held[i].y), "+r"(held[i].z), "+r"(held[i].w));
+}
+
+// A thread's part of the sum of x - mean, and of its squares.
+__device__ __forceinline__ float offsets_of_row(const Elements &in, int first, const uint4 (&held)[VECTORS],
+                                                float mean) {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int v = first + i * WIDTH;
+        if (!in.holds(v)) continue;
+        float off[LANES];
+        centred(in, v, held[i], mean, off);
+#pragma unroll
+        for (int k = 0; k < LANES; k++) sum += off[k];
+    }
+    return sum;
+}
+__device__ __forceinline__ float squares_of_row(const Elements &in, int first, const uint4 (&held)[VECTORS],
+                                                float mean) {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int v = first + i * WIDTH;
+        if (in.holds(v)) sum = squares_of(in, v, held[i], mean, sum);
+    }
+    return sum;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -64,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
         if (in.holds(first + i * WIDTH)) held[i] = in.inside(first + i * WIDTH, held[i], 0.f);
-    float mean = 0.f, squares = 0.f;
+    float mean = 0.f;
     if constexpr (CENTERED) {
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
@@ -75,12 +106,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         mean = across_row(mean, exchange, 0);
         forget(held);
     }
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-        const int v = first + i * WIDTH;
-        if (in.holds(v)) squares = squares_of(in, v, held[i], mean, squares);
+    float variance = across_row(squares_of_row(in, first, held, mean), exchange, CENTERED) / columns;
+    if constexpr (CENTERED) {
+        const bool far = variance * FAR < mean * mean;
+        // Of the rows that share a warp all go along, but only one that is far gains.
+        if (WIDTH < 32 ? __any_sync(~0u, far) : far) {
+            forget(held);
+            const float lacked = across_row(offsets_of_row(in, first, held, mean), exchange, 2) / columns;
+            if (far) mean += lacked;
+            forget(held);
+            variance = across_row(squares_of_row(in, first, held, mean), exchange, 3) / columns;
+        }
     }
-    const Normal found{mean, rsqrtf(across_row(squares, exchange, CENTERED) / columns + eps)};
+    const Normal found{mean, rstd_of(variance, eps)};
     forget(held);
     if (row >= rows) return;
     if (first == 0) {

@@ -7,6 +7,14 @@ struct Normal {
     float mean, rstd;
 };
 
+// Of a row of one value in 16 bits (11 digits), 13 digits, so that their product is not rounded: x * rstd less
+// mean * rstd, as a multiply-add here and in backward_wide.cu, is 0 then. rstd itself moves by 2^-13.
+__device__ __forceinline__ float rstd_of(float variance, float eps) {
+    const float rstd = rsqrtf(variance + eps);
+    if (!CENTERED || sizeof(ELEMENT) == 4 || variance != 0.f) return rstd;
+    return __uint_as_float((__float_as_uint(rstd) + 0x400) & ~0x7ffu);
+}
+
 // Adds x / columns of one vector, what is outside of the row being 0. Divided before they are summed, large values do
 // not overflow.
 __device__ __forceinline__ float mean_of(uint4 vector, float share, float sum) {
@@ -17,20 +25,26 @@ __device__ __forceinline__ float mean_of(uint4 vector, float share, float sum) {
     return sum;
 }
 
-// Adds the squares about the mean of vector v of a row, 0 in RMS norm, where what is outside of the row is 0.
-__device__ __forceinline__ float squares_of(const Elements &row, int v, uint4 vector, float mean, float sum) {
-    float x[LANES];
+// x less the mean, or x in RMS norm, of vector v of a row; 0 outside of the row, where x is 0.
+__device__ __forceinline__ void centred(const Elements &row, int v, uint4 vector, float mean, float (&x)[LANES]) {
     unpack<ELEMENT>(vector, x);
     if (CENTERED && row.edge(v)) {
 #pragma unroll
         for (int k = 0; k < LANES; k++)
             if (unsigned(row.column(v) + k) >= unsigned(row.columns)) x[k] = mean;
     }
+    if (CENTERED) {
 #pragma unroll
-    for (int k = 0; k < LANES; k++) {
-        const float off = CENTERED ? x[k] - mean : x[k];
-        sum = fmaf(off, off, sum);
+        for (int k = 0; k < LANES; k++) x[k] -= mean;
     }
+}
+
+// Adds the squares of those.
+__device__ __forceinline__ float squares_of(const Elements &row, int v, uint4 vector, float mean, float sum) {
+    float x[LANES];
+    centred(row, v, vector, mean, x);
+#pragma unroll
+    for (int k = 0; k < LANES; k++) sum = fmaf(x[k], x[k], sum);
     return sum;
 }
 

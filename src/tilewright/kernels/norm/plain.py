@@ -19,8 +19,12 @@ def forward(
     """y, x + residual (None without one), mean (empty unless `centered`) and rstd, of matrices [rows, columns]."""
     total = None if residual is None else x + residual
     values = _wide(x if total is None else total)
-    mean = values.mean(1) if centered else values.new_empty(0)
-    values = values - mean[:, None] if centered else values
+    mean = values.new_empty(0)
+    if centered:
+        mean = values.mean(1)
+        # What its rounding left; of a row of one value the mean is that value then.
+        mean += (values - mean[:, None]).mean(1)
+        values = values - mean[:, None]
     rstd = torch.rsqrt(values.square().mean(1) + eps)
     y = values * rstd[:, None]
     y = y if weight is None else y * weight

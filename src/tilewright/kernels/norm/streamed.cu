@@ -5,7 +5,8 @@
 // x² are summed together, and what the threads of a row find is under way to all blocks of the cluster while the row
 // before, whose sums have come, is normalised and written (LAG 1; with 0 they wait). The variance is the mean square
 // less the squared mean; in a row where that cancels, which all threads see alike, a second look at the slot takes
-// the squares about the mean.
+// both again about that mean, which gains what it lacked, and where that cancels, too, a third: of a row of one value
+// the mean is that value, and the variance 0.
 //
 // Vectors lie in whole lines, so a ragged row's columns lie on other threads than the next row's, and only every
 // `period`-th begins alike. Programs step by a multiple of that (ALIKE 1); where none fills the device (0), each takes
@@ -144,17 +145,22 @@ __device__ __forceinline__ Moments gather(uint4 *slot, const uint4 *residual, co
     return {found[0].mean, found[0].square * share};
 }
 
-// This thread's part of the mean square about the mean of the row in `slot`.
-__device__ __forceinline__ float centre(const uint4 *slot, const Elements &row, float share, float mean) {
-    float found = 0.f;
+// This thread's part of the mean and mean square of x - mean, of the row in `slot`.
+__device__ __forceinline__ Moments centre(const uint4 *slot, const Elements &row, float share, float mean) {
+    Moments found = Moments::none();
     // Few rows come here; unrolled, it would take registers from all.
 #pragma unroll 1
     for (int i = 0; i < VECTORS; i++)
         if (row.holds(vector(i))) {
-            const uint4 x = row.inside(vector(i), slot[i * THREADS], 0.f);
-            found = squares_of(row, vector(i), x, mean, found);
+            float off[LANES];
+            centred(row, vector(i), row.inside(vector(i), slot[i * THREADS], 0.f), mean, off);
+#pragma unroll
+            for (int k = 0; k < LANES; k++) {
+                found.mean = fmaf(off[k], share, found.mean);
+                found.square = fmaf(off[k], off[k], found.square);
+            }
         }
-    return found * share;
+    return {found.mean, found.square * share};
 }
 
 // Weight where HELD is 1, and bias where it is 2, of the columns that this thread has, as they lie in memory.
@@ -229,7 +235,7 @@ PROGRAM norm_streamed(ELEMENT *x, ELEMENT *residual, ELEMENT *y, ELEMENT *sum, c
                       const WEIGHT *bias, float *means, float *rstds, long long rows, int columns, long long x_stride,
                       long long residual_stride, int period, float eps) {
     __shared__ Mail<Moments> mail;
-    __shared__ Mail<Sum> looks;
+    __shared__ Mail<Moments> looks;
     const int program = blockIdx.x / CLUSTER, programs = gridDim.x / CLUSTER;
     Walk fetching(program, programs, int(rows), period), summing = fetching, writing = fetching;
     const int turns = fetching.turns(program, programs);
@@ -277,18 +283,21 @@ PROGRAM norm_streamed(ELEMENT *x, ELEMENT *residual, ELEMENT *y, ELEMENT *sum, c
             const uint4 *slot = slot_of(turn - LAG, 0, ROWS);
             const Elements row = in_result(y, writing);
             const Moments joined = mail.collect(LAG ? before : found, turn - LAG);
-            float variance = joined.square;
+            float mean = joined.mean, variance = joined.square;
             if constexpr (CENTERED) {
-                const float taken = joined.mean * joined.mean;
+                float taken = mean * mean;
                 variance -= taken;
-                // Not a number, too.
-                if (!(variance * CANCELS >= taken)) {
-                    Sum own{centre(slot, row, share, joined.mean)};
-                    looks.post(own, looked);
-                    variance = looks.collect(own, looked++).sum;
+                // Not a number, too, as where both are infinite.
+#pragma unroll 1
+                for (int n = 0; n < 2 && !(variance * CANCELS - taken >= 0.f); n++) {
+                    Moments off = centre(slot, row, share, mean);
+                    looks.post(off, looked);
+                    off = looks.collect(off, looked++);
+                    mean += off.mean, taken = off.mean * off.mean;
+                    variance = fmaf(-off.mean, off.mean, off.square);
                 }
             }
-            const Normal normal{joined.mean, rsqrtf(variance + eps)};
+            const Normal normal{mean, rstd_of(variance, eps)};
             if (vector(0) == 0) {
                 if (CENTERED) means[writing.row] = normal.mean;
                 rstds[writing.row] = normal.rstd;
@@ -301,5 +310,5 @@ PROGRAM norm_streamed(ELEMENT *x, ELEMENT *residual, ELEMENT *y, ELEMENT *sum, c
         before = found;
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
-    Mail<Sum>::meet();
+    mail.meet();
 }

@@ -58,6 +58,8 @@ def forward_rows(  # type: ignore[no-untyped-def]
         values = rounded.to(tl.float32)
     if CENTERED:
         mean = tl.sum(values / columns, 1)
+        # What its rounding left; of a row of one value the mean is that value then.
+        mean += tl.sum(tl.where(within[None, :], values - mean[:, None], 0.0) / columns, 1)
         tl.store(means + row, mean, mask=live)
         values = tl.where(within[None, :], values - mean[:, None], 0.0)
     rstd = 1 / tl.sqrt_rn(tl.sum(values * values, 1) / columns + eps)
@@ -89,6 +91,7 @@ def forward_blocks(  # type: ignore[no-untyped-def]
         if CENTERED:
             count = tl.minimum(columns - start, BLOCK).to(tl.float32)
             own = tl.sum(values / count, 0)
+            own += tl.sum(tl.where(within, values - own, 0.0) / count, 0)
             values = tl.where(within, values - own, 0.0)
             off = own - mean
             mean += off * (count / (start + count))
