@@ -233,9 +233,8 @@ def planned(request: Request, shape: Shape, attended: bool) -> Plan:
 def _attended(request: Request, shape: Shape) -> bool:
     """Whether spare warps zero the sums of dQ and round them, in place of the kernels before and after.
 
-    They need the time of long walks. One run on an H200, 16384 positions in all, heads of 64 and 128: causal 1.16 to
-    1.31 times as fast at 512, 1.18 and 1.21 at 1024, 1.13 and 1.18 at 2048. Another, with fewer zeros before: 1.01 to
-    1.07 without a mask, causal 1.03 and 1.14 at 4096.
+    They need the time of long walks. On an H200, 16384 positions in all, heads of 64 and 128, 512 to 4096 positions:
+    1.01 to 1.09 times as fast without a mask, causal 1.02 to 1.10.
     """
     blocks = -(-request.keys // KEYS) * request.kv_heads * request.batch
     long = request.left is None and request.queries <= ATTENDED and request.keys >= SHORTEST
