@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
@@ -13,9 +14,9 @@ from tilewright.records.errors import TraceError
 from tilewright.store import Run, new_run_path
 from tilewright.trace.analysis import analyse
 from tilewright.trace.events.counters import add_counters
-from tilewright.trace.events.flows import add_flows
+from tilewright.trace.events.flows import find_points, write_flows
 from tilewright.trace.events.rows import append, next_id
-from tilewright.trace.events.slices import add_slices
+from tilewright.trace.events.slices import Slices, find_slices, write_slices
 from tilewright.trace.events.staging import Header, drop_tables, make_tables
 from tilewright.trace.events.tracks import Tracks, add_metadata
 from tilewright.trace.formats import chrome, nsys, perfetto
@@ -117,11 +118,18 @@ def _whole(connection: DuckDBPyConnection) -> Iterator[None]:
 @contextmanager
 def _bounded(connection: DuckDBPyConnection) -> Iterator[None]:
     """What DuckDB may hold at once, the rest going to its temporary folder; and what reading in order needs."""
-    names = ("memory_limit", "threads", "preserve_insertion_order", "pandas_analyze_sample")
-    before = {name: connection.execute(f"SELECT current_setting('{name}')").fetchall()[0][0] for name in names}
-    threads = min(_THREADS, int(before["threads"]))
+    settings: dict[str, object] = {
+        "memory_limit": _MEMORY,
+        "threads": _THREADS,
+        "preserve_insertion_order": True,
+        "pandas_analyze_sample": 1 << 30,
+        # A row group goes to the disk when it is full; else each thread would keep five of them in memory.
+        "write_buffer_row_group_count": 1,
+    }
+    before = {name: connection.execute(f"SELECT current_setting('{name}')").fetchall()[0][0] for name in settings}
+    settings["threads"] = min(_THREADS, int(before["threads"]))
     try:
-        for name, value in zip(names, (_MEMORY, threads, True, 1 << 30), strict=True):
+        for name, value in settings.items():
             connection.execute(f"SET {name} = '{value}'")
         yield
     finally:
@@ -157,8 +165,7 @@ def _place(path: Path, connection: DuckDBPyConnection, header: Header) -> Loaded
     tracks = Tracks(connection, file_id)
     tracks.find()
     counters = add_counters(connection, tracks)
-    slices = add_slices(connection, tracks, header.prefix)
-    flow_points, clocks = add_flows(connection, slices)
+    slices, flow_points, clocks = _add_slices_and_flows(connection, tracks, header.prefix)
     tracks.write()
     metadata = add_metadata(connection, tracks, header)
     connection.execute("INSERT INTO reject SELECT ?, ?, reason, event FROM event_reject", [file_id, str(path)])
@@ -182,6 +189,24 @@ def _place(path: Path, connection: DuckDBPyConnection, header: Header) -> Loaded
     )
     append(connection, "trace_file", [tuple(vars(loaded).values())])
     return loaded
+
+
+def _add_slices_and_flows(
+    connection: DuckDBPyConnection, tracks: Tracks, prefix: str
+) -> tuple[Slices, int, str | None]:
+    """Rows of slices and flows; how many flow events ended in one, and a word on their clocks.
+
+    NumPy nests and joins on one processor, while DuckDB reads and writes on the others.
+    """
+    found = find_slices(connection, tracks)
+    with ThreadPoolExecutor(1) as beside:
+        reading = beside.submit(find_points, connection)
+        slices = found.nested()
+        points = reading.result()
+        writing = beside.submit(write_slices, connection, slices, prefix)
+        flows = points.joined(slices)
+        writing.result()
+    return slices, len(points.seq) - flows.rejected, write_flows(connection, slices, flows)
 
 
 def _align(connection: DuckDBPyConnection, header: Header) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.trace.events.nesting import Ints, Nest
+from tilewright.trace.events.nesting import Ints
 from tilewright.trace.events.rows import next_id
 from tilewright.trace.events.slices import Slices, fetch, reject
 from tilewright.trace.events.staging import FLOW_PHASES, HERE
@@ -21,8 +21,8 @@ _HOMELESS = "a flow event where no slice is"
 _PARTNERLESS = "a flow event whose other end is missing"
 
 
-def add_flows(connection: DuckDBPyConnection, slices: Slices) -> tuple[int, str | None]:
-    """Rows of `flow` from the staged events; returns how many events ended in one, and a word on their clocks."""
+def find_points(connection: DuckDBPyConnection) -> FlowPoints:
+    """The flow events among the staged ones."""
     columns = fetch(
         connection,
         "SELECT seq, dense_rank() OVER (ORDER BY id, category, name), "
@@ -32,11 +32,11 @@ def add_flows(connection: DuckDBPyConnection, slices: Slices) -> tuple[int, str 
         f"FROM event JOIN place USING (pid, tid) WHERE ph IN {FLOW_PHASES}",
     )
     seq, key, phase, track, ts, enclosing, here = columns
-    points = FlowPoints(seq, key, phase, track, ts, enclosing.astype(np.bool_))
-    place = points.places(slices.nest)
-    if here.any():
-        place = np.where(here, slices.staged_before(seq), place)
-    flows = join_flows(points, place)
+    return FlowPoints(seq, key, phase, track, ts, enclosing.astype(np.bool_), here.astype(np.bool_))
+
+
+def write_flows(connection: DuckDBPyConnection, slices: Slices, flows: Flows) -> str | None:
+    """Rows of `flow`, and of rejects; returns a word on their clocks, if they disagree."""
     reject(connection, flows.homeless, _HOMELESS)
     reject(connection, flows.partnerless, _PARTNERLESS)
     first = next_id(connection, "flow", "id")
@@ -51,15 +51,15 @@ def add_flows(connection: DuckDBPyConnection, slices: Slices) -> tuple[int, str 
     )
     lag = slices.nest.ts[flows.slice_in] - slices.nest.ts[flows.slice_out]
     back = lag < 0
-    note = None
-    if back.any():
-        note = f"{back.sum()} arrows go back in time, by up to {-lag.min() / 1e3:.3f} µs: their clocks disagree"
-    return len(seq) - len(flows.homeless) - len(flows.partnerless), note
+    if not back.any():
+        return None
+    return f"{back.sum()} arrows go back in time, by up to {-lag.min() / 1e3:.3f} µs: their clocks disagree"
 
 
 @dataclass(frozen=True)
 class FlowPoints:
-    """One flow event each: int64[n] arrays, and whether it binds to the slice around it or to the next one.
+    """One flow event each: int64[n] arrays, and what it binds to: the slice around it (`enclosing`), the one staged
+    before it (`here`), or else the next one.
 
     `key` is a small number, one for each (id, category, name); `phase` is START, STEP or END.
     """
@@ -70,13 +70,17 @@ class FlowPoints:
     track: Ints
     ts: Ints
     enclosing: NDArray[np.bool_]
+    here: NDArray[np.bool_]
 
-    def places(self, nest: Nest) -> Ints:
+    def joined(self, slices: Slices) -> Flows:
+        return join_flows(self, self.places(slices))
+
+    def places(self, slices: Slices) -> Ints:
         """The slice that each binds to, as its place in the nest, or -1."""
-        place = nest.holding(self.track, self.ts)
-        if self.enclosing.all():
-            return place
-        return np.where(self.enclosing, place, nest.following(self.track, self.ts))
+        place = slices.nest.holding(self.track, self.ts)
+        if not self.enclosing.all():
+            place = np.where(self.enclosing, place, slices.nest.following(self.track, self.ts))
+        return np.where(self.here, slices.staged_before(self.seq), place) if self.here.any() else place
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,10 @@ class Flows:
     slice_in: Ints
     homeless: Ints  # seq of events where no slice is
     partnerless: Ints  # seq of events whose other half is missing, or has no slice
+
+    @property
+    def rejected(self) -> int:
+        return len(self.homeless) + len(self.partnerless)
 
 
 def join_flows(points: FlowPoints, place: Ints) -> Flows:

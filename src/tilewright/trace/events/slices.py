@@ -20,12 +20,31 @@ _NEVER_BEGAN = "an end without a begin"
 
 
 @dataclass(frozen=True)
+class Found:
+    """Slices before they are nested: int64[n] arrays in the order of the file; and how many ends closed one."""
+
+    seq: Ints
+    track: Ints
+    ts: Ints
+    dur: Ints
+    first_id: int
+    paired: int
+
+    def nested(self) -> Slices:
+        """Their nest, and ids from `first_id` on."""
+        nested = nest(self.track, self.ts, self.dur)
+        ids = _ids(nested, self.first_id, self.seq)
+        return Slices(nested, ids, self.seq[nested.order], self.dur[nested.order], self.paired)
+
+
+@dataclass(frozen=True)
 class Slices:
-    """The nest of a file, and for each of its places the id in table `slice` and the seq of its event."""
+    """The nest of a file; for each of its places the id in table `slice`, the seq of its event, and how long it is."""
 
     nest: Nest
     ids: Ints
     seq: Ints
+    dur: Ints
     paired: int
 
     def staged_before(self, seq: Ints) -> Ints:
@@ -35,8 +54,8 @@ class Slices:
         return np.where(before >= 0, order[before], -1) if len(order) else before
 
 
-def add_slices(connection: DuckDBPyConnection, tracks: Tracks, prefix: str) -> Slices:
-    """Rows of `slice`, `overlap` and `arg_set` from the staged events; `prefix` begins the keys of arguments."""
+def find_slices(connection: DuckDBPyConnection, tracks: Tracks) -> Found:
+    """The slices of the staged events, begins and ends paired; their tracks are made where there are none yet."""
     whole = fetch(
         connection,
         "SELECT seq, track_id, ts, coalesce(dur, 0) FROM event JOIN place USING (pid, tid) "
@@ -52,10 +71,7 @@ def add_slices(connection: DuckDBPyConnection, tracks: Tracks, prefix: str) -> S
     if len(seq) and (np.diff(seq) < 0).any():
         by_seq = np.argsort(seq, kind="stable")
         seq, track, ts, dur = seq[by_seq], track[by_seq], ts[by_seq], dur[by_seq]
-    nested = nest(track, ts, dur)
-    ids = _ids(nested, next_id(connection, "slice", "id"), seq)
-    _write(connection, seq, dur, nested, ids, prefix)
-    return Slices(nested, ids, seq[nested.order], sum(len(pairs.ends) for pairs in paired))
+    return Found(seq, track, ts, dur, next_id(connection, "slice", "id"), sum(len(pairs.ends) for pairs in paired))
 
 
 def fetch(connection: DuckDBPyConnection, sql: str) -> list[Ints]:
@@ -141,12 +157,14 @@ def _ids(nested: Nest, first: int, seq: Ints) -> Ints:
     return ids
 
 
-def _write(connection: DuckDBPyConnection, seq: Ints, dur: Ints, nested: Nest, ids: Ints, prefix: str) -> None:
+def write_slices(connection: DuckDBPyConnection, slices: Slices, prefix: str) -> None:
+    """Rows of `slice`, `overlap` and `arg_set`; `prefix` begins the keys of arguments."""
+    nested, ids = slices.nest, slices.ids
     parent = np.ma.masked_array(ids[nested.parent] if len(ids) else ids, nested.parent < 0)
     placed = {  # noqa: F841  # DuckDB finds it by its name
-        "seq": seq[nested.order],
+        "seq": slices.seq,
         "id": ids,
-        "dur": dur[nested.order],
+        "dur": slices.dur,
         "track_id": nested.track,
         "depth": nested.depth,
         "parent_id": parent,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LARGEST_EVENT = 1 << 22
 _PIECE = 1 << 20
 # Bytes of the file: what one statement reads at once stays in memory until it ends, whatever its limit.
-_AT_ONCE = 160_000_000
+_AT_ONCE = 80_000_000
 _PIPES = 2
 # Brackets in the arguments of one event. Nesting is no deeper than they are many, and every question about
 # arguments walks down to the deepest.
