@@ -49,6 +49,12 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_division_is_named_as_it_was_written(run: Path) -> None:
+    names, rows = query(run, """SELECT 7/2, 7.0/2, 1 AS "a // b" """)
+    assert names == ("(7 / 2)", "(7.0 / 2)", "a // b")
+    assert rows == [(3, 3.5, 1)]
+
+
 def test_rows_and_columns(run: Path) -> None:
     assert query(run, "SELECT name, bytes, intensity FROM operator WHERE index < 3 ORDER BY index") == (
         ("name", "bytes", "intensity"),

@@ -59,9 +59,14 @@ def query(path: Path, sql: str) -> tuple[tuple[str, ...], list[tuple[object, ...
     """
     with reading(path) as connection:
         connection.execute(sql)
-        names = tuple(str(column[0]) for column in connection.description or ())
+        names = tuple(_as_written(str(column[0]), sql) for column in connection.description or ())
         rows: list[tuple[object, ...]] = connection.fetchall() if names else []
         return names, rows
+
+
+def _as_written(name: str, sql: str) -> str:
+    """The name that DuckDB gives an expression says `//` for a division that was written `/`."""
+    return name if name in sql else name.replace(" // ", " / ")
 
 
 def first_line(error: BaseException) -> str:
