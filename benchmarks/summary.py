@@ -93,15 +93,21 @@ def of_cublas(results: Results, row: Measurement) -> float | None:
 
 
 def of_best_attention(results: Results, row: Measurement) -> float | None:
-    """How many times as fast as cuDNN and FlashAttention-2 in the same race, and CuTe's by its ratio to cuDNN.
+    """How many times as fast as cuDNN and FlashAttention-2 in the same race, and CuTe's by its ratio to cuDNN."""
+    return _of_attention(results, row, TIMES_CUDNN.get((row.case, row.direction), 1.0))
 
-    A race without cuDNN says nothing.
-    """
+
+def of_shipped_attention(results: Results, row: Measurement) -> float | None:
+    """How many times as fast as the better of cuDNN and FlashAttention-2, as PyTorch ships them, in the same race."""
+    return _of_attention(results, row, 1.0)
+
+
+def _of_attention(results: Results, row: Measurement, times_cudnn: float) -> float | None:
+    """Against a peer that is so many times as fast as cuDNN, too; a race without cuDNN says nothing."""
     peers = results.beside(row, ["cudnn", "flash2"])
     if "cudnn" not in [peer.impl for peer in peers]:
         return None
-    ratio = TIMES_CUDNN.get((row.case, row.direction), 1.0)
-    times = [peer.median_us / (max(ratio, 1.0) if peer.impl == "cudnn" else 1.0) for peer in peers]
+    times = [peer.median_us / (max(times_cudnn, 1.0) if peer.impl == "cudnn" else 1.0) for peer in peers]
     return min(times) / row.median_us
 
 
@@ -135,7 +141,7 @@ def row_kernels(direction: str) -> Callable[[Results], list[Measurement]]:
 
     def rows(results: Results) -> list[Measurement]:
         found = results.of(*ROW_KERNELS, direction=direction)
-        return [row for row in found if _elements(row.case) >= LARGE]
+        return [row for row in found if elements(row.case) >= LARGE]
 
     return rows
 
@@ -154,7 +160,7 @@ def portable(direction: str) -> Callable[[Results], list[Measurement]]:
     ]
 
 
-def _elements(case: str) -> int:
+def elements(case: str) -> int:
     sizes = re.match(r"\d+(x\d+)*", case)
     elements = 1
     for size in sizes[0].split("x") if sizes else ():

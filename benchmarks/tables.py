@@ -1,0 +1,298 @@
+"""Writes the figures in README.md and docs/kernels.md from the result files: `python -m benchmarks.tables [DIR]`.
+
+A table stands between two comments that name it,
+
+    <!-- table: norms -->
+    <!-- /table -->
+
+and everything between them is replaced. Shares of a copy are shares of the copy bandwidth measured beside the row
+kernels; times against a peer are ratios of medians in one race.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.summary import (
+    LARGE,
+    ROOT,
+    Results,
+    elements,
+    of,
+    of_best_in_chunks,
+    of_best_peer,
+    of_copy,
+    of_cublas,
+    of_flash2,
+    of_shipped_attention,
+    portable,
+    read_all,
+    row_kernels,
+)
+from tilewright.kernels.catalogue import suite
+from tilewright.records.measurement import Direction, Measurement
+from tilewright.report.quantity import duration
+
+REPOSITORY = Path(__file__).parents[1]
+DOCUMENTS = (REPOSITORY / "README.md", REPOSITORY / "docs" / "kernels.md")
+TABLE = re.compile(r"(<!-- table: (?P<name>[\w ]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+NONE = "–"
+GRID = (512, 1024, 2048, 4096, 8192, 16384)
+"""Lengths of attention's sequences."""
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; columns of figures, which begin with a digit or are `NONE`, are flush right."""
+    lines = [list(row) for row in rows]
+    figures = [all(line[i] == NONE or line[i][:1].isdigit() for line in lines) for i in range(len(headings))]
+    rule = ["---:" if right else "---" for right in figures]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (headings, rule, *lines))
+
+
+def share(figure: float | None) -> str:
+    return NONE if figure is None else f"{figure:.2f}"
+
+
+def ways(name: str, case: str, directions: Sequence[Direction]) -> Callable[[Results], str]:
+    """Every way of computing one case, slowest first: time and share of a copy in each direction, and its limit."""
+
+    def table(results: Results) -> str:
+        notes = {variant.name: variant.note for variant in suite(name).variants}
+        rows: dict[str, dict[Direction, Measurement]] = {}
+        for row in results.rows:
+            if (row.suite, row.case) == (name, case) and row.direction in directions:
+                rows.setdefault(row.impl, {})[row.direction] = row
+        slowest_first = sorted(rows, key=lambda impl: -rows[impl][directions[0]].median_us)
+        headings = {"fwd": "forward", "bwd": "backward"}
+        return markdown(
+            ["way", *(h for d in directions for h in (headings[d], "of copy")), "what limits it"],
+            (
+                [f"`{impl}`", *_times_and_shares(results, rows[impl], directions), notes.get(impl, "")]
+                for impl in slowest_first
+            ),
+        )
+
+    return table
+
+
+def _times_and_shares(
+    results: Results, rows: Mapping[Direction, Measurement], directions: Sequence[Direction]
+) -> list[str]:
+    found = [rows.get(direction) for direction in directions]
+    return [
+        cell
+        for row in found
+        for cell in ((NONE, NONE) if row is None else (duration(row.median_us), share(of_copy(results, row))))
+    ]
+
+
+def columns_of(row: Measurement) -> int:
+    """The columns of a row kernel's case, `65536x8192 bf16`."""
+    return int(row.case.split(" ")[0].split("x")[1])
+
+
+def row_kernel(lines: Sequence[tuple[str, str, Direction, str, str]]) -> Callable[[Results], str]:
+    """Shares of a copy over the columns of full-sized workloads; a line is (label, suite, direction, dtype, impl)."""
+
+    def table(results: Results) -> str:
+        shares: list[tuple[str, dict[int, float | None]]] = []
+        for label, name, direction, dtype, impl in lines:
+            found = [
+                row
+                for row in results.rows
+                if (row.suite, row.direction, row.impl) == (name, direction, impl)
+                and row.case.endswith(dtype)
+                and elements(row.case) >= LARGE
+            ]
+            shares.append((label, {columns_of(row): of_copy(results, row) for row in found}))
+        widths = sorted({columns for _, known in shares for columns in known})
+        return markdown(
+            ["columns", *(label for label, _ in shares)],
+            ([f"{columns}", *(share(known.get(columns)) for _, known in shares)] for columns in widths),
+        )
+
+    return table
+
+
+def both_dtypes(
+    names: Mapping[str, str], directions: Sequence[Direction]
+) -> list[tuple[str, str, Direction, str, str]]:
+    """Lines of `row_kernel` for our own kernels: every suite in both dtypes, direction after direction."""
+    suffix = {"fwd": "", "bwd": ", backward"}
+    return [
+        (f"{label} {dtype}{suffix[direction]}".strip(), name, direction, dtype, "tilewright")
+        for direction in directions
+        for dtype in ("bf16", "fp32")
+        for name, label in names.items()
+    ]
+
+
+def linear(results: Results) -> str:
+    """The bare product in TFLOP/s, and each epilogue as a share of its speed in the same race."""
+    suites = {"linear_gelu": "GELU erf", "linear_gelu_tanh": "GELU tanh", "linear_dropout_add": "dropout + residual"}
+    bare: dict[str, list[float]] = {}
+    shares: dict[tuple[str, str], float] = {}
+    for name in suites:
+        for row in results.of(name, direction="fwd"):
+            (product,) = results.beside(row, ["cublas-bare"])
+            bare.setdefault(row.case, []).append(product.TFLOPs or float("nan"))
+            shares[row.case, name] = product.median_us / row.median_us
+    largest_first = sorted(bare, key=elements, reverse=True)
+    return markdown(
+        ["M×N×K", "cuBLAS alone, TFLOP/s", *suites.values()],
+        (
+            [
+                case.split(" ")[0].replace("x", "×"),
+                f"{statistics.median(bare[case]):.0f}",
+                *(share(shares.get((case, name))) for name in suites),
+            ]
+            for case in largest_first
+        ),
+    )
+
+
+def linear_cross_entropy(results: Results) -> str:
+    """Forward and backward of the last layer: time, rate, and memory beyond the gradients."""
+    labels = {
+        "tilewright": "tilewright",
+        "eager": "PyTorch, all logits",
+        "inductor": "chunks of 2048 under Inductor, gradients by hand",
+        "liger": "Liger",
+    }
+    rows = [row for row in results.rows if row.suite == "linear_cross_entropy"]
+    tokens, hidden, vocabulary = (int(size) for size in rows[0].case.split(" ")[0].split("x"))
+    gradients = 2 * hidden * (tokens + vocabulary)
+    return markdown(
+        ["forward + backward", "ms", "TFLOP/s of useful work", "MiB beyond inputs and gradients"],
+        (
+            [
+                labels[row.impl],
+                f"{row.median_us / 1e3:.1f}",
+                f"{row.TFLOPs:.0f}",
+                f"{((row.peak_bytes or 0) - gradients) / 2**20:.0f}",
+            ]
+            for row in sorted(rows, key=lambda row: row.median_us)
+        ),
+    )
+
+
+def attention(direction: Direction) -> Callable[[Results], str]:
+    """Times against the better of cuDNN and FlashAttention-2, over lengths."""
+
+    def table(results: Results) -> str:
+        times = {row.case: of_shipped_attention(results, row) for row in results.of("attention", direction=direction)}
+        return markdown(
+            [{"fwd": "forward", "bwd": "backward"}[direction] + ", S", *(f"{length}" for length in GRID)],
+            (
+                [
+                    f"d {size}{', causal' if kind == 'causal' else ''}",
+                    *(share(times.get(f"d{size} S{s} {kind}")) for s in GRID),
+                ]
+                for size in (64, 128, 256)
+                for kind in ("full", "causal")
+            ),
+        )
+
+    return table
+
+
+def decode(results: Results) -> str:
+    """One query against a long cache, in shares of a copy."""
+    names = {"tilewright": "tilewright", "tilewright-triton": "in Triton", "torch": "PyTorch"}
+    rows = {(row.case, row.impl): row for row in results.rows if row.suite == "attention_decode"}
+    sizes = sorted(
+        {tuple(int(re.findall(rf"{letter}(\d+)", case)[0]) for letter in "BS"): case for case, _ in rows}.items()
+    )
+    return markdown(
+        ["batch × keys", *(f"{batch} × {keys}" for (batch, keys), _ in sizes)],
+        ([label, *(share(of_copy(results, rows[case, impl])) for _, case in sizes)] for impl, label in names.items()),
+    )
+
+
+@dataclass(frozen=True)
+class Race:
+    """Some rows and what they are held against, for the table that sums up."""
+
+    what: str
+    against: str
+    rows: Callable[[Results], list[Measurement]]
+    figure: Callable[[Results, Measurement], float | None]
+
+
+def products_with_gelu(results: Results) -> list[Measurement]:
+    return results.of("linear_gelu", "linear_gelu_tanh", direction="fwd")
+
+
+PEERS = "best of PyTorch, Inductor, Liger"
+SHIPPED = "better of cuDNN and FlashAttention-2"
+RACES = (
+    Race("softmax, norms, cross entropy", "a copy of as many bytes", row_kernels("fwd"), of_copy),
+    Race("", PEERS, row_kernels("fwd"), of_best_peer),
+    Race("… backward", "a copy of as many bytes", row_kernels("bwd"), of_copy),
+    Race("attention", SHIPPED, of("attention", "fwd"), of_shipped_attention),
+    Race("… backward", SHIPPED, of("attention", "bwd"), of_shipped_attention),
+    Race("… portable, in Triton", "FlashAttention-2", portable("fwd"), of_flash2),
+    Race("… portable, backward", "FlashAttention-2", portable("bwd"), of_flash2),
+    Race("… one query, long caches", "a copy of as many bytes", of("attention_decode", "fwd"), of_copy),
+    Race("linear + GELU", "the bare cuBLAS product", products_with_gelu, of_cublas),
+    Race("linear + dropout + residual", "the bare cuBLAS product", of("linear_dropout_add", "fwd"), of_cublas),
+    Race("linear + cross entropy", "best in chunks", of("linear_cross_entropy", "fwd+bwd"), of_best_in_chunks),
+)
+
+
+def races(results: Results) -> str:
+    """Every kernel against its limit or its best peers: how many races, the geometric mean, the worst."""
+    lines = []
+    for race in RACES:
+        pairs = [(figure, row) for row in race.rows(results) if (figure := race.figure(results, row)) is not None]
+        figures = [figure for figure, _ in pairs]
+        worst, row = min(pairs, key=lambda pair: pair[0])
+        together = statistics.geometric_mean(figures)
+        lines.append(
+            [race.what, race.against, f"{len(figures)}", share(together), share(worst), f"{row.suite} {row.case}"]
+        )
+    return markdown(["kernel", "× the speed of", "races", "together", "worst", "which is"], lines)
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "gelu": ways("gelu", "16384x16384 bf16", ("fwd", "bwd")),
+    "small weighted sum": ways("weighted_sum", "1000x512 fp32", ("fwd",)),
+    "weighted sum": ways("weighted_sum", "16384x16384 bf16", ("fwd", "bwd")),
+    "dropout": ways("dropout_add", "16384x16384 bf16", ("fwd", "bwd")),
+    "norms": row_kernel(both_dtypes({"layer_norm": "layer_norm", "rms_norm": "rms_norm"}, ("fwd", "bwd"))),
+    "softmax": row_kernel(both_dtypes({"softmax": ""}, ("fwd", "bwd"))),
+    "cross entropy": row_kernel(
+        [
+            *both_dtypes({"cross_entropy": ""}, ("fwd", "bwd")),
+            ("bf16, `torch`", "cross_entropy", "fwd", "bf16", "torch"),
+            ("bf16, `inductor`", "cross_entropy", "fwd", "bf16", "inductor"),
+            ("bf16, `liger`", "cross_entropy", "fwd", "bf16", "liger"),
+        ]
+    ),
+    "linear": linear,
+    "linear cross entropy": linear_cross_entropy,
+    "attention forward": attention("fwd"),
+    "attention backward": attention("bwd"),
+    "decode": decode,
+    "races": races,
+}
+
+
+def rewritten(text: str, results: Results) -> str:
+    """The text with each of its tables made anew; a name that no table has is a `KeyError`."""
+    return TABLE.sub(lambda found: found[1] + TABLES[found["name"]](results) + found[3], text)
+
+
+def main(folder: Path) -> None:
+    results = read_all(folder)
+    for document in DOCUMENTS:
+        document.write_text(rewritten(document.read_text(encoding="utf-8"), results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "h200")
