@@ -81,11 +81,15 @@ def remarks(heat: Heat) -> list[str]:
 
 
 def faults(heat: Heat) -> list[str]:
-    """Who was wrong or cheated, and which of tilewright's own raised: what a bench fails for."""
+    """What a bench fails for: whoever was wrong or cheated, and which of tilewright's own raised.
+
+    Beside tilewright's own a peer that is wrong is no fault: it has no row.
+    """
+    own = [outcome for outcome in heat.outcomes if outcome.impl.startswith("tilewright")]
     return [
         _refusal(heat, outcome)
-        for outcome in heat.outcomes
-        if outcome.foul or (outcome.failed and outcome.impl.startswith("tilewright"))
+        for outcome in own or heat.outcomes
+        if outcome.foul or (outcome.failed and outcome in own)
     ]
 
 
