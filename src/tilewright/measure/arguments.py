@@ -38,6 +38,8 @@ class Arguments:
         self.values: list[Any] = list(self.drawn(-1))
         self._tangents: dict[int, torch.Tensor] = {}
         self._handed: dict[int, torch.Tensor] = {}
+        self._ends: dict[int, tuple[torch.Size, torch.dtype]] = {}
+        """Of each result, as it was when its gradient was last asked for."""
 
     @property
     def nbytes(self) -> int:
@@ -65,24 +67,39 @@ class Arguments:
                     value.copy_(fresh)
                 else:
                     self.values[index] = fresh
+            # A call that is timed with its forward asks for them too late: the first of a round would pay for all.
+            for index in self._ends:
+                self._hand(index)
 
     def tangent(self, result: torch.Tensor, index: int) -> torch.Tensor:
         """The incoming gradient of the round for a result: of the same values for every implementation."""
         assert self._round is not None, "a backward follows a forward, which was filled"
-        if index not in self._tangents:
-            self._tangents[index] = self.tangent_of(self._round)(result, index)
-        self._handed[index] = self._tangents[index].to(result.dtype, copy=True)
+        end = result.shape, result.dtype
+        if self._ends.get(index) != end or index not in self._handed:
+            self._ends[index] = end
+            self._hand(index)
         return self._handed[index]
 
     def tangent_of(self, number: int) -> Callable[[torch.Tensor, int], torch.Tensor]:
         """The incoming gradients of a round, drawn on the device."""
 
         def draw(result: torch.Tensor, index: int) -> torch.Tensor:
-            generator = self._generator(self.seed(number) + 1 + index)
-            drawn = torch.randn(result.shape, dtype=torch.bfloat16, device=self._device, generator=generator)
-            return exact_in_any_dtype(drawn).to(result.dtype)
+            return self._draw(number, index, result.shape).to(result.dtype)
 
         return draw
+
+    def _hand(self, index: int) -> None:
+        """Have the round's gradient ready for the result that `_ends` describes, in memory of its own."""
+        assert self._round is not None
+        shape, dtype = self._ends[index]
+        if index not in self._tangents or self._tangents[index].shape != shape:
+            self._tangents[index] = self._draw(self._round, index, shape)
+        self._handed[index] = self._tangents[index].to(dtype, copy=True)
+
+    def _draw(self, number: int, index: int, shape: torch.Size) -> torch.Tensor:
+        generator = self._generator(self.seed(number) + 1 + index)
+        drawn = torch.randn(shape, dtype=torch.bfloat16, device=self._device, generator=generator)
+        return exact_in_any_dtype(drawn)
 
     def intact(self) -> bool:
         """Whether `values` and the incoming gradients still are what the round filled in, bit for bit."""
