@@ -14,7 +14,7 @@ import torch
 
 from tests.backend.compiling import assert_same, compiled, differentiate, twin, with_grad
 from tests.backend.processes import start
-from tilewright.runtime.compiler import LIMIT_S
+from tilewright.kernels.cxx import LIMIT_S
 
 
 def new_function() -> Callable[[torch.Tensor], torch.Tensor]:

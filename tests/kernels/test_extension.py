@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.kernels import extension
+from tilewright.kernels import cxx
 from tilewright.kernels.extension import Extension
 from tilewright.records.errors import CompilerError
 
@@ -40,7 +40,7 @@ def test_a_module_comes_once_it_is_built(tmp_path: Path, monkeypatch: pytest.Mon
     assert made.wait()
     module = made.module()
     assert module is not None and module.seven() == 7
-    monkeypatch.setattr(extension, "_compile", lambda _: pytest.fail("it is in the cache"))
+    monkeypatch.setattr(cxx, "compile_to", lambda *_: pytest.fail("it is in the cache"))
     other = small(tmp_path)
     other.module()
     assert other.wait()
@@ -61,7 +61,7 @@ def test_without_a_compiler_python_stays(
 def test_a_compiler_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(CompilerError, match=r"failed with exit code 1: .*none"):
         small(tmp_path, "int x = none;\n").built()
-    monkeypatch.setattr(extension, "LIMIT_S", 0.0)
+    monkeypatch.setenv("TILEWRIGHT_COMPILE_LIMIT", "0.001")
     with pytest.raises(CompilerError, match="was stopped"):
         small(tmp_path).built()
 

@@ -206,11 +206,15 @@ def cubin(source: Path, architecture: str, definitions: Definitions = ()) -> byt
     text = source.read_text()
     headers = _headers(text, source.parent)
     key = cache.key_of(text, *(part for header in headers.items() for part in header), *options, _version())
+
+    def compiled() -> bytes:
+        return _compile(source.name, text, headers, options)
+
     try:
-        return _cached(key, lambda: _compile(source.name, text, headers, options))
+        return cache.build_sealed(key, ".cubin", lambda out: out.write_bytes(compiled())).read_bytes()
     except CacheError as error:
         say_once(f"kernels are compiled for this process alone: {error}")
-        return _compile(source.name, text, headers, options)
+        return compiled()
 
 
 def _headers(text: str, folder: Path) -> dict[str, str]:
@@ -226,19 +230,6 @@ def _headers(text: str, folder: Path) -> dict[str, str]:
             found[name] = path.read_text()
             wanted += _INCLUDE.findall(found[name])
     return dict(sorted(found.items()))
-
-
-def _cached(key: str, make: Callable[[], bytes]) -> bytes:
-    def make_sealed(path: Path) -> None:
-        path.write_bytes(make())
-        cache.seal(path, key)
-
-    for _ in range(2):
-        path = cache.build(key, ".cubin", make_sealed)
-        if cache.intact(path, key):
-            return path.read_bytes()
-        cache.discard(path)
-    raise CacheError(f"the cache entry {path} does not hold what was written to it")
 
 
 def _compile(name: str, text: str, headers: dict[str, str], options: tuple[str, ...]) -> bytes:

@@ -26,7 +26,7 @@ def entry(key: str, suffix: str) -> Path:
     return cache_dir() / key[:2] / f"{key}{suffix}"
 
 
-def build(key: str, suffix: str, make: Callable[[Path], None]) -> Path:
+def build(key: str, suffix: str, make: Callable[[Path], object]) -> Path:
     """The entry of `key`; if absent, `make(path)` writes it under another name and it is moved into place.
 
     One process builds, the others wait for it. An exception or a signal leaves no entry. Raises
@@ -40,6 +40,25 @@ def build(key: str, suffix: str, make: Callable[[Path], None]) -> Path:
         if not path.exists():
             _write(path, make)
     return path
+
+
+def build_sealed(key: str, suffix: str, make: Callable[[Path], object]) -> Path:
+    """`build`, with a digest behind the content: an entry that is not whole is made again.
+
+    Code is loaded from these, and loading half a library kills a process. Raises CacheError like `build`, and where
+    what was written cannot be read back.
+    """
+
+    def make_sealed(path: Path) -> None:
+        make(path)
+        _seal(path, key)
+
+    for _ in range(2):
+        path = build(key, suffix, make_sealed)
+        if _intact(path, key):
+            return path
+        discard(path)
+    raise CacheError(f"the cache entry {path} does not hold what was written to it")
 
 
 def ensure_usable() -> None:
@@ -59,15 +78,14 @@ def discard(path: Path) -> None:
         path.unlink()
 
 
-def seal(path: Path, key: str) -> None:
-    """Append what `intact` checks: a digest of the content and of the key it belongs to."""
+def _seal(path: Path, key: str) -> None:
     with path.open("r+b") as file:
         digest = _digest(file.read(), key)
         file.write(digest)
 
 
-def intact(path: Path, key: str) -> bool:
-    """Whether a sealed entry is whole and is the one of `key`: loading half a library kills a process."""
+def _intact(path: Path, key: str) -> bool:
+    """Whether the entry is whole and is the one of `key`."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -80,7 +98,7 @@ def _digest(content: bytes, key: str) -> bytes:
     return hashlib.sha256(key.encode() + content).digest()
 
 
-def _write(path: Path, make: Callable[[Path], None]) -> None:
+def _write(path: Path, make: Callable[[Path], object]) -> None:
     with _errors():
         # The lock is ours: whoever left these was killed.
         for left in path.parent.glob(".building-*"):

@@ -11,7 +11,6 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -274,16 +273,12 @@ def _module(source: str) -> ModuleType:
     if importlib.util.find_spec("triton") is None:
         raise CompilerError("Triton is not installed")
     key = cache.key_of(source)
-    path = cache.build(key, ".py", lambda out: _write(out, source))
+    path = cache.build(key, ".py", lambda out: out.write_text(source))
     if path.read_text() != source:
         cache.discard(path)
-        path = cache.build(key, ".py", lambda out: _write(out, source))
+        path = cache.build(key, ".py", lambda out: out.write_text(source))
     spec = importlib.util.spec_from_file_location(f"tilewright_kernel_{key}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _write(path: Path, source: str) -> None:
-    path.write_text(source)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 from tilewright.records import cache
 from tilewright.records.errors import CacheError
@@ -30,10 +29,6 @@ def kept(key: str) -> Trial | None:
 
 def keep(key: str, trial: Trial) -> None:
     try:
-        cache.build(key, SUFFIX, lambda path: _write(path, trial))
+        cache.build(key, SUFFIX, lambda path: path.write_text(json.dumps(asdict(trial))))
     except CacheError:
         _unsaved[key] = trial
-
-
-def _write(path: Path, trial: Trial) -> None:
-    path.write_text(json.dumps(asdict(trial)))

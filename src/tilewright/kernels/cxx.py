@@ -1,0 +1,112 @@
+"""The machine's own C++ compiler: one source made into one shared object, once for all processes."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from tilewright.records import cache
+from tilewright.records.errors import CacheError, CompilerError
+
+ALWAYS = ("-fPIC", "-shared", "-w")
+LIMIT_S = 300.0
+"""A compiler that has not finished by then is stopped (`TILEWRIGHT_COMPILE_LIMIT` overrides, in seconds)."""
+
+
+def shared_object(source: str, flags: tuple[str, ...], *platform: str) -> Path:
+    """The shared object made of `source` with `flags`, from the cache or compiled now.
+
+    `platform` says what else the outcome depends on: an instruction set, versions of the headers. A damaged entry is
+    made again. Raises CompilerError (no compiler, one that fails, one that hangs) or CacheError.
+    """
+    compiler = find_compiler()
+    key = cache.key_of(source, *flags, *ALWAYS, compiler, _fingerprint(compiler), *platform)
+    return cache.build_sealed(key, ".so", lambda out: compile_to(out, source, flags))
+
+
+def find_compiler() -> str:
+    """Path of $CXX, or of g++. Raises CompilerError where it is missing."""
+    wanted = os.environ.get("CXX") or "g++"
+    path = shutil.which(wanted)
+    if path is None:
+        raise CompilerError(f"no C++ compiler: {wanted!r} is not on PATH; install g++ or set CXX")
+    return path
+
+
+def compile_to(out: Path, source: str, flags: tuple[str, ...]) -> None:
+    """Write the shared object of `source` to `out`. Raises CompilerError, or CacheError where the disk is full."""
+    compiler, limit = find_compiler(), _limit_s()
+    # Libraries are looked into for what the objects before them lack, so the source comes first.
+    command = [compiler, "-x", "c++", "-", *flags, *ALWAYS, "-o", str(out)]
+    try:
+        # A session of its own, so that the compiler's own children are stopped with it.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CompilerError(f"{compiler} does not start: {error.strerror or error}") from error
+    # A thread that waits for a compiler is not told of the interpreter's end. `unregister` takes every entry of one
+    # function, and there may be two compilers.
+    at_exit = atexit.register(functools.partial(_kill, process))
+    try:
+        output, _ = process.communicate(source, timeout=limit)
+    except subprocess.TimeoutExpired:
+        _stop(process)
+        raise CompilerError(
+            f"{compiler} did not finish in {limit:g} s and was stopped; TILEWRIGHT_COMPILE_LIMIT gives it more"
+        ) from None
+    except BaseException:
+        _stop(process)
+        raise
+    finally:
+        atexit.unregister(at_exit)
+    if process.returncode:
+        raise _failure(f"{compiler} failed with exit code {process.returncode}", output, out)
+
+
+def _failure(what: str, output: str, out: Path) -> CompilerError | CacheError:
+    if "No space left on device" in output:
+        return CacheError(f"no space left for {out}")
+    first = next((line for line in output.splitlines() if "error" in line), output.strip()[:300])
+    return CompilerError(f"{what}: {first}")
+
+
+@functools.cache
+def _fingerprint(compiler: str) -> str:
+    stat = os.stat(os.path.realpath(compiler))
+    return f"{os.path.realpath(compiler)} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _limit_s() -> float:
+    wanted = os.environ.get("TILEWRIGHT_COMPILE_LIMIT")
+    try:
+        return float(wanted) if wanted else LIMIT_S
+    except ValueError:
+        raise CompilerError(f"TILEWRIGHT_COMPILE_LIMIT={wanted} is no number of seconds") from None
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    _kill(process)
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        # What was not yet written to the compiler has nowhere to go.
+        with contextlib.suppress(OSError):
+            if stream is not None:
+                stream.close()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
