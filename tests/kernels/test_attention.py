@@ -66,6 +66,12 @@ def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient() -> None:
     assert (gradients[0][:, :, :5] == 0).all()
 
 
+def test_one_key_has_a_weight_of_one_whatever_the_score() -> None:
+    tensors, _ = Call(dtype=torch.bfloat16, keys=1, heads=4, outliers=True).inputs(CPU)
+    dq, dk, _ = torch.autograd.grad(attention(*tensors).float().square().sum(), tensors)
+    assert not dq.any() and not dk.any()
+
+
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (3, 5)}], ids=str)
 def test_packed_sequences_are_each_their_own(options: dict[str, Any]) -> None:
     lengths = [5, 0, 33, 1], [7, 3, 20, 40]
@@ -92,6 +98,12 @@ def test_dropout_keeps_the_expected_share_and_scale() -> None:
     assert out.std().item() > 0.01
 
 
+def test_shapes_are_known_without_memory() -> None:
+    q, k = torch.empty(2, 4, 5, 16, device="meta"), torch.empty(2, 2, 7, 16, device="meta")
+    out, lse = attention(q, k, k, return_lse=True)
+    assert (out.shape, out.device.type, lse.shape) == (q.shape, "meta", q.shape[:3])
+
+
 def test_autocast_sets_the_dtype() -> None:
     (q, k, v), _ = Call(dtype=torch.float32).inputs(CPU)
     with torch.autocast("cpu", torch.bfloat16):
@@ -102,6 +114,10 @@ def test_autocast_sets_the_dtype() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     q, k, v = (torch.randn(1, 4, 6, 8) for _ in range(3))
     starts = torch.tensor([0, 6], dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"a mask that is bool or floating-point, not torch\.int64"):
+        attention(q, k, v, mask=torch.ones(6, 6, dtype=torch.int64))
+    with pytest.raises(ValueError, match="mask on the device of q, cpu, not on meta"):
+        attention(q, k, v, mask=torch.ones(6, 6, device="meta"))
     with pytest.raises(TypeError, match=r"floating-point tensors, not torch\.int64"):
         attention(q.long(), k.long(), v.long())
     with pytest.raises(ValueError, match=r"H a multiple of Hk, not \(1, 4, 6, 8\), \(1, 3, 6, 8\)"):
@@ -118,6 +134,20 @@ def test_what_does_not_fit_is_refused() -> None:
         attention(q[0], k[0], v[0], cu_seqlens_q=starts)
     with pytest.raises(ValueError, match=r"packed attention takes .*a mask"):
         attention(q[0], k[0], v[0], cu_seqlens_q=starts, cu_seqlens_k=starts, mask=torch.ones(6, 6))
+
+
+def test_where_packed_sequences_begin_must_fit() -> None:
+    q, k, v = (torch.randn(6, 4, 8) for _ in range(3))
+    starts = torch.tensor([0, 2, 6], dtype=torch.int32)
+    apart = torch.tensor([0, 9, 2, 9, 6], dtype=torch.int32)[::2]
+    given = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+    assert torch.equal(attention(q, k, v, cu_seqlens_q=apart, cu_seqlens_k=starts.long()), attention(q, k, v, **given))
+    for wrong in (starts[:2], starts[:1], starts[None], starts.float(), starts.to("meta")):
+        with pytest.raises(ValueError, match=r"cu_seqlens_q and cu_seqlens_k int32 \[N \+ 1\] on cpu, not"):
+            attention(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=wrong)
+    for places in ([0, 2, 5], [1, 2, 6], [0, 7, 6]):
+        with pytest.raises(ValueError, match=r"cu_seqlens_k that rise from 0 to 6, not \["):
+            attention(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=torch.tensor(places))
 
 
 def test_copies_keep_the_order_of_axes_and_begin_rows_at_16_bytes() -> None:
@@ -269,14 +299,19 @@ FLOATS = ("factor", "softcap", "kept_scale", "scale")
 
 def built(name: str, width: int) -> Any:
     """A kernel of the backward or the forward with the blocks it is launched with for bf16 on an H200."""
-    from tilewright.kernels.attention import triton_backward, triton_forward, triton_launch
+    from tilewright.kernels.attention import triton_backward, triton_backward_queries, triton_forward, triton_launch
 
     tables = {
         "forward": triton_launch.FORWARD,
         "keys_and_values": triton_launch.KEYS_AND_VALUES,
         "queries_only": triton_launch.QUERIES_ONLY,
     }
-    kernel = getattr(triton_forward if name == "forward" else triton_backward, name)
+    kernels = {
+        "forward": triton_forward.forward,
+        "keys_and_values": triton_backward.keys_and_values,
+        "queries_only": triton_backward_queries.queries_only,
+    }
+    kernel = kernels[name]
     blocks = tables[name][width]
     rows = {"q": blocks.queries, "k": blocks.keys, "v": blocks.keys, "dout": blocks.queries}
     types = {argument: "i32" for argument in kernel.arg_names} | {argument: "fp32" for argument in FLOATS}

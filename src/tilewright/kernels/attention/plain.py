@@ -24,36 +24,23 @@ def attention(
     with_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """out [B, H, Sq, Dv] and lse [B, H, Sq], None where it was not asked for; arguments as of `Request`."""
-    if starts_q is None or starts_k is None:
-        return _one(q, k, v, band, scale, softcap, mask, slopes, dropout, with_lse)
-    parts = []
-    queries, keys = starts_q.tolist(), starts_k.tolist()
-    for n, (q0, q1, k0, k1) in enumerate(zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True)):
-        slope = None if slopes is None else slopes[n : n + 1]
-        one = q[:, :, q0:q1], k[:, :, k0:k1], v[:, :, k0:k1]
-        parts.append(_one(*one, band, scale, softcap, mask, slope, dropout, with_lse))
-    sums = [lse for _, lse in parts if lse is not None]
-    return torch.cat([out for out, _ in parts], 2), torch.cat(sums, 2) if with_lse else None
-
-
-def _one(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    band: Window,
-    scale: float,
-    softcap: float,
-    mask: torch.Tensor | None,
-    slopes: torch.Tensor | None,
-    dropout: float,
-    with_lse: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if starts_q is not None and starts_k is not None:
+        parts = []
+        queries, keys = starts_q.tolist(), starts_k.tolist()
+        for n, (q0, q1, k0, k1) in enumerate(zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True)):
+            slope = None if slopes is None else slopes[n : n + 1]
+            one = q[:, :, q0:q1], k[:, :, k0:k1], v[:, :, k0:k1], None, None
+            parts.append(attention(*one, band, scale, softcap, mask, slope, dropout, with_lse))
+        sums = [lse for _, lse in parts if lse is not None]
+        return torch.cat([out for out, _ in parts], 2), torch.cat(sums, 2) if with_lse else None
     whole = band == (None, None) and mask is None
     causal = band == (None, 0) and mask is None and q.shape[2] == k.shape[2]
     # PyTorch's CPU kernel multiplies masked scores, -inf, by the scale: NaN from 0, the largest of all from less.
     same = (whole or causal) and scale > 0.0 and not with_lse and not softcap and slopes is None
     # On a GPU one query in fp32 is here for the exactness of matrix-vector products, which that operator has not.
     same = same and (q.shape[2] > 1 or q.device.type == "cpu")
+    # The weight of one key is one, and its score's gradient zero, which is rounding in that operator.
+    same = same and k.shape[2] > 1
     if same and 0 not in (*q.shape, *k.shape):
         shared = q.shape[1] != k.shape[1]
         out = F.scaled_dot_product_attention(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 import triton
 
-from tilewright.kernels.attention import triton_backward, triton_forward
+from tilewright.kernels.attention import triton_backward, triton_backward_queries, triton_forward
 from tilewright.kernels.attention.request import Operands, Request, Strides, strides_of
 from tilewright.kernels.attention.triton_plan import (
     Blocks,
@@ -133,7 +133,9 @@ def _queries_plan(
     steps = triton.cdiv(request.longest_q or request.queries, blocks.queries)
     gradients = (*dout[:3], *dq[:3])
     wanted = {"OWN_DELTA": own_delta}
-    return _backward_plan(request, triton_backward.queries_only, blocks, steps, request.heads, gradients, mask, wanted)
+    return _backward_plan(
+        request, triton_backward_queries.queries_only, blocks, steps, request.heads, gradients, mask, wanted
+    )
 
 
 def _backward_plan(
