@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from examples import naive_softmax, transformer_block
+from examples import attention, gelu_dropout_residual, naive_softmax, transformer_block
 from tests.passes.graphs import neighbours
 from tilewright.account import Account, account, capture
 from tilewright.hardware.profiles import DeviceProfile, profile_for
@@ -236,6 +236,16 @@ def test_floors_are_those_of_the_device(device: str) -> None:
     # 160 MB: more than any of their caches hold; half is read, half written.
     assert launch.bound == "DRAM-bound" and launch.floor_us is not None
     assert launch.floor_us == pytest.approx(_copy_us(160e6, profile), rel=0.05)
+
+
+def test_the_plan_is_that_of_the_device_asked() -> None:
+    """A CPU's attention needs a kernel beside it that looks for NaN, and its dropout draws masks in ours."""
+    asked = attention.case(B=2, N=64, d=16), replace(gelu_dropout_residual.case(N=256, M=256), training=True)
+    on_gpu, on_cpu = ([account(case, profile_for(device)) for case in asked] for device in ("h200", "cpu"))
+    assert "kernel" not in targets(on_gpu[0], "after") and "kernel" in targets(on_cpu[0], "after")
+    assert "keep_mask" in targets(on_gpu[1], "after") and "keep_mask" not in targets(on_cpu[1], "after")
+    for found, language in ((on_gpu[1], "triton"), (on_cpu[1], "c++")):
+        assert {region.language for region in found.program.regions} == {language}
 
 
 def _copy_us(nbytes: float, profile: DeviceProfile) -> float:

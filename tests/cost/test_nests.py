@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.graph.captured import naive_softmax
 from tilewright.account import account
 from tilewright.cost.symbols import pretty
 from tilewright.hardware.profiles import profile_for
@@ -37,14 +37,6 @@ def only(program: Program, graph: GraphName = "forward") -> Cost:
 def formulas(cost: Cost) -> tuple[str, str]:
     assert cost.reads_symbolic is not None and cost.writes_symbolic is not None
     return pretty(cost.reads_symbolic, NAMES), pretty(cost.writes_symbolic, NAMES)
-
-
-def naive_softmax(x: Tensor) -> Tensor:
-    m = x.max(dim=1)[0]
-    z = x - m[:, None]
-    e = torch.exp(z)
-    s = e.sum(dim=1)
-    return e / s[:, None]
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("fp32", 4), ("bf16", 2), ("fp64", 8)])

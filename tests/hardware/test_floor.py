@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tilewright.hardware.floor import floor_us
-from tilewright.hardware.profiles import DeviceProfile
+from tilewright.hardware.profiles import DeviceProfile, profile_for
 
 # Round figures: 1000 GB/s is 1e3 bytes a µs per unit, 100 TFLOP/s is 1e8 FLOPs a µs.
 GPU = DeviceProfile(
@@ -27,6 +27,8 @@ GPU = DeviceProfile(
     registers_per_sm=65536,
     shared_bytes_per_sm=228 * 1024,
     origin="datasheet",
+    sm_read_GBps=100.0,
+    sm_write_GBps=50.0,
 )
 CPU = replace(GPU, device="cpu", sms=2)
 MANY = 1_000_000_000
@@ -103,20 +105,57 @@ def test_unknown_cache_bandwidth_leaves_dram() -> None:
 
 
 @pytest.mark.parametrize(
-    ("programs", "expected", "bound"),
+    ("programs", "written", "expected", "bound"),
     [
-        # 100 MB from DRAM take 100 µs. Ten of 100 SMs pull a tenth of 5000 GB/s: 200 µs.
-        (10, 200.0, "latency-bound"),
-        (1, 2000.0, "latency-bound"),
-        # Twenty pull 1000 GB/s, as much as DRAM gives.
-        (20, 100.0, "DRAM-bound"),
-        (100, 100.0, "DRAM-bound"),
-        (10_000, 100.0, "DRAM-bound"),
+        # 100 MB take 100 µs from DRAM, 80 if all is read. One SM reads them in 1000 µs, or half in 500 while it
+        # writes the other half in 1000; where nobody says which half, both at once take 667.
+        (1, 0, 1000.0, "latency-bound"),
+        (1, 50_000_000, 1000.0, "latency-bound"),
+        (1, None, 1e5 / 150, "latency-bound"),
+        (0, None, 1e5 / 150, "latency-bound"),
+        (8, 50_000_000, 125.0, "latency-bound"),
+        # Ten draw as much as DRAM gives, and so do all that follow.
+        (10, 50_000_000, 100.0, "DRAM-bound"),
+        (20, 0, 80.0, "DRAM-bound"),
+        (10_000, None, 100.0, "DRAM-bound"),
     ],
 )
-def test_too_few_programs_leave_the_device_idle(programs: int, expected: float, bound: str) -> None:
-    got = floor_us(100_000_000, 0, 0, "float32", MANY, GPU, "reduction", programs=programs)
+def test_few_programs_draw_what_few_sms_draw(programs: int, written: int | None, expected: float, bound: str) -> None:
+    got = floor_us(100_000_000, 0, 0, "float32", MANY, GPU, "reduction", bytes_written=written, programs=programs)
     assert_floor(got, expected, bound)
+
+
+@pytest.mark.parametrize(
+    ("programs", "read", "copied", "written"),
+    [
+        (1, 224.5, 97.9, 62.9),
+        (4, 222.2, 97.7, 63.1),
+        (8, 158.1, 97.5, 62.8),
+        (16, 137.0, 97.8, 62.8),
+        (33, 104.8, 97.9, 61.0),
+    ],
+)
+def test_no_floor_of_few_programs_is_above_what_an_h200_took(
+    programs: int, read: float, copied: float, written: float
+) -> None:
+    """Programs of 1024 threads that walk 512 KiB of their own, in L2: GB/s that each was measured to move."""
+    h200, nbytes = profile_for("h200"), 1_000_000_000
+    for rate, of_these in ((read, 0), (copied, nbytes // 2), (written, nbytes)):
+        took_us = nbytes / (rate * programs * 1e3)
+        floor, _ = floor_us(
+            nbytes, 0, 0, "float32", programs << 19, h200, "pointwise", bytes_written=of_these, programs=programs
+        )
+        assert 0.46 * took_us <= floor <= took_us, of_these
+
+
+def test_where_nobody_measured_an_sm_few_programs_still_compute_alone() -> None:
+    a100 = profile_for("a100")
+    assert a100.sm_read_GBps is None
+    few, many = (
+        floor_us(100_000_000, flops, 0, "float32", MANY, a100, "reduction", programs=1) for flops in (0, 10**9)
+    )
+    assert few[1] == "DRAM-bound"
+    assert_floor(many, 10**9 / (19.5e6 / 108), "latency-bound")
 
 
 def test_a_single_program_computes_at_the_rate_of_one_sm() -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from examples import transformer_block
+from tests.graph.captured import naive_softmax
 from tests.passes.graphs import aten, is_view, neighbours
 from tilewright.account import Captured, capture
 from tilewright.passes.dropout import split_dropout
@@ -50,14 +51,6 @@ def assert_complete(graph: fx.Graph, fusion: Fusion) -> None:
         assert (row.verdict == "taken") == together
         assert row.reason and " at 0x" not in row.reason
         assert (row.bytes_saved > 0) == together
-
-
-def naive_softmax(x: Tensor) -> Tensor:
-    m = x.max(dim=1)[0]
-    z = x - m[:, None]
-    e = torch.exp(z)
-    s = e.sum(dim=1)
-    return e / s[:, None]
 
 
 def test_naive_softmax_is_one_kernel() -> None:

@@ -10,6 +10,7 @@ from tilewright.account.launches import floor_of, operators_after, operators_bef
 from tilewright.account.memory import eager_steps, memory, planned_steps
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
 from tilewright.graph.tree import Group, annotated_tree
+from tilewright.hardware.language import planned_for
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.passes.fusion import fuse
 from tilewright.passes.schedule import schedule
@@ -31,19 +32,29 @@ class Account:
 def account(case: Case, profile: DeviceProfile, *, measure: bool = False, device: str = "cpu") -> Account:
     """Operators as eager runs them, the planned regions, the decisions and the memory of `case`.
 
+    The plan is that of the profile's device, though `case` be captured on another (`device`); only tilewright's own
+    attention kernels are not chosen for a GPU that is not there.
     `measure` races each region against its operators one by one on this machine, and on a GPU each attention.
     """
     eager = capture(case, optimised=False, device=device)
+    program = Program()
+    shapes = _shapes(case, eager)
+    for name, graph in eager.graphs.items():
+        program.operators += operators_before(name, graph, shapes[name], profile)
+        program.memory += memory(name, "before", eager, eager_steps(graph))
+    with planned_for(profile.device):
+        planned = _plan(program, case, profile, measure, device)
+    return Account(program, eager, planned)
+
+
+def _plan(program: Program, case: Case, profile: DeviceProfile, measure: bool, device: str) -> Captured:
+    """Fill `program` with what becomes of the case."""
 
     def price(cost: Cost, dtype: str) -> float | None:
         return floor_of(cost, dtype, "compute", profile)[0]
 
     planned = capture(case, optimised=True, device=device, measure=measure, price=price)
-    program = Program(decisions=list(planned.decisions))
-    shapes = _shapes(case, eager)
-    for name, graph in eager.graphs.items():
-        program.operators += operators_before(name, graph, shapes[name], profile)
-        program.memory += memory(name, "before", eager, eager_steps(graph))
+    program.decisions += planned.decisions
     shapes = _shapes(case, planned)
     for name, graph in planned.graphs.items():
         proposed = fuse(graph, name)
@@ -57,7 +68,7 @@ def account(case: Case, profile: DeviceProfile, *, measure: bool = False, device
         program.regions += regions
         program.decisions = list(_with_floors(program.decisions, launches))
         program.memory += memory(name, "after", planned, planned_steps(graph, units))
-    return Account(program, eager, planned)
+    return planned
 
 
 def _shapes(case: Case, captured: Captured) -> dict[GraphName, SymbolicShapes]:

@@ -33,8 +33,8 @@ def floor_us(
     `bytes_written` (of `bytes`) prices what is read and not written, or the reverse, at the read or
     write bandwidth; without it everything moves at the copy bandwidth. `programs` is the number of
     independent programs the work falls into: fewer than the device has SMs (on a CPU, threads) leave
-    the others idle, each reaching its share of the arithmetic and of the cache's bandwidth; a kernel
-    slowed by that is latency-bound.
+    the others idle. Each reaches its share of the arithmetic, and of the cache's bandwidth as much as
+    one SM was measured to draw, which is more than its share; a kernel slowed by that is latency-bound.
 
     Integers and other dtypes without a matmul rate are held to the vector rate.
     """
@@ -42,16 +42,16 @@ def floor_us(
     rate = profile.matmul_TFLOPs.get(dtype, vector) if kind == "compute" else vector
     special = transcendentals * profile.flops_per_transcendental / (vector * 1e6)
     compute = max(flops / (rate * 1e6), special)
-    cached = working_set_bytes <= profile.l2_bytes and profile.l2_GBps is not None
-    memory = _cache_us(bytes, profile) if cached else _dram_us(bytes, bytes_written, profile)
+    l2_GBps = profile.l2_GBps if working_set_bytes <= profile.l2_bytes else None
+    memory = _dram_us(bytes, bytes_written, profile) if l2_GBps is None else bytes / (l2_GBps * 1e3)
 
     work = max(compute, memory)
-    bound: Bound = "cache-bound" if cached else "DRAM-bound"
+    bound: Bound = "DRAM-bound" if l2_GBps is None else "cache-bound"
     if compute >= memory:
         bound = "compute-bound"
     if programs is not None and programs < profile.sms:
-        busy = max(programs, 1) / profile.sms
-        narrow = max(compute, _cache_us(bytes, profile)) / busy
+        busy = max(programs, 1)
+        narrow = max(compute * profile.sms, _one_sm_us(bytes, bytes_written, profile)) / busy
         if narrow > work:
             work, bound = narrow, "latency-bound"
     if profile.launch_us > work:
@@ -61,9 +61,14 @@ def floor_us(
     return max(work, profile.launch_us), bound
 
 
-def _cache_us(nbytes: int, profile: DeviceProfile) -> float:
-    """Time through the last-level cache; 0 where its bandwidth is unknown, as it then limits nothing."""
-    return 0.0 if profile.l2_GBps is None else nbytes / (profile.l2_GBps * 1e3)
+def _one_sm_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float:
+    """Time of one SM at the last-level cache, which reads while it writes; 0 where nobody measured how fast."""
+    read_GBps, write_GBps = profile.sm_read_GBps, profile.sm_write_GBps
+    if read_GBps is None or write_GBps is None:
+        return 0.0
+    if bytes_written is None:
+        return nbytes / ((read_GBps + write_GBps) * 1e3)
+    return max((nbytes - bytes_written) / (read_GBps * 1e3), bytes_written / (write_GBps * 1e3))
 
 
 def _dram_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float:

@@ -123,7 +123,7 @@ class FusedAttention:
 
         operands = q, k, v = value_of(self.q), value_of(self.k), value_of(self.v)
         if q.device.type != "cuda" and not interpreted():
-            raise Refusal("tilewright's kernels run on a CPU only in Triton's interpreter")
+            raise Refusal("tilewright's own kernels are for GPUs, and this was captured on a CPU")
         if any(getattr(x, "fake_mode", None) is None for x in operands):
             raise Refusal("the graph was not traced with fake tensors")
         if q.dtype not in DTYPES or {q.dtype} != {k.dtype, v.dtype}:
