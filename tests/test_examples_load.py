@@ -47,6 +47,7 @@ SHIPPED: dict[str, tuple[list[tuple[int, ...]], dict[str, int]]] = {
         [(2, 1024, 768)],
         {"B": 2, "S": 1024, "D": 768, "H": 12},
     ),
+    "transformer_block.py:block_bf16": ([(8, 2048, 2048)], {"B": 8, "S": 2048, "D": 2048, "H": 16}),
 }
 
 
@@ -71,7 +72,7 @@ def test_shipped_case(target: str) -> None:
     case = load_case(f"{EXAMPLES / target}")
     shapes, sizes = SHIPPED[target]
     assert [spec.shape for spec in case.inputs] == shapes
-    assert {spec.dtype for spec in case.inputs} == {"float32"}
+    assert {spec.dtype for spec in case.inputs} == {"bfloat16" if target.endswith("_bf16") else "float32"}
     assert case.named_sizes() == sizes
     assert case.training == (not target.startswith(("naive_softmax", "online_softmax")))
 

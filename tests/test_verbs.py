@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import tilewright
 from examples import naive_softmax, transformer_block
 from tests.passes.graphs import neighbours
-from tilewright import verbs
 from tilewright.account import capture
 from tilewright.hardware import profiles
 from tilewright.records.case import Case, InputSpec
@@ -22,7 +21,9 @@ from tilewright.records.measurement import Verified
 from tilewright.records.program import Program
 from tilewright.store.run import SavedRun
 from tilewright.tune import trial
-from tilewright.verbs import Subject, bench_case, case_label, explain_case, optimize_case
+from tilewright.verbs import bench_case, explain_case, optimisation, optimize_case
+from tilewright.verbs.bench import case_label
+from tilewright.verbs.subject import Subject, _written_to
 
 BLOCK = transformer_block.case(D=32, H=4, B=2, S=16)
 
@@ -76,7 +77,7 @@ def test_explaining_draws_nothing_from_the_users_generator() -> None:
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers are not timed: what that takes, `tests/test_cli.py` pays once."""
-    monkeypatch.setattr(verbs, "measure", lambda *_, **__: [])
+    monkeypatch.setattr(optimisation, "measure", lambda *_, **__: [])
 
 
 def optimized(case: Case) -> tuple[Program, SavedRun]:
@@ -119,7 +120,7 @@ def test_a_failure_leaves_no_run(monkeypatch: pytest.MonkeyPatch, own_home: Path
     def failing(*_: object, **__: object) -> None:
         raise RuntimeError("on fire")
 
-    monkeypatch.setattr(verbs, "measure", failing)
+    monkeypatch.setattr(optimisation, "measure", failing)
     with pytest.raises(RuntimeError, match="on fire"):
         optimize_case(naive_softmax.case(N=8, M=16))
     assert not list((own_home / "runs").iterdir())
@@ -202,7 +203,7 @@ def test_the_warm_peer_takes_several_results() -> None:
 
     def remember(out: list[Tensor], x: Tensor) -> None:
         held.append(out)
-        verbs._written_to(subject.model)(out, x)
+        _written_to(subject.model)(out, x)
 
     peer = subject._into_warm_output(remember)
     peer(*subject.inputs)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.records.choice import Choice
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Direction, Measurement
+from tilewright.report.shown import Shown
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +107,12 @@ def heats(suite: Suite, choice: Choice) -> list[tuple[Workload, Direction]]:
     if choice.sweep and choice.sweep not in suite.sweeps:
         raise UsageError(f"{suite.name} has no sweep {choice.sweep!r}; known: {', '.join(suite.sweeps) or 'none'}")
     sizes = choice.shapes or (suite.sweeps[choice.sweep] if choice.sweep else suite.sizes)
-    workloads = [suite.workload(shape, dtype) for shape in sizes for dtype in choice.dtypes or suite.dtypes]
+    try:
+        workloads = [suite.workload(shape, dtype) for shape in sizes for dtype in choice.dtypes or suite.dtypes]
+    except ValueError as error:
+        # A workload unpacks its sizes.
+        example = "x".join(map(str, suite.sizes[0]))
+        raise UsageError(f"{suite.name} has {len(suite.sizes[0])} sizes, such as {example}") from error
     races = [
         (workload, direction)
         for workload in workloads
@@ -141,7 +147,7 @@ def bench_suite(
 
 
 @dataclass(frozen=True)
-class Benched:
+class Benched(Shown):
     """Races that were run; shows itself in a terminal and in a notebook."""
 
     heats: Sequence[Heat]
@@ -152,19 +158,6 @@ class Benched:
         from tilewright.report.bench_table import show_race
 
         return Group(*(show_race(heat.title, heat.rows, remarks(heat), heat.unit) for heat in self.heats))
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=160)
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get()
-
-    def _repr_html_(self) -> str:
-        import html
-
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def benchmark(

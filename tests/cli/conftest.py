@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cli.commands import MODELS, Ended, Tilewright
 from tilewright import cli
@@ -14,7 +15,9 @@ from tilewright.hardware import profiles
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home and a cache of the test's own, and ceilings that need no measuring."""
+    """A home and a cache of the test's own, ceilings that need no measuring, and no GPU, here or in children."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(profiles, "local_profile", lambda **_: profiles.profile_for("cpu"))
     return tmp_path / "home"

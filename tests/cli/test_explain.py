@@ -69,6 +69,9 @@ def test_floors_of_a_device_that_is_not_here(tilewright: Tilewright) -> None:
         document = json.loads(ended.out)
         assert {row["device"] for row in document["ceilings"]} == {device}
         (floors[device],) = [op["floor_us"] for op in document["operators"] if op["stage"] == "after"]
+        (region,) = document["regions"]
+        assert region["language"] == ("c++" if device == "cpu" else "triton")
+        assert ("tl.load" in region["source_code"]) == (device != "cpu")
     # 160 MB at the 4255 GB/s that were measured on an H200.
     assert floors["h200"] == pytest.approx(160e6 / 4255e3, rel=0.01)
     assert floors["h200"] < floors["a100"] < floors["cpu"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import Tilewright, at
+from tilewright import __version__
 
 FAILURES = {
     "no file": (["explain", "missing.py:x"], 3, "no file 'missing.py'"),
@@ -82,6 +85,14 @@ def test_without_a_command_there_is_help(tilewright: Tilewright) -> None:
     assert (ended.code, ended.err) == (2, "")
     assert all(verb in ended.out for verb in ("doctor", "explain", "optimize", "bench", "sql", "report"))
     assert tilewright("explain", "--help").code == 0
+    assert tilewright("explain", "-h").out == tilewright("explain", "--help").out
+
+
+def test_the_version_is_that_of_the_package(tilewright: Tilewright) -> None:
+    ended = tilewright("--version")
+    assert (ended.code, ended.out) == (0, f"tilewright {__version__}\n")
+    as_module = subprocess.run([sys.executable, "-m", "tilewright", "--version"], capture_output=True, text=True)
+    assert as_module.stdout == ended.out
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_an_interrupt_while_measuring_leaves_nothing(
         assert list(home.rglob("*.partial"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tilewright.verbs.measure", interrupted)
+    monkeypatch.setattr("tilewright.verbs.optimisation.measure", interrupted)
     ended = tilewright("optimize", f"{models}:small")
     assert (ended.code, ended.out) == (130, "")
     assert ended.err.strip() == "tilewright: interrupted; nothing was left half-written"

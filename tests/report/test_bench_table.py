@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
 from tilewright.records.measurement import Measurement
-from tilewright.report.bench_plot import chart
+from tilewright.report.bench_plot import chart, draw
 from tilewright.report.bench_table import show_race
 
 OURS = Measurement(
@@ -38,7 +40,8 @@ def shown(*rows: Measurement, unit: str = "GB/s") -> list[list[str]]:
         console.print(show_race("softmax\x1b[2J", rows, ["liger refused: \x07too long"], unit))
     lines = captured.get().splitlines()
     assert lines[0].strip() == "softmax�[2J" and lines[-1] == "liger refused: �too long"
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert lines[1].split()[:2] == ["implementation", "time"]
+    return [re.split(r"\s{2,}", line.strip()) for line in lines[2:-1]]
 
 
 def test_the_fastest_stands_first_beside_its_peers() -> None:
@@ -53,6 +56,16 @@ def test_products_are_shown_by_their_flops_and_gaps_as_dashes() -> None:
     assert shown(BARE)[0][1:] == ["0.500 µs", "0.0%", "-", "-", "-", "-", "-", "-", "1.00×"]
 
 
+def test_a_narrow_terminal_keeps_every_row_on_one_line() -> None:
+    rows = [OURS, TORCH, *(replace(TORCH, impl=impl) for impl in ("inductor", "liger", "eager"))]
+    for width, kept in ((200, "host"), (120, "p20–p80"), (100, "of limit")):
+        console = Console(width=width, color_system=None)
+        with console.capture() as captured:
+            console.print(show_race("softmax", rows, [], "GB/s"))
+        lines = captured.get().splitlines()
+        assert len(lines) == 7 and kept in lines[1] and all(len(line) <= width for line in lines)
+
+
 def test_a_plot_has_a_point_for_each_row_in_its_own_panel() -> None:
     rows = [OURS, TORCH, replace(OURS, case="4096x131072 bf16"), replace(OURS, direction="bwd", of_ceiling=None)]
     drawn = chart(rows, "GB/s").to_dict()
@@ -65,3 +78,9 @@ def test_a_plot_has_a_point_for_each_row_in_its_own_panel() -> None:
     ]
     assert points[0]["rate"] == 8589.9 and points[0]["limit"] == 8589.9 / 0.975 and points[3]["limit"] is None
     assert points[0]["low"] < points[0]["rate"] < points[0]["high"]
+
+
+def test_a_plot_as_a_page_asks_no_network(tmp_path: Path) -> None:
+    draw([OURS, TORCH], "GB/s", tmp_path / "rates.html")
+    page = (tmp_path / "rates.html").read_text(encoding="utf-8")
+    assert "65536x8192" in page and not re.search(r"""(src|href)=["']?https?:""", page)

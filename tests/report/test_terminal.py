@@ -13,7 +13,8 @@ from rich.console import Console, RenderableType
 from tests.report.sample import CEILINGS, DIMS, measurements, program, verified
 from tilewright.records.measurement import Measurement
 from tilewright.records.program import Cost, Decision, Fallback, Operator, OperatorClass, Program, Region
-from tilewright.report.terminal import as_json, show_explain, show_optimize
+from tilewright.report.optimised import show_optimize
+from tilewright.report.terminal import as_json, show_explain
 
 N, M = 4000, 5000
 

@@ -167,3 +167,15 @@ def test_processes_of_several_files_are_told_apart(tmp_path: Path) -> None:
         load_traces(paths, run.connection)
     found = packed(tmp_path / "run.duckdb")
     assert [track["process"] for track in found["tracks"]] == ["process 1 (train.json)", "process 1 (infer.json)"]
+
+
+def test_the_timed_steps_and_the_one_that_describes_them_are_told_apart(tmp_path: Path) -> None:
+    paths = []
+    for name in ("light.json", "light.described.json"):
+        (tmp_path / name).write_text(json.dumps({"traceEvents": [slice_("work", 1, 2)]}))
+        paths.append(tmp_path / name)
+    with Run.create(tmp_path / "run.duckdb", command="profile", target="case", case="case") as run:
+        load_traces(paths, run.connection)
+        run.connection.execute("CREATE TABLE description AS SELECT 0 AS file_id, 1 AS described_by")
+    names = {track["process"] for track in packed(tmp_path / "run.duckdb")["tracks"]}
+    assert names == {"process 1 (timed steps)", "process 1 (the step described)"}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from tilewright import __version__
 from tilewright.cli.bench import bench
 from tilewright.cli.diff import diff
 from tilewright.cli.doctor import doctor
@@ -22,9 +24,29 @@ from tilewright.records.errors import TilewrightError, UsageError
 VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff)
 INTERRUPTED = 130
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 for verb in VERBS:
     app.command()(verb)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"tilewright {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def tilewright(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """How far each operator of a PyTorch model is from the hardware's limit, and why; kernels that close the gap."""
 
 
 def main() -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training
+from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training, device_here
 from tilewright.cli.output import show, stages
+from tilewright.kernels.catalogue import SUITES
 from tilewright.records.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
@@ -19,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def bench(
-    target: Annotated[str, typer.Argument(help="An operator (softmax, layer_norm, ...) or file.py:name.")],
+    target: Annotated[str, typer.Argument(help=f"file.py:name, or an operator: {', '.join(SUITES)}.")],
     inputs: Inputs = None,
     training: Training = None,
     impl: Annotated[str, typer.Option(help="Implementations, comma-separated; default: all.")] = "",
     shapes: Annotated[str, typer.Option(help="Sizes, comma-separated: 100x5000,65536x8192.")] = "",
     dtype: Annotated[str, typer.Option(help="bf16,fp32,...; default: the operator's.")] = "",
     direction: Annotated[str, typer.Option(help="fwd,bwd,fwd+bwd; default: the operator's.")] = "",
-    sweep: Annotated[str, typer.Option(help="A named series of sizes of the operator.")] = "",
+    sweep: Annotated[str, typer.Option(help="A named series of the operator's sizes; a wrong name lists them.")] = "",
     shard: Annotated[str, typer.Option(help="I/N: every N-th race from the I-th on, for long runs.")] = "1/1",
     suite: Annotated[str, typer.Option(help="The name in result files; default: the operator's or case's.")] = "",
-    device: Device = "cpu",
+    device: Device = None,
     seconds: Annotated[float | None, typer.Option(help="Time given to measuring; an operator: to each race.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw an operator's rates over sizes: .png, .svg, .html.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON lines; a row replaces the older one of its kind.")] = None,
@@ -45,13 +46,14 @@ def bench(
     own = {"--inputs": inputs, "--training": training, "--suite": suite}
     sized = {"--shapes": shapes, "--dtype": dtype, "--direction": direction, "--sweep": sweep, "--plot": plot}
     _refuse(own if operator else sized, f"{target} is {'an operator with its own inputs' if operator else 'a case'}")
+    where = device_here(device)
     if operator:
-        _bench_operator(operator, choice, device, seconds or 3.0, out, plot, as_json, quiet)
+        _bench_operator(operator, choice, where, seconds or 3.0, out, plot, as_json, quiet)
         return
     from tilewright.targets import load_case
 
     case = load_case(target, inputs, training=training)
-    _bench_case(case, choice, suite, device, seconds or 20.0, out, as_json, quiet)
+    _bench_case(case, choice, suite, where, seconds or 20.0, out, as_json, quiet)
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
@@ -110,7 +112,7 @@ def _bench_case(
     quiet: bool,
 ) -> None:
     from tilewright.measure.results import append_results, as_line
-    from tilewright.report.terminal import show_optimize
+    from tilewright.report.optimised import show_optimize
     from tilewright.verbs import bench_case
 
     with stages(quiet or as_json) as tell:

@@ -13,7 +13,7 @@ from tilewright.cli.output import print_json, working
 
 
 def doctor(
-    refresh: Annotated[bool, typer.Option(help="Measure the ceilings again.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure the ceilings again.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: the first GPU, if any.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the report to this file, as JSON.")] = None,
     as_json: AsJson = False,

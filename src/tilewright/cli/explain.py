@@ -16,7 +16,7 @@ def explain(
     inputs: Inputs = None,
     on: Annotated[str | None, typer.Option(help="h200, a100, rtx4090, 2080ti, cpu; default: this machine.")] = None,
     training: Training = None,
-    tree: Annotated[bool, typer.Option(help="The graph as an annotated tree instead of tables.")] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="The graph as an annotated tree instead of tables.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

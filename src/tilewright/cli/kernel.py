@@ -13,7 +13,8 @@ from tilewright.records.errors import UsageError
 
 def kernel(
     target: Annotated[
-        str, typer.Argument(help="An operator (softmax, ...), file.py:kernel of Triton, or a case with --impl.")
+        str,
+        typer.Argument(help="An operator (softmax, ...), file.py:kernel, file.cu:kernel, or a case with --impl."),
     ],
     sizes: Annotated[list[str] | None, typer.Argument(help="Of an operator: 1000x512, several if need be.")] = None,
     impl: Annotated[str, typer.Option(help="An operator's or case's implementation; matmul: cublas too.")] = "",
@@ -27,13 +28,13 @@ def kernel(
     ] = None,
     grid: Annotated[str | None, typer.Option(help="Programs, with --signature: 63 or 63,1,1.")] = None,
     threads: Annotated[int | None, typer.Option(help="Of a block, with --grid, for file.cu:kernel.")] = None,
-    source: Annotated[bool, typer.Option(help="Print the kernels' source.")] = False,
-    ptx: Annotated[bool, typer.Option(help="Print their PTX.")] = False,
-    sass: Annotated[bool, typer.Option(help="Print their machine code.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Print the kernels' source.")] = False,
+    ptx: Annotated[bool, typer.Option("--ptx", help="Print their PTX.")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="Print their machine code.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Source, PTX, SASS, registers, waves; which program owns what, and what other tiles would do."""
+    """Which program owns what, waves, other tile sizes, registers, PTX and SASS of a kernel."""
     from tilewright.anatomy.look import Request, look
     from tilewright.hardware.geometry import view_record
     from tilewright.report.geometry import show_kernel

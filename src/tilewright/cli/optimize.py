@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Target, Training
+from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Target, Training, device_here
 from tilewright.cli.output import show, stages
 from tilewright.records.errors import VerificationError
 
@@ -15,20 +15,21 @@ def optimize(
     target: Target,
     inputs: Inputs = None,
     training: Training = None,
-    device: Device = "cpu",
+    device: Device = None,
     seconds: Annotated[float, typer.Option(help="Time given to measuring.")] = 20.0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Capture, explain, fuse, verify, measure; writes a run and a page."""
+    from tilewright.report.optimised import show_optimize
     from tilewright.report.terminal import as_json as program_json
-    from tilewright.report.terminal import show_optimize
     from tilewright.targets import load_case
     from tilewright.verbs import optimize_case
 
+    where = device_here(device)
     case = load_case(target, inputs, training=training)
     with stages(quiet or as_json) as tell:
-        done = optimize_case(case, command=f"tilewright optimize {target}", device=device, seconds=seconds, tell=tell)
+        done = optimize_case(case, command=f"tilewright optimize {target}", device=where, seconds=seconds, tell=tell)
     if as_json:
         print(program_json(done.program, (), done.measurements, done.verified))
     else:

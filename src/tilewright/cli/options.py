@@ -7,12 +7,27 @@ from typing import Annotated
 
 import typer
 
+from tilewright.records.errors import UsageError
+
 Target = Annotated[str, typer.Argument(help="file.py:name or package.module:name: a case, module or function.")]
 Inputs = Annotated[str | None, typer.Option(help='Inputs of a module or function: "bf16[B=16,S=1024,D=768]".')]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: the first GPU, if any.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only.")]
 Training = Annotated[
     bool | None, typer.Option("--training/--inference", help="Forward and backward, or forward alone.")
 ]
 RunFile = Annotated[Path | None, typer.Option("--run", help="A run; the latest unless one is named.")]
+
+
+def device_here(device: str | None) -> str:
+    """`device`, by default the first GPU or else the CPU; UsageError if PyTorch sees no such device."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if device is None:
+        return "cuda" if gpus else "cpu"
+    kind, _, number = device.partition(":")
+    if device != "cpu" and not (kind == "cuda" and (number or "0").isdecimal() and int(number or 0) < gpus):
+        raise UsageError(f"no device {device!r} here, only cpu and {gpus} CUDA devices")
+    return device

@@ -11,8 +11,9 @@ from rich.console import Console
 
 
 def show(renderable: Any) -> None:
+    """Print as wide as the terminal is, or 160 columns where there is none."""
     console = Console()
-    Console(width=max(console.width, 120) if console.is_terminal else 160).print(renderable)
+    Console(width=console.width if console.is_terminal else 160).print(renderable)
 
 
 def print_json(value: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training
+from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training, device_here
 from tilewright.cli.output import show, stages
 from tilewright.records.errors import UsageError
 
@@ -20,7 +20,7 @@ def profile(
     training: Training = None,
     impl: Annotated[str, typer.Option(help="Of a target: eager, inductor or tilewright.")] = "eager",
     optimizer: Annotated[str, typer.Option(help="Of a target: adamw, adam or sgd ends each step.")] = "",
-    device: Device = "cpu",
+    device: Device = None,
     wait: Annotated[int, typer.Option(min=0, help="Steps that run bare first; they are timed.")] = 5,
     warmup: Annotated[
         int, typer.Option(min=0, help="Steps recorded to count events; on a GPU, the last one's operators are shown.")
@@ -56,8 +56,9 @@ def profile(
         if len(words) == 1 and ":" in words[0]:
             if stop:
                 raise UsageError("--stop is for a command; a target ends by itself")
+            where = device_here(device)
             case = load_case(words[0], inputs, training=training)
-            done = profile_case(case, plan, impl=impl, optimizer=optimizer, device=device, command=command, tell=tell)
+            done = profile_case(case, plan, impl=impl, optimizer=optimizer, device=where, command=command, tell=tell)
         else:
             done = profile_program(words, plan, stop=stop, command=command, tell=tell)
         if done is None:

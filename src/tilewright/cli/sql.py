@@ -23,11 +23,6 @@ def sql(
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
-    from rich.table import Table
+    from tilewright.report.rows import show_rows
 
-    from tilewright.report.terminal import plain
-
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(plain(str(value)) for value in row))
-    show(table)
+    show(show_rows(columns, rows))

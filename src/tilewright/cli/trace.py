@@ -51,13 +51,11 @@ def trace(
 
 
 def _table(loaded: Sequence[Loaded]) -> Table:
-    from rich.table import Table
-
+    from tilewright.report.tables import open_table
     from tilewright.report.terminal import plain
 
-    table = Table("file", "format", "rank")
-    for column in ("events", "slices", "pairs", "flow events", "counters", "metadata", "rejected"):
-        table.add_column(column, justify="right")
+    counted = ("events>", "slices>", "pairs>", "flow events>", "counters>", "metadata>", "rejected>")
+    table = open_table("file", "format", "rank", *counted)
     for file in loaded:
         counts = (file.events, file.slices, file.paired, file.flow_points, file.counters, file.metadata, file.rejects)
         rank = "" if file.rank is None else str(file.rank)

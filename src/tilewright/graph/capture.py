@@ -99,7 +99,12 @@ def in_real_tensors() -> Iterator[None]:
 def watched() -> bool:
     """Whether a mode, a transform or a tracer sees the operators that are called now, other than autograd."""
     watching = torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
-    return bool(watching) or torch._C._functorch.peek_interpreter_stack() is not None
+    return bool(watching) or torch._C._functorch.peek_interpreter_stack() is not None or has_forward_level()
+
+
+def has_forward_level() -> bool:
+    """Whether derivatives are carried forward now: `torch.autograd.forward_ad.dual_level`, `torch.func.jvp`."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def graph_break(module: fx.GraphModule) -> Fallback | None:

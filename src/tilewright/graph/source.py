@@ -15,14 +15,18 @@ FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+).*(?:\n +(?P
 
 
 @cache
-def _torch_folder() -> str:
+def _not_the_users() -> tuple[str, ...]:
     import torch
 
-    return str(Path(torch.__file__).parent) + os.sep
+    folders = [Path(torch.__file__).parent, Path(__file__).parents[1]]
+    # torch.fx runs the code it generates under names such as <eval_with_key>.3.
+    return *(f"{folder}{os.sep}" for folder in folders), "<eval_with_key>"
 
 
 def source_line(node: Node) -> str | None:
-    """The innermost frame outside torch: `model.py:12: y = x + 1`; None where none was recorded.
+    """The innermost frame outside torch and tilewright: `model.py:12: y = x + 1`.
+
+    Where there is none, as in a module made of PyTorch's own alone, the layer, `layer 2: GELU`; else None.
 
     >>> from torch.fx import Graph
     >>> node = Graph().placeholder("x")
@@ -31,15 +35,22 @@ def source_line(node: Node) -> str | None:
     'model.py:12: y = x + 1'
     """
     trace = node.meta.get("stack_trace")
-    return user_line(trace) if isinstance(trace, str) else None
+    return (user_line(trace) if isinstance(trace, str) else None) or _layer(node)
+
+
+def _layer(node: Node) -> str | None:
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return None
+    # Dynamo's path to the module, `L['model'].encoder.2`, and its class.
+    path, kind = [*stack.values()][-1]
+    name = str(path).rpartition("]")[2].strip(".")
+    return f"layer {name}: {getattr(kind, '__name__', kind)}" if name else None
 
 
 def user_line(trace: str) -> str | None:
-    """The innermost frame outside torch of a traceback as text."""
-    # torch.fx runs the code it generates under names such as <eval_with_key>.3.
-    frames = [
-        frame for frame in FRAME.finditer(trace) if not frame["file"].startswith((_torch_folder(), "<eval_with_key>"))
-    ]
+    """The innermost frame outside torch and tilewright of a traceback as text."""
+    frames = [frame for frame in FRAME.finditer(trace) if not frame["file"].startswith(_not_the_users())]
     if not frames:
         return None
     frame = frames[-1]

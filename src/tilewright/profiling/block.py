@@ -16,9 +16,10 @@ from tilewright.measure.windows import Detail
 from tilewright.profiling.compiled import program_of
 from tilewright.profiling.regions import marked_regions
 from tilewright.profiling.saved import Profiled, save
+from tilewright.report.shown import Shown
 
 
-class Profile:
+class Profile(Shown):
     """What `tilewright.profile()` gives: a recording while it is entered, and a run after it."""
 
     def __init__(self, plan: Plan, name: str) -> None:
@@ -76,12 +77,6 @@ class Profile:
 
     def __rich__(self) -> Any:
         return self._result
-
-    def __str__(self) -> str:
-        return str(self._result)
-
-    def _repr_html_(self) -> str:
-        return self._result._repr_html_()
 
 
 def profile(

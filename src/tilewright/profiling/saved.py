@@ -13,6 +13,7 @@ from tilewright.measure.profile import Recording
 from tilewright.records.errors import TraceError
 from tilewright.records.measurement import Ceiling
 from tilewright.records.program import Program
+from tilewright.report.shown import Shown
 from tilewright.store.places import new_run_path
 from tilewright.store.query import reading
 from tilewright.store.run import Run
@@ -45,7 +46,7 @@ CREATE TABLE IF NOT EXISTS recording (      -- how the traces of this run were m
 
 
 @dataclass
-class Profiled:
+class Profiled(Shown):
     """A profile that is a run: its path, its operator table, and what was recorded. Shows itself."""
 
     run: Path
@@ -56,19 +57,6 @@ class Profiled:
         from tilewright.report.profile import show_profile
 
         return show_profile(self.table, self.recordings)
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=160)
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get()
-
-    def _repr_html_(self) -> str:
-        import html
-
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def save(

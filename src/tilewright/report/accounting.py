@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tilewright.report.quantity import duration
-from tilewright.report.terminal import plain
+from tilewright.report.tables import open_table
+from tilewright.report.terminal import place, plain
 from tilewright.store.query import reading
 
 _STYLE = {
@@ -105,7 +105,7 @@ def _step(rows: Sequence[Mapping[str, Any]], found: Mapping[str, Sequence[Mappin
     several = len({row["rank"] for row in found["step"]}) > 1
     total = sum(row["ms_per_step"] for row in rows)
     name = f"rank {rows[0]['rank']}, {rows[0]['device']}" if several else str(rows[0]["device"])
-    table = _table("", "class", "a step>", "share>")
+    table = open_table("", "class", "a step>", "share>")
     for row in rows:
         bar = _bar(row["percent"] / 100)
         style = _STYLE.get(row["class"], "")
@@ -132,7 +132,8 @@ def _bar(share: float) -> str:
 
 def _waits(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     ranks = _ranks(rows)
-    table = _table(*ranks, "lost>", "waited>", "host in it>", "waits>", "call", "where")
+    table = open_table(*ranks, "lost>", "waited>", "host in it>", "waits>", "call", "where")
+    table.columns[-1].no_wrap = True
     for row in rows[:_ROWS]:
         where = str(row["source"] or "-")
         if row["source_function"] and not row["exact"]:
@@ -152,7 +153,8 @@ def _waits(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 def _wins(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     ranks = _ranks(rows)
-    table = _table(*ranks, "up to>", "how", "operator", "calls>", "why", "where")
+    table = open_table(*ranks, "up to>", "how", "operator", "calls>", "why", "where")
+    table.columns[-1].no_wrap = True
     for row in rows[:_ROWS]:
         table.add_row(
             *(str(row["rank"]) for _ in ranks),
@@ -161,7 +163,7 @@ def _wins(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
             _text(str(row["operator"])[:60]),
             str(row["calls"]),
             _text(row["why"]),
-            _text(str(row["source"] or "-")),
+            _text(place(str(row["source"] or "-"))),
         )
     return Group(table, _more(rows))
 
@@ -172,7 +174,7 @@ def _ranks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _communication(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> RenderableType:
-    table = _table(
+    table = open_table(
         *("rank", "device", "collectives>", "time>", "exposed>", "hidden>", "waited for others>", "others waited>"),
         "at work meanwhile>",
     )
@@ -200,14 +202,6 @@ def _text(text: str) -> Text:
 
 def _more(rows: Sequence[object]) -> Text:
     return Text(f"and {len(rows) - _ROWS} more" if len(rows) > _ROWS else "", "dim")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name in columns:
-        right = name.endswith(">")
-        table.add_column(name.removesuffix(">"), justify="right" if right else "left", no_wrap=right)
-    return table
 
 
 def _ms(value: float) -> str:

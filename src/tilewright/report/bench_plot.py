@@ -31,8 +31,8 @@ def draw(rows: Sequence[Measurement], unit: str, path: Path) -> None:
     `unit` is `GB/s` or `TFLOP/s`; sizes are drawn in the order of `rows`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Twice the pixels of a screen; formats that scale by themselves take no notice.
-    chart(rows, unit).save(str(path), scale_factor=2)
+    # Twice the pixels of a screen; formats that scale by themselves take no notice. A page asks no network.
+    chart(rows, unit).save(str(path), scale_factor=2, inline=path.suffix == ".html")
 
 
 def chart(rows: Sequence[Measurement], unit: str) -> altair.FacetChart:
@@ -40,10 +40,10 @@ def chart(rows: Sequence[Measurement], unit: str) -> altair.FacetChart:
     import altair as alt
 
     points = [_point(row, unit) for row in rows]
-    order = list(dict.fromkeys(point["size"] for point in points))
-    base = alt.Chart(alt.InlineData(values=points)).encode(
-        x=alt.X("size:N", sort=order, title=None), color=alt.Color("implementation:N")
-    )
+    order, panels = (list(dict.fromkeys(point[key] for point in points)) for key in ("size", "panel"))
+    # The legend would take its opacity from the bands.
+    colour = alt.Color("implementation:N", legend=alt.Legend(symbolOpacity=1))
+    base = alt.Chart(alt.InlineData(values=points)).encode(x=alt.X("size:N", sort=order, title=None), color=colour)
     # A single size has no line, so each median is a point too.
     lines = base.mark_line(point=True).encode(
         y=alt.Y("rate:Q", title=unit), tooltip=["implementation:N", "size:N", "rate:Q", "limit:Q"]
@@ -51,7 +51,7 @@ def chart(rows: Sequence[Measurement], unit: str) -> altair.FacetChart:
     bands = base.mark_area(opacity=0.15).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
     limits = base.mark_line(color="gray", strokeDash=[4, 4]).encode(y="mean(limit):Q", color=alt.value("gray"))
     layers = alt.layer(bands, lines, limits).properties(width=60 + 40 * len(order), height=260)
-    return layers.facet(facet=alt.Facet("panel:N", title=None), columns=2)
+    return layers.facet(facet=alt.Facet("panel:N", title=None, sort=panels), columns=2)
 
 
 def _point(row: Measurement, unit: str) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def add_device_time(connection: DuckDBPyConnection, timeline: dict[str, Any]) ->
         tracks.append(
             {
                 "name": "where its time went",
-                "process": str(name),
+                # Among the device's streams, under whatever name they have.
+                "process": next((track["process"] for track in tracks if track["upid"] == upid), str(name)),
                 "upid": upid,
                 "device": True,
                 "rows": [[0, int(chosen.size)]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,10 +13,12 @@ from tilewright.hardware.geometry import Alternative, KernelView, is_scattered, 
 from tilewright.hardware.occupancy import Occupancy, Waves
 from tilewright.records.launch import Access, Grid, Launch, Operand, Range, Walk
 from tilewright.report.quantity import duration, nbytes
+from tilewright.report.tables import FirstThatFits, open_table
 
 _COLUMNS_SHOWN = 9
 _STEPS_SHOWN = 3
 _NAME_SHOWN = 100
+_FIGURES = ("programs", "tiles", "registers", "stack", "shared", "per SM", "occupancy", "limit", "waves", "idle")
 _ENOUGH_PROGRAMS = 4
 """A rule of thumb: fewer programs a multiprocessor leave it waiting for memory."""
 
@@ -219,17 +222,23 @@ def _wave_lines(waves: Waves) -> list[str]:
     ]
 
 
-def _alternatives(view: KernelView) -> Table:
-    names = ("", "programs", "tiles", "registers", "stack", "shared", "per SM", "occupancy", "limit", "waves", "idle")
+def _alternatives(view: KernelView) -> RenderableType:
+    """A row for each launch, less what a narrow terminal goes without."""
+    return FirstThatFits(*(_alternative_table(view, left_out) for left_out in ((), ("limit",), ("limit", "stack"))))
+
+
+def _alternative_table(view: KernelView, left_out: Sequence[str]) -> Table:
     measured = any(other.launch and other.launch.measured_us is not None for other in view.alternatives)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name in (*names, *(["measured"] if measured else [])):
-        table.add_column(name, justify="left" if name in ("", "limit") else "right", no_wrap=True)
+    names = ("", *_FIGURES, *(["measured"] if measured else []))
+    shown = [name not in left_out for name in names]
+    table = open_table(*(name if name in ("", "limit") else f"{name}>" for name in compress(names, shown)))
+    for column in table.columns:
+        column.no_wrap = True
     tiles = tiles_of(view.walks[0]) if view.walks else None
     as_is = Alternative({}, view.launch, view.occupancy, view.waves, tiles)
     for other in (as_is, *view.alternatives):
         if not other.refused:
-            table.add_row(*_alternative(other, measured))
+            table.add_row(*compress(_alternative(other, measured), shown))
     return table
 
 

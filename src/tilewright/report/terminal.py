@@ -1,4 +1,4 @@
-"""The terminal view: pure functions from records to rich renderables, and the same as JSON."""
+"""`explain` in a terminal: pure functions from records to rich renderables, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from statistics import median
 from typing import Literal
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +23,8 @@ from tilewright.records.program import (
     Region,
     Verdict,
 )
-from tilewright.report.quantity import count, duration, in_names, nbytes, ratio
+from tilewright.report.quantity import count, duration, in_names, nbytes
+from tilewright.report.tables import FirstThatFits, open_table
 
 CLASS_STYLE: Mapping[OperatorClass, str] = {
     "compute": "blue",
@@ -42,7 +42,6 @@ _VERDICT_STYLE: Mapping[Verdict, str] = {
     "tried and lost": "red",
 }
 _WITH_INDICES = ("max", "min", "median", "nanmedian", "mode", "cummax", "cummin", "sort", "topk", "kthvalue")
-_TENSORS_SHOWN = 8
 
 
 def show_explain(program: Program, ceilings: Sequence[Ceiling], dims: Mapping[str, int]) -> RenderableType:
@@ -65,21 +64,7 @@ def show_explain(program: Program, ceilings: Sequence[Ceiling], dims: Mapping[st
         decisions = [decision for decision in program.decisions if decision.graph == graph]
         if decisions:
             parts += [Text("\ndecisions", style="bold"), _decisions(decisions)]
-    return Group(*parts, *_fallbacks(program))
-
-
-def show_optimize(
-    program: Program, measurements: Sequence[Measurement], verified: Sequence[Verified]
-) -> RenderableType:
-    """Do the numbers hold, how fast is it beside its peers, and what memory does it take."""
-    parts: list[RenderableType] = []
-    if verified:
-        parts += [Text("verification", style="bold"), _verification(verified)]
-    if measurements:
-        parts += [Text("\nmeasurements", style="bold"), _measurements(measurements)]
-    if program.memory:
-        parts += [Text("\npeak of live memory", style="bold"), _peaks(program)]
-    return Group(*parts, *_fallbacks(program))
+    return Group(*parts, *fallbacks(program))
 
 
 def as_json(
@@ -117,7 +102,7 @@ def _heading(ceilings: Sequence[Ceiling], dims: Mapping[str, int]) -> Text:
     lines = [", ".join(f"{plain(name)} = {size:,}" for name, size in dims.items())] if dims else []
     for device in dict.fromkeys(ceiling.device for ceiling in ceilings):
         figures = [
-            f"{ceiling.kind} {ceiling.dtype} {ceiling.value:,.4g} {ceiling.unit}".replace("  ", " ")
+            f"{ceiling.kind} {ceiling.dtype} {ceiling.value:,.4g} {ceiling.unit.replace('us', 'µs')}".replace("  ", " ")
             + (" (datasheet)" if ceiling.origin == "datasheet" else "")
             for ceiling in ceilings
             if ceiling.device == device
@@ -126,7 +111,8 @@ def _heading(ceilings: Sequence[Ceiling], dims: Mapping[str, int]) -> Text:
     return Text("\n".join(lines), style="dim")
 
 
-def _fallbacks(program: Program) -> list[Text]:
+def fallbacks(program: Program) -> list[Text]:
+    """A line for each thing that runs as PyTorch runs it."""
     lines = [f"runs as PyTorch runs it: {item.what} at {item.where}: {item.why}" for item in program.fallbacks]
     return [Text(plain(line), "yellow") for line in dict.fromkeys(lines)]
 
@@ -145,31 +131,56 @@ def _launches(program: Program, graph: GraphName) -> list[Operator | Region]:
     return [*unfused, *(region for region in program.regions if region.graph == graph)]
 
 
-class _FirstThatFits:
-    """The first alternative that the terminal is wide enough for, or else the last."""
-
-    def __init__(self, *alternatives: RenderableType) -> None:
-        self.alternatives = alternatives
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        *wider, narrowest = self.alternatives
-        unbounded = options.update(max_width=10_000)
-        for alternative in wider:
-            if console.measure(alternative, options=unbounded).maximum <= options.max_width:
-                yield alternative
-                return
-        yield narrowest
-
-
 def _operators(operators: Sequence[Operator], names: Sequence[str]) -> RenderableType:
-    """One row for each, with the whole source line, only its place, or neither, as the width allows."""
-    lines = [plain(op.source or "") for op in operators]
-    places = [":".join(line.split(":", 2)[:2]) for line in lines]
-    return _FirstThatFits(*(_operator_table(operators, names, source) for source in (lines, places, None)))
+    """One row for each that moves or computes anything.
+
+    With what the width allows: the source line, only its place, or neither; then brief rows.
+    """
+    shown = [op for op in operators if not _is_free(op)]
+    lines = [plain(op.source or "") for op in shown]
+    full = [_operator_table(shown, names, source) for source in (lines, [*map(place, lines)], None)]
+    table = FirstThatFits(*full, _brief_table(shown, names, formulas=True), _brief_table(shown, names))
+    free = len(operators) - len(shown)
+    if not free:
+        return table
+    return Group(table, Text(f"and {free} view{'s' if free > 1 else ''} that cost nothing; --tree has them", "dim"))
+
+
+def _is_free(op: Operator) -> bool:
+    cost = op.cost
+    return op.operator_class == "layout" and cost.provenance == "formula" and not (cost.bytes or cost.flops)
+
+
+def place(source: str) -> str:
+    """`file.py:12` of `file.py:12: the line`."""
+    return ":".join(source.split(":", 2)[:2])
+
+
+def _brief_table(operators: Sequence[Operator], names: Sequence[str], formulas: bool = False) -> Table:
+    """Of a narrow terminal: the class is a colour, and the figures stand alone unless `formulas`."""
+    table = open_table("#>", "operator", "shape", "reads>", "writes>", "FLOPs>", "floor>")
+    table.columns[1].overflow = "fold"
+    table.add_column("bound", no_wrap=True)
+    for op in operators:
+        reads, writes = _traffic(op.cost, names)
+        flops = _flops(op.cost, names)
+        table.add_row(
+            str(op.index),
+            Text(plain(op.name), CLASS_STYLE[op.operator_class]),
+            _two_lines(op.shape_symbolic if formulas else None, str(list(op.shape))),
+            *(text if formulas else text.split()[-1] for text in (reads, writes, flops)),
+            duration(op.floor_us),
+            plain(op.bound or "-").removesuffix("-bound"),
+        )
+        if op.cost.unused:
+            unused = _pair(op.cost.unused_symbolic, op.cost.unused, names)
+            label = Text(f"  unused: {_unused_label(op)}", style="italic")
+            table.add_row("", label, "", "", unused if formulas else unused.split()[-1])
+    return table
 
 
 def _operator_table(operators: Sequence[Operator], names: Sequence[str], source: Sequence[str] | None) -> Table:
-    table = _table("#>", "operator", "class", "shape", "reads>", "writes>", "FLOPs>", "FLOP/B>", "floor>")
+    table = open_table("#>", "operator", "class", "shape", "reads>", "writes>", "FLOPs>", "FLOP/B>", "floor>")
     table.add_column("bound", no_wrap=True)
     if source is not None:
         table.add_column("source", no_wrap=True, style="dim")
@@ -181,7 +192,7 @@ def _operator_table(operators: Sequence[Operator], names: Sequence[str], source:
             Text(op.operator_class, style=CLASS_STYLE[op.operator_class]),
             _two_lines(op.shape_symbolic, str(list(op.shape))),
             *_traffic(op.cost, names),
-            _pair(op.cost.flops_symbolic, op.cost.flops, names) if known else Text("unknown", "red"),
+            _flops(op.cost, names),
             f"{op.cost.intensity:.3g}" if known and op.cost.bytes else "-",
             duration(op.floor_us),
             plain(op.bound or "-"),
@@ -191,15 +202,6 @@ def _operator_table(operators: Sequence[Operator], names: Sequence[str], source:
             unused = _pair(op.cost.unused_symbolic, op.cost.unused, names)
             label = Text(f"  unused: {_unused_label(op)}", style="italic")
             table.add_row("", label, "", "", "", unused)
-    return table
-
-
-def _table(*columns: str) -> Table:
-    """An open table. `>` after a name sets its figures flush right and keeps them on one line."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name in columns:
-        right = name.endswith(">")
-        table.add_column(name.removesuffix(">"), justify="right" if right else "left", no_wrap=right)
     return table
 
 
@@ -284,14 +286,29 @@ def _traffic(cost: Cost, names: Sequence[str]) -> tuple[Text, Text]:
     return _pair(cost.reads_symbolic, cost.reads, names), _pair(cost.writes_symbolic, cost.writes, names)
 
 
-def _regions(regions: Sequence[Region], names: Sequence[str]) -> Table:
-    table = _table("region", "operators", "in", "reads>", "writes>", "floor>", "predicted>", "measured>")
+def _flops(cost: Cost, names: Sequence[str]) -> Text:
+    return _pair(cost.flops_symbolic, cost.flops, names) if cost.provenance == "formula" else Text("unknown", "red")
+
+
+def _regions(regions: Sequence[Region], names: Sequence[str]) -> RenderableType:
+    """One row for each; a narrow terminal goes without the members, which the name abbreviates, then formulas."""
+    tables = [_region_table(regions, names, members) for members in (48, 28, 0)]
+    return FirstThatFits(*tables, _region_table(regions, names, members=0, formulas=False))
+
+
+def _region_table(regions: Sequence[Region], names: Sequence[str], members: int, formulas: bool = True) -> Table:
+    """`members` is the width of the list of operators, which wraps."""
+    operators = ["operators"] if members else []
+    table = open_table("region", *operators, "in", "reads>", "writes>", "floor>", "predicted>", "measured>")
+    if members:
+        table.columns[1].max_width = members
     for region in regions:
+        traffic = _traffic(region.cost, names)
         table.add_row(
             Text(plain(region.name), "bold"),
-            Text(plain(", ".join(region.members))),
+            *([Text(plain(", ".join(region.members)))] if members else []),
             region.language,
-            *_traffic(region.cost, names),
+            *(text if formulas else text.split()[-1] for text in traffic),
             duration(region.floor_us),
             duration(region.predicted_us),
             duration(region.measured_us),
@@ -299,10 +316,16 @@ def _regions(regions: Sequence[Region], names: Sequence[str]) -> Table:
     return table
 
 
-def _decisions(decisions: Sequence[Decision]) -> Table:
-    table = _table("verdict", "pair", "reason", "saved>", "predicted>", "measured>")
-    table.add_column("source", overflow="fold", style="dim")
-    for decision in decisions:
+def _decisions(decisions: Sequence[Decision]) -> RenderableType:
+    """One row for each, with the whole source line or, where that is too wide, only its place."""
+    lines = [plain(decision.source or "") for decision in decisions]
+    return FirstThatFits(*(_decision_table(decisions, source) for source in (lines, [*map(place, lines)])))
+
+
+def _decision_table(decisions: Sequence[Decision], source: Sequence[str]) -> Table:
+    table = open_table("verdict", "pair", "reason", "saved>", "predicted>", "measured>")
+    table.add_column("source", no_wrap=True, style="dim")
+    for decision, line in zip(decisions, source, strict=True):
         table.add_row(
             Text(decision.verdict, _VERDICT_STYLE[decision.verdict]),
             Text(plain(f"{decision.producer} → {decision.consumer}")),
@@ -310,83 +333,6 @@ def _decisions(decisions: Sequence[Decision]) -> Table:
             nbytes(decision.bytes_saved) if decision.bytes_saved else "-",
             duration(decision.predicted_us),
             duration(decision.measured_us),
-            Text(plain(decision.source or "")),
-        )
-    return table
-
-
-def _verification(verified: Sequence[Verified]) -> RenderableType:
-    """Every tensor that broke the contract, then those that came closest to its bound."""
-    table = _table("", "tensor", "dtype", "error>", "eager's>", "bound>", "largest>", "eager's>", "bound>")
-    ranked = sorted(verified, key=lambda tensor: (tensor.ok, -_of_bound(tensor)))
-    failed = sum(not tensor.ok for tensor in verified)
-    for tensor in ranked[: max(failed, _TENSORS_SHOWN)]:
-        table.add_row(
-            Text("ok", "green") if tensor.ok else Text("FAILED", "bold red"),
-            Text(plain(f"{tensor.direction} {tensor.tensor}")),
-            tensor.dtype,
-            *(f"{value:.1e}" for value in (tensor.error, tensor.eager_error, tensor.bound)),
-            *(f"{value:.1e}" for value in (tensor.max_error, tensor.eager_max_error, tensor.max_bound)),
-        )
-    left_out = len(verified) - max(failed, _TENSORS_SHOWN)
-    summary = f"{len(verified) - failed} of {len(verified)} tensors within the numbers contract"
-    if left_out > 0:
-        summary += f"; {left_out} further from their bounds are not shown"
-    return Group(table, Text(summary, "bold red" if failed else "green"))
-
-
-def _of_bound(tensor: Verified) -> float:
-    share = max(
-        tensor.error / tensor.bound if tensor.bound else 0.0,
-        tensor.max_error / tensor.max_bound if tensor.max_bound else 0.0,
-    )
-    return math.inf if math.isnan(share) else share
-
-
-def _measurements(measurements: Sequence[Measurement]) -> Table:
-    """Grouped by what was timed; times a peer took, over the time of the row."""
-    table = _table(
-        "case", "implementation", "median>", "p20 to p80>", "× eager>", "× inductor>", "peak>", "of ceiling>"
-    )
-    groups: dict[tuple[str, str, str], list[Measurement]] = {}
-    for row in measurements:
-        groups.setdefault((row.suite, row.case, row.direction), []).append(row)
-    for (suite, case, direction), rows in groups.items():
-        for position, row in enumerate(rows):
-            table.add_row(
-                Text(plain(f"{suite} {case} {direction}") if position == 0 else ""),
-                Text(plain(row.impl), "bold" if row.impl == "tilewright" else ""),
-                duration(row.median_us),
-                f"{duration(row.p20_us)} to {duration(row.p80_us)}",
-                ratio(_times(rows, "eager", row)),
-                ratio(_times(rows, "inductor", row)),
-                nbytes(row.peak_bytes) if row.peak_bytes is not None else "-",
-                f"{row.of_ceiling:.0%}" if row.of_ceiling is not None else "-",
-            )
-    return table
-
-
-def _times(rows: Sequence[Measurement], peer: str, row: Measurement) -> float | None:
-    """How many times the peer's median the row's is faster."""
-    peers = [other.median_us for other in rows if other.impl == peer]
-    return median(peers) / row.median_us if peers and row.median_us else None
-
-
-def _peaks(program: Program) -> Table:
-    table = _table("graph", "before>", "after>", "saved>")
-    for graph in dict.fromkeys(point.graph for point in program.memory):
-        peak = {
-            stage: max(
-                (point.live_bytes for point in program.memory if (point.graph, point.stage) == (graph, stage)),
-                default=None,
-            )
-            for stage in ("before", "after")
-        }
-        before, after = peak["before"], peak["after"]
-        table.add_row(
-            graph,
-            nbytes(before) if before is not None else "-",
-            nbytes(after) if after is not None else "-",
-            f"{1 - after / before:.0%}" if before and after is not None else "-",
+            Text(line),
         )
     return table

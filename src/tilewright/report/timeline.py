@@ -50,14 +50,21 @@ _SLICES = """
 _TRACKS = """
     SELECT track.id, coalesce(thread.name, track.name), thread.tid, coalesce(process.name, ''), process.pid,
            process.device, process.upid,
-           CASE WHEN trace_file.rank IS NOT NULL THEN 'rank ' || trace_file.rank
-                WHEN (SELECT count(*) FROM trace_file) > 1 THEN parse_filename(trace_file.path) END AS origin
+           nullif(concat_ws(', ', 'rank ' || trace_file.rank, part.name,
+                            CASE WHEN coalesce(trace_file.rank::VARCHAR, part.name) IS NULL AND files.number > 1
+                                 THEN parse_filename(trace_file.path) END), '') AS origin
     FROM track
     LEFT JOIN thread_track ON thread_track.id = track.id
     LEFT JOIN thread ON thread.utid = thread_track.utid
     LEFT JOIN process_track ON process_track.id = track.id
     LEFT JOIN process ON process.upid = coalesce(thread.upid, process_track.upid)
-    LEFT JOIN trace_file ON trace_file.id = process.file_id"""
+    LEFT JOIN trace_file ON trace_file.id = process.file_id
+    LEFT JOIN ({parts}) AS part ON part.file_id = trace_file.id
+    CROSS JOIN (SELECT count(*) AS number FROM trace_file) AS files"""
+_PARTS = """
+    SELECT file_id, 'timed steps' AS name FROM description
+    UNION SELECT described_by, 'the step described' FROM description WHERE described_by IS NOT NULL"""
+_NO_PARTS = "SELECT NULL::BIGINT AS file_id, NULL::VARCHAR AS name"
 
 
 @dataclass(frozen=True)
@@ -231,7 +238,9 @@ def _tracks(
     connection: DuckDBPyConnection, slices: Slices, drawn: Integers, columns: Mapping[str, Integers]
 ) -> list[dict[str, Any]]:
     """Every track with its rows, packed; devices first, then the host's threads, the busiest of each first."""
-    about = {row[0]: row[1:] for row in connection.execute(_TRACKS).fetchall()}
+    described = connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'description'").fetchone()
+    rows_of = connection.execute(_TRACKS.format(parts=_PARTS if described else _NO_PARTS)).fetchall()
+    about = {row[0]: row[1:] for row in rows_of}
     track, depth = slices.track[drawn], slices.depth[drawn]
     tracks = []
     for first, last in _runs(track):

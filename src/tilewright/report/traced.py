@@ -25,6 +25,10 @@ _ROOM_OF_HOLDERS = 200_000
 _STEPS = """
     SELECT count(*), coalesce(median(dur), 0) / 1e3
     FROM slice WHERE category = 'user_annotation' AND name LIKE 'ProfilerStep#%' AND dur > 0"""
+_DEVICE_STEP = """
+    SELECT process.name, sum(ms_per_step) * 1e3 AS us, any_value(steps)
+    FROM step_account JOIN process USING (upid) GROUP BY upid, process.name ORDER BY us DESC LIMIT 1"""
+"""Of the slowest device: where the host runs ahead, a step of its own says little."""
 _TIMED = " AND id IN (SELECT id FROM step)"
 """Others only describe: an analysed run knows which."""
 
@@ -54,8 +58,12 @@ def traced(run: Path) -> dict[str, Any] | None:
             add_device_time(connection, lines)
         trees = [flame(connection, "host"), flame(connection, "device")]
         steps, step_us = connection.execute(_STEPS + (_TIMED if "step" in present else "")).fetchall()[0]
+        slowest = connection.execute(_DEVICE_STEP).fetchall() if "step_account" in present else []
         return {
-            "headlines": list(_headlines(lines, steps, step_us, devices)),
+            "headlines": [
+                *((duration(us), f"mean step, {name}", _profiled(over)) for name, us, over in slowest),
+                *_headlines(lines, steps, step_us, devices),
+            ],
             "steps": steps,
             "timeline": lines,
             "flames": [drawn(tree) for tree in trees if tree.total[0] > 0],
@@ -70,10 +78,14 @@ def _headlines(
 ) -> Iterable[tuple[str, str, str]]:
     """Figure, meaning and detail of what a trace is asked first."""
     if steps:
-        yield duration(step_us), "median step on the host", f"{steps} profiled step{'s' if steps > 1 else ''}"
+        yield duration(step_us), "median step on the host", _profiled(steps)
     yield duration(lines["span"] / 1000), "traced", f"{count(lines['kept']['slices'])} slices"
     for device in devices[:1]:
         yield nbytes(device.peak_bytes), f"peak memory, {device.device}", "training" if device.training else "inference"
+
+
+def _profiled(steps: int) -> str:
+    return f"{steps} profiled step{'s' if steps > 1 else ''}"
 
 
 def _queue_depths(connection: DuckDBPyConnection, origin: int) -> list[dict[str, Any]]:

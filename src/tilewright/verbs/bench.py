@@ -1,0 +1,106 @@
+"""`bench` of a case: the ways of running it in one interleaved race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from tilewright.records.case import Case
+from tilewright.records.errors import UsageError, VerificationError
+from tilewright.records.measurement import Direction, Measurement
+from tilewright.records.program import Program
+from tilewright.verbs.subject import Subject
+
+PEERS = ("eager", "inductor")
+BENCH_IMPLS = ("eager", "eager-sdpa", "inductor", "inductor-out", "tilewright")
+
+
+def bench_case(
+    case: Case,
+    *,
+    suite: str,
+    impls: Sequence[str] = (),
+    device: str = "cpu",
+    seconds: float = 20.0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> tuple[Program, list[Measurement]]:
+    """Time the ways of running `case` in one interleaved run, tilewright's verified first.
+
+    `impls` are of `BENCH_IMPLS`; default all that the case allows. Raises UsageError for another
+    name, VerificationError where the numbers contract does not hold.
+    """
+    from tilewright.account import account
+    from tilewright.hardware.profiles import local_profile
+    from tilewright.measure.verify import verify
+
+    unknown = [name for name in impls if name not in BENCH_IMPLS]
+    if unknown:
+        raise UsageError(f"no implementation {', '.join(unknown)}; known: {', '.join(BENCH_IMPLS)}")
+    tell("capturing")
+    program = account(case, local_profile(device=device), device=device).program
+    subject = Subject(case, device)
+    wanted = [name for name in impls or BENCH_IMPLS if name in subject.functions]
+    tell("verifying")
+    subject.call("tilewright")
+    verified = verify(subject.model, subject.functions["tilewright"], subject.inputs, seed=1, training=case.training)
+    broken = [v.tensor for v in verified if not v.ok]
+    if broken:
+        raise VerificationError(f"{case.name}: the numbers contract is broken for {', '.join(broken)}")
+    tell(f"timing {', '.join(wanted)}")
+    rows = measure(subject, program, suite=suite, seconds=seconds, impls=wanted)
+    worst = max(verified, key=lambda v: v.error)
+    return program, [
+        replace(row, error=worst.error, eager_error=worst.eager_error) if row.impl == "tilewright" else row
+        for row in rows
+    ]
+
+
+def measure(
+    subject: Subject,
+    program: Program,
+    *,
+    suite: str,
+    seconds: float,
+    impls: Sequence[str] = (*PEERS, "tilewright"),
+) -> list[Measurement]:
+    """One interleaved run of all implementations of a case, with the peak memory of each."""
+    from tilewright.hardware.ceilings import device_name
+    from tilewright.hardware.detect import detect
+    from tilewright.measure.benchmark import benchmark
+    from tilewright.measure.memory import peak_bytes
+    from tilewright.measure.results import environment, measurement
+
+    direction: Direction = "fwd+bwd" if subject.case.training else "infer"
+    calls = {impl: partial(subject.call, impl) for impl in impls}
+    for call in calls.values():
+        call()
+    peaks = {impl: peak_bytes(call, subject.device) for impl, call in calls.items()}
+    timings = benchmark(calls, device=subject.device, max_seconds=seconds, min_repeats=7)
+    where = environment(device_name(detect(), subject.device))
+    launches = [o for o in program.operators if o.stage == "after"]
+    nbytes = sum(o.cost.bytes for o in launches)
+    flops = sum(o.cost.flops for o in launches)
+    predicted = sum(o.floor_us or 0.0 for o in launches)
+    return [
+        measurement(
+            timing,
+            where,
+            suite=suite,
+            case=case_label(subject.case),
+            impl=impl,
+            direction=direction,
+            nbytes=nbytes if impl == "tilewright" else None,
+            flops=flops,
+            predicted_us=predicted if impl == "tilewright" else None,
+            peak_bytes=peaks[impl],
+        )
+        for impl, timing in timings.items()
+    ]
+
+
+def case_label(case: Case) -> str:
+    """`D768 H12 B2 S1024 float32`: the case's dimensions and the dtype of its first input."""
+    sizes = " ".join(f"{name}{size}" for name, size in case.named_sizes().items())
+    dtype = case.inputs[0].dtype if case.inputs else ""
+    return f"{sizes} {dtype}".strip()

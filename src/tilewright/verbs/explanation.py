@@ -1,0 +1,89 @@
+"""`explain`: what a case costs on a device, captured and priced without being run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tilewright.records.case import Case, InputSpec
+from tilewright.records.measurement import Ceiling
+from tilewright.records.program import Program
+from tilewright.report.shown import Shown
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilewright.hardware.profiles import DeviceProfile
+
+
+@dataclass
+class Explanation(Shown):
+    """What a case costs on a device; shows itself in a terminal and in a notebook."""
+
+    case: Case
+    program: Program
+    ceilings: Sequence[Ceiling]
+
+    def __rich__(self) -> Any:
+        from tilewright.report.terminal import show_explain
+
+        return show_explain(self.program, self.ceilings, self.case.named_sizes())
+
+
+def explain_case(case: Case, on: str | None = None) -> Explanation:
+    """Graph, costs, floors and planned fusions of `case` on a known device, or on this machine.
+
+    Nothing is computed and no device is needed. Raises CaptureError, InputError or UsageError.
+    """
+    from tilewright.account import account
+
+    profile = _profile(on)
+    return Explanation(case, account(case, profile).program, ceilings_of(profile))
+
+
+def explain(
+    model: Callable[..., Any], *inputs: torch.Tensor, on: str | None = None, training: bool = False
+) -> Explanation:
+    """`explain_case` for a module or function and example inputs.
+
+    Dimensions have no names, so costs are numbers. `on`: h200, a100, rtx4090, 2080ti, cpu; default
+    this machine.
+    """
+    return explain_case(case_of(model, inputs, training), on)
+
+
+def case_of(model: Callable[..., Any], inputs: Sequence[torch.Tensor], training: bool) -> Case:
+    """A module or function and its example inputs as a case."""
+    specs = [InputSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape), (None,) * t.dim()) for t in inputs]
+    return Case(getattr(model, "__name__", type(model).__name__), lambda: model, specs, training=training)
+
+
+def _profile(on: str | None) -> DeviceProfile:
+    from tilewright.hardware.profiles import local_profile, profile_for
+
+    return profile_for(on) if on else local_profile()
+
+
+def ceilings_of(profile: DeviceProfile) -> list[Ceiling]:
+    """The ceilings that a floor is computed from, as rows of a run."""
+
+    def row(kind: str, value: float, unit: str, dtype: str = "") -> Ceiling:
+        return Ceiling(profile.name, kind, dtype, value, unit, profile.origin)
+
+    rows = [
+        row("copy", profile.copy_GBps, "GB/s"),
+        row("read", profile.read_GBps, "GB/s"),
+        row("write", profile.write_GBps, "GB/s"),
+        row("vector", profile.vector_TFLOPs, "TFLOP/s", "float32"),
+        row("launch", profile.launch_us, "us"),
+    ]
+    return rows + [row("matmul", rate, "TFLOP/s", dtype) for dtype, rate in profile.matmul_TFLOPs.items()]
+
+
+def tree_of_case(case: Case) -> Any:
+    """The captured forward graph as an annotated tree (a rich renderable)."""
+    from tilewright.account import tree_of
+    from tilewright.graph.tree import render
+
+    return render(tree_of(case))

@@ -1,0 +1,121 @@
+"""`optimize`: a case rewritten, proved, timed and stored as a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilewright.records.case import Case
+from tilewright.records.measurement import Measurement, Verified
+from tilewright.records.program import GraphName, Program, Stage
+from tilewright.verbs.bench import PEERS, measure
+from tilewright.verbs.explanation import case_of, ceilings_of
+from tilewright.verbs.subject import Subject
+
+if TYPE_CHECKING:
+    import torch
+
+    from tilewright.account import Account
+    from tilewright.backend import Recording
+
+
+@dataclass
+class Optimized:
+    """One optimised case: its program, the proof, the times, and where the run and its page are."""
+
+    case: Case
+    program: Program
+    verified: list[Verified]
+    measurements: list[Measurement]
+    run: Path
+    page: Path
+
+
+def optimize(model: Callable[..., Any], *inputs: torch.Tensor, training: bool = False) -> Optimized:
+    """`optimize_case` for a module or function and example inputs, on the device they are on.
+
+    `torch.compile(model, backend="tilewright")` is what it measures; nothing of `model` is changed.
+    """
+    device = next((str(t.device) for t in inputs), "cpu")
+    return optimize_case(case_of(model, inputs, training), device=device)
+
+
+def optimize_case(
+    case: Case,
+    *,
+    command: str = "tilewright.optimize",
+    device: str = "cpu",
+    seconds: float = 20.0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Optimized:
+    """Capture, explain, fuse, verify against float64, measure beside eager and Inductor, and store.
+
+    `seconds` bounds the timing; `tell` receives a line before each stage. A tensor that breaks the
+    numbers contract has `ok=False` in `verified`; the run is written all the same, and nothing of it
+    is left where anything fails or the user interrupts. Raises CaptureError, InputError,
+    CompilerError (nothing can be raced without a compiler), CacheError or StoreError.
+    """
+    from tilewright.account import account
+    from tilewright.hardware.detect import detect
+    from tilewright.hardware.profiles import local_profile
+    from tilewright.hardware.summary import machine_report
+    from tilewright.kernels.cxx import find_compiler
+    from tilewright.measure.verify import verify
+    from tilewright.records.cache import ensure_usable
+    from tilewright.report.page import write_page
+    from tilewright.store.places import new_run_path
+    from tilewright.store.run import Run
+
+    if device == "cpu":
+        find_compiler()
+        # Compiling alone would do without one; a second run would not show what this one decided.
+        ensure_usable()
+    path = new_run_path(case.name)
+    machine = dict(machine_report(detect()))
+    # Begun before the work, which takes a minute: a folder that cannot be written is said at once.
+    with Run.create(
+        path, command=command, target=case.name, case=case.name, dims=case.named_sizes(), machine=machine
+    ) as run:
+        tell("measuring this machine's ceilings")
+        profile = local_profile(device=device)
+        tell("pricing every operator, racing every fusion")
+        accounted = account(case, profile, measure=True, device=device)
+        tell("compiling")
+        subject = Subject(case, device)
+        subject.call("tilewright")
+        tell("verifying against float64")
+        ours = subject.functions["tilewright"]
+        verified = verify(subject.model, ours, subject.inputs, seed=1, training=case.training)
+        tell("timing every kernel")
+        program = with_times(accounted, subject.recording, device)
+        tell(f"timing tilewright beside {' and '.join(PEERS)}")
+        measurements = measure(subject, program, suite="optimize", seconds=seconds)
+        run.add_program(program)
+        run.add_ceilings(ceilings_of(profile))
+        run.add_verified(verified)
+        run.add_measurements(measurements)
+    page = write_page(path, path.with_suffix(".html"))
+    return Optimized(case, program, verified, measurements, path, page)
+
+
+def with_times(accounted: Account, recording: Recording, device: str = "cpu") -> Program:
+    """The program with the measured time of every launch on `device`, eager's and tilewright's."""
+    from tilewright.runtime.stopwatch import example_inputs, time_operators, time_steps
+
+    times: dict[tuple[GraphName, Stage, str], float] = {}
+    for name, graph in accounted.eager.graphs.items():
+        for operator, us in time_operators(graph, example_inputs(graph), device).items():
+            times[name, "before", operator] = us
+    for compiled in recording.graphs:
+        assert compiled.executable is not None
+        for step, us in time_steps(compiled.executable, example_inputs(compiled.before), device).items():
+            times[compiled.name, "after", step] = us
+    program = accounted.program
+    return replace(
+        program,
+        operators=[replace(o, measured_us=times.get((o.graph, o.stage, o.name))) for o in program.operators],
+        regions=[replace(r, measured_us=times.get((r.graph, "after", r.name))) for r in program.regions],
+        fallbacks=program.fallbacks + recording.fallbacks,
+    )

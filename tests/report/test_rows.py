@@ -1,0 +1,32 @@
+"""The answer to a query as a table."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from tilewright.report.rows import show_rows
+
+
+def printed(columns: list[str], rows: list[tuple[object, ...]], width: int = 60) -> list[str]:
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(show_rows(columns, rows))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_numbers_stand_to_the_right_and_what_is_missing_is_said() -> None:
+    assert printed(["name", "n", "share"], [("exp", 20, 0.28571428571), ("\x1b[2J", 4_000_000_000, None)]) == [
+        "name           n  share",
+        "exp           20  0.285714",
+        "�[2J  4000000000  NULL",
+    ]
+    assert printed(["us"], [(12345678.25,), (0.0,)]) == ["        us", "12345678.2", "         0"]
+
+
+def test_long_text_is_folded_and_never_cut() -> None:
+    lines = printed(["source"], [("a" * 90,)], width=40)
+    assert "".join(lines[1:]) == "a" * 90
+
+
+def test_an_answer_without_rows_has_its_columns() -> None:
+    assert printed(["a", "b"], []) == ["a  b"]
