@@ -49,7 +49,9 @@ GRID = (512, 1024, 2048, 4096, 8192, 16384)
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table; columns of figures, which begin with a digit or are `NONE`, are flush right."""
     lines = [list(row) for row in rows]
-    figures = [all(line[i] == NONE or line[i][:1].isdigit() for line in lines) for i in range(len(headings))]
+    figures = [
+        all(line[i] == NONE or line[i].lstrip("*")[:1].isdigit() for line in lines) for i in range(len(headings))
+    ]
     rule = ["---:" if right else "---" for right in figures]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (headings, rule, *lines))
 
@@ -259,6 +261,106 @@ def races(results: Results) -> str:
     return markdown(["kernel", "× the speed of", "races", "together", "worst", "which is"], lines)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A line of the table that comes first: one race, and its peers by column."""
+
+    label: str
+    suite: str
+    case: str
+    direction: Direction
+    torch: str
+    """The implementation that stands for PyTorch; after a comma, what is to be said of it. As in `others`."""
+    others: str = ""
+    inductor: str = "inductor"
+    limit: str = "of a copy"
+
+
+SHOWN = (
+    Shown("softmax 32768×8192", "softmax", "32768x8192 bf16", "fwd", "torch", "liger, Liger"),
+    Shown(
+        "cross entropy 65536×8192",
+        "cross_entropy",
+        "65536x8192 bf16",
+        "fwd",
+        "torch",
+        "liger, Liger, gradient included",
+    ),
+    Shown("layer norm 32768×8192", "layer_norm", "32768x8192 bf16", "fwd", "torch", "liger, Liger"),
+    Shown("RMS norm 5341×50257, backward", "rms_norm", "5341x50257 bf16", "bwd", "torch", "liger, Liger"),
+    Shown("GELU 16384²", "gelu", "16384x16384 bf16", "fwd", "torch"),
+    Shown(
+        "GELU + dropout + residual 16384², eager's own mask",
+        "dropout_add",
+        "16384x16384 bf16",
+        "fwd",
+        "eager",
+        inductor="inductor, another mask",
+    ),
+    Shown(
+        "linear + GELU 16384×3072×768",
+        "linear_gelu",
+        "16384x3072x768 bf16",
+        "fwd",
+        "eager",
+        "cublas-bare, bare product",
+        limit="of cuBLAS",
+    ),
+    Shown(
+        "linear + cross entropy, 8192 tokens to 131072 words, forward + backward",
+        "linear_cross_entropy",
+        "8192x4096x131072 bf16",
+        "fwd+bwd",
+        "eager",
+        "liger, Liger",
+        limit="TFLOP/s",
+    ),
+    Shown(
+        "attention d 128, S 16384, causal",
+        "attention",
+        "d128 S16384 causal",
+        "fwd",
+        "flash2, FA2",
+        "cudnn, cuDNN",
+        limit="TFLOP/s",
+    ),
+    Shown(
+        "attention d 256, S 16384, causal, backward",
+        "attention",
+        "d256 S16384 causal",
+        "bwd",
+        "flash2, FA2",
+        "cudnn, cuDNN",
+        limit="TFLOP/s",
+    ),
+)
+
+
+def shown(results: Results) -> str:
+    """Races that a newcomer knows, in times."""
+    lines = []
+    for line in SHOWN:
+        rows = {
+            row.impl: row
+            for row in results.rows
+            if (row.suite, row.case, row.direction) == (line.suite, line.case, line.direction)
+        }
+
+        def time(words: str, rows: Mapping[str, Measurement] = rows) -> str:
+            impl, _, said = words.partition(", ")
+            return duration(rows[impl].median_us) + (f" ({said})" if said else "") if impl in rows else NONE
+
+        ours = rows["tilewright"]
+        figures = {
+            "of a copy": share(of_copy(results, ours)),
+            "of cuBLAS": share(of_cublas(results, ours)),
+            "TFLOP/s": f"{ours.TFLOPs or 0:.0f}",
+        }
+        peers = (time(words) for words in (line.torch, line.inductor, line.others))
+        lines.append([line.label, *peers, f"**{duration(ours.median_us)}**", f"{figures[line.limit]} {line.limit}"])
+    return markdown(["", "PyTorch", "Inductor", "others", "tilewright", "of the limit"], lines)
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
     "gelu": ways("gelu", "16384x16384 bf16", ("fwd", "bwd")),
     "small weighted sum": ways("weighted_sum", "1000x512 fp32", ("fwd",)),
@@ -280,6 +382,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "attention backward": attention("bwd"),
     "decode": decode,
     "races": races,
+    "shown": shown,
 }
 
 
