@@ -1,3 +1,7 @@
+-- Of a module made of PyTorch's own alone a graph knows the layer, `layer 2: GELU`, and the host the line that called it.
+CREATE OR REPLACE TEMP MACRO placed(own, host) AS
+    CASE WHEN own LIKE 'layer %' AND host IS NOT NULL THEN host || ', ' || own ELSE coalesce(own, host) END;
+
 -- What each operator did to the devices, or, in a file without a device, to the host by itself: one row for each
 -- kind of call, that is its name, operands, line and phase.
 
@@ -41,7 +45,7 @@ instance AS (
     SELECT file_id, subject, called, any_value(device) AS device,
            CASE WHEN region IS NOT NULL THEN 'region' ELSE attributed_by END AS attributed_by,
            CASE WHEN called THEN operator_id END AS operator_id,
-           coalesce(any_value(own_source), any_value(source)) AS source,
+           placed(any_value(own_source), any_value(source)) AS source,
            any_value(forward_ranges) AS forward_ranges, any_value(ranges) AS ranges,
            sum(dur)::BIGINT AS device_ns, sum(waited)::BIGINT AS waited_ns, bool_or(begins) AS begins,
            max(least(list_product(grid), 1e15)::BIGINT) FILTER (WHERE len(grid) = 3) AS programs,
@@ -70,7 +74,7 @@ on_device AS (
 on_host AS (
     SELECT call.file_id, call.name AS subject, NULL AS device,
            CASE WHEN region.name IS NULL THEN 'host' ELSE 'region' END AS attributed_by, call.id AS operator_id,
-           coalesce(region.source, host_line.source) AS source, call.self_ns AS device_ns, 0 AS waited_ns, true AS begins,
+           placed(region.source, host_line.source) AS source, call.self_ns AS device_ns, 0 AS waited_ns, true AS begins,
            NULL AS programs, region.name AS region, NULL AS moved, NULL AS given, 'operator' AS kind, '' AS kernel,
            slice.arg_set_id, []::VARCHAR[] AS around
     FROM host_call AS call
