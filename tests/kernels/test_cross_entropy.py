@@ -9,12 +9,12 @@ import torch
 
 from tests.kernels import machine_code
 from tests.kernels.losses import OPTIONS, proved, targets
-from tests.kernels.nvcc import spilled
+from tests.kernels.nvcc import instructions, spilled
 from tests.kernels.rows import SPECIALS, layout
 from tilewright.kernels.cross_entropy import _forward, cross_entropy, cuda
 from tilewright.kernels.cross_entropy import triton as kernels
 from tilewright.kernels.cross_entropy.variants import SUITES
-from tilewright.kernels.row import vectors_of
+from tilewright.kernels.row import Edges, vectors_of
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -54,6 +54,19 @@ def test_compiles_as_one_graph(backend: str) -> None:
     (ours,) = torch.autograd.grad(loss, logits)
     (true,) = torch.autograd.grad(cross_entropy(logits, target, z_loss=1e-3), logits)
     assert torch.equal(ours, true)
+
+
+def test_z_loss_remains_where_one_class_has_all() -> None:
+    logits = 30 * torch.eye(3)[:1]
+    single = torch.randn(4, 1, dtype=torch.float32)
+    for z_loss, smoothing, given in ((1e-4, 0.0, logits), (1e-4, 0.7, single)):
+        ours, true = (
+            torch.autograd.grad(
+                cross_entropy(x, torch.zeros(len(x), dtype=torch.long), z_loss=z_loss, label_smoothing=smoothing), x
+            )[0].double()
+            for x in (given.clone().requires_grad_(), given.double().requires_grad_())
+        )
+        torch.testing.assert_close(ours, true, rtol=1e-6, atol=0)
 
 
 def test_targets_of_any_integer_dtype() -> None:
@@ -107,11 +120,26 @@ def test_the_suite_counts_its_bytes() -> None:
     torch.testing.assert_close(losses[0], losses[2], rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize(("columns", "dtype"), [(300, torch.float32), (131072, torch.bfloat16)])
-def test_cuda_does_not_spill(columns: int, dtype: torch.dtype) -> None:
-    vectors = vectors_of(columns, dtype.itemsize, "RAGGED")
-    for name, plan in (("forward", cuda.plan_forward(vectors)), ("backward", cuda.plan_backward(vectors))):
-        assert spilled(cuda.SOURCE, plan.definitions(columns, dtype, "RAGGED", False))[name] == 0
+@pytest.mark.parametrize("lie", ["WHOLE", "RAGGED"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [64, 256, 300, 1024, 131072])
+def test_cuda_does_not_spill(columns: int, dtype: torch.dtype, lie: Edges) -> None:
+    vectors = vectors_of(columns, dtype.itemsize, lie)
+    plan = cuda.plan_forward(vectors, lie)
+    source = cuda.SHORT_SOURCE if plan.holds(vectors) else cuda.SOURCE
+    assert spilled(source, plan.definitions(columns, dtype, lie, False))["forward"] == 0
+    plan = cuda.plan_backward(vectors)
+    assert spilled(cuda.SOURCE, plan.definitions(columns, dtype, lie, False))["backward"] == 0
+
+
+def test_the_next_row_is_loaded_first() -> None:
+    """Of a pair of rows held by lanes both loads come before what is done with the first: ptxas may move them."""
+    plan = cuda.plan_forward(32, "WHOLE")
+    code = instructions(cuda.SHORT_SOURCE, plan.definitions(256, torch.bfloat16, "WHOLE", False))
+    loads = [number for number, line in enumerate(code) if "LDG.E.128" in line]
+    powers = [number for number, line in enumerate(code) if "MUFU.EX2" in line]
+    assert len(powers) == 3 * plan.vectors * 8
+    assert [sum(load < power for load in loads) for power in (powers[0], powers[31], powers[32])] == [8, 8, 8]
 
 
 def test_triton_does_not_spill() -> None:

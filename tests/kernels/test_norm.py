@@ -15,6 +15,7 @@ from tests.kernels.nvcc import instructions, spilled
 from tilewright.kernels import norm, ring
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import cuda, geometry, reference
+from tilewright.kernels.row import Edges
 from tilewright.measure.proof import prove
 
 NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
@@ -105,13 +106,26 @@ def test_empty(shape: tuple[int, ...]) -> None:
 
 def test_gradient_through_one_result_only() -> None:
     x, residual, weight = inputs_of("add_rms_norm", (4, 16), "float32")
+    with torch.no_grad():
+        x[1, 3] = torch.nan
     _, total = norm.add_rms_norm(x, residual, weight)
     ours = torch.autograd.grad(total.sum(), (x, residual, weight))
-    assert [gradient.unique().tolist() for gradient in ours] == [[1.0], [1.0], [0.0]]
+    assert [gradient.unique().tolist() for gradient in ours] == [[1.0], [1.0], [0.0]], "no NaN"
+    x, residual, weight = inputs_of("add_rms_norm", (4, 16), "float32")
     y, _ = norm.add_rms_norm(x, residual, weight)
     true = torch.autograd.grad(reference.rms_norm(x + residual, weight).sum(), (x, residual, weight))
     for a, b in zip(torch.autograd.grad(y.sum(), (x, residual, weight)), true, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_result_may_be_written_to() -> None:
+    x, residual, weight = inputs_of("add_rms_norm", (4, 16), "float32")
+    found = []
+    for double in (lambda y: y.mul_(2.0), lambda y: 2.0 * y):
+        ends = [double(norm.rms_norm(x, weight)), double(norm.add_rms_norm(x, residual, weight)[0])]
+        found.append([*ends, *torch.autograd.grad(ends[0].sum() + ends[1].square().sum(), (x, weight))])
+    for written, new in zip(*found, strict=True):
+        torch.testing.assert_close(written, new)
 
 
 def test_a_second_derivative_is_refused() -> None:
@@ -195,6 +209,31 @@ def test_registers_hold_rows() -> None:
     assert geometry.held(4097) is None
 
 
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_shelves_hold_rows_that_registers_do_not(itemsize: int, centered: bool) -> None:
+    lanes = 16 // itemsize
+    for vectors, rest, ragged in (
+        (4097, 0, False),
+        (5000, 0, False),
+        (8192, 0, False),
+        (6145, 0, True),
+        (6283, 1, True),
+    ):
+        columns = vectors * lanes + rest
+        found = geometry.shelved(columns, itemsize, ragged, centered)
+        assert found is not None and geometry.held(vectors) is None
+        before = 128 // itemsize - 1 if ragged else 0
+        assert found.threads * found.vectors * lanes >= columns + before
+        # Every thread has these vectors, whole but for the first, wherever a row begins.
+        assert found.full * found.threads * lanes <= columns
+        # Two blocks a multiprocessor: half of its registers, 64 a thread, and half of its shared memory.
+        assert found.threads <= 512 and 4 * (found.vectors - found.shelved) <= 32
+        assert 0 < 2 * (found.shared_bytes + ring.BLOCK_OVERHEAD) <= ring.SHARED_BYTES
+    assert geometry.shelved(4096 * lanes, itemsize, False, centered) is None
+    assert geometry.shelved(8192 * lanes + 1, itemsize, True, centered) is None
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("source, columns", [
     ("held", 5000), ("held", 16384), ("streamed", 50257), ("streamed", 65536),
@@ -215,6 +254,19 @@ def test_no_copy_loses_its_policy(columns: int, dtype: torch.dtype) -> None:
     plan = cuda.plan("streamed", columns, build)
     code = instructions(SOURCES / "streamed.cu", (*plan.definitions(), *build.definitions()))
     copies = [line for line in code if "LDGSTS" in line]
+    assert copies and not [line for line in copies if "+UR" in line]
+
+
+@pytest.mark.parametrize("columns, dtype, centered", [
+    (32768, torch.float32, False), (32768, torch.float32, True), (16416, torch.float32, False),
+    (65536, torch.bfloat16, False), (65536, torch.bfloat16, True), (50257, torch.bfloat16, False),
+], ids=str)  # fmt: skip
+def test_shelves_compile_without_spills(columns: int, dtype: torch.dtype, centered: bool) -> None:
+    lie: Edges = "RAGGED" if columns % 8 else "WHOLE"
+    build = cuda.Build(dtype, dtype, True, centered, centered, False, lie, 128, True)
+    definitions = (*cuda.plan("shelved", columns, build).definitions(), *build.definitions())
+    assert spilled(SOURCES / "shelved.cu", definitions) == {"norm_shelved": 0}
+    copies = [line for line in instructions(SOURCES / "shelved.cu", definitions) if "LDGSTS" in line]
     assert copies and not [line for line in copies if "+UR" in line]
 
 

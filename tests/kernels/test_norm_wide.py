@@ -40,6 +40,12 @@ def test_rings_have_the_rows_that_they_are_faster_with() -> None:
     assert wide.plan(8192, 2, 2, 2, 1) is None and wide.plan(8192, 2, 2, 2, 2) is not None
 
 
+def test_five_blocks_have_a_row_where_four_have_room_for_few() -> None:
+    four, five, wide_rows = (wide.plan(columns, 2, 2, 2, 2) for columns in (40001, 50257, 60001))
+    assert four and five and wide_rows and (four.share, five.share, wide_rows.share) == (4, 5, 8)
+    assert four.rows >= wide.ROWS_OF_FOUR and five.rows >= wide.ROWS_OF_FOUR
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("centered", [True, False])
 @pytest.mark.parametrize("columns", [5000, 50257, 65536, 262144])
@@ -66,8 +72,9 @@ int main() {
         Share share(ROWS, at);
         for (long long turn = 0; share.position < share.end;) {
             const Segment part = share.next();
+            const Order order = share.order_of(part);
             for (int i = 0; i < part.turns; i++, turn++)
-                printf("%d %d %lld %lld\\n", program, part.slot, part.row, share.row_of(part, turn));
+                printf("%d %d %lld %lld\\n", program, part.slot, part.row, order.row_of(turn));
         }
     }
 }
@@ -76,7 +83,8 @@ int main() {
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("period, rows, programs", [
-    (1, 7, 3), (1, 5, 5), (4, 1001, 15), (8, 5341, 30), (8, 300, 7), (8, 9, 9), (8, 61, 2), (2, 64, 5)
+    (1, 7, 3), (1, 5, 5), (4, 1001, 15), (8, 5341, 30), (8, 300, 7), (8, 9, 9), (8, 61, 2), (2, 64, 5), (8, 5, 5),
+    (4, 4000, 16), (8, 800, 12)
 ])  # fmt: skip
 def test_programs_share_the_rows(period: int, rows: int, programs: int, tmp_path: Path) -> None:
     (tmp_path / "rows.cpp").write_text(ROWS_OF_PROGRAMS)
@@ -93,4 +101,5 @@ def test_programs_share_the_rows(period: int, rows: int, programs: int, tmp_path
     for program, slot, like, row in taken:
         assert (row - like) % period == 0, "rows of a segment begin alike"
         slots[slot].add((program, row % period))
-    assert all(len(owners) == 1 for owners in slots.values()) and max(slots) < programs + period - 1
+    assert all(len(owners) == 1 for owners in slots.values())
+    assert sorted(slots) == list(range(wide.segments(rows, programs, period))), "no sum is missing"

@@ -37,8 +37,9 @@ def test_any_dimension(name: str) -> None:
     for dim in (-3, -2, -1, 0, 1, 2):
         torch.testing.assert_close(ours(x, dim), theirs(x, dim))
     torch.testing.assert_close(ours(torch.tensor(2.0)), theirs(torch.tensor(2.0), 0))
-    with pytest.raises(IndexError):
-        ours(x, 3)
+    for absent, dim in ((x, 3), (torch.tensor(2.0), 1)):
+        with pytest.raises(IndexError):
+            ours(absent, dim)
     with pytest.raises(RuntimeError, match=r"floating point, not torch\.int64"):
         ours(torch.arange(3))
 

@@ -38,7 +38,7 @@ def test_options(way: str, dtype: torch.dtype, options: dict[str, Any], case: st
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("columns", [1, 2, 3, 31, 127, 300, 1000, *COLUMNS, 524289, 1048576])
+@pytest.mark.parametrize("columns", [1, 2, 3, 31, 127, 128, 300, 320, 379, 1000, *COLUMNS, 524289, 1048576])
 def test_every_number_of_classes(dtype: torch.dtype, columns: int) -> None:
     rows = max(2, min(5000, 2**22 // columns))
     generator = torch.Generator(GPU).manual_seed(columns)
@@ -50,7 +50,7 @@ def test_every_number_of_classes(dtype: torch.dtype, columns: int) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("columns", [300, 131072])
+@pytest.mark.parametrize("columns", [256, 300, 131072])
 def test_launches(way: str, columns: int) -> None:
     logits = torch.randn(37, columns, device=GPU, requires_grad=True)
     function = functools.partial(by_way, way=way)
@@ -65,6 +65,19 @@ def test_compiles_as_one_graph() -> None:
     inputs = [logits, targets(logits)]
     for ours, true in zip(compiled(cross_entropy, inputs), values_of(cross_entropy, inputs), strict=True):
         torch.testing.assert_close(ours, true)
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 257, 40000, 2**20 + 5])
+def test_every_number_of_rows(rows: int) -> None:
+    """Of short rows, which lanes end together, as many at a time as lanes share a row."""
+    logits = torch.randn(rows, 128, device=GPU, generator=torch.Generator(GPU).manual_seed(rows))
+    target = torch.randint(128, (rows,), device=GPU)
+    target[3::5] = -100
+    wanted = torch.nn.functional.cross_entropy(logits.double(), target, reduction="none")
+    losses = by_way(logits, target, reduction="none", way="cuda")
+    torch.testing.assert_close(losses.double(), wanted, rtol=1e-6, atol=1e-6)
+    mean = torch.nn.functional.cross_entropy(logits.double(), target)
+    torch.testing.assert_close(by_way(logits, target, way="cuda").double(), mean, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("way", WAYS)

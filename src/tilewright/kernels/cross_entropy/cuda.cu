@@ -1,11 +1,10 @@
 // Cross entropy over rows of logits: forward reads them once and keeps two numbers a row, backward reads
-// them once more and writes their gradient.
+// them once more and writes their gradient. Rows that lanes of a warp hold at once go forward by short.cu.
 //
 // Defined by whoever compiles: ELEMENT (float, bf16, fp16), EDGES, LINE, THREADS (a block), WIDTH (threads that
 // share a row: 32 or fewer, or the block), VECTORS (loads of 16 bytes that a thread has in flight), BLOCKS (that a
-// multiprocessor must hold at once: bounds the registers), SMOOTH (1 where labels are smoothed), ONE_ROUND (1 where
-// the lanes of a warp hold a row at once).
-#include "row.cuh"
+// multiprocessor must hold at once: bounds the registers), SMOOTH (1 where labels are smoothed).
+#include "total.cuh"
 
 constexpr int LANES = lanes<ELEMENT>;
 constexpr int TEAMS = THREADS / WIDTH;  // of a block; each has a row at a time
@@ -19,14 +18,6 @@ struct Statistics {
         exponentials.join(other.exponentials);
         logits.join(other.logits);
     }
-};
-struct Most {
-    float most;
-    __device__ __forceinline__ void join(Most other) { most = fmaxf(most, other.most); }
-};
-struct Total {
-    float loss, count;
-    __device__ __forceinline__ void join(Total other) { loss += other.loss, count += other.count; }
 };
 #if SMOOTH
 using State = Statistics;
@@ -69,9 +60,12 @@ __device__ __forceinline__ float greatest_of(const Elements &in, int first, uint
     return greatest.most;
 }
 
-// Adds the vectors to sums whose exponentials are taken against their maximum.
-__device__ __forceinline__ void add(const Elements &in, int first, const uint4 (&loaded)[VECTORS], State &state) {
+// Joins the vectors to `state`.
+__device__ __forceinline__ void take(const Elements &in, int first, uint4 (&loaded)[VECTORS], State &state) {
     MaxSum &sum = exponentials(state);
+    const float most = greatest_of(in, first, loaded, sum.max);
+    sum.sum *= power_of_two((sum.max - most) * LOG2E);
+    sum.max = most;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         float a[LANES];
@@ -87,42 +81,20 @@ __device__ __forceinline__ void add(const Elements &in, int first, const uint4 (
     }
 }
 
-__device__ __forceinline__ void take(const Elements &in, int first, uint4 (&loaded)[VECTORS], State &state) {
-    MaxSum &sum = exponentials(state);
-    const float most = greatest_of(in, first, loaded, sum.max);
-    sum.sum *= power_of_two((sum.max - most) * LOG2E);
-    sum.max = most;
-    add(in, first, loaded, state);
-}
-
-// A row that its team, lanes of a warp, holds at once: with its maximum known first, no exponential is taken twice.
-__device__ __forceinline__ State take_whole(const Elements &in, int first, uint4 (&loaded)[VECTORS]) {
-    State state{};
-    MaxSum &sum = exponentials(state);
-    sum.max = across_lanes<WIDTH>(Most{greatest_of(in, first, loaded, LOWEST)}).most;
-    add(in, first, loaded, state);
-    sum.sum = across_lanes<WIDTH>(Sum{sum.sum}).sum;
-#if SMOOTH
-    state.logits = across_lanes<WIDTH>(state.logits);
-#endif
-    return state;
-}
-
 // Each team goes through rows, the loads of what comes next under way while it works on what came last.
 //
 // `statistics` gets each row's maximum, then each row's log sum exp(x - maximum): kept apart, for their sum
-// would lose the digits that backward needs. `losses` gets each row's loss if it is not null, `shares` each
-// block's sum and count of losses.
+// would lose the digits that backward needs. `losses` gets each row's loss if it is not null, `shares` each block's
+// sum and count of losses.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     forward(const ELEMENT *logits, const long long *target, ELEMENT *losses, float *statistics, Total *shares,
             long long rows, int columns, long long stride, long long ignored, float smoothing, float z_loss) {
     __shared__ Exchange<THREADS, 1, State> exchange;
-    __shared__ Exchange<THREADS, 1, Total> totals;
     const Reader reader{logits, rows, stride, columns};
     const int lane = threadIdx.x % WIDTH;
     const long long step = (long long)gridDim.x * TEAMS;
     const long long start = (long long)blockIdx.x * TEAMS + threadIdx.x / WIDTH;
-    const int rounds = ONE_ROUND ? 1 : (Elements::most_vectors(columns) + VECTORS * WIDTH - 1) / (VECTORS * WIDTH);
+    const int rounds = (Elements::most_vectors(columns) + VECTORS * WIDTH - 1) / (VECTORS * WIDTH);
     uint4 ahead[VECTORS];
     reader.load(start, lane, ahead);
     const bool speaks = lane == 0;
@@ -143,15 +115,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             for (int i = 0; i < VECTORS; i++) loaded[i] = ahead[i];
             const bool last = round == rounds - 1;
             reader.load(last ? next : row, last ? lane : (round + 1) * VECTORS * WIDTH + lane, ahead);
-            if constexpr (ONE_ROUND)
-                state = take_whole(in, lane, loaded);
-            else
-                take(in, round * VECTORS * WIDTH + lane, loaded, state);
+            take(in, round * VECTORS * WIDTH + lane, loaded, state);
         }
         const float next_wanted = next_label != ignored ? reader.wanted(next, next_label) : 0.f;
         if constexpr (WIDTH > 32)
             state = exchange(state, number++);
-        else if constexpr (!ONE_ROUND)
+        else
             state = across_lanes<WIDTH>(state);
         if (speaks && row < rows) {
             const float maximum = exponentials(state).max, log_sum = logf(exponentials(state).sum);
@@ -170,8 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
         label = next_label, wanted = next_wanted;
     }
-    total = totals(total, 0);
-    if (threadIdx.x == 0) shares[blockIdx.x] = total;
+    leave_share(total, shares);
 }
 
 // One block adds up the shares of `count` blocks: `total` gets the sum of the losses, or their mean over the rows
@@ -207,7 +175,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const bool known = label >= 0 && label < columns;
     const float scale = known ? widen(gradient[row * gradient_stride]) * *weight : not_a_number();
     const float squared = scale * 2.f * z_loss * (maximum + log_sum);
-    const float hit = scale * (1.f - smoothing), miss = scale * smoothing / columns;
+    // Of a single class all of the scale, as its share is.
+    const float miss = scale * smoothing / columns, hit = scale * (1.f - smoothing * ((columns - 1.f) / columns));
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         const int v = first + i * WIDTH;
@@ -226,8 +195,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int k = 0; k < LANES; k++) {
             const float share = power_of_two((a[k] - maximum - log_sum) * LOG2E);
             a[k] = scale * share;
-            if (SMOOTH) a[k] -= miss;
-            if (at == k) a[k] -= hit;
+            if (at == k)
+                a[k] -= hit;
+            else if (SMOOTH)
+                a[k] -= miss;
             // Added last: where one class has all of the probability, only this is left.
             a[k] += squared * share;
         }

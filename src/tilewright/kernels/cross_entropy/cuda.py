@@ -1,20 +1,27 @@
-"""The CUDA C++ kernels of `cuda.cu`: how rows are shared out, and the launches.
+"""The CUDA C++ kernels of `cuda.cu` and `short.cu`: how rows are shared out, and the launches.
 
-Limit: memory bandwidth, but for rows of 512 bytes and fewer, where the instructions of a row's end are. On an
-H200, in shares of the copy bandwidth of the same run (4185 GB/s), 1 GiB of logits:
+Limit: memory bandwidth, but for rows of 512 bytes, where some of the instructions remain. On an H200, in shares of the
+copy bandwidth of the same run (4200 GB/s), 1 GiB of logits, both launches of forward:
 
-    bf16 columns     256    512   1024   4096   5000   8192  16384  32768  50257 131072 262144
-    forward         0.92   0.97   0.98   0.98   0.99   1.00   1.01   0.98   0.97   1.00   1.00
-    backward        0.98          1.00   1.00   0.99   1.00   1.00   1.00   1.00   1.00   1.01
+    bf16 columns     256    512   1024   4096   5000   8192  32768  50257 131072
+    forward         0.95   0.98   1.01   0.99   0.99   1.01   1.01   0.97   1.02
+    backward        0.98          1.00   1.00   0.99   1.00   1.00   1.00   1.01
+
+What won, forward of short rows: the end of a row once for as many rows as lanes share one, 220 instructions a turn of a
+warp instead of 394 (at 256, 512 and 1024 columns the rows' kernel alone 0.95, 0.99 and 1.03 instead of 0.92, 0.95 and
+0.98; 0.74 instead of 0.63 at 296); as many vectors a lane as the row has (0.91 instead of 0.74 there); blocks in 16
+times the number that runs at once, so that multiprocessors that are ahead take more (0.94 to 0.95, 0.96 to 0.98, 1.00
+to 1.01; 4 to 8 times in longer rows, up to 0.02).
 
 Tried for forward and lost: a block for each row that ends with it (0.71 at 256 columns, 0.90 at 131072); maxima
 element by element, with masks at every use (0.71 at 256, 0.88 at 50257); joining maxima and sums of a short row's
 lanes pair by pair, as long rows do (0.80 at 256); a second kernel over all losses (four times the numbers to add
-up that the blocks' shares are); at 256 columns eight vectors a thread (0.83 to 0.91) and two (0.73); at 512 columns
-sixteen threads a row (0.91); no question at all whether a vector is the row's, which loads later (0.94 instead of 0.98
-at 512, 0.96 instead of 1.00 at 1024); at 256 five blocks a multiprocessor (0.79), blocks of 128 threads (0.91). An
-exponent in one instruction instead of two, log2(e) being short enough for the product to be exact, wins 0.02 at 512 and
-1024 and 0.004 at 256; it makes the log sum 1.5e-5 wrong and is not taken.
+up that the blocks' shares are); losses added up by the block that is last instead of a second launch (3.5 us instead of
+2.5); a warp's 32 rows side by side, whose statistics fill whole sectors, instead of a block's (0.97 instead of 0.95
+with blocks that stay, but equal with 8 times as many, and few programs where rows are few); blocks of 128 threads (0.94
+for 0.95 at 256), five blocks a multiprocessor (the same), four lanes a row (0.96), sixteen (0.94). An exponent in one
+instruction instead of two, log2(e) times the maximum being taken off inside of the multiply-add: 0.963 for 0.947 at 256
+but 0.987 for 0.994 at 512; large logits would need their exponents mended, so it is not taken.
 """
 
 from __future__ import annotations
@@ -29,6 +36,7 @@ from tilewright.kernels import nvrtc
 from tilewright.kernels.row import ELEMENTS, Edges, edges, line_of, vectors_of
 
 SOURCE = Path(__file__).parent / "cuda.cu"
+SHORT_SOURCE = Path(__file__).parent / "short.cu"
 FINISH_THREADS = 512
 
 
@@ -41,10 +49,20 @@ class Plan:
     vectors: int
     blocks: int = 1
     """Blocks that a multiprocessor must hold at once: what bounds the registers."""
+    grids: int = 1
+    """Times the blocks that run at once to launch, forward: with more, early blocks make room for others."""
+
+    def holds(self, vectors: int) -> bool:
+        """Whether lanes of a warp hold a row of so many vectors at once."""
+        return self.width <= 32 and vectors <= self.width * self.vectors
+
+    def filled(self, vectors: int, lie: Edges) -> bool:
+        """Whether each lane of a row of so many vectors has all of its own, and whole."""
+        return lie == "WHOLE" and vectors == self.width * self.vectors
 
     def definitions(self, columns: int, dtype: torch.dtype, lie: Edges, smooth: bool) -> nvrtc.Definitions:
-        """What `cuda.cu` wants to know."""
-        one_round = self.width <= 32 and vectors_of(columns, dtype.itemsize, lie) <= self.width * self.vectors
+        """What `cuda.cu` and `short.cu` want to know."""
+        full = self.filled(vectors_of(columns, dtype.itemsize, lie), lie)
         return (
             ("ELEMENT", ELEMENTS[dtype]),
             ("EDGES", lie),
@@ -54,21 +72,23 @@ class Plan:
             ("VECTORS", self.vectors),
             ("BLOCKS", self.blocks),
             ("SMOOTH", int(smooth)),
-            ("ONE_ROUND", int(one_round)),
+            ("FULL", int(full)),
         )
 
 
-def plan_forward(vectors: int) -> Plan:
+def plan_forward(vectors: int, lie: Edges) -> Plan:
     """For rows of so many vectors."""
-    if vectors <= 32:
-        return Plan(256, 8, 4, 4)
     if vectors <= 128:
-        return Plan(128, 8 if vectors <= 64 else 16, 8, 5)
+        width = 8 if vectors <= 64 else 16
+        each = -(-vectors // width)
+        # Rows that leave lanes without a vector, or with a part of one, take more registers.
+        loose = int(lie != "WHOLE" or vectors % width != 0)
+        return Plan(256, width, each, 4 - loose, 16) if each <= 4 else Plan(128, width, each, 5 - loose, 16)
     if vectors <= 256:
-        return Plan(128, 16, 4, 8)
+        return Plan(128, 16, 4, 8, 16)
     if vectors <= 4096:
-        return Plan(256, 32, 4, 4)
-    return Plan(64, 64, 4, 16) if vectors <= 8192 else Plan(256, 256, 4, 4)
+        return Plan(256, 32, 4, 4, 8)
+    return Plan(64, 64, 4, 16, 4) if vectors <= 8192 else Plan(256, 256, 4, 4, 4)
 
 
 def plan_backward(vectors: int) -> Plan:
@@ -88,10 +108,11 @@ def _by_lanes(vectors: int) -> Plan:
 def _forward(
     device: int, columns: int, dtype: torch.dtype, lie: Edges, smooth: bool
 ) -> tuple[nvrtc.Kernel, nvrtc.Kernel, Plan, int]:
-    """The kernels of rows and of their shares, the plan, and the blocks that run at once."""
-    plan = plan_forward(vectors_of(columns, dtype.itemsize, lie))
+    """The kernels of rows and of their shares, the plan, and the blocks to launch at most."""
+    vectors = vectors_of(columns, dtype.itemsize, lie)
+    plan = plan_forward(vectors, lie)
     rows = nvrtc.kernel(
-        SOURCE, "forward", "PPPPPqiqqff",
+        SHORT_SOURCE if plan.holds(vectors) else SOURCE, "forward", "PPPPPqiqqff",
         device=device, threads=plan.threads, definitions=plan.definitions(columns, dtype, lie, smooth),
     )  # fmt: skip
     one = Plan(FINISH_THREADS, FINISH_THREADS, 1)
@@ -99,7 +120,7 @@ def _forward(
         SOURCE, "finish", "PiPPi",
         device=device, threads=FINISH_THREADS, definitions=one.definitions(1, dtype, "WHOLE", False),
     )  # fmt: skip
-    return rows, finish, plan, rows.programs_at_once()
+    return rows, finish, plan, plan.grids * rows.programs_at_once()
 
 
 @functools.cache
@@ -125,10 +146,10 @@ def forward(
     """
     rows, columns = logits.shape
     device = logits.device
-    launch, finish, plan, at_once = _forward(device.index, columns, logits.dtype, edges(logits), smoothing != 0)
-    blocks = min(-(-rows * plan.width // plan.threads), at_once)
-    losses = torch.empty(rows, dtype=logits.dtype, device=device) if reduction == "none" else None
+    launch, finish, plan, most = _forward(device.index, columns, logits.dtype, edges(logits), smoothing != 0)
+    blocks = min(-(-rows * plan.width // plan.threads), most)
     statistics = torch.empty((2, rows), dtype=torch.float32, device=device)
+    losses = torch.empty(rows, dtype=logits.dtype, device=device) if reduction == "none" else None
     shares = torch.empty((blocks, 2), dtype=torch.float32, device=device)
     launch(
         (blocks,),

@@ -53,9 +53,14 @@ def backward(
     maximum, log_sum = statistics[:, :, None]
     counted = (target != ignored)[:, None]
     scale = (gradient.to(weight.dtype) * weight).expand(target.shape)[:, None]
-    change: torch.Tensor = (logits - maximum - log_sum).exp() * (1 + 2 * z_loss * (maximum + log_sum))
-    change -= smoothing / logits.shape[1]
+    share = (logits - maximum - log_sum).exp()
     columns = target[:, None].where(counted, 0)
-    change = change.scatter_add(1, columns, change.new_full(columns.shape, smoothing - 1))
+    classes = logits.shape[1]
+    # Of a single class exactly 0, as a difference of equals is.
+    change: torch.Tensor = (share - smoothing / classes).scatter(
+        1, columns, share.gather(1, columns) - (1 - smoothing * (classes - 1) / classes)
+    )
+    # Added last: where one class has all of the probability, only this is left.
+    change += 2 * z_loss * (maximum + log_sum) * share
     # An ignored row is NaN where PyTorch's is: of NaN, +inf, or nothing but -inf.
     return (change * scale).where(counted, log_sum - log_sum).to(logits.dtype)

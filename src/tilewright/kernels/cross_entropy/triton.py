@@ -95,8 +95,9 @@ def backward_tiles(
     scale = tl.load(gradient + row * gradient_stride, row < rows, other=0.0).to(tl.float32) * tl.load(weight)
     scale = tl.where(known, scale, float("nan"))
     share = tl.exp(a - most - log_sum)
-    change = share - smoothing / columns
-    change = tl.where(col == label, change - (1.0 - smoothing), change)
+    # Of a single class exactly 0, as a difference of equals is.
+    hit = 1.0 - smoothing * ((columns - 1.0) / columns)
+    change = share - tl.where(col == label, hit, smoothing / columns)
     # Added last: where one class has all of the probability, only this is left.
     change = (change + 2.0 * z_loss * (most + log_sum) * share) * scale
     # An ignored row is NaN where PyTorch's is: of NaN, +inf, or nothing but -inf.

@@ -126,7 +126,9 @@ def _forward(
     way = _way("forward", (rows,) if other is None else (rows, other), (weight, bias)) if x.numel() else plain
     with current(x):
         y, total, mean, rstd = way.forward(rows, other, weight, bias, eps, centered)
-    return y.view(x.shape), None if total is None else total.view(x.shape), mean, rstd
+    # Not views, which autograd would let nobody write to.
+    shaped = torch.ops.aten._unsafe_view.default
+    return shaped(y, x.shape), None if total is None else shaped(total, x.shape), mean, rstd
 
 
 def _norm_forward(
@@ -216,10 +218,12 @@ def _save(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, stati
     ctx.has_bias = bias is not None
 
 
-def _gradients(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _gradients(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     x, weight, mean, rstd = ctx.saved_tensors
-    # None where nothing came back through that result.
-    dy = torch.zeros_like(x) if dy is None else dy
+    # None where nothing came back through that result. Zeros would not do for dy: 0 * NaN of the norm is no 0.
+    if dy is None:
+        d_weight, d_bias = (torch.zeros_like(weight) if has else None for has in (weight is not None, ctx.has_bias))
+        return dsum, d_weight, d_bias
     dx, d_weight, d_bias = _backward(dy, x, dsum, weight, ctx.has_bias, mean, rstd, ctx.centered)
     return dx, None if weight is None else d_weight, d_bias if ctx.has_bias else None
 

@@ -9,22 +9,32 @@
 // A thread owns the same columns of all rows whose first element lies alike within 16 bytes, as every PERIOD-th row's
 // does. A program takes rows of one such class, then, if it has not had its share, of the next, with sums of its own.
 //
-// Limit: DRAM where rows begin on lines (figures beside those of rings in backward.cu) and at 5000 columns; at 50257
-// it is not known: instructions are not it (a tenth fewer change nothing), nor requests to L2, nor bytes (DRAM is read
-// and written once, by its counters), and clusters of 4 leave 12 of 132 multiprocessors idle. On an H200, of the
-// bandwidth of a copy in the same run, beside the rings: 5000 columns, layer norm bf16 0.95 (0.77), fp32 1.02 (0.95),
-// RMS norm 0.90 (0.81) and 1.01 (0.95); 50257 columns, layer norm 0.81 (0.60) and 0.90 (0.75), RMS norm 0.86 (0.68)
-// and 0.91 (0.83).
+// Limit: DRAM where rows begin on lines (figures beside those of rings in backward.cu) and at 5000 columns. At 50257 it
+// is how such rows move, not what is done with them: the same kernel without its arithmetic has 0.87, and rows of
+// 50184 columns, which all begin on 16 bytes but not on lines, 0.87 to 0.89 (of 50176, on lines, 0.88, without
+// arithmetic 0.91). DRAM is read and written once, by its counters. Clusters of 2, 3, 4, 5, 6 and 8 are 66, 39, 30, 22,
+// 17 and 15 at once; of 3 no three rows fit beside the weights. On an H200, of the bandwidth of a copy in the same run,
+// beside the rings: 5000 columns, layer norm bf16 0.94 (0.77), fp32 1.02 (0.95), RMS norm 0.90 (0.81) and 1.01 (0.95);
+// 50257 columns, layer norm 0.88 (0.60) and 0.92 (0.75), RMS norm 0.87 (0.68) and 0.91 (0.83); 8191 columns of bf16
+// 0.76 and 0.82.
 //
-// Lost, at 50257 columns of bf16, layer norm and RMS norm: four vectors a thread instead of two 0.74 and 0.83 (at 5000
-// columns two instead of four 0.88); a row in one bulk copy 0.71, dx by bulk copies, too, 0.74 (at 5000 columns 0.85);
-// the same in copies that begin on lines, which lowers requests to L2 from 44 to 30 million, 0.77 and 0.84 (5000
-// columns 0.91 and 0.92, fp32 0.92 and 0.94); programs of any 4 blocks that tell each other their sums through words
-// in global memory, 0.61 and 0.64, with the write two rows behind 0.68; equal shares of each class side by side in
-// memory, not in time, 0.80 and 0.83 (at 5000 columns 0.83 and 0.87); the write two rows behind within a cluster, 0.79
-// and 0.83; clusters of 8, two blocks a multiprocessor, 0.52 and 0.82; weights kept in fp32, which are not unpacked
-// again, 0.79 and 0.86. An L2 hint (evict_last) on what is fetched: within 0.02 either way. Of rows on lines, half the
-// cluster, with three rows instead of six in the ring: 0.88 to 0.90 at 32768 to 131072 columns.
+// What there was to gain at 50257 columns lay beside the rows, layer norm and RMS norm in bf16 from 0.81 and 0.85 to
+// 0.86 and 0.87 (65536 columns 0.96 to 1.00, 8191 0.60 to 0.75): partial sums that lie as their rows do leave in
+// vectors of 16 bytes, weights come before the first is kept, no partial sum has to be zeroed before. No division for
+// each row's number: clusters of 8 from 0.73 and 0.80 to 0.83 and 0.90, of 5 from 0.82 and 0.88 to 0.88 and 0.87, of 4
+// from 0.87 and 0.89 to 0.86 and 0.88. Few warps a column add partial sums up in 7 to 10 us instead of 14 to 20.
+//
+// Lost, at 50257 columns of bf16, layer norm and RMS norm: clusters of 6, 0.79 and 0.87; three vectors a thread, 0.86
+// and 0.88, with clusters of 6 0.77 and 0.80. Before those gains: four vectors a thread instead of two 0.74 and 0.83
+// (at 5000 columns two instead of four 0.88); a row in one bulk copy 0.71, dx by bulk copies, too, 0.74 (at 5000
+// columns 0.85); the same in copies that begin on lines, which lowers requests to L2 from 44 to 30 million, 0.77 and
+// 0.84 (5000 columns 0.91 and 0.92, fp32 0.92 and 0.94); programs of any 4 blocks that tell each other their sums
+// through words in global memory, 0.61 and 0.64, with the write two rows behind 0.68; equal shares of each class side
+// by side in memory, not in time, 0.80 and 0.83 (at 5000 columns 0.83 and 0.87); the write two rows behind within a
+// cluster, 0.79 and 0.83, of 6 or 8 no change; clusters of 8, two blocks a multiprocessor, 0.52 and 0.82; weights kept
+// in fp32, which are not unpacked again, 0.79 and 0.86. An L2 hint (evict_last) on what is fetched: within 0.02 either
+// way. Of rows on lines, half the cluster, with three rows instead of six in the ring: 0.88 to 0.90 at 32768 to 131072
+// columns.
 //
 // Defined by whoever compiles: ELEMENT, WEIGHT, EDGES, LINE (16), ALIGNED, CENTERED, HAS_WEIGHT, HAS_BIAS, RESIDUAL as
 // in backward.cu; THREADS, VECTORS, SHARE, COUNT (vectors of a block at most), ROWS, BLOCKS (a multiprocessor),
@@ -78,12 +88,19 @@ __device__ __forceinline__ void read(int slot, int v, float (&x)[LANES], float (
     unpack<ELEMENT>(*in_ring(slot, 1, v), dy);
     if constexpr (HAS_WEIGHT) read_lanes(kept_weights(v), weight);
 }
-// Sets what a vector in the ring holds beside the row to 0.
-__device__ __forceinline__ void clear_beside(uint4 *vector, int column, int columns) {
-    ELEMENT *lane = reinterpret_cast<ELEMENT *>(vector);
-#pragma unroll 1
+// Ones where a vector is the row's.
+__device__ __forceinline__ uint4 inside(int column, int columns) {
+    constexpr int each = LANES / 4;  // elements of a word
+    unsigned word[4] = {};
+#pragma unroll
     for (int k = 0; k < LANES; k++)
-        if (unsigned(column + k) >= unsigned(columns)) narrow(lane[k], 0.f);
+        if (unsigned(column + k) < unsigned(columns)) word[k / each] |= (each == 2 ? 0xffffu : ~0u) << k % each * 16;
+    return {word[0], word[1], word[2], word[3]};
+}
+// Sets what a vector in the ring holds beside the row to 0: at once, for the row waits for the thread that does it.
+__device__ __forceinline__ void clear_beside(uint4 *vector, uint4 inside) {
+    const uint4 held = *vector;
+    *vector = {held.x & inside.x, held.y & inside.y, held.z & inside.z, held.w & inside.w};
 }
 // What this thread has of each row of a segment: VECTORS vectors or fewer.
 struct Owned {
@@ -103,15 +120,15 @@ struct Owned {
 };
 
 // The first pass. What few threads' vectors hold beside the row is set to 0 in the ring, apart from what all do.
-__device__ __forceinline__ State gather(int slot, const Elements &shape, const Owned &own, Normal normal,
-                                        Gradients &sums) {
+__device__ __forceinline__ State gather(const Desk &desk, int slot, const Elements &shape, const Owned &own,
+                                        Normal normal, Gradients &sums) {
     if (EDGES != WHOLE && own.edged) {
 #pragma unroll 1
-        for (int i = 0; i < VECTORS; i++)
-            if (own.edge(i))
-#pragma unroll 1
-                for (int n = 0; n < 2; n++)
-                    clear_beside(in_ring(slot, n, own.vector(i)), own.column(shape, i), shape.columns);
+        for (int i = 0; i < VECTORS; i++) {
+            if (!own.edge(i)) continue;
+            const uint4 inside = desk.inside[own.column(shape, i) >= 0];
+            for (int n = 0; n < 2; n++) clear_beside(in_ring(slot, n, own.vector(i)), inside);
+        }
     }
     State found[2] = {State::none(), State::none()};  // so that sums wait less for sums
 #pragma unroll
@@ -184,38 +201,38 @@ __device__ __forceinline__ void write(Desk &desk, int slot, const Elements &shap
     }
 }
 
-// A program's sums of its columns to `to`, [columns].
-__device__ __forceinline__ void write_partial(const float (&sums)[VECTORS][LANES], const Elements &shape,
-                                              const Owned &own, float *to) {
+// A segment's sums of its columns to `to`, [pitch], where vectors lie as in its rows.
+__device__ __forceinline__ void write_partial(const float (&sums)[VECTORS][LANES], const Owned &own, float *to) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         if (!own.holds(i)) continue;
-        const int column = own.column(shape, i);
+        uint4 *vectors = reinterpret_cast<uint4 *>(to + (own.first + own.vector(i)) * LANES);
 #pragma unroll
-        for (int k = 0; k < LANES; k++)
-            if (unsigned(column + k) < unsigned(shape.columns)) to[column + k] = sums[i][k];
+        for (int k = 0; k < LANES; k += 4)
+            store_vector(vectors + k / 4, {__float_as_uint(sums[i][k]), __float_as_uint(sums[i][k + 1]),
+                                           __float_as_uint(sums[i][k + 2]), __float_as_uint(sums[i][k + 3])});
     }
 }
 
 // Of the columns of this thread's vectors: it alone uses them.
 __device__ __forceinline__ void keep_weights(const WEIGHT *weight, const Elements &shape, const Owned &own) {
-    for (int i = 0; i < VECTORS; i++)
-        for (int k = 0; k < LANES && own.holds(i); k++) {
-            const int column = own.column(shape, i) + k;
-            if (unsigned(column) < unsigned(shape.columns))
-                kept_weights(own.vector(i))[k] = weight[column];
-            else
-                narrow(kept_weights(own.vector(i))[k], 0.f);
-        }
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        if (!own.holds(i)) continue;
+        float found[LANES];
+        weights_at(weight, own.column(shape, i), shape.columns, found);
+#pragma unroll
+        for (int k = 0; k < LANES; k++) narrow(kept_weights(own.vector(i))[k], found[k]);
+    }
 }
 
 struct Arguments {
     const ELEMENT *x;
     ELEMENT *dx;
     const WEIGHT *weight;
-    float *partial;  // [weight and bias, slots, columns]
+    float *partial;  // [weight and bias, slots, pitch]
     long long x_stride;
-    int columns, slots;
+    int columns, slots, pitch;
 };
 
 __device__ __forceinline__ void work(Desk &desk, const Arguments &to, const Place &at) {
@@ -226,12 +243,16 @@ __device__ __forceinline__ void work(Desk &desk, const Arguments &to, const Plac
         const Elements shape(to.x + part.row * to.x_stride, to.columns);
         const Owned own(shape, at);
         if (HAS_WEIGHT) keep_weights(to.weight, shape, own);
+        for (int i = 0; i < VECTORS; i++) {
+            const int column = own.column(shape, i);
+            if (own.edge(i)) desk.inside[column >= 0] = inside(column, to.columns);
+        }
         ELEMENT *out = to.dx + shape.column(at.first + threadIdx.x);
         Gradients sums{};
         for (int i = 0; i < part.turns + LAG; i++) {
             if (i < part.turns) {
                 desk.full[slot].wait_here(round);
-                post(desk, gather(slot, shape, own, desk.normals[slot], sums), number + i);
+                post(desk, gather(desk, slot, shape, own, desk.normals[slot], sums), number + i);
                 if (++slot == ROWS) slot = 0, round++;
             }
             if (i >= LAG) {
@@ -241,9 +262,9 @@ __device__ __forceinline__ void work(Desk &desk, const Arguments &to, const Plac
             }
         }
         number += part.turns;
-        float *partial = to.partial + (long long)part.slot * to.columns;
-        if (HAS_WEIGHT) write_partial(sums.weight, shape, own, partial);
-        if (HAS_BIAS) write_partial(sums.bias, shape, own, partial + HAS_WEIGHT * (long long)to.slots * to.columns);
+        float *partial = to.partial + (long long)part.slot * to.pitch;
+        if (HAS_WEIGHT) write_partial(sums.weight, own, partial);
+        if (HAS_BIAS) write_partial(sums.bias, own, partial + HAS_WEIGHT * (long long)to.slots * to.pitch);
     }
 }
 
@@ -261,8 +282,8 @@ extern "C" __global__ void __cluster_dims__(SHARE) __launch_bounds__(ALL, BLOCKS
 extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
 #endif
     norm_backward_wide(const ELEMENT *x, const ELEMENT *dy, const ELEMENT *dsum, ELEMENT *dx, const WEIGHT *weight,
-                       const float *means, const float *rstds, float *partial, long long rows, int columns,
-                       long long x_stride, long long dy_stride, long long dsum_stride, int slots) {
+                       const float *means, const float *rstds, float *partial, int *heads, long long rows, int columns,
+                       long long x_stride, long long dy_stride, long long dsum_stride, int slots, int pitch) {
     __shared__ Desk desk;
     const int rank = SHARE > 1 ? cluster_rank() : 0, warp = threadIdx.x / 32;
     const Place at{int(blockIdx.x) / SHARE, int(gridDim.x) / SHARE, rank, rank * COUNT};
@@ -274,11 +295,14 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
         }
         for (int set = 0; set < SETS; set++)
             desk.posted[set].init(WARPS), desk.heard[set].init(1), desk.joined[set].init(1);
-        for (desk.count = 0; share.position < share.end; desk.count++) desk.segments[desk.count] = share.next();
+        for (desk.count = 0; share.position < share.end; desk.count++) {
+            const Segment part = desk.segments[desk.count] = share.next();
+            if (rank == 0) heads[part.slot] = Elements(x + part.row * x_stride, columns).head;
+        }
     }
     meet();
     if (warp < WARPS) {
-        work(desk, {x, dx, weight, partial, x_stride, columns, slots}, at);
+        work(desk, {x, dx, weight, partial, x_stride, columns, slots, pitch}, at);
     } else if (warp == WARPS) {
 #if RESIDUAL
         const Matrix inputs[INPUTS] = {{x, x_stride}, {dy, dy_stride}, {dsum, dsum_stride}};

@@ -1,20 +1,32 @@
-// What the programs of `backward.cu` found for each column, added in a fixed order.
+// What the programs of `backward.cu` or `backward_wide.cu` found for each column, added in a fixed order.
 //
 // Defined by whoever compiles: WEIGHT (float, bf16, fp16), THREADS (a block).
 #include "row.cuh"
 
-// partial fp32 [1 or 2, programs, columns] to `first` and `second`, [columns] of the weights' type. A block takes 32
-// columns; each of its warps adds every THREADS/32-th program, in fp64: the sums of a column may cancel.
+constexpr int AHEAD = 8;  // loads of a warp that are on their way at once: most have no more programs
+
+// partial fp32 [1 or 2, programs, pitch], column 0 of a program at its `heads`, or at 0 where that is null, to `first`
+// and `second`, [columns] of the weights' type. A block takes 32 columns; each of its warps adds every THREADS/32-th
+// program, in fp64: the sums of a column may cancel.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    norm_columns(const float *partial, WEIGHT *first, WEIGHT *second, int programs, int columns) {
+    norm_columns(const float *__restrict__ partial, const int *__restrict__ heads, WEIGHT *first, WEIGHT *second,
+                 int programs, int columns, int pitch) {
     __shared__ double sums[THREADS];
     constexpr int warps = THREADS / 32;
     const int lane = threadIdx.x % 32, column = blockIdx.x * 32 + lane;
     double sum = 0.;
     if (column < columns) {
-        const float *from = partial + (long long)blockIdx.y * programs * columns + column;
-#pragma unroll 8
-        for (int p = threadIdx.x / 32; p < programs; p += warps) sum += from[(long long)p * columns];
+        const float *from = partial + (long long)blockIdx.y * programs * pitch + column;
+        for (int start = threadIdx.x / 32; start < programs; start += AHEAD * warps) {
+            float found[AHEAD];
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const int p = start + i * warps;
+                found[i] = p < programs ? from[(long long)p * pitch + (heads ? heads[p] : 0)] : 0.f;
+            }
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) sum += found[i];
+        }
     }
     sums[threadIdx.x] = sum;
     __syncthreads();

@@ -21,6 +21,7 @@ struct Desk {
     long long rows[ROWS];     // numbers of the rows in the ring
     Segment segments[PERIOD];  // of the program: it comes into every class once at most
     int count;
+    uint4 inside[2];  // ones where the first and the last vector of a segment's rows are the row's
 };
 
 extern __shared__ __align__(128) uint4 ring[];  // [ROWS][INPUTS][COUNT], then the weights of the columns
@@ -65,9 +66,11 @@ __device__ __forceinline__ void fetch(Desk &desk, const Matrix (&inputs)[INPUTS]
     for (int n = 0; n < desk.count; n++) {
         const Segment part = desk.segments[n];
         const Elements shape(inputs[0].base + part.row * inputs[0].stride, columns);
+        const Order order = share.order_of(part);
         count = vectors_here(shape, at);
-        for (int i = 0; i < part.turns; i++, turn++) {
-            const long long row = share.row_of(part, turn);
+        for (int i = 0; i < part.turns; i++) {
+            const long long row = order.row_of(turn + i);
+            // Not ahead of their turn, which takes 7 % at 5000 columns of bf16, 1 % at 50257.
             const Normal normal{CENTERED ? __ldg(means + row) : 0.f, __ldg(rstds + row)};
             for (int k = 0; k < PARTS; k++) {
                 if (round > 0) {
@@ -88,6 +91,7 @@ __device__ __forceinline__ void fetch(Desk &desk, const Matrix (&inputs)[INPUTS]
             }
             if (++slot == ROWS) slot = 0, round++;
         }
+        turn += part.turns;
     }
     if (!BULK) return;
     // The rows that are still in the ring.

@@ -1,6 +1,6 @@
 """How rows of a length lie on the threads and blocks of the CUDA C++ kernels; arithmetic only.
 
-The names are those of `held.cu`, `streamed.cu` and `ring.cuh`, whose definitions the plans give.
+The names are those of `held.cu`, `shelved.cu`, `streamed.cu` and `ring.cuh`, whose definitions the plans give.
 """
 
 from __future__ import annotations
@@ -50,6 +50,47 @@ def held(vectors: int) -> Held | None:
 
 
 @dataclass(frozen=True)
+class Shelved:
+    """A build of `shelved.cu`; the names are those of its source. A program takes one row."""
+
+    threads: int
+    vectors: int
+    full: int
+    shelved: int
+    depth: int
+    cluster: int = 1
+    groups: int = 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block."""
+        return self.shelved * self.threads * VECTOR
+
+    def definitions(self) -> tuple[tuple[str, int], ...]:
+        """What the source wants to know."""
+        names = ("threads", "vectors", "full", "shelved", "depth")
+        return tuple((name.upper(), getattr(self, name)) for name in names)
+
+
+SHELVED_THREADS = 512
+LINE = 128
+"""Bytes whose multiples the vectors of shelved and streamed rows are counted from."""
+
+
+def shelved(columns: int, itemsize: int, ragged: bool, centered: bool) -> Shelved | None:
+    """For rows of `columns` elements, if `ragged` in vectors counted from a line's beginning; None if two blocks of a
+    multiprocessor hold no such rows, or registers alone do."""
+    lanes = VECTOR // itemsize
+    count = -(-(columns + (LINE // itemsize - 1 if ragged else 0)) // lanes)
+    if not HELD_STEPS[-1][0] < count <= 16 * SHELVED_THREADS:
+        return None
+    each, full = -(-count // SHELVED_THREADS), columns // lanes // SHELVED_THREADS
+    # Layer norm has weights and biases on their way, so fewer of each.
+    held, depth = (6, 2) if centered else (4, 3)
+    return Shelved(SHELVED_THREADS, each, full, each - held, depth)
+
+
+@dataclass(frozen=True)
 class Streamed:
     """A build of `streamed.cu`; the names are those of its source. A program takes one row at a time."""
 
@@ -70,8 +111,6 @@ class Streamed:
         return *given, ("WIDTH", self.threads), ("BLOCKS", 1)
 
 
-LINE = 128
-"""Bytes whose multiples the vectors of streamed rows are counted from."""
 STREAMED_WAYS = ((9, 384), (8, 512))
 """Vectors a thread and threads a block at most, of which the smaller cluster is taken: clusters of 2 fill the device,
 of 4 and 8 leave 12 of 132 multiprocessors idle, of 16 20. With 384 threads the nine have 168 registers each."""

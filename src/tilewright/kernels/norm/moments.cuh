@@ -1,11 +1,22 @@
-// Mean and reciprocal standard deviation of a row from its vectors: the mean, then squares about it. Included by
-// held.cu and streamed.cu, which define CENTERED (1 layer norm, 0 RMS norm) and what weights.cuh wants.
+// Mean and reciprocal standard deviation of a row from its vectors: the mean, then squares about it; or the mean and
+// the mean square at once. Included by held.cu, shelved.cu and streamed.cu, which define CENTERED (1 layer norm, 0 RMS
+// norm) and what weights.cuh wants.
 #pragma once
 #include "weights.cuh"
 
 struct Normal {
     float mean, rstd;
 };
+
+// Mean and mean square of a row, or what a thread found of them.
+struct Moments {
+    float mean, square;
+    static __device__ __forceinline__ Moments none() { return {0.f, 0.f}; }
+    __device__ __forceinline__ void join(Moments other) { mean += other.mean, square += other.square; }
+};
+
+// Squared mean over variance up to which the mean square tells the variance to within 2^-13 in 16 bits, 2^-21 in 32.
+constexpr float CANCELS = sizeof(ELEMENT) == 4 ? 4.f : 1024.f;
 
 // Of a row of one value in 16 bits (11 digits), 13 digits, so that their product is not rounded: x * rstd less
 // mean * rstd, as a multiply-add here and in backward_wide.cu, is 0 then. rstd itself moves by 2^-13.

@@ -9,10 +9,26 @@ struct Place {
     int first;  // vector of a row that is the first of this block
 };
 
-// Rows of a program that begin alike; the sums of their columns are partial sum number `slot`.
+// Rows of a program that begin alike; the sums of their columns are partial sum number `slot`, the segments of all
+// programs being numbered in the order of classes.
 struct Segment {
     int turns, slot;
     long long row, size, start;  // of their class: first row, rows, and place of the first in the order of classes
+};
+
+// The numbers of a segment's rows: known without a division, for one thread has to find them while rows are fetched.
+struct Order {
+    // Of the class: its first row; turn and count of the rows of the first program; programs that have whole turns of
+    // it, and those before this one; rows of the last program.
+    long long row, skipped, early, whole, before, late;
+
+    // The row that is number `turn` of all rows of the program.
+    __device__ __forceinline__ long long row_of(long long turn) const {
+        return row + PERIOD * (within(turn - skipped, early) + whole * turn + before + within(turn, late));
+    }
+    static __device__ __forceinline__ long long within(long long count, long long most) {
+        return count < 0 ? 0 : count < most ? count : most;
+    }
 };
 
 // The rows of a program. Where all begin alike, programs take them in turn. Otherwise each has an equal share of them
@@ -22,11 +38,18 @@ struct Share {
     long long rows, least, longer;  // `longer` programs have a row more than `least`
     int program, programs;
     long long begin, end, position;  // in the order of classes
+    int slot;                        // of the next segment
 
     __device__ __forceinline__ Share(long long rows_, const Place &at)
         : rows(rows_), least(rows_ / at.programs), longer(rows_ % at.programs), program(at.program),
           programs(at.programs) {
-        begin = position = begin_of(program), end = begin_of(program + 1);
+        begin = position = begin_of(program), end = begin_of(program + 1), slot = program;
+        for (int number = 1; number < PERIOD && start_of(number) < begin; number++)
+            slot += begin_of(program_at(start_of(number))) != start_of(number);
+    }
+    // The place of a class's first row; the first rows % PERIOD classes have a row more.
+    __device__ __forceinline__ long long start_of(int number) const {
+        return number * (rows / PERIOD) + (number < rows % PERIOD ? number : rows % PERIOD);
     }
     __device__ __forceinline__ long long begin_of(long long other) const {
         return other * least + (other < longer ? other : longer);
@@ -35,32 +58,27 @@ struct Share {
     __device__ __forceinline__ Segment next() {
         if (PERIOD == 1) {
             position = end;
-            return {turns(), program, program, rows, 0};
+            return {turns(), slot, program, rows, 0};
         }
-        const long long size = rows / PERIOD, more = rows % PERIOD;  // `more` classes have a row more
+        const long long size = rows / PERIOD, more = rows % PERIOD;
         const bool early = position < more * (size + 1);
         const long long number = early ? position / (size + 1) : (position - more) / size;
-        const Segment part{0, program + int(number), number, size + early, number * size + (early ? number : more)};
-        const long long until = part.start + part.size < end ? part.start + part.size : end;
+        const long long start = start_of(int(number)), next = start_of(int(number) + 1);
+        const long long until = next < end ? next : end;
         const int turns = int(until - position);
         position = until;
-        return {turns, part.slot, part.row, part.size, part.start};
+        return {turns, slot++, number, next - start, start};
     }
-    // The row of a segment that is number `turn` of all rows of the program.
-    __device__ __forceinline__ long long row_of(const Segment &part, long long turn) const {
-        return PERIOD == 1 ? program + turn * programs : part.row + PERIOD * rank_of(part, turn);
-    }
-    // How many rows of the class come before: of each program those of earlier turns, and of programs before this one
-    // those of the same turn.
-    __device__ __forceinline__ long long rank_of(const Segment &part, long long turn) const {
+    // How many rows of the class come before that of a turn: of each program those of earlier turns, and of programs
+    // before this one those of the same turn.
+    __device__ __forceinline__ Order order_of(const Segment &part) const {
+        if (PERIOD == 1) return {program, 0, 0, programs, 0, 0};
         const long long first = program_at(part.start), last = program_at(part.start + part.size - 1);
         const long long skipped = part.start - begin_of(first);  // by the first, which came from the class before
-        if (first == last) return turn - skipped;
-        const long long whole_before = program > first ? program - first - 1 : 0;
-        const long long whole = last - first - 1;
-        const auto within = [](long long count, long long most) { return count < 0 ? 0 : count < most ? count : most; };
-        return within(turn + (first < program) - skipped, begin_of(first + 1) - part.start) + whole * turn +
-               (whole_before < whole ? whole_before : whole) + within(turn, part.start + part.size - begin_of(last));
+        if (first == last) return {part.row, skipped, part.size, 0, 0, 0};
+        const long long whole = last - first - 1, before = program > first ? program - first - 1 : 0;
+        return {part.row, skipped - (first < program), begin_of(first + 1) - part.start, whole,
+                before < whole ? before : whole, part.start + part.size - begin_of(last)};
     }
     // The program that has the row at a place in the order of classes.
     __device__ __forceinline__ long long program_at(long long place) const {

@@ -51,7 +51,7 @@ def by_way(x: torch.Tensor, dim: int = -1, *, log: bool, way: str = "auto") -> t
     """Softmax or log-softmax by one of `WAYS`, forward and backward; a way that cannot take x raises."""
     if not x.is_floating_point():
         raise RuntimeError(f"softmax takes floating point, not {x.dtype}")
-    last = x.dim() == 0 or dim in (-1, x.dim() - 1)
+    last = dim in (-1, max(x.dim(), 1) - 1)
     result: torch.Tensor = _forward(x if last else x.movedim(dim, -1), log, way)
     return result if last else result.movedim(-1, dim)
 
