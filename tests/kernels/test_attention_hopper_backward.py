@@ -13,7 +13,13 @@ from tilewright.kernels.attention import hopper_backward
 from tilewright.kernels.attention.request import Request
 
 SHAPES = (*hopper_backward.SHAPES.values(), hopper_backward.SHORT)
-BUILDS = (False, torch.bfloat16, True), (True, torch.float16, True), (True, torch.bfloat16, False)
+BUILDS = (
+    (False, torch.bfloat16, True, False),
+    (True, torch.float16, True, False),
+    (True, torch.bfloat16, False, False),
+    (True, torch.bfloat16, False, True),
+)
+"""Banded, dtype, attended, turns."""
 SHARED_LIMIT = 232448
 """Bytes of shared memory that a program can have on compute capability 9.0."""
 
@@ -21,8 +27,8 @@ SHARED_LIMIT = 232448
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_run_ahead_and_registers_suffice(shape: hopper_backward.Shape, tmp_path: Path) -> None:
     """The assembler makes matrix instructions wait for each other where it cannot follow the pipeline."""
-    for banded, dtype, attended in BUILDS:
-        found = assembled(shape.source, shape.definitions(banded, dtype, attended), tmp_path)
+    for build in BUILDS:
+        found = assembled(shape.source, shape.definitions(*build), tmp_path)
         assert found["serialized"] == 0
         # By the warps beside those that multiply, which have 24 registers.
         assert found["spilled"] <= 96

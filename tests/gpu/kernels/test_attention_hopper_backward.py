@@ -85,16 +85,21 @@ def gradients(
 
 
 def computed(
-    request: Request, inputs: Tensors, out: torch.Tensor, lse: torch.Tensor, attended: bool | None = None
+    request: Request,
+    inputs: Tensors,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    attended: bool | None = None,
+    turns: bool = False,
 ) -> Tensors:
-    """dq, dk and dv in memory that held NaN; sums of dQ by spare warps or not, or as is thought best."""
+    """dq, dk and dv in memory that held NaN; as is thought best, or by spare warps or not, in turns or not."""
     assert hopper_backward.supports(request) is None
     q, k, v, dout = inputs
     made = tuple(torch.full_like(x, math.nan) for x in (q, k, v))
     run = hopper_backward.bound(request)
     if attended is not None:
         shape = hopper_backward.SHAPES[64 if q.shape[3] <= 64 else 128]
-        run = hopper_backward.bind(hopper_backward.planned(request, shape, attended), request)
+        run = hopper_backward.bind(hopper_backward.planned(request, shape, attended, turns), request)
     run(Operands(q, k, v), out, lse, dout, *made)
     return made
 
@@ -105,13 +110,15 @@ def forward_of(request: Request, inputs: Tensors) -> tuple[Tensors, torch.Tensor
     return truth, torch.empty_like(inputs[3]).copy_(out), lse.float()
 
 
-def assert_contract(request: Request, inputs: Tensors, whole: bool = False, attended: bool | None = None) -> None:
+def assert_contract(
+    request: Request, inputs: Tensors, whole: bool = False, attended: bool | None = None, turns: bool = False
+) -> None:
     """Against the true gradients of what the kernel is given, or of the `whole`, forward and backward."""
     truth, out, lse = forward_of(request, inputs)
     if not whole:
         truth, _, _ = gradients(request, inputs, torch.float64, out)
     eager, _, _ = gradients(request, inputs, request.dtype)
-    ours = computed(request, inputs, out, lse, attended)
+    ours = computed(request, inputs, out, lse, attended, turns)
     for name, *three in zip(("dq", "dk", "dv"), ours, eager, truth, strict=True):
         verified = compare(*three, direction="bwd", tensor=name)
         assert verified.ok, verified
@@ -165,6 +172,25 @@ def test_spare_warps_zero_and_round_dq(head_size: int) -> None:
     for band in BANDS[:2]:
         inputs = tensors(1500, 1500, head_size, torch.float16, heads=(32, 16), along="bshd")
         assert_contract(request_of(*inputs[:3], band), inputs, attended=True)
+
+
+@pytest.mark.parametrize("head_size", [104, 128])
+def test_warpgroups_take_turns(head_size: int) -> None:
+    """Walks of one step, blocks that no query sees, several blocks of keys a program; long walks again and again."""
+    few, many = (4, 2), (80, 80)
+    cases = (few, (1, 3)), (few, (203, 113)), (few, (1023, 64)), (few, (799, 1025)), (many, (203, 799))
+    for (heads, (queries, keys)), band in itertools.product(cases, BANDS[:3]):
+        inputs = tensors(queries, keys, head_size, torch.bfloat16, heads=heads)
+        assert_contract(request_of(*inputs[:3], band), inputs, attended=False, turns=True)
+    inputs = tensors(8200, 8200, head_size, torch.float16, batch=1, heads=(2, 1))
+    request = request_of(*inputs[:3], (None, 0))
+    _, out, lse = forward_of(request, inputs)
+    expected, *again = (
+        computed(request, inputs, out, lse, attended=False, turns=turns) for turns in (False, *[True] * 20)
+    )
+    for dq, dk, dv in again:
+        assert torch.equal(dk, expected[1]) and torch.equal(dv, expected[2])
+        torch.testing.assert_close(dq, expected[0], rtol=2**-7, atol=float(expected[0].abs().max()) * 2**-9)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

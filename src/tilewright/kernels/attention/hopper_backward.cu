@@ -23,7 +23,9 @@
 //   dQ(j - 1) added                under  dK(j)
 //
 // dQ is a step late so that no warpgroup waits for the other's dS. The first step has a dQ of nothing, which is not
-// added: with a branch around a product the assembler makes every product wait.
+// added: with a branch around a product the assembler makes every product wait. Where TURNS, one warpgroup multiplies
+// while the other computes dS. Without, builds for head size 128 that computed the same differed by up to 8 % (S 8192,
+// causal), and not as their numbers of instructions did.
 //
 // The algorithm is FlashAttention's (Dao et al. 2022, 2023); transposed scores and operands in registers are
 // FlashAttention-3's (Shah et al. 2024); the order of products within a step and how dQ is added are ours.
@@ -46,9 +48,16 @@
 //   - P read again as it was rounded: 556 for 567, causal S 16384 564 for 603; rings of two blocks of Q: 467 for 567
 //   - d64: 64 queries a step, 415 for 467 (but S 512 322 for 312, causal 199 for 182); dSᵀ from shared memory, causal
 //     419 for 436
+// The same in µs, S 8192:
+//   - no turns, 5035 for 4855, causal 2724 for 2608; turns in the exponentials, 5160 and 2747; one warpgroup sent off
+//     0.4 to 1.6 µs later, causal 2745 for 2758 (no turns); four places for dSᵀ instead of two, 2603 for 2608
+//   - a build for one block of keys a program, without the loop over blocks: causal 2632 for 2758 (no turns), but 5338
+//     for 5270, and d64 causal 3025 for 2937
+//   - dQ added a step later still, under dP: d64 5376 for 5472, but causal 2987 for 2937; d128 has no registers for it
 //
 // Settings: HEAD (64 or 128), QUERIES (a multiple of 16), Q_STAGES and DO_STAGES (powers of two), BANDED (some keys are
-// hidden by their place), HALF (fp16, otherwise bf16), ATTENDED (0: zeros before and rows after are other kernels').
+// hidden by their place), HALF (fp16, otherwise bf16), ATTENDED (0: zeros before and rows after are other kernels'),
+// TURNS (1: the warpgroups take turns in computing dS).
 
 constexpr int KEYS = 128, GROUP_KEYS = 64, GROUPS = 2, WALK_KEYS = KEYS;
 
@@ -66,6 +75,9 @@ constexpr int DS_STAGES = 2, ATTENDANTS = 2;
 // Where registers suffice, dSᵀ stays in them until dK, else it comes back from shared memory; and P stays in fp32
 // until dS, else what was rounded is read again.
 constexpr bool KEEPS_DS = HEAD == 64, KEEPS_P = HEAD == 128;
+constexpr int MATH_THREADS = GROUPS * GROUP_THREADS;
+// Where threads meet: a warpgroup's, those of both, and each warpgroup's turn.
+constexpr int OWN_MEETING = 1, BOTH_MEETING = 3, TURN = 4;
 
 struct Shared {
     u32 k, v, q, dout, ds, lse, delta, k_full, v_full, q_full, q_empty, dout_full, dout_empty, ds_full, ds_empty;
@@ -215,6 +227,14 @@ struct Math {
         mma_commit();
     }
 
+    // Between its turns a warpgroup multiplies while the other computes dS: left to themselves both may do the same.
+    __device__ __forceinline__ void take_turn() const {
+        if (TURNS) meet(TURN + part, MATH_THREADS);
+    }
+    __device__ __forceinline__ void pass_turn() const {
+        if (TURNS) meet_without_waiting(TURN + 1 - part, MATH_THREADS);
+    }
+
     __device__ __forceinline__ void add_to_dq(const float (&dq)[DQ_COLUMNS / 2]) {
         add_to_sums(p.dq + ((u64)dq_before * GROUPS + part) * DQ_SHARE, dq);
     }
@@ -235,10 +255,16 @@ struct Math {
         keys_by_head(dv, weights, this_dout);
         mma_wait<1>();
         settle(dp);
+        take_turn();
         if (KEEPS_DS) settle(ds);
+        if (place.lonely()) {
+            if (KEEPS_P)
+                place.for_lonely([&](int i) { scores[i] = 0.0f; });
+            else
+                place.for_lonely([&](int i) { dp[i] = load_float(delta + i / 4 * 32 + i % 2 * 4); });
+        }
         if (now != began) warp_arrive(s.q_empty + 8 * slot<Q_STAGES>(now - 1));
         differentiate<KEEPS_P>(ds, dp, scores, weights, delta);
-        if (place.lonely()) place.level(ds);
         barrier_wait(s.ds_empty + 8 * slot<DS_STAGES>(now), parity<DS_STAGES>(now) ^ 1);
         publish(ds, this_ds + part * QUERIES * 128, warp, lane);
         warp_arrive(s.ds_full + 8 * slot<DS_STAGES>(now));
@@ -246,6 +272,7 @@ struct Math {
             barrier_wait(s.q_full + 8 * slot<Q_STAGES>(now + 1), parity<Q_STAGES>(now + 1));
             keys_by_queries(next, s.k, s.q + slot<Q_STAGES>(now + 1) * QUERY_BYTES);
         }
+        pass_turn();
         mma_wait<LAST ? 0 : 1>();
         settle(weights);
         warp_arrive(s.dout_empty + 8 * slot<DO_STAGES>(now));
@@ -254,7 +281,7 @@ struct Math {
         if (KEEPS_DS) {
             keys_by_head(dk, ds, this_q);
         } else {
-            meet(1 + part, GROUP_THREADS);
+            meet(OWN_MEETING + part, GROUP_THREADS);
             keys_by_head_shared(dk, this_ds, this_q);
         }
         mma_wait<1>();
@@ -279,7 +306,7 @@ struct Math {
     // Until the copy engine has read what the warpgroup gave it.
     __device__ __forceinline__ void wait_for_stores() {
         if (threadIdx.x % GROUP_THREADS == 0) bulk_wait_read();
-        meet(1 + part, GROUP_THREADS);
+        meet(OWN_MEETING + part, GROUP_THREADS);
     }
 
     __device__ __forceinline__ void run(int steps, u32 turn) {
@@ -287,7 +314,7 @@ struct Math {
         for (int i = 0; i < HEAD / 2; ++i) dk[i] = dv[i] = 0.0f;
         settle(dk), settle(dv);
         if (steps == 0) {
-            if (ATTENDED) meet(3, GROUPS * GROUP_THREADS);  // or one warpgroup would count for the other's last block
+            if (ATTENDED) meet(BOTH_MEETING, MATH_THREADS);  // or one warpgroup would count for the other's last block
             tell_added();
             warp_arrive(s.kv_empty);
             wait_for_stores();
@@ -322,7 +349,7 @@ struct Math {
                                           const Block& at) {
         area += part * QUERIES * 128;
         stage(sum, scale, area, DS_BYTES, warp, lane);
-        meet(1 + part, GROUP_THREADS);
+        meet(OWN_MEETING + part, GROUP_THREADS);
         if (threadIdx.x % GROUP_THREADS == 0) {
             for (int i = 0; i < TILES; ++i)
                 store_tile(map, area + i * DS_BYTES, 64 * i, at.key + part * GROUP_KEYS, at.kv_head, at.batch);
@@ -332,6 +359,7 @@ struct Math {
 
     __device__ __forceinline__ void run_all(const TensorMap* dk_map, const TensorMap* dv_map) {
         now = 0;
+        if (part == 1) pass_turn();
         for (u32 turn = 0;; ++turn) {
             barrier_wait(s.k_full, turn % 2);
             Block at = kept_block(s.block + turn % 2 * 16);
@@ -347,6 +375,7 @@ struct Math {
             if (TILES > 1) wait_for_stores();
             write(dk, p.scale, s.ds + (TILES > 1 ? 0 : DS_BYTES), dk_map, at);
         }
+        if (part == 0) take_turn();  // the other's last
         if (threadIdx.x % GROUP_THREADS == 0) bulk_wait_read();
     }
 };
@@ -381,8 +410,8 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS * (1 + GROUPS), 1)
         if (ATTENDED && warp >= 2) attend(p, s.chunks + (warp - 2) * CHUNK_BYTES, s.attended + 8 * (warp - 2), lane);
     } else {
         take_registers<MATH_REGISTERS>();
-        int part = threadIdx.x / GROUP_THREADS - 1;
-        Math math{s, p, Walk(p, 0, 0, 0), part, (int)threadIdx.x / 32 % 4, (int)threadIdx.x % 32};
+        int warp = warp_index();
+        Math math{s, p, Walk(p, 0, 0, 0), warp / GROUP_WARPS - 1, warp % GROUP_WARPS, (int)threadIdx.x % 32};
         math.run_all(&dk_map, &dv_map);
     }
 }

@@ -72,10 +72,10 @@ class Shape:
             shared = keys // 2 + self.queries * KEYS
         return 2 * keys + ring + 2 * self.queries * KEYS * 2 + shared + barriers
 
-    def definitions(self, banded: bool, dtype: torch.dtype, attended: bool) -> tuple[tuple[str, int], ...]:
+    def definitions(self, banded: bool, dtype: torch.dtype, attended: bool, turns: bool) -> tuple[tuple[str, int], ...]:
         """The settings that the source names at its top."""
         sizes = ("HEAD", self.head), ("QUERIES", self.queries), ("Q_STAGES", self.q_stages)
-        more = ("DO_STAGES", self.dout_stages), ("ATTENDED", int(attended))
+        more = ("DO_STAGES", self.dout_stages), ("ATTENDED", int(attended)), ("TURNS", int(turns))
         alone = (*sizes, *more) if self.cluster == 1 else ()
         return (*alone, ("BANDED", int(banded)), ("HALF", int(dtype == torch.float16)))
 
@@ -94,6 +94,8 @@ MANY_BLOCKS = 8 * 132
 """Of keys: the spare warps' last sums come after an H200's last products, which must be worth it."""
 SHORT_WALKS = 2048
 """Queries that a program gets through soon."""
+LONG_WALKS = 8192
+"""Queries from which warpgroups take turns."""
 
 
 class Problem(ctypes.Structure):
@@ -188,11 +190,13 @@ def plan(request: Request) -> Plan:
     """Kernels and counts for `request`, which `supports` takes. CompilerError where they cannot be built."""
     head = next(head for head in HEADS if request.head_size <= head)
     shape = SHORT if head == SHORT.head and request.queries <= SHORTEST else SHAPES[head]
-    return planned(request, shape, _attended(request, shape))
+    return planned(request, shape, _attended(request, shape), _take_turns(request, shape))
 
 
-def planned(request: Request, shape: Shape, attended: bool) -> Plan:
-    """`plan` with a shape of one's own, and whether spare warps, which clusters lack, take care of the sums of dQ."""
+def planned(request: Request, shape: Shape, attended: bool, turns: bool = False) -> Plan:
+    """`plan` with a shape of one's own, whether spare warps take care of the sums of dQ, and whether warpgroups take
+    turns; clusters do neither.
+    """
     device = request.device.index or 0
     more = request.keys - request.queries
     half = (("HALF", int(request.dtype == torch.float16)),)
@@ -205,7 +209,7 @@ def planned(request: Request, shape: Shape, attended: bool) -> Plan:
         threads=THREADS,
         shared_bytes=shape.shared_bytes,
         cluster=shape.cluster,
-        definitions=shape.definitions(request.banded, request.dtype, attended),
+        definitions=shape.definitions(request.banded, request.dtype, attended, turns),
     )
     k_blocks, heads = -(-request.keys // KEYS), request.kv_heads * request.batch
     clusters, ahead = k_blocks * heads, 0
@@ -239,6 +243,14 @@ def _attended(request: Request, shape: Shape) -> bool:
     blocks = -(-request.keys // KEYS) * request.kv_heads * request.batch
     long = request.left is None and request.queries <= ATTENDED and request.keys >= SHORTEST
     return shape.cluster == 1 and long and blocks >= MANY_BLOCKS
+
+
+def _take_turns(request: Request, shape: Shape) -> bool:
+    """Whether the warpgroups take turns in computing dS.
+
+    On an H200, head size 128, 8192 positions: 1.04 times as fast, with a causal mask and without one.
+    """
+    return shape.head == 128 and request.left is None and request.queries >= LONG_WALKS
 
 
 def _stay(request: Request, shape: Shape) -> bool:
@@ -320,7 +332,7 @@ def bind(made: Plan, request: Request) -> Bound:
     delta, handed_out = (At(SCRATCH, scaled_lse.added + 4 * rows * i) for i in (1, 2))
     zeroed, added = (At(SCRATCH, handed_out.added + 4 * (COUNTS + heads * i)) for i in (0, 1))
     # The weight of a single key is 1 whatever its score: its gradients are zero, without the roundings of dP - Δ.
-    scale = request.scale if request.keys > 1 else 0.0
+    scale = 0.0 if request.sees_one_key else request.scale
     problem = Problem(width=request.head_size, ahead=made.ahead, heads=request.heads)
     problem.queries, problem.keys, problem.q_blocks = request.queries, request.keys, made.q_blocks
     problem.group, problem.kv_heads, problem.k_blocks = request.group, request.kv_heads, made.k_blocks

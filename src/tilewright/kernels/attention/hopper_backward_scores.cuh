@@ -9,7 +9,7 @@
 
 #include "hopper_instructions.cuh"
 
-constexpr int GROUP_THREADS = 128, ROW_BYTES = QUERIES * 4;  // of lse and Δ
+constexpr int GROUP_THREADS = 128, GROUP_WARPS = GROUP_THREADS / 32, ROW_BYTES = QUERIES * 4;  // of lse and Δ
 
 struct Problem {
     float* dq;           // [batch · heads, q_blocks, QUERIES · HEAD]
@@ -51,20 +51,23 @@ __device__ __forceinline__ Block kept_block(u32 from) {
 
 // The blocks of queries that see WALK_KEYS keys from `key` on, for each query head of the group in turn.
 struct Walk {
-    int first, end, skipped, head, block;  // skipped of a head
+    int first, end, skipped, head, block, left;  // skipped of a head, left of this one
     u32 index;  // among the blocks of queries of all heads
     __device__ __forceinline__ Walk(const Problem& p, int key, int kv_head, int batch) : head(kv_head * p.group) {
         int last = min(key + WALK_KEYS, p.keys);
         first = BANDED ? max(0, key - p.above) / QUERIES : 0;
         end = BANDED ? min(p.q_blocks, max(0, last + p.below + QUERIES - 1) / QUERIES) : p.q_blocks;
         skipped = p.q_blocks - (end - first);
-        block = first;
+        block = first, left = end - first;
         index = (batch * p.heads + head) * p.q_blocks + first;
     }
     __device__ __forceinline__ int steps(int group) const { return max(0, end - first) * group; }
     __device__ __forceinline__ void advance() {
-        ++index;
-        if (++block == end) block = first, ++head, index += skipped;
+        ++index, ++block;
+        if (--left == 0) {
+            asm volatile("");  // keeps the branch: as selections this would be computed anew at every step
+            block = first, left = end - first, ++head, index += skipped;
+        }
     }
 };
 
@@ -77,8 +80,9 @@ struct Scores {
 
     // Whether some of `keys` keys from `from` on are hidden from some of the queries.
     __device__ __forceinline__ bool cut(int from, int keys) const {
-        int last = query + QUERIES - 1;
-        return from + keys > p.keys || (BANDED && (from + keys - 1 - query > p.above || from - last < -p.below));
+        bool past = from + keys > p.keys;
+        if (!BANDED) return past;
+        return past | (from + keys - 1 - query > p.above) | (from - (query + QUERIES - 1) < -p.below);
     }
 
     // Scores of keys that a query does not see become -inf.
@@ -90,27 +94,21 @@ struct Scores {
         }
     }
 
-    // Whether the block has queries that see one key alone.
+    // Whether the block has queries that see one key alone: at the edges of a band that is wider.
     __device__ __forceinline__ bool lonely() const {
-        int first = -p.above, last = p.keys - 1 + p.below;
-        return BANDED && ((first >= query && first < query + QUERIES) || (last >= query && last < query + QUERIES) ||
-                          p.above == -p.below);
+        return BANDED && ((query <= -p.above) | (query + QUERIES >= p.keys + p.below));
     }
 
-    // The gradient of an only score is zero, which dP − Δ, two sums in different orders, is not quite. NaN stays.
-    __device__ __forceinline__ void level(u32 (&ds)[QUERIES / 4]) const {
+    // `change` is told the scores of queries that see one key alone. The gradient of an only score is zero, which
+    // dP − Δ, two sums in different orders, is not quite. P or dP is changed, that NaN stays and that no branch stands
+    // between dS and its way to shared memory, which the assembler overlaps.
+    template <class Change>
+    __device__ __forceinline__ void for_lonely(Change change) const {
+        int from_second = column + p.above - 1;
+        u32 others = (u32)p.keys + p.below + p.above - 2;  // than the first and the last
 #pragma unroll
-        for (int i = 0; i < QUERIES / 8; ++i) {
-            float times[2];
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                int at = column + i * 8 + e;
-                times[e] = min(p.keys - 1, at + p.above) <= max(0, at - p.below) ? 0.0f : 1.0f;
-            }
-            u32 both = pack(times[0], times[1]);
-            ds[2 * i] = multiply(ds[2 * i], both);
-            ds[2 * i + 1] = multiply(ds[2 * i + 1], both);
-        }
+        for (int i = 0; i < QUERIES / 2; ++i)
+            if ((u32)(from_second + i / 4 * 8 + i % 2) >= others) change(i);
     }
 };
 
