@@ -26,3 +26,12 @@ def assembled(source: Path, definitions: tuple[tuple[str, int], ...], folder: Pa
     registers, spilled = re.search(r"Used (\d+) registers", report), re.search(r"(\d+) bytes spill stores", report)
     assert registers and spilled, report
     return {"registers": int(registers[1]), "spilled": int(spilled[1]), "serialized": int("serialized" in report)}
+
+
+def instructions(folder: Path) -> list[str]:
+    """The machine code that `assembled` left in the folder, an instruction a line. Skips where Triton has no
+    disassembler."""
+    triton = pytest.importorskip("triton")
+    disassembler = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
+    done = subprocess.run([disassembler, "-sass", folder / "out.cubin"], capture_output=True, text=True, check=True)
+    return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", done.stdout, re.MULTILINE)

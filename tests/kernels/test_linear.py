@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.hopper import assembled
+from tests.kernels.hopper import assembled, instructions
 from tests.kernels.layouts import layouts
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.linear import choice, cuda, linear_dropout_add, linear_gelu
@@ -25,6 +25,39 @@ def matrices(m: int, n: int, k: int, dtype: torch.dtype) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = (m, k), (n, k), (n,), (m, n)
     return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_second_derivatives_are_eagers(power: int) -> None:
+    """Also where the incoming gradient is a constant, so that all of them pass through what was saved."""
+    x, weight, bias, _ = matrices(5, 4, 3, torch.float64)
+    found = []
+    for call in (linear_gelu, lambda *inputs: F.gelu(F.linear(*inputs))):
+        end = call(x, weight, bias).pow(power).sum()
+        first = torch.autograd.grad(end, (x, weight, bias), create_graph=True)
+        found.append(torch.autograd.grad(sum(one.square().sum() for one in first), (x, weight, bias)))
+    for ours, true in zip(*found, strict=True):
+        torch.testing.assert_close(ours, true)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_under_autocast_as_eager(wide: bool) -> None:
+    """`wide`: the residual is fp32, and so then is what it is added to."""
+    x, weight, bias, residual = matrices(5, 4, 3, torch.float32)
+    residual = residual.detach().requires_grad_() if wide else residual.detach().bfloat16().requires_grad_()
+    inputs = (x, weight, bias, residual)
+    found = []
+    for gelu, dropout_add in (
+        (linear_gelu, linear_dropout_add),
+        (lambda *xs: F.gelu(F.linear(*xs)), lambda x, w, b, r, p: F.dropout(F.linear(x, w, b), p) + r),
+    ):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            ends = [gelu(x, weight, bias), dropout_add(x, weight, bias, residual, 0.5)]
+        assert [end.dtype for end in ends] == [torch.bfloat16, torch.float32 if wide else torch.bfloat16]
+        found.append([*ends, *torch.autograd.grad(ends[0].float().sum() + ends[1].float().sum(), inputs)])
+    for ours, true in zip(*found, strict=True):
+        torch.testing.assert_close(ours, true, rtol=2**-7, atol=2**-7)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -203,3 +236,13 @@ def test_the_hopper_kernel_does_not_spill(epilogue: cuda.Epilogue, shape: cuda.S
         assert found["spilled"] == 0 and found["serialized"] == 0
         assert found["registers"] * shape.threads <= 65536
     assert shape.shared_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("epilogue", ["add", "dropout_add"])
+def test_no_copy_loses_its_policy(epilogue: cuda.Epilogue, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Where ptxas 13.0 takes the addresses of such copies apart they are illegal instructions (`copy_piece`)."""
+    for bias in (True, False):
+        assembled(cuda.SOURCE, cuda.definitions(cuda.WIDE, epilogue, bias, False, dtype), tmp_path)
+        copies = [line for line in instructions(tmp_path) if "LDGSTS" in line]
+        assert copies and not [line for line in copies if "+UR" in line]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.vocabulary import OPTIONS, Options, by_position, inputs
+from tests.kernels.vocabulary import OPTIONS, Options, by_position, error_of_a_sure_row, inputs
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.linear_cross_entropy import chunks, linear_cross_entropy
 from tilewright.kernels.linear_cross_entropy.reference import linear_cross_entropy as linear_cross_entropy_of_all
@@ -39,6 +39,10 @@ def test_float64_stays_float64(options: Options) -> None:
         torch.testing.assert_close(ours, true, rtol=1e-13, atol=1e-15)
 
 
+def test_the_z_loss_of_a_sure_row_is_not_rounded_away() -> None:
+    assert error_of_a_sure_row() < 5e-7
+
+
 def test_only_a_chunk_of_logits_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, ...]] = []
     plain = torch.Tensor.new_empty
@@ -69,6 +73,16 @@ def test_a_gradient_of_one_alone(needed: int) -> None:
     arguments[needed].requires_grad_()
     (alone,) = torch.autograd.grad(linear_cross_entropy(*arguments, target), arguments[needed])
     torch.testing.assert_close(alone, both[needed])
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x, weight, target = inputs(23, 16, 101, torch.float32)
+    first = torch.autograd.grad(linear_cross_entropy(x, weight, target), (x, weight))
+    made = torch.autograd.grad(linear_cross_entropy(x, weight, target), (x, weight), create_graph=True)
+    for plain, one in zip(first, made, strict=True):
+        torch.testing.assert_close(plain, one)
+    with pytest.raises(NotImplementedError, match="linear_cross_entropy_backward has no second derivative"):
+        made[0].square().sum().backward()
 
 
 def test_a_second_backward_is_as_good_as_the_first() -> None:
@@ -104,6 +118,9 @@ def test_operators_are_registered_well() -> None:
     operator = torch.ops.tilewright.linear_cross_entropy.default
     torch.library.opcheck(operator, (x, weight, target, -100, 0.1, 0.01, True, [True, True]))
     torch.library.opcheck(operator, (x.detach(), weight, target, -100, 0.0, 0.0, False, [False, True]))
+    backward = torch.ops.tilewright.linear_cross_entropy_backward.default
+    given = torch.tensor(2.0), x.detach(), weight.detach(), target
+    torch.library.opcheck(backward, (*given, -100, 0.1, 0.01, True, [True, False]))
     torch.library.opcheck(torch.ops.tilewright.scale_gradient_.default, (torch.randn(3), torch.tensor(2.0)))
 
 

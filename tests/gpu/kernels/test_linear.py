@@ -86,10 +86,12 @@ def test_every_element_is_written_again_and_again() -> None:
 
 @hopper
 @pytest.mark.parametrize(("p", "k"), [(0.1, 64), (0.5, 64), (0.999, 64), (0.1, 4096), (0.1, 8192)])
-def test_mask_and_generator_are_eagers(p: float, k: int) -> None:
-    """At depths where no and where most Philox rounds multiply by pieces."""
-    x, weight, bias, _ = (tensor.detach() for tensor in matrices(3000, 1544, k, torch.bfloat16))
-    zeros = torch.zeros(3000, 1544, dtype=torch.bfloat16, device=GPU)
+@pytest.mark.parametrize("m", [3000, 9001])
+def test_mask_and_generator_are_eagers(m: int, p: float, k: int) -> None:
+    """Drawn by the math warps or, at depths where Philox multiplies by pieces, by the others; one tile a program or
+    several."""
+    x, weight, bias, _ = (tensor.detach() for tensor in matrices(m, 1544, k, torch.bfloat16))
+    zeros = torch.zeros(m, 1544, dtype=torch.bfloat16, device=GPU)
     for seed in (0, 2**63 + 5):
         torch.manual_seed(seed)
         torch.cuda.default_generators[0].set_offset(4 * 2**31 + 12)

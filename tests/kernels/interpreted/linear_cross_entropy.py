@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.interpreter import install
-from tests.kernels.vocabulary import OPTIONS, Options, by_position, inputs
+from tests.kernels.vocabulary import OPTIONS, Options, by_position, error_of_a_sure_row, inputs
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.linear_cross_entropy import chunks
 from tilewright.kernels.linear_cross_entropy import triton as kernels
@@ -29,6 +29,10 @@ def test_the_contract_is_kept(options: Options, dtype: torch.dtype) -> None:
     for sizes in ((23, 16, 101), (1, 1, 3)):
         rows = prove(suite("linear_cross_entropy"), by_position, (*inputs(*sizes, dtype), *options))
         assert [row for row in rows if not row.ok] == [], sizes
+
+
+def test_the_z_loss_of_a_sure_row_is_not_rounded_away() -> None:
+    assert error_of_a_sure_row() < 5e-7
 
 
 def test_the_gradient_is_written_over_the_logits() -> None:

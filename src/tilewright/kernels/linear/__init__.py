@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from tilewright.kernels.device import autocast, autocast_dtype
 from tilewright.kernels.dropout_add import ALIGNED, generator
 from tilewright.kernels.linear import choice, cuda
 from tilewright.kernels.registration import define
@@ -38,8 +39,9 @@ def linear_gelu(
     In bf16 and fp16 on an H100 or H200, where the rows are multiples of 16 bytes, the product and what
     follows are one kernel (`cuda.cu`), or cuBLASLt's, or two kernels, whichever was measured to be fastest
     at these sizes (`choice.py`); elsewhere two kernels of PyTorch's. Where a gradient is asked for, the
-    value before the GELU is saved for the backward.
+    value before the GELU is saved for the backward. Under autocast x, weight and bias are taken in its dtype.
     """
+    x, weight, bias = autocast(x), autocast(weight), None if bias is None else autocast(bias)
     _check("linear_gelu", x, weight, bias)
     if approximate not in APPROXIMATIONS:
         raise ValueError(f"linear_gelu knows the approximations {', '.join(APPROXIMATIONS)}, not {approximate!r}")
@@ -73,9 +75,13 @@ def linear_dropout_add(
 
     The mask is the one that `torch.nn.functional.dropout` draws for the layer's output from the default
     generator as it stands, and the generator advances as far; on a GPU it is drawn again in backward and
-    not stored. One kernel or two, as for `linear_gelu`.
+    not stored. One kernel or two, as for `linear_gelu`. Under autocast x, weight and bias are taken in its
+    dtype; a residual of another is added to a result that is written before, in the wider of the two.
     """
+    x, weight, bias = autocast(x), autocast(weight), None if bias is None else autocast(bias)
     _check("linear_dropout_add", x, weight, bias)
+    if residual.dtype != x.dtype and autocast_dtype(x) is not None:
+        return F.dropout(F.linear(x, weight, bias), p, training) + residual
     if residual.shape != (*x.shape[:-1], len(weight)) or (residual.dtype, residual.device) != (x.dtype, x.device):
         raise ValueError(
             f"linear_dropout_add takes a residual like its result, {[*x.shape[:-1], len(weight)]} {x.dtype} on "
@@ -155,12 +161,15 @@ def _gelu_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, to
     x, weight, bias, approximate, _ = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, output[1])
+    ctx.save_for_backward(x, weight, bias, output[1])
     ctx.approximate, ctx.biased = approximate, bias is not None
 
 
 def _gelu_backward(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
-    x, weight, pre = ctx.saved_tensors
+    x, weight, bias, pre = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        # A graph of the gradient is wanted, in which what was saved would be a constant.
+        pre = F.linear(x, weight, bias)
     gradient = torch.ops.aten.gelu_backward.default(dy, pre, approximate=ctx.approximate)
     return (*_linear_backward(ctx, gradient, x, weight), None, None)
 

@@ -14,10 +14,12 @@
 //   last   math       two warpgroups of 64 rows each: wgmma into registers, then + bias, rounded, into the
 //                     hand-over buffer in shared memory, and on to the next tile at once.
 //
-// The last tile of a program is finished by all warps: the matrix units have nothing more to do.
+// The last tile of a program is finished by all warps: the matrix units have nothing more to do. The mask of dropout
+// is drawn by the epilogue warps where a tile takes long enough (PIECES), else by the math warps after the hand-over,
+// while the matrix units rest.
 //
 // Limit: the matrix rate under the power cap; at K = 768, and with dropout, the instructions of the epilogue, of
-// which a busy multiprocessor takes few (epilogue.cuh) and the quarter with the producer none. H200, bf16,
+// which a busy multiprocessor takes few (dropout.cuh) and the quarter with the producer none. H200, bf16,
 // interleaved medians, cuBLAS's product alone in TFLOP/s and ours as a share of that, twelve warps (sixteen):
 //
 //   M x N x K               8192x16384x4096  8192x4096x16384  16384x3072x768  4096x4096x4096
@@ -25,11 +27,12 @@
 //   product and bias                -                -             0.99            0.98
 //   GELU by erf                  1.02             1.00             0.98            0.98
 //   GELU by tanh                 1.02             1.00             0.98            0.98
-//   residual                        -                -             0.92            0.96
-//   dropout and residual         1.00             1.00             0.60 (0.64)     0.93 (0.85)
+//   residual                     1.03             1.00             0.93            0.97
+//   dropout and residual         1.00             1.00             0.65 (0.63)     0.93 (0.84)
 //
-// At K = 768 dropout takes 13,000 wide products of each quarter of a multiprocessor, 7.8 cycles each if the matrix units
-// rest and 24 if not, and the whole product 175,000 cycles: shared out without a gap that would be about 0.8.
+// The mask of a tile takes each quarter of a multiprocessor 64 calls of Philox. A call of 17.5 wide products takes 90
+// cycles at rest, with two or three warps, and 400 beside the matrix units, which lose 72 of them: either way some 5000
+// cycles a tile, and a tile at K = 768 takes 15,000. So 0.75 would be all that there is.
 //
 // What it took, and what lost:
 //   - an arrival at the neighbour's barrier with .release.cluster is a fence of the whole GPU: 550 in place of 700
@@ -55,14 +58,20 @@
 //   - steps of 32 in six slots: 0.97 in place of 0.98 (product, K = 768), 0.83 (4096)
 //   - products of 128 columns at both ends of a tile, so that one half is handed over while the matrix units have the
 //     other: ptxas puts them one after the other; by 128 columns throughout 0.96 in place of 0.98, 0.91 (4096)
-//   - the mask drawn a tile ahead: 0.51 in place of 0.59 (K = 768), 0.93 as before (4096); by the math warps 0.59, 0.85
+//   - the mask drawn a tile ahead by the epilogue warps: 0.51 in place of 0.59 (K = 768), 0.93 as before (4096)
+//   - the mask drawn at rest: 0.65 in place of 0.59 (K = 768), 0.81 of 0.78 (K = 2048), 0.89 of 0.93 (4096); by all
+//     warps, who share the rows out as they go, 0.64; half of it so and half by the epilogue warps 0.56 (K = 768)
+//   - the high words at rest by fp64 multiply-adds that round down, exact in one instruction: 88 cycles a call
+//   - the mask of the last tile in the first main loop: 0.94 in place of 0.93 (4096), but 0.98 of 1.00 and 0.97 of 1.01
+//   - the residual leaves L2 first: 0.934 in place of 0.919 (K = 768), 0.967 of 0.962 (4096); y too: the same
+//   - the residual into L2 a tile before, by bulk copies or by lines: 0.90, 0.88 (K = 768), 0.956, 0.944 (4096)
 //   - plain Triton over tensor descriptors (triton.py), GELU by erf: 622, 683, 442, 697
 //
 // Settings: COLUMNS, STAGES, EPILOGUE (0 none, 1 GELU by erf, 2 GELU by tanh, 3 residual, 4 dropout and residual),
 // BIAS, KEEP_PRE (the value before the activation is stored too), HALF (fp16, otherwise bf16), PIECES (Philox
 // multiplies by pieces).
 
-#include "epilogue.cuh"
+#include "dropout.cuh"
 #include "ptx.cuh"
 
 constexpr int BM = 128, BN = 256, BK = 64, CLUSTER = 2;
@@ -75,8 +84,10 @@ constexpr int EPILOGUE_WARPS = COLUMNS == 256 ? 3 : 7, MATH_WARPS = 8, MATH_THRE
 constexpr int THREADS = 32 * (1 + EPILOGUE_WARPS + MATH_WARPS);
 // Registers a thread; twelve or sixteen warps start with 168 or 128.
 constexpr int EPILOGUE_REGISTERS = COLUMNS == 256 ? 136 : 88, MATH_REGISTERS = COLUMNS == 256 ? 184 : 168;
-constexpr int GROUP_ROWS = COLUMNS == 256 ? 4 : 1;  // rows that an epilogue warp computes together
-constexpr int RING = COLUMNS == 256 ? 2 : 4;        // groups of rows of the residual on their way to it
+constexpr bool AT_REST = EPILOGUE == 4 && COLUMNS == 256 && !PIECES;  // the math warps draw the mask
+constexpr int GROUP_ROWS = COLUMNS == 128 ? 1 : AT_REST ? 2 : 4;  // rows that an epilogue warp computes together
+constexpr int RING = COLUMNS == 128 ? 4 : AT_REST ? 3 : 2;        // groups of rows of the residual on their way to it
+constexpr bool LEAVES_FIRST = COLUMNS == 256 && (EPILOGUE == 3 || AT_REST);  // the residual, out of L2
 constexpr int RING_BYTES = RING * GROUP_ROWS * 512;
 
 struct Problem {
@@ -102,7 +113,7 @@ __device__ __forceinline__ Tile tile_at(int index, int rows, int columns, u32 ra
 }
 
 struct Shared {
-    u32 x, w, tile, residual, bias, wide_bias, full, empty, tile_full, tile_empty;
+    u32 x, w, tile, residual, mask, bias, wide_bias, full, empty, tile_full, tile_empty;
 };
 
 // Of the programs at work, some GROUP share a step's rows of x, and some GROUP those of w: one of each fetches them.
@@ -181,15 +192,6 @@ __device__ __forceinline__ void hand_over(const float (&d)[BN / 2], u32 tile, u3
     }
 }
 
-__device__ __forceinline__ Draw drawn_from(Draw draw, bool keeper) {
-    if (draw.captured) {
-        draw.seed = draw.state[0], draw.offset = draw.state[1];
-    } else if (keeper && blockIdx.x == 0) {
-        draw.state[0] = draw.seed, draw.state[1] = draw.offset;
-    }
-    return draw;
-}
-
 // Where the walk of a lane down its column pieces stands: in the result, and in eager's numbers for it.
 struct Walk {
     int row;
@@ -202,14 +204,14 @@ __device__ __forceinline__ Walk walk_from(const Problem& p, const Draw& draw, in
     walk.row = row;
     walk.at = ((u64)row * p.n + column) * 2;
     u32 piece = walk.at / 16;
-    if (EPILOGUE == 4) walk.turn = piece / draw.threads, walk.thread = piece % draw.threads;
+    if (EPILOGUE == 4 && !AT_REST) walk.turn = piece / draw.threads, walk.thread = piece % draw.threads;
     return walk;
 }
 
 __device__ __forceinline__ void advance(Walk& walk, const Draw& draw, int rows, u64 bytes, u32 turns, u32 threads) {
     walk.row += rows;
     walk.at += bytes;
-    if (EPILOGUE == 4) {
+    if (EPILOGUE == 4 && !AT_REST) {
         walk.turn += turns, walk.thread += threads;
         if (walk.thread >= draw.threads) walk.thread -= draw.threads, ++walk.turn;
     }
@@ -221,34 +223,28 @@ __device__ __forceinline__ void fetch_residual(u32 ring, int group, const Proble
         u32 to = ring + group % RING * (GROUP_ROWS * 512) + 16 * (threadIdx.x % 32);
 #pragma unroll
         for (int i = 0; i < GROUP_ROWS; ++i) {
-            if (row + i < end)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i * 512),
-                             "l"((const char*)p.residual + at) : "memory");
+            if (row + i < end) copy_piece<LEAVES_FIRST>(to + i * 512, (const char*)p.residual + at);
             at += 2 * p.n;
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
 }
 
-__device__ __forceinline__ uint4 read_piece(u32 from) {
-    uint4 v;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
-    return v;
-}
-
 // `end`: rows from there on are not the result's.
 template <bool BY_PIECES>
-__device__ __forceinline__ void finish_rows(u32 tile, u32 inside, u32 ring, int group, Walk walk, Dealt& numbers,
-                                            const Problem& p, int end, const Draw& draw) {
+__device__ __forceinline__ void finish_rows(u32 tile, u32 mask, u32 inside, u32 ring, int group, Walk walk,
+                                            Dealt& numbers, const Problem& p, int end, const Draw& draw) {
     if (EPILOGUE >= 3) asm volatile("cp.async.wait_group %0;" ::"n"(RING - 1) : "memory");
     uint4 v[GROUP_ROWS], r[GROUP_ROWS];
+    u32 bits[GROUP_ROWS];
     u32 lane = threadIdx.x % 32, from = tile + inside * ROW_BYTES, swizzled = 16 * (lane ^ inside % 8);
     u32 added = ring + group % RING * (GROUP_ROWS * 512) + 16 * lane;
 #pragma unroll
     for (u32 i = 0; i < GROUP_ROWS; ++i) {
         v[i] = read_piece(from + i * ROW_BYTES + (swizzled ^ (16 * i)));
         if (EPILOGUE >= 3) r[i] = read_piece(added + i * 512);
+        if (AT_REST)
+            asm volatile("ld.shared.u8 %0, [%1];" : "=r"(bits[i]) : "r"(mask + 32 * (inside + i) + lane) : "memory");
     }
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i) {
@@ -258,7 +254,9 @@ __device__ __forceinline__ void finish_rows(u32 tile, u32 inside, u32 ring, int 
         if (EPILOGUE == 1 || EPILOGUE == 2) x = make_uint4(activate(x.x), activate(x.y), activate(x.z), activate(x.w));
         if (EPILOGUE == 3)
             x = make_uint4(add(x.x, r[i].x), add(x.y, r[i].y), add(x.z, r[i].z), add(x.w, r[i].w));
-        if (EPILOGUE == 4) {
+        if (AT_REST) {
+            x = drop_and_add(x, r[i], bits[i], draw);
+        } else if (EPILOGUE == 4) {
             if (walk.turn != numbers.turn) numbers = dealt(draw, walk.turn);
             x = drop_and_add<BY_PIECES>(x, r[i], numbers, walk.thread, draw);
         }
@@ -270,15 +268,15 @@ __device__ __forceinline__ void finish_rows(u32 tile, u32 inside, u32 ring, int 
 // Every `workers`-th group of rows of a tile, from group `worker` on. `handed_over` waits for a half of the tile,
 // `taken` says that it is not needed any more.
 template <bool BY_PIECES, typename HandedOver, typename Taken>
-__device__ __forceinline__ void finish_tile(u32 buffer, u32 ring, const Problem& p, const Draw& draw, Tile tile,
-                                            int worker, int workers, HandedOver handed_over, Taken taken) {
+__device__ __forceinline__ void finish_tile(u32 buffer, u32 mask, u32 ring, const Problem& p, const Draw& draw,
+                                            Tile tile, int worker, int workers, HandedOver handed_over, Taken taken) {
     int lane = threadIdx.x % 32, stride = workers * GROUP_ROWS, inside = worker * GROUP_ROWS;
-    u32 pieces = stride * (p.n / 8), turns = EPILOGUE == 4 ? pieces / draw.threads : 0;
+    u32 pieces = stride * (p.n / 8), turns = EPILOGUE == 4 && !AT_REST ? pieces / draw.threads : 0;
     u64 bytes = 16 * (u64)pieces;
     int column = tile.column + 8 * lane, end = column < p.n ? min(p.m, tile.row + BM) : 0;
     Walk walk = walk_from(p, draw, tile.row + inside, column);
     Dealt numbers;
-    if (EPILOGUE == 4) numbers = dealt(draw, walk.turn);
+    if (EPILOGUE == 4 && !AT_REST) numbers = dealt(draw, walk.turn);
     for (int group = 0; group < RING; ++group)
         fetch_residual(ring, group, p, walk.row + group * stride, walk.at + group * bytes, end);
     handed_over(0);
@@ -290,7 +288,7 @@ __device__ __forceinline__ void finish_tile(u32 buffer, u32 ring, const Problem&
             taken(0);
             handed_over(1);
         }
-        finish_rows<BY_PIECES>(buffer, inside, ring, group, walk, numbers, p, end, draw);
+        finish_rows<BY_PIECES>(buffer, mask, inside, ring, group, walk, numbers, p, end, draw);
         fetch_residual(ring, group, p, walk.row + RING * stride, walk.at + RING * bytes, end);
         advance(walk, draw, stride, bytes, turns, pieces - turns * draw.threads);
     }
@@ -310,10 +308,18 @@ __device__ __forceinline__ void finish(const Shared& s, const Problem& p, int ro
         Tile tile = tile_at(index, rows, columns, rank);
         // In the last tile the matrix units have no more to do, nor have the math warps.
         if (index + gridDim.x / CLUSTER < total)
-            finish_tile<PIECES>(s.tile, ring, p, draw, tile, worker, EPILOGUE_WARPS, handed_over, taken);
+            finish_tile<PIECES>(s.tile, s.mask, ring, p, draw, tile, worker, EPILOGUE_WARPS, handed_over, taken);
         else
-            finish_tile<false>(s.tile, ring, p, draw, tile, worker, EPILOGUE_WARPS + MATH_WARPS, handed_over, taken);
+            finish_tile<false>(s.tile, s.mask, ring, p, draw, tile, worker, EPILOGUE_WARPS + MATH_WARPS, handed_over,
+                               taken);
     }
+}
+
+// The mask of a half of a tile, by its warpgroup, when that has handed over its sums.
+__device__ __forceinline__ void draw_half(u32 mask, const Problem& p, Tile tile, int part) {
+    constexpr int ROWS = BM / 2;
+    u32 piece = (u32)(tile.row + ROWS * part) * (p.n / 8) + tile.column / 8;
+    draw_masks(mask + 32 * ROWS * part, piece, p.n / 8, ROWS, threadIdx.x / 32 % 4, 4, drawn_from(p.draw, false));
 }
 
 __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int steps, int rows, int columns,
@@ -344,6 +350,7 @@ __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int 
         if (signals) barrier_arrive_at(s.empty + 8 * before, threadIdx.x % 128);
         barrier_wait(s.tile_empty + 8 * part, (turn & 1) ^ 1);
         hand_over(d, s.tile + HALF_TILE * part, wide_bias, p.draw.rest, warp, lane);
+        if (AT_REST) draw_half(s.mask, p, tile_at(index, rows, columns, rank), part);
         barrier_arrive(s.tile_full + 8 * part);
     }
     if (turn == 0) return;
@@ -351,7 +358,7 @@ __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int 
     int worker = EPILOGUE_WARPS + part * 4 + warp, last = blockIdx.x / CLUSTER + (turn - 1) * (gridDim.x / CLUSTER);
     for (int half = 0; half < 2; ++half) barrier_wait(s.tile_full + 8 * half, (turn - 1) & 1);
     finish_tile<false>(
-        s.tile, s.x + (part * 4 + warp) * RING_BYTES, p, EPILOGUE == 4 ? drawn_from(p.draw, false) : p.draw,
+        s.tile, s.mask, s.x + (part * 4 + warp) * RING_BYTES, p, EPILOGUE == 4 ? drawn_from(p.draw, false) : p.draw,
         tile_at(last, rows, columns, rank), worker, EPILOGUE_WARPS + MATH_WARPS, [](int) {}, [](int) {});
 }
 
@@ -364,7 +371,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     s.w = s.x + STAGES * X_BYTES;
     s.tile = s.w + STAGES * W_BYTES;
     s.residual = s.tile + 2 * HALF_TILE;
-    s.bias = s.residual + EPILOGUE_WARPS * RING_BYTES;
+    s.mask = s.residual + EPILOGUE_WARPS * RING_BYTES;
+    s.bias = s.mask + (AT_REST ? BM * 32 : 0);
     s.wide_bias = s.bias + BIAS_SLOTS * ROW_BYTES;
     s.full = s.wide_bias + 4 * ROW_BYTES;
     s.empty = s.full + 8 * STAGES;

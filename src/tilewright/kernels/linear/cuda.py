@@ -39,7 +39,9 @@ class Shape:
     """Of the result of a product instruction."""
     epilogue_warps: int
     ring_rows: int
-    """Rows of the residual on their way to an epilogue warp."""
+    """Rows of the residual on their way to an epilogue warp; fewer where a tile's mask is kept."""
+    mask_bytes: int
+    """For a tile's mask, with the room of the rows that are fewer."""
 
     @property
     def threads(self) -> int:
@@ -48,15 +50,15 @@ class Shape:
 
     @property
     def shared_bytes(self) -> int:
-        """The ring, the hand-over buffer, residuals, the biases of the tiles under way and two in fp32, barriers."""
+        """The ring, the hand-over buffer, residuals and mask, the biases under way and two in fp32, barriers."""
         ring = STAGES * (ROWS + COLUMNS) * DEPTH * 2
-        residuals = self.epilogue_warps * self.ring_rows * 512
+        residuals = self.epilogue_warps * self.ring_rows * 512 + self.mask_bytes
         biases = (STAGES + 1) * COLUMNS * 2 + 2 * COLUMNS * 4
         return ring + ROWS * COLUMNS * 2 + residuals + biases + 8 * (2 * STAGES + 4)
 
 
-WIDE = Shape(columns=256, epilogue_warps=3, ring_rows=8)
-NARROW = Shape(columns=128, epilogue_warps=7, ring_rows=4)
+WIDE = Shape(columns=256, epilogue_warps=3, ring_rows=8, mask_bytes=ROWS * COLUMNS // 8 - 3 * 2 * 512)
+NARROW = Shape(columns=128, epilogue_warps=7, ring_rows=4, mask_bytes=0)
 
 
 class Draw(ctypes.Structure):
@@ -98,8 +100,9 @@ def by_pieces(k: int) -> bool:
     """Whether Philox multiplies in instructions that leave the matrix units alone.
 
     They are ten in place of one, so there must be time for them: 1024 cycles for each 64 of k. An H200 takes 272 in
-    place of 198 µs at 16384x3072x768, but 195 in place of 205 at 4096x4096x4096; at 8192x16384x4096 and
-    8192x4096x16384, with the first two of ten rounds not made so, 1657 in place of 1843 and 1579 in place of 1642.
+    place of 179 µs at 16384x3072x768, 396 in place of 344 at 16384x3072x2048, but 193 in place of 202 at
+    4096x4096x4096; at 8192x16384x4096 and 8192x4096x16384, where neither is drawn at rest and the first two of ten
+    rounds are not made so, 1657 in place of 1843 and 1579 in place of 1642.
     """
     return k >= 4096
 

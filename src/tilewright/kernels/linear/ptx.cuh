@@ -89,6 +89,28 @@ __device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 nbytes,
                  "l"(from), "r"(nbytes), "r"(barrier) : "memory");
 }
 
+__device__ __forceinline__ uint4 read_piece(u32 from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+    return v;
+}
+
+// 16 bytes into shared memory, without waiting. What LEAVES_FIRST leaves L2 before all else. `to` must then not be a sum
+// with a part that the assembler knows to be the same in all lanes: ptxas 13.0 would lose the policy, and the
+// instruction is illegal (row.cuh).
+template <bool LEAVES_FIRST>
+__device__ __forceinline__ void copy_piece(u32 to, const void* from) {
+    if (LEAVES_FIRST) {
+        u64 policy;
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    }
+}
+
 __device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // d[64, COLUMNS] += a[64, 16] · b[COLUMNS, 16]ᵀ, or = where not `accumulate`; four registers for each eight columns.

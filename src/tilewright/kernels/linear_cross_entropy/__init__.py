@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tilewright.kernels.linear_cross_entropy import chunks
+from tilewright.kernels.once import once
 from tilewright.kernels.registration import define
 
 REDUCTIONS = ("mean", "sum")
@@ -117,6 +118,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
 
 
 def _backward(ctx: Any, upstream: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+    if torch.is_grad_enabled():
+        # A graph of the gradient is wanted, in which what was saved would be a constant.
+        gradients = _gradients(upstream, *ctx.saved_tensors, *ctx.options)
+        return (*(found if need else None for found, need in zip(gradients, ctx.options[-1], strict=True)), *[None] * 6)
     made, ctx.gradients = ctx.gradients, None
     if made is None:
         made = _forward(*ctx.saved_tensors, *ctx.options)[1:]
@@ -124,6 +129,14 @@ def _backward(ctx: Any, upstream: torch.Tensor, *_: Any) -> tuple[torch.Tensor |
     factor = upstream.to(remaining.dtype) * remaining
     needed = zip(gradients, ctx.options[-1], strict=True)
     return (*(_times(gradient, factor) if need else None for gradient, need in needed), *[None] * 6)
+
+
+def _scaled_gradients(
+    upstream: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, *options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _, dx, dweight, remaining = _loss_and_gradients(x, weight, target, *options)
+    factor = upstream.to(remaining.dtype) * remaining
+    return (dx * factor).to(x.dtype), (dweight * factor).to(x.dtype)
 
 
 def _times(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -141,6 +154,13 @@ _forward = define(
     _fake,
     backward=_backward,
     save=_save,
+)
+_gradients = define(
+    "linear_cross_entropy_backward(Tensor upstream, Tensor x, Tensor weight, Tensor target, int ignore_index, "
+    "float label_smoothing, float z_loss, bool mean, bool[2] needs) -> (Tensor, Tensor)",
+    _scaled_gradients,
+    lambda upstream, *inputs: _fake(*inputs)[1:3],
+    backward=once("linear_cross_entropy_backward"),
 )
 _scale = define(
     "scale_gradient_(Tensor(a!) gradient, Tensor factor) -> ()", chunks.scale, lambda gradient, factor: None

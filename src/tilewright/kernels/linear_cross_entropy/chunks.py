@@ -101,9 +101,12 @@ def _loss_and_gradient(
     plain = F.cross_entropy(wide, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none")
     losses.copy_(plain + (z_loss * lse.square()).where(~ignored, 0.0))
     if gradient:
-        slope = torch.softmax(wide, -1).mul_((1 + 2 * z_loss * lse)[:, None]).sub_(label_smoothing / logits.shape[1])
+        share = torch.softmax(wide, -1)
+        slope = share - label_smoothing / logits.shape[1]
         at = target.where(~ignored, 0)[:, None]
         slope.scatter_add_(1, at, slope.new_full(at.shape, label_smoothing - 1))
+        # Last: added to a share of nearly one it would be lost in rounding.
+        slope.addcmul_(share, (2 * z_loss * lse)[:, None])
         logits.copy_((slope * applied).masked_fill_(ignored[:, None], 0.0))
 
 

@@ -2,7 +2,7 @@
 
     m = max x,  s = Σ exp(x - m),  lse = m + log s
     loss      = log s - (1 - ε) (x[target] - m) - ε (mean(x) - m) + z lse²
-    dloss/dx  = exp(x - m) / s · (1 + 2 z lse) - ε/V - (1 - ε) [column = target]
+    dloss/dx  = share - ε/V - (1 - ε) [column = target] + 2 z lse share,  share = exp(x - m) / s
 
 The maximum and the sum travel together (Milakov and Gimelshein 2018).
 
@@ -87,12 +87,15 @@ def _loss_and_gradient(
         tl.store(losses + program, loss + z_loss * lse * lse)
         if GRADIENT:
             factor = tl.load(applied)
-            slope = (1.0 + 2.0 * z_loss * lse) * factor / exponentials
+            slope = factor / exponentials
             for start in range(0, columns, BLOCK):
                 at = start + tl.arange(0, BLOCK)
                 x = tl.load(row + at, mask=at < columns).to(tl.float32)
-                gradient = tl.exp(x - most) * slope - smoothing / columns * factor
+                share = tl.exp(x - most) * slope
+                gradient = share - smoothing / columns * factor
                 gradient -= tl.where(at == target, (1.0 - smoothing) * factor, 0.0)
+                # Last: added to a share of nearly one it would be lost in rounding.
+                gradient += 2.0 * z_loss * lse * share
                 tl.store(row + at, rounded(gradient, row.dtype.element_ty), mask=at < columns)
 
 

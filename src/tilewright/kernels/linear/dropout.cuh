@@ -1,0 +1,173 @@
+// Dropout with eager's own mask, on pairs of 16-bit values, and the sum with a residual.
+//
+// Measured on an H200 beside an endless m64n256k16: while the matrix units work, a quarter of a multiprocessor takes
+// one other instruction of a unit in about 4.5 cycles, and so few instructions are what counts. A product of 32-bit
+// numbers with both words of its result takes 24 cycles and stops the matrix units for 6 of them; of the others here
+// only fp32 ones that come in a row stop them, for a cycle each.
+
+#pragma once
+
+#include "epilogue.cuh"
+
+// Where eager's dropout takes the random number of an element from: eight neighbours are drawn by one of
+// `threads` threads, in its `turn`-th pair of Philox calls.
+struct Draw {
+    u64 seed, offset;     // of the generator; in a graph that is being captured they are in `state`
+    u64* state;           // seed and offset for the backward
+    u32 captured;
+    u32 limit;            // kept if the drawn word is at most this
+    float rest;           // what 1 / (1 - p) is times `factor`, at most 1
+    u32 factor;           // 1 / (1 - p) in the result's dtype, rounded up
+    u32 threads;          // of eager's launch
+    u32 row_turn, row_thread;  // N / 8 divided by `threads`: quotient and remainder
+};
+
+// Low and high word in one instruction; the compiler takes two for a product of 64-bit numbers.
+__device__ __forceinline__ uint2 multiply_wide(u32 a, u32 b) {
+    uint2 words;
+    asm("{\n.reg .b64 product;\nmul.wide.u32 product, %2, %3;\nmov.b64 {%0, %1}, product;\n}"
+        : "=r"(words.x), "=r"(words.y) : "r"(a), "r"(b));
+    return words;
+}
+
+__device__ __forceinline__ u32 dot_of_halves(u32 halves, u32 bytes, u32 sum) {
+    u32 dot;
+    asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(dot) : "r"(halves), "r"(bytes), "r"(sum));
+    return dot;
+}
+
+// The same product in ten instructions, none of which stops the matrix units: x by 16 bits times M by bytes.
+template <u32 M>
+__device__ __forceinline__ uint2 multiply_by_pieces(u32 x) {
+    constexpr u32 M0 = M & 255, M1 = M >> 8 & 255, M2 = M >> 16 & 255, M3 = M >> 24;
+    u32 carry = (x & 0xFFFF) * (M & 0xFFFF) >> 16;
+    carry = dot_of_halves(x, M2 | M0 << 8, carry) >> 8;
+    carry = dot_of_halves(x, M3 | M1 << 8, carry) >> 8;
+    return make_uint2(x * M, (x >> 16) * (M >> 16) + carry);
+}
+
+// The multipliers of Philox4x32 (Salmon et al. 2011).
+constexpr u32 A = 0xD2511F53u, B = 0xCD9E8D57u;
+
+template <bool BY_PIECES, u32 M>
+__device__ __forceinline__ uint2 multiply(u32 x) {
+    return BY_PIECES ? multiply_by_pieces<M>(x) : multiply_wide(x, M);
+}
+
+// What the first two of ten rounds owe to the key and to the call's number, which is the same for `threads` pieces
+// of the result: the counter is (call, thread) as cuRAND counts.
+struct Call {
+    u32 s, p, q, r;
+};
+
+__device__ __forceinline__ Call call_of(u64 seed, u64 call) {
+    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+    uint2 a = multiply_wide((u32)call, A), b = multiply_wide(a.y ^ k1, B);
+    return {(u32)(call >> 32) ^ k0, b.y ^ (k0 + 0x9E3779B9u), b.x, a.x ^ (k1 + 0xBB67AE85u)};
+}
+
+// `product` is the thread's number times the second multiplier.
+template <bool BY_PIECES>
+__device__ __forceinline__ uint4 philox(u64 seed, const Call& call, uint2 product) {
+    uint2 a = multiply<BY_PIECES, A>(product.y ^ call.s);
+    uint4 c = make_uint4(call.p ^ product.x, call.q, a.y ^ call.r, a.x);
+#pragma unroll
+    for (u32 round = 2; round < 10; ++round) {
+        u32 k0 = (u32)seed + round * 0x9E3779B9u, k1 = (u32)(seed >> 32) + round * 0xBB67AE85u;
+        uint2 a = multiply<BY_PIECES, A>(c.x), b = multiply<BY_PIECES, B>(c.z);
+        c = make_uint4(b.y ^ c.y ^ k0, b.x, a.y ^ c.w ^ k1, a.x);
+    }
+    return c;
+}
+
+// A dropped value is multiplied by zero, as eager does, so that its NaN and Inf show.
+__device__ __forceinline__ u32 drop_and_add(u32 pair, u32 residual, u32 word0, u32 word1, const Draw& draw) {
+    u32 factors;
+    asm("{\n.reg .pred low, high;\nsetp.le.u32 low, %1, %3;\nsetp.le.u32 high, %2, %3;\n"
+        "selp.b32 %0, %4, 0, low;\n@high or.b32 %0, %0, %5;\n}"
+        : "=&r"(factors) : "r"(word0), "r"(word1), "r"(draw.limit), "r"(draw.factor), "r"(draw.factor << 16));
+    return multiply_add(pair, factors, residual);
+}
+
+__device__ __forceinline__ Draw drawn_from(Draw draw, bool keeper) {
+    if (draw.captured) {
+        draw.seed = draw.state[0], draw.offset = draw.state[1];
+    } else if (keeper && blockIdx.x == 0) {
+        draw.state[0] = draw.seed, draw.state[1] = draw.offset;
+    }
+    return draw;
+}
+
+// The two calls of one of eager's turns.
+struct Dealt {
+    u32 turn;
+    Call first, second;
+};
+
+__device__ __forceinline__ Dealt dealt(const Draw& draw, u32 turn) {
+    u64 call = draw.offset / 4 + (u64)turn * 2;
+    return {turn, call_of(draw.seed, call), call_of(draw.seed, call + 1)};
+}
+
+// The words of a piece of eight neighbours.
+struct Words {
+    uint4 first, second;
+};
+
+template <bool BY_PIECES>
+__device__ __forceinline__ Words words_of(const Dealt& d, u32 thread, const Draw& draw) {
+    uint2 product = multiply<BY_PIECES, B>(thread);
+    return {philox<BY_PIECES>(draw.seed, d.first, product), philox<BY_PIECES>(draw.seed, d.second, product)};
+}
+
+template <bool BY_PIECES>
+__device__ __forceinline__ uint4 drop_and_add(uint4 v, uint4 r, const Dealt& d, u32 thread, const Draw& draw) {
+    auto [a, b] = words_of<BY_PIECES>(d, thread, draw);
+    return make_uint4(drop_and_add(v.x, r.x, a.x, a.y, draw), drop_and_add(v.y, r.y, a.z, a.w, draw),
+                      drop_and_add(v.z, r.z, b.x, b.y, draw), drop_and_add(v.w, r.w, b.z, b.w, draw));
+}
+
+// Which of a piece are kept, as bits: the four even ones', then the four odd ones'.
+__device__ __forceinline__ u32 kept(const Dealt& d, u32 thread, const Draw& draw) {
+    auto [a, b] = words_of<false>(d, thread, draw);
+    const u32 words[] = {a.x, a.z, b.x, b.z, a.y, a.w, b.y, b.w};
+    u32 bits = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        asm("{\n.reg .pred one;\nsetp.le.u32 one, %1, %2;\n@one add.u32 %0, %0, %3;\n}"
+            : "+r"(bits) : "r"(words[i]), "r"(draw.limit), "r"(1 << i));
+    return bits;
+}
+
+__device__ __forceinline__ uint4 drop_and_add(uint4 v, uint4 r, u32 bits, const Draw& draw) {
+    u32 spread = bits * 0x1001u;
+    auto one = [&](u32 pair, u32 residual, int i) {
+        return multiply_add(pair, (spread >> i & 0x10001u) * draw.factor, residual);
+    };
+    return make_uint4(one(v.x, r.x, 0), one(v.y, r.y, 1), one(v.z, r.z, 2), one(v.w, r.w, 3));
+}
+
+// The masks of `rows` rows of 32 pieces, from `piece` on, by `workers` warps: a byte for each piece.
+__device__ __forceinline__ void draw_masks(u32 masks, u32 piece, u32 pieces_a_row, int rows, int worker, int workers,
+                                           const Draw& draw) {
+    constexpr int AT_ONCE = 2;  // rows that a warp computes together
+    u32 stride = workers * AT_ONCE * pieces_a_row, turns = stride / draw.threads, rest = stride % draw.threads;
+    piece += AT_ONCE * worker * pieces_a_row + threadIdx.x % 32;
+    u32 turn = piece / draw.threads, thread = piece % draw.threads;
+    masks += threadIdx.x % 32;
+    Dealt numbers = dealt(draw, turn);
+#pragma unroll 1
+    for (int row = AT_ONCE * worker; row < rows; row += workers * AT_ONCE) {
+        if (turn != numbers.turn) numbers = dealt(draw, turn);
+        u32 below_turn = turn + draw.row_turn, below = thread + draw.row_thread;
+        if (below >= draw.threads) below -= draw.threads, ++below_turn;
+        u32 bits[AT_ONCE] = {kept(numbers, thread, draw), kept(numbers, below, draw)};
+        // Seldom, and so not in the way of the two together.
+        if (below_turn != turn) bits[1] = kept(dealt(draw, below_turn), below, draw);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            asm volatile("st.shared.u8 [%0], %1;" ::"r"(masks + 32 * (row + i)), "r"(bits[i]) : "memory");
+        turn += turns, thread += rest;
+        if (thread >= draw.threads) thread -= draw.threads, ++turn;
+    }
+}
