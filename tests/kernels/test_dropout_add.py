@@ -40,6 +40,18 @@ def test_the_generator_advances_as_eagers(p: float) -> None:
     assert torch.equal(results[0] == residual, results[1] == residual)
 
 
+@pytest.mark.parametrize("kind", ["none", "silu"])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_the_mask_is_eagers_where_a_dimension_repeats(dim: int, kind: str) -> None:
+    drawn = torch.rand(5, 6, 7).select(dim, 0).unsqueeze(dim) + 1.0
+    for x in (drawn.expand(5, 6, 7), drawn.mT.expand(5, 7, 6) if dim == 0 else drawn.expand(5, 6, 7).transpose(0, 2)):
+        residual, kept = torch.zeros(x.shape), []
+        for call in (lambda x, r: dropout_add(x, r, 0.5, activation=kind), lambda x, r: F.dropout(formula(x, kind))):
+            torch.manual_seed(7)
+            kept.append(call(x, residual) != 0)
+        assert torch.equal(*kept)
+
+
 def test_nothing_is_dropped_outside_of_training() -> None:
     x, residual = torch.randn(2, 33)
     assert torch.equal(dropout_add(x, residual, 0.9, activation="gelu", training=False), F.gelu(x) + residual)

@@ -13,7 +13,7 @@ from tilewright.measure.proof import prove
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-@pytest.mark.parametrize("sizes", [(0, 3, 5), (1, 1, 1), (50, 11, 7)], ids=str)
+@pytest.mark.parametrize("sizes", [(0, 3, 5), (1, 1, 1), (50, 11, 7), (4, 3, 0)], ids=str)
 @pytest.mark.parametrize("padding", [None, 0, -1])
 def test_the_contract_is_kept(sizes: tuple[int, ...], dtype: str, padding: int | None) -> None:
     inputs = suite("embedding").workload(sizes, dtype).make(torch.device("cpu"), torch.Generator().manual_seed(0))

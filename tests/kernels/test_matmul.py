@@ -62,3 +62,13 @@ def test_the_triton_kernel_compiles_without_spills(dtype: str) -> None:
 
 def test_the_cuda_kernel_does_not_spill(tmp_path: Path) -> None:
     assert assembled(cuda.SOURCE, (), tmp_path)["spilled"] == 0
+
+
+def test_under_autocast_as_eager() -> None:
+    a, b = torch.randn(5, 3, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    found = []
+    for product in (matmul, torch.mm):
+        with torch.autocast("cpu", torch.bfloat16):
+            end = product(a, b)
+        found.append([end, *torch.autograd.grad(end.float().sum(), (a, b))])
+    assert all(torch.equal(ours, true) for ours, true in zip(*found, strict=True))

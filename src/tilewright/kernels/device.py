@@ -25,6 +25,19 @@ def runs_triton(tensor: torch.Tensor) -> bool:
     return tensor.dtype in DTYPES and (tensor.is_cuda or (tensor.device.type == "cpu" and interpreted()))
 
 
+def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
+    """What autocast takes floating-point operands of a product on the device of `tensor` in; None where it is off."""
+    kind = tensor.device.type
+    on = kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None
+
+
+def autocast(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as autocast takes an operand of a product; fp64 stays, as it does there."""
+    dtype = autocast_dtype(tensor)
+    return tensor if dtype is None or tensor.dtype not in DTYPES else tensor.to(dtype)
+
+
 def current(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
     """Makes the device of `tensor` the current one, which Triton launches on; free where it already is."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():

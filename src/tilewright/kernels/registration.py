@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from tilewright.graph.capture import has_forward_level
 
 _LIBRARY = torch.library.Library("tilewright", "FRAGMENT")
 Operator = Callable[..., Any]
@@ -34,10 +37,24 @@ def define(
     full = f"tilewright::{name}"
     tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if draws else ()))
     _LIBRARY.define(schema, tags=tags)
-    _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, _without_tangents(name, implementation), "CompositeExplicitAutograd")
     IMPLEMENTATIONS[full] = implementation
     torch.library.register_fake(full, fake, lib=_LIBRARY)
     if backward is not None:
         torch.library.register_autograd(full, backward, setup_context=save, lib=_LIBRARY)
     operator: Operator = getattr(torch.ops.tilewright, name).default
     return operator
+
+
+def _without_tangents(name: str, implementation: Operator) -> Operator:
+    """`implementation`, refused where PyTorch would drop the derivatives that its arguments carry, unseen from here."""
+
+    @functools.wraps(implementation)
+    def run(*arguments: Any) -> Any:
+        if has_forward_level():
+            raise NotImplementedError(
+                f"tilewright's {name} has no forward-mode derivative; compute that part with PyTorch's operators"
+            )
+        return implementation(*arguments)
+
+    return run

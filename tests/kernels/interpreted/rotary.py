@@ -33,6 +33,7 @@ def test_layouts_of_q_and_k(interleaved: bool) -> None:
     draw = functools.partial(torch.randn, generator=generator)
     cos, sin = draw(5, 12)[:, :6], draw(6, 5).t()
     ways = [draw(2, 3, 5, 12), draw(2, 5, 3, 12).transpose(1, 2), draw(2, 3, 5, 40)[..., 5:17], draw(2, 3, 12, 5).mT]
+    ways.append(draw(2, 3, 16).unfold(2, 12, 1))
     for q in ways:
         for k in ways:
             found = rotary(q, k, cos, sin, interleaved=interleaved)

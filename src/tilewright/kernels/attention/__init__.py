@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from tilewright.graph.capture import watched
 from tilewright.kernels.attention import direct, plain
 from tilewright.kernels.attention.reference import Window
 from tilewright.kernels.attention.registered import attend
-from tilewright.kernels.device import DTYPES, interpreted
+from tilewright.kernels.device import DTYPES, autocast, autocast_dtype, interpreted
 
 MOST_WIDTH = 256
 _DEVICES = ("cuda", "cpu") if interpreted() else ("cuda",)
@@ -53,9 +54,10 @@ def attention(
         alibi_slopes: [H] or [B, H] (a row for each sequence where they are packed): minus slope · distance in
             places is added to the scores (Press et al., ALiBi, arXiv:2108.12409).
         dropout_p: the probability with which a weight is dropped, always; pass 0 outside of training.
-        cu_seqlens_q, cu_seqlens_k: int32 [N + 1]: sequence n has queries cu_seqlens_q[n] to cu_seqlens_q[n + 1],
-            and its keys alike; it sees no other. Without a mask.
-        max_seqlen_q, max_seqlen_k: the longest sequence; read from the device where it is not given.
+        cu_seqlens_q, cu_seqlens_k: int32 [N + 1], from 0 to Tq or Tk: sequence n has queries cu_seqlens_q[n] to
+            cu_seqlens_q[n + 1], and its keys alike; it sees no other. Without a mask.
+        max_seqlen_q, max_seqlen_k: the longest sequence. Where it is not given the device is waited for, and the
+            values of cu_seqlens are checked.
         return_lse: give (out, lse), lse the natural logarithm of each query's sum of exponentials, fp32
             [B, H, Sq] or [H, Tq]; both have a gradient.
         deterministic: the backward gives the same bits in every run.
@@ -81,7 +83,7 @@ def attention(
     if causal:
         right = 0 if right is None else min(right, 0)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    cast = torch.get_autocast_dtype(q.device.type) if torch.is_autocast_enabled(q.device.type) else None
+    cast = autocast_dtype(q)
     eager = _unseen(q, k, v)
     key = None
     without = mask is None and alibi_slopes is None and cu_seqlens_q is None and cu_seqlens_k is None
@@ -96,16 +98,25 @@ def attention(
                 "packed attention takes q [Tq, H, D], cu_seqlens_q and cu_seqlens_k, and no mask; "
                 f"not q {tuple(q.shape)} with {'one of them' if mask is None else 'a mask'}"
             )
-        longest_q = _longest(cu_seqlens_q) if max_seqlen_q is None else max_seqlen_q
-        longest_k = _longest(cu_seqlens_k) if max_seqlen_k is None else max_seqlen_k
+        _check_starts(cu_seqlens_q, cu_seqlens_k, q.device)
+        cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
+        longest_q = _longest("q", cu_seqlens_q, len(q)) if max_seqlen_q is None else max_seqlen_q
+        longest_k = _longest("k", cu_seqlens_k, len(k)) if max_seqlen_k is None else max_seqlen_k
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     else:
         longest_q = longest_k = 0
     if cast is not None:
-        q, k, v = (x.to(cast) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v))
+        q, k, v = autocast(q), autocast(k), autocast(v)
     _check(q, k, v, dropout_p, softcap)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    for name, tensor in (("mask", mask), ("alibi_slopes", alibi_slopes)):
+        if tensor is not None and tensor.device != q.device:
+            raise ValueError(f"attention takes {name} on the device of q, {q.device}, not on {tensor.device}")
     if mask is not None:
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise TypeError(f"attention takes a mask that is bool or floating-point, not {mask.dtype}")
+        if mask.dtype not in (torch.bool, q.dtype):
+            mask = mask.to(torch.promote_types(q.dtype, torch.float32))
         mask = _expanded("mask", mask, (*q.shape[:3], k.shape[2]))
     slopes = alibi_slopes
     if slopes is not None:
@@ -138,8 +149,23 @@ def _unseen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     return type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
 
 
-def _longest(starts: torch.Tensor) -> int:
-    return int(starts.diff().max()) if len(starts) > 1 else 0
+def _check_starts(starts_q: torch.Tensor, starts_k: torch.Tensor, device: torch.device) -> None:
+    pair = (starts_q, starts_k)
+    fits = all(starts.dim() == 1 and starts.dtype in (torch.int32, torch.int64) for starts in pair)
+    if not fits or len(starts_q) != len(starts_k) or len(starts_q) < 2 or any(x.device != device for x in pair):
+        found = ", ".join(f"{tuple(starts.shape)} {starts.dtype} on {starts.device}" for starts in pair)
+        raise ValueError(f"packed attention takes cu_seqlens_q and cu_seqlens_k int32 [N + 1] on {device}, not {found}")
+
+
+def _longest(name: str, starts: torch.Tensor, total: int) -> int:
+    """The longest of the sequences that begin at `starts`, and whether those are all `total` positions."""
+    if torch.compiler.is_compiling():
+        return int(starts.diff().max())
+    places: list[int] = starts.tolist()
+    lengths = [end - begin for begin, end in itertools.pairwise(places)]
+    if places[0] != 0 or places[-1] != total or min(lengths) < 0:
+        raise ValueError(f"packed attention takes cu_seqlens_{name} that rise from 0 to {total}, not {places}")
+    return max(lengths)
 
 
 def _expanded(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

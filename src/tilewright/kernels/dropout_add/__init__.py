@@ -69,8 +69,24 @@ def _check(x: torch.Tensor, residual: torch.Tensor, p: float, activation: str) -
 
 
 def _memory_order(x: torch.Tensor) -> list[int]:
-    """The dimensions from the one of the widest stride to the one of neighbours."""
-    return sorted(range(x.dim()), key=lambda dim: (-x.stride()[dim], dim))
+    """The dimensions, the innermost last, as they lie in what PyTorch computes from x.
+
+    By stride, then size; one that repeats (stride 0) compares with none. An insertion sort from the innermost
+    on, like `infer_dense_strides` of ATen's ExpandUtils.cpp.
+    """
+    strides, sizes = x.stride(), x.shape
+    order = list(range(x.dim()))
+    for first in reversed(range(x.dim() - 1)):
+        at = first
+        for inner in range(first + 1, x.dim()):
+            own, other = order[at], order[inner]
+            if 0 in (strides[own], strides[other]):
+                continue
+            if (strides[own], sizes[own]) >= (strides[other], sizes[other]):
+                break
+            order[at], order[inner] = other, own
+            at = inner
+    return order
 
 
 def _alignment(x: torch.Tensor) -> int:

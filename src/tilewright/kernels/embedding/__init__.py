@@ -56,7 +56,7 @@ def _backward(dout: torch.Tensor, indices: torch.Tensor, entries: int, padding: 
     # PyTorch on a CPU adds up in the table's own dtype, which loses digits in 16 bits.
     wide = dout if dout.dtype == torch.float64 else dout.float()
     total = wide.new_zeros(entries, dout.shape[-1])
-    total.index_add_(0, indices.flatten(), wide.reshape(-1, dout.shape[-1]))
+    total.index_add_(0, indices.flatten(), wide.reshape(indices.numel(), dout.shape[-1]))
     if padding != NO_PADDING:
         total[padding] = 0
     return total.to(dout.dtype)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels.device import runs_triton
+from tilewright.kernels.device import autocast, runs_triton
 from tilewright.kernels.registration import define
 
 
@@ -15,7 +15,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
     Args:
         a: [M, K], b: [K, N], one floating-point dtype and device. Rows of any stride; other layouts are
-            made contiguous. fp64 and CPU tensors go to PyTorch.
+            made contiguous. fp64 and CPU tensors go to PyTorch. Under autocast they are taken in its dtype.
 
     Returns:
         [M, N] in their dtype; sums in fp32.
@@ -29,7 +29,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         raise ValueError(
             f"matmul takes one floating-point dtype and device, not {a.dtype} {a.device}, {b.dtype} {b.device}"
         )
-    product: torch.Tensor = _matmul(a, b)
+    product: torch.Tensor = _matmul(autocast(a), autocast(b))
     return product
 
 

@@ -40,7 +40,8 @@ def rotary(
             f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(cos.shape)} and {tuple(sin.shape)}"
         )
     if q.dtype != k.dtype or cos.dtype != sin.dtype or len({t.device for t in (q, k, cos, sin)}) > 1:
-        raise ValueError("rotary takes q and k of one dtype, cos and sin of one dtype, all on one device")
+        kinds = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, cos, sin))
+        raise ValueError(f"rotary takes q and k of one dtype, cos and sin of one dtype, all on one device, not {kinds}")
     if cos.requires_grad or sin.requires_grad:
         raise ValueError("rotary gives cos and sin no gradient; detach them")
     return _rotary(q, k, cos, sin, interleaved, False)  # type: ignore[no-any-return]
@@ -49,11 +50,20 @@ def rotary(
 def _rotate(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, backward: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    q, k = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k))
+    q, k = _readable(q), _readable(k)
     cos, sin = cos.contiguous(), sin.contiguous()
     if runs_triton(q):
         return launch.rotate(q, k, cos, sin, interleaved, backward)
     return _formula(q, cos, sin, interleaved, backward), _formula(k, cos, sin, interleaved, backward)
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    """x or a copy of it, whose last dimension, and that of `empty_like`, is of neighbours.
+
+    Of a dimension that steps by one beside the last (windows of a line), PyTorch may make the inner one.
+    """
+    *steps, last = x.stride()
+    return x if last == 1 and 1 not in steps else x.contiguous()
 
 
 def _formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, backward: bool) -> torch.Tensor:
@@ -73,7 +83,7 @@ def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tens
 def _fake(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, backward: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple(torch.empty_like(x if x.stride(3) == 1 else x.contiguous()) for x in (q, k))  # type: ignore[return-value]
+    return tuple(torch.empty_like(_readable(x)) for x in (q, k))  # type: ignore[return-value]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
