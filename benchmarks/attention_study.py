@@ -337,8 +337,9 @@ A fused forward whose backward reads the scores from memory saves in inference a
 
 ### One head from a thousand to a hundred thousand positions
 
-d 128, batch 1. What the fused way needs grows with S and not with S²: the bytes for each position stay the same.
-Too large: more than 2³¹ scores, of which training keeps several copies.
+d 128, batch 1. What the fused way needs grows with S and not with S²: the bytes for each position stay the same. Those
+of training have the gradient that comes in among them. Too large: more than 2³¹ scores, of which training keeps several
+copies.
 
 {growth(sweep)}
 """

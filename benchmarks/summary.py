@@ -87,6 +87,11 @@ def of_best_peer(results: Results, row: Measurement) -> float | None:
     return _times(row, results.beside(row, PEERS))
 
 
+def of_inductor(results: Results, row: Measurement) -> float | None:
+    """How many times as fast as Inductor in the same race."""
+    return _times(row, results.beside(row, ["inductor"]))
+
+
 def of_cublas(results: Results, row: Measurement) -> float | None:
     """Speed as a share of the bare matrix product's in the same race."""
     return _times(row, results.beside(row, ["cublas-bare"]))
