@@ -92,36 +92,21 @@ def attention(
         course = direct.kept(key, q, k, v)
         if course is not None:
             return direct.run(course, q, k, v, return_lse)
+    longest_q = longest_k = 0
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        if cu_seqlens_q is None or cu_seqlens_k is None or q.dim() != 3 or mask is not None:
-            raise ValueError(
-                "packed attention takes q [Tq, H, D], cu_seqlens_q and cu_seqlens_k, and no mask; "
-                f"not q {tuple(q.shape)} with {'one of them' if mask is None else 'a mask'}"
-            )
-        _check_starts(cu_seqlens_q, cu_seqlens_k, q.device)
-        cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
+        cu_seqlens_q, cu_seqlens_k = _starts(cu_seqlens_q, cu_seqlens_k, q, mask)
         longest_q = _longest("q", cu_seqlens_q, len(q)) if max_seqlen_q is None else max_seqlen_q
         longest_k = _longest("k", cu_seqlens_k, len(k)) if max_seqlen_k is None else max_seqlen_k
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    else:
-        longest_q = longest_k = 0
     if cast is not None:
         q, k, v = autocast(q), autocast(k), autocast(v)
     _check(q, k, v, dropout_p, softcap)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    for name, tensor in (("mask", mask), ("alibi_slopes", alibi_slopes)):
-        if tensor is not None and tensor.device != q.device:
-            raise ValueError(f"attention takes {name} on the device of q, {q.device}, not on {tensor.device}")
-    if mask is not None:
-        if mask.dtype != torch.bool and not mask.is_floating_point():
-            raise TypeError(f"attention takes a mask that is bool or floating-point, not {mask.dtype}")
-        if mask.dtype not in (torch.bool, q.dtype):
-            mask = mask.to(torch.promote_types(q.dtype, torch.float32))
-        mask = _expanded("mask", mask, (*q.shape[:3], k.shape[2]))
-    slopes = alibi_slopes
-    if slopes is not None:
+    mask = None if mask is None else _mask(mask, q, k)
+    slopes = None
+    if alibi_slopes is not None:
         lanes = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
-        slopes = _expanded("alibi_slopes", slopes, (lanes, q.shape[1])).to(torch.float32).contiguous()
+        slopes = _expanded("alibi_slopes", alibi_slopes, (lanes, q.shape[1]), q.device).to(torch.float32).contiguous()
     ours = q.dtype in DTYPES and q.device.type in _DEVICES and max(q.shape[3], v.shape[3]) <= MOST_WIDTH
     # One query times a matrix is summed in trees by PyTorch, which is more exact in fp32 than our chains of products.
     ours = ours and not (q.dtype == torch.float32 and q.shape[2] == 1 and cu_seqlens_q is None)
@@ -149,12 +134,23 @@ def _unseen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     return type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
 
 
-def _check_starts(starts_q: torch.Tensor, starts_k: torch.Tensor, device: torch.device) -> None:
+def _starts(
+    starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, q: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where packed sequences begin, contiguous; ValueError for what is no such call."""
+    if starts_q is None or starts_k is None or q.dim() != 3 or mask is not None:
+        raise ValueError(
+            "packed attention takes q [Tq, H, D], cu_seqlens_q and cu_seqlens_k, and no mask; "
+            f"not q {tuple(q.shape)} with {'one of them' if mask is None else 'a mask'}"
+        )
     pair = (starts_q, starts_k)
     fits = all(starts.dim() == 1 and starts.dtype in (torch.int32, torch.int64) for starts in pair)
-    if not fits or len(starts_q) != len(starts_k) or len(starts_q) < 2 or any(x.device != device for x in pair):
+    if not fits or len(starts_q) != len(starts_k) or len(starts_q) < 2 or any(x.device != q.device for x in pair):
         found = ", ".join(f"{tuple(starts.shape)} {starts.dtype} on {starts.device}" for starts in pair)
-        raise ValueError(f"packed attention takes cu_seqlens_q and cu_seqlens_k int32 [N + 1] on {device}, not {found}")
+        raise ValueError(
+            f"packed attention takes cu_seqlens_q and cu_seqlens_k int32 [N + 1] on {q.device}, not {found}"
+        )
+    return starts_q.contiguous(), starts_k.contiguous()
 
 
 def _longest(name: str, starts: torch.Tensor, total: int) -> int:
@@ -168,7 +164,18 @@ def _longest(name: str, starts: torch.Tensor, total: int) -> int:
     return max(lengths)
 
 
-def _expanded(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """`mask` for each score, of a dtype that the kernels add or look at."""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"attention takes a mask that is bool or floating-point, not {mask.dtype}")
+    if mask.dtype not in (torch.bool, q.dtype):
+        mask = mask.to(torch.promote_types(q.dtype, torch.float32))
+    return _expanded("mask", mask, (*q.shape[:3], k.shape[2]), q.device)
+
+
+def _expanded(name: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    if tensor.device != device:
+        raise ValueError(f"attention takes {name} on the device of q, {device}, not on {tensor.device}")
     try:
         return tensor.expand(shape)
     except RuntimeError:
