@@ -180,9 +180,11 @@ def test_nothing_has_the_name_of_a_run_before_it_is_whole(tmp_path: Path) -> Non
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     script = """if True:
-        import sys, time
+        import signal, sys, time
         from pathlib import Path
         from tilewright.store import Run
+        # A shell's background jobs, the tests among them, ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with Run.create(Path(sys.argv[1]), command="", target="", case="") as run:
             print("begun", flush=True)
             time.sleep(60)
