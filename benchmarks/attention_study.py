@@ -22,7 +22,7 @@ from examples.attention import case
 from tilewright.account import account
 from tilewright.hardware.profiles import DeviceProfile, profile_for
 from tilewright.kernels.attention.variants import MOST_SCORES
-from tilewright.measure.results import read_results
+from tilewright.measure.racing.results import read_results
 from tilewright.records.measurement import Direction, Measurement
 from tilewright.records.program import Operator
 from tilewright.report.quantity import count, duration, nbytes, ratio

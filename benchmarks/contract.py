@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from examples import attention, gelu_dropout_residual, manual_gelu, mlp, naive_softmax, transformer_block
-from tilewright.measure.verify import verify
+from tilewright.measure.truth.verify import verify
 from tilewright.records.case import Case
 from tilewright.records.errors import VerificationError
 from tilewright.records.measurement import Verified

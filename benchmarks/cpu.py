@@ -25,8 +25,8 @@ import torch
 from examples import gelu_dropout_residual, manual_gelu, naive_softmax, transformer_block
 from tilewright.account import account
 from tilewright.hardware.profiles import local_profile
-from tilewright.measure.results import write_results
-from tilewright.measure.verify import verify
+from tilewright.measure.racing.results import write_results
+from tilewright.measure.truth.verify import verify
 from tilewright.records.case import Case
 from tilewright.verbs import Subject, measure
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.kernels.catalogue import suite
-from tilewright.measure.results import read_results
+from tilewright.measure.racing.results import read_results
 from tilewright.records.measurement import Measurement
 from tilewright.report.quantity import duration, nbytes, ratio
 

@@ -24,8 +24,8 @@ from tilewright.hardware.ceilings import device_name
 from tilewright.hardware.detect import detect
 from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import DeviceProfile, local_profile
-from tilewright.measure.benchmark import benchmark
-from tilewright.measure.results import environment, measurement, write_results
+from tilewright.measure.racing.results import environment, measurement, write_results
+from tilewright.measure.timing.benchmark import benchmark
 from tilewright.records.case import DTYPES, Case
 from tilewright.records.measurement import Direction, Measurement
 from tilewright.verbs import Subject

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewright.measure.results import read_results
+from tilewright.measure.racing.results import read_results
 from tilewright.records.measurement import Measurement
 from tilewright.report.quantity import count, duration, ratio
 

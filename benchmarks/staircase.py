@@ -34,9 +34,9 @@ import triton.language as tl
 from tilewright.anatomy.capture import capturing, launch_record
 from tilewright.hardware.geometry import laid_out
 from tilewright.hardware.occupancy import Waves
-from tilewright.measure.benchmark import benchmark
-from tilewright.measure.results import environment, measurement, write_results
-from tilewright.measure.stopwatch import CudaStopwatch
+from tilewright.measure.racing.results import environment, measurement, write_results
+from tilewright.measure.timing.benchmark import benchmark
+from tilewright.measure.timing.stopwatch import CudaStopwatch
 from tilewright.records.measurement import Measurement
 
 

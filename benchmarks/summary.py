@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cute_attention import TIMES_CUDNN
-from tilewright.measure.results import read_results
+from tilewright.measure.racing.results import read_results
 from tilewright.records.measurement import Measurement
 
 ROOT = Path(__file__).parent / "results"

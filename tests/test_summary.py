@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import summary
 from benchmarks.summary import BARS, Results, Verdict, read_all, verdicts
-from tilewright.measure.results import write_results
+from tilewright.measure.racing.results import write_results
 from tilewright.records.measurement import Measurement
 
 COPY = 4000.0

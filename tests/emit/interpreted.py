@@ -22,8 +22,8 @@ from tilewright.emit.cpp import emit_cpp, translation_unit
 from tilewright.emit.source import language_of
 from tilewright.emit.triton import emit_triton
 from tilewright.loops.lower import Lowered
-from tilewright.measure.contract import compare
-from tilewright.measure.reference import reference_run
+from tilewright.measure.truth.contract import compare
+from tilewright.measure.truth.reference import reference_run
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError
 from tilewright.records.measurement import Verified

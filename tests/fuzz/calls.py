@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from tests.kernels.attentions import Call
+from tests.kernels.attention.calls import Call
 from tilewright.kernels.catalogue import suite
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 from tilewright.records.measurement import Verified
 
 Sizes = Callable[[random.Random, bool], tuple[int, ...]]

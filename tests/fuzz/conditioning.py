@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.measure.contract import compare
-from tilewright.measure.reference import JUMPS, Pair, reference_run
-from tilewright.measure.verify import Joint, joint_graph, named_tensors, random_tangents
+from tilewright.measure.truth.contract import compare
+from tilewright.measure.truth.reference import JUMPS, Pair, reference_run
+from tilewright.measure.truth.verify import Joint, joint_graph, named_tensors, random_tangents
 
 MOST_ULPS = 16.0
 """The relative error that eager may have, in units of the coarsest dtype on the way to the result."""

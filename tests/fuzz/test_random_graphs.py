@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from tests.fuzz.conditioning import unjudged
 from tests.fuzz.graphs import Graph, graphs
 from tilewright.backend import Recording, backend, recording
-from tilewright.measure.verify import verify
+from tilewright.measure.truth.verify import verify
 from tilewright.records.measurement import Verified
 
 GRAPHS = int(os.environ.get("TILEWRIGHT_FUZZ_GRAPHS") or 300)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.measure.cheats import ON_GPU, Function, persisting_l2_cuda, reference, suite
-from tilewright.measure.cold import persisting_bytes, proved_cold
-from tilewright.measure.crosscheck import own_costs, profile, replay_us
-from tilewright.measure.race import Outcome, Race
-from tilewright.measure.stopwatch import CudaStopwatch
+from tests.measure.racing.cheats import ON_GPU, Function, persisting_l2_cuda, reference, suite
+from tilewright.measure.racing.race import Outcome, Race
+from tilewright.measure.timing.cold import persisting_bytes, proved_cold
+from tilewright.measure.timing.crosscheck import own_costs, profile, replay_us
+from tilewright.measure.timing.stopwatch import CudaStopwatch
 from tilewright.records.measurement import Direction
 
 pytestmark = pytest.mark.gpu

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tests.gpu.kernels.launching import replayed, values_of
 from tilewright.backend import Recording, backend, recording
 from tilewright.kernels.attention.native import EXTENSION
-from tilewright.measure.benchmark import benchmark
-from tilewright.measure.verify import verify
+from tilewright.measure.timing.benchmark import benchmark
+from tilewright.measure.truth.verify import verify
 from tilewright.passes import pipeline
 from tilewright.records.program import Decision
 from tilewright.tune.attention import race
@@ -157,6 +157,7 @@ def test_steps_in_cpp_give_the_same() -> None:
     call, record = compiled(Block(True).to(GPU, torch.bfloat16))
     x = inputs()
     first = values_of(call, [x])
+    values_of(call, [x])  # asks for the library: only now is it known what the first call was
     if on_hopper():
         assert EXTENSION.wait()
     then = values_of(call, [x])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tilewright.measure.crosscheck import replay_us
-from tilewright.measure.stopwatch import CudaStopwatch
+from tilewright.measure.timing.crosscheck import replay_us
+from tilewright.measure.timing.stopwatch import CudaStopwatch
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tilewright.measure.profile import Plan, Recorder
-from tilewright.measure.ranges import Ranges, nvtx
+from tilewright.measure.recording.profile import Plan, Recorder
+from tilewright.measure.recording.ranges import Ranges, nvtx
 from tilewright.profiling.block import profile
 from tilewright.store.query import query
 

@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from tests.trace.kineto import analysed, rows
-from tilewright.measure.synchronisations import marked_synchronisations
+from tilewright.measure.recording.synchronisations import marked_synchronisations
 
 pytestmark = pytest.mark.gpu
 

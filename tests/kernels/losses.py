@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from tilewright.kernels.cross_entropy import by_way, reference
 from tilewright.kernels.cross_entropy.variants import SUITES
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 from tilewright.records.measurement import Verified
 from tilewright.records.suite import Variant
 

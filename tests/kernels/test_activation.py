@@ -17,7 +17,7 @@ from tilewright.kernels import activation
 from tilewright.kernels.activation import cuda, launch, reference
 from tilewright.kernels.activation.rows import rows_of
 from tilewright.kernels.catalogue import suite
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 UNARY = {"gelu": reference.gelu, "silu": reference.silu}
 GATED = {"swiglu": reference.swiglu, "geglu": reference.geglu}

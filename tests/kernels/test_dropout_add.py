@@ -12,7 +12,7 @@ from tests.kernels.machine_code import compiled, spilled
 from tilewright.kernels.activation import formula
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.dropout_add import dropout_add, generator, launch
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 KINDS = ["none", "gelu", "gelu_tanh", "silu"]
 OPERATOR = "dropout_add"

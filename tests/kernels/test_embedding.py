@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tests.kernels.machine_code import compiled, spilled
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.embedding import embedding, launch, reference
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])

@@ -14,7 +14,7 @@ from tests.kernels.hopper import assembled, instructions
 from tests.kernels.layouts import layouts
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.linear import choice, cuda, linear_dropout_add, linear_gelu
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 SHAPES = [(0, 4, 5), (1, 1, 1), (7, 3, 1), (31, 24, 37)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]

@@ -9,7 +9,7 @@ from tests.kernels.vocabulary import OPTIONS, Options, by_position, error_of_a_s
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.linear_cross_entropy import chunks, linear_cross_entropy
 from tilewright.kernels.linear_cross_entropy.reference import linear_cross_entropy as linear_cross_entropy_of_all
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 SUITE = "linear_cross_entropy"
 

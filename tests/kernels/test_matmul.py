@@ -11,7 +11,7 @@ from tests.kernels.hopper import assembled
 from tests.kernels.layouts import layouts
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.matmul import cuda, matmul
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)

@@ -10,7 +10,7 @@ import torch
 from tests.kernels.machine_code import compiled, spilled
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.rotary import reference, rotary
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 SIZES = [(1, 1, 1, 1, 2), (2, 5, 3, 1, 12), (1, 3, 4, 4, 64), (0, 3, 2, 2, 8)]
 

@@ -9,7 +9,7 @@ from tests.kernels.layouts import layouts
 from tests.kernels.machine_code import compiled, spilled
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.weighted_sum import in_tiles, launch, weighted_sum
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 SHAPES = [(0, 5), (1, 1), (7, 1), (7, 37), (3, 1000)]
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from tilewright.backend import backend, recording
-from tilewright.measure.contract import compare
-from tilewright.measure.verify import verify
+from tilewright.measure.truth.contract import compare
+from tilewright.measure.truth.verify import verify
 
 SHAPES = {"images": (4, 5, 3, 7), "one channel": (3, 1, 17), "rows": (33, 6), "wide": (2, 130, 1, 1)}
 

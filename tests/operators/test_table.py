@@ -15,8 +15,8 @@ from torch import fx
 from tests.operators.samples import CALLS, VIEWS, Maker, Operands, combinations
 from tilewright.emit.cpp import emit_cpp, translation_unit
 from tilewright.loops.lower import lower
-from tilewright.measure.contract import compare
-from tilewright.measure.reference import reference_run
+from tilewright.measure.truth.contract import compare
+from tilewright.measure.truth.reference import reference_run
 from tilewright.operators import table
 from tilewright.operators.axes import Unfusable
 from tilewright.passes.fusion import fuse

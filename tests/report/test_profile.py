@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tilewright.measure.profile import Plan, Recording
+from tilewright.measure.recording.profile import Plan, Recording
 from tilewright.report.profile import loss_words, recorded_words, show_profile
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
 

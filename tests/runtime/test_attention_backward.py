@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tilewright.backend import backend, recording
-from tilewright.measure.contract import compare
-from tilewright.measure.verify import verify
+from tilewright.measure.truth.contract import compare
+from tilewright.measure.truth.verify import verify
 from tilewright.runtime.attention_backward import OPERATOR, attention_backward
 
 SHAPES = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.attention_driver import Asked, Launched, Switched
+from tests.kernels.attention.driver import Asked, Launched, Switched
 from tilewright.runtime import launch
 from tilewright.runtime.executable import TensorSpec
 from tilewright.runtime.launch import EXTENSION, Driver, Kernel, bound

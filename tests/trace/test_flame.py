@@ -121,7 +121,7 @@ def test_threads_that_wait_and_the_recorders_frames_are_left_out(tmp_path: Path)
     python = "python_function"
     waiting = [
         host("threading.py(1002): _bootstrap", 0, 100, python) | {"tid": 2},
-        host("tilewright/measure/guard.py(76): _poll", 1, 90, python) | {"tid": 2},
+        host("tilewright/measure/recording/guard.py(76): _poll", 1, 90, python) | {"tid": 2},
     ]
     events = [
         host("<frozen runpy>(88): _run_code", 0, 100, python),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trace.kineto import AUTOGRAD, HOST, Trace, analysed, rows
-from tilewright.measure.windows import Detail, KinetoWindow
+from tilewright.measure.recording.windows import Detail, KinetoWindow
 
 HERE = Path(__file__).name
 

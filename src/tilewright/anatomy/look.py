@@ -231,8 +231,8 @@ def _distinct(launches: list[Captured]) -> list[Captured]:
 
 def _time(captured: Captured) -> float:
     """Median of a launch in microseconds, L2 flushed before each."""
-    from tilewright.measure.benchmark import benchmark
-    from tilewright.measure.stopwatch import CudaStopwatch
+    from tilewright.measure.timing.benchmark import benchmark
+    from tilewright.measure.timing.stopwatch import CudaStopwatch
 
     timing = benchmark({"": captured.launch}, min_repeats=5, max_seconds=0.2, stopwatch=CudaStopwatch("cuda"))
     return timing[""].median_us

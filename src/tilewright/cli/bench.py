@@ -74,7 +74,7 @@ def _bench_operator(
     quiet: bool,
 ) -> None:
     from tilewright.bench import Heat, bench_suite, faults, remarks
-    from tilewright.measure.results import append_results, as_line
+    from tilewright.measure.racing.results import append_results, as_line
     from tilewright.report import bench_plot
     from tilewright.report.bench_table import show_race
 
@@ -111,7 +111,7 @@ def _bench_case(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from tilewright.measure.results import append_results, as_line
+    from tilewright.measure.racing.results import append_results, as_line
     from tilewright.report.optimised import show_optimize
     from tilewright.verbs import bench_case
 

@@ -27,7 +27,7 @@ def doctor(
         machine, ceilings = local_ceilings(refresh, device)
     record = machine_record(machine, ceilings)
     if out:
-        from tilewright.measure.results import write_atomically
+        from tilewright.measure.racing.results import write_atomically
 
         write_atomically(out, json.dumps(record, indent=1, ensure_ascii=False) + "\n", mode=0o644)
     if as_json:

@@ -41,8 +41,8 @@ def profile(
     quiet: Quiet = False,
 ) -> None:
     """Record a case, or a program and all its ranks: operators, timeline, memory; writes a run and a page."""
-    from tilewright.measure.profile import Plan
-    from tilewright.measure.windows import Detail
+    from tilewright.measure.recording.profile import Plan
+    from tilewright.measure.recording.windows import Detail
     from tilewright.profiling.program import profile_program
     from tilewright.profiling.steps import profile_case
     from tilewright.report.accounting import accounting_of, show_accounting

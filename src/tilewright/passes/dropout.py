@@ -24,7 +24,7 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.hardware.language import language_of
-from tilewright.measure.contract import ulp
+from tilewright.measure.truth.contract import ulp
 from tilewright.operators.table import row_of
 from tilewright.passes.draws import SHAPE, draw_stream, generator_is_known, keep
 

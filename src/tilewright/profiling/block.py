@@ -11,8 +11,8 @@ from typing import Any
 
 from tilewright import backend
 from tilewright.backend import Recording as CompiledRecording
-from tilewright.measure.profile import Plan, Recorder, Recording
-from tilewright.measure.windows import Detail
+from tilewright.measure.recording.profile import Plan, Recorder, Recording
+from tilewright.measure.recording.windows import Detail
 from tilewright.profiling.compiled import program_of
 from tilewright.profiling.regions import marked_regions
 from tilewright.profiling.saved import Profiled, save

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tilewright.measure.profile import Plan, Recording
+from tilewright.measure.recording.profile import Plan, Recording
 from tilewright.profiling import compiled
 from tilewright.profiling.saved import Profiled, save
 from tilewright.profiling.start import COMPILED, FOLDER, PLAN, RECORDING, STOP

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tilewright import backend
-from tilewright.measure.profile import Plan, Recorder, Recording
+from tilewright.measure.recording.profile import Plan, Recorder, Recording
 from tilewright.profiling import compiled
 from tilewright.profiling.regions import marked_regions
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.measure.profile import Plan, Recorder
+from tilewright.measure.recording.profile import Plan, Recorder
 from tilewright.profiling.regions import marked_regions
 from tilewright.profiling.saved import Profiled, save
 from tilewright.records.case import Case

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.measure.stopwatch import Stopwatch, stopwatch_for
+from tilewright.measure.timing.stopwatch import Stopwatch, stopwatch_for
 from tilewright.runtime.executable import Executable, Slots
 
 REPEATS = 9

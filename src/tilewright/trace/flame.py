@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Weight = Literal["host", "device"]
 Integers = NDArray[np.int64]
 
-_RECORDER = re.compile(r"^<frozen runpy>\(|(^|/)tilewright/(profiling|measure)/\w+\.py\(")
+_RECORDER = re.compile(r"^<frozen runpy>\(|(^|/)tilewright/(profiling|measure)/(\w+/)*\w+\.py\(")
 _HIDDEN = -1
 # What lies deeper counts for its ancestor at this depth.
 DEEPEST = 400

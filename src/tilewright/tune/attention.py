@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.graph.capture import in_real_tensors
-from tilewright.measure.benchmark import benchmark
+from tilewright.measure.timing.benchmark import benchmark
 from tilewright.records import cache
 from tilewright.tune.kept import keep, kept
 from tilewright.tune.trial import Trial

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from tilewright.emit.cpp import emit_cpp, translation_unit
-from tilewright.measure.benchmark import benchmark
+from tilewright.measure.timing.benchmark import benchmark
 from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
 from tilewright.runtime.compiler import load

@@ -11,8 +11,8 @@ from tests.kernels.layouts import layouts
 from tilewright.kernels import activation
 from tilewright.kernels.activation import cuda, launch
 from tilewright.kernels.catalogue import suite
-from tilewright.measure.contract import compare
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.contract import compare
+from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

@@ -13,7 +13,7 @@ from tests.gpu.kernels.launching import compiled, on_a_side_stream, values_of
 from tests.kernels.layouts import layouts
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.dropout_add import dropout_add
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

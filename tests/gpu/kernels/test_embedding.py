@@ -12,7 +12,7 @@ import torch
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.embedding import embedding
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

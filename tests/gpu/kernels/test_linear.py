@@ -12,7 +12,7 @@ from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, va
 from tests.kernels.layouts import layouts
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.linear import choice, cuda, dropout_add_fused, gelu_fused, linear_dropout_add, linear_gelu
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

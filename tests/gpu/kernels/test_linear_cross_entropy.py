@@ -9,8 +9,8 @@ from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, va
 from tests.kernels.vocabulary import OPTIONS, Options, by_position, inputs
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.linear_cross_entropy import chunks, linear_cross_entropy, reference
-from tilewright.measure.contract import compare
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.contract import compare
+from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(1, 1, 1), (131, 37, 101), (23, 64, 50257), (512, 256, 32768)]

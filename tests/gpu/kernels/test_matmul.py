@@ -11,7 +11,7 @@ from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, va
 from tests.kernels.layouts import layouts
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.matmul import cuda, matmul
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 SIZES = [(0, 4, 5), (1, 1, 1), (131, 37, 7), (1000, 1, 64), (257, 300, 129), (1024, 520, 2048)]

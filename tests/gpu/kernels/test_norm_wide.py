@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import wide
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.fuzz.calls import attention, broken
-from tests.kernels.attentions import wrong
+from tests.kernels.attention.calls import wrong
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

@@ -11,7 +11,7 @@ from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, va
 from tests.kernels.rows import LAYOUTS, SPECIALS, layout
 from tilewright.kernels.softmax import by_way, softmax
 from tilewright.kernels.softmax.variants import COLUMNS, SUITES
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

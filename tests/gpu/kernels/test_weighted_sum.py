@@ -9,7 +9,7 @@ from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, va
 from tests.kernels.layouts import layouts
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.weighted_sum import in_tiles, weighted_sum
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

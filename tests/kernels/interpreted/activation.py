@@ -13,8 +13,8 @@ from tilewright.kernels import activation
 from tilewright.kernels.activation import launch, reference
 from tilewright.kernels.activation.variants import SUITES
 from tilewright.kernels.device import interpreted
-from tilewright.measure.contract import compare
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.contract import compare
+from tilewright.measure.truth.proof import prove
 
 install()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from tests.kernels.attentions import Call, wrong
+from tests.kernels.attention.calls import Call, wrong
 from tests.kernels.interpreter import install
 from tilewright.kernels.attention import attention, reference
 

@@ -10,7 +10,7 @@ from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
 from tilewright.kernels.activation import formula, formula_backward
 from tilewright.kernels.dropout_add import generator, launch, reference
-from tilewright.measure.contract import compare
+from tilewright.measure.truth.contract import compare
 
 install()
 SEED = 0x9234_5678_9ABC_DEF0

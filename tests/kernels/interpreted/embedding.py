@@ -8,7 +8,7 @@ import torch
 from tests.kernels.interpreter import install
 from tilewright.kernels.embedding import embedding, launch
 from tilewright.kernels.embedding.variants import SUITES
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 install()
 SUITE = SUITES["embedding"]

@@ -11,7 +11,7 @@ import torch
 from tests.kernels.interpreter import install
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.linear.triton import linear_gelu
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 install()
 

@@ -10,7 +10,7 @@ from tests.kernels.vocabulary import OPTIONS, Options, by_position, error_of_a_s
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.linear_cross_entropy import chunks
 from tilewright.kernels.linear_cross_entropy import triton as kernels
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 install()
 

@@ -12,7 +12,7 @@ from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.matmul import matmul
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 install()
 SIZES = [(1, 1, 1), (0, 5, 3), (5, 3, 0), (67, 130, 37), (64, 1, 65)]

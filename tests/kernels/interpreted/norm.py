@@ -11,7 +11,7 @@ from torch import Tensor
 from tilewright.kernels import norm
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import triton
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 CPU = torch.device("cpu")

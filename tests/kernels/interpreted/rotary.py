@@ -10,7 +10,7 @@ import torch
 from tests.kernels.interpreter import install
 from tilewright.kernels.rotary import reference, rotary
 from tilewright.kernels.rotary.variants import SUITES
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 install()
 SIZES = [(1, 1, 1, 1, 2), (2, 5, 3, 1, 12), (1, 2, 40, 5, 128), (1, 2, 2, 2, 26), (0, 3, 2, 2, 8)]

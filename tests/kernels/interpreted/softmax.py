@@ -11,7 +11,7 @@ from tests.kernels.rows import LAYOUTS, SPECIALS, layout
 from tilewright.kernels.softmax import by_way
 from tilewright.kernels.softmax import triton as kernels
 from tilewright.kernels.softmax.variants import SUITES
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -9,8 +9,8 @@ from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
 from tilewright.kernels.weighted_sum import in_tiles, launch, weighted_sum
 from tilewright.kernels.weighted_sum.variants import SUITES
-from tilewright.measure.contract import compare
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.contract import compare
+from tilewright.measure.truth.proof import prove
 
 install()
 SUITE = SUITES["weighted_sum"]

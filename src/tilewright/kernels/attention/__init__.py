@@ -103,14 +103,8 @@ def attention(
     _check(q, k, v, dropout_p, softcap)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     mask = None if mask is None else _mask(mask, q, k)
-    slopes = None
-    if alibi_slopes is not None:
-        lanes = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
-        slopes = _expanded("alibi_slopes", alibi_slopes, (lanes, q.shape[1]), q.device).to(torch.float32).contiguous()
-    ours = q.dtype in DTYPES and q.device.type in _DEVICES and max(q.shape[3], v.shape[3]) <= MOST_WIDTH
-    # One query times a matrix is summed in trees by PyTorch, which is more exact in fp32 than our chains of products.
-    ours = ours and not (q.dtype == torch.float32 and q.shape[2] == 1 and cu_seqlens_q is None)
-    if not ours or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (mask, slopes))):
+    slopes = None if alibi_slopes is None else _slopes(alibi_slopes, q, cu_seqlens_q)
+    if not _takes(q, v, cu_seqlens_q is not None, mask, slopes):
         out, lse = plain.attention(
             q, k, v, cu_seqlens_q, cu_seqlens_k, (left, right), scale, softcap, mask, slopes, dropout_p, return_lse
         )
@@ -132,6 +126,18 @@ def _unseen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     if torch.compiler.is_compiling() or watched():
         return False
     return type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
+
+
+def _takes(
+    q: torch.Tensor, v: torch.Tensor, packed: bool, mask: torch.Tensor | None, slopes: torch.Tensor | None
+) -> bool:
+    """Whether the kernels compute a call; PyTorch's operators do the others."""
+    if q.dtype not in DTYPES or q.device.type not in _DEVICES or max(q.shape[3], v.shape[3]) > MOST_WIDTH:
+        return False
+    # One query times a matrix is summed in trees by PyTorch, which is more exact in fp32 than our chains of products.
+    if q.dtype == torch.float32 and q.shape[2] == 1 and not packed:
+        return False
+    return not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (mask, slopes)))
 
 
 def _starts(
@@ -171,6 +177,12 @@ def _mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     if mask.dtype not in (torch.bool, q.dtype):
         mask = mask.to(torch.promote_types(q.dtype, torch.float32))
     return _expanded("mask", mask, (*q.shape[:3], k.shape[2]), q.device)
+
+
+def _slopes(slopes: torch.Tensor, q: torch.Tensor, starts_q: torch.Tensor | None) -> torch.Tensor:
+    """`slopes` of each batch entry or packed sequence and head, fp32."""
+    lanes = q.shape[0] if starts_q is None else len(starts_q) - 1
+    return _expanded("alibi_slopes", slopes, (lanes, q.shape[1]), q.device).to(torch.float32).contiguous()
 
 
 def _expanded(name: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

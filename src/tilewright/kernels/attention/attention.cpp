@@ -1,5 +1,6 @@
 // Attention called eagerly, with its gradient, without Python: results and scratch are allocated, the launches of
-// `chain.py` are filled in and sent to the driver, and a node of autograd's graph does the same for the backward.
+// `hopper/chain.py` are filled in and sent to the driver, and a node of autograd's graph does the same for the
+// backward.
 //
 // A training step of a small attention takes the GPU less time than Python takes to describe it. What is not done
 // here, a gradient of lse or of the gradient, goes to a Python function that does it all.
@@ -14,7 +15,7 @@
 
 namespace {
 
-// Layouts as in `chain.py` and `native.py`.
+// Layouts as in `hopper/chain.py` and `native.py`.
 constexpr int BYTES = 2048, PATCHES = 48, MAPS = 8, PARAMETERS = 64, LAUNCHES = 3, RANK = 4;
 constexpr int MAP_ALIGNMENT = 64;
 

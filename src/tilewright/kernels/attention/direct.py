@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tilewright.kernels.attention import dispatch, hopper_forward, native, registered
+from tilewright.kernels.attention import dispatch, native, registered
+from tilewright.kernels.attention.hopper import forward as hopper_forward
 from tilewright.kernels.attention.native import EXTENSION
 from tilewright.kernels.attention.request import Operands, Request, Strides
 from tilewright.kernels.device import NARROW

@@ -13,8 +13,8 @@ from tilewright.kernels.attention.request import NARROWEST, VECTOR_STEP, Operand
 from tilewright.kernels.device import current
 from tilewright.kernels.dropout_add import generator
 
-FORWARDS = ("cuda_decode", "decode", "hopper_forward", "triton_launch")
-BACKWARDS = ("hopper_backward", "triton_launch")
+FORWARDS = ("decode.cuda", "decode.launch", "hopper.forward", "portable.launch")
+BACKWARDS = ("hopper.backward", "portable.launch")
 """Modules with `supports` and `forward` or `backward`; the first that supports a call takes it.
 
 One that has `bound` gives there the launch of a request whose result has certain strides, which costs less."""
@@ -96,10 +96,10 @@ def backward(
         if level is None and dlse is None:
             chosen(request, way, True).backward(request, operands, out, lse, dout, dq, dk, dv)
         else:
-            from tilewright.kernels.attention import triton_launch
+            from tilewright.kernels.attention.portable import launch as portable
 
             dlse = dlse if dlse is None else dlse.contiguous()
-            triton_launch.backward(request, operands, out, lse, dout, dq, dk, dv, level, dlse)
+            portable.backward(request, operands, out, lse, dout, dq, dk, dv, level, dlse)
     if request.sees_one_key and dlse is None:
         # What q and k have is rounding, NaN apart.
         for gradient in (dq, dk):

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from tilewright.kernels import nvrtc
-from tilewright.kernels.attention import dispatch, hopper_backward, hopper_forward
-from tilewright.kernels.attention.chain import Layout
-from tilewright.kernels.attention.hopper_launch import RANK
+from tilewright.kernels.attention import dispatch
+from tilewright.kernels.attention.hopper import backward as hopper_backward
+from tilewright.kernels.attention.hopper import forward as hopper_forward
+from tilewright.kernels.attention.hopper.chain import Layout
+from tilewright.kernels.attention.hopper.launch import RANK
 from tilewright.kernels.attention.request import Request
 from tilewright.kernels.extension import Extension
 

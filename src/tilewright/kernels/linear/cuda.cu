@@ -72,7 +72,7 @@
 // multiplies by pieces).
 
 #include "dropout.cuh"
-#include "ptx.cuh"
+#include "instructions.cuh"
 
 constexpr int BM = 128, BN = 256, BK = 64, CLUSTER = 2;
 constexpr int GROUP = 8;  // rows of cluster tiles that are walked together
@@ -142,7 +142,7 @@ __device__ __forceinline__ void produce(const Shared& s, const TensorMap* x_map,
             u32 bias_bytes = BIAS && step == 0 ? 2 * min(BN, p.n - tile.column) : 0;
             barrier_expect(full, X_BYTES + W_BYTES + bias_bytes);
             if (bias_bytes)
-                copy_bytes(s.bias + ROW_BYTES * (turn % BIAS_SLOTS), (const char*)p.bias + 2 * tile.column, bias_bytes,
+                load_bytes(s.bias + ROW_BYTES * (turn % BIAS_SLOTS), (const char*)p.bias + 2 * tile.column, bias_bytes,
                            full);
             copy_tile(s.x + X_BYTES * slot, x_map, full, step * BK, tile.row);
             copy_tile_to_all(s.w + W_BYTES * slot + W_PART * rank, w_map, full, step * BK,
@@ -333,13 +333,13 @@ __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int 
         int before = 0;
         for (int step = 0; step < steps; ++step) {
             barrier_wait(s.full + 8 * slot, parity);
-            u64 a = descriptor(s.x + X_BYTES * slot + X_BYTES / 2 * part), b = descriptor(s.w + W_BYTES * slot);
+            u64 a = along_k(s.x + X_BYTES * slot + X_BYTES / 2 * part), b = along_k(s.w + W_BYTES * slot);
             mma_fence();
 #pragma unroll
             for (int i = 0; i < BK / 16; ++i) mma(d, a + 2 * i, b + 2 * i, step > 0 || i > 0);
             mma_commit();
             if (step > 0) {
-                mma_wait_one();
+                mma_wait<1>();
                 if (signals) barrier_arrive_at(s.empty + 8 * before, threadIdx.x % 128);
             }
             before = slot;

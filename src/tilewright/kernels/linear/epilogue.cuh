@@ -4,35 +4,7 @@
 
 #pragma once
 
-#include "ptx.cuh"
-
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 pair;
-#if HALF
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-#else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-#endif
-    return pair;
-}
-
-__device__ __forceinline__ float2 unpack(u32 pair) {
-    float2 values;
-#if HALF
-    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}"
-        : "=f"(values.x), "=f"(values.y) : "r"(pair));
-#else
-    values.x = __uint_as_float(pair << 16);
-    values.y = __uint_as_float(pair & 0xFFFF0000u);
-#endif
-    return values;
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+#include "hopper.cuh"
 
 // The lesser and the greater, NaN where one is NaN.
 __device__ __forceinline__ u32 least(u32 pair, u32 other) {

@@ -34,7 +34,7 @@ _UNKNOWN = ("?", "?", 0)
 
 
 def add_python_lines(connection: DuckDBPyConnection) -> None:
-    """Fill `python_line` from the headers of traces; what is not as `measure/lines.py` writes it adds nothing."""
+    """Fill `python_line` from the headers of traces; only what `measure/recording/lines.py` writes adds anything."""
     connection.execute(_TABLE)
     for file_id, base, text in connection.execute(_FOLLOWED).fetchall():
         try:

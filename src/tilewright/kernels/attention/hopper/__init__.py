@@ -1,0 +1,1 @@
+"""Attention by the instructions that Hopper alone has: bulk copies, products of warpgroups, clusters."""

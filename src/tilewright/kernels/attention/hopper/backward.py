@@ -1,0 +1,383 @@
+"""Attention's backward on Hopper (`backward.cu`): what it takes, its plan for a request, its launches."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tilewright.kernels.attention.hopper.chain import At, Block, Chain, Launch, Map, Parameter
+from tilewright.kernels.attention.hopper.launch import Tensor
+from tilewright.kernels.attention.request import Operands, Request
+from tilewright.kernels.device import NARROW
+from tilewright.kernels.nvrtc import Kernel, available, kernel, stream
+
+HERE = Path(__file__).parent
+ENDS = HERE / "backward_ends.cu"
+HEADS = (64, 128, 256)
+"""Head sizes that there are kernels for; others are padded up with zeros by the copies."""
+KEYS = 128
+"""That a program owns, or a cluster of two."""
+WIDTH = 64
+"""Columns of a tile in shared memory."""
+VECTOR = 8
+"""16-bit values in 16 bytes: what rows must be multiples of."""
+GROUPS, GROUP_THREADS = 2, 128
+"""Warpgroups that multiply."""
+THREADS = GROUP_THREADS * (1 + GROUPS)
+END_THREADS = 256
+LOG2_E = 1.4426950408889634
+UNLIMITED = 2**30
+"""A band's width where there is no limit: more than any distance of two positions."""
+LONGEST = 2**24
+LARGEST_GRID = 65535
+PREPARE, FINISH = "PPPPPPPqqqqqqiii", "PPqqqiif"
+COUNTS, COUNTS_OF_A_HEAD = 4, 2
+"""Numbers of 32 bits by which programs agree."""
+ATTENDANTS = 2
+"""Warps beside those that multiply which zero and round sums of dQ."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One build of the kernel."""
+
+    head: int
+    queries: int
+    """Of a step."""
+    q_stages: int
+    dout_stages: int
+    cluster: int = 1
+    """Programs that share the keys."""
+
+    @property
+    def source(self) -> Path:
+        """The kernel of one program a block of keys, or of two."""
+        return HERE / ("backward.cu" if self.cluster == 1 else "backward_wide.cu")
+
+    @property
+    def shared_bytes(self) -> int:
+        """K, V, rings of Q and dO with a number for each row, dSᵀ twice, what warps or programs share, barriers."""
+        keys, queries = KEYS // self.cluster * self.head * 2, self.queries * (self.head * 2 + 4)
+        ring = (self.q_stages + self.dout_stages) * queries
+        barriers = 8 * (4 * (self.q_stages + self.dout_stages) + 20) + 128
+        if self.cluster == 1:
+            # A warpgroup's sums of 64 columns of dQ.
+            shared = ATTENDANTS * WIDTH * (self.queries if self.head == 128 else self.queries // 2) * 4
+        else:
+            # Half of the neighbour's K, and the weights that one warpgroup hands to the other.
+            shared = keys // 2 + self.queries * KEYS
+        return 2 * keys + ring + 2 * self.queries * KEYS * 2 + shared + barriers
+
+    def definitions(self, banded: bool, dtype: torch.dtype, attended: bool, turns: bool) -> tuple[tuple[str, int], ...]:
+        """The settings that the source names at its top."""
+        sizes = ("HEAD", self.head), ("QUERIES", self.queries), ("Q_STAGES", self.q_stages)
+        more = ("DO_STAGES", self.dout_stages), ("ATTENDED", int(attended)), ("TURNS", int(turns))
+        alone = (*sizes, *more) if self.cluster == 1 else ()
+        return (*alone, ("BANDED", int(banded)), ("HALF", int(dtype == torch.float16)))
+
+
+SHAPES = {
+    64: Shape(head=64, queries=96, q_stages=4, dout_stages=2),
+    128: Shape(head=128, queries=64, q_stages=4, dout_stages=2),
+    256: Shape(head=256, queries=64, q_stages=2, dout_stages=1, cluster=2),
+}
+SHORT = Shape(head=64, queries=64, q_stages=4, dout_stages=2)
+"""For head size 64 and up to SHORTEST queries, of which blocks of 96 would leave a part empty."""
+SHORTEST = 512
+ATTENDED = 4096
+"""Queries up to which sums of dQ gain by being zeroed and rounded while they are in the L2 cache."""
+MANY_BLOCKS = 8 * 132
+"""Of keys: the spare warps' last sums come after an H200's last products, which must be worth it."""
+SHORT_WALKS = 2048
+"""Queries that a program gets through soon."""
+LONG_WALKS = 8192
+"""Queries from which warpgroups take turns."""
+
+
+class Problem(ctypes.Structure):
+    """`Problem` of the source."""
+
+    _fields_ = (
+        ("dq", ctypes.c_void_p),
+        ("lse", ctypes.c_void_p),
+        ("delta", ctypes.c_void_p),
+        ("handed_out", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("row_batch", ctypes.c_uint64),
+        ("row_head", ctypes.c_uint64),
+        ("row_position", ctypes.c_uint64),
+        ("zeroed", ctypes.c_void_p),
+        ("added", ctypes.c_void_p),
+        ("queries", ctypes.c_int),
+        ("keys", ctypes.c_int),
+        ("q_blocks", ctypes.c_int),
+        ("heads", ctypes.c_int),
+        ("group", ctypes.c_int),
+        ("kv_heads", ctypes.c_int),
+        ("k_blocks", ctypes.c_int),
+        ("blocks", ctypes.c_int),
+        ("width", ctypes.c_int),
+        ("ahead", ctypes.c_int),
+        ("below", ctypes.c_int),
+        ("above", ctypes.c_int),
+        ("scale", ctypes.c_float),
+        ("scale_log2", ctypes.c_float),
+    )
+
+
+def supports(request: Request) -> str | None:
+    """Why the backward of `request` is not computed here, or None."""
+    if request.device.type != "cuda":
+        return f"only on a GPU, not on {request.device.type}"
+    if torch.cuda.get_device_capability(request.device) != (9, 0):
+        return "the matrix instructions are those of compute capability 9.0"
+    if not available(request.device.index or 0):
+        return "the package cuda-bindings is not installed"
+    return refuses(request)
+
+
+def refuses(request: Request) -> str | None:
+    """What of `supports` the call decides and not the machine."""
+    if request.dtype not in NARROW:
+        return f"{request.dtype}: only 16-bit floats"
+    extras = {
+        "a soft cap": request.softcap != 0,
+        "a mask": request.mask != "none",
+        "ALiBi": request.alibi,
+        "dropout": request.dropout > 0,
+        "packed sequences": request.sequences > 0,
+        "a deterministic order": request.deterministic,
+        "values of a head size of their own": request.head_size != request.value_size,
+        f"head size {request.head_size}": request.head_size > HEADS[-1] or request.head_size % VECTOR != 0,
+        "rows that are no multiples of 16 bytes": not request.aligned,
+        "a scale that is not positive": not request.scale > 0,
+        "an empty tensor": 0 in (request.batch, request.heads, request.queries, request.keys),
+        f"more than {LONGEST} positions": max(request.queries, request.keys) > LONGEST,
+        f"a batch or heads over {LARGEST_GRID}": max(request.batch, request.heads) > LARGEST_GRID,
+        "an expanded tensor": _expanded(request),
+    }
+    refused = [name for name, asked in extras.items() if asked]
+    return f"not on Hopper's own path: {', '.join(refused)}" if refused else None
+
+
+def _expanded(request: Request) -> bool:
+    lengths = (request.batch, request.heads, request.queries), (request.batch, request.kv_heads, request.keys)
+    q, k = lengths
+    pairs = ((q, request.q_strides), (k, request.k_strides), (k, request.v_strides))
+    return any(
+        size > 1 and stride == 0 for sizes, strides in pairs for size, stride in zip(sizes, strides, strict=False)
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is built and counted once for all calls of a request."""
+
+    shape: Shape
+    main: Kernel
+    prepare: Kernel
+    finish: Kernel
+    q_blocks: int
+    k_blocks: int
+    """Of a head."""
+    programs: int
+    """Of the main kernel."""
+    below: int
+    above: int
+    ahead: int = 0
+    """Key heads whose sums of dQ are zeroed before the products, others beside them; 0: all are, and rounded after."""
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(request: Request) -> Plan:
+    """Kernels and counts for `request`, which `supports` takes. CompilerError where they cannot be built."""
+    head = next(head for head in HEADS if request.head_size <= head)
+    shape = SHORT if head == SHORT.head and request.queries <= SHORTEST else SHAPES[head]
+    return planned(request, shape, _attended(request, shape), _take_turns(request, shape))
+
+
+def planned(request: Request, shape: Shape, attended: bool, turns: bool = False) -> Plan:
+    """`plan` with a shape of one's own, whether spare warps take care of the sums of dQ, and whether warpgroups take
+    turns; clusters do neither.
+    """
+    device = request.device.index or 0
+    more = request.keys - request.queries
+    half = (("HALF", int(request.dtype == torch.float16)),)
+    ends = (("HEAD", shape.head), ("QUERIES", shape.queries), *half)
+    main = kernel(
+        shape.source,
+        "attention_backward",
+        "",
+        device=device,
+        threads=THREADS,
+        shared_bytes=shape.shared_bytes,
+        cluster=shape.cluster,
+        definitions=shape.definitions(request.banded, request.dtype, attended, turns),
+    )
+    k_blocks, heads = -(-request.keys // KEYS), request.kv_heads * request.batch
+    clusters, ahead = k_blocks * heads, 0
+    if attended:
+        clusters = min(clusters, main.programs_at_once())
+        # Three times those that all programs begin with: zeros are there before they are waited for. With the first
+        # alone, causal, 512 to 2048 positions took 1.11 to 1.27 times as long; six times as many won nothing more.
+        ahead = min(heads, 3 * -(-clusters // k_blocks) + 2)
+    elif _stay(request, shape):
+        clusters = min(clusters, main.programs_at_once())
+    return Plan(
+        shape=shape,
+        main=main,
+        prepare=kernel(ENDS, "attention_prepare", PREPARE, device=device, threads=END_THREADS, definitions=ends),
+        finish=kernel(ENDS, "attention_finish", FINISH, device=device, threads=END_THREADS, definitions=ends),
+        q_blocks=-(-request.queries // shape.queries),
+        k_blocks=k_blocks,
+        programs=clusters * shape.cluster,
+        below=UNLIMITED if request.left is None else min(UNLIMITED, request.left - more),
+        above=UNLIMITED if request.right is None else min(UNLIMITED, more + request.right),
+        ahead=ahead,
+    )
+
+
+def _attended(request: Request, shape: Shape) -> bool:
+    """Whether spare warps zero the sums of dQ and round them, in place of the kernels before and after.
+
+    They need the time of long walks. On an H200, 16384 positions in all, heads of 64 and 128, 512 to 4096 positions:
+    1.01 to 1.09 times as fast without a mask, causal 1.02 to 1.10.
+    """
+    blocks = -(-request.keys // KEYS) * request.kv_heads * request.batch
+    long = request.left is None and request.queries <= ATTENDED and request.keys >= SHORTEST
+    return shape.cluster == 1 and long and blocks >= MANY_BLOCKS
+
+
+def _take_turns(request: Request, shape: Shape) -> bool:
+    """Whether the warpgroups take turns in computing dS.
+
+    On an H200, head size 128, 8192 positions: 1.04 times as fast, with a causal mask and without one.
+    """
+    return shape.head == 128 and request.left is None and request.queries >= LONG_WALKS
+
+
+def _stay(request: Request, shape: Shape) -> bool:
+    """Whether programs take one block of keys after another, as each gets through its last.
+
+    With long walks there is little to win between blocks: at 4096 queries and more, a program for each block was up
+    to 5 % faster where walks differ in length, and 1 to 2 % in head size 128; 1 to 3 % slower elsewhere.
+    """
+    return request.queries <= SHORT_WALKS or not (request.banded or shape.head == 128)
+
+
+def backward(
+    request: Request,
+    operands: Operands,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+) -> None:
+    """Writes dq [B, H, Sq, D], dk and dv [B, Hkv, Sk, D] of attention whose gradient is `dout` [B, H, Sq, D].
+
+    All in q's dtype, with rows that are contiguous and multiples of 16 bytes; lse is fp32 [B, H, Sq], the
+    natural logarithm of the sum of exponentials (-inf where a query sees no key). dQ is summed in fp32 in
+    no fixed order, in scratch of four bytes for each of its elements.
+    """
+    bound(request)(operands, out, lse, dout, dq, dk, dv)
+
+
+@functools.lru_cache(maxsize=1024)
+def bound(request: Request) -> Bound:
+    """`backward` of every call of `request`, which `supports` takes."""
+    return bind(plan(request), request)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The launches of every call of a request, on its device."""
+
+    chain: Chain
+    scratch: int
+    """Numbers of fp32 that they take."""
+    device: int
+
+    def __call__(
+        self,
+        operands: Operands,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        dout: torch.Tensor,
+        dq: torch.Tensor,
+        dk: torch.Tensor,
+        dv: torch.Tensor,
+    ) -> None:
+        scratch = torch.empty(self.scratch, dtype=torch.float32, device=dout.device)
+        laid = out, dout, dq, dk, dv
+        tensors = operands.q, operands.k, operands.v, lse, *laid, scratch
+        values = *(x.data_ptr() for x in tensors), *(step for x in laid for step in x.stride()[:3])
+        self.chain.run(values, stream(self.device))
+
+
+# The values of a call: where tensors begin, then strides of batch, head and position of those from OUT to DV.
+Q, K, V, LSE, OUT, DOUT, DQ, DK, DV, SCRATCH = range(10)
+
+
+def steps_of(tensor: int) -> int:
+    """The first of the values that are the strides of OUT, DOUT, DQ, DK or DV."""
+    return SCRATCH + 1 + 3 * (tensor - OUT)
+
+
+def bind(made: Plan, request: Request) -> Bound:
+    """All of a plan's launches that does not change from call to call."""
+    shape, grid = made.shape, (made.q_blocks, request.heads, request.batch)
+    rows = request.batch * request.heads * made.q_blocks * shape.queries
+    heads = request.batch * request.heads
+    # Sums of dQ, then lse and Δ: what one program takes is a multiple of 16 bytes everywhere. Last the counts.
+    sums, scaled_lse = At(SCRATCH), At(SCRATCH, 4 * rows * shape.head)
+    delta, handed_out = (At(SCRATCH, scaled_lse.added + 4 * rows * i) for i in (1, 2))
+    zeroed, added = (At(SCRATCH, handed_out.added + 4 * (COUNTS + heads * i)) for i in (0, 1))
+    # The weight of a single key is 1 whatever its score: its gradients are zero, without the roundings of dP - Δ.
+    scale = 0.0 if request.sees_one_key else request.scale
+    problem = Problem(width=request.head_size, ahead=made.ahead, heads=request.heads)
+    problem.queries, problem.keys, problem.q_blocks = request.queries, request.keys, made.q_blocks
+    problem.group, problem.kv_heads, problem.k_blocks = request.group, request.kv_heads, made.k_blocks
+    problem.blocks = made.k_blocks * request.kv_heads * request.batch
+    problem.below, problem.above = made.below, made.above
+    problem.scale, problem.scale_log2 = scale, request.scale * LOG2_E
+
+    def steps(tensor: int) -> list[At]:
+        return [At(steps_of(tensor) + i) for i in range(3)]
+
+    pointers = {"dq": sums, "lse": scaled_lse, "delta": delta, "handed_out": handed_out, "zeroed": zeroed}
+    pointers |= {"added": added, "rows": At(DQ)}
+    pointers |= zip(("row_batch", "row_head", "row_position"), steps(DQ), strict=True)
+    patches = {getattr(Problem, name).offset: at for name, at in pointers.items()}
+    sizes = request.queries, request.head_size
+    begin: list[Parameter] = [At(OUT), At(DOUT), At(LSE), scaled_lse, delta, sums, handed_out]
+    begin += *steps(OUT), *steps(DOUT), *sizes, made.ahead * request.group if made.ahead else heads
+    end: list[Parameter] = [sums, At(DQ), *steps(DQ), *sizes, scale]
+    launches = [
+        Launch(made.prepare, grid, PREPARE, begin),
+        Launch(made.main, (made.programs, 1, 1), "", (*_maps(request, shape), Block(bytes(problem), patches))),
+    ]
+    if not made.ahead:
+        launches.append(Launch(made.finish, grid, FINISH, end))
+    scratch = rows * (shape.head + 2) + COUNTS + COUNTS_OF_A_HEAD * heads
+    return Bound(Chain(launches), scratch, made.main.device)
+
+
+def _maps(request: Request, shape: Shape) -> list[Map]:
+    """Of q, k, v and dout, of which tiles are fetched, and of dk and dv, of which each warpgroup writes its own."""
+    r = request
+    of_queries, of_keys = (r.batch, r.heads, r.queries, r.head_size), (r.batch, r.kv_heads, r.keys, r.head_size)
+    keys, part = KEYS // shape.cluster, KEYS // GROUPS
+    return [
+        Map(Tensor(of_queries, r.q_strides, shape.queries, r.dtype), Q),
+        Map(Tensor(of_keys, r.k_strides, keys, r.dtype), K),
+        Map(Tensor(of_keys, r.v_strides, keys, r.dtype), V),
+        Map(Tensor(of_queries, r.q_strides, shape.queries, r.dtype), DOUT, steps_of(DOUT)),
+        Map(Tensor(of_keys, r.k_strides, part, r.dtype), DK, steps_of(DK)),
+        Map(Tensor(of_keys, r.v_strides, part, r.dtype), DV, steps_of(DV)),
+    ]

@@ -1,0 +1,106 @@
+"""How a Hopper kernel in Gluon is compiled, loaded and launched.
+
+A launch through Triton costs the host about 20 µs, more than a small attention takes. Here parameters lie ready for
+the driver (`chain.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tilewright.kernels import nvrtc
+from tilewright.kernels.attention.hopper.tiles import Tiles
+from tilewright.records.errors import CompilerError
+
+BOX_COLUMNS = 64
+"""Columns that one bulk copy moves: 128 bytes, the widest swizzle."""
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+"""Of the driver's CUtensorMap."""
+RANK = 4
+_KINDS = {torch.float16: 6, torch.bfloat16: 9}
+"""CUtensorMapDataType."""
+_STEPS = (ctypes.c_uint32 * RANK)(1, 1, 1, 1)
+_SWIZZLE_128B, _PROMOTE_TO_256B = 3, 3
+"""CUtensorMapSwizzle, CUtensorMapL2promotion."""
+
+
+@functools.cache
+def _encode() -> Any:
+    encode = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    encode.restype = ctypes.c_int
+    return encode
+
+
+class Tensor:
+    """A [batch, heads, positions, head size] operand as the copy engine sees it, but for its address."""
+
+    def __init__(self, shape: Sequence[int], strides: Sequence[int], box_rows: int, dtype: torch.dtype) -> None:
+        """Strides in elements, the last 1; `box_rows`: positions that one copy moves."""
+        # An axis of one may have any stride, also one that the copy engine does not take.
+        outer = (s if size > 1 else BOX_COLUMNS for size, s in zip(shape[:-1], strides[:-1], strict=True))
+        self.shape, self.strides, self.dtype = tuple(shape), (*outer, 1), dtype
+        self.sizes = (ctypes.c_uint64 * RANK)(*reversed(self.shape))
+        self.nbytes = (ctypes.c_uint64 * (RANK - 1))(*(2 * stride for stride in reversed(self.strides[:-1])))
+        self.box = (ctypes.c_uint32 * RANK)(BOX_COLUMNS, box_rows, 1, 1)
+        self.kind = _KINDS[dtype]
+
+    def laid(self, *outer: int) -> Tensor:
+        """The same with other strides of all axes but the last."""
+        strides = *outer, 1
+        return self if strides == self.strides else _tensor(self.shape, strides, self.box[1], self.dtype)
+
+    def encode(self, to: int, address: int) -> None:
+        """Write the tensor map of the operand at `address` to host memory `to`; past its ends are zeros."""
+        status = _encode()(
+            ctypes.c_void_p(to), self.kind, RANK, ctypes.c_void_p(address), self.sizes, self.nbytes, self.box,
+            _STEPS, 0, _SWIZZLE_128B, _PROMOTE_TO_256B, 0,
+        )  # fmt: skip
+        if status:
+            raise CompilerError(
+                f"the driver refuses a tensor map of {self.shape} {self.dtype} with strides {self.strides}: "
+                f"CUDA error {status}"
+            )
+
+
+@functools.lru_cache(maxsize=1024)
+def _tensor(shape: Sequence[int], strides: Sequence[int], box_rows: int, dtype: torch.dtype) -> Tensor:
+    return Tensor(shape, strides, box_rows, dtype)
+
+
+def compiled(tiles: Tiles) -> Any:
+    """The kernel that `tiles` describe, compiled by Triton for compute capability 9.0. Needs no GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from tilewright.kernels.attention.hopper.forward_kernel import forward
+
+    name, element = ("fp16", gl.float16) if tiles.half else ("bf16", gl.bfloat16)
+
+    def described(rows: int) -> str:
+        block = [1, 1, rows, tiles.head_size]
+        return f"tensordesc<{name}{block},{gl.NVMMASharedLayout.get_default_for(block, element)!r}>"
+
+    signature = dict.fromkeys(forward.arg_names, "i32")
+    signature |= {"q": described(64), "o": described(64), "k": described(tiles.block), "v": described(tiles.block)}
+    signature |= {"lse": "*fp32", "schedule": "*i32", "scale": "fp32", "inner": "fp32", "TILES": "constexpr"}
+    # Eight warps, of which four multiply: half of a multiprocessor's registers leaves room for a second program.
+    options = {"num_warps": 4, "maxnreg": 128 if tiles.neighbours > 1 else None}
+    source = GluonASTSource(forward, signature, {(forward.arg_names.index("TILES"),): tiles}, {})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+@functools.cache
+def built(tiles: Tiles, device: int) -> nvrtc.Kernel:
+    """The kernel that `tiles` describe, compiled and loaded on device number `device`."""
+    made = compiled(tiles)
+    meta = made.metadata
+    return nvrtc.loaded(
+        made.asm["cubin"], meta.name, "", device=device, threads=32 * meta.num_warps, shared_bytes=meta.shared
+    )

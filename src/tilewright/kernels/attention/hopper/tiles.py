@@ -1,0 +1,103 @@
+"""How the Hopper kernels cut a call of attention into tiles: what each build is told, and which is taken."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from tilewright.kernels.attention.request import Request
+
+Masked = Literal["never", "last", "diagonal", "any"]
+"""Which key blocks of a tile need a mask: none; the last alone; the last alone, which begins at the place of the
+tile's first query; or any."""
+NO_LIMIT = 1 << 30
+"""Stands for a band without an end: beyond every difference of two places."""
+ROWS = 64
+"""Queries of a warpgroup."""
+WIDEST = 256
+"""Head size."""
+FEW_TILES = 264
+"""Tiles of one warpgroup that an H200 holds at once, two on each of 132 multiprocessors."""
+SHORT = 512
+"""Keys of which one warpgroup has few blocks."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """One build of a kernel: everything here is a constant of its code."""
+
+    head_size: int
+    """Padded: 64, 128 or 256."""
+    block: int
+    """Keys of a block."""
+    consumers: int
+    """Warpgroups that multiply, 64 queries each; with one of them, two programs share a multiprocessor."""
+    stages: int
+    """Slots of the ring of key blocks, and of that of value blocks."""
+    registers: int
+    """Of a thread that multiplies."""
+    masked: Masked
+    banded: bool
+    """Whether a query's place hides keys from it: causal or a window."""
+    table: bool
+    """Whether a table says which tiles a program owns."""
+    half: bool
+    """fp16 rather than bf16."""
+    capped: bool = False
+    """Whether scores are bent by a soft cap."""
+    q_in_registers: bool = False
+    """Whether Q is kept in registers: a third less traffic of shared memory in Q Kᵀ."""
+    own_output: bool = True
+    """Whether the result has room of its own in shared memory, or takes that of Q."""
+    late: bool = True
+    """Whether the wait for a product is held behind the softmax that hides it."""
+
+    @property
+    def neighbours(self) -> int:
+        """Programs of a multiprocessor."""
+        return 2 if self.consumers == 1 else 1
+
+    @property
+    def skips(self) -> bool:
+        """Whether a warpgroup may have nothing to do in the last block of its tile."""
+        return self.banded and self.consumers == 3
+
+
+def tiles_for(request: Request, table: bool) -> Tiles:
+    """The build that was measured to be the fastest for a request (`forward_kernel.py` has the figures)."""
+    widest, banded = max(request.head_size, request.value_size), request.banded
+    build = functools.partial(
+        Tiles, banded=banded, table=table, half=request.dtype == torch.float16, capped=request.softcap > 0
+    )
+    if widest > 128:
+        masked = _masked(request, row_block=128, key_block=64)
+        return build(256, 64, consumers=2, stages=2, registers=240, masked=masked, own_output=False)
+    if widest <= 64 and request.keys >= (2048 if banded else 1024):
+        masked = _masked(request, row_block=192, key_block=128)
+        return build(64, 128, consumers=3, stages=2, registers=160, masked=masked, late=False)
+    head_size = 64 if widest <= 64 else 128
+    tiles = request.batch * request.heads * -(-request.queries // ROWS)
+    if request.keys <= SHORT and tiles <= FEW_TILES:
+        block = 128 if head_size == 64 and request.keys > SHORT // 2 else 64
+        masked = _masked(request, row_block=ROWS, key_block=block)
+        return build(head_size, block, consumers=1, stages=2, registers=232, masked=masked, q_in_registers=True)
+    masked = _masked(request, row_block=128, key_block=128)
+    return build(head_size, 128, consumers=2, stages=2, registers=240, masked=masked, q_in_registers=True, late=banded)
+
+
+def band(request: Request) -> tuple[int, int]:
+    """left, right: query i sees the keys from i + left to i + right."""
+    shift = request.keys - request.queries
+    left = -NO_LIMIT if request.left is None else max(shift - request.left, -NO_LIMIT)
+    return left, NO_LIMIT if request.right is None else min(shift + request.right, NO_LIMIT)
+
+
+def _masked(request: Request, row_block: int, key_block: int) -> Masked:
+    if not request.banded:
+        return "last" if request.keys % key_block else "never"
+    if request.left is not None or row_block != key_block or band(request)[1] % key_block:
+        return "any"
+    return "diagonal" if request.right == 0 else "last"

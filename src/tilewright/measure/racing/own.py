@@ -1,0 +1,101 @@
+"""A suite from a user's own functions: inputs by shape and dtype, bytes and FLOPs derived unless given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tilewright.measure.inputs import draw
+from tilewright.measure.truth.proof import YARDSTICKS, tensors_of
+from tilewright.records.case import InputSpec
+from tilewright.records.errors import UsageError
+from tilewright.records.measurement import Direction
+from tilewright.records.suite import Suite, Variant, Work, Workload
+
+_FLOPS_A_BYTE = 100
+"""Above so many FLOPs a byte, products and not memory are the limit on any machine there is."""
+
+
+def own_suite(
+    name: str,
+    functions: Mapping[str, Callable[..., Any]],
+    inputs: str | Sequence[InputSpec],
+    *,
+    reference: Callable[..., Any],
+    nbytes: int | None = None,
+    flops: int | None = None,
+    directions: Sequence[Direction] = ("fwd",),
+) -> Suite:
+    """What `tilewright bench file.py:NAME` needs to race `functions`, by name, against each other.
+
+    `inputs` is as on the command line, `"bf16[N=4096,M=8192], bf16[M]"`; a name is one size, and `--shapes`
+    gives all of them in order of appearance, `--dtype` another dtype to the inputs of the first one's.
+    `reference` is the formula in plain PyTorch operators: in float64 it is the truth, and as it is it races
+    along as `eager`, unless `functions` has one of that name. Bytes are each input read once and each
+    result written once, and in a backward the gradients too; FLOPs are those of matrix products, and in a
+    backward twice as many. Both are derived from the reference's shapes unless given.
+
+    Raises UsageError for no function or an input without a size.
+
+    >>> suite = own_suite("twice", {"add": lambda x: x + x}, "fp32[N=8,M=4]", reference=lambda x: 2 * x)
+    >>> work = suite.workload((8, 4), "float32")
+    >>> work.name, work.work["fwd"]
+    ('N8 M4 float32', Work(nbytes=256, flops=0, limit='copy'))
+    """
+    specs = InputSpec.parse_many(inputs) if isinstance(inputs, str) else tuple(inputs)
+    if not functions:
+        raise UsageError(f"{name}: nothing to race, no function was given")
+    variants = [Variant(key, "torch", function, directions=directions) for key, function in functions.items()]
+    if not any(variant.name in YARDSTICKS for variant in variants):
+        variants.append(Variant("eager", "torch", reference, directions=directions))
+    names = list(dict.fromkeys(name for spec in specs for name in spec.names if name))
+    known = {name: size for spec in specs for name, size in zip(spec.names, spec.shape, strict=True) if name}
+
+    def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
+        if len(sizes) != len(names):
+            raise UsageError(f"{name} has the sizes {', '.join(names) or 'of its inputs alone'}, not {len(sizes)}")
+        resized = [_resized(spec, dict(zip(names, sizes, strict=True)), specs[0].dtype, dtype) for spec in specs]
+        label = " ".join([*(f"{key}{size}" for key, size in zip(names, sizes, strict=True)), dtype])
+        work = {d: _work(reference, resized, d, nbytes, flops) for d in directions}
+        return Workload(label, sizes, dtype, lambda device, generator: _make(resized, generator), work)
+
+    sizes = tuple(known[key] for key in names)
+    return Suite(name, name, reference, workload, variants, sizes=[sizes], dtypes=(specs[0].dtype,))
+
+
+def _resized(spec: InputSpec, sizes: Mapping[str, int], first: str, dtype: str) -> InputSpec:
+    shape = tuple(sizes.get(name or "", size) for name, size in zip(spec.names, spec.shape, strict=True))
+    return replace(spec, shape=shape, dtype=dtype if spec.dtype == first else spec.dtype)
+
+
+def _make(specs: Sequence[InputSpec], generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    drawn = [draw(spec, generator) for spec in specs]
+    return tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in drawn)
+
+
+def _work(
+    reference: Callable[..., Any],
+    specs: Sequence[InputSpec],
+    direction: Direction,
+    nbytes: int | None,
+    flops: int | None,
+) -> Work:
+    """The least a direction must do, from the shapes of the reference's results: nothing is computed."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        fakes = [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs]
+        results = tensors_of(reference(*fakes))
+        read, written = sum(t.nbytes for t in fakes), sum(t.nbytes for t in results)
+        gradients = sum(t.nbytes for t in fakes if t.is_floating_point())
+    # A backward reads the inputs and the results' gradients, and has two products for each of the forward's.
+    moved = {"fwd": read + written, "bwd": read + written + gradients}
+    moved["fwd+bwd"] = moved["fwd"] + moved["bwd"]
+    counted = counter.get_total_flops() * {"fwd": 1, "bwd": 2, "fwd+bwd": 3}[direction]
+    nbytes = moved[direction] if nbytes is None else nbytes
+    flops = counted if flops is None else flops
+    return Work(nbytes, flops, "matmul" if flops > _FLOPS_A_BYTE * nbytes else "copy")

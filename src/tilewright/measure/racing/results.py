@@ -1,0 +1,165 @@
+"""The rows that bench results are kept in: where and when, the figures, and the file that holds them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from tilewright.measure.timing.benchmark import Timing
+from tilewright.records.errors import UsageError
+from tilewright.records.measurement import Direction, Measurement
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where and with what a figure was measured: the last columns of a bench row."""
+
+    device: str
+    threads: int
+    torch: str
+    triton: str
+    commit: str
+    date: str
+    """UTC, ISO 8601, to the second."""
+
+
+def environment(device_name: str) -> Environment:
+    """This process, on the device of that name (`NVIDIA H200`, `AMD EPYC 9654`, ...)."""
+    import torch
+
+    return Environment(
+        device=device_name,
+        threads=torch.get_num_threads(),
+        torch=str(torch.__version__),
+        triton=_version("triton"),
+        commit=_commit(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def _commit() -> str:
+    """The commit that tilewright's own source is at, or "" where it is not a git checkout."""
+    package = Path(__file__).parents[2]
+    # Asking for a file of the package too keeps out a foreign repository that surrounds an installation.
+    command = ["git", "-C", str(package), "rev-parse", "HEAD", "HEAD:./__init__.py"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.split()[0]
+
+
+def measurement(
+    timing: Timing,
+    where: Environment,
+    *,
+    suite: str,
+    case: str,
+    impl: str,
+    direction: Direction,
+    nbytes: int | None = None,
+    flops: int | None = None,
+    predicted_us: float | None = None,
+    peak_bytes: int | None = None,
+    of_ceiling: float | None = None,
+    error: float | None = None,
+    eager_error: float | None = None,
+    note: str = "",
+) -> Measurement:
+    """A row of a bench result file; GB/s and TFLOP/s follow from `nbytes`, `flops` and the median."""
+    return Measurement(
+        suite=suite,
+        case=case,
+        impl=impl,
+        direction=direction,
+        median_us=timing.median_us,
+        p20_us=timing.p20_us,
+        p80_us=timing.p80_us,
+        repeats=timing.repeats,
+        predicted_us=predicted_us,
+        host_us=timing.host_us,
+        peak_bytes=peak_bytes,
+        bytes=nbytes,
+        flops=flops,
+        GBps=None if nbytes is None else nbytes / timing.median_us / 1e3,
+        TFLOPs=None if flops is None else flops / timing.median_us / 1e6,
+        of_ceiling=of_ceiling,
+        error=error,
+        eager_error=eager_error,
+        **asdict(where),
+        note=note,
+    )
+
+
+def write_results(path: Path, rows: Iterable[Measurement]) -> None:
+    """Write `rows` as JSON lines, sorted, in place of what is at `path`, or leave that untouched.
+
+    ValueError for a figure that is NaN or infinite, which JSON cannot say.
+    """
+    lines = [as_line(row) + "\n" for row in sorted(rows, key=_subject)]
+    write_atomically(path, "".join(lines), mode=0o644)
+
+
+def as_line(row: Measurement) -> str:
+    """A row as JSON; a note only where there is one. ValueError for NaN and infinities."""
+    fields = asdict(row)
+    if not row.note:
+        del fields["note"]
+    return json.dumps(fields, allow_nan=False, ensure_ascii=False)
+
+
+def append_results(
+    path: Path, rows: Iterable[Measurement], *, gone: Callable[[Measurement], bool] = lambda _: False
+) -> None:
+    """Add `rows` to the file; a new row takes the place of an old one of the same thing measured.
+
+    Old rows that are `gone` are taken out: what was refused this time has no figure any more.
+    """
+    known = read_results(path) if path.exists() else []
+    latest = {_subject(row): row for row in [*(row for row in known if not gone(row)), *rows]}
+    write_results(path, latest.values())
+
+
+def _subject(row: Measurement) -> tuple[str, str, str, str, str, int]:
+    """What was measured where: rows of one subject replace each other, and files are sorted by it."""
+    return row.suite, row.case, row.direction, row.impl, row.device, row.threads
+
+
+def read_results(path: Path) -> list[Measurement]:
+    """The rows of a result file; UsageError names the line that is no such row."""
+    rows: list[Measurement] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            rows.append(Measurement(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"{path}:{number} is no bench result: {error}") from error
+    return rows
+
+
+def write_atomically(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Put `text` at `path` whole or not at all, also when interrupted or with many writers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,107 @@
+"""Marks in a profile at each synchronisation: the line of the user's program that made the host wait.
+
+PyTorch's profiler names a Python function by the line of its `def`. CUDA's sync debug mode
+(`torch.cuda.set_sync_debug_mode`) warns on every operator that waits for the device, in the Python frame that called
+it, and the frame knows its line. The three calls that wait and are no operators are marked here as well.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tilewright.measure.recording.lines import is_the_users
+from tilewright.measure.recording.ranges import Marker, recorded
+
+MARK = "synchronisation at "
+"""How a mark begins, in the trace; `file:line` follows. It comes right after the wait."""
+_WARNING = "called a synchronizing CUDA operation"
+_SYNCHRONIZE = (("", "synchronize"), ("Stream", "synchronize"), ("Event", "synchronize"))
+"""Owner within `torch.cuda`, and name, of what waits without an operator."""
+
+
+@contextmanager
+def marked_synchronisations(mark: Marker = recorded) -> Iterator[None]:
+    """Mark every synchronisation of this process while inside; without a GPU nothing is done.
+
+    Warnings of others are shown as they would be. A user's own sync debug mode stays as it is and is left in
+    charge: then nothing is marked but calls of `synchronize`.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        yield
+        return
+    with ExitStack() as stack:
+        if torch.cuda.get_sync_debug_mode() == 0:
+            stack.enter_context(_warnings_as_marks(mark))
+            stack.callback(torch.cuda.set_sync_debug_mode, 0)
+            torch.cuda.set_sync_debug_mode("warn")
+        for owner, name in _SYNCHRONIZE:
+            stack.enter_context(_marked(getattr(torch.cuda, owner) if owner else torch.cuda, name, mark))
+        yield
+
+
+@contextmanager
+def _warnings_as_marks(mark: Marker) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=f".*{_WARNING}")
+        # PyTorch says once that the mode is young and does not know every operator of `torch.distributed` and `sparse`.
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+            if _WARNING in str(message):
+                _mark(mark)
+            else:
+                shown(message, category, *where, **options)
+
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def _marked(owner: Any, name: str, mark: Marker) -> Iterator[None]:
+    original: Callable[..., Any] = getattr(owner, name)
+
+    @wraps(original)
+    def synchronize(*arguments: Any, **options: Any) -> Any:
+        result = original(*arguments, **options)
+        _mark(mark)
+        return result
+
+    setattr(owner, name, synchronize)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _mark(mark: Marker) -> None:
+    mark(MARK + line_of(sys._getframe(1)))()
+
+
+def line_of(frame: FrameType | None) -> str:
+    """`file:line` of the innermost frame outside PyTorch, the standard library and this package.
+
+    The file is relative to the working directory where it lies in it. Of a stack without such a frame, its outermost.
+    """
+    place = "?"
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        place = f"{_shown(path)}:{frame.f_lineno}"
+        if is_the_users(path):
+            return place
+        frame = frame.f_back
+    return place
+
+
+def _shown(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

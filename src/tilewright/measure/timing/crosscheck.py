@@ -1,0 +1,209 @@
+"""One call timed three ways: by events, as a replayed CUDA graph, and by the profiler's kernel records.
+
+Each clock has a cost of its own, which one tiny kernel shows; the three are compared net of it. The profiler
+sees every stream, so it also sees work that a call does beside the stream it is timed on.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from tilewright.measure.timing import timers
+from tilewright.measure.timing.stopwatch import CudaStopwatch
+
+AMBIGUOUS = 0.02
+"""Clocks that differ by more than this share disagree."""
+SHORTEST_US = 10.0
+"""Below this, the clocks' own cost is no small share of the time."""
+_CALLS = 5
+_MARK_US = 30.0
+_AHEAD_US = 300.0
+_RECORDING = 3.0
+"""A host that is being recorded takes so much longer, at most."""
+_CYCLES_PER_US = 2000
+_SPIN = "spin_kernel"
+
+
+class Record(NamedTuple):
+    """What the profiler recorded of one kernel or copy on the device, in nanoseconds."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """One call as the profiler saw it, in microseconds."""
+
+    span_us: float
+    """From the start of its first kernel to the end of its last, on whatever stream."""
+    busy_us: float
+    """How long any kernel of it ran."""
+    early_us: float
+    """How much of that ran before the stream it was called on had reached it."""
+
+
+@dataclass(frozen=True)
+class CrossCheck:
+    """The three times of one call, net of what each clock adds; None where one could not be taken."""
+
+    event_us: float
+    graph_us: float | None
+    profiled_us: float | None
+
+    def disagreement(self) -> str | None:
+        """The three times, where they lie more than 2 % apart on a call of 10 µs or more.
+
+        >>> CrossCheck(100.0, 99.0, 100.5).disagreement()
+        >>> CrossCheck(100.0, None, 90.0).disagreement()
+        'ambiguous: events 100.0 µs, profiler 90.0 µs'
+        """
+        named = {"events": self.event_us, "graph": self.graph_us, "profiler": self.profiled_us}
+        known = {name: us for name, us in named.items() if us is not None}
+        least, most = min(known.values()), max(known.values())
+        if self.event_us < SHORTEST_US or most <= least * (1 + AMBIGUOUS):
+            return None
+        return "ambiguous: " + ", ".join(f"{name} {us:.1f} µs" for name, us in known.items())
+
+
+def profile(prepare: Callable[[], Callable[[], object]], watch: CudaStopwatch, lead_us: float = 0.0) -> Profiled | None:
+    """The median of some calls of what `prepare` returns, each after a flush; None where CUPTI gives nothing.
+
+    The calls stand between waits of the device, which the records show by name. `lead_us` is how long the
+    host takes to queue a call without the profiler.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as recording
+
+    spin = timers.cuda_timers().spin
+    with recording(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        for _ in range(_CALLS):
+            function = prepare()
+            watch.flush()
+            spin(int((_RECORDING * lead_us + _AHEAD_US) * _CYCLES_PER_US))
+            result = function()
+            spin(int(_MARK_US * _CYCLES_PER_US))
+            timers.cuda_timers().synchronize()
+            del result
+    session = profiler.profiler
+    assert session is not None and session.kineto_results is not None, "a profile that ended has results"
+    records = [
+        Record(event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in session.kineto_results.events()
+        if event.device_type().name == "CUDA"
+    ]
+    calls = between_marks(records)
+    if len(calls) < _CALLS:
+        return None
+    return Profiled(*(statistics.median(values) for values in zip(*calls, strict=True)))
+
+
+def between_marks(records: Sequence[Record]) -> list[tuple[float, float, float]]:
+    """(span, busy, early) in microseconds of each call between two waits; calls without a record are left out."""
+    ordered = sorted(records, key=lambda record: record.start)
+    marks = [record for record in ordered if _SPIN in record.name]
+    calls = []
+    for opening, closing in zip(marks[::2], marks[1::2], strict=False):
+        own = [r for r in ordered if opening.start <= r.start < closing.start and _SPIN not in r.name]
+        if own:
+            early = _union([(r.start, min(r.end, opening.end)) for r in own if r.start < opening.end])
+            span = max(r.end for r in own) - min(r.start for r in own)
+            calls.append((span / 1e3, _union([(r.start, r.end) for r in own]) / 1e3, early / 1e3))
+    return calls
+
+
+def _union(intervals: Sequence[tuple[int, int]]) -> int:
+    """The length that intervals cover together."""
+    covered, reached = 0, None
+    for start, end in sorted(intervals):
+        begin = start if reached is None else max(start, reached)
+        covered += max(0, end - begin)
+        reached = end if reached is None else max(reached, end)
+    return covered
+
+
+def replay_us(function: Callable[[], object], watch: CudaStopwatch) -> float | None:
+    """Median time of `function` replayed from a CUDA graph, cold; None where it cannot be captured."""
+    try:
+        graph, kept = _captured(function)
+    except Exception:
+        # A peer that synchronises, or that replays a graph of its own, has no graph to be checked against.
+        torch.cuda.synchronize()
+        # A capture that broke off leaves the default generator believing that one is going on.
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
+        return None
+    us = _median_us(graph.replay, watch)
+    del kept
+    return us
+
+
+def _captured(function: Callable[[], object]) -> tuple[torch.cuda.CUDAGraph, object]:
+    """`function` as a graph, and what its replays write.
+
+    Unlike `torch.cuda.graph` this gives no memory back first: the driver clears what is given back, and while
+    it does everything else finds a tenth less bandwidth (seen on an H200).
+    """
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        function()
+        torch.cuda.synchronize()
+        graph.capture_begin()
+        try:
+            kept = function()
+        finally:
+            graph.capture_end()
+    torch.cuda.synchronize()
+    return graph, kept
+
+
+def _median_us(function: Callable[[], object], watch: CudaStopwatch) -> float:
+    laps = []
+    for _ in range(2 * _CALLS + 1):
+        watch.lead(_MARK_US)
+        laps.append(watch.time(function).us)
+    return statistics.median(laps)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What each clock shows for a kernel that does next to nothing, in microseconds."""
+
+    event_us: float
+    graph_us: float
+    profiled_us: float
+
+
+@functools.cache
+def own_costs(device: str) -> Costs | None:
+    """The clocks' own costs on a device; None where the profiler records nothing."""
+    watch = CudaStopwatch(device)
+    tiny = torch.zeros(1, device=device)
+
+    def touch() -> None:
+        tiny.add_(1.0)
+
+    event = _median_us(touch, watch)
+    graph, seen = replay_us(touch, watch), profile(lambda: touch, watch)
+    if graph is None or seen is None:
+        return None
+    return Costs(event, graph, seen.span_us)
+
+
+def crosscheck(event_us: float, graph_us: float | None, seen: Profiled | None, costs: Costs) -> CrossCheck:
+    """The three times of a call as the events would show them."""
+    return CrossCheck(
+        event_us,
+        None if graph_us is None else graph_us + costs.event_us - costs.graph_us,
+        None if seen is None else seen.span_us + costs.event_us - costs.profiled_us,
+    )

@@ -1,0 +1,137 @@
+"""A kernel against the truth: results and gradients of one variant of a suite, by the numbers contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from tilewright.measure.truth.contract import compare
+from tilewright.records.measurement import Verified
+from tilewright.records.suite import Suite, Variant
+
+Tangent = Callable[[torch.Tensor, int], torch.Tensor]
+"""The gradient that arrives at a result, given that result and its number among those that get one."""
+
+YARDSTICKS = ("eager", "torch")
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one run gave: its results, and the gradients of the inputs that require one."""
+
+    outputs: Sequence[torch.Tensor]
+    gradients: Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One set of inputs run by the suite's yardstick (eager) and by its reference in float64."""
+
+    eager: Results
+    true: Results
+
+    def judge(self, ours: Results) -> list[Verified]:
+        """One row for each result and each gradient; a missing or additional one breaks the contract."""
+        outputs = _rows("fwd", "output", ours.outputs, self.eager.outputs, self.true.outputs)
+        return outputs + _rows("bwd", "gradient", ours.gradients, self.eager.gradients, self.true.gradients)
+
+
+def prove(
+    suite: Suite, function: Callable[..., Any], inputs: Sequence[Any], *, seed: int = 0, backward: bool = True
+) -> list[Verified]:
+    """One row for each result of `function(*inputs)`, and for each gradient where `backward`.
+
+    The truth is `suite.reference` in float64 on the same rounded inputs and the same random draws; the
+    yardstick is the suite's own `eager` (or `torch`) variant. All start from one state of the generators.
+    """
+    ours = run(function, inputs, seed, backward=backward, tangent=_tangent)
+    return truth_of(suite, inputs, seed, backward=backward, tangent=_tangent).judge(ours)
+
+
+def yardstick(suite: Suite) -> Variant:
+    """The variant whose error bounds everyone's: `eager`, or `torch` where there is none."""
+    return next(variant for variant in suite.variants if variant.name in YARDSTICKS)
+
+
+def truth_of(suite: Suite, inputs: Sequence[Any], seed: int, *, backward: bool, tangent: Tangent) -> Truth:
+    """Eager's results and the float64 ones for these inputs, from generators seeded with `seed`."""
+    eager = run(yardstick(suite).function, inputs, seed, backward=backward, tangent=tangent)
+    draws: tuple[torch.Tensor, ...] = ()
+    if suite.draws:
+        with _seeded(inputs, seed), torch.no_grad():
+            draws = suite.draws(*inputs)
+    wide = [_wide(value) for value in (*inputs, *draws)]
+    return Truth(eager, run(suite.reference, wide, seed, backward=backward, tangent=tangent))
+
+
+def run(function: Callable[..., Any], inputs: Sequence[Any], seed: int, *, backward: bool, tangent: Tangent) -> Results:
+    """Call `function` on detached inputs with every generator at `seed`; the caller's stay as they were."""
+    arguments = [
+        value.detach().requires_grad_(value.requires_grad and backward) if isinstance(value, torch.Tensor) else value
+        for value in inputs
+    ]
+    with _seeded(inputs, seed), torch.set_grad_enabled(backward):
+        results = tensors_of(function(*arguments))
+        gradients = gradients_of(results, arguments, tangent) if backward else []
+    return Results([result.detach() for result in results], gradients)
+
+
+def tensors_of(returned: Any) -> list[torch.Tensor]:
+    """What a variant returned, as a list."""
+    return [returned] if isinstance(returned, torch.Tensor) else list(returned)
+
+
+def gradients_of(results: Sequence[torch.Tensor], arguments: Sequence[Any], tangent: Tangent) -> list[torch.Tensor]:
+    """Gradients of the arguments that require one."""
+    wanted = [value for value in arguments if isinstance(value, torch.Tensor) and value.requires_grad]
+    if not wanted:
+        return []
+    ends = [result for result in results if result.requires_grad]
+    return list(torch.autograd.grad(ends, wanted, [tangent(end, index) for index, end in enumerate(ends)]))
+
+
+def _rows(
+    direction: Literal["fwd", "bwd"],
+    kind: str,
+    ours: Sequence[torch.Tensor],
+    eager: Sequence[torch.Tensor],
+    true: Sequence[torch.Tensor],
+) -> list[Verified]:
+    if len(ours) != len(eager):
+        inf = float("inf")
+        name = f"{len(ours)} {kind}s for {len(eager)}"
+        return [Verified(direction, name, "", inf, 0.0, inf, 0.0, 0.0, 0.0, ok=False)]
+    return [
+        compare(result, theirs, truth, direction=direction, tensor=f"{kind} {index}")
+        for index, (result, theirs, truth) in enumerate(zip(ours, eager, true, strict=True))
+    ]
+
+
+@contextmanager
+def _seeded(inputs: Sequence[Any], seed: int) -> Iterator[None]:
+    """Every generator at one seed, and afterwards where it was."""
+    devices = {value.device for value in inputs if isinstance(value, torch.Tensor) and value.is_cuda}
+    with torch.random.fork_rng(sorted({device.index or 0 for device in devices})):
+        torch.manual_seed(seed)
+        yield
+
+
+def _tangent(result: torch.Tensor, index: int) -> torch.Tensor:
+    """The same incoming gradient for every implementation, drawn on the CPU."""
+    generator = torch.Generator().manual_seed(1000 + index)
+    return exact_in_any_dtype(torch.randn(result.shape, generator=generator)).to(result)
+
+
+def exact_in_any_dtype(drawn: torch.Tensor) -> torch.Tensor:
+    """`drawn` rounded so that bf16 and fp16 hold it: every dtype then starts from the same values."""
+    return drawn.bfloat16().to(torch.float16)
+
+
+def _wide(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return value.detach().double().requires_grad_(value.requires_grad)

@@ -1,0 +1,257 @@
+"""Whether a compiled model keeps the numbers contract: outputs and gradients, beside eager and float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from tilewright.measure.truth.contract import compare
+from tilewright.measure.truth.reference import reference_run, whole_storage
+from tilewright.records.measurement import Verified
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+    State = dict[str, torch.Tensor]
+
+Model = Callable[..., Any]
+
+
+def verify(
+    model: Model, compiled: Model, inputs: Sequence[Any], *, seed: int = 0, training: bool = True
+) -> list[Verified]:
+    """One row for every output and, with `training`, for every gradient of an input or parameter.
+
+    `compiled(*inputs)` is compared with `model(*inputs)` and with float64 (`reference_run`). Each run
+    starts from the same state of the generators, the same inputs and buffers, and the same random
+    gradients of the outputs; the caller's generators, inputs, buffers and `.grad` stay as they were.
+    Inputs get gradients where they require them, parameters where `model` is a module that holds them.
+    A row that breaks the contract has `ok=False`; nothing is raised for it. Raises what the model raises.
+    """
+    import torch
+
+    devices = {t.device for t in [*_tensors(inputs), *_state(model).values()] if t.device.type == "cuda"}
+    with torch.random.fork_rng(sorted({d.index or 0 for d in devices})), torch.set_grad_enabled(training):
+        eager = _run(model, model, inputs, None, seed, training)
+        ours = _run(model, compiled, inputs, eager.tangents, seed, training)
+        truth = _truth(model, inputs, eager, seed, training)
+    return [*_rows(eager, ours, truth, "fwd"), *_rows(eager, ours, truth, "bwd")]
+
+
+@dataclass(frozen=True)
+class _Results:
+    """Tensors by name, and the gradients of the outputs that backward started from."""
+
+    fwd: Mapping[str, torch.Tensor]
+    bwd: Mapping[str, torch.Tensor]
+    tangents: Sequence[torch.Tensor]
+
+
+def _rows(eager: _Results, ours: _Results, truth: _Results, direction: Literal["fwd", "bwd"]) -> Iterator[Verified]:
+    theirs, mine, true = (getattr(r, direction) for r in (eager, ours, truth))
+    for name in theirs | mine:
+        if name in theirs and name in mine:
+            yield compare(mine[name], theirs[name], true[name], direction=direction, tensor=name)
+        else:
+            dtype = str((theirs | mine)[name].dtype).removeprefix("torch.")
+            inf = float("inf")
+            yield Verified(direction, name, dtype, inf, 0.0, inf, 0.0, 0.0, 0.0, ok=False)
+
+
+def _run(
+    model: Model,
+    function: Model,
+    inputs: Sequence[Any],
+    tangents: Sequence[torch.Tensor] | None,
+    seed: int,
+    training: bool,
+) -> _Results:
+    import torch
+
+    fresh = _copies(inputs)
+    with _kept_buffers(model):
+        torch.manual_seed(seed)
+        outputs = dict(named_tensors(function(*fresh), "output"))
+        leaves = dict(_leaves(fresh)) | _parameters(model) if training else {}
+        gradients, tangents = _backward(outputs, leaves, tangents, seed)
+    fwd = {name: tensor.detach().clone() for name, tensor in outputs.items()}
+    return _Results(fwd, gradients, tangents)
+
+
+def _backward(
+    outputs: Mapping[str, torch.Tensor],
+    leaves: Mapping[str, torch.Tensor],
+    tangents: Sequence[torch.Tensor] | None,
+    seed: int,
+) -> tuple[State, Sequence[torch.Tensor]]:
+    import torch
+
+    ends = [t for t in outputs.values() if t.requires_grad] if leaves else []
+    if tangents is None:
+        tangents = random_tangents(ends, seed)
+    if not ends:
+        return {}, tangents
+    found = torch.autograd.grad(ends, list(leaves.values()), list(tangents), allow_unused=True)
+    return {name: g for name, g in zip(leaves, found, strict=True) if g is not None}, tangents
+
+
+def random_tangents(outputs: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
+    """The gradients of differentiable outputs that a backward of `verify` starts from: standard normal."""
+    import torch
+
+    def draw(output: torch.Tensor, number: int) -> torch.Tensor:
+        generator = torch.Generator(output.device).manual_seed(seed + number)
+        return torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)
+
+    return [draw(output, number) for number, output in enumerate(outputs)]
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A model's forward and backward as one ATen graph, its arguments, and the names of its results."""
+
+    graph: fx.GraphModule
+    inputs: Sequence[torch.Tensor]
+    """The tensor inputs of the model, its parameters and buffers, and the gradients of its outputs."""
+    names: Sequence[str]
+
+
+def joint_graph(
+    model: Model, inputs: Sequence[Any], tangents: Sequence[torch.Tensor], *, seed: int, training: bool
+) -> Joint:
+    """The operators that eager runs for `model(*inputs)` and, with `training`, for its gradients.
+
+    `tangents` are the gradients of the differentiable outputs. Attention is written out: so it exists in
+    float64 on every device, and its dropout is a draw of its own. Raises what the model raises.
+    """
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    state = _state(model)
+    moved = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+    trainable = set(_parameters(model))
+    names: list[str] = []
+
+    def whole(*flat: torch.Tensor) -> list[torch.Tensor]:
+        rest, values = list(flat), list(inputs)
+        for i in moved:
+            values[i] = _leaf(rest.pop(0), training and inputs[i].requires_grad)
+        own = {name: _leaf(rest.pop(0), training and name in trainable) for name in state}
+        outputs = dict(named_tensors(_call(model, own, values), "output"))
+        leaves = dict(_leaves(values)) | {n: own[n] for n in own if n in trainable} if training else {}
+        gradients, _ = _backward(outputs, leaves, rest, seed)
+        names[:] = [*outputs, *gradients]
+        return [*outputs.values(), *gradients.values()]
+
+    def arguments() -> list[torch.Tensor]:
+        fresh = _copies(inputs)
+        return [*(fresh[i] for i in moved), *(t.detach().clone() for t in state.values()), *tangents]
+
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.manual_seed(seed)
+        graph = make_fx(whole)(*arguments())
+    return Joint(graph, arguments(), names)
+
+
+def _truth(model: Model, inputs: Sequence[Any], eager: _Results, seed: int, training: bool) -> _Results:
+    import torch
+
+    joint = joint_graph(model, inputs, eager.tangents, seed=seed, training=training)
+    torch.manual_seed(seed)
+    results = reference_run(joint.graph, joint.inputs)
+    true = {name: pair.truth for name, pair in zip(joint.names, results, strict=True)}
+    return _Results({n: true[n] for n in eager.fwd}, {n: true[n] for n in eager.bwd}, eager.tangents)
+
+
+def _call(model: Model, state: State, inputs: Sequence[Any]) -> Any:
+    import torch
+
+    if isinstance(model, torch.nn.Module):
+        return torch.func.functional_call(model, state, tuple(inputs))
+    return model(*inputs)
+
+
+def _leaf(tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
+    return tensor.detach().requires_grad_(differentiable)
+
+
+def named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor inside tuples, lists and dicts, with where it is: `output[0]`, `output['loss']`.
+
+    >>> import torch
+    >>> [name for name, _ in named_tensors({"a": torch.ones(1), "b": [torch.ones(1), 3]}, "output")]
+    ["output['a']", "output['b'][0]"]
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from named_tensors(part, f"{name}[{key!r}]")
+    elif isinstance(value, (tuple, list)):
+        for index, part in enumerate(value):
+            yield from named_tensors(part, f"{name}[{index}]")
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    return [tensor for _, tensor in named_tensors(values, "")]
+
+
+def _leaves(inputs: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    for index, value in enumerate(inputs):
+        if getattr(value, "requires_grad", False):
+            yield f"input {index}", value
+
+
+def _parameters(model: Model) -> State:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _state(model: Model) -> State:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+@contextmanager
+def _kept_buffers(model: Model) -> Iterator[None]:
+    """Running statistics and the like go back to what they were."""
+    import torch
+
+    buffers = dict(model.named_buffers()) if isinstance(model, torch.nn.Module) else {}
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in buffers.items():
+                buffer.copy_(before[name])
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    """Fresh leaves of the same values, strides and sharing of storage; what is no tensor stays."""
+    import torch
+
+    copied: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            return _leaf(tensor.clone(), tensor.requires_grad)
+        key = (tensor.untyped_storage().data_ptr(), tensor.dtype)
+        if key not in copied:
+            copied[key] = whole_storage(tensor).clone()
+        same = copied[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return _leaf(same, tensor.requires_grad)
+
+    return [copy(value) if isinstance(value, torch.Tensor) else value for value in inputs]

@@ -1,0 +1,281 @@
+"""Attention backward on Hopper: the contract, layouts, streams and graphs, NaN, repeated runs.
+
+The backward is a function of what the forward hands over, and so is its truth: the result as it was rounded to 16
+bits, of which Δ is a sum. Where an outlier of dO meets a weight near one, that rounding alone can be five times what
+attention written out has, in cuDNN's and FlashAttention-2's backward too; without outliers, truth is the whole's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from tilewright.kernels.attention.dispatch import aligned
+from tilewright.kernels.attention.hopper import backward as hopper_backward
+from tilewright.kernels.attention.reference import attention as written_out
+from tilewright.kernels.attention.request import Operands, Request, strides_of
+from tilewright.measure.truth.contract import compare
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda:0")
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(GPU) == (9, 0)
+if torch.cuda.is_available() and not HOPPER:
+    pytest.skip("the kernel is for compute capability 9.0", allow_module_level=True)
+LENGTHS = [
+    (1, 1), (3, 3), (113, 113), (203, 203), (1023, 1023), (1025, 1025), (799, 799), (128, 128), (512, 512),
+    (113, 203), (203, 113), (1, 1023), (1023, 1), (799, 1025), (1023, 64), (384, 640), (3, 129),
+]  # fmt: skip
+BANDS: list[tuple[int | None, int | None]] = [(None, None), (None, 0), (100, 0), (64, 64), (None, 128), (0, None)]
+"""How far a query sees back and ahead: everything, causal, windows."""
+OUTLIERS = 3
+Tensors = tuple[torch.Tensor, ...]
+
+
+def tensors(
+    queries: int,
+    keys: int,
+    size: int,
+    dtype: torch.dtype,
+    *,
+    batch: int = 2,
+    heads: tuple[int, int] = (4, 2),
+    along: str = "bhsd",
+    outliers: int = OUTLIERS,
+) -> Tensors:
+    """q, k, v and dout [batch, heads, positions, head size], some values thirty times as large, in memory `along`."""
+    generator = torch.Generator(GPU).manual_seed(0)
+    made = []
+    for count, length in ((heads[0], queries), (heads[1], keys), (heads[1], keys), (heads[0], queries)):
+        sizes = {"b": batch, "h": count, "s": length, "d": size}
+        x = torch.randn([sizes[axis] for axis in along], generator=generator, device=GPU)
+        x.view(-1)[torch.randint(x.numel(), (outliers,), generator=generator, device=GPU)] *= 30
+        made.append(x.to(dtype).permute([along.index(axis) for axis in "bhsd"]))
+    return tuple(made)
+
+
+def request_of(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    band: tuple[int | None, int | None] = (None, None),
+    scale: float | None = None,
+) -> Request:
+    (batch, heads, queries, size), (_, kv_heads, keys, value_size) = q.shape, v.shape
+    return Request(
+        q.device, q.dtype, batch, heads, kv_heads, queries, keys, size, value_size, strides_of(q), strides_of(k),
+        strides_of(v), aligned(q, k, v), 1 / math.sqrt(size) if scale is None else scale, *band,
+    )  # fmt: skip
+
+
+def gradients(
+    request: Request, inputs: Tensors, dtype: torch.dtype, given: torch.Tensor | None = None
+) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
+    """dq, dk and dv of attention written out, its result and log-sum-exp, all computed in `dtype`.
+
+    With Δ of the result `given`, if there is one: dS = P ∘ (dP − Δ), and the gradient of lse is what P is times.
+    """
+    q, k, v, dout = (x.to(dtype).detach().requires_grad_() for x in inputs)
+    out, lse = written_out(q, k, v, window=(request.left, request.right), scale=request.scale)
+    dout = dout.detach()
+    more = torch.zeros_like(lse) if given is None else (dout * (out - given)).sum(-1).detach()
+    return torch.autograd.grad((out, lse), (q, k, v), (dout, more)), out.detach(), lse.detach()
+
+
+def computed(
+    request: Request,
+    inputs: Tensors,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    attended: bool | None = None,
+    turns: bool = False,
+) -> Tensors:
+    """dq, dk and dv in memory that held NaN; as is thought best, or by spare warps or not, in turns or not."""
+    assert hopper_backward.supports(request) is None
+    q, k, v, dout = inputs
+    made = tuple(torch.full_like(x, math.nan) for x in (q, k, v))
+    run = hopper_backward.bound(request)
+    if attended is not None:
+        shape = hopper_backward.SHAPES[64 if q.shape[3] <= 64 else 128]
+        run = hopper_backward.bind(hopper_backward.planned(request, shape, attended, turns), request)
+    run(Operands(q, k, v), out, lse, dout, *made)
+    return made
+
+
+def forward_of(request: Request, inputs: Tensors) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
+    """The true gradients, and what a forward would hand over."""
+    truth, out, lse = gradients(request, inputs, torch.float64)
+    return truth, torch.empty_like(inputs[3]).copy_(out), lse.float()
+
+
+def assert_contract(
+    request: Request, inputs: Tensors, whole: bool = False, attended: bool | None = None, turns: bool = False
+) -> None:
+    """Against the true gradients of what the kernel is given, or of the `whole`, forward and backward."""
+    truth, out, lse = forward_of(request, inputs)
+    if not whole:
+        truth, _, _ = gradients(request, inputs, torch.float64, out)
+    eager, _, _ = gradients(request, inputs, request.dtype)
+    ours = computed(request, inputs, out, lse, attended, turns)
+    for name, *three in zip(("dq", "dk", "dv"), ours, eager, truth, strict=True):
+        verified = compare(*three, direction="bwd", tensor=name)
+        assert verified.ok, verified
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_the_contract_is_kept(head_size: int, lengths: tuple[int, int], band: tuple[int | None, int | None]) -> None:
+    for dtype, along in ((torch.bfloat16, "bhsd"), (torch.float16, "bshd")):
+        q, k, v, dout = tensors(*lengths, head_size, dtype, along=along)
+        assert_contract(request_of(q, k, v, band), (q, k, v, dout))
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_forward_and_backward_together_keep_the_contract(head_size: int) -> None:
+    for lengths, band in itertools.product([(113, 203), (1023, 64), (799, 1025)], BANDS[:3]):
+        inputs = tensors(*lengths, head_size, torch.bfloat16, outliers=0)
+        assert_contract(request_of(*inputs[:3], band), inputs, whole=True)
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_an_only_score_has_no_gradient(head_size: int) -> None:
+    """A weight of one stays one whatever the score: exactly zero, but for the query whose dO is NaN."""
+    inputs = tensors(300, 500, head_size, torch.bfloat16)
+    request = request_of(*inputs[:3], (0, 0))
+    _, out, lse = forward_of(request, inputs)
+    dq, dk, _ = computed(request, inputs, out, lse)
+    assert (dq == 0).all() and (dk == 0).all()
+    inputs[3][1, 2, 7, 3] = math.nan
+    dq, _, _ = computed(request, inputs, out, lse)
+    assert dq[1, 2, 7].isnan().all()
+    dq[1, 2, 7] = 0.0
+    assert (dq == 0).all()
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_more_blocks_of_keys_than_programs(head_size: int) -> None:
+    """A program then takes one after another, among them blocks that no query sees."""
+    for heads, lengths, band in (((48, 48), (300, 500), (None, 0)), ((24, 12), (200, 1500), (50, 0))):
+        inputs = tensors(*lengths, head_size, torch.bfloat16, heads=heads)
+        assert_contract(request_of(*inputs[:3], band), inputs)
+
+
+@pytest.mark.parametrize("head_size", [64, 104, 128])
+def test_spare_warps_zero_and_round_dq(head_size: int) -> None:
+    """Few heads, so that all are zero before; many; grouped; blocks that no query sees; long walks."""
+    for heads, lengths, band in itertools.product([(4, 2), (80, 80)], [(1, 3), (203, 799), (640, 384)], BANDS[:3]):
+        inputs = tensors(*lengths, head_size, torch.bfloat16, heads=heads)
+        assert_contract(request_of(*inputs[:3], band), inputs, attended=True)
+    for band in BANDS[:2]:
+        inputs = tensors(1500, 1500, head_size, torch.float16, heads=(32, 16), along="bshd")
+        assert_contract(request_of(*inputs[:3], band), inputs, attended=True)
+
+
+@pytest.mark.parametrize("head_size", [104, 128])
+def test_warpgroups_take_turns(head_size: int) -> None:
+    """Walks of one step, blocks that no query sees, several blocks of keys a program; long walks again and again."""
+    few, many = (4, 2), (80, 80)
+    cases = (few, (1, 3)), (few, (203, 113)), (few, (1023, 64)), (few, (799, 1025)), (many, (203, 799))
+    for (heads, (queries, keys)), band in itertools.product(cases, BANDS[:3]):
+        inputs = tensors(queries, keys, head_size, torch.bfloat16, heads=heads)
+        assert_contract(request_of(*inputs[:3], band), inputs, attended=False, turns=True)
+    inputs = tensors(8200, 8200, head_size, torch.float16, batch=1, heads=(2, 1))
+    request = request_of(*inputs[:3], (None, 0))
+    _, out, lse = forward_of(request, inputs)
+    expected, *again = (
+        computed(request, inputs, out, lse, attended=False, turns=turns) for turns in (False, *[True] * 20)
+    )
+    for dq, dk, dv in again:
+        assert torch.equal(dk, expected[1]) and torch.equal(dv, expected[2])
+        torch.testing.assert_close(dq, expected[0], rtol=2**-7, atol=float(expected[0].abs().max()) * 2**-9)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_size", [8, 16, 40, 72, 80, 96, 112, 136, 200, 248])
+def test_other_head_sizes(head_size: int, causal: bool) -> None:
+    q, k, v, dout = tensors(203, 331, head_size, torch.bfloat16)
+    assert_contract(request_of(q, k, v, (None, 0 if causal else None)), (q, k, v, dout))
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_long_sequences(head_size: int) -> None:
+    for (queries, keys), band in itertools.product([(4173, 300), (1000, 5003)], BANDS[:3]):
+        q, k, v, dout = tensors(queries, keys, head_size, torch.bfloat16, batch=1, heads=(4, 2))
+        assert_contract(request_of(q, k, v, band), (q, k, v, dout))
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_grouped_heads_strides_and_scale(head_size: int) -> None:
+    """Multi-query, and q, k and v as slices of one projection."""
+    q, k, v, dout = tensors(331, 331, head_size, torch.bfloat16, heads=(7, 1), batch=3)
+    assert_contract(request_of(q, k, v, (None, 0), scale=0.3), (q, k, v, dout))
+    joint = torch.randn(2, 300, 3, 4, head_size, device=GPU).bfloat16()
+    q, k, v = (joint[:, :, i].transpose(1, 2) for i in range(3))
+    assert_contract(request_of(q, k, v, (None, 0)), (q, k, v, torch.randn_like(q)))
+
+
+def test_nan_stays_where_its_query_is_seen() -> None:
+    """A query's NaN reaches its own gradient and the keys that it sees, no other row of dq and no other head."""
+    q, k, v, dout = tensors(256, 256, 64, torch.bfloat16)
+    q[0, 0, 17, 3] = math.nan
+    request = request_of(q, k, v, (None, 0))
+    _, out, lse = forward_of(request, (q, k, v, dout))
+    dq, dk, dv = computed(request, (q, k, v, dout), out, lse)
+    assert dq[0, 0, 17].isnan().all() and int(dq.isnan().sum()) == dq.shape[3]
+    for x in (dk, dv):
+        assert x[0, 0, :18].isnan().all()
+        assert x[0, 1].isfinite().all() and x[1].isfinite().all()
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_again_and_again(head_size: int) -> None:
+    """dk and dv have the same bits in every run; dq is summed in no fixed order."""
+    for band in BANDS[:3]:
+        q, k, v, dout = tensors(1500, 1500, head_size, torch.bfloat16, heads=(16, 4))
+        request = request_of(q, k, v, band)
+        _, out, lse = forward_of(request, (q, k, v, dout))
+        dq, dk, dv = computed(request, (q, k, v, dout), out, lse)
+        for _ in range(50):
+            again = computed(request, (q, k, v, dout), out, lse)
+            assert torch.equal(again[1], dk) and torch.equal(again[2], dv)
+            torch.testing.assert_close(again[0], dq, rtol=2**-7, atol=float(dq.abs().max()) * 2**-9)
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_side_stream_and_graph(head_size: int) -> None:
+    inputs = tensors(500, 700, head_size, torch.bfloat16)
+    request = request_of(inputs[0], inputs[1], inputs[2], (None, 0))
+    _, out, lse = forward_of(request, inputs)
+    expected = computed(request, inputs, out, lse)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        aside = computed(request, inputs, out, lse)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = computed(request, inputs, out, lse)
+    for x in captured:
+        x.fill_(math.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    for given in (aside, captured):
+        torch.testing.assert_close(given[0], expected[0], rtol=2**-7, atol=float(expected[0].abs().max()) * 2**-9)
+        assert torch.equal(given[1], expected[1]) and torch.equal(given[2], expected[2])
+
+
+def test_what_is_refused_says_why() -> None:
+    q, k, v, _ = tensors(64, 64, 64, torch.bfloat16)
+    request = request_of(q, k, v)
+    for change, word in (
+        ({"softcap": 1.0}, "soft cap"), ({"mask": "additive"}, "mask"), ({"alibi": True}, "ALiBi"),
+        ({"dropout": 0.1}, "dropout"), ({"sequences": 2}, "packed"), ({"deterministic": True}, "deterministic"),
+        ({"head_size": 264}, "264"), ({"value_size": 72}, "of their own"), ({"aligned": False}, "16 bytes"),
+        ({"dtype": torch.float32}, "float32"), ({"k_strides": (0, 4096, 64, 1)}, "expanded"),
+        ({"scale": -1.0}, "scale"),
+    ):  # fmt: skip
+        reason = hopper_backward.supports(request._replace(**change))
+        assert reason is not None and word in reason

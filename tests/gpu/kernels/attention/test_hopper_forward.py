@@ -1,0 +1,219 @@
+"""Attention forward on Hopper: the contract, empty rows, layouts, streams and graphs, no second compilation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tilewright.kernels.attention.dispatch import aligned
+from tilewright.kernels.attention.hopper import forward as hopper_forward
+from tilewright.kernels.attention.reference import attention as written_out
+from tilewright.kernels.attention.request import Operands, Request
+from tilewright.measure.truth.contract import compare
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda:0")
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(GPU) == (9, 0)
+if torch.cuda.is_available() and not HOPPER:
+    pytest.skip("the kernel is for compute capability 9.0", allow_module_level=True)
+LENGTHS = [
+    (1, 1), (3, 3), (113, 113), (203, 203), (1023, 1023), (1025, 1025), (799, 799), (128, 128), (512, 512),
+    (113, 203), (203, 113), (1, 1023), (799, 1025), (1023, 64), (384, 640), (3, 129),
+]  # fmt: skip
+BANDS: list[tuple[int | None, int | None]] = [(None, None), (None, 0), (100, 0), (64, 64), (None, 128), (0, None)]
+"""How far a query sees back and ahead: everything, causal, windows."""
+SIZES = [(16, 16), (40, 40), (72, 72), (80, 80), (96, 96), (112, 112), (192, 128), (48, 256)]
+"""Head sizes of keys and of values that are padded."""
+OUTLIERS = 3
+
+
+def tensors(
+    queries: int,
+    keys: int,
+    head_size: int,
+    dtype: torch.dtype,
+    *,
+    value_size: int | None = None,
+    batch: int = 2,
+    heads: tuple[int, int] = (4, 2),
+    along: str = "bhsd",
+    seed: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v [batch, heads, positions, head size] with a few values thirty times as large, laid out as `along`."""
+    generator = torch.Generator(GPU).manual_seed(seed)
+    made = []
+    value_size = value_size or head_size
+    for count, length, size in (
+        (heads[0], queries, head_size),
+        (heads[1], keys, head_size),
+        (heads[1], keys, value_size),
+    ):
+        sizes = {"b": batch, "h": count, "s": length, "d": size}
+        x = torch.randn([sizes[axis] for axis in along], generator=generator, device=GPU)
+        x.view(-1)[torch.randint(x.numel(), (OUTLIERS,), generator=generator, device=GPU)] *= 30
+        made.append(x.to(dtype).permute([along.index(axis) for axis in "bhsd"]))
+    return made[0], made[1], made[2]
+
+
+def request_of(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    band: tuple[int | None, int | None] = (None, None),
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Request:
+    (batch, heads, queries, size), (_, kv_heads, keys, value_size) = q.shape, v.shape
+    return Request(
+        q.device, q.dtype, batch, heads, kv_heads, queries, keys, size, value_size, q.stride(), k.stride(), v.stride(),
+        aligned(q, k, v), 1 / math.sqrt(size) if scale is None else scale, *band, softcap,
+    )  # fmt: skip
+
+
+def computed(request: Request, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Result and log-sum-exp, in memory that held NaN."""
+    assert hopper_forward.supports(request) is None
+    out = torch.empty_like(q) if request.head_size == request.value_size else q.new_empty(*q.shape[:3], v.shape[3])
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=GPU)
+    hopper_forward.forward(request, Operands(q, k, v), out.fill_(math.nan), lse.fill_(math.nan))
+    return out, lse
+
+
+def assert_contract(request: Request, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    out, lse = computed(request, q, k, v)
+    options = {"window": (request.left, request.right), "scale": request.scale, "softcap": request.softcap}
+    truth, true_lse = written_out(q.double(), k.double(), v.double(), **options)  # type: ignore[arg-type]
+    eager, _ = written_out(q, k, v, **options)  # type: ignore[arg-type]
+    verified = compare(out, eager, truth)
+    assert verified.ok, verified
+    torch.testing.assert_close(lse.double(), true_lse, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_the_contract_is_kept(head_size: int, lengths: tuple[int, int], band: tuple[int | None, int | None]) -> None:
+    for dtype, along in ((torch.bfloat16, "bhsd"), (torch.float16, "bshd")):
+        q, k, v = tensors(*lengths, head_size, dtype, along=along)
+        assert_contract(request_of(q, k, v, band), q, k, v)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    "sizes", [(16, 16), (40, 40), (72, 72), (80, 80), (96, 96), (112, 112), (192, 128), (48, 256)], ids=str
+)
+def test_other_head_sizes(sizes: tuple[int, int], causal: bool) -> None:
+    q, k, v = tensors(203, 331, sizes[0], torch.bfloat16, value_size=sizes[1])
+    assert_contract(request_of(q, k, v, (None, 0 if causal else None)), q, k, v)
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_long_sequences_take_other_tiles(head_size: int) -> None:
+    """From 4096 keys on head size 64 has three warpgroups; a program has several tiles."""
+    for (queries, keys), band in itertools.product([(4096, 4096), (1000, 5003)], BANDS[:3]):
+        q, k, v = tensors(queries, keys, head_size, torch.bfloat16, batch=1, heads=(6, 3))
+        assert_contract(request_of(q, k, v, band), q, k, v)
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+@pytest.mark.parametrize("band", BANDS[:3], ids=str)
+def test_soft_cap_and_scale(band: tuple[int | None, int | None], head_size: int) -> None:
+    q, k, v = tensors(203, 331, head_size, torch.bfloat16)
+    assert_contract(request_of(q, k, v, band, softcap=3.0), q, k, v)
+    assert_contract(request_of(q, k, v, band, scale=0.3), q, k, v)
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_grouped_heads_and_strides(head_size: int) -> None:
+    """Multi-query, and q, k and v as slices of one projection."""
+    q, k, v = tensors(331, 331, head_size, torch.bfloat16, heads=(7, 1), batch=3)
+    assert_contract(request_of(q, k, v, (None, 0)), q, k, v)
+    joint = torch.randn(2, 300, 3, 4, head_size, device=GPU).bfloat16()
+    q, k, v = (joint[:, :, i].transpose(1, 2) for i in range(3))
+    assert_contract(request_of(q, k, v, (None, 0)), q, k, v)
+
+
+def test_queries_that_see_no_key() -> None:
+    q, k, v = tensors(300, 100, 128, torch.bfloat16)
+    out, lse = computed(request_of(q, k, v, (None, 0)), q, k, v)
+    assert (out[:, :, :200] == 0).all() and (lse[:, :, :200] == -math.inf).all()
+    assert out[:, :, 200:].abs().sum() > 0 and lse[:, :, 200:].isfinite().all()
+
+
+def test_nan_stays_in_its_row() -> None:
+    q, k, v = tensors(256, 256, 64, torch.bfloat16)
+    q[0, 0, 17, 3] = math.nan
+    out, lse = computed(request_of(q, k, v, (None, 0)), q, k, v)
+    assert out[0, 0, 17].isnan().all() and lse[0, 0, 17].isnan()
+    assert int(out.isnan().sum()) == out.shape[3]
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_the_same_bits_again_and_again(head_size: int) -> None:
+    for band in BANDS[:3]:
+        q, k, v = tensors(1500, 1500, head_size, torch.bfloat16, heads=(16, 4))
+        request = request_of(q, k, v, band)
+        first = computed(request, q, k, v)
+        for _ in range(20):
+            again = computed(request, q, k, v)
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_in_a_graph_and_on_a_side_stream() -> None:
+    q, k, v = tensors(500, 500, 128, torch.bfloat16)
+    request = request_of(q, k, v, (None, 0))
+    expected = computed(request, q, k, v)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda._sleep(50_000_000)
+    with torch.cuda.stream(stream):
+        aside = computed(request, q, k, v)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = computed(request, q, k, v)
+    graph.replay()
+    torch.cuda.synchronize()
+    for found in (aside, replayed):
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_plan_made_while_a_graph_is_captured() -> None:
+    """Then no table can be sent to the device: the hardware deals out the tiles."""
+    q, k, v = tensors(700, 700, 128, torch.bfloat16, heads=(16, 4))
+    request = request_of(q, k, v, (None, 0))
+    out, lse = computed(request, q, k, v)
+    hopper_forward.untabled(request, out.stride())(Operands(q, k, v), out, lse)  # its code is loaded before
+    expected = out.clone(), lse.clone()
+    kept = dict(hopper_forward._ORDERS)
+    hopper_forward.plan.cache_clear()
+    hopper_forward._ORDERS.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = computed(request, q, k, v)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+    assert not hopper_forward._ORDERS
+    hopper_forward._ORDERS.update(kept)
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_by_the_assembler_of_cuda(head_size: int, tmp_path: Path) -> None:
+    """Triton brings an assembler of its own; that of the CUDA toolkit must make of the kernels what it does."""
+    assembler = Path("/usr/local/cuda/bin/ptxas")
+    if not assembler.exists():
+        pytest.skip("there is no CUDA toolkit here")
+    environment = {**os.environ, "TRITON_PTXAS_PATH": str(assembler), "TRITON_CACHE_DIR": str(tmp_path)}
+    name = f"{__file__}::test_the_contract_is_kept[{head_size}-(1025, 1025)-(None, 0)]"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    assert any(tmp_path.rglob("*.cubin"))

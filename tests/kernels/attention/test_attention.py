@@ -1,0 +1,352 @@
+"""Attention without a GPU: what PyTorch's operators compute, what is refused, plans and machine code."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.attention.calls import Call
+from tests.kernels.machine_code import compiled, spilled
+from tilewright.kernels.attention import attention, reference
+from tilewright.kernels.attention.dispatch import gradient_of, laid_as, readable
+from tilewright.kernels.catalogue import suite
+from tilewright.measure.truth.proof import prove
+
+CPU = torch.device("cpu")
+CALLS = [
+    Call(dtype=torch.float64),
+    Call(dtype=torch.float64, heads=4, kv_heads=1, value_size=24, options={"causal": True}),
+    Call(dtype=torch.float64, queries=70, keys=37, options={"causal": True}),
+    Call(dtype=torch.float64, options={"window": (9, 3), "softcap": 1.5}),
+    Call(dtype=torch.float64, batch=2, mask="boolean", slopes=True),
+    Call(dtype=torch.float64, mask="rows"),
+    Call(dtype=torch.float64, queries=50, options={"causal": True}),
+    Call(dtype=torch.float64, queries=50, options={"causal": True, "scale": 0.0}),
+    Call(dtype=torch.float64, queries=50, options={"causal": True, "scale": -0.3}),
+    Call(dtype=torch.float64, head_size=300),
+    Call(dtype=torch.float64, queries=0),
+    Call(dtype=torch.float64, keys=0),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_pytorch_computes_what_no_kernel_takes(call: Call) -> None:
+    tensors, options = call.inputs(CPU)
+    true, true_lse = reference.attention(*tensors, **options)
+    dout = torch.randn_like(true)
+    for with_lse in (False, True):
+        found = attention(*tensors, return_lse=with_lse, **options)
+        out = found[0] if with_lse else found
+        torch.testing.assert_close(out, true)
+        if with_lse:
+            torch.testing.assert_close(found[1], true_lse)
+        gradients = [torch.autograd.grad(result, tensors, dout, retain_graph=True) for result in (out, true)]
+        torch.testing.assert_close(*gradients)
+
+
+def test_the_formula_is_softmax() -> None:
+    (q, k, v), _ = Call(dtype=torch.float64, heads=4, kv_heads=2).inputs(CPU)
+    out, lse = reference.attention(q, k, v)
+    scores = torch.einsum("bkgid,bkjd->bkgij", q.unflatten(1, (2, 2)), k).flatten(1, 2) / 4
+    torch.testing.assert_close(lse, scores.exp().sum(-1).log())
+    torch.testing.assert_close(out, torch.softmax(scores, -1) @ v.repeat_interleave(2, 1))
+
+
+def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient() -> None:
+    tensors, _ = Call(dtype=torch.float64, queries=9, keys=4).inputs(CPU)
+    out, lse = attention(*tensors, causal=True, return_lse=True)
+    assert (out[:, :, :5] == 0).all()
+    assert (lse[:, :, :5] == -torch.inf).all()
+    assert lse[:, :, 5:].isfinite().all()
+    gradients = torch.autograd.grad(out.sum(), tensors)
+    assert all(x.isfinite().all() for x in gradients)
+    assert (gradients[0][:, :, :5] == 0).all()
+
+
+def test_one_key_has_a_weight_of_one_whatever_the_score() -> None:
+    tensors, _ = Call(dtype=torch.bfloat16, keys=1, heads=4, outliers=True).inputs(CPU)
+    dq, dk, _ = torch.autograd.grad(attention(*tensors).float().square().sum(), tensors)
+    assert not dq.any() and not dk.any()
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (3, 5)}], ids=str)
+def test_packed_sequences_are_each_their_own(options: dict[str, Any]) -> None:
+    lengths = [5, 0, 33, 1], [7, 3, 20, 40]
+    starts = [torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32) for n in lengths]
+    sizes = (sum(lengths[0]), 4, 8), (sum(lengths[1]), 2, 8), (sum(lengths[1]), 2, 12)
+    tensors = [torch.randn(size, dtype=torch.float64) for size in sizes]
+    found = attention(*tensors, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1], return_lse=True, **options)
+    for mine, true in zip(found, reference.packed(*tensors, *starts, **options), strict=True):
+        torch.testing.assert_close(mine, true)
+
+
+def test_additive_masks_and_slopes_have_a_gradient() -> None:
+    (q, k, v), options = Call(dtype=torch.float64, mask="additive", slopes=True).inputs(CPU)
+    mask, slopes = options["mask"].requires_grad_(), options["alibi_slopes"].double().requires_grad_()
+    found = torch.autograd.grad(attention(q, k, v, mask=mask, alibi_slopes=slopes).sum(), (mask, slopes))
+    true = torch.autograd.grad(reference.attention(q, k, v, mask=mask, alibi_slopes=slopes)[0].sum(), (mask, slopes))
+    torch.testing.assert_close(found, true)
+
+
+def test_dropout_keeps_the_expected_share_and_scale() -> None:
+    q, k, v = torch.zeros(1, 1, 400, 8), torch.zeros(1, 1, 500, 8), torch.ones(1, 1, 500, 8)
+    out, _ = attention(q, k, v, dropout_p=0.25, return_lse=True)
+    assert abs(out.mean().item() - 1.0) < 0.01
+    assert out.std().item() > 0.01
+
+
+def test_shapes_are_known_without_memory() -> None:
+    q, k = torch.empty(2, 4, 5, 16, device="meta"), torch.empty(2, 2, 7, 16, device="meta")
+    out, lse = attention(q, k, k, return_lse=True)
+    assert (out.shape, out.device.type, lse.shape) == (q.shape, "meta", q.shape[:3])
+
+
+def test_autocast_sets_the_dtype() -> None:
+    (q, k, v), _ = Call(dtype=torch.float32).inputs(CPU)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attention(q, k, v).dtype == torch.bfloat16
+    assert attention(q, k, v).dtype == torch.float32
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    q, k, v = (torch.randn(1, 4, 6, 8) for _ in range(3))
+    starts = torch.tensor([0, 6], dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"a mask that is bool or floating-point, not torch\.int64"):
+        attention(q, k, v, mask=torch.ones(6, 6, dtype=torch.int64))
+    with pytest.raises(ValueError, match="mask on the device of q, cpu, not on meta"):
+        attention(q, k, v, mask=torch.ones(6, 6, device="meta"))
+    with pytest.raises(TypeError, match=r"floating-point tensors, not torch\.int64"):
+        attention(q.long(), k.long(), v.long())
+    with pytest.raises(ValueError, match=r"H a multiple of Hk, not \(1, 4, 6, 8\), \(1, 3, 6, 8\)"):
+        attention(q, k[:, :3], v[:, :3])
+    with pytest.raises(ValueError, match=r"q \[B, H, Sq, D\], .*\(1, 4, 6, 7\)"):
+        attention(q[..., :7], k, v)
+    with pytest.raises(ValueError, match=r"one dtype on one device, not torch\.float32 .*torch\.float16"):
+        attention(q, k.half(), v)
+    with pytest.raises(ValueError, match=r"mask broadcastable to \(1, 4, 6, 6\), not \(5, 6\)"):
+        attention(q, k, v, mask=torch.ones(5, 6, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"dropout_p in \[0, 1\]"):
+        attention(q, k, v, dropout_p=1.5)
+    with pytest.raises(ValueError, match=r"packed attention takes .*not q .* with one of them"):
+        attention(q[0], k[0], v[0], cu_seqlens_q=starts)
+    with pytest.raises(ValueError, match=r"packed attention takes .*a mask"):
+        attention(q[0], k[0], v[0], cu_seqlens_q=starts, cu_seqlens_k=starts, mask=torch.ones(6, 6))
+
+
+def test_where_packed_sequences_begin_must_fit() -> None:
+    q, k, v = (torch.randn(6, 4, 8) for _ in range(3))
+    starts = torch.tensor([0, 2, 6], dtype=torch.int32)
+    apart = torch.tensor([0, 9, 2, 9, 6], dtype=torch.int32)[::2]
+    given = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+    assert torch.equal(attention(q, k, v, cu_seqlens_q=apart, cu_seqlens_k=starts.long()), attention(q, k, v, **given))
+    for wrong in (starts[:2], starts[:1], starts[None], starts.float(), starts.to("meta")):
+        with pytest.raises(ValueError, match=r"cu_seqlens_q and cu_seqlens_k int32 \[N \+ 1\] on cpu, not"):
+            attention(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=wrong)
+    for places in ([0, 2, 5], [1, 2, 6], [0, 7, 6]):
+        with pytest.raises(ValueError, match=r"cu_seqlens_k that rise from 0 to 6, not \["):
+            attention(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=torch.tensor(places))
+
+
+def test_copies_keep_the_order_of_axes_and_begin_rows_at_16_bytes() -> None:
+    x = torch.randn(2, 5, 3, 20).transpose(1, 2).to(torch.bfloat16)
+    copy = readable(x)
+    assert torch.equal(copy, x)
+    assert copy.stride() == (5 * 3 * 24, 24, 3 * 24, 1)
+    assert readable(copy) is copy
+    assert laid_as(x, 20)[1] == x.stride()
+    assert readable(torch.randn(2, 3, 8, 5).mT).stride(3) == 1
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_gradients_of_a_copy_lie_as_those_of_the_operand(order: tuple[int, ...], heads: int) -> None:
+    """Heads that are one expanded, rows that begin between 16 bytes."""
+    dense = torch.randn(*(((2, 1, 7)[axis]) for axis in order), 5)
+    x = dense.permute(*(order.index(axis) for axis in range(3)), 3).expand(2, heads, 7, 5)
+    ours, copied = gradient_of(x), gradient_of(readable(x))
+    assert ours.shape == copied.shape == x.shape
+    assert [s for s, n in zip(ours.stride(), x.shape, strict=True) if n > 1] == [
+        s for s, n in zip(copied.stride(), x.shape, strict=True) if n > 1
+    ]
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+def test_the_suites_keep_the_contract(causal: int) -> None:
+    one = suite("attention")
+    inputs = one.workload((16, 8192, causal), "float32").make(CPU, torch.Generator().manual_seed(0))
+    small = tuple(x.detach()[:, :3, :37].contiguous().requires_grad_() if x is not causal else x for x in inputs[:3])
+    function = one.variant("tilewright").function
+    assert [row for row in prove(one, function, (*small, bool(causal))) if not row.ok] == []
+
+
+def test_a_bench_is_told_why_the_kernels_for_hopper_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewright.kernels.attention import dispatch, variants
+
+    one = suite("attention")
+    refuses = one.variant("tilewright-hopper").refuses
+    assert torch.cuda.is_available() or refuses(one.workload((64, 512, 1), "bfloat16")) == "there is no GPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    dispatch.chosen.cache_clear()
+    assert "compute capability 9.0" in str(variants._not_hopper(one.workload((64, 512, 1), "bfloat16")))
+    dispatch.chosen.cache_clear()
+
+
+@pytest.mark.parametrize("most", [1500, 10000, 2**27])
+@pytest.mark.parametrize("lengths", [(50, 50), (50, 37), (33, 50)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_truth_of_the_suites_in_pieces_is_the_formula(
+    causal: bool, lengths: tuple[int, int], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Call(dtype=torch.float64, batch=3, heads=6, kv_heads=3, queries=lengths[0], keys=lengths[1])
+    (q, k, v), _ = call.inputs(CPU)
+    whole = reference.attention(q, k, v, causal=causal)[0]
+    monkeypatch.setattr(reference, "MOST_SCORES", most)
+    parts = reference.by_piece(q, k, v, causal)
+    torch.testing.assert_close(parts, whole)
+    dout = torch.randn_like(whole)
+    torch.testing.assert_close(*(torch.autograd.grad(out, (q, k, v), dout) for out in (parts, whole)))
+
+
+def test_pieces_of_a_long_cache_repeat_few_of_its_keys() -> None:
+    q, k = (torch.empty(8, heads, length, 128, device="meta") for heads, length in ((64, 1), (8, 131072)))
+    pieces = list(reference._pieces(q, k, False))
+    assert len(pieces) == 64
+    assert max(k[shared].numel() * 8 for _, shared in pieces) <= reference.MOST_SCORES
+
+
+def test_blocks_are_cut_down_to_the_shared_memory_there_is() -> None:
+    from tilewright.kernels.attention.portable.plan import Blocks, fitting
+
+    wide = Blocks(128, 64, 8, 3)
+    assert fitting(wide, 512, 512, 2**18) == wide
+    assert fitting(wide, 512, 512, 131072) == wide._replace(stages=2)
+    assert fitting(wide, 512, 512, 98304) == wide._replace(stages=1)
+    assert fitting(wide, 512, 512, 65536) == wide._replace(queries=64, stages=1)
+    assert fitting(wide, 512, 512, 1) == wide._replace(queries=16, keys=16, stages=1)
+
+
+def test_programs_on_an_h200_have_the_blocks_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewright.kernels.attention.portable import launch as triton_launch
+    from tilewright.kernels.attention.portable.plan import SPARE_BYTES
+    from tilewright.kernels.attention.registered import request_of
+
+    monkeypatch.setattr(triton_launch, "shared_bytes", lambda _: 232448 - SPARE_BYTES)
+    for width in (64, 128, 256):
+        q = torch.empty(1, 1, 64, width, dtype=torch.bfloat16)
+        request = request_of(q, q, q, *[None] * 4, 1.0, None, None, 0.0, 0.0, 0, 0, False)
+        forward = triton_launch._blocks(request, triton_launch.FORWARD, "keys", (width,))
+        assert forward == triton_launch.FORWARD[width]
+        dq = triton_launch._blocks(request, triton_launch.QUERIES_ONLY, "keys", (width, width))
+        assert dq == triton_launch.QUERIES_ONLY[width]
+    for table, held in ((triton_launch.KEYS_ALONE, (256, 256)), (triton_launch.VALUES_ALONE, (256,))):
+        assert triton_launch._blocks(request, table, "queries", held) == table[256]
+
+
+def test_narrow_tiles_are_widened_where_elements_come_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewright.kernels.attention.portable import plan as triton_plan
+    from tilewright.kernels.attention.registered import request_of
+
+    monkeypatch.setattr(triton_plan, "_has_bulk_copies", lambda _: True)
+
+    def widths(head_size: int, value_size: int, sequences: int) -> tuple[int, int]:
+        q, v = (torch.empty(2, 3, 64, size, dtype=torch.bfloat16) for size in (head_size, value_size))
+        request = request_of(q, q, v, *[None] * 4, 1.0, None, None, 0.0, 0.0, 0, 0, False)
+        return triton_plan.widths_of(request._replace(sequences=sequences))
+
+    assert widths(32, 16, 0) == widths(32, 16, 5) == (32, 16)
+    assert widths(40, 24, 0) == (64, 32)
+    assert widths(40, 24, 5) == (64, 64)
+    assert widths(128, 20, 5) == (128, 64)
+
+
+def test_a_cache_is_split_into_as_many_parts_as_fill_the_gpu() -> None:
+    from tilewright.kernels.attention.decode.launch import _parts
+
+    # Steps of keys, lanes → programs, on the 132 multiprocessors of an H200.
+    programs = {(64, 64): 256, (2048, 64): 256, (64, 512): 1024, (2048, 1): 128, (1, 1): 1, (1, 500): 500}
+    for (steps, lanes), count in programs.items():
+        assert _parts(steps, lanes, 132) * lanes == count
+
+
+def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition() -> None:
+    pytest.importorskip("triton")
+    from tilewright.kernels.attention.decode import launch as decode
+    from tilewright.kernels.attention.decode import triton as triton_decode
+
+    kernel, blocks = triton_decode.decode, decode.BLOCKS[128]
+    types = {argument: "i32" for argument in kernel.arg_names} | {"factor": "fp32", "softcap": "fp32"}
+    types |= {argument: "*bf16" for argument in ("q", "k", "v", "out")}
+    types |= {"lse": "*fp32", "scratch": "*fp32", "arrived": "*i32"}
+    constants: dict[str, object] = {"mask": None, "slopes": None, "head_size": 128, "value_size": 128, "MASK": "none"}
+    constants |= dict.fromkeys(("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "DESCRIBED"), False)
+    constants |= {"PRECISION": "ieee", "WHOLE": True, "ROWS": 16, "PARTS": 4}
+    constants |= {"BLOCK_K": blocks.keys, "WIDTH": 128, "VALUE_WIDTH": 128}
+    aligned = [x for x in kernel.arg_names if x.endswith(("_place", "_head", "_batch"))]
+    code = compiled(kernel, types, constants, aligned, blocks.warps, blocks.stages)
+    assert "cp.async.cg.shared.global" in code.asm["ptx"]
+    assert "atom.global.gpu.acq_rel.add" in code.asm["ptx"]
+    assert spilled(code) == 0
+    assert decode.RESIDENT * code.metadata.shared < 227 * 1024
+
+
+NONE = ("mask", "slopes", "starts_q", "starts_k", "state", "level", "dlse")
+FLOATS = ("factor", "softcap", "kept_scale", "scale")
+
+
+def built(name: str, width: int) -> Any:
+    """A kernel of the backward or the forward with the blocks it is launched with for bf16 on an H200."""
+    from tilewright.kernels.attention.portable import backward as triton_backward
+    from tilewright.kernels.attention.portable import backward_queries as triton_backward_queries
+    from tilewright.kernels.attention.portable import forward as triton_forward
+    from tilewright.kernels.attention.portable import launch as triton_launch
+
+    tables = {
+        "forward": triton_launch.FORWARD,
+        "keys_and_values": triton_launch.KEYS_AND_VALUES,
+        "queries_only": triton_launch.QUERIES_ONLY,
+    }
+    kernels = {
+        "forward": triton_forward.forward,
+        "keys_and_values": triton_backward.keys_and_values,
+        "queries_only": triton_backward_queries.queries_only,
+    }
+    kernel = kernels[name]
+    blocks = tables[name][width]
+    rows = {"q": blocks.queries, "k": blocks.keys, "v": blocks.keys, "dout": blocks.queries}
+    types = {argument: "i32" for argument in kernel.arg_names} | {argument: "fp32" for argument in FLOATS}
+    types |= {argument: f"tensordesc<bf16[1,1,{count},{width}]>" for argument, count in rows.items()}
+    types |= {argument: "*bf16" for argument in ("out", "dq", "dk", "dv")} | {"threshold": "i64"}
+    types |= {argument: "*fp32" for argument in ("lse", "level", "delta")}
+    constants: dict[str, object] = {argument: None for argument in NONE}
+    if name != "forward":
+        del constants["level"]
+    constants |= {"NEGATED": False, "LEFT": False, "RIGHT": True, "SOFTCAP": False, "ALIBI": False, "MASK": "none"}
+    constants |= {
+        "DROPS": False,
+        "PACKED": False,
+        "PRECISION": "ieee",
+        "WHOLE": True,
+        "DESCRIBED": True,
+        "DK": True,
+        "DV": True,
+        "OWN_DELTA": False,
+    }
+    constants |= {"BLOCK_Q": blocks.queries, "BLOCK_K": blocks.keys, "WIDTH": width, "VALUE_WIDTH": width}
+    constants |= {"head_size": width, "value_size": width}
+    aligned = [x for x in kernel.arg_names if x.endswith(("_place", "_head", "_batch")) or x in ("queries", "keys")]
+    return compiled(kernel, types, constants, aligned, blocks.warps, blocks.stages)
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("name", ["forward", "keys_and_values", "queries_only"])
+def test_the_kernels_use_the_matrix_units_and_hardly_spill(name: str, width: int) -> None:
+    pytest.importorskip("triton")
+    code = built(name, width)
+    assert "wgmma.mma_async" in code.asm["ptx"]
+    assert "cp.async.bulk.tensor" in code.asm["ptx"]
+    assert spilled(code) <= 64

@@ -1,0 +1,52 @@
+"""Attention backward on Hopper without a GPU: machine code, memory of a program, what is refused."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kernels.hopper import assembled
+from tilewright.kernels.attention.hopper import backward as hopper_backward
+from tilewright.kernels.attention.request import Request
+
+SHAPES = (*hopper_backward.SHAPES.values(), hopper_backward.SHORT)
+BUILDS = (
+    (False, torch.bfloat16, True, False),
+    (True, torch.float16, True, False),
+    (True, torch.bfloat16, False, False),
+    (True, torch.bfloat16, False, True),
+)
+"""Banded, dtype, attended, turns."""
+SHARED_LIMIT = 232448
+"""Bytes of shared memory that a program can have on compute capability 9.0."""
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_run_ahead_and_registers_suffice(shape: hopper_backward.Shape, tmp_path: Path) -> None:
+    """The assembler makes matrix instructions wait for each other where it cannot follow the pipeline."""
+    for build in BUILDS:
+        found = assembled(shape.source, shape.definitions(*build), tmp_path)
+        assert found["serialized"] == 0
+        # By the warps beside those that multiply, which have 24 registers.
+        assert found["spilled"] <= 96
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_programs_fit(shape: hopper_backward.Shape) -> None:
+    assert shape.shared_bytes <= SHARED_LIMIT
+
+
+def test_arguments_lie_as_the_source_declares_them() -> None:
+    assert ctypes.sizeof(hopper_backward.Problem) == 136
+    assert hopper_backward.Problem.queries.offset == 80
+
+
+def test_the_cpu_is_refused() -> None:
+    strides = 64, 64, 64, 1
+    request = Request(
+        torch.device("cpu"), torch.bfloat16, 1, 1, 1, 1, 1, 64, 64, strides, strides, strides, True, 1.0, None, None
+    )
+    assert "GPU" in (hopper_backward.supports(request) or "")

@@ -1,0 +1,153 @@
+"""The lines that were followed, against those that the source has."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+from tilewright.measure.recording import lines
+from tilewright.measure.recording.lines import Lines, is_the_users
+
+
+def followed(run: Callable[[], object]) -> list[tuple[str, str]]:
+    """The functions and the text of the lines of this file that were reached while `run` ran."""
+    given = Lines()
+    given.start()
+    run()
+    text = given.stop()
+    assert text is not None
+    told = json.loads(text)
+    source = Path(__file__).read_text().splitlines()
+    places = [told["places"][which] for which in told["which"] if which >= 0]
+    assert told["thread"] == threading.get_native_id() and all(since >= 0 for since in told["since"][1:])
+    return [(function, source[line - 1].strip()) for file, function, line in places if file == __file__]
+
+
+def inner(x: int) -> int:
+    y = x + 1
+    return y
+
+
+def outer() -> int:
+    a = 1
+    b = inner(a) + inner(a)
+    return b
+
+
+def test_every_line_and_the_way_back() -> None:
+    ways = [line for line in followed(outer) if line[0] in ("outer", "inner")]
+    call = ("inner", "y = x + 1"), ("inner", "return y"), ("outer", "b = inner(a) + inner(a)")
+    assert ways == [("outer", "a = 1"), ("outer", "b = inner(a) + inner(a)"), *call, *call, ("outer", "return b")]
+
+
+def test_the_function_that_runs_already_is_followed_too() -> None:
+    given = Lines()
+    given.start()
+    first = torch.ones(1)
+    second = first + 1
+    text = given.stop()
+    del second
+    assert text is not None
+    this = inspect.currentframe()
+    assert this is not None and this.f_trace is None
+    source = Path(__file__).read_text().splitlines()
+    places = json.loads(text)["places"]
+    texts = [source[line - 1].strip() for _, function, line in places if function == this.f_code.co_name]
+    assert texts == ["given.start()", "first = torch.ones(1)", "second = first + 1", "text = given.stop()"]
+
+
+def test_a_line_goes_on_after_an_exception_and_a_generator() -> None:
+    def raises() -> None:
+        raise ValueError
+
+    def counts() -> Any:
+        yield 1
+        yield 2
+
+    def step() -> int:
+        try:
+            raises()
+        except ValueError:
+            total = 0
+        return total + sum(counts())
+
+    ways = [text for function, text in followed(step) if function == "step"]
+    assert ways[-1] == "return total + sum(counts())" and "total = 0" in ways
+
+
+def test_there_is_no_line_where_nobody_of_the_users_is_left() -> None:
+    given = Lines()
+    given.start()
+    given._came_back_to(None)
+    text = given.stop()
+    assert text is not None and -1 in json.loads(text)["which"]
+
+
+def test_another_thread_may_stop_it() -> None:
+    given = Lines()
+    given.start()
+    stopping = threading.Thread(target=given.stop)
+    stopping.start()
+    stopping.join()
+    reached = len(given._which)
+    outer()
+    assert sys.gettrace() is None and len(given._which) == reached
+
+
+def test_a_debugger_is_left_alone() -> None:
+    def debugger(frame: FrameType, event: str, argument: object) -> None:
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(debugger)
+    try:
+        given = Lines()
+        given.start()
+        assert sys.gettrace() is debugger and given.stop() is None
+    finally:
+        sys.settrace(before)
+
+
+def test_there_is_a_bound_and_what_lies_beyond_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_MOST", 10)
+    given = Lines()
+    given.start()
+    for _ in range(100):
+        outer()
+    told = json.loads(given.stop() or "")
+    assert len(told["which"]) == len(told["since"]) == 11 and told["which"][-1] == -1
+    assert sys.gettrace() is None
+
+
+def test_times_are_of_the_wall_clock() -> None:
+    before = time.time_ns()
+    given = Lines()
+    given.start()
+    text = given.stop()
+    assert text is not None and before <= json.loads(text)["since"][0] <= time.time_ns()
+
+
+def test_whose_a_file_is() -> None:
+    generated = "c3k4yl3tujcixxvd5uikqyklalomijtcbn4pgb76bqpbl65ulw7v.py"
+    assert is_the_users(Path(__file__)) and is_the_users(Path(pytest.__file__))
+    others = (
+        torch.__file__,
+        lines.__file__,
+        json.__file__,
+        typer.__file__,
+        "<string>",
+        generated,
+        "/venv/bin/tilewright",
+    )
+    assert not any(map(is_the_users, map(Path, others)))

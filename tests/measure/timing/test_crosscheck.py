@@ -1,0 +1,101 @@
+"""What the clocks are compared by: records between waits, their union, the note where they disagree."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tilewright.measure.racing.pace import pace
+from tilewright.measure.timing.clocks import Clock, throttled
+from tilewright.measure.timing.cold import _chain
+from tilewright.measure.timing.crosscheck import Costs, CrossCheck, Profiled, Record, _union, between_marks, crosscheck
+
+
+def test_a_call_is_what_stands_between_two_waits() -> None:
+    records = [
+        Record("fill", 0, 900),
+        Record("spin_kernel(long)", 1000, 5000),
+        Record("add", 6000, 8000),
+        Record("mul", 9000, 12000),
+        Record("spin_kernel(long)", 13000, 14000),
+        Record("poison", 15000, 16000),
+        Record("spin_kernel(long)", 20000, 25000),
+        Record("spin_kernel(long)", 26000, 27000),
+    ]
+    assert between_marks(list(reversed(records))) == [(6.0, 5.0, 0.0)]
+
+
+def test_work_beside_the_stream_is_seen() -> None:
+    records = [
+        Record("spin_kernel", 0, 5000),
+        Record("beside", 1000, 4000),
+        Record("beside too", 4500, 7000),
+        Record("own", 6000, 6500),
+        Record("spin_kernel", 7000, 8000),
+    ]
+    assert between_marks(records) == [(6.0, 5.5, 3.5)]
+
+
+def test_the_union_is_that_of_the_points() -> None:
+    draws = random.Random(1)
+    for _ in range(50):
+        intervals = [(start, start + draws.randrange(9)) for start in (draws.randrange(40) for _ in range(6))]
+        assert _union(intervals) == len({point for start, end in intervals for point in range(start, end)})
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        (CrossCheck(100.0, 98.1, 99.0), None),
+        (CrossCheck(100.0, 97.9, 99.0), "ambiguous: events 100.0 µs, graph 97.9 µs, profiler 99.0 µs"),
+        (CrossCheck(100.0, None, None), None),
+        (CrossCheck(9.9, 5.0, 20.0), None),
+    ],
+)
+def test_two_percent_from_ten_microseconds_on(check: CrossCheck, said: str | None) -> None:
+    assert check.disagreement() == said
+
+
+def test_clocks_are_compared_net_of_their_own_cost() -> None:
+    costs = Costs(event_us=3.0, graph_us=4.0, profiled_us=1.0)
+    seen = Profiled(span_us=98.0, busy_us=98.0, early_us=0.0)
+    assert crosscheck(100.0, 101.0, seen, costs) == CrossCheck(100.0, 100.0, 100.0)
+    assert crosscheck(100.0, None, None, costs) == CrossCheck(100.0, None, None)
+
+
+def test_the_chain_is_one_cycle_over_all_lines() -> None:
+    chain = _chain("cpu")
+    place, seen = 0, 0
+    for _ in range(65536):
+        place = int(chain[place])
+        seen += 1
+        if place == 0:
+            break
+    assert seen == 65536 and place == 0
+
+
+def test_a_throttled_clock_is_named() -> None:
+    full, capped = Clock(1980, frozenset()), Clock(1950, frozenset({"the power cap"}))
+    assert throttled(full, full) is None and throttled(None, full) is None
+    assert throttled(full, capped) == "the clock is held at 1950 MHz (the power cap)"
+    assert throttled(full, Clock(1500, frozenset())) == "the clock fell from 1980 to 1500 MHz"
+
+
+@pytest.mark.parametrize("limit", ["copy", "read", "write", "matmul"])
+def test_a_pace_moves_what_it_says(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.measure.racing.pace._CPU_BYTES", 2**16)
+    monkeypatch.setattr("tilewright.measure.racing.pace._CPU_MATMUL_SIZE", 16)
+    pace.cache_clear()
+    made = pace(limit, "float32", "cpu")  # type: ignore[arg-type]
+    result = made.call()
+    pace.cache_clear()
+    assert isinstance(result, torch.Tensor)
+    if limit == "matmul":
+        assert made.flops == 2 * 16**3 and result.shape == (16, 16)
+        assert made.rate(2.0) == pytest.approx(2 * 16**3 / 2e6)
+    else:
+        moved = {"copy": 2 * result.nbytes, "read": 2**16, "write": result.nbytes}[limit]
+        assert made.nbytes == moved == 2**16
+        assert made.rate(2.0) == pytest.approx(2**16 / 2e3)

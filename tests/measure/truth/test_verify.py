@@ -1,0 +1,316 @@
+"""The numbers contract on figures worked out by hand; the float64 truth against formulas in float64."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from tilewright.measure.truth.contract import compare, ulp
+from tilewright.measure.truth.reference import JUMPS, Pair, reference_run
+from tilewright.measure.truth.verify import verify
+from tilewright.operators import table
+
+
+def doubles(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def floats(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+# The contract
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "spacing"),
+    [
+        (1.0, torch.float32, 2.0**-23),
+        (1.999, torch.float32, 2.0**-23),
+        (2.0, torch.float32, 2.0**-22),
+        (-300.0, torch.bfloat16, 2.0),
+        (0.0, torch.float16, 2.0**-24),
+        (1e-7, torch.float16, 2.0**-24),
+        (1e300, torch.float16, 32.0),
+        (1.0, torch.float64, 2.0**-52),
+    ],
+)
+def test_ulp_is_the_distance_to_the_next_number(value: float, dtype: torch.dtype, spacing: float) -> None:
+    assert ulp(value, dtype) == spacing
+
+
+def test_figures_of_a_known_error() -> None:
+    truth = doubles(3.0, 4.0)
+    row = compare(floats(3.0, 4.5), floats(3.25, 4.0), truth, direction="bwd", tensor="w")
+    assert (row.direction, row.tensor, row.dtype) == ("bwd", "w", "float32")
+    assert (row.error, row.eager_error) == (0.1, 0.05)
+    assert (row.max_error, row.eager_max_error) == (0.5, 0.25)
+    assert row.bound == 2 * 0.05 + 4 * 2.0**-23
+    assert row.max_bound == 2 * 0.25 + 4 * 2.0**-21
+    assert row.ok
+
+
+def test_each_bound_alone_can_fail() -> None:
+    truth = torch.ones(1000, dtype=torch.float64)
+    eager = torch.ones(1000)
+    everywhere = torch.full((1000,), 1 + 5 * 2.0**-23)
+    once = torch.ones(1000)
+    once[7] += 5 * 2.0**-23
+    spread = compare(everywhere, eager, truth)
+    assert not spread.ok and spread.error > spread.bound
+    peak = compare(once, eager, truth)
+    assert not peak.ok and peak.error < peak.bound and peak.max_error > peak.max_bound
+    assert compare(torch.full((1000,), 1 + 4 * 2.0**-23), eager, truth).ok
+
+
+@pytest.mark.parametrize("ours", [math.nan, math.inf, -math.inf, 1.0])
+@pytest.mark.parametrize("theirs", [math.nan, math.inf, -math.inf, 1.0])
+def test_specials_appear_where_eager_has_them(ours: float, theirs: float) -> None:
+    same = ours == theirs or (math.isnan(ours) and math.isnan(theirs))
+    assert compare(floats(2.0, ours), floats(2.0, theirs), doubles(2.0, theirs)).ok is same
+
+
+def test_what_overflows_in_eager_must_overflow() -> None:
+    eager, truth = torch.tensor([math.inf], dtype=torch.float16), doubles(70000.0)
+    assert compare(eager, eager, truth).ok
+    assert not compare(torch.tensor([65504.0], dtype=torch.float16), eager, truth).ok
+
+
+def test_integers_and_bools_are_eager_s() -> None:
+    eager = torch.tensor([1, 2, 3, 2**62 + 1])
+    assert compare(eager.clone(), eager, eager.double()).ok
+    row = compare(torch.tensor([1, 2, 4, 2**62 + 1]), eager, eager.double())
+    assert (row.ok, row.error, row.max_error) == (False, 0.25, 1.0)
+    # One apart, and equal in float64.
+    assert not compare(torch.tensor([1, 2, 3, 2**62]), eager, eager.double()).ok
+    assert not compare(torch.tensor([True]), torch.tensor([False]), doubles(0.0)).ok
+
+
+def test_another_shape_or_dtype_is_never_ok() -> None:
+    one = torch.ones(2, 1)
+    assert not compare(torch.ones(1, 2), one, one.double()).ok
+    assert not compare(one.double(), one, one.double()).ok
+
+
+def test_empty_zero_and_tiny_tensors() -> None:
+    empty = torch.ones(0, 3)
+    assert compare(empty, empty, empty.double()).ok
+    zero = torch.zeros(3)
+    assert compare(zero, zero, zero.double()).ok
+    assert not compare(zero + 1e-30, zero, zero.double()).ok
+    # The squares of these are not representable.
+    tiny = doubles(3e-300, 4e-300)
+    assert compare(tiny * 1.5, tiny, tiny).error == pytest.approx(0.5)
+
+
+def test_complex_is_compared_as_pairs() -> None:
+    z = torch.tensor([1 + 2j], dtype=torch.complex64)
+    assert compare(z, z, z.to(torch.complex128)).ok
+    assert not compare(z * 1.001, z, z.to(torch.complex128)).ok
+
+
+# The float64 truth
+
+
+def lockstep(function: Callable[..., Any], *inputs: torch.Tensor) -> list[Pair]:
+    torch.manual_seed(3)
+    graph = make_fx(function)(*inputs)
+    torch.manual_seed(3)
+    return reference_run(graph, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_truth_never_rounds_between_operators(dtype: torch.dtype) -> None:
+    x = torch.randn(5, 7).to(dtype)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x * 3.3).softmax(-1).to(torch.float32).sum(0, dtype=torch.float32).to(x.dtype).exp()
+
+    (pair,) = lockstep(f, x)
+    assert torch.equal(pair.eager, f(x))
+    expected = ((x.double() * 3.3).softmax(-1)).sum(0).exp()
+    assert pair.truth.dtype == torch.float64
+    torch.testing.assert_close(pair.truth, expected, rtol=1e-14, atol=0)
+
+
+def test_what_rounding_could_tip_over_is_decided_by_eager() -> None:
+    # In bf16 256 + 1 is 256, and float64 would choose the other branch of each of these.
+    x = torch.tensor([256.0, 3.0], dtype=torch.bfloat16)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + 1
+        whole = torch.floor((y - 256) * 0.5)
+        return (
+            torch.where(y > 256, y, -y),
+            y.to(torch.int32),
+            whole,
+            torch.sign(y - 256),
+            y.argmax(),
+            y.max(0)[1],
+        )
+
+    chosen, integer, whole, sign, where, also = lockstep(f, x)
+    torch.testing.assert_close(chosen.truth, doubles(-257.0, -4.0), rtol=0, atol=0)
+    assert integer.truth.tolist() == [256, 4]
+    assert whole.truth.tolist() == [0.0, -126.0] and sign.truth.tolist() == [0.0, -1.0]
+    assert (where.truth.item(), also.truth.item()) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dropout_masks_are_eager_s(dtype: torch.dtype) -> None:
+    x = torch.rand(1000).to(dtype) + 0.5
+    for draw in (
+        lambda x: F.dropout(x, 0.3),
+        lambda x: torch.ops.aten.native_dropout(x, 0.3, True)[0],
+        lambda x: x * torch.bernoulli(torch.full_like(x, 0.7)) / 0.7,
+    ):
+        (pair,) = lockstep(draw, x)
+        kept = pair.eager != 0
+        assert 600 < kept.sum() < 800
+        torch.testing.assert_close(pair.truth, kept * x.double() / 0.7, rtol=1e-12, atol=0)
+
+
+def test_writes_and_views_are_followed_and_inputs_left_alone() -> None:
+    base = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    gapped, expanded, counter = base[:, 1:3], base[:1].expand(2, 4), torch.zeros(2, dtype=torch.int64)
+
+    def f(a: torch.Tensor, b: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a.mul_(0.1)
+        a.t()[0].add_(1)
+        n.add_(2)
+        return a, b.sum(), n
+
+    before = base.clone()
+    scaled, total, count = lockstep(f, gapped, expanded, counter)
+    # Tracing writes the inputs once; the lockstep run starts from those and writes copies.
+    traced = gapped.clone()
+    expected = traced.double() * 0.1
+    expected[:, 0] += 1
+    assert base.equal(torch.cat([before[:, :1], traced, before[:, 3:]], 1))
+    torch.testing.assert_close(scaled.truth, expected, rtol=1e-15, atol=0)
+    assert total.truth == pytest.approx(expanded.double().sum().item(), abs=1e-15)
+    assert count.truth.tolist() == [4, 4] and counter.tolist() == [2, 2]
+
+
+def test_rms_norm_without_eps_keeps_the_eps_of_its_dtype() -> None:
+    x = torch.randn(3, 8) * 1e-4
+    graph = torch.fx.Graph()
+    node = graph.call_function(torch.ops.aten._fused_rms_norm.default, (graph.placeholder("x"), [8], None, None))
+    graph.output((graph.call_function(operator.getitem, (node, 0)),))
+    (pair,) = reference_run(torch.fx.GraphModule(nn.Module(), graph), [x])
+    expected = x.double() * (x.double().square().mean(-1, keepdim=True) + 2.0**-23).rsqrt()
+    torch.testing.assert_close(pair.truth, expected, rtol=1e-12, atol=0)
+
+
+def test_every_discontinuous_row_with_a_floating_result_is_decided_by_eager() -> None:
+    table.row_of(torch.ops.aten.exp.default)
+    floating = {"floor", "ceil", "trunc", "round", "sign", "sgn"}
+    for name, row in table.ROWS.items():
+        if row.discontinuous:
+            bare = name.removeprefix("aten.").split(".")[0]
+            # The others give integers or bools, which eager decides whatever the operator; the values of
+            # max and min are continuous, and a cast between floats is what the truth leaves out.
+            assert (bare in floating) == (bare in JUMPS), name
+
+
+# A whole model
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.frozen = nn.Parameter(torch.randn(8), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> dict[str, Any]:
+        h = F.dropout(F.gelu(self.norm(self.linear(x))), 0.25, self.training) * self.frozen
+        return {"h": h * scale, "loss": [h.square().mean(), h.argmax(-1)]}
+
+
+def model_and_inputs(dtype: torch.dtype) -> tuple[Model, list[torch.Tensor]]:
+    torch.manual_seed(11)
+    model = Model().to(dtype)
+    return model, [torch.randn(16, 8, dtype=dtype, requires_grad=True), torch.randn(8).to(dtype)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_eager_keeps_the_contract_with_itself(dtype: torch.dtype) -> None:
+    model, inputs = model_and_inputs(dtype)
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    state = torch.get_rng_state()
+    rows = verify(model, model, inputs, seed=5, training=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(b, buffers[name]) for name, b in model.named_buffers())
+    assert all(t.grad is None for t in [*inputs, *model.parameters()])
+    assert [(r.direction, r.tensor) for r in rows] == [
+        ("fwd", "output['h']"),
+        ("fwd", "output['loss'][0]"),
+        ("fwd", "output['loss'][1]"),
+        ("bwd", "input 0"),
+        *(("bwd", name) for name in ("linear.weight", "linear.bias", "norm.weight", "norm.bias")),
+    ]
+    assert all(r.ok and r.error == r.eager_error for r in rows)
+    floating = [r for r in rows if r.dtype != "int64" and r.tensor != "linear.bias"]
+    assert all(0 < r.error < 8 * torch.finfo(dtype).eps for r in floating)
+
+
+def test_inference_has_no_gradients_and_no_dropout() -> None:
+    model, inputs = model_and_inputs(torch.float32)
+    rows = verify(model.eval(), model, inputs, training=False)
+    assert [r.direction for r in rows] == ["fwd"] * 3 and all(r.ok for r in rows)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "broken"),
+    [
+        (lambda x: F.dropout(x, 0.5) * 1.00001 + x, {"output", "input 0"}),
+        (lambda x: F.dropout(x.flip(0), 0.5).flip(0) + x, {"output", "input 0"}),
+        (lambda x: F.dropout(x, 0.5) + x + (x - x.detach()), {"input 0"}),
+        (lambda x: F.dropout(x, 0.5) + x.detach(), {"input 0"}),
+        (lambda x: (F.dropout(x, 0.5) + x).double(), {"output"}),
+    ],
+    ids=["scaled", "another mask", "gradient too large", "gradient missing", "another dtype"],
+)
+def test_a_wrong_result_is_found(wrong: Callable[..., Any], broken: set[str]) -> None:
+    def right(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, 0.5) + x
+
+    rows = verify(right, wrong, [torch.randn(64, 3, requires_grad=True)], seed=1)
+    assert {r.tensor for r in rows if not r.ok} == broken
+
+
+def test_attention_is_compared_with_attention_written_out() -> None:
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+
+    def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def written(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = (q @ k.mT / math.sqrt(8)).masked_fill(torch.ones(16, 16).tril() == 0, -math.inf)
+        return scores.softmax(-1) @ v
+
+    rows = verify(fused, written, [q, k, v])
+    assert len(rows) == 4 and all(r.ok and r.error < 1e-6 for r in rows)
+
+
+def test_autocast_and_mutated_inputs() -> None:
+    linear = nn.Linear(8, 8)
+
+    def model(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = linear(x)
+        seen.add_(1)
+        return y.float() * seen
+
+    seen = torch.zeros(8)
+    (row,) = verify(model, model, [torch.randn(4, 8), seen], training=False)
+    assert row.ok and 1e-4 < row.error < 1e-2 and seen.sum() == 0
