@@ -20,8 +20,8 @@ from tests.operators.samples import CALLS, VIEWS, combinations
 from tests.operators.test_table import Program as Table
 from tilewright.emit.triton import emit_triton
 from tilewright.loops.lower import Lowered
-from tilewright.measure.contract import compare
-from tilewright.measure.reference import reference_run
+from tilewright.measure.truth.contract import compare
+from tilewright.measure.truth.reference import reference_run
 from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.schedule import schedule
 from tilewright.records.measurement import Verified
@@ -95,6 +95,19 @@ def _with_specials(function: Function, shape: tuple[int, ...]) -> Program:
     return Program(function, draw)
 
 
+def gelu_backward_and_sums(approximate: str) -> Function:
+    def function(g: torch.Tensor, x: torch.Tensor) -> Any:
+        y = aten.gelu_backward(g, x, approximate=approximate)
+        return y, y.sum(0)
+
+    return function
+
+
+def _far_below_zero(function: Function) -> Program:
+    """Where an activation is what is left of a difference from one."""
+    return Program(function, lambda g: [torch.rand((7, 130), generator=g) * 3 - 6])
+
+
 PROGRAMS: dict[str, Program] = {
     # Elementwise: one axis, tiles, broadcast, strided, several dtypes.
     "one element": program(lambda x: x * 2 + 1, (1,)),
@@ -112,6 +125,9 @@ PROGRAMS: dict[str, Program] = {
     "int8 wraps around": _integers(lambda x, y: x * y + 100, (7, 33), torch.int8),
     "uint8 wraps around": _integers(lambda x, y: ~(x * y - 3), (7, 33), torch.uint8),
     "positions": Program(lambda x: x * torch.arange(130, device=x.device), lambda _: [torch.ones(7, 130)]),
+    "GELU far below zero": _far_below_zero(F.gelu),
+    "GELU by tanh far below zero": _far_below_zero(lambda x: F.gelu(x, approximate="tanh")),
+    "erf and tanh of small numbers": program(lambda x: ((x * 1e-4).erf(), (x * 1e-4).tanh()), (7, 33)),
     "special values": _with_specials(lambda x: x.clamp(-1, 1) + F.relu(x) * x.isnan(), (7, 33)),
     # Reductions over the columns.
     "softmax": program(lambda x: x.softmax(-1), (33, 130)),
@@ -136,6 +152,13 @@ PROGRAMS: dict[str, Program] = {
     "column sums beside a column's own sum": program(lambda x, w: x.sum(0) * w.sum(), (33, 130), (130,)),
     "bf16 column sums": program(lambda x: x.sum(0), (130, 33), dtype=BF16),
     "column extremes": _with_specials(lambda x: (x.amax(0), x.amin(0)), (33, 130)),
+    "GELU backward and column sums": program(gelu_backward_and_sums("none"), (130, 1500), (130, 1500), dtype=BF16),
+    "tanh GELU backward and column sums": program(gelu_backward_and_sums("tanh"), (33, 130), (33, 130)),
+    "dropout backward and column sums": Program(
+        lambda g, mask: ((y := aten.native_dropout_backward(g, mask, 1.25)), y.sum(0)),
+        lambda g: [torch.randn((130, 1500), generator=g).to(BF16), torch.rand((130, 1500), generator=g) > 0.2],
+    ),
+    "column sums beside a row's result": program(lambda x, r: (x * r, x.sum(0), r * 3), (33, 130), (33, 1)),
     "any of a column": program(lambda x: (x > 2.5).any(0), (33, 130)),
     "integer column sums": _integers(lambda x, y: (x * y).sum(0), (33, 130), torch.int64),
     "layer norm backward": program(layer_norm_backward(130), (33, 130), (33, 130), (130,)),

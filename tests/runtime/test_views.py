@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from tests.backend.compiling import agrees
+from tests.emit.triton_programs import nests_of
 from tilewright.backend import Recording
+from tilewright.runtime.assemble import writes_after_reads
 from tilewright.runtime.executable import CallStep, ViewStep
 
 
@@ -64,3 +66,16 @@ def test_storage_is_taken_over_behind_a_view_only_when_all_have_read() -> None:
         return z, (y.unsqueeze(0) @ x).sum(0) + z
 
     agrees(function, [torch.randn(6, 6)])
+
+
+def test_a_narrow_result_beside_column_sums_has_storage_of_its_own() -> None:
+    """Programs share a row's columns out, and one would write over what another still reads."""
+
+    def function(x: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        doubled = r * 2
+        return (doubled * x).sum(0), doubled
+
+    (lowered,) = nests_of(function, torch.empty(64, 64), torch.empty(64, 1))
+    rows = [number for number, buffer in enumerate(lowered.nest.buffers) if buffer.elements == 64]
+    assert len(rows) == 3
+    assert not any(writes_after_reads(lowered.nest, source, 0) for source in range(len(lowered.nest.inputs)))

@@ -3,12 +3,14 @@
 Values are blocks: `[BLOCK_ROWS, BLOCK_COLS]` where they vary with both, with length 1 along what they
 do not vary with. A row is held whole where it fits (`Form.whole_row`); a longer one is walked in
 blocks of columns once a stage, and what a later stage needs is computed again. Column sums are
-carried by each program over its strip of rows, left in a scratch buffer `[programs, columns]` and
-combined in program order: the result is the same at every run. All sums are carried in double,
-because their terms may cancel.
+carried by each program over its strip of rows, and its share of the columns where no reduction needs
+whole rows, left in a scratch buffer `[strips, columns]` and combined in their order: the result is
+the same at every run. All sums are carried in double, because their terms may cancel.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from tilewright.emit.triton_form import Form, carrier
 from tilewright.emit.triton_printer import Printer
@@ -45,7 +47,9 @@ class _Main(Printer):
             self._tiles()
         else:
             self._rows()
-        return self.define(self.nest.name, ["BLOCK_ROWS", "BLOCK_COLS"] + (["TILES"] if self.form.sums else []))
+        return self.define(
+            self.nest.name, ["BLOCK_ROWS", "BLOCK_COLS"] + (["TILES", "AHEAD"] if self.form.sums else [])
+        )
 
     def _extents(self) -> str:
         rows, cols = (" × ".join(map(str, extents)) for extents in (self.nest.rows, self.nest.cols))
@@ -54,7 +58,8 @@ class _Main(Printer):
         if self.form.kind == "tiles":
             return f"{rows} rows of {cols} columns"
         owned = "TILES × BLOCK_ROWS" if self.form.sums else "BLOCK_ROWS"
-        return f"{rows} rows of {cols} columns; a program owns {owned} of the rows"
+        part = " and BLOCK_COLS of the columns" if self.form.splits_columns else ""
+        return f"{rows} rows of {cols} columns; a program owns {owned} of the rows{part}"
 
     # Elementwise
 
@@ -97,23 +102,24 @@ class _Main(Printer):
 
     def _rows(self) -> None:
         whole, columns = self.form.whole_row, self.form.uses_columns
-        if whole and columns and self.form.sums:
+        if self.form.splits_columns:
+            self._place_strip()
+        elif whole and columns and self.form.sums:
             self._place_columns("")
         before = self._independent_of_rows() if whole and self.form.sums else []
         for i in before:
             self._step(i)
         self._begin_sums()
         if self.form.sums:
-            self.open("for tile in range(TILES):")
-        self._place_rows(f"({self.program()} * TILES + tile)" if self.form.sums else self.program())
+            self.open("for tile in tl.range(TILES, num_stages=AHEAD):")
+        self._place_rows(f"({self._strip()} * TILES + tile)" if self.form.sums else self.program())
         if whole:
             if columns and not self.form.sums:
                 self._place_columns("")
             elif columns and self.nest.rows:
                 self.put("ok = row_ok & col_ok")
-            for i in self.needed:
-                if i not in before:
-                    self._step(i)
+            for i in self._loads_first(set(self.needed).difference(before)):
+                self._step(i)
             for store in self.stores:
                 self.store(store)
         else:
@@ -125,10 +131,23 @@ class _Main(Printer):
             self.close()
         self._end_sums()
 
+    def _place_strip(self) -> None:
+        across = f"tl.cdiv({self.nest.col_count}, BLOCK_COLS)"
+        self.put(f"program = {self.program()}")
+        self.put(f"strip = program // {across}")
+        self._place_columns(f"(program % {across}) * BLOCK_COLS")
+
+    def _strip(self) -> str:
+        return "strip" if self.form.splits_columns else self.program()
+
     def _independent_of_rows(self) -> list[int]:
         """What all rows of a strip share, loaded and computed once."""
         alike = (Level.COL, Level.SCALAR)
         return [i for i in self.needed if self.nest.steps[i].level in alike and i not in self.form.sums]
+
+    def _loads_first(self, steps: Iterable[int]) -> list[int]:
+        """In order, but no load waits for a reduction, at whose barriers compilers leave it."""
+        return sorted(steps, key=lambda i: (self.nest.steps[i].name != "load", i))
 
     def _step(self, i: int) -> None:
         step = self.nest.steps[i]
@@ -226,9 +245,10 @@ class _Main(Printer):
 
     def _partial(self, i: int) -> str:
         """Where this program leaves its part of sum `i`."""
+        strip = "strip" if self.form.splits_columns else "tl.program_id(0)"
         if self.nest.steps[i].level is Level.COL:
-            return f"part{i}_ptr + tl.program_id(0).to(tl.int64) * {self.nest.col_count} + col"
-        return f"part{i}_ptr + tl.program_id(0) + origin"
+            return f"part{i}_ptr + {strip}.to(tl.int64) * {self.nest.col_count} + col"
+        return f"part{i}_ptr + {strip} + origin"
 
     def _begin_sums(self) -> None:
         for i in self.form.sums:

@@ -16,6 +16,8 @@ INFINITY = tl.constexpr(float("inf"))
 LN2_HIGH = tl.constexpr(0.6931471805598903)
 """ln 2 to 42 bits: its product with any exponent of a double is exact."""
 LN2_LOW = tl.constexpr(5.497923018708371e-14)
+LOG2_E = tl.constexpr(1.44269502162933349609375)
+LOG2_E_LOW = tl.constexpr(1.9259629911266175e-08)
 PI = tl.constexpr(3.141592653589793)
 
 TANH = tl.constexpr((0.002214902743, -0.008272456733, 0.02174618709, -0.0539563494, 0.1333329075, -0.3333333308))
@@ -39,6 +41,13 @@ ERFC = tl.constexpr(
     )
 )  # fmt: skip
 """erfc(x) · exp(x²) · (1 + 2x) in powers of (x - 3.75) / (x + 3.75), falling, x ≥ ½."""
+LOG2_ERFC = tl.constexpr(
+    (
+        -4.535860352916643e-05, 0.0004455077287275344, -0.0014894419582560658, -0.000774629064835608,
+        0.02825368009507656, -0.1484816074371338, -0.9184163808822632, -1.6279085874557495,
+    )
+)  # fmt: skip
+"""log₂(erfc(x)) / x in powers of x, falling, x ≥ 0; fitted so that erfc is right to 2⁻²⁵."""
 LOG = tl.constexpr(
     (
         0.1188345239410786, 0.11687962997542156, 0.13335645841949378, 0.15384574966460907, 0.18181818595769064,
@@ -161,22 +170,29 @@ def round_even(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def exp(x: tl.tensor) -> tl.tensor:
-    """2ⁿ · exp(r), |r| ≤ ½ ln 2: `tl.exp` alone loses digits of large arguments in fp32.
+def fused(x: tl.tensor, y: tl.tensor, z: tl.tensor) -> tl.tensor:
+    """x · y + z of fp32, rounded once. The interpreter's own would round the product too."""
+    if INTERPRETED:
+        return (x.to(tl.float64) * y + z).to(tl.float32)
+    else:
+        return tl.fma(x, y, z)
 
-    The scale goes on in two factors so that subnormal results come out right.
+
+@triton.jit
+def exp(x: tl.tensor) -> tl.tensor:
+    """2ᵗ · (1 + ln 2 · rest), t = x · log₂ e as it is rounded: `tl.exp` loses the rest, digits of large arguments.
+
+    `tl.exp2` makes a zero of what is subnormal, which is therefore computed 2²⁴ times as large.
     """
     if x.dtype == tl.float64:
         return tl.exp(x)
     else:
-        c = tl.minimum(tl.maximum(x, -104.0), 89.0)
-        n = tl.floor(c * 1.44269504 + 0.5)
-        r = (c - n * 0.693359375) + n * 2.12194440e-4
-        k = n.to(tl.int32)
-        half = k >> 1
-        low = ((half + 127) << 23).to(tl.float32, bitcast=True)
-        high = ((k - half + 127) << 23).to(tl.float32, bitcast=True)
-        return tl.where(x != x, x, tl.exp(r) * low * high)
+        c = minimum(maximum(x, -104.0), 89.0)
+        t = c * LOG2_E
+        rest = fused(c, LOG2_E_LOW, fused(c, LOG2_E, neg(t)))
+        small = t < -126.0
+        power = tl.exp2(tl.where(small, t + 24.0, t)) * fused(rest, 0.6931472, 1.0)
+        return tl.where(small, power * 5.9604644775390625e-08, power)
 
 
 @triton.jit
@@ -203,7 +219,21 @@ def log10(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def sigmoid(x: tl.tensor) -> tl.tensor:
-    return div(1.0, 1.0 + exp(-x))
+    return 1.0 / (1.0 + exp(-x))
+
+
+@triton.jit
+def _with_sign(size: tl.tensor, x: tl.tensor) -> tl.tensor:
+    """`size`, not negative, with the sign of `x`; fp32."""
+    bits = size.to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & -0x80000000)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _tanh_far(size: tl.tensor) -> tl.tensor:
+    """1 - 2e / (1 + e), e = exp(-2 · size): to a few units of the last place of 1."""
+    e = tl.exp2(size * (-2.0 * LOG2_E))
+    return 1.0 - e * (2.0 / (1.0 + e))
 
 
 @triton.jit
@@ -212,12 +242,27 @@ def tanh(x: tl.tensor) -> tl.tensor:
     if x.dtype == tl.float64:
         e = expm1(2.0 * tl.minimum(size, 20.0))
         result = e / (e + 2.0)
+        return tl.where(x != x, x, tl.where(is_negative(x), neg(result), result))
     else:
         u = x * x
-        small = size + size * u * polynomial(u, TANH, 5)
-        large = 1.0 - tl.div_rn(2.0, exp(2.0 * tl.minimum(size, 10.0)) + 1.0)
-        result = tl.where(size < 0.65, small, large)
-    return tl.where(x != x, x, tl.where(is_negative(x), neg(result), result))
+        near = size + size * u * polynomial(u, TANH, 5)
+        return _with_sign(tl.where(size < 0.65, near, _tanh_far(size)), x)
+
+
+@triton.jit
+def tanh_beside_one(x: tl.tensor) -> tl.tensor:
+    """tanh(x) to 2⁻²³, for a sum with 1."""
+    return _with_sign(_tanh_far(tl.abs(x)), x)
+
+
+@triton.jit
+def erf_beside_one(x: tl.tensor) -> tl.tensor:
+    """erf(x) to 2⁻²³, for a sum with 1: 1 - 2^q(|x|), which is not exact to the last digits near 0 as `tl.erf` is.
+
+    Half as many instructions, and only one for the slow unit.
+    """
+    size = tl.abs(x)
+    return _with_sign(1.0 - tl.exp2(size * polynomial(size, LOG2_ERFC, 7)), x)
 
 
 @triton.jit

@@ -10,11 +10,12 @@ from tilewright.emit.triton_step import expression, identity, literal, to_storag
 from tilewright.loops.nest import Level, Nest, Step, Store
 
 RESERVED = frozenset(
-    ["row", "col", "i", "row_ok", "col_ok", "ok", "origin", "program", "tile", "start", "part", "part_ok",
+    ["row", "col", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part", "part_ok",
      "found", "tl", "tw", "float", "range"]
 )  # fmt: skip
 """Names that the kernels use themselves, beside those that start with one of `NUMBERED`."""
 NUMBERED = ("row", "col", "total", "acc", "part")
+BYTES = ("bool", "int8", "uint8")
 LINE = 110
 """Longer signatures are broken."""
 
@@ -101,12 +102,18 @@ class Printer:
             assert step.access
             buffer = self.nest.buffers[step.access.buffer]
             strides = step.access.strides
-            loaded = f"tl.load({self.names[step.access.buffer]}_ptr + {self.index(strides)}{self.mask(strides)})"
+            place = self.index(strides)
+            if self.form.sums and self.nest.split(strides)[1] == (1,) and buffer.dtype in BYTES:
+                # Sixteen neighbours for a thread, as Triton would have it, would spread a tile's rows over warps.
+                place = f"tl.max_contiguous({place}, (1, 8))"
+            loaded = f"tl.load({self.names[step.access.buffer]}_ptr + {place}{self.mask(strides)})"
             return loaded if buffer.dtype == step.dtype else f"{loaded}.to({type_name(step.dtype)})"
         if step.name == "index":
             assert step.strides is not None
             return f"({self.index(step.strides)}).to(tl.int64)"
         operands = [a for a in step.args if self.nest.steps[a].dtype == self.nest.steps[step.args[-1]].dtype]
+        if i in self.form.beside_one:
+            return f"tw.{step.name}_beside_one({self.operand(step.args[0])})"
         varying = any(self.nest.steps[a].name != "const" for a in operands)
         last = self.nest.steps[step.args[-1]].dtype
         return expression(step, lambda a, literals: self.operand(a, literals and varying), last)

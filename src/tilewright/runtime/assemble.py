@@ -255,8 +255,9 @@ def writes_after_reads(nest: Nest, source: int, target: int) -> bool:
         return False
     if any(s.where == "after" or s.name == "reduce_rows" for s in (nest.steps[x.value] for x in stores)):
         return False
-    walked = zip(nest.rows + nest.cols, stores[0].access.strides, strict=True)
-    if not any(s.name.startswith("reduce") for s in nest.steps) and not all(stride or n == 1 for n, stride in walked):
-        # A narrow result in a wide elementwise nest: other blocks of the row still read the operand.
+    # A program that reduces over columns owns whole rows; otherwise other blocks of a row still read what a narrow
+    # result would overwrite, and other rows what one without rows would.
+    owned = nest.rows if any(s.name == "reduce_cols" for s in nest.steps) else nest.rows + nest.cols
+    if not all(stride or n == 1 for n, stride in zip(owned, stores[0].access.strides, strict=False)):
         return False
     return nest.steps[stores[0].value].stage == nest.stages - 1 or nest.stages == 1
