@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.measure.cheats import reference, skipped_rows, suite
+from tests.measure.racing.cheats import reference, skipped_rows, suite
 from tilewright import bench
 from tilewright.bench import Heat, bench_suite, benchmark, faults, heats, remarks
-from tilewright.measure.benchmark import Timing
-from tilewright.measure.race import Outcome
-from tilewright.measure.results import append_results, read_results
+from tilewright.measure.racing.pace import Limit
+from tilewright.measure.racing.race import Outcome
+from tilewright.measure.racing.results import append_results, read_results
+from tilewright.measure.timing.benchmark import Timing
 from tilewright.records.choice import Choice
 from tilewright.records.errors import UsageError
+from tilewright.records.measurement import Ceiling
 from tilewright.records.suite import Variant
 
 SHAPES = [(4, 8), (16, 32), (5, 7)]
@@ -28,8 +30,8 @@ SHAPES = [(4, 8), (16, 32), (5, 7)]
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Each race collects garbage, and most objects of a test run are pytest's and PyTorch's own.
     gc.freeze()
-    monkeypatch.setattr("tilewright.measure.benchmark.WARM_UP_SECONDS", 0.0)
-    monkeypatch.setattr("tilewright.measure.pace._CPU_BYTES", 2**20)
+    monkeypatch.setattr("tilewright.measure.timing.benchmark.WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr("tilewright.measure.racing.pace._CPU_BYTES", 2**20)
     yield
     gc.unfreeze()
 
@@ -166,16 +168,30 @@ TIMING = Timing(10.0, 9.0, 11.0, 20, converged=True)
 def test_above_the_bandwidth_of_memory_the_level_is_named(
     monkeypatch: pytest.MonkeyPatch, rate: float, device: str, note: list[str], refusal: str | None
 ) -> None:
-    monkeypatch.setattr(bench, "_l2_GBps", lambda _: 9000.0)
+    monkeypatch.setattr(bench, "_l2_GBps", lambda *_: 9000.0)
     outcome = Outcome("mine", TIMING)
-    bench._place(outcome, rate, 4650.0, device)
+    bench._place(outcome, rate, 4650.0, device, "copy")
     assert (outcome.notes, outcome.refusal, outcome.foul) == (note, refusal, refusal is not None)
     assert (outcome.timing is None) == (refusal is not None)
 
 
+@pytest.mark.parametrize(
+    ("limit", "GBps"), [("read", 9000.0), ("write", 4500.0), ("copy", 13500.0), ("matmul", 13500.0)]
+)
+def test_the_most_that_l2_gives(monkeypatch: pytest.MonkeyPatch, limit: Limit, GBps: float) -> None:
+    """13 TB/s are no error where two bytes are read for each that is written: an H200 moves 10.9 so."""
+    rates = {"cache": 8000.0, "cache read": 9000.0, "cache write": 4500.0}
+    kept = [Ceiling("GPU", kind, "float32", value, "GB/s", "measured") for kind, value in rates.items()]
+    monkeypatch.setattr(bench, "_device_name", lambda _: "GPU")
+    monkeypatch.setattr("tilewright.hardware.ceilings.kept_ceilings", lambda _: kept)
+    assert bench._l2_GBps("cuda", limit) == GBps
+    monkeypatch.setattr("tilewright.hardware.ceilings.kept_ceilings", lambda _: kept[:1])
+    assert bench._l2_GBps("cuda", limit) == 8000.0
+
+
 def test_the_catalogue_and_a_users_file_give_suites(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    path.write_text("from tests.measure.cheats import suite, reference\nmine = suite(reference)\nnumber = 3\n")
+    path.write_text("from tests.measure.racing.cheats import suite, reference\nmine = suite(reference)\nnumber = 3\n")
     found = bench.suite_named(f"{path}:mine")
     assert found is not None and found.name == "ramp"
     assert bench.suite_named(f"{path}:number") is None

@@ -116,6 +116,15 @@ def test_every_stage_is_told(unmeasured: None) -> None:
     assert len(told) == 6 and told[0].startswith("measuring") and "verifying against float64" in told
 
 
+def test_the_time_given_to_measuring_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(optimisation, "measure", lambda *_, seconds, **__: given.append(seconds) or [])
+    for asked in ({}, {"seconds": 1.5}):
+        done = tilewright.optimize(torch.nn.Tanh(), torch.ones(4, 8), **asked)
+        assert done.case.name == "Tanh" and all(tensor.ok for tensor in done.verified)
+    assert given == [20.0, 1.5]
+
+
 def test_a_failure_leaves_no_run(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
     def failing(*_: object, **__: object) -> None:
         raise RuntimeError("on fire")
@@ -153,7 +162,7 @@ def test_bench_refuses_an_implementation_it_does_not_know() -> None:
 
 def test_bench_does_not_time_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Verified("fwd", "output", "float32", 1.0, 0.0, 1.0, 0.0, 1e-6, 1e-6, ok=False)
-    monkeypatch.setattr("tilewright.measure.verify.verify", lambda *_, **__: [wrong])
+    monkeypatch.setattr("tilewright.measure.truth.verify.verify", lambda *_, **__: [wrong])
     with pytest.raises(VerificationError, match="softmax: the numbers contract is broken for output"):
         bench_case(naive_softmax.case(N=4, M=4), suite="s", impls=["eager"])
 

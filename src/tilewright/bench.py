@@ -15,8 +15,8 @@ from tilewright.report.shown import Shown
 if TYPE_CHECKING:
     import torch
 
-    from tilewright.measure.pace import Limit
-    from tilewright.measure.race import Outcome
+    from tilewright.measure.racing.pace import Limit
+    from tilewright.measure.racing.race import Outcome
     from tilewright.records.suite import Suite, Variant, Workload
 
 _GPU_LANGUAGES = ("triton", "gluon", "cuda")
@@ -30,7 +30,7 @@ def suite_named(target: str) -> Suite | None:
     The clocks are kept before the user's file runs. Raises UsageError or TargetError.
     """
     from tilewright.kernels.catalogue import suite
-    from tilewright.measure.timers import cuda_timers
+    from tilewright.measure.timing.timers import cuda_timers
     from tilewright.records.suite import Suite
     from tilewright.targets import load_object
 
@@ -178,7 +178,7 @@ def benchmark(
     >>> sorted(row.impl for row in done.heats[0].rows)
     ['double', 'eager', 'twice']
     """
-    from tilewright.measure.own import own_suite
+    from tilewright.measure.racing.own import own_suite
     from tilewright.records.case import InputSpec
 
     if not functions or not inputs:
@@ -212,8 +212,8 @@ def _entered(suite: Suite, choice: Choice, direction: Direction, device: str) ->
 def _heat(
     suite: Suite, workload: Workload, direction: Direction, variants: list[Variant], device: str, seconds: float
 ) -> Heat:
-    from tilewright.measure.pace import pace
-    from tilewright.measure.race import Race
+    from tilewright.measure.racing.pace import pace
+    from tilewright.measure.racing.race import Race
 
     work = workload.work[direction]
     kinds: set[Limit] = {work.limit, "copy", "read", "write"}
@@ -224,12 +224,12 @@ def _heat(
     dram_GBps = max((rate for kind, rate in rates.items() if kind != "matmul"), default=0.0)
     for outcome in outcomes:
         if outcome.timing:
-            _place(outcome, work.nbytes / outcome.timing.median_us / 1e3, dram_GBps, device)
+            _place(outcome, work.nbytes / outcome.timing.median_us / 1e3, dram_GBps, device, work.limit)
     limit = rates.get(work.limit, 0.0)
     return Heat(suite, workload, direction, _rows(suite, workload, direction, outcomes, limit, device), outcomes, limit)
 
 
-def _place(outcome: Outcome, GBps: float, dram_GBps: float, device: str) -> None:
+def _place(outcome: Outcome, GBps: float, dram_GBps: float, device: str, limit: Limit) -> None:
     """Say which cache held the data of a rate that memory cannot give; refuse one that this cache cannot."""
     if GBps <= DRAM_NOISE * dram_GBps:
         return
@@ -237,7 +237,7 @@ def _place(outcome: Outcome, GBps: float, dram_GBps: float, device: str) -> None
         # A core's own caches have no measured ceiling that a rate could be above.
         outcome.notes.append("above the bandwidth of memory: a cache of the CPU held the data")
         return
-    l2_GBps = _l2_GBps(device)
+    l2_GBps = _l2_GBps(device, limit)
     if GBps > l2_GBps:
         outcome.foul, outcome.timing = True, None
         outcome.refusal = f"{GBps:,.0f} GB/s is more than L2 was measured to give, {l2_GBps:,.0f} GB/s"
@@ -253,14 +253,19 @@ def _device_name(device: str) -> str:
     return device_name(detect(), device)
 
 
-def _l2_GBps(device: str) -> float:
+def _l2_GBps(device: str, limit: Limit) -> float:
+    """The most that L2 gives work of that limit: it reads while it writes, for work that does both."""
     from tilewright.hardware.ceilings import keep_ceilings, kept_ceilings, measure_ceilings
 
     ceilings = kept_ceilings(_device_name(device))
     if ceilings is None:
         ceilings = measure_ceilings(device)
         keep_ceilings(ceilings)
-    return next(ceiling.value for ceiling in ceilings if ceiling.kind == "cache")
+    rates = {ceiling.kind: ceiling.value for ceiling in ceilings}
+    read, write = rates.get("cache read"), rates.get("cache write")
+    if read is None or write is None:
+        return rates["cache"]
+    return {"read": read, "write": write}.get(limit, read + write)
 
 
 def _rows(
@@ -272,7 +277,7 @@ def _rows(
     device: str,
 ) -> list[Measurement]:
     """A row for each implementation that has a time, beside the limit in GB/s or TFLOP/s."""
-    from tilewright.measure.results import environment, measurement
+    from tilewright.measure.racing.results import environment, measurement
 
     work, where = workload.work[direction], environment(_device_name(device))
     # Of GB/s or TFLOP/s, what a microsecond would make of all the work.

@@ -15,12 +15,14 @@ from tests.cli.commands import Tilewright
 from tilewright.records.measurement import Measurement
 
 OWN = """
-from tests.measure.cheats import reference, skipped_rows, suite
-from tilewright.measure.own import own_suite
+from tests.measure.racing.cheats import Variant, reference, skipped_rows, suite
+from tilewright.measure.racing.own import own_suite
 from tilewright.records.case import Case, InputSpec
 
 honest = suite(reference)
 cheat = suite(skipped_rows())
+wrong_peer = suite(skipped_rows(), Variant("tilewright", "torch", reference))
+wrong_own = suite(reference, Variant("tilewright", "torch", skipped_rows()))
 case = Case("double", lambda: lambda x: x + x, [InputSpec.parse("fp32[N=4]")])
 mine = own_suite("mine", {"mine": lambda x: x * x.sigmoid()}, "fp32[N=64,M=32]", reference=lambda x: x * x.sigmoid())
 """
@@ -31,8 +33,8 @@ FIELDS = {field.name for field in fields(Measurement)} - {"note"}
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     # Each race collects garbage, and most objects of a test run are pytest's and PyTorch's own.
     gc.freeze()
-    monkeypatch.setattr("tilewright.measure.benchmark.WARM_UP_SECONDS", 0.0)
-    monkeypatch.setattr("tilewright.measure.pace._CPU_BYTES", 2**20)
+    monkeypatch.setattr("tilewright.measure.timing.benchmark.WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr("tilewright.measure.racing.pace._CPU_BYTES", 2**20)
     path = tmp_path / "own.py"
     path.write_text(OWN)
     yield str(path)
@@ -77,6 +79,21 @@ def test_a_cheat_ends_with_the_code_of_a_broken_contract(tilewright: Tilewright,
     assert ended.code == 8
     assert [json.loads(line)["impl"] for line in ended.out.splitlines()] == ["eager"]
     assert "suspect refused: fwd output 0 is wrong" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "impls", "wrong"),
+    [("wrong_peer", 0, ["eager", "tilewright"], "suspect"), ("wrong_own", 8, ["eager", "suspect"], "tilewright")],
+)
+def test_the_code_tells_about_tilewrights_own(
+    tilewright: Tilewright, own: str, name: str, code: int, impls: list[str], wrong: str
+) -> None:
+    arguments = ["--shapes", "40x8", "--direction", "fwd", "--seconds", "0.05"]
+    ended = tilewright("bench", f"{own}:{name}", *arguments)
+    assert ended.code == code
+    assert sorted(line.split()[0] for line in ended.lines[2:4]) == impls
+    refusal = f"{wrong} refused: fwd output 0 is wrong"
+    assert (refusal in ended.out, refusal in ended.err) == (True, code == 8)
 
 
 def test_an_own_case_takes_sizes_by_name_and_is_drawn(tilewright: Tilewright, own: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.cli.commands import Tilewright, between
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize("flags", [(), ("--inference",)])
@@ -75,6 +76,27 @@ def test_floors_of_a_device_that_is_not_here(tilewright: Tilewright) -> None:
     # 160 MB at the 4255 GB/s that were measured on an H200.
     assert floors["h200"] == pytest.approx(160e6 / 4255e3, rel=0.01)
     assert floors["h200"] < floors["a100"] < floors["cpu"]
+
+
+ATTENDED = """
+import torch.nn.functional as F
+
+
+def attended(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_whose_attention_a_device_that_is_not_here_runs(dtype: str, tilewright: Tilewright, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    (tmp_path / "model.py").write_text(ATTENDED)
+    inputs = ",".join([f"{dtype}[B=2,H=4,N=1024,d=64]"] * 3)
+    ended = tilewright("explain", f"{tmp_path}/model.py:attended", "--on", "h200", "--inputs", inputs)
+    assert (ended.code, ended.err) == (0, "")
+    golden = GOLDEN / f"attention_{dtype}_on_h200.txt"
+    shown = [line.rstrip() for line in between(ended.lines, "decisions")]
+    assert shown == golden.read_text(encoding="utf-8").splitlines()
 
 
 def test_json_is_json_and_all_of_it(tilewright: Tilewright, models: str) -> None:

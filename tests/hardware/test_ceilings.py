@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import timeit
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tilewright.hardware.ceilings import (
+    _bench,
+    _copied_GBps,
     device_name,
     keep_ceilings,
     kept_ceilings,
@@ -61,7 +66,7 @@ def test_a_folder_that_cannot_be_made_is_named(home: Path) -> None:
 
 def test_figures_of_an_older_format_are_measured_again() -> None:
     path = keep_ceilings([COPY])
-    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    path.write_text(path.read_text().replace('"format": 3', '"format": 2'))
     assert kept_ceilings(COPY.device) is None
 
 
@@ -98,6 +103,22 @@ def test_a_cpu_is_measured() -> None:
         ("first touch", "float32"),
     }
     # From a museum piece to the largest server: wrong units would be off by a thousand.
+    assert 0.3 < values["cache", "float32"] < 20_000
     assert 0.3 < values["copy", "float32"] < 5000
     assert 0.001 < values["matmul", "float32"] < 100
     assert 0.1 < values["launch", ""] < 1000
+
+
+def test_the_cache_of_a_cpu_is_as_fast_as_numpy_finds_it() -> None:
+    """One thread each; both are the best of several, since other programs may use the cache and the CPU meanwhile."""
+    half, threads = 512 * 1024, torch.get_num_threads()
+    small = replace(detect(), cpu=Cpu("test", l3_bytes=4 * half))
+    torch.set_num_threads(1)
+    try:
+        measured = max(_copied_GBps(_bench("cpu", small, 0.05)) for _ in range(5))
+    finally:
+        torch.set_num_threads(threads)
+    source = np.random.default_rng(0).standard_normal(half // 4, dtype=np.float32)
+    target = np.zeros_like(source)
+    took = min(timeit.repeat(lambda: np.multiply(source, np.float32(2.0), out=target), number=50, repeat=20)) / 50
+    assert 0.25 < measured / (2 * source.nbytes / took / 1e9) < 4

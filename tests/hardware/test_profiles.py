@@ -22,6 +22,7 @@ from tilewright.records import errors
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Ceiling
 
+ROOT = Path(__file__).parents[2]
 NAMES = ("h200", "a100", "rtx4090", "2080ti", "cpu")
 MACHINE = Machine(
     cpu=Cpu("Toy CPU", 4, 8, ("avx2",), 32 * 1024, 1024**2, 16 * 1024**2),
@@ -73,9 +74,25 @@ def test_datasheets_agree_with_clocks_and_widths(
 
 
 def test_the_h200_is_as_it_was_measured() -> None:
+    """No ceiling is below what `tilewright doctor` found on one, or floors would be too high; nor far above."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "h200" / "doctor.json").read_text())
+    values = {(row["kind"], row["dtype"]): row["value"] for row in found["ceilings"]}
     h200 = profile_for("H200")
-    assert (h200.copy_GBps, h200.read_GBps, h200.write_GBps) == (4255.0, 4426.0, 4680.0)
-    assert (h200.matmul_TFLOPs["bfloat16"], h200.origin) == (773.0, "measured")
+    shipped = {
+        ("copy", "float32"): h200.copy_GBps,
+        ("read", "float32"): h200.read_GBps,
+        ("write", "float32"): h200.write_GBps,
+        ("cache", "float32"): h200.l2_GBps,
+        ("cache read", "float32"): h200.l2_read_GBps,
+        ("cache write", "float32"): h200.l2_write_GBps,
+        ("vector", "float32"): h200.vector_TFLOPs,
+        **{("matmul", dtype): rate for dtype, rate in h200.matmul_TFLOPs.items() if ("matmul", dtype) in values},
+    }
+    assert len(shipped) == 11
+    for kind, rate in shipped.items():
+        assert rate is not None and 0.99 < rate / values[kind] < 1.06, kind
+    assert 0.9 < h200.launch_us / values["launch in a graph", ""] < 1.01
+    assert (h200.l2_bytes, h200.sms, h200.origin) == (found["machine"]["gpus"][0]["l2_bytes"], 132, "measured")
 
 
 def test_an_unknown_name_lists_the_known() -> None:
@@ -120,6 +137,15 @@ def test_a_measured_cpu_profile() -> None:
     assert dict(profile.matmul_TFLOPs) == {"float32": 0.5, "bfloat16": 1.5}
     assert (profile.vector_TFLOPs, profile.launch_us, profile.first_touch_GBps) == (0.5, 1.25, 3.0)
     assert (profile.sms, profile.max_threads_per_sm) == (8, None)
+
+
+def test_a_measured_gpu_profile_reads_and_writes_its_cache_apart() -> None:
+    rates = (("cache read", 2000.0), ("cache write", 1000.0))
+    ways = [Ceiling(GPU.name, kind, "float32", value, "GB/s", "measured") for kind, value in rates]
+    profile = measured_profile(replace(MACHINE, gpus=(GPU,)), toy_ceilings(GPU.name) + ways)
+    assert (profile.l2_GBps, profile.l2_read_GBps, profile.l2_write_GBps) == (200.0, 2000.0, 1000.0)
+    without = measured_profile(MACHINE, toy_ceilings())
+    assert (without.l2_read_GBps, without.l2_write_GBps) == (None, None)
 
 
 def test_a_measured_gpu_profile_takes_its_shape_from_the_card() -> None:

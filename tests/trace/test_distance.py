@@ -13,9 +13,9 @@ from tilewright.hardware.profiles import profile_for
 MIB = 1 << 20
 
 
-def add(trace: Trace, at: int, took: int) -> None:
-    """64 Mi elements of fp32 and as many again: 768 MiB through DRAM."""
-    trace.operator("aten::add", at, at + 20, dims=[[64 * MIB], [64 * MIB], []], types=["float", "float", "Scalar"])
+def add(trace: Trace, at: int, took: int, elements: int = 64 * MIB) -> None:
+    """As many elements of fp32 and as many again: 768 MiB through DRAM."""
+    trace.operator("aten::add", at, at + 20, dims=[[elements], [elements], []], types=["float", "float", "Scalar"])
     trace.launch(at + 5, at + 10, at + 10 + took, grid=(4096, 1, 1))
 
 
@@ -54,6 +54,19 @@ def test_the_runs_own_ceilings_go_before_the_shipped_ones(tmp_path: Path) -> Non
     )
     connection = analysed([trace.write(tmp_path)], f"INSERT INTO ceiling VALUES {ceilings}")
     assert rows(connection, "SELECT floor_us FROM distance") == [(pytest.approx(3 * 4 * 64 * MIB / 1e3 / 1e3),)]
+
+
+def test_what_a_cache_was_measured_to_read_and_write_prices_a_small_operator(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.step(0, 0, 600)
+    add(trace, 0, 400, elements=MIB)
+    ceilings = ", ".join(
+        f"('NVIDIA H200', '{kind}', '', {rate}, 'GB/s', 'measured')"
+        for kind, rate in (("cache", 1000), ("cache read", 2000), ("cache write", 400))
+    )
+    connection = analysed([trace.write(tmp_path)], f"INSERT INTO ceiling VALUES {ceilings}")
+    # 4 MiB written at 400 GB/s, while 8 are read.
+    assert rows(connection, "SELECT floor_us FROM distance") == [(pytest.approx(4 * MIB / 400 / 1e3),)]
 
 
 def test_the_ceilings_of_a_device_are_not_the_hosts(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright.hardware.detect import Machine, detect
-from tilewright.measure.benchmark import benchmark
-from tilewright.measure.results import write_atomically
-from tilewright.measure.stopwatch import CpuStopwatch, CudaStopwatch
+from tilewright.measure.racing.results import write_atomically
+from tilewright.measure.timing.benchmark import benchmark
+from tilewright.measure.timing.stopwatch import CpuStopwatch, CudaStopwatch
 from tilewright.records.errors import CacheError, UsageError
 from tilewright.records.measurement import Ceiling
 
@@ -33,7 +33,7 @@ _CACHE_COPIES = 50
 _GPU_BUFFER_BYTES = 2 * 1024 * _MIB
 """A copy so large takes a millisecond on the fastest card: its first and last microseconds do not show."""
 _PINNED_BYTES = 256 * _MIB
-_FORMAT = 2
+_FORMAT = 3
 """Of the file that keeps ceilings; figures of another are measured again."""
 
 
@@ -56,8 +56,22 @@ class _Bench:
     def median_us(self, function: Callable[[], object], *, flush_l2: bool = True) -> float:
         return self.medians_us({"": function}, flush_l2=flush_l2)[""]
 
+    def turn_us(self, kernels: Mapping[str, Callable[[int], object]], few: int, many: int) -> dict[str, float]:
+        """What one more turn of each kernel takes, by launches of `few` and of `many` turns.
+
+        Their difference has no launch in it, no first fetch from memory, and no programs that begin or end alone.
+        """
+        calls = {f"{name} {turns}": partial(run, turns) for name, run in kernels.items() for turns in (few, many)}
+        times_us = self.medians_us(calls, flush_l2=False)
+        return {name: (times_us[f"{name} {many}"] - times_us[f"{name} {few}"]) / (many - few) for name in kernels}
+
     def ceiling(self, kind: str, dtype: str, value: float, unit: str) -> Ceiling:
         return Ceiling(self.name, kind, dtype, value, unit, "measured")
+
+    @property
+    def runs_triton(self) -> bool:
+        """Whether kernels of ours can be built for the device: a GPU, with Triton installed."""
+        return self.device != "cpu" and importlib.util.find_spec("triton") is not None
 
     def random(self, nbytes: int) -> torch.Tensor:
         """fp32 of about `nbytes`; a random block repeated, as drawing them all would take seconds."""
@@ -73,24 +87,24 @@ def measure_ceilings(device: str = "cpu", *, machine: Machine | None = None, sec
     | kind | dtype | unit | what |
     |---|---|---|---|
     | copy, read, write | float32 | GB/s | buffers four times the last-level cache |
-    | cache | float32 | GB/s | read one half of a block half the cache in size, write the other |
+    | cache | float32 | GB/s | copy what the last-level cache holds: bytes read and written |
+    | cache read, cache write | float32 | GB/s | GPU with Triton: one way |
     | matmul | each | TFLOP/s | square, the best size |
     | matmul 4096, matmul 8192 | each | TFLOP/s | GPU only: the sizes that the best is of |
-    | vector | float32 | TFLOP/s | multiply-adds outside matrix units: the fp32 matmul's, which uses them |
+    | vector | float32 | TFLOP/s | multiply-adds outside matrix units: the fp32 matmul's, or more by one of ours |
     | launch | | us | one small operator in a long queue of them |
     | launch in a graph | | us | GPU only: the same operators replayed from one CUDA graph |
     | shared | int32 | GB/s | GPU with Triton: all multiprocessors read their shared memory |
     | host to device, device to host | | GB/s | GPU only: one copy of pinned memory |
     | first touch | float32 | GB/s | CPU only: writing into memory just mapped |
 
-    `seconds` bounds each figure; ten of them are taken on a CPU, twenty on a GPU.
+    `seconds` bounds each figure; ten of them are taken on a CPU, twenty-five on a GPU.
     """
     bench = _bench(device, machine or detect(), seconds)
     matmuls = _matmuls(bench)
     fp32 = next(ceiling.value for ceiling in matmuls if (ceiling.kind, ceiling.dtype) == ("matmul", "float32"))
-    vector = bench.ceiling("vector", "float32", fp32, "TFLOP/s")
     own = [_first_touch(bench)] if device == "cpu" else [*_shared(bench), *_links(bench)]
-    return [*_bandwidths(bench), _cache(bench), *matmuls, vector, *_launches(bench), *own]
+    return [*_bandwidths(bench), *_cache(bench), *matmuls, _vector(bench, fp32), *_launches(bench), *own]
 
 
 def device_name(machine: Machine, device: str) -> str:
@@ -136,7 +150,30 @@ def _bandwidths(bench: _Bench) -> list[Ceiling]:
     ]
 
 
-def _cache(bench: _Bench) -> Ceiling:
+def _cache(bench: _Bench) -> list[Ceiling]:
+    rates = _walked_GBps(bench) if bench.runs_triton else {"cache": _copied_GBps(bench)}
+    return [bench.ceiling(kind, "float32", GBps, "GB/s") for kind, GBps in rates.items()]
+
+
+def _walked_GBps(bench: _Bench) -> dict[str, float]:
+    import torch
+
+    from tilewright.hardware.cache_memory import FEW, MANY, cache_walkers
+
+    walkers = cache_walkers(torch.device(bench.device), bench.cache_bytes)
+    named = {f"{way} {number}": walker for way, own in walkers.items() for number, walker in enumerate(own)}
+    times_us = bench.turn_us({name: walker.walk for name, walker in named.items()}, FEW, MANY)
+    rates = {name: walker.nbytes / times_us[name] / 1e3 for name, walker in named.items()}
+    best = {way: max(rates[f"{way} {number}"] for number in range(len(own))) for way, own in walkers.items()}
+    return {"cache": best["copy"], "cache read": best["read"], "cache write": best["write"]}
+
+
+def _copied_GBps(bench: _Bench) -> float:
+    """By operators, a quarter of the cache into another, launches included.
+
+    On a CPU they do not show: 4 and 8 MB of a cache of 32 move at the same 169 GB/s. The difference of two sizes would
+    be free of them, but was seen five times too high while other programs ran. On an H200 they cost a quarter.
+    """
     import torch
 
     source = bench.random(bench.cache_bytes // 4)
@@ -147,8 +184,7 @@ def _cache(bench: _Bench) -> Ceiling:
             torch.mul(source, 2.0, out=target)
 
     function = copies if bench.device == "cpu" else _recorded(copies, bench.device)
-    time_us = bench.median_us(function, flush_l2=False) / _CACHE_COPIES
-    return bench.ceiling("cache", "float32", 2 * source.nbytes / time_us / 1e3, "GB/s")
+    return 2 * source.nbytes * _CACHE_COPIES / bench.median_us(function, flush_l2=False) / 1e3
 
 
 def _recorded(function: Callable[[], None], device: str) -> Callable[[], None]:
@@ -215,16 +251,29 @@ def _launches(bench: _Bench) -> list[Ceiling]:
     return rows
 
 
+def _vector(bench: _Bench, fp32_matmul_TFLOPs: float) -> Ceiling:
+    """The fp32 matmul's rate, or that of multiply-adds alone, which neither load nor wait for operands."""
+    rate = fp32_matmul_TFLOPs
+    if bench.runs_triton:
+        import torch
+
+        from tilewright.hardware.multiply_adds import FEW, MANY, multiply_adder
+
+        run, flops = multiply_adder(torch.device(bench.device))
+        rate = max(rate, flops / bench.turn_us({"": run}, FEW, MANY)[""] / 1e6)
+    return bench.ceiling("vector", "float32", rate, "TFLOP/s")
+
+
 def _shared(bench: _Bench) -> list[Ceiling]:
     """Nothing where there is no Triton to build the kernel with."""
-    if importlib.util.find_spec("triton") is None:
+    if not bench.runs_triton:
         return []
     import torch
 
-    from tilewright.hardware.shared_memory import shared_memory_reader
+    from tilewright.hardware.shared_memory import FEW, MANY, shared_memory_reader
 
     read, nbytes = shared_memory_reader(torch.device(bench.device))
-    return [bench.ceiling("shared", "int32", nbytes / bench.median_us(read) / 1e3, "GB/s")]
+    return [bench.ceiling("shared", "int32", nbytes / bench.turn_us({"": read}, FEW, MANY)[""] / 1e3, "GB/s")]
 
 
 def _links(bench: _Bench) -> list[Ceiling]:

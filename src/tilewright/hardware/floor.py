@@ -31,10 +31,11 @@ def floor_us(
     one, so a launch costs only what it exceeds the kernel by.
 
     `bytes_written` (of `bytes`) prices what is read and not written, or the reverse, at the read or
-    write bandwidth; without it everything moves at the copy bandwidth. `programs` is the number of
-    independent programs the work falls into: fewer than the device has SMs (on a CPU, threads) leave
-    the others idle. Each reaches its share of the arithmetic, and of the cache's bandwidth as much as
-    one SM was measured to draw, which is more than its share; a kernel slowed by that is latency-bound.
+    write bandwidth of DRAM, or of the cache where both are known; without it everything moves at the
+    copy bandwidth. `programs` is the number of independent programs the work falls into: fewer than the
+    device has SMs (on a CPU, threads) leave the others idle. Each reaches its share of the arithmetic,
+    and of the cache's bandwidth as much as one SM was measured to draw, which is more than its share; a
+    kernel slowed by that is latency-bound.
 
     Integers and other dtypes without a matmul rate are held to the vector rate.
     """
@@ -42,11 +43,11 @@ def floor_us(
     rate = profile.matmul_TFLOPs.get(dtype, vector) if kind == "compute" else vector
     special = transcendentals * profile.flops_per_transcendental / (vector * 1e6)
     compute = max(flops / (rate * 1e6), special)
-    l2_GBps = profile.l2_GBps if working_set_bytes <= profile.l2_bytes else None
-    memory = _dram_us(bytes, bytes_written, profile) if l2_GBps is None else bytes / (l2_GBps * 1e3)
+    cached = _cache_us(bytes, bytes_written, profile) if working_set_bytes <= profile.l2_bytes else None
+    memory = _dram_us(bytes, bytes_written, profile) if cached is None else cached
 
     work = max(compute, memory)
-    bound: Bound = "DRAM-bound" if l2_GBps is None else "cache-bound"
+    bound: Bound = "DRAM-bound" if cached is None else "cache-bound"
     if compute >= memory:
         bound = "compute-bound"
     if programs is not None and programs < profile.sms:
@@ -69,6 +70,18 @@ def _one_sm_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -
     if bytes_written is None:
         return nbytes / ((read_GBps + write_GBps) * 1e3)
     return max((nbytes - bytes_written) / (read_GBps * 1e3), bytes_written / (write_GBps * 1e3))
+
+
+def _cache_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float | None:
+    """Reads and writes pass a cache side by side: no less than either takes alone, nor than a copy takes of both."""
+    if profile.l2_GBps is None:
+        return None
+    if bytes_written is None or profile.l2_read_GBps is None or profile.l2_write_GBps is None:
+        return nbytes / (profile.l2_GBps * 1e3)
+    bytes_read = nbytes - bytes_written
+    copied = 2 * min(bytes_read, bytes_written)
+    alone = max(bytes_read / profile.l2_read_GBps, bytes_written / profile.l2_write_GBps)
+    return max(alone, copied / profile.l2_GBps) / 1e3
 
 
 def _dram_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float:

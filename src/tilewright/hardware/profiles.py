@@ -52,6 +52,10 @@ class DeviceProfile:
     """CPU: writing into memory that was just mapped."""
     capability: str | None = None
     """Compute capability of a GPU, `9.0`."""
+    l2_read_GBps: float | None = None
+    """Reading what the last-level cache holds; None where nobody has measured it apart from copying."""
+    l2_write_GBps: float | None = None
+    """Writing into it."""
 
 
 # No datasheet states a launch. Back to back, a small kernel of a GPU queue costs about 2 µs on all of these.
@@ -65,26 +69,27 @@ _PROFILES = (
         copy_GBps=4255.0,
         read_GBps=4426.0,
         write_GBps=4680.0,
-        # `tilewright doctor` on one: a quarter of L2 copied into another, from a CUDA graph.
-        l2_GBps=5850.0,
+        # `tilewright doctor`, kernels that stay in L2: 8.0 to 8.2 TB/s copied, 9.2 read, 4.8 written.
+        l2_GBps=8150.0,
+        l2_read_GBps=9240.0,
+        l2_write_GBps=4820.0,
         # What PyTorch reports; NVIDIA's "H100 Tensor Core GPU Architecture" gives 50 MB for the same chip.
         l2_bytes=60 * MIB,
+        # `tilewright doctor`, cuBLAS at 4096 and 8192, the best of three runs: bf16 reached 782 to 815.
         matmul_TFLOPs={
-            # cuBLAS, measured: bf16 at 4096, fp32 (TF32 off) at 8192.
-            "bfloat16": 773.0,
-            "float32": 50.69,
-            # `tilewright doctor`, best of 4096 and 8192.
-            "float16": 751.0,
-            "tf32": 398.0,
+            "bfloat16": 815.0,
+            "float32": 51.3,
+            "float16": 773.0,
+            "tf32": 405.0,
             # NVIDIA H200 datasheet: FP64 Tensor Core.
             "float64": 67.0,
         },
-        # NVIDIA H200 datasheet: FP32.
-        vector_TFLOPs=67.0,
+        # `tilewright doctor`: multiply-adds alone, on all multiprocessors.
+        vector_TFLOPs=66.2,
         # 128 multiply-adds and 16 special functions per SM and cycle ("H100 ... Architecture").
         flops_per_transcendental=16,
-        # `tilewright doctor`: small operators replayed from one CUDA graph.
-        launch_us=0.92,
+        # `tilewright doctor`: small operators replayed from one CUDA graph, 0.84 to 0.93 in three runs.
+        launch_us=0.84,
         # "NVIDIA H100 Tensor Core GPU Architecture", tables of the SXM5 part and of compute capability 9.0.
         sms=132,
         max_threads_per_sm=2048,
@@ -267,6 +272,8 @@ def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile
         read_GBps=by_kind["read"],
         write_GBps=by_kind["write"],
         l2_GBps=by_kind.get("cache"),
+        l2_read_GBps=by_kind.get("cache read"),
+        l2_write_GBps=by_kind.get("cache write"),
         l2_bytes=(gpu.l2_bytes if gpu else machine.cpu.last_level_bytes) or 0,
         matmul_TFLOPs={dtype: value for (kind, dtype), value in values.items() if kind == "matmul"},
         vector_TFLOPs=by_kind["vector"],

@@ -19,7 +19,8 @@ TILES = 8
 """Tiles of 16 bytes a thread, 32 KiB a program: a power of two, so that the next is found by a mask."""
 PROGRAMS_PER_SM = 4
 """While one waits at its barrier, others read."""
-PASSES = 512
+FEW, MANY = 128, 640
+"""Passes over the tiles."""
 
 
 @gluon.jit
@@ -39,13 +40,13 @@ def read_shared(out, passes, WARPS: gl.constexpr, TILES: gl.constexpr):  # type:
     gl.store(out + gl.program_id(0) * block + lane, total)
 
 
-def shared_memory_reader(device: torch.device) -> tuple[Callable[[], object], int]:
-    """A call that reads shared memory on every multiprocessor, and the bytes it reads in all."""
+def shared_memory_reader(device: torch.device) -> tuple[Callable[[int], object], int]:
+    """A call that reads shared memory on every multiprocessor so many times, and the bytes read in all each time."""
     programs = PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
     out = torch.empty(programs * 128 * WARPS, dtype=torch.int32, device=device)
 
-    def read() -> object:
+    def read(passes: int) -> object:
         with torch.cuda.device(device):
-            return read_shared[(programs,)](out, PASSES, WARPS=WARPS, TILES=TILES, num_warps=WARPS)
+            return read_shared[(programs,)](out, passes, WARPS=WARPS, TILES=TILES, num_warps=WARPS)
 
-    return read, programs * PASSES * TILES * 128 * WARPS * 4
+    return read, programs * TILES * 128 * WARPS * 4

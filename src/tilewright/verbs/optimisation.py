@@ -33,13 +33,16 @@ class Optimized:
     page: Path
 
 
-def optimize(model: Callable[..., Any], *inputs: torch.Tensor, training: bool = False) -> Optimized:
+def optimize(
+    model: Callable[..., Any], *inputs: torch.Tensor, training: bool = False, seconds: float = 20.0
+) -> Optimized:
     """`optimize_case` for a module or function and example inputs, on the device they are on.
 
-    `torch.compile(model, backend="tilewright")` is what it measures; nothing of `model` is changed.
+    `torch.compile(model, backend="tilewright")` is what it measures, for at most `seconds`; nothing of `model` is
+    changed.
     """
     device = next((str(t.device) for t in inputs), "cpu")
-    return optimize_case(case_of(model, inputs, training), device=device)
+    return optimize_case(case_of(model, inputs, training), device=device, seconds=seconds)
 
 
 def optimize_case(
@@ -62,7 +65,7 @@ def optimize_case(
     from tilewright.hardware.profiles import local_profile
     from tilewright.hardware.summary import machine_report
     from tilewright.kernels.cxx import find_compiler
-    from tilewright.measure.verify import verify
+    from tilewright.measure.truth.verify import verify
     from tilewright.records.cache import ensure_usable
     from tilewright.report.page import write_page
     from tilewright.store.places import new_run_path

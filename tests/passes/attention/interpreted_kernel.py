@@ -306,7 +306,7 @@ def test_the_command_line_says_whose_kernel(
 ) -> None:
     path = tmp_path / "cases.py"
     path.write_text(CASES)
-    ended = tilewright("explain", f"{path}:{name}", "--on", "h200", "--json")
+    ended = tilewright("explain", f"{path}:{name}", "--on", "cpu", "--json")
     assert ended.code == 0, ended.err
     program = json.loads(ended.out)
     (row,) = [row for row in program["decisions"] if row["passed_by"] == "attention"]

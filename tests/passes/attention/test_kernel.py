@@ -97,17 +97,17 @@ def request(batch: int, **others: Any) -> Request:
 
 def test_what_is_known_to_be_fast_without_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("tilewright.kernels.attention.hopper_backward.available", lambda device: True)
-    hopper = ["hopper_forward", "hopper_backward"]
+    monkeypatch.setattr("tilewright.kernels.attention.hopper.backward.available", lambda device: True)
+    hopper = ["hopper.forward", "hopper.backward"]
     kernel._check_fast(request(16), hopper)
     kernel._check_fast(request(1), hopper[:1])
     kernel._check_fast(request(1), hopper)
     with pytest.raises(Refusal, match="a mask: not in these kernels, and what takes it was not raced"):
-        kernel._check_fast(request(16, mask="additive"), ["triton_launch", "triton_launch"])
+        kernel._check_fast(request(16, mask="additive"), ["portable.launch", "portable.launch"])
     with pytest.raises(Refusal, match="a deterministic order, and what takes it was not raced"):
-        kernel._check_fast(request(16, deterministic=True), ["hopper_forward", "triton_launch"])
+        kernel._check_fast(request(16, deterministic=True), ["hopper.forward", "portable.launch"])
     with pytest.raises(Refusal, match="float32: the matrix instructions take 16-bit floats"):
-        kernel._check_fast(request(16, dtype=torch.float32), ["triton_launch"])
+        kernel._check_fast(request(16, dtype=torch.float32), ["portable.launch"])
 
 
 def test_every_fused_attention_of_pytorch_is_known_with_its_backward() -> None:

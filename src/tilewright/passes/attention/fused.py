@@ -18,6 +18,7 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.capture import in_real_tensors
+from tilewright.hardware.language import runs_on_gpu, stands_for_gpu
 from tilewright.passes.attention.spelling import Refusal
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class FusedAttention:
         from tilewright.kernels.device import DTYPES, interpreted
 
         operands = q, k, v = value_of(self.q), value_of(self.k), value_of(self.v)
-        if q.device.type != "cuda" and not interpreted():
+        if not runs_on_gpu(q.device) and not interpreted():
             raise Refusal("tilewright's own kernels are for GPUs, and this was captured on a CPU")
         if any(getattr(x, "fake_mode", None) is None for x in operands):
             raise Refusal("the graph was not traced with fake tensors")
@@ -179,17 +180,18 @@ class FusedAttention:
 
     def rewrite(self) -> fx.Node:
         """Put tilewright's operators in place; gives the forward's."""
-        from tilewright.kernels.attention.registered import attend, backward_operator
+        import tilewright.kernels.attention.registered  # noqa: F401, what defines the operators
 
+        ours = torch.ops.tilewright
         mask = self.mask
         if mask is not None and not self._mask_fits():
             mask = _call(self.node, aten.expand.default, mask, list(self._scores()))
         operands, options = (self.q, self.k, self.v), (mask, *self._options())
-        new = _call(self.node, attend, *operands, *options)
+        new = _call(self.node, ours.attention.default, *operands, *options)
         out, *saved = (_call(self.node, operator.getitem, new, i) for i in range(4))
         for backward in self.backwards:
             grad = backward.args[0]
-            own = _call(backward, backward_operator, grad, None, *operands, out, *saved, *options)
+            own = _call(backward, ours.attention_backward.default, grad, None, *operands, out, *saved, *options)
             for index, result in _results(backward).items():
                 _replace(result, _call(backward, operator.getitem, own, index))
             _erase(backward)
@@ -259,11 +261,14 @@ def _order(value: torch.Tensor) -> list[int]:
 
 
 def _replace(old: fx.Node, new: fx.Node) -> None:
-    """Let `new` take the place of `old`, laid out in memory as that: views further on were traced for it."""
+    """Let `new` take the place of `old`, laid out in memory as that: views further on were traced for it.
+
+    Not in a plan for a GPU: there FlashAttention-2 and cuDNN lay gradients out as the operands, as ours do.
+    """
     was, lies = value_of(old), value_of(new)
     shape, strides = calls.shape_of(was), calls.strides_of(was)
     alike = all(n == 1 or a == b for n, a, b in zip(shape, strides, calls.strides_of(lies), strict=True))
-    if not alike:
+    if not alike and not stands_for_gpu(was.device):
         order = _order(was)
         back = [order.index(axis) for axis in range(len(order))]
         ordered = _call(old, aten.permute.default, new, order)

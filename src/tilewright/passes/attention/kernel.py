@@ -11,18 +11,19 @@ Without a race on this machine, the kernels for Hopper are taken, and the others
 H200 alone, where the portable ones lose to cuDNN (161 µs to 90 for a masked forward) and those for decoding take 0.96
 to 1.04 times as long. A training step of a bf16 block with Hopper's takes 0.95 to 0.97 of the time with cuDNN's as a
 CUDA graph (0.03 to 8.6 GFLOP of attention in a forward), and 0.88 to 0.94 of it by calls (D1024, S128 and S512).
+The same is planned for a GPU that is not there, by its compute capability.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import fx
 
 from tilewright.graph.source import source_line
-from tilewright.hardware.language import language_of
+from tilewright.hardware.language import language_of, planned_capability, stands_for_gpu
 from tilewright.passes.attention.fused import BY_FORWARD, FusedAttention, value_of
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.spelling import Refusal
@@ -37,15 +38,16 @@ Raced = Callable[["Request", bool], tuple[float, float] | None]
 where they were not raced."""
 
 
+KERNELS = "tilewright.kernels.attention"
 WRITTEN_IN = {
-    "hopper_forward": "Gluon, for Hopper",
-    "hopper_backward": "CUDA C++, for Hopper",
-    "cuda_decode": "CUDA C++, split over the keys",
-    "decode": "Triton, split over the keys",
-    "triton_launch": "portable Triton",
+    "hopper.forward": "Gluon, for Hopper",
+    "hopper.backward": "CUDA C++, for Hopper",
+    "decode.cuda": "CUDA C++, split over the keys",
+    "decode.launch": "Triton, split over the keys",
+    "portable.launch": "portable Triton",
 }
-"""By module of `kernels/attention`."""
-FOR_HOPPER = frozenset({"hopper_forward", "hopper_backward"})
+"""By module of `KERNELS`."""
+FOR_HOPPER = frozenset({"hopper.forward", "hopper.backward"})
 
 
 def not_raced(request: Request, training: bool) -> None:
@@ -60,46 +62,71 @@ def choose_kernels(graph: fx.Graph, raced: Raced = not_raced) -> list[Decision]:
 
 def _decide(node: fx.Node, raced: Raced) -> Decision:
     peer = BY_FORWARD[node.target]
+    theirs = peer.name
     source, producer = source_line(node), behind_views(node.all_input_nodes[0]).name
     consumer, measured = node.name, None
     verdict: Verdict = "refused"
     try:
-        if language_of(value_of(node.all_input_nodes[0]).device) != "triton":
+        device = value_of(node.all_input_nodes[0]).device
+        absent = stands_for_gpu(device)
+        if absent:
+            theirs = "PyTorch's attention, seen here as its kernel for CPUs"
+        if language_of(device) != "triton":
             raise Refusal("tilewright's own kernels are for GPUs, and this was captured on a CPU")
         if is_pinned(node):
             raise Refusal("the user chose among PyTorch's attention kernels")
         call = FusedAttention(node, peer)
         training = bool(call.backwards)
-        ways = _ways(call.request, training)
-        times = raced(call.request, training)
+        ways = _planned_ways(call.request, training) if absent else _ways(call.request, training)
+        times = None if absent else raced(call.request, training)
         if times is not None:
             faster = times[0] <= times[1] * 1.02
             what = "forward and backward" if training else "forward"
-            reason = f"{what} took {times[0]:.0f} µs in tilewright's kernels, {times[1]:.0f} µs in {peer.name}"
+            reason = f"{what} took {times[0]:.0f} µs in tilewright's kernels, {times[1]:.0f} µs in {theirs}"
             # What is predicted is the forward alone.
             measured = None if training else times[0]
         else:
-            _check_fast(call.request, ways)
-            faster, reason = True, f"tilewright's kernels in place of {peer.name}: {_described(ways)}"
+            if not absent:
+                _check_fast(call.request, ways)
+            faster, reason = True, f"tilewright's kernels in place of {theirs}: {_described(ways)}"
         if faster:
             consumer = call.rewrite().name
         verdict = "taken" if faster else "tried and lost"
     except Refusal as refusal:
-        reason = f"stays with {peer.name}: {refusal}"
+        reason = f"stays with {theirs}: {refusal}"
     return Decision(
         "forward", producer, consumer, verdict, reason, measured_us=measured, source=source, passed_by="attention"
     )
 
 
 def _ways(request: Request, training: bool) -> list[str]:
-    """The modules of `kernels/attention` that compute `request`, forward first; Refusal where one has none."""
+    """The modules of `KERNELS` that compute `request`, forward first; Refusal where one has none."""
     from tilewright.kernels.attention.dispatch import chosen
 
     try:
         modules = [chosen(request, "auto", backward) for backward in (False, True)[: 1 + training]]
     except NotImplementedError as error:
         raise Refusal(str(error)) from None
-    return [module.__name__.rpartition(".")[2] for module in modules]
+    return [module.__name__.removeprefix(f"{KERNELS}.") for module in modules]
+
+
+def _planned_ways(request: Request, training: bool) -> list[str]:
+    """`_ways` on a GPU that a program is planned for and that is not there; Refusal where none is known to be fast."""
+    if importlib.util.find_spec("triton") is None:
+        raise Refusal("Triton is not installed")
+    from tilewright.kernels.attention.decode.launch import supports as splits
+    from tilewright.kernels.attention.hopper import backward, forward
+
+    if planned_capability() != "9.0":
+        raise Refusal("the kernels that are known to be as fast take matrix instructions of compute capability 9.0")
+    why = forward.refuses(request)
+    if why is None and splits(request) is None:
+        why = f"the kernel in {WRITTEN_IN['decode.cuda']} comes first"
+    if why is None and training:
+        why = "few queries or keys" if request.is_short else backward.refuses(request)
+    if why is not None:
+        raise Refusal(f"{why}, and what takes it was not raced against it here")
+    return ["hopper.forward", "hopper.backward"][: 1 + training]
 
 
 def _described(ways: list[str]) -> str:
@@ -110,8 +137,8 @@ def _check_fast(request: Request, ways: list[str]) -> None:
     """Refuse kernels that are not known to be as fast as PyTorch's. In the interpreter nobody asks."""
     if request.device.type != "cuda":
         return
-    for way, own in zip(ways, ("hopper_forward", "hopper_backward"), strict=False):
+    for way, own in zip(ways, ("hopper.forward", "hopper.backward"), strict=False):
         if way not in FOR_HOPPER:
-            why = importlib.import_module(f"tilewright.kernels.attention.{own}").supports(request)
+            why = importlib.import_module(f"{KERNELS}.{own}").supports(request)
             what = why or f"the kernel in {WRITTEN_IN[way]} comes first"
             raise Refusal(f"{what}, and what takes it was not raced against it here")

@@ -119,7 +119,8 @@ def _price(kind: _Kind, regions: Mapping[str, Cost]) -> tuple[Price | None, str]
         if text is not None
     }
     call = read_call(kind.operator, args, _listed_dtype(kind.kernel))
-    if call is not None:
+    # On a host PyTorch's operators compute what one of tilewright's stands for, and have their own rows.
+    if call is not None and not (kind.device is None and kind.operator.startswith("tilewright::")):
         generated = kind.operator.startswith("triton_")
         found = price_generated(kind.operator, call) if generated else price(call)
         if found is not None and max(found.cost.bytes, found.cost.flops, found.cost.transcendentals) < _COUNTABLE:
@@ -216,6 +217,8 @@ def _with_ceilings(profile: DeviceProfile, measured: Mapping[tuple[str, str], fl
         read_GBps=kinds.get("read", profile.read_GBps),
         write_GBps=kinds.get("write", profile.write_GBps),
         l2_GBps=kinds.get("cache", profile.l2_GBps),
+        l2_read_GBps=kinds.get("cache read", profile.l2_read_GBps),
+        l2_write_GBps=kinds.get("cache write", profile.l2_write_GBps),
         vector_TFLOPs=kinds.get("vector", profile.vector_TFLOPs),
         launch_us=kinds.get("launch in a graph", kinds.get("launch", profile.launch_us)),
         matmul_TFLOPs={**profile.matmul_TFLOPs, **products},

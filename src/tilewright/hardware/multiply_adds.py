@@ -1,0 +1,49 @@
+"""How fast the multiprocessors of a GPU multiply and add fp32 outside matrix units; needs Triton and a CUDA device.
+
+Every thread keeps chains of dependent multiply-adds in registers, enough of them that one's latency is hidden
+behind the others, and touches memory once. `tests/gpu/test_ceilings.py` holds the result against the clock.
+"""
+# mypy: allow-untyped-decorators
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+
+WARPS = 8
+CHAINS = 8
+"""A thread's."""
+PROGRAMS_PER_SM = 4
+STEPS = 32
+"""Of each chain, written out: the loop around them costs little beside."""
+FEW, MANY = 256, 1024
+"""Turns of that loop."""
+
+
+@triton.jit
+def chains(out, factor, term, turns, BLOCK: tl.constexpr, STEPS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x ← x · factor + term, `turns` × STEPS times for each x of `out` fp32[programs × BLOCK], which begins as its
+    place in the block."""
+    lane = tl.arange(0, BLOCK)
+    x = lane.to(tl.float32)
+    for _ in range(turns):
+        for _step in tl.static_range(STEPS):
+            x = tl.fma(x, factor, term)
+    tl.store(out + tl.program_id(0) * BLOCK + lane, x)
+
+
+def multiply_adder(device: torch.device) -> tuple[Callable[[int], object], int]:
+    """A call that multiplies and adds on every multiprocessor for so many turns, and the FLOPs of one: two each."""
+    programs = PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+    block = 32 * WARPS * CHAINS
+    out = torch.empty(programs * block, device=device)
+
+    def run(turns: int) -> object:
+        with torch.cuda.device(device):
+            # x, 1.5 - x, x again: bits change in every step, and nothing overflows or settles.
+            return chains[(programs,)](out, -1.0, 1.5, turns, block, STEPS, num_warps=WARPS)
+
+    return run, 2 * programs * block * STEPS
