@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from examples import attention, gelu_dropout_residual, naive_softmax, transformer_block
 from tests.passes.graphs import neighbours
+from tilewright import functional
 from tilewright.account import Account, account, capture
 from tilewright.hardware.profiles import DeviceProfile, profile_for
 from tilewright.records.case import Case, InputSpec
@@ -188,6 +189,55 @@ def test_the_block_has_a_row_for_every_pair_and_a_price_for_every_kernel(block: 
     assert attention[0].predicted_us == attention[1].predicted_us == kernel.floor_us
 
 
+class Adopted(nn.Module):
+    """A block that calls tilewright's own operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.scale, self.bias = (nn.Parameter(torch.ones(32)) for _ in range(3))
+        self.project = nn.Linear(32, 96)
+        self.up, self.down = (nn.Parameter(torch.randn(shape)) for shape in ((128, 32), (32, 128)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = functional.layer_norm(x, self.norm, self.bias)
+        q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.project(h).chunk(3, -1))
+        mixed = functional.attention(q, k, v, causal=True).transpose(1, 2).flatten(2)
+        x = functional.dropout_add(mixed, x, 0.1)
+        h = functional.linear_gelu(functional.rms_norm(x, self.scale), self.up)
+        return functional.linear_dropout_add(h, self.down, None, x, 0.1)
+
+
+def test_tilewrights_own_operators_are_priced_like_any_other() -> None:
+    adopted = case(Adopted(), "bf16[B=2,S=16,D=32]", training=True)
+    # Built in fp32, since a case's inputs alone say their dtype.
+    adopted = replace(adopted, build=lambda: Adopted().to(torch.bfloat16))
+    found = account(adopted, profile_for("h200"))
+    ours = {op.target: op for op in found.program.operators if op.target.startswith("tilewright.")}
+    assert {name.split(".")[1] for name in ours} >= {
+        *("norm", "norm_backward", "dropout_add", "dropout_add_backward", "linear_gelu", "linear_dropout_add"),
+    }
+    for op in ours.values():
+        assert op.cost.provenance == "formula" and op.floor_us and op.bound, op.name
+    # The mask is two numbers from which it is drawn again.
+    elements = 2 * 16 * 32
+    assert ours["tilewright.dropout_add.default"].cost.bytes_written == 2 * elements + 2 * 8
+    reasons = {d.reason for d in found.program.decisions}
+    assert "tilewright.linear_gelu.default runs tilewright's own hand-written kernel" in reasons
+    assert not found.program.fallbacks
+
+
+def test_a_loss_in_chunks_holds_the_logits_of_one_of_them() -> None:
+    """8192 tokens of 131072 words in bf16 are 2.1 GB of logits, of which 3072 rows live at once; beside them the loss
+    and what is still to be multiplied into gradients."""
+
+    def loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        return functional.linear_cross_entropy(x, weight, target)
+
+    found = account_of(loss, "bf16[T=8192,D=64],bf16[V=131072,D=64],int64[T=8192]")
+    points = [point.live_bytes for point in found.program.memory if point.stage == "before"]
+    assert max(points) == 3072 * 131072 * 2 + 2 + 4
+
+
 def test_a_refused_pair_says_what_its_kernel_would_have_taken() -> None:
     def summed(*xs: Tensor) -> Tensor:
         return sum((x.exp() for x in xs), start=torch.zeros(()))
@@ -246,6 +296,57 @@ def test_the_plan_is_that_of_the_device_asked() -> None:
     assert "keep_mask" in targets(on_gpu[1], "after") and "keep_mask" not in targets(on_cpu[1], "after")
     for found, language in ((on_gpu[1], "triton"), (on_cpu[1], "c++")):
         assert {region.language for region in found.program.regions} == {language}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "reason"),
+    [
+        (
+            "bf16",
+            "h200",
+            "tilewright's kernels in place of PyTorch's attention, seen here as its kernel for CPUs: Gluon",
+        ),
+        ("fp32", "h200", "torch.float32: the matrix instructions take 16-bit floats, and what takes it was not raced"),
+        ("bf16", "a100", "the kernels that are known to be as fast take matrix instructions of compute capability 9.0"),
+        ("bf16", "cpu", "stays with PyTorch's attention for CPUs: tilewright's own kernels are for GPUs"),
+    ],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_whose_attention_runs_is_planned_for_the_device_asked(
+    dtype: str, device: str, reason: str, training: bool
+) -> None:
+    pytest.importorskip("triton")
+    asked = replace(attention.case(B=2, N=64 * (1 + training), d=64, dtype=dtype), training=training)
+    found = account(asked, profile_for(device))
+    *_, decision = [d for d in found.program.decisions if d.passed_by == "attention"]
+    ours = (dtype, device) == ("bf16", "h200")
+    assert reason in decision.reason and decision.verdict == ("taken" if ours else "refused")
+    assert decision.reason.endswith("; backward CUDA C++, for Hopper") == (ours and training)
+    launch = next(op for op in operators(found, "after") if op.name == decision.consumer)
+    assert launch.floor_us == decision.predicted_us and launch.cost.provenance == "formula"
+    ran = {op.target for op in found.program.operators if op.stage == "after"}
+    own = ["tilewright.attention.default", "tilewright.attention_backward.default"][: 1 + training] if ours else []
+    assert {target for target in ran if target.startswith("tilewright.")} == set(own)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "reason"),
+    [(1, 8192, "the kernel in CUDA C++, split over the keys comes first"), (8, 64, "few queries or keys")],
+)
+def test_an_attention_that_only_a_race_settles_stays(queries: int, keys: int, reason: str) -> None:
+    pytest.importorskip("triton")
+    shapes = f"bf16[2,4,{queries},64],bf16[2,4,{keys},64],bf16[2,4,{keys},64]"
+    asked = case(F.scaled_dot_product_attention, shapes, training=keys == 64)
+    (decision,) = [d for d in account(asked, profile_for("h200")).program.decisions if d.passed_by == "attention"]
+    assert decision.verdict == "refused" and reason in decision.reason and "was not raced" in decision.reason
+
+
+def test_a_plan_has_no_copies_that_only_a_cpus_kernel_makes_necessary() -> None:
+    """PyTorch's kernel for CPUs lays gradients out by sequence; those of GPUs as the operands are."""
+    pytest.importorskip("triton")
+    asked = case(F.scaled_dot_product_attention, ",".join(["bf16[2,4,256,64]"] * 3), training=True)
+    found = account(asked, profile_for("h200"))
+    assert [op.target for op in operators(found, "after", "backward")] == ["tilewright.attention_backward.default"]
 
 
 def _copy_us(nbytes: float, profile: DeviceProfile) -> float:

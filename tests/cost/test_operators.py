@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
-import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from tests.cost.counted import assert_formulas_hold, cost_of, costs, program_costs
 from tests.graph.captured import (
     BLOCK_DISTINCT,
     BLOCK_EQUAL,
@@ -22,8 +22,8 @@ from tests.graph.captured import (
     Program,
     block_shapes,
 )
-from tilewright.cost.arithmetic import ARITHMETIC
-from tilewright.cost.operators import FREE, UNKNOWN, operator_cost, total
+from tests.kernels.registered import all_operators
+from tilewright.cost.operators import FREE, RULES, UNKNOWN, operator_cost, total
 from tilewright.cost.symbols import parse, pretty, shown
 from tilewright.graph import calls
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
@@ -31,42 +31,6 @@ from tilewright.kernels.attention.registered import attend
 from tilewright.operators import table
 from tilewright.passes import draws
 from tilewright.records.program import Cost
-
-Sizes = Mapping[str, int]
-COUNTS = ("reads", "writes", "unused", "flops")
-
-
-def costs(shapes: SymbolicShapes) -> dict[str, Cost]:
-    return {node.name: operator_cost(node, shapes) for node in shapes.graph.nodes}
-
-
-def program_costs(program: Program, sizes: Sizes) -> dict[str, Cost]:
-    return costs(program.shapes(program.graph(sizes), sizes))
-
-
-def cost_of(function: Callable[..., object], *inputs: str, **sizes: int) -> Cost:
-    return total(program_costs(Program(function, inputs), sizes).values())
-
-
-def value(formula: str | None, sizes: Sizes) -> int:
-    assert formula is not None
-    symbols = {sympy.Symbol(name, positive=True, integer=True): size for name, size in sizes.items()}
-    return int(parse(formula).subs(symbols))
-
-
-def assert_formulas_hold(shapes: SymbolicShapes, sizes: Sizes, other: SymbolicShapes) -> None:
-    """Every formula gives this capture's counts at `sizes` and the other capture's at its own sizes."""
-    for node, partner in zip(shapes.graph.nodes, other.graph.nodes, strict=True):
-        cost, expected = operator_cost(node, shapes), operator_cost(partner, other)
-        assert cost.provenance == expected.provenance == "formula", node.format_node()
-        for count in COUNTS:
-            formula = getattr(cost, f"{count}_symbolic")
-            assert value(formula, sizes) == getattr(cost, count), (node.format_node(), count)
-            assert value(formula, other.sizes) == getattr(expected, count), (
-                node.format_node(),
-                count,
-                formula,
-            )
 
 
 def matmul_flops(shapes: SymbolicShapes) -> int:
@@ -248,10 +212,43 @@ def test_tilewrights_attention_costs_what_pytorchs_does(causal: bool) -> None:
         assert own.bytes == peer.bytes and own.reads_symbolic == peer.reads_symbolic
 
 
-def test_attention_in_a_window_has_no_formula() -> None:
-    shape = ("float32[2,3,8,4]",) * 3
-    found = program_costs(Program(lambda q, k, v: own_attention(q, k, v, 0, 3), shape), {})
-    assert found["attention"] == UNKNOWN
+def test_causal_attention_to_a_cache_sees_what_lies_before() -> None:
+    """Queries stand at the end: of 2 after 6, the first sees 7 keys and the second 8; half of 2 pairs is hidden."""
+    inputs = ("float32[B,N,M,d]", "float32[B,N,S,d]", "float32[B,N,S,d]")
+    sizes = {"B": 2, "N": 3, "M": 2, "S": 8, "d": 4}
+    found = program_costs(Program(lambda q, k, v: own_attention(q, k, v), inputs), sizes)["attention"]
+    assert found.flops == 2 * 2 * 2 * 3 * (2 * 8 - 2 * 2 // 2) * 4
+    assert pretty(found.flops_symbolic or "", list(sizes)) == "− 2·B·N·M²·d + 4·B·N·M·S·d"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [(0, 0), (3, 0), (40, 0), (None, 2), (0, 2), (3, 2), (3, None), (40, None), (5, -2), (-2, -3)]
+)
+@pytest.mark.parametrize(("queries", "keys"), [(8, 8), (3, 11), (11, 3), (1, 1), (1, 17)])
+def test_attention_in_a_window_counts_the_pairs_it_sees(
+    queries: int, keys: int, left: int | None, right: int | None
+) -> None:
+    shapes = (f"float32[2,3,{queries},4]", *[f"float32[2,3,{keys},4]"] * 2)
+    found = program_costs(Program(lambda q, k, v: own_attention(q, k, v, right, left), shapes), {})["attention"]
+    away = torch.arange(keys) - (torch.arange(queries)[:, None] + keys - queries)
+    near = away <= (keys + queries if right is None else right)
+    seen = near & (away >= -(keys + queries if left is None else left))
+    pairs = 2 * 3 * int(seen.sum())
+    assert (found.flops, found.transcendentals) == (2 * 2 * pairs * 4, pairs)
+    assert found.flops_symbolic is None and found.provenance == "formula"
+    # All queries; of keys and values those that lie within their windows, which are the last.
+    reached = keys if left is None else min(keys, max(queries + left, 0))
+    assert found.reads == 2 * 3 * 4 * (queries + 2 * reached)
+
+
+def test_attention_over_packed_sequences_is_unknown() -> None:
+    """How long they are is in a tensor."""
+
+    def program(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
+        return attend(q, k, v, None, None, starts, starts, 1.0, None, None, 0.0, 0.0, 8, 8, False, "auto")[0]  # type: ignore[no-any-return]
+
+    shape = ("float32[1,3,8,4]",) * 3
+    assert program_costs(Program(program, (*shape, "int32[3]")), {})["attention"] == UNKNOWN
 
 
 # Reads: the elements of storage that a view addresses.
@@ -357,13 +354,13 @@ UNCOUNTED = {"sort", "topk", "multinomial"}
 
 def test_every_row_of_the_operator_table_has_its_arithmetic() -> None:
     # Who declares tilewright's own operators.
-    assert attend and draws.draw_stream
+    assert draws.draw_stream and all_operators()
     table.row_of(None)
     for row in table.ROWS.values():
         target = operator.attrgetter(row.name)(torch.ops)
         name = calls.operator_name(target)
         view = fx.Graph().call_function(target)
-        assert calls.is_view(view) or (name in ARITHMETIC) != (name in UNCOUNTED), row.name
+        assert calls.is_view(view) or (name in RULES) != (name in UNCOUNTED), row.name
 
 
 # Unknown.

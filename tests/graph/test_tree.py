@@ -21,6 +21,8 @@ from tests.graph.captured import (
     fused_qkv,
     heads_there_and_back,
 )
+from tests.kernels.registered import all_operators
+from tilewright import functional
 from tilewright.graph import calls
 from tilewright.graph.source import source_line
 from tilewright.graph.tree import Group, OperatorNote, annotated_tree, render, steps
@@ -176,6 +178,24 @@ def test_one_layer_can_make_queries_keys_and_values() -> None:
 
 def test_attention_without_projections() -> None:
     assert steps(program_tree(PROGRAMS["attention"], B=2, N=8, d=4)) == ["QKᵀ/√d", "softmax", "PV"]
+
+
+def test_tilewrights_own_operators_are_named_by_what_they_stand_for() -> None:
+    def block(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        h, _ = functional.add_rms_norm(x, x)
+        h = functional.linear_gelu(functional.layer_norm(functional.softmax(h)), up)
+        h = functional.linear_dropout_add(h, down, None, x)
+        h = functional.swiglu(functional.gelu(h, approximate="tanh"), h)
+        return torch.ops.tilewright.dropout_add(h, x, 0.1, "none", 16)[0]  # type: ignore[no-any-return]
+
+    assert all_operators()
+    tree = program_tree(Program(block, ("float32[N,D]", "float32[4*D,D]?", "float32[D,4*D]?")), N=8, D=16)
+    assert " → ".join(steps(tree)) == (
+        "residual + RMS norm → softmax → LN → linear + GELU → linear + dropout + residual → GELU → SiLU + gate"
+        " → dropout + residual"
+    )
+    backward = Program(lambda dy, x: torch.ops.tilewright.activation_backward(dy, x, "silu"), ("float32[N,D]",) * 2)
+    assert steps(program_tree(backward, N=8, D=16)) == ["SiLU backward"]
 
 
 def test_a_softmax_between_linear_layers_is_no_attention() -> None:

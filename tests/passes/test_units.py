@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from tests.passes.graphs import aten
+from tilewright import functional
+from tilewright.hardware.language import planned_for
 from tilewright.passes.units import (
     Reachability,
     behind_views,
@@ -79,6 +81,18 @@ def test_why_a_node_cannot_be_part_of_a_kernel() -> None:
     assert reasons["rand_like"] == "aten.rand_like.default is a library call"
     assert reasons["index"] == "aten.index.Tensor is a library call"
     assert reasons["_fft_r2c"] == "aten._fft_r2c.default has no row in the operator table"
+
+
+def test_whose_kernel_runs_for_an_operator_of_tilewrights() -> None:
+    def reason(x: Tensor) -> str | None:
+        (node,) = (n for n in aten(lambda x: functional.layer_norm(x), x).nodes if "norm" in str(n.target))
+        return is_fusible(node)
+
+    by_pytorch = "tilewright.norm.default is computed by PyTorch's operators: its hand-written kernel is "
+    assert reason(X) == by_pytorch + "for GPUs"
+    with planned_for("cuda"):
+        assert reason(X) == "tilewright.norm.default runs tilewright's own hand-written kernel"
+        assert reason(X.double()) == by_pytorch + "not for float64"
 
 
 def test_cycles_are_those_that_a_walk_finds() -> None:

@@ -8,18 +8,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.profiler import ProfilerActivity, profile
 
 from tests.graph.captured import Program
+from tests.kernels.registered import all_operators
 from tilewright.cost.operators import operator_cost
 from tilewright.graph import calls
+from tilewright.graph.dims import symbolic_shapes
+from tilewright.hardware.language import planned_for
 from tilewright.records.program import Cost
-from tilewright.trace.price.pricing import price, price_generated
+from tilewright.trace.price.pricing import ARGUMENTS, price, price_generated
 from tilewright.trace.price.pricing_rules import RULES, broadcast
 from tilewright.trace.price.recorded_call import Tensor as Operand
 from tilewright.trace.price.recorded_call import read_call
 
+all_operators()
 aten = torch.ops.aten
 Sizes = dict[str, int]
 SIZES: Sizes = {"B": 3, "N": 5, "M": 7, "K": 11}
@@ -99,6 +103,116 @@ def test_a_recorded_call_costs_what_its_captured_node_costs(
     assert found == expected and found
 
 
+own = torch.ops.tilewright
+MATRIX, LOGITS, VECTOR = "float32[N,M]", ("float32[N,K]", "int64[N]"), "float32[M]"
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x: own.activation(x, "gelu"), (MATRIX,)),
+        (lambda dy, x: own.activation_backward(dy, x, "gelu"), (MATRIX, MATRIX)),
+        (lambda g, u: own.gated_activation(g, u, "gelu"), (MATRIX, MATRIX)),
+        (lambda dy, g, u: own.gated_activation_backward(dy, g, u, "gelu"), (MATRIX,) * 3),
+        (lambda x: own.softmax(x, True, "auto"), ("bfloat16[B,N,M]",)),
+        (lambda y, dy: own.softmax_backward(y, dy, True, "auto"), (MATRIX, MATRIX)),
+        (lambda x, w, b: own.norm(x, w, b, 1e-5, True), ("bfloat16[B,N,M]", VECTOR, VECTOR)),
+        (lambda x: own.norm(x, None, None, 1e-5, False), (MATRIX,)),
+        (lambda x, r, w: own.add_norm(x, r, w, None, 1e-5, False), (MATRIX, MATRIX, VECTOR)),
+        (
+            lambda dy, x, w, mean, rstd: own.norm_backward(dy, x, None, w, True, mean, rstd, True),
+            (MATRIX, MATRIX, VECTOR, "float32[N]", "float32[N]"),
+        ),
+        (lambda x, t: own.cross_entropy(x, t, -100, 0.1, 1e-4, "mean", "auto"), LOGITS),
+        (
+            lambda g, x, t, s, w: own.cross_entropy_backward(g, x, t, s, w, -100, 0.0, 0.0, "auto"),
+            ("float32[]", *LOGITS, "float32[2,N]", "float32[]"),
+        ),
+        (lambda x, r: own.dropout_add(x, r, 0.1, "none", 16), (MATRIX, MATRIX)),
+        (lambda d, mask: own.dropout_add_backward(d, None, mask, 0.1, "none", 16), (MATRIX, "bool[N,M]")),
+        (lambda x, w, b: own.linear_gelu(x, w, b, "none", True), (MATRIX, "float32[K,M]", "float32[K]")),
+        (lambda x, w: own.linear_gelu(x, w, None, "none", False), (MATRIX, "float32[K,M]")),
+        (
+            lambda x, w, r: own.linear_dropout_add(x, w, None, r, 0.0),
+            (MATRIX, "float32[K,M]", "float32[N,K]"),
+        ),
+        (lambda a, b: own.matmul(a, b), ("float32[N,K]", "float32[K,M]")),
+        (lambda x, w: own.weighted_sum(x, w), (MATRIX, VECTOR)),
+        (lambda dy, x, w: own.weighted_sum_backward(dy, x, w, False, True), ("float32[N]", MATRIX, VECTOR)),
+        (lambda i, w: own.embedding(i, w, -1), ("int64[99]", "float32[K,M]")),
+        (lambda d, i: own.embedding_backward(d, i, 11, -1), (MATRIX, "int64[N]")),
+        (
+            lambda q, k, c, s: own.rotary(q, k, c, s, False, False),
+            ("float32[B,K,N,8]", "float32[B,M,N,8]", "float32[N,4]", "float32[N,4]"),
+        ),
+        (lambda x: own.softmax(x, False, "auto"), ("float32[0,M]",)),
+    ],
+)
+def test_tilewrights_operators_cost_in_a_trace_what_they_cost_in_a_graph(
+    function: Callable[..., object], inputs: tuple[str, ...], tmp_path: Path
+) -> None:
+    program = Program(function, inputs)
+    with planned_for("cuda"):
+        shapes = program.shapes(program.graph(SIZES), SIZES)
+    (node,) = (node for node in shapes.graph.nodes if str(node.target).startswith("tilewright."))
+    ((name, args),) = (
+        event
+        for event in recorded(function, program.tensors(SIZES), tmp_path)
+        if event[0] == f"tilewright::{calls.operator_name(node.target).removeprefix('tilewright.')}"
+    )
+    call = read_call(name, args)
+    assert call is not None and (priced := price(call)) is not None
+    assert counts(priced.cost) == counts(operator_cost(node, shapes))
+
+
+@pytest.mark.parametrize("direction", ["", "_backward"])
+@pytest.mark.parametrize("window", [(None, None), (None, 0), (3, 0)])
+def test_tilewrights_attention(direction: str, window: tuple[int | None, int | None]) -> None:
+    graph = fx.Graph()
+    schema = getattr(own, f"attention{direction}").default._schema
+    shapes = {"lse": ([2, 4, 9], torch.float32), "level": ([0], torch.float64), "state": ([0], torch.int64)}
+    says = {"left": window[0], "right": window[1], "scale": 0.125, "softcap": 0.0, "dropout": 0.0, "way": "auto"}
+    says |= {"longest_q": 0, "longest_k": 0, "deterministic": False}
+    arguments, operands, values = [], [], []
+    for argument in schema.arguments:
+        if argument.name in ("q", "k", "v", "out", "dout") or argument.name in shapes:
+            shape, dtype = shapes.get(argument.name, ([2, 4, 9, 64], torch.bfloat16))
+            node = graph.placeholder(argument.name)
+            node.meta["val"] = torch.zeros(shape, dtype=dtype)
+            arguments.append(node)
+            kinds = {torch.bfloat16: "c10::BFloat16", torch.float64: "double", torch.int64: "long int"}
+            operands.append((shape, kinds.get(dtype, "float")))
+            values.append("")
+        else:
+            found = says.get(argument.name)
+            arguments.append(found)
+            operands.append(([], "" if found is None or isinstance(found, str) else "Scalar"))
+            values.append("" if found is None or isinstance(found, str) else str(found))
+    operator = getattr(own, f"attention{direction}").default
+    node = graph.call_function(operator, tuple(arguments))
+    fakes = fx.node.map_arg(tuple(arguments), lambda n: n.meta["val"].to("meta"))
+    node.meta["val"] = operator(*fakes)
+    graph.output(node)
+    name = f"tilewright::attention{direction}"
+    call = read_call(name, recorded_call(name, *operands, values=values))
+    assert call is not None and (priced := price(call)) is not None and priced.kind == "compute"
+    expected = operator_cost(node, symbolic_shapes(graph, {}, {}))
+    assert (priced.cost.flops, priced.cost.transcendentals) == (expected.flops, expected.transcendentals)
+    assert priced.cost.bytes_written == expected.bytes_written
+    # A window of 4 keys for 9 queries at the end of 9 keys reaches all of them.
+    assert priced.cost.bytes_read == expected.bytes_read
+
+
+def test_names_of_arguments_are_those_of_the_schemas() -> None:
+    for name, names in ARGUMENTS.items():
+        if name.startswith("tilewright::"):
+            schema = getattr(own, name.removeprefix("tilewright::")).default._schema
+            assert names == tuple(argument.name for argument in schema.arguments), name
+    ours = {name.removeprefix("tilewright::") for name in ARGUMENTS if name.startswith("tilewright::")}
+    without = {"linear_cross_entropy", "linear_cross_entropy_backward", "scale_gradient_"}
+    assert ours | without == {name.removeprefix("tilewright::") for name in all_operators()}
+
+
 def recorded_call(name: str, *operands: tuple[list[int], str], values: list[str] | None = None) -> dict[str, object]:
     return {
         "Input Dims": [shape for shape, _ in operands],
@@ -107,6 +221,7 @@ def recorded_call(name: str, *operands: tuple[list[int], str], values: list[str]
     }
 
 
+OWN = [name for name in ARGUMENTS if name.startswith("tilewright::")]
 ATTENTION = [name for name in RULES if "attention" in name]
 
 
@@ -167,9 +282,15 @@ def test_a_generated_kernel_moves_its_arguments() -> None:
         {"Input Dims": [[2, 3], []], "Input type": ["float", "Scalar"], "Concrete Inputs": ["", "[" * 10_000]},
         {"Input Dims": [[2, 3], [3, 4]], "Input type": [[[]], {"a": 1}]},
         {"Input Dims": [[(1 << 62) - 1] * 100_000, [3, 4]], "Input type": ["float", "float"]},
+        {
+            "Input Dims": [*[[1, 1, 1 << 60, 1]] * 3, *[[]] * 13],
+            "Input type": [*["float"] * 3, *["Scalar"] * 13],
+            "Concrete Inputs": [*[""] * 3, *["3"] * 13],
+        },
+        {"Input Dims": [[2, 3], []], "Input type": ["float", "Scalar"], "Concrete Inputs": ["", "'exp'"]},
     ],
 )
-@pytest.mark.parametrize("name", ["aten::mm", "aten::sum", "aten::native_layer_norm", "aten::_foreach_add_"])
+@pytest.mark.parametrize("name", ["aten::mm", "aten::sum", "aten::native_layer_norm", "aten::_foreach_add_", *OWN])
 def test_what_no_such_operator_takes_has_no_cost_and_does_no_harm(name: str, args: dict[str, object]) -> None:
     call = read_call(name, args)
     priced = price(call) if call is not None else None

@@ -9,6 +9,8 @@ from torch import fx
 
 from tilewright.account.capture import Captured
 from tilewright.cost.memory import MemoryStep, live_bytes, storage
+from tilewright.graph import calls
+from tilewright.kernels.linear_cross_entropy.chunks import chunk_rows
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
 from tilewright.records import program as records
@@ -21,7 +23,22 @@ HELD_NAME = re.compile(r"(primals|tangents)_\d+$|arg\d+_\d+$")
 
 def eager_steps(graph: fx.Graph) -> list[MemoryStep]:
     """One step for each operator: it reads its operands and leaves its result."""
-    return [MemoryStep(n.name, tuple(n.all_input_nodes), (n,)) for n in graph.nodes if n.op == "call_function"]
+    return [_call(node) for node in graph.nodes if node.op == "call_function"]
+
+
+def _call(node: fx.Node) -> MemoryStep:
+    return MemoryStep(node.name, tuple(node.all_input_nodes), (node,), scratch=_scratch(node))
+
+
+def _scratch(node: fx.Node) -> int:
+    """Bytes that a call works in beside its results, where those are not few: the logits of one chunk of tokens."""
+    if not calls.operator_name(node.target).startswith("tilewright.linear_cross_entropy"):
+        return 0
+    named = calls.arguments(node)
+    x, weight = (calls.output(operand) for operand in (named["x"], named["weight"]) if isinstance(operand, fx.Node))
+    assert x is not None and weight is not None
+    tokens, vocabulary = calls.number(x.shape[0]), calls.number(weight.shape[0])
+    return chunk_rows(tokens, vocabulary, x.element_size()) * vocabulary * x.element_size()
 
 
 def planned_steps(graph: fx.Graph, units: Sequence[Unit]) -> list[MemoryStep]:
@@ -35,7 +52,7 @@ def planned_steps(graph: fx.Graph, units: Sequence[Unit]) -> list[MemoryStep]:
             replaces=tuple(over[node] for node in unit.lowered.outputs if node in over),
         )
         if isinstance(unit, Region)
-        else MemoryStep(unit.name, tuple(unit.all_input_nodes), (unit,))
+        else _call(unit)
         for unit in units
     ]
 

@@ -32,17 +32,17 @@ class Account:
 def account(case: Case, profile: DeviceProfile, *, measure: bool = False, device: str = "cpu") -> Account:
     """Operators as eager runs them, the planned regions, the decisions and the memory of `case`.
 
-    The plan is that of the profile's device, though `case` be captured on another (`device`); only tilewright's own
-    attention kernels are not chosen for a GPU that is not there.
+    The plan is that of the profile's device, though `case` be captured on another (`device`); what only a race on
+    that device can settle is left as it is there without one.
     `measure` races each region against its operators one by one on this machine, and on a GPU each attention.
     """
-    eager = capture(case, optimised=False, device=device)
     program = Program()
-    shapes = _shapes(case, eager)
-    for name, graph in eager.graphs.items():
-        program.operators += operators_before(name, graph, shapes[name], profile)
-        program.memory += memory(name, "before", eager, eager_steps(graph))
-    with planned_for(profile.device):
+    with planned_for(profile.device, profile.capability):
+        eager = capture(case, optimised=False, device=device)
+        shapes = _shapes(case, eager)
+        for name, graph in eager.graphs.items():
+            program.operators += operators_before(name, graph, shapes[name], profile)
+            program.memory += memory(name, "before", eager, eager_steps(graph))
         planned = _plan(program, case, profile, measure, device)
     return Account(program, eager, planned)
 

@@ -1,4 +1,4 @@
-"""FLOPs and exponentials of each ATen operator, one row each; an operator without a row is unknown.
+"""FLOPs and exponentials of each ATen operator, one row each; an operator without a row is unknown, or in `cost/own`.
 
 Counting: every addition, multiplication, division, negation, comparison, minimum and maximum is one
 FLOP, a multiply-add is two; selections, logic, casts and copies are none. Exponentials, logarithms,
@@ -34,6 +34,9 @@ class Launch(Protocol):
 
     def result(self, index: int = 0) -> Shape:
         """The shape of the `index`-th result."""
+
+    def number(self, count: Count) -> int:
+        """A count at the sizes of this launch."""
 
 
 Formula = Callable[[Launch], Count]
@@ -223,33 +226,59 @@ def _convolution_backward(launch: Launch) -> Count:
 
 
 def _attention_of(launch: Launch, key_products: int, value_products: int) -> Count:
-    # Each product of a row with the keys (or the values) takes 2·B·H·N·M·d; causal, half of the pairs.
-    query, key, value = (launch.shape(name) or launch.shape(name[0]) for name in ("query", "key", "value"))
-    assert query is not None and key is not None and value is not None
-    pairs = elements(query[:-1]) * key[-2]
-    whole = pairs * (key_products * query[-1] + value_products * value[-1])
-    return whole if _is_causal(launch) else 2 * whole
+    # Each product of a row with the keys (or the values) takes 2·d for each of their pairs.
+    query, value = _operand(launch, "query"), _operand(launch, "value")
+    return _pairs_twice(launch) * (key_products * query[-1] + value_products * value[-1])
 
 
-def _is_causal(launch: Launch) -> bool:
-    """PyTorch's kernels say so; tilewright's hide what is to the `right` of a query."""
-    return bool(launch.argument("is_causal")) or launch.argument("right") is not None
+def _operand(launch: Launch, name: str) -> Shape:
+    """Of PyTorch's attention by its name, of tilewright's by the first letter."""
+    shape = launch.shape(name) or launch.shape(name[0])
+    assert shape is not None
+    return shape
 
 
-def _attention(launch: Launch) -> Count:
+def _pairs_twice(launch: Launch) -> Count:
+    """Two for each pair of a query and a key that it sees, in every head."""
+    query, key = _operand(launch, "query"), _operand(launch, "key")
+    heads, rows, keys = elements(query[:-2]), query[-2], key[-2]
+    left, right = launch.argument("left"), launch.argument("right")
+    if left is None and right in (None, 0):
+        causal = bool(launch.argument("is_causal")) or right == 0
+        # The last query stands at the last key: where there are more keys, each query sees those in front of all.
+        before = rows * (keys - rows) if right == 0 and launch.number(keys - rows) > 0 else 0
+        return heads * (rows * keys + before) if causal else 2 * heads * rows * keys
+    return 2 * heads * _within(launch.number(rows), launch.number(keys), left, right)
+
+
+def _within(rows: int, keys: int, left: object, right: object) -> int:
+    """Pairs of a window, the last query in line with the last key: those up to its right end less those left of it."""
+    most = _up_to(rows, keys, right) if isinstance(right, int) else rows * keys
+    return max(most - _up_to(rows, keys, -left - 1), 0) if isinstance(left, int) else most
+
+
+def _up_to(rows: int, keys: int, places: int) -> int:
+    """Pairs whose key is at most so many places after the query."""
+
+    def summed(last: int) -> int:
+        # The numbers up to `last`, none below 0 and none above `keys`.
+        inside = min(max(last, 0), keys)
+        return inside * (inside + 1) // 2 + keys * max(last - keys, 0)
+
+    return summed(keys + places) - summed(keys - rows + places)
+
+
+def attention(launch: Launch) -> Count:
     return _attention_of(launch, 1, 1)
 
 
-def _attention_backward(launch: Launch) -> Count:
+def attention_backward(launch: Launch) -> Count:
     # QKᵀ again, dQ and dK of width d; dP and dV of the values' width.
     return _attention_of(launch, 3, 2)
 
 
-def _attention_exponentials(launch: Launch) -> Count:
-    query, key = (launch.shape(name) or launch.shape(name[0]) for name in ("query", "key"))
-    assert query is not None and key is not None
-    pairs = elements(query[:-1]) * key[-2]
-    return pairs // 2 if _is_causal(launch) else pairs
+def attention_exponentials(launch: Launch) -> Count:
+    return _pairs_twice(launch) // 2
 
 
 def _per(shape: Formula, cost: int) -> Formula:
@@ -293,9 +322,7 @@ ARITHMETIC: dict[str, Arithmetic] = {
     "addbmm": Arithmetic(_batch_sum, _nothing),
     "convolution": Arithmetic(_convolution, _nothing),
     "convolution_backward": Arithmetic(_convolution_backward, _nothing),
-    "scaled_dot_product_attention": Arithmetic(_attention, _attention_exponentials),
-    **{f"{SDPA}_{kind}": Arithmetic(_attention, _attention_exponentials) for kind in ATTENTION},
-    **{f"{SDPA}_{kind}_backward": Arithmetic(_attention_backward, _attention_exponentials) for kind in ATTENTION},
-    "tilewright.attention": Arithmetic(_attention, _attention_exponentials),
-    "tilewright.attention_backward": Arithmetic(_attention_backward, _attention_exponentials),
+    "scaled_dot_product_attention": Arithmetic(attention, attention_exponentials),
+    **{f"{SDPA}_{kind}": Arithmetic(attention, attention_exponentials) for kind in ATTENTION},
+    **{f"{SDPA}_{kind}_backward": Arithmetic(attention_backward, attention_exponentials) for kind in ATTENTION},
 }

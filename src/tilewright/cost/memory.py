@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryStep:
-    """One launch: its name, what it reads, what it makes, and what it overwrites in place."""
+    """One launch: its name, what it reads, what it makes, what it overwrites in place, and bytes it works in."""
 
     name: str
     reads: tuple[Node, ...]
     makes: tuple[Node, ...]
     replaces: tuple[Node, ...] = ()
+    scratch: int = 0
 
 
 def live_bytes(
@@ -29,7 +30,7 @@ def live_bytes(
     results: Sequence[Node],
     same: Mapping[Node, Node] = MappingProxyType({}),
 ) -> list[int]:
-    """Bytes alive while each step runs, the step's own results included.
+    """Bytes alive while each step runs, the step's own results and what it works in included.
 
     `inputs` that die inside (saved tensors of a backward graph) are alive from the start; `results`
     live to the end. Views live in the storage they show; `same` gives inputs that share one storage
@@ -54,7 +55,7 @@ def live_bytes(
         for node in step.makes:
             if home(node) is node:
                 alive[node] = nbytes(node)
-        points.append(sum(alive.values()))
+        points.append(sum(alive.values()) + step.scratch)
         alive = {node: size for node, size in alive.items() if last.get(node, -1) > position}
     return points
 

@@ -2,22 +2,24 @@
 
 By the definitions in the README: each distinct element of each operand is read once (a broadcast or
 expanded operand has only its own elements), each element of each result is written once, and a result
-that nobody takes is counted as unused. Views cost nothing.
+that nobody takes is counted as unused. Views cost nothing. What tilewright's own operators move between
+several kernels counts, too.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 import sympy
 
-from tilewright.cost.arithmetic import ARITHMETIC, Count, Shape
+from tilewright.cost import own
+from tilewright.cost.arithmetic import ARITHMETIC, Arithmetic, Count, Shape
 from tilewright.cost.symbols import total
-from tilewright.cost.traffic import ALL, GATHERED, UNREAD, UNWRITTEN
+from tilewright.cost.traffic import ALL, BETWEEN, GATHERED, UNREAD, UNWRITTEN
 from tilewright.graph import calls
 from tilewright.records.program import Cost
 
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
 
     from tilewright.graph.dims import SymbolicShapes
 
-__all__ = ["FREE", "UNKNOWN", "operator_cost", "total"]
+__all__ = ["FREE", "RULES", "UNKNOWN", "operator_cost", "total"]
+
+RULES: Mapping[str, Arithmetic] = {**ARITHMETIC, **own.ARITHMETIC}
+"""The arithmetic of every operator, by `calls.operator_name`."""
 
 FREE = Cost(reads_symbolic="0", writes_symbolic="0", unused_symbolic="0", flops_symbolic="0")
 UNKNOWN = Cost(provenance="unknown")
@@ -74,23 +79,29 @@ class Launch:
     def result(self, index: int = 0) -> Shape:
         return self._shapes(self._node)[index] or ()
 
+    def number(self, count: Count) -> int:
+        return int(count if self._symbolic is None else self._symbolic.number(count))
+
 
 def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
     """The cost of one node of a captured graph; `symbolic` holds the shapes of all of them.
 
     Inputs, views and `getitem` are free. Provenance is "unknown", and every count 0, for an operator
-    without a rule, for tensors that are sparse or complex, and for attention in a window or over packed
-    sequences. A formula that does not give the numeric count at the case's sizes is left out. Raises
-    `CaptureError` for data-dependent sizes.
+    without a rule, for tensors that are sparse or complex, and for attention over packed sequences. A
+    formula that does not give the numeric count at the case's sizes is left out, and so is that of the
+    FLOPs of attention in a window. Raises `CaptureError` for data-dependent sizes.
     """
     if node.op in INERT or node.target is operator.getitem or calls.is_view(node):
         return FREE
-    arithmetic = ARITHMETIC.get(calls.operator_name(node.target))
+    arithmetic = RULES.get(calls.operator_name(node.target))
     if node.op != "call_function" or arithmetic is None or not _is_plain(node) or _depends_on_data(node):
         return UNKNOWN
     numbers, formulas = Launch(node, None), Launch(node, symbolic)
     reads = list(_reads(node, numbers, formulas, symbolic))
     used, unused = _writes(node, symbolic)
+    if between := BETWEEN.get(calls.operator_name(node.target)):
+        for moved, elements in zip((reads, used), between, strict=True):
+            moved.append(Moved(int(elements(numbers)), sympy.sympify(elements(formulas)), reads[0].itemsize))
 
     def formula(expression: Count, number: int) -> str | None:
         # Shapes that two rules name differently could disagree; a wrong formula is worse than none.
@@ -114,7 +125,7 @@ def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
         reads_symbolic=read_formula,
         writes_symbolic=written_formula,
         unused_symbolic=wasted_formula,
-        flops_symbolic=formula(arithmetic.flops(formulas), flops),
+        flops_symbolic=None if _has_window(node) else formula(arithmetic.flops(formulas), flops),
     )
 
 
@@ -129,9 +140,14 @@ def _operands(node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def _depends_on_data(node: Node) -> bool:
-    """Attention over packed sequences, whose lengths are in a tensor, or within a window of some width."""
+    """Attention over packed sequences, whose lengths are in a tensor."""
+    return calls.arguments(node).get("starts_q") is not None
+
+
+def _has_window(node: Node) -> bool:
+    """Attention whose queries see keys up to some places away."""
     named = calls.arguments(node)
-    return named.get("starts_q") is not None or named.get("left") is not None
+    return named.get("left") is not None or named.get("right") not in (None, 0)
 
 
 def _is_plain(node: Node) -> bool:
@@ -169,13 +185,13 @@ def _reads(node: Node, numbers: Launch, formulas: Launch, symbolic: SymbolicShap
     name = calls.operator_name(node.target)
     overload = str(node.target).removeprefix("aten.")
     unread = UNREAD.get(name, UNREAD.get(overload, frozenset()))
-    gathered, places = GATHERED.get(name, ("", None))
     by_storage: dict[Node, dict[Node, Moved]] = {}
     for argument, operand in _operands(node):
         if argument in unread or unread == ALL:
             continue
         moved = _own_of(operand, symbolic)
-        if argument == gathered and places is not None and (count := int(places(numbers))) < moved.number:
+        places = GATHERED.get((name, argument))
+        if places is not None and (count := int(places(numbers))) < moved.number:
             moved = Moved(count, sympy.sympify(places(formulas)), moved.itemsize)
         by_storage.setdefault(_storage(operand), {})[operand] = moved
     for storage, views in by_storage.items():
@@ -193,12 +209,19 @@ def _own_of(node: Node, symbolic: SymbolicShapes) -> Moved:
     return _own(tensor, symbolic.of_outputs(node)[0] or ())
 
 
+def _written_operands(node: Node) -> Iterator[Node]:
+    written = {a.name for a in node.target._schema.arguments if a.alias_info and a.alias_info.is_write}  # type: ignore[union-attr]
+    yield from (operand for name, operand in _operands(node) if name in written)
+
+
 def _writes(node: Node, symbolic: SymbolicShapes) -> tuple[list[Moved], list[Moved]]:
     """The results that somebody takes, and those that nobody does."""
     used: list[Moved] = []
     unused: list[Moved] = []
     if calls.operator_name(node.target) in UNWRITTEN:
         return used, unused
+    if calls.is_mutation(node) and not any(tensor is not None for tensor in calls.outputs(node)):
+        return [_own_of(operand, symbolic) for operand in _written_operands(node)], unused
     if calls.has_many_outputs(node):
         taken = {user.args[1] for user in node.users if user.users}
     else:

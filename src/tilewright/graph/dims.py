@@ -18,7 +18,7 @@ import sympy
 
 from tilewright.graph import calls
 from tilewright.graph.axis_names import Axes, Axis, AxisNames
-from tilewright.graph.layout_rules import RULES
+from tilewright.graph.kernel_rules import RULES
 from tilewright.graph.shape_rules import Call, Result, pointwise
 from tilewright.operators.table import row_of
 
@@ -152,7 +152,7 @@ def _is_pointwise(node: Node) -> bool:
     if any(tag.name == "pointwise" for tag in getattr(node.target, "tags", ())):
         return True
     row = row_of(node.target)
-    return row is not None and row.operator_class == "pointwise"
+    return row is not None and row.operator_class == "pointwise" and row.body is not None
 
 
 def _checked(node: Node, names: AxisNames, result: Result) -> Result:

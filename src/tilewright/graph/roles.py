@@ -35,6 +35,7 @@ ACTIVATIONS = frozenset(["gelu", "relu", "silu"])
 COPIES = frozenset(["clone", "_to_copy"])
 SCORING = frozenset(["mul", "div", "add", "sub", "where", "masked_fill"])
 GRADIENTS = {"linear": "linear backward", "residual": "gradient sum", "add": "gradient sum"}
+OURS = "tilewright."
 ATTENTION = ("_scaled_dot_product_", "tilewright.attention")
 
 Passes = Callable[["Node"], bool]
@@ -74,7 +75,30 @@ def _own(node: Node) -> str:
     name = _name(node)
     if name.startswith(ATTENTION):
         return "attention backward" if name.endswith("_backward") else "attention"
+    if name.startswith(OURS):
+        return _of_ours(node, name.removeprefix(OURS))
     return NAMES.get(name) or ("linear" if _is_linear(node) else name.strip("_").replace("_", " "))
+
+
+def _of_ours(node: Node, name: str) -> str:
+    """`GELU backward`, `linear + dropout + residual`: what one of tilewright's own operators stands for."""
+    named = calls.arguments(node)
+    name, backward = name.removesuffix("_backward"), " backward" if name.endswith("_backward") else ""
+    activation = str(named.get("kind", "gelu")).partition("_")[0]
+    activation = "" if activation == "none" else NAMES.get(activation, activation)
+    norm = "LN" if named.get("centered") else "RMS norm"
+    fused = {
+        "activation": [activation],
+        "gated_activation": [activation, "gate"],
+        "gelu_cuda": [activation],
+        "norm": [norm],
+        "add_norm": ["residual", norm],
+        "dropout_add": [activation, "dropout", "residual"],
+        "linear_gelu": ["linear", activation],
+        "linear_dropout_add": ["linear", "dropout", "residual"],
+        "linear_cross_entropy": ["linear", "cross entropy"],
+    }
+    return " + ".join(filter(None, fused.get(name, [name.strip("_").replace("_", " ")]))) + backward
 
 
 def _is_layout(node: Node) -> bool:

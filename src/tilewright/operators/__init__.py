@@ -1,1 +1,1 @@
-"""One row per ATen operator: its class, its body in the loop language, or the library call it stays."""
+"""One row per operator: its class, its body in the loop language, or the library call or own kernel that it stays."""

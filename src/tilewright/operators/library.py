@@ -28,8 +28,5 @@ copy.default empty.memory_format empty_like.default new_empty.default new_empty_
 """
 
 declare(*(Row(f"aten.{name}", "compute") for name in COMPUTE.split()))
-# Attention may drop weights, and then it draws.
-declare(Row("tilewright.attention.default", "compute", pure=False))
-declare(Row("tilewright.attention_backward.default", "compute"))
 declare(*(Row(f"aten.{name}", "random", pure=False) for name in RANDOM.split()))
 declare(*(Row(f"aten.{name}", "library") for name in LIBRARY.split()))

@@ -31,7 +31,7 @@ Body = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One operator. `body` is None for what stays a library call."""
+    """One operator. `body` is None for what stays a call: of a library, or of a hand-written kernel."""
 
     name: str
     operator_class: OperatorClass

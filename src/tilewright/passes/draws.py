@@ -65,14 +65,15 @@ def _laid_out(size: Sequence[int], order: Sequence[int]) -> torch.Tensor:
     return torch.empty_strided(size, strides, dtype=torch.bool)
 
 
-draw_stream = define(
-    "draw_stream(SymInt[] size) -> Tensor", _draw_stream, lambda size: torch.empty(SHAPE, dtype=torch.int32)
-)
-keep = define(
+define("draw_stream(SymInt[] size) -> Tensor", _draw_stream, lambda size: torch.empty(SHAPE, dtype=torch.int32))
+define(
     "keep(Tensor stream, SymInt[] size, int[] order, float p) -> Tensor",
     _keep,
     lambda stream, size, order, p: _laid_out(size, order),
 )
+# What stands in graphs are the operators themselves.
+draw_stream = torch.ops.tilewright.draw_stream.default
+keep = torch.ops.tilewright.keep.default
 
 
 @cache

@@ -10,7 +10,9 @@ from math import prod
 from torch import fx
 
 from tilewright.graph.calls import shape_of
+from tilewright.hardware.language import runs_on_gpu
 from tilewright.loops.trace import SUPPORTED, dtype_name, results
+from tilewright.operators.own import OWN
 from tilewright.operators.table import row_of
 from tilewright.passes.dropout import keep_mask
 from tilewright.passes.simplify import is_pure
@@ -36,9 +38,10 @@ def is_fusible(node: fx.Node) -> str | None:
     row = row_of(node.target)
     if row is None:
         return f"{node.target} has no row in the operator table"
+    if row.name in OWN:
+        return f"{node.target} {_ours(node)}"
     if row.operator_class in ("compute", "library", "random"):
-        written = row.name.startswith("tilewright.")
-        return f"{node.target} is a {'kernel written by hand' if written else 'library call'}"
+        return f"{node.target} is a library call"
     if row.body is None:
         return f"{node.target} has no body in the loop language"
     # Of several results, those that somebody asks for.
@@ -53,6 +56,16 @@ def is_fusible(node: fx.Node) -> str | None:
     if any(isinstance(a, fx.Node) and not results(a) for a in node.all_input_nodes):
         return "an operand is no tensor"
     return None
+
+
+def _ours(node: fx.Node) -> str:
+    """What runs for one of tilewright's own operators, as a predicate."""
+    tensor = next(tensor for value in (node, *node.all_input_nodes) for tensor in results(value))
+    if dtype_name(tensor.dtype) == "float64":
+        return "is computed by PyTorch's operators: its hand-written kernel is not for float64"
+    if not runs_on_gpu(tensor.device):
+        return "is computed by PyTorch's operators: its hand-written kernel is for GPUs"
+    return "runs tilewright's own hand-written kernel"
 
 
 def sources(node: fx.Node) -> Iterator[fx.Node]:

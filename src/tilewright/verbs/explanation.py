@@ -78,6 +78,8 @@ def ceilings_of(profile: DeviceProfile) -> list[Ceiling]:
         row("vector", profile.vector_TFLOPs, "TFLOP/s", "float32"),
         row("launch", profile.launch_us, "us"),
     ]
+    caches = {"cache": profile.l2_GBps, "cache read": profile.l2_read_GBps, "cache write": profile.l2_write_GBps}
+    rows += [row(kind, GBps, "GB/s") for kind, GBps in caches.items() if GBps is not None]
     return rows + [row("matmul", rate, "TFLOP/s", dtype) for dtype, rate in profile.matmul_TFLOPs.items()]
 
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilewright.cost.arithmetic import ARITHMETIC, PER_OPERAND, PER_RESULT, Shape
+from tilewright.cost.arithmetic import ARITHMETIC, PER_OPERAND, PER_RESULT, Count, Shape
 from tilewright.records.program import Cost
+from tilewright.trace.price.own_rules import ARGUMENTS as OWN_ARGUMENTS
+from tilewright.trace.price.own_rules import RULES as OWN_RULES
+from tilewright.trace.price.own_rules import UNTOLD as OWN_UNTOLD
 from tilewright.trace.price.pricing_rules import RULES, Traffic, pointwise
 from tilewright.trace.price.recorded_call import Call, Tensor
 
@@ -36,8 +39,9 @@ class _Launch:
     def argument(self, name: str) -> object:
         if name == "approximate":
             return next((text for text in self.call.operands if text == "tanh"), "none")
-        position = ARGUMENTS.get(self.call.name, ()).index(name) if name in ARGUMENTS.get(self.call.name, ()) else None
-        return None if position is None else self.call.value(position)
+        names = ARGUMENTS.get(self.call.name, ())
+        found = self.call.value(names.index(name)) if name in names else None
+        return OWN_UNTOLD.get((self.call.name, name)) if found is None else found
 
     def shape(self, name: str) -> Shape | None:
         names = ARGUMENTS.get(self.call.name, ())
@@ -52,6 +56,9 @@ class _Launch:
     def result(self, index: int = 0) -> Shape:
         return self.results[index].shape
 
+    def number(self, count: Count) -> int:
+        return int(count)
+
 
 # The arguments that a formula asks for by name, in the order of PyTorch's schema.
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
@@ -64,6 +71,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "_fused_rms_norm_backward": ("grad_out", "input", "normalized_shape", "rstd", "weight", "output_mask"),
     "nll_loss_forward": ("self", "target", "weight"),
     "nll_loss_backward": ("grad_output", "self", "target", "weight"),
+    **OWN_ARGUMENTS,
 }
 
 
@@ -71,7 +79,12 @@ def price(call: Call) -> Price | None:
     """The price of a call; None where no rule knows it."""
     inplace = call.name.endswith("_") and not call.name.endswith("__")
     name = call.name.removesuffix("_") if inplace else call.name
-    rule = RULES.get(call.name) or RULES.get(name) or (pointwise if name in PER_RESULT else None)
+    rule = (
+        RULES.get(call.name)
+        or RULES.get(name)
+        or OWN_RULES.get(call.name)
+        or (pointwise if name in PER_RESULT else None)
+    )
     if rule is None:
         return None
     try:
@@ -79,7 +92,7 @@ def price(call: Call) -> Price | None:
         if traffic is None:
             return None
         return _cost(replace(call, name=name), traffic)
-    except (IndexError, ValueError, TypeError, OverflowError):
+    except (IndexError, KeyError, ValueError, TypeError, OverflowError):
         # The profile is somebody's file: shapes that no such operator takes have no cost.
         return None
 
@@ -103,9 +116,11 @@ def _cost(call: Call, traffic: Traffic) -> Price | None:
 
 
 def is_product(name: str) -> bool:
-    return name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear") or "attention" in name
+    products = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
+    return name in (*products, *OWN_PRODUCTS) or "attention" in name
 
 
+OWN_PRODUCTS = ("tilewright::linear_gelu", "tilewright::linear_dropout_add", "tilewright::matmul")
 _WORD_COST = {**PER_RESULT, **PER_OPERAND, "gelu": (4, 1), "gelu_backward": (9, 2), "native_layer_norm": (7, 0)}
 _WORD_COST["native_layer_norm_backward"] = (12, 0)
 

@@ -1,0 +1,91 @@
+"""Functions that Dynamo leaves out altogether, without a call of the backend: one line says so."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.backend.compiling import assert_same, compiled
+from tilewright.backend import recording
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.recurrent(x)[0].relu() * 2  # type: ignore[no-any-return]
+
+
+def prints_in_a_loop(x: Tensor) -> Tensor:
+    for i in range(2):
+        print(i)
+        x = x.sin() * 2
+    return x
+
+
+def lines_of(captured: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in captured.readouterr().err.splitlines() if line.startswith("tilewright: ")]
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_model_around_a_module_that_is_not_traced(capsys: pytest.CaptureFixture[str]) -> None:
+    model, x = Recurrent(), torch.randn(3, 2, 8)
+    with recording() as record:
+        fast = compiled(model)
+        for _ in range(3):
+            assert_same(fast(x), model(x))
+    (line,) = lines_of(capsys)
+    assert line.startswith("tilewright: the function forward at test_skipped.py:")
+    assert line.endswith("runs as PyTorch runs it: Attempted to wrap RNN, GRU, or LSTM: LSTM(8, 8)")
+    assert not record.graphs and [found.what for found in record.fallbacks] == ["the function forward"]
+
+
+@pytest.mark.usefixtures("lenient")
+def test_such_a_module_alone_is_named_by_the_line_that_calls_it(capsys: pytest.CaptureFixture[str]) -> None:
+    model, x = nn.GRU(8, 8), torch.randn(3, 2, 8)
+    fast = compiled(model)
+    fast(x)
+    (line,) = lines_of(capsys)
+    assert line.startswith("tilewright: the call at test_skipped.py:") and ": fast(x) runs as PyTorch runs it" in line
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_break_in_a_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(8)
+    assert_same(compiled(prints_in_a_loop)(x), prints_in_a_loop(x))
+    (line,) = lines_of(capsys)
+    assert "the function prints_in_a_loop at test_skipped.py:" in line and ": print(i) runs as PyTorch runs it" in line
+
+
+def test_it_is_an_error_where_falling_back_is_forbidden() -> None:
+    for _ in range(2):
+        with pytest.raises(
+            Exception, match=r"the function prints_in_a_loop at test_skipped.py:\d+: print\(i\): Failed"
+        ):
+            compiled(prints_in_a_loop)(torch.randn(8))
+    # PyTorch's own count of compilations stands where it stood: later ones are heard.
+    with pytest.raises(Exception, match=r"the function forward at .*: Attempted to wrap RNN"):
+        compiled(Recurrent())(torch.randn(3, 2, 8))
+
+
+@pytest.mark.usefixtures("lenient")
+def test_what_is_compiled_by_others_is_theirs_to_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.compile(prints_in_a_loop, backend="eager")(torch.randn(8))
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        # All of it, or an error: PyTorch's own.
+        compiled(Recurrent(), fullgraph=True)(torch.randn(3, 2, 8))
+    assert lines_of(capsys) == []
+
+
+@pytest.mark.usefixtures("lenient")
+def test_in_another_thread_and_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    fast = compiled(prints_in_a_loop, mode="reduce-overhead")
+    thread = threading.Thread(target=fast, args=(torch.randn(8),))
+    thread.start()
+    thread.join()
+    assert len(lines_of(capsys)) == 1
