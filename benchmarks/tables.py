@@ -1,4 +1,4 @@
-"""Writes the figures in README.md and docs/kernels.md from the result files: `python -m benchmarks.tables [DIR]`.
+"""Writes the figures in README.md and docs/ from the result files: `python -m benchmarks.tables [DIR]`.
 
 A table stands between two comments that name it,
 
@@ -40,7 +40,7 @@ from tilewright.records.measurement import Direction, Measurement
 from tilewright.report.quantity import duration
 
 REPOSITORY = Path(__file__).parents[1]
-DOCUMENTS = (REPOSITORY / "README.md", REPOSITORY / "docs" / "kernels.md")
+DOCUMENTS = tuple(REPOSITORY / name for name in ("README.md", "docs/kernels.md", "docs/replay.md"))
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w ]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 NONE = "–"
 GRID = (512, 1024, 2048, 4096, 8192, 16384)
@@ -363,6 +363,29 @@ def shown(results: Results) -> str:
     return markdown(["", "PyTorch", "Inductor", "others", "tilewright", "of the limit"], lines)
 
 
+STEP = "B4 S512 D256 H8 float32"
+"""The block of examples/transformer_block.py."""
+
+
+def replayed(results: Results) -> str:
+    """A training step of a small block by calls and as CUDA graphs, and what the host takes to ask for it."""
+    rows = {row.impl: row for row in results.rows if (row.suite, row.case, row.direction) == ("block", STEP, "fwd+bwd")}
+    found = {
+        impl: (rows.get(impl), rows.get(f"{impl}-reduce-overhead")) for impl in ("eager", "inductor", "tilewright")
+    }
+    return markdown(
+        ["a step of", "by calls", "its host", "as CUDA graphs", "its host"],
+        (
+            [impl, *(duration(us) if us else NONE for row in pair for us in _step_and_host(row))]
+            for impl, pair in found.items()
+        ),
+    )
+
+
+def _step_and_host(row: Measurement | None) -> tuple[float | None, float | None]:
+    return (None, None) if row is None else (row.median_us, row.host_us)
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
     "gelu": ways("gelu", "16384x16384 bf16", ("fwd", "bwd")),
     "small weighted sum": ways("weighted_sum", "1000x512 fp32", ("fwd",)),
@@ -384,6 +407,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "attention backward": attention("bwd"),
     "decode": decode,
     "races": races,
+    "replayed": replayed,
     "shown": shown,
 }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -14,7 +15,17 @@ from torch._ops import OpOverload
 
 from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import language_of, source_of
-from tilewright.graph.capture import Boxed, compilations, first_line, graph_break, is_symbolic, specialise, through_aot
+from tilewright.graph.capture import (
+    Boxed,
+    Called,
+    compilations,
+    first_line,
+    graph_break,
+    is_symbolic,
+    specialise,
+    through_aot,
+)
+from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
 from tilewright.operators.table import row_of
 from tilewright.passes.fusion import Fusion, fuse
@@ -22,11 +33,12 @@ from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.schedule import schedule
 from tilewright.passes.simplify import written
-from tilewright.records.errors import CaptureError, TilewrightError, say_once
-from tilewright.records.program import Decision, Fallback, GraphName
+from tilewright.records.errors import CaptureError, TilewrightError, UsageError, say_once
+from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.runtime.assemble import Scheduled, assemble
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import MOST_SIZES, Executable, ExecutableBySize
+from tilewright.runtime.replay import Replay, obstacle
 from tilewright.tune.attention import raced
 from tilewright.tune.settle import settle
 
@@ -71,9 +83,25 @@ def strict() -> bool:
     return os.environ.get("TILEWRIGHT_STRICT") == "1"
 
 
-def backend(module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
-    """The torch.compile backend. What it cannot compile runs as PyTorch runs it, with one line that says so."""
-    compiler = _Compiler(_recording.get() or Recording())
+REPLAYING_MODES = ("reduce-overhead", "max-autotune")
+"""Modes of `torch.compile` that ask for CUDA graphs, as they do of PyTorch's own backend."""
+OPTIONS = ("cuda_graphs",)
+
+
+def backend(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The torch.compile backend. What it cannot compile runs as PyTorch runs it, with one line that says so.
+
+    `torch.compile(model, backend="tilewright", mode="reduce-overhead")`, or `options={"cuda_graphs": True}`:
+    compiled graphs are replayed as CUDA graphs from their third call on (`runtime/replay.py`). As with PyTorch's
+    own backend the results of a call are overwritten by the next one then; those to be kept must be cloned.
+    """
+    compiler = _Compiler(_recording.get() or Recording(), _asks_for_replay(mode, options or {}))
     compiler.note_limits(module)
     # A rewrite that fails halfway must leave nothing of itself in what runs instead.
     untouched = fx.Graph()
@@ -85,9 +113,32 @@ def backend(module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable
         return fx.GraphModule(module, untouched)
 
 
+def _asks_for_replay(mode: str | None, options: Mapping[str, Any]) -> bool:
+    """Whether compiled graphs shall become CUDA graphs. Options that nobody knows are an error in strict mode."""
+    if unknown := [name for name in options if name not in OPTIONS]:
+        line = f"the backend has the option {', '.join(OPTIONS)}, and none named {', '.join(unknown)}"
+        if strict():
+            raise UsageError(line)
+        say_once(line)
+    return mode in REPLAYING_MODES or bool(options.get("cuda_graphs"))
+
+
+def _leave_to_pytorch(record: Recording, fallback: Fallback, error: Exception | None = None) -> None:
+    """Note something that runs as PyTorch runs it; an error where TILEWRIGHT_STRICT forbids that."""
+    record.fallbacks.append(fallback)
+    if strict():
+        raise error or CaptureError(f"{fallback.what} at {fallback.where}: {fallback.why}")
+    say_once(f"{fallback.what} at {fallback.where} runs as PyTorch runs it: {fallback.why}")
+
+
+watch(backend, lambda skipped: _leave_to_pytorch(_recording.get() or Recording(), skipped))
+
+
 class _Compiler:
-    def __init__(self, record: Recording) -> None:
+    def __init__(self, record: Recording, replays: bool) -> None:
         self.record = record
+        self.replays = replays
+        self.replayed_forward: Replay | None = None
 
     def before_autograd(self, module: fx.GraphModule) -> None:
         self.record.decisions += optimise_module(module)
@@ -105,6 +156,37 @@ class _Compiler:
     def compile_inference(self, module: fx.GraphModule) -> Boxed:
         return self._compile({"forward": module})[0]
 
+    def repeated(self, graph: Called, run: Boxed) -> Boxed:
+        forward = self.replayed_forward
+        backward = graph.kind == "backward"
+        if not self.replays or (backward and forward is None):
+            return run
+        name: GraphName = "backward" if backward else "forward"
+        refuse = partial(self._stays_by_calls, name, graph.module, "tried and lost")
+        if why := obstacle(graph):
+            self._stays_by_calls(name, graph.module, "impossible", why)
+            # The replays of a forward must know of its backward all the same.
+            return run if forward is None else Replay(run, graph, refuse, forward, is_refused=True)
+        replay = Replay(run, graph, refuse, forward)
+        if graph.kind == "forward":
+            self.replayed_forward = replay
+        self._note_replay(name, graph.module, "taken", "to be recorded at its third call and replayed from then on")
+        return replay
+
+    def _stays_by_calls(self, name: GraphName, module: fx.GraphModule, verdict: Verdict, why: str) -> None:
+        """Note a graph that no CUDA graph replays; an error where TILEWRIGHT_STRICT forbids that."""
+        self._note_replay(name, module, verdict, why)
+        line = f"the {name} graph at {_place(module.graph)} is not replayed as a CUDA graph: {why}"
+        if strict():
+            raise CaptureError(line)
+        say_once(line)
+
+    def _note_replay(self, name: GraphName, module: fx.GraphModule, verdict: Verdict, reason: str) -> None:
+        place = _place(module.graph)
+        self.record.decisions.append(
+            Decision(name, "launches", "one CUDA graph", verdict, reason, source=place, passed_by="replay")
+        )
+
     def note_limits(self, module: fx.GraphModule) -> None:
         """Say where Dynamo gave up: at a graph break, or soon because of too many variants."""
         if found := graph_break(module):
@@ -117,11 +199,7 @@ class _Compiler:
             )
 
     def leave_to_pytorch(self, fallback: Fallback, error: Exception | None = None) -> None:
-        """Note something that runs as PyTorch runs it; an error where TILEWRIGHT_STRICT forbids that."""
-        self.record.fallbacks.append(fallback)
-        if strict():
-            raise error or CaptureError(f"{fallback.what} at {fallback.where}: {fallback.why}")
-        say_once(f"{fallback.what} at {fallback.where} runs as PyTorch runs it: {fallback.why}")
+        _leave_to_pytorch(self.record, fallback, error)
 
     def _compile(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
         if not any(is_symbolic(module) for module in modules.values()):

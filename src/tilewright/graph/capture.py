@@ -1,4 +1,4 @@
-"""Programs as ATen graphs. The only file that touches PyTorch's private modules (torch 2.11 to 2.13).
+"""Programs as ATen graphs. This, `cuda_graph.py` and `skipped.py` touch PyTorch's private modules (2.11 to 2.13).
 
 Dynamo captures, a hook rewrites what it captured (attention, while it still is one), AOTAutograd
 differentiates and functionalises, the joint graph is simplified and cut here into forward and
@@ -41,6 +41,19 @@ class Compiler(Protocol):
     def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]: ...
 
     def compile_inference(self, module: fx.GraphModule) -> Boxed: ...
+
+    def repeated(self, graph: Called, run: Boxed) -> Boxed:
+        """What is called in place of `run`, which computes `graph`: `run` itself, or something that replays it."""
+
+
+@dataclass(frozen=True)
+class Called:
+    """A graph as it is called."""
+
+    module: fx.GraphModule
+    kind: Kind
+    static: Sequence[int]
+    """Inputs that lie at one address in every call: parameters and buffers, in backward what forward saved."""
 
 
 def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -107,6 +120,21 @@ def has_forward_level() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def functions_watched() -> bool:
+    """Whether a mode sees the functions of PyTorch that are called now, operators among them."""
+    return bool(torch._C._len_torch_function_stack())
+
+
+def profiled() -> bool:
+    """Whether a profiler sees the operators that are called now."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def below_autograd() -> bool:
+    """Whether this is the inside of an operator, of which autograd has seen the outside."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+
+
 def graph_break(module: fx.GraphModule) -> Fallback | None:
     """Where and why Dynamo ended this graph before the end of the user's function, if it did."""
     reason = getattr(module, "compile_subgraph_reason", None)
@@ -145,19 +173,31 @@ class _Pairs:
 
     def forward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         assert self.compiled is not None
-        return _boxed(self.compiled[0])
+        return _boxed(self.compiler.repeated(Called(gm, "forward", _static_inputs()), self.compiled[0]))
 
     def backward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         from torch._dynamo import disable
 
         assert self.compiled is not None
+        inputs = gm.graph.find_nodes(op="placeholder")
+        saved = [place for place, node in enumerate(inputs) if not _is_tangent(node)]
+        run = self.compiler.repeated(Called(gm, "backward", saved), self.compiled[1])
         # Autograd calls it from wherever the user calls backward, maybe while Dynamo traces that.
-        untraced: Boxed = disable(_boxed(self.compiled[1]), reason="it is compiled already")
+        untraced: Boxed = disable(_boxed(run), reason="it is compiled already")
         return untraced
 
     def inference(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         self.compiler.joint(gm.graph)
-        return _boxed(self.compiler.compile_inference(gm))
+        run = self.compiler.compile_inference(gm)
+        return _boxed(self.compiler.repeated(Called(gm, "inference", _static_inputs()), run))
+
+
+def _static_inputs() -> Sequence[int]:
+    """The parameters and buffers among the inputs of the forward graph that is compiled now."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return context.fw_metadata.static_input_indices if context and context.fw_metadata else ()
 
 
 def _boxed(function: Boxed) -> Boxed:
@@ -179,7 +219,7 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
 
     graph = joint.graph
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
-    tangents = {n for n in inputs if "tangents" in str(n.target)}
+    tangents = {n for n in inputs if _is_tangent(n)}
     results = graph.output_node().args[0]
     assert isinstance(results, (list, tuple))
     _mark_overwritten(graph, inputs)
@@ -198,6 +238,11 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
         joint, saved_values=values, saved_sym_nodes=symbolic, num_fwd_outputs=num_fwd_outputs
     )
     return modules
+
+
+def _is_tangent(node: fx.Node) -> bool:
+    """Whether an input is a gradient that comes in."""
+    return "tangents" in str(node.target)
 
 
 OVERWRITTEN = "overwritten"

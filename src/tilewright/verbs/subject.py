@@ -36,6 +36,13 @@ class Subject:
             "inductor": torch.compile(self.model, dynamic=False),
             "tilewright": torch.compile(self.model, backend=self._backend, dynamic=False),
         }
+        if torch.device(device).type == "cuda":
+            self.functions |= {
+                "inductor-reduce-overhead": torch.compile(self.model, mode="reduce-overhead", dynamic=False),
+                "tilewright-reduce-overhead": torch.compile(
+                    self.model, backend=self._backend, mode="reduce-overhead", dynamic=False
+                ),
+            }
         if not case.training:
             self.functions["inductor-out"] = self._into_warm_output(
                 torch.compile(_written_to(self.model), dynamic=False)

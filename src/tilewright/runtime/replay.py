@@ -1,0 +1,177 @@
+"""Compiled graphs that are recorded as CUDA graphs, and from then on replayed: one launch in place of all.
+
+    call 1   by calls: kernels are compiled and loaded, ways of computing raced, tables sent to the device
+    call 2   by calls, watched for operators that wait for the device, which would break a recording off
+    call 3   recorded (`graph/cuda_graph.py`) and replayed for the first time; later calls are replays
+
+Each thread and each set of sizes has its own count, and a backward is recorded when its forward is: what forward
+saves lies at one address only then. A recording cannot be tried: where one breaks off, PyTorch 2.11's allocator and
+generators are unusable. So what cannot be recorded is found out beforehand, and goes on by calls for a reason.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.graph.capture import Boxed, Called, binding, is_symbolic, reads_offsets
+from tilewright.graph.cuda_graph import end_forward, recorded, records_here, unrecordable, written_inputs
+from tilewright.runtime.executable import MOST_SIZES
+
+ALIGNMENT = 16
+"""Bytes; PyTorch copies an input that does not begin at a multiple of it, and would lose what is written to it."""
+WAITS = "called a synchronizing CUDA operation"
+"""What PyTorch's synchronisation debug mode says of an operator that waits for the device."""
+
+
+def obstacle(graph: Called) -> str | None:
+    """Why no CUDA graph can stand for the calls of `graph`; None where nothing is in its way."""
+    devices: dict[torch.device, fx.Node] = {}
+    for node in graph.module.graph.nodes:
+        value = attrgetter(str(node.target))(graph.module) if node.op == "get_attr" else node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            devices.setdefault(value.device, node)
+        elif node.op == "placeholder" and not isinstance(value, (int, torch.SymInt, type(None))):
+            return f"its input {node.name} is a {type(value).__name__}, which a recording would keep as it was"
+    for device, node in devices.items():
+        if device.type != "cuda":
+            return f"{node.name} is on the {device.type.upper()}"
+    if len(devices) != 1:
+        return f"it is on several devices: {', '.join(map(str, devices))}" if devices else "it has no tensors"
+    inputs = graph.module.graph.find_nodes(op="placeholder")
+    for place in sorted(written_inputs(graph.module) - set(graph.static)):
+        return (
+            f"it writes to its input {inputs[place].name}, which is no parameter or buffer: a replay writes to a copy"
+        )
+    node = unrecordable(graph.module)
+    return None if node is None else f"{node.target} cannot be recorded"
+
+
+def device_of(graph: Called) -> int:
+    """The number of the one CUDA device of a graph without obstacles."""
+    values = (node.meta.get("val") for node in graph.module.graph.nodes)
+    found = next(value.device.index for value in values if isinstance(value, torch.Tensor))
+    return found or 0
+
+
+class Replay:
+    """A compiled graph as AOTAutograd calls it: by calls at first, then, unless `is_refused`, as a CUDA graph.
+
+    `run` computes `graph`. `refuse` is told why, once, where calls show that it cannot be recorded. `forward` is
+    the forward of a backward.
+    """
+
+    _boxed_call = True
+
+    def __init__(
+        self,
+        run: Boxed,
+        graph: Called,
+        refuse: Callable[[str], None],
+        forward: Replay | None = None,
+        *,
+        is_refused: bool = False,
+    ) -> None:
+        self.run = run
+        self.graph = graph
+        self.refuse = refuse
+        self.forward = forward
+        self.device: int = forward.device if forward else device_of(graph)
+        self.is_recorded = False
+        self.is_refused = is_refused
+        self._symbolic = is_symbolic(graph.module)
+        self._offsets = reads_offsets(graph.module)
+        self._here = threading.local()
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        known: dict[Hashable, int | Boxed] = self._here.__dict__.setdefault("known", {})
+        sizes = binding(args, offsets=self._offsets) if self._symbolic else None
+        so_far = known.get(sizes, 0)
+        if torch.cuda.is_current_stream_capturing():
+            # Somebody records more than this.
+            return self._by_calls(args)
+        if not isinstance(so_far, int):
+            return so_far(args)
+        # For as many sizes as are compiled.
+        if self.is_refused or (len(known) >= MOST_SIZES and sizes not in known):
+            return self._by_calls(args)
+        known[sizes] = so_far + 1
+        if so_far == 0:
+            return self._by_calls(args)
+        if so_far == 1:
+            return self._watched(args)
+        if self.forward is not None and not self.forward.is_recorded:
+            return self._by_calls(args)
+        if not records_here():
+            known[sizes] = self._by_calls
+            self.refuse("PyTorch records for the thread that began to and for autograd's, and this is another")
+            return self._by_calls(args)
+        known[sizes], results = recorded(self.run, self.graph, self.device, args)
+        self.is_recorded = True
+        return results
+
+    def _by_calls(self, args: list[Any]) -> Sequence[Any]:
+        if self.forward is not None and self.forward.is_recorded:
+            end_forward(self.device)
+        return self.run(args)
+
+    def _watched(self, args: list[Any]) -> Sequence[Any]:
+        why = self._unfit(args)
+        for place, x in enumerate(args):
+            # A recording's own inputs are aligned: the kernels for such must be loaded by then.
+            if isinstance(x, torch.Tensor) and place not in self.graph.static and x.data_ptr() % ALIGNMENT:
+                args[place] = x.clone()
+        results, waits = watched(self._by_calls, args)
+        if waits:
+            why = "one of its operators waits for the device"
+        if why is not None:
+            self.is_refused = True
+            self.refuse(why)
+        return results
+
+    def _unfit(self, args: Sequence[Any]) -> str | None:
+        """What makes these arguments unfit to be copied into a recording's own, or to be written to."""
+        inputs = self.graph.module.graph.find_nodes(op="placeholder")
+        tensors = [(i, x) for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
+        for place in [i for i, x in tensors if i not in self.graph.static and overlaps(x)]:
+            return f"elements of its input {inputs[place].name} share memory"
+        written = written_inputs(self.graph.module)
+        for place in [i for i, x in tensors if i in written and x.data_ptr() % ALIGNMENT]:
+            return f"it writes to its input {inputs[place].name}, which begins at no multiple of {ALIGNMENT} bytes"
+        return None
+
+
+def overlaps(x: torch.Tensor) -> bool:
+    """Whether elements of x share memory other than by a stride of 0, as those of `unfold` do."""
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1 and s):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def watched(run: Boxed, args: list[Any]) -> tuple[Sequence[Any], bool]:
+    """The results of `run`, and whether an operator in it waited for the device.
+
+    PyTorch says it in warnings, of every wait but those of collectives and sparse tensors; others are passed on.
+    """
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode(mode or "warn")
+        try:
+            results = run(args)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    own = [w for w in caught if WAITS in str(w.message)]
+    for w in caught:
+        if (w not in own or mode) and "Synchronization debug mode" not in str(w.message):
+            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
+    return results, bool(own)

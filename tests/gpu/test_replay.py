@@ -1,0 +1,285 @@
+"""Compiled models replayed as CUDA graphs on a GPU: eager's numbers, masks and buffers, step after step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+from tilewright.backend import Recording, backend, recording
+from tilewright.measure.truth.verify import verify
+from tilewright.records.errors import CaptureError
+
+pytestmark = pytest.mark.gpu
+GPU = "cuda:0"
+WIDTH, HEADS = 128, 2
+STEPS = 6
+"""Two by calls, one that is recorded, three replays."""
+
+
+class Block(nn.Module):
+    """A pre-norm block with dropout, [B, S, D] → [B, S, D]."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.project, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in self.project(self.norm1(x)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+        result: Tensor = x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+        return result
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Grows by one with each replay of a CUDA graph."""
+    seen: list[object] = []
+    once = torch.cuda.CUDAGraph.replay
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        seen.append(graph)
+        once(graph)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+    return seen
+
+
+def replaying(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], Recording]:
+    """The function under the backend with CUDA graphs, and what its compilations learn."""
+    found = Recording()
+
+    def noting(module: Any, inputs: Any, **rest: Any) -> Callable[..., Any]:
+        with recording() as record:
+            made = backend(module, inputs, **rest)
+        found.decisions += record.decisions
+        found.graphs += record.graphs
+        record.decisions = found.decisions
+        return made
+
+    return torch.compile(function, backend=noting, mode="reduce-overhead", **options), found
+
+
+def inputs(dtype: torch.dtype, length: int = 128, *, grad: bool = True) -> Tensor:
+    return torch.randn(2, length, WIDTH, device=GPU, dtype=dtype, requires_grad=grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_the_numbers_contract_of_each_step(dtype: torch.dtype, training: bool, replays: list[object]) -> None:
+    """Fresh inputs in each step, and parameters that an optimizer moves in place between them."""
+    model = Block().to(GPU, dtype).train(training)
+    call, record = replaying(model, dynamic=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        before = len(replays)
+        broken = [row for row in verify(model, call, [inputs(dtype)], seed=step, training=training) if not row.ok]
+        assert broken == [], step
+        assert len(replays) - before == (0 if step < 2 else 2 if training else 1), step
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(record.graphs) == (2 if training else 1)
+    assert {d.verdict for d in record.decisions if d.passed_by == "replay"} == {"taken"}
+
+
+def dropped(x: Tensor, residual: Tensor) -> Tensor:
+    return F.dropout(F.gelu(x), 0.3) + residual + F.dropout(residual, 0.5)
+
+
+def attended(x: Tensor, residual: Tensor) -> Tensor:
+    """With dropout this attention stays with PyTorch, whose kernels keep the state of the generator each in its way."""
+    q, k = (y.view(1, 3, 111, 64) for y in (x, residual))
+    return F.scaled_dot_product_attention(q, k, k, dropout_p=0.25).reshape(333, 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("function", [dropped, attended])
+def test_each_step_draws_eagers_mask(
+    function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, replays: list[object]
+) -> None:
+    """One generator over all steps: masks of forward and backward, and where the generator stands in the end."""
+
+    def steps(call: Callable[..., Tensor]) -> list[Tensor]:
+        torch.manual_seed(7)
+        found = []
+        for _ in range(STEPS):
+            x, residual = (torch.full((333, 64), v, device=GPU, dtype=dtype, requires_grad=True) for v in (1.0, 2.0))
+            y = call(x, residual)
+            found += [y.detach().clone(), *(g.clone() for g in torch.autograd.grad(y.sum(), (x, residual)))]
+        return [*found, torch.cuda.get_rng_state()]
+
+    ours, eager = steps(replaying(function, dynamic=False)[0]), steps(function)
+    assert len(replays) == 2 * (STEPS - 2)
+    for mine, theirs in zip(ours, eager, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert len({y.float().square().sum().item() for y in ours[:-1:3]}) == STEPS
+
+
+def test_training_ends_where_eagers_ends(replays: list[object]) -> None:
+    """Buffers that training writes to, and an optimizer that steps on gradients from the graphs' memory."""
+
+    def train(model: nn.Module, call: Callable[..., Tensor]) -> list[Tensor]:
+        torch.manual_seed(3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for _ in range(STEPS):
+            loss = call(torch.randn(16, 32, device=GPU)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach().clone())
+        return [*losses, *model.parameters(), *model.buffers()]
+
+    eager = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8)).to(GPU)
+    ours = copy.deepcopy(eager)
+    mine, theirs = train(ours, replaying(ours, dynamic=False)[0]), train(eager, eager)
+    assert len(replays) == 2 * (STEPS - 2)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_graphs_on_both_sides_of_a_break(replays: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first leaves for the second, and both for their backwards, lies in one memory."""
+    monkeypatch.delenv("TILEWRIGHT_STRICT")
+
+    def broken(x: Tensor) -> Tensor:
+        y = F.gelu(x) * 2
+        torch._dynamo.graph_break()
+        return F.softmax(y, -1) + y
+
+    call, _ = replaying(broken, dynamic=False)
+    for step in range(STEPS):
+        x = torch.randn(64, 64, device=GPU, requires_grad=True)
+        assert [row for row in verify(broken, call, [x], seed=step) if not row.ok] == [], step
+    assert len(replays) == 4 * (STEPS - 2)
+
+
+def test_two_shapes_take_turns(replays: list[object]) -> None:
+    model = Block().to(GPU, torch.bfloat16)
+    call, _ = replaying(model, dynamic=True)
+    for step in range(4):
+        for length in (64, 96):
+            broken = [row for row in verify(model, call, [inputs(torch.bfloat16, length)], seed=step) if not row.ok]
+            assert broken == [], (step, length)
+    assert len(replays) == 2 * 2 * 2
+
+
+def test_a_parameter_that_moves_is_followed(replays: list[object]) -> None:
+    model = Block(0.0).to(GPU).eval()
+    call, _ = replaying(model, dynamic=False)
+    for step in range(7):
+        if step == 4:
+            model.down.weight.data = torch.randn_like(model.down.weight)
+        with torch.no_grad():
+            broken = [row for row in verify(model, call, [inputs(torch.float32)], training=False) if not row.ok]
+        assert broken == [], step
+    assert len(replays) == 5
+
+
+def test_a_query_against_a_long_cache(replays: list[object]) -> None:
+    """Its kernels keep room for themselves from call to call, which a recording must not find in its memory."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    call, _ = replaying(attend, dynamic=False)
+    for step in range(STEPS):
+        q, k, v = (torch.randn(2, 4, s, 64, device=GPU, dtype=torch.bfloat16) for s in (1, 4096, 4096))
+        assert [row for row in verify(attend, call, [q, k, v], training=False) if not row.ok] == [], step
+    assert len(replays) == STEPS - 2
+
+
+@torch.library.custom_op("tilewright_tests::waiting", mutates_args=())
+def waiting(x: Tensor) -> Tensor:
+    result: Tensor = x + x.sum().item() * 0.0
+    return result
+
+
+@waiting.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_what_waits_for_the_device_stays_with_calls(
+    replays: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def function(x: Tensor) -> Tensor:
+        result: Tensor = waiting(x * 2).sin()
+        return result
+
+    x = torch.randn(64, device=GPU)
+    call, _ = replaying(function, dynamic=False)
+    call(x)
+    with pytest.raises(CaptureError, match="one of its operators waits for the device"):
+        call(x)
+    torch._dynamo.reset()
+    monkeypatch.delenv("TILEWRIGHT_STRICT")
+    call, record = replaying(function, dynamic=False)
+    for _ in range(STEPS):
+        torch.testing.assert_close(call(x), function(x))
+    assert replays == []
+    verdicts = [d.verdict for d in record.decisions if d.passed_by == "replay"]
+    assert verdicts == ["taken", "tried and lost"]
+    assert capsys.readouterr().err.count("is not replayed as a CUDA graph: one of its operators waits") == 1
+
+
+def test_an_input_that_is_written_stays_with_calls(replays: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor, kept: Tensor) -> Tensor:
+        kept.add_(x)
+        return kept * 2
+
+    x, kept = torch.ones(64, device=GPU), torch.zeros(64, device=GPU)
+    with pytest.raises(BackendCompilerFailed, match="it writes to its input"):
+        replaying(function, dynamic=False)[0](x, kept)
+    torch._dynamo.reset()
+    monkeypatch.delenv("TILEWRIGHT_STRICT")
+    call, _ = replaying(function, dynamic=False)
+    for step in range(1, STEPS + 1):
+        assert torch.equal(call(x, kept), torch.full_like(x, 2.0 * step))
+    assert torch.equal(kept, STEPS * x) and replays == []
+
+
+def test_results_live_until_the_next_step(replays: list[object]) -> None:
+    call, _ = replaying(lambda x: x.sin() + 1, dynamic=False)
+    x = torch.randn(64, device=GPU)
+    for _ in range(4):
+        call(x)
+    old = call(x)
+    torch.testing.assert_close(old, x.sin() + 1)
+    new = call(2 * x)
+    torch.testing.assert_close(new, (2 * x).sin() + 1)
+    assert old.data_ptr() == new.data_ptr()
+
+
+def test_memory_does_not_grow(replays: list[object]) -> None:
+    model = Block().to(GPU, torch.bfloat16)
+    call, _ = replaying(model, dynamic=False)
+    taken = []
+    for step in range(110):
+        call(inputs(torch.bfloat16)).sum().backward()
+        model.zero_grad()
+        if step in (9, 109):
+            torch.cuda.synchronize()
+            taken.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    assert len(replays) == 2 * 108
+    assert taken[0] == taken[1]
