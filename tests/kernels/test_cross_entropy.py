@@ -11,7 +11,7 @@ from tests.kernels import machine_code
 from tests.kernels.losses import OPTIONS, proved, targets
 from tests.kernels.nvcc import instructions, spilled
 from tests.kernels.rows import SPECIALS, layout
-from tilewright.kernels.cross_entropy import _forward, cross_entropy, cuda
+from tilewright.kernels.cross_entropy import cross_entropy, cuda
 from tilewright.kernels.cross_entropy import triton as kernels
 from tilewright.kernels.cross_entropy.variants import SUITES
 from tilewright.kernels.row import Edges, vectors_of
@@ -41,7 +41,9 @@ def test_gradient_is_the_derivative(options: dict[str, Any]) -> None:
 def test_opcheck() -> None:
     logits = torch.randn(6, 9, requires_grad=True)
     for reduction in ("mean", "none"):
-        torch.library.opcheck(_forward, (logits, targets(logits), -100, 0.1, 1e-3, reduction, "auto"))
+        torch.library.opcheck(
+            torch.ops.tilewright.cross_entropy.default, (logits, targets(logits), -100, 0.1, 1e-3, reduction, "auto")
+        )
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

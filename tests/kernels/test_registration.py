@@ -1,4 +1,4 @@
-"""What all operators have in common: derivatives that they do not have are refused, not dropped."""
+"""What all operators have in common: derivatives that they do not have are refused, not dropped; each has a row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward
 
+from tests.kernels.registered import all_operators
 from tilewright import functional
+from tilewright.operators.own import OWN
+from tilewright.operators.table import row_of
 
 
 def test_forward_mode_is_refused_where_pytorch_would_drop_it() -> None:
@@ -19,3 +22,15 @@ def test_forward_mode_is_refused_where_pytorch_would_drop_it() -> None:
     ):
         functional.rms_norm(forward.make_dual(x, torch.ones_like(x)))
     assert functional.softmax(x).sum().item() == pytest.approx(3.0)
+
+
+def test_every_operator_has_its_row_and_every_row_its_operator() -> None:
+    names = all_operators()
+    assert {name.replace("::", ".") + ".default" for name in names} == OWN
+    for name in names:
+        overload = getattr(torch.ops.tilewright, name.removeprefix("tilewright::")).default
+        row = row_of(overload)
+        assert row is not None and row.body is None
+        # What may be dropped, merged or moved: what neither draws nor writes.
+        draws = torch.Tag.nondeterministic_seeded in overload.tags
+        assert row.pure == (not draws and not overload._schema.is_mutable)

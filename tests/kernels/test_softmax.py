@@ -11,11 +11,11 @@ from tests.kernels import machine_code
 from tests.kernels.nvcc import spilled
 from tests.kernels.rows import SPECIALS, layout
 from tilewright.kernels.row import vectors_of
-from tilewright.kernels.softmax import _backward, _forward, by_way, cuda, log_softmax, softmax
+from tilewright.kernels.softmax import by_way, cuda, log_softmax, softmax
 from tilewright.kernels.softmax import triton as kernels
 from tilewright.kernels.softmax.eager import online_loop, steps
 from tilewright.kernels.softmax.variants import SUITES
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -53,9 +53,10 @@ def test_gradient_is_the_derivative(log: bool) -> None:
 @pytest.mark.parametrize("log", [False, True])
 def test_opcheck(log: bool) -> None:
     x = torch.randn(2, 3, 5)
-    torch.library.opcheck(_forward, (x.clone().requires_grad_(), log, "auto"))
-    torch.library.opcheck(_backward, (softmax(x), torch.randn(2, 3, 5), log, "auto"))
-    torch.library.opcheck(_forward, (x.transpose(0, 2), log, "auto"))
+    operators = torch.ops.tilewright
+    torch.library.opcheck(operators.softmax.default, (x.clone().requires_grad_(), log, "auto"))
+    torch.library.opcheck(operators.softmax_backward.default, (softmax(x), torch.randn(2, 3, 5), log, "auto"))
+    torch.library.opcheck(operators.softmax.default, (x.transpose(0, 2), log, "auto"))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

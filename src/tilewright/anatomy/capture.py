@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 
 from tilewright.hardware.assembly import disassemble, resources
+from tilewright.kernels.eager import launches_in_python
 from tilewright.records.errors import TilewrightError, UsageError
 from tilewright.records.launch import Grid, Launch, Operand
 
@@ -81,6 +82,7 @@ def capturing(*, run: bool) -> Iterator[list[Captured]]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(JITFunction, "run", wrapped))
+        stack.enter_context(launches_in_python())
         if not run:
             # Configurations cannot be raced without a device: the first that fits is taken.
             stack.enter_context(mock.patch.object(Autotuner, "_bench", lambda self, *args, config, **meta: [0.0]))

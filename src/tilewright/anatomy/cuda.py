@@ -14,6 +14,7 @@ from tilewright.anatomy.capture import shortened
 from tilewright.hardware.assembly import Resources, disassemble, resources
 from tilewright.hardware.occupancy import multiprocessor, occupancy
 from tilewright.kernels import nvrtc
+from tilewright.kernels.eager import launches_in_python
 from tilewright.records.launch import Launch
 
 
@@ -89,7 +90,11 @@ def capturing_cuda(capability: str, *, run: bool) -> Iterator[list[Launch]]:
         if run:
             launch(self, grid, *arguments)
 
-    with mock.patch.object(nvrtc, "kernel", building), mock.patch.object(nvrtc.Kernel, "__call__", launching):
+    with (
+        launches_in_python(),
+        mock.patch.object(nvrtc, "kernel", building),
+        mock.patch.object(nvrtc.Kernel, "__call__", launching),
+    ):
         yield found
 
 

@@ -1,6 +1,6 @@
 """CUDA C++ built at run time: NVRTC makes a cubin, the disk cache keeps it, the driver launches it.
 
-A source file includes only headers of its own folder or of this one (`row.cuh`), so neither nvcc nor
+A source file includes only headers of its own folder or of this one (`row.cuh`, `hopper.cuh`), so neither nvcc nor
 CUDA's or PyTorch's headers are needed; sizes that must be constants (threads, vectors a thread, cluster)
 come as `-D` definitions:
 
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tilewright.kernels.launches import Launch, listened, note
 from tilewright.records import cache
 from tilewright.records.errors import CacheError, CompilerError, say_once
 
@@ -75,6 +76,8 @@ class Kernel:
         except AttributeError:
             buffer, pointers = self._buffers.both = self._buffer()
         self._packed.pack_into(buffer, 0, *arguments)
+        if listened():
+            note(Launch(int(self.function), (x, y, z), self.threads, self.shared_bytes, self._signature, arguments))
         self.launch(x, y, z, _stream_of()(self.device), ctypes.addressof(pointers))
 
     def registers(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tilewright.graph.capture import has_forward_level
+from tilewright.kernels.eager import called
 
 _LIBRARY = torch.library.Library("tilewright", "FRAGMENT")
 Operator = Callable[..., Any]
@@ -24,14 +25,20 @@ def define(
     backward: Operator | None = None,
     save: Operator | None = None,
     draws: bool = False,
+    repeats: bool = False,
 ) -> Operator:
-    """Register `schema` (`softmax(Tensor x, int dim) -> Tensor`) and return the callable operator.
+    """Register `schema` (`softmax(Tensor x, int dim) -> Tensor`) and return what to call (positionally) for it.
 
     `implementation` runs on every device and decides itself what it can do there; `fake` gives the
     results' shapes, dtypes and strides from fake tensors; `backward(ctx, *grads)` and
     `save(ctx, inputs, output)` are as in `torch.library.register_autograd`, and themselves call
     operators defined here, so that `torch.compile` and double tracing see through them. `draws`: it takes
     random numbers from PyTorch's generator, so that no two calls may become one and none be dropped.
+
+    `repeats`: on a GPU the implementation does the same for all tensors of some shapes, strides, dtypes, device and
+    addresses modulo 128, as its other arguments are the same, and launches by `nvrtc.Kernel` and `launches.launch`
+    alone, with seed and offset from `launches.drawn` where it draws: then a call may be done as another one was
+    (`repeat.py`).
     """
     name = schema.split("(", 1)[0].strip()
     full = f"tilewright::{name}"
@@ -42,8 +49,11 @@ def define(
     torch.library.register_fake(full, fake, lib=_LIBRARY)
     if backward is not None:
         torch.library.register_autograd(full, backward, setup_context=save, lib=_LIBRARY)
-    operator: Operator = getattr(torch.ops.tilewright, name).default
-    return operator
+    operator = getattr(torch.ops.tilewright, name).default
+    # PyTorch counts the versions of a tensor that is written to; nobody else does.
+    if operator._schema.is_mutable:
+        return operator  # type: ignore[no-any-return]
+    return called(operator, implementation, backward, save, repeats)
 
 
 def _without_tangents(name: str, implementation: Operator) -> Operator:

@@ -125,12 +125,14 @@ _activation_backward = define(
     _backward,
     lambda dy, x, kind: _like(x),
     backward=once("activation_backward"),
+    repeats=True,
 )
 _gated_activation_backward = define(
     "gated_activation_backward(Tensor dy, Tensor gate, Tensor up, str kind) -> (Tensor, Tensor)",
     _gated_backward,
     lambda dy, gate, up, kind: (_like(gate), _like(up)),
     backward=once("gated_activation_backward"),
+    repeats=True,
 )
 
 
@@ -145,6 +147,7 @@ _activation = define(
     _like,
     backward=lambda ctx, dy: (_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
     save=_save,
+    repeats=True,
 )
 _gated = define(
     "gated_activation(Tensor gate, Tensor up, str kind) -> Tensor",
@@ -152,4 +155,5 @@ _gated = define(
     _like,
     backward=lambda ctx, dy: (*_gated_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
     save=_save,
+    repeats=True,
 )

@@ -76,6 +76,7 @@ _gelu_backward = define(
     lambda dy, x: _launch(x, dy),
     lambda dy, x: _like(x),
     backward=once("gelu_cuda_backward"),
+    repeats=True,
 )
 _gelu = define(
     "gelu_cuda(Tensor x) -> Tensor",
@@ -83,4 +84,5 @@ _gelu = define(
     _like,
     backward=lambda ctx, dy: _gelu_backward(dy, *ctx.saved_tensors),
     save=_save,
+    repeats=True,
 )

@@ -10,6 +10,7 @@ import triton
 from tilewright.kernels.activation import triton as kernels
 from tilewright.kernels.activation.rows import Rows, rows_of
 from tilewright.kernels.device import current
+from tilewright.kernels.launches import launch
 
 BLOCK = 1024
 """Elements a program moves of each tensor: one vector of 16 bytes for each of 128 threads in 16 bits."""
@@ -20,7 +21,8 @@ def _run(kernel: Any, rows: Rows, results: list[torch.Tensor], kind: str) -> Non
     block = min(BLOCK, triton.next_power_of_2(rows.columns))
     programs = rows.count * triton.cdiv(rows.columns, block)
     with current(rows.tensors[0]):
-        kernel[(programs,)](
+        launch(
+            kernel, (programs,),
             *rows.tensors, *results, rows.columns, *rows.strides,
             KIND=kind, PRECISE=results[0].dtype == torch.float32, BLOCK=block, FLAT=rows.count == 1, num_warps=WARPS,
         )  # fmt: skip

@@ -164,6 +164,7 @@ _backward = define(
     _loss_backward,
     lambda gradient, logits, *_: logits.new_empty(logits.shape),
     backward=once("cross_entropy_backward"),
+    repeats=True,
 )
 _forward = define(
     "cross_entropy(Tensor logits, Tensor target, int ignored, float smoothing, float z_loss, str reduction, str way)"
@@ -172,5 +173,6 @@ _forward = define(
     _loss_fake,
     backward=_gradient,
     save=_save,
+    repeats=True,
 )
 __all__ = ["cross_entropy"]

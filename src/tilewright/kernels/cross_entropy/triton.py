@@ -9,6 +9,7 @@ import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
 from tilewright.kernels.cross_entropy.formula import reduced
+from tilewright.kernels.launches import launch
 
 TILE = 4096
 """Elements that a program takes at once."""
@@ -122,7 +123,8 @@ def forward(
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     statistics = torch.empty((2, rows), dtype=torch.float32, device=logits.device)
     sizes = blocks(columns)
-    forward_rows[(triton.cdiv(rows, sizes["BLOCK_ROWS"]),)](
+    launch(
+        forward_rows, (triton.cdiv(rows, sizes["BLOCK_ROWS"]),),
         logits, target, losses, statistics, rows, columns, logits.stride(0), ignored, smoothing, z_loss,
         SMOOTH=smoothing != 0, **sizes,
     )  # fmt: skip
@@ -145,7 +147,8 @@ def backward(
     rows, columns = logits.shape
     sizes = blocks(columns)
     programs = triton.cdiv(rows, sizes["BLOCK_ROWS"]) * triton.cdiv(columns, sizes["BLOCK_COLS"])
-    backward_tiles[(programs,)](
+    launch(
+        backward_tiles, (programs,),
         logits, target, statistics, gradient, weight, out, rows, columns, logits.stride(0), out.stride(0),
         gradient.stride(0) if gradient.dim() else 0, ignored, smoothing, z_loss, **sizes,
     )  # fmt: skip

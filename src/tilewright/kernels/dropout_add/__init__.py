@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tilewright.hardware.language import runs_on_gpu
 from tilewright.kernels.activation import formula, formula_backward
 from tilewright.kernels.device import DTYPES
 from tilewright.kernels.dropout_add import generator, launch
@@ -91,7 +92,7 @@ def _memory_order(x: torch.Tensor) -> list[int]:
 
 def _alignment(x: torch.Tensor) -> int:
     """The bytes that PyTorch's dropout of x itself finds it aligned to; one element where x has gaps."""
-    if not x.permute(_memory_order(x)).is_contiguous():
+    if not x.is_contiguous() and not x.permute(_memory_order(x)).is_contiguous():
         return x.element_size()
     if torch.compiler.is_compiling():
         return ALIGNED
@@ -156,7 +157,9 @@ def _backward(
 def _forward_fake(
     x: torch.Tensor, residual: torch.Tensor, p: float, kind: str, alignment: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    state = x.new_empty(2, dtype=torch.int64) if _drawn_again(x) else torch.empty_like(x, dtype=torch.bool)
+    # Also where a program captured on a CPU is planned for a GPU.
+    drawn_again = runs_on_gpu(x.device) and x.dtype in DTYPES
+    state = x.new_empty(2, dtype=torch.int64) if drawn_again else torch.empty_like(x, dtype=torch.bool)
     return torch.empty_like(x, memory_format=torch.contiguous_format), state
 
 
@@ -165,6 +168,7 @@ _backward_operator = define(
     _backward,
     lambda dout, *_: torch.empty_like(dout, memory_format=torch.contiguous_format),
     backward=once("dropout_add_backward"),
+    repeats=True,
 )
 
 
@@ -185,4 +189,5 @@ _forward_operator = define(
     backward=_gradients,
     save=_save,
     draws=True,
+    repeats=True,
 )

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tilewright.kernels.launches import drawn
+
 LANES = 256
 """Threads of a block of PyTorch's kernel, by which the counters are numbered."""
 VECTOR_BYTES = 16
@@ -91,7 +93,7 @@ def take(device: torch.device, advance: int) -> tuple[int, int]:
     offset = generator.get_offset()
     generator.set_offset(offset + advance)
     seed = generator.initial_seed()
-    return seed - 2**64 if seed >= 2**63 else seed, offset
+    return drawn(seed - 2**64 if seed >= 2**63 else seed, offset, advance)
 
 
 def take_captured(device: torch.device, advance: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ import triton
 from tilewright.kernels.device import current
 from tilewright.kernels.dropout_add import triton as kernels
 from tilewright.kernels.dropout_add.generator import Geometry, scale, threshold
+from tilewright.kernels.launches import launch
 
 STEPS = 2
 """Steps of a program: what is the same for all of them is computed once."""
@@ -27,8 +28,9 @@ def forward(
     draws = 0.0 < p < 1.0
     with current(x):
         if begins and draws:
-            kernels.remember[(1,)](state, seed, offset, num_warps=1)
-        kernels.forward[dealt.columns, triton.cdiv(dealt.steps, STEPS)](
+            launch(kernels.remember, (1,), state, seed, offset, num_warps=1)
+        launch(
+            kernels.forward, (dealt.columns, triton.cdiv(dealt.steps, STEPS)),
             x, residual, out, state, x.numel(), dealt.blocks, seed, offset, threshold(p), scale(p),
             KIND=kind, PRECISE=x.dtype == torch.float32, VECTOR=dealt.vector, STEPS=STEPS,
             DRAWS=draws, CAPTURED=begins is None, num_warps=WARPS,
@@ -42,7 +44,8 @@ def backward(
     """dx, from contiguous tensors; x is None where the activation is "none"."""
     dx = torch.empty_like(dout)
     with current(dout):
-        kernels.backward[dealt.columns, triton.cdiv(dealt.steps, STEPS)](
+        launch(
+            kernels.backward, (dealt.columns, triton.cdiv(dealt.steps, STEPS)),
             dout, dout if x is None else x, dx, state, dout.numel(), dealt.blocks, threshold(p), scale(p),
             KIND=kind, PRECISE=dout.dtype == torch.float32, VECTOR=dealt.vector, STEPS=STEPS,
             DRAWS=0.0 < p < 1.0, num_warps=WARPS,

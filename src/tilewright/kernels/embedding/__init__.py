@@ -84,4 +84,5 @@ _embedding = define(
     _forward_fake,
     backward=lambda ctx, dout: (None, _embedding_backward(dout, *ctx.saved_tensors, ctx.entries, ctx.padding), None),
     save=_save,
+    repeats=True,
 )

@@ -7,6 +7,7 @@ import triton
 
 from tilewright.kernels.device import current
 from tilewright.kernels.embedding import triton as kernels
+from tilewright.kernels.launches import launch
 
 COLUMNS = 1024
 ELEMENTS = 4096
@@ -26,7 +27,8 @@ def forward(indices: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = min(triton.next_power_of_2(columns), COLUMNS)
         high = ELEMENTS // wide if count * columns > ELEMENTS else 1
         with current(weight):
-            kernels.forward[triton.cdiv(count, high), triton.cdiv(columns, wide)](
+            launch(
+                kernels.forward, (triton.cdiv(count, high), triton.cdiv(columns, wide)),
                 indices, weight, out, count, weight.shape[0], columns, weight.stride(0),
                 ROWS=high, COLUMNS=wide, num_warps=4, debug=True, sanitize_overflow=False,
             )  # fmt: skip

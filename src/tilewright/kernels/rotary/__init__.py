@@ -102,4 +102,5 @@ _rotary = define(
     _fake,
     backward=_gradients,
     save=_save,
+    repeats=True,
 )

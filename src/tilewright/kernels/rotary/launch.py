@@ -6,6 +6,7 @@ import torch
 import triton
 
 from tilewright.kernels.device import current
+from tilewright.kernels.launches import launch
 from tilewright.kernels.rotary import triton as kernels
 
 LEAST, MOST = 1024, 4096
@@ -27,8 +28,8 @@ def rotate(
     warps = min(max(heads * 2 * pairs // WARP_ELEMENTS, 1), 4)
     blocks = triton.cdiv(q_heads, heads) + triton.cdiv(k_heads, heads)
     with current(q):
-        kernels.rotate[batch * length, blocks](
-            q, k, *results, cos, sin, length, q_heads, k_heads, width // 2,
+        launch(
+            kernels.rotate, (batch * length, blocks), q, k, *results, cos, sin, length, q_heads, k_heads, width // 2,
             *q.stride()[:3], *k.stride()[:3], *results[0].stride()[:3], *results[1].stride()[:3], cos.stride(0),
             SIGN=-1.0 if backward else 1.0, HEADS=heads, PAIRS=pairs, INTERLEAVED=interleaved, num_warps=warps,
         )  # fmt: skip

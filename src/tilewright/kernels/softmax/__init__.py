@@ -113,6 +113,7 @@ _backward = define(
     _softmax_backward,
     lambda y, dy, log, way: y.new_empty(y.shape),
     backward=once("softmax_backward"),
+    repeats=True,
 )
 _forward = define(
     "softmax(Tensor x, bool log, str way) -> Tensor",
@@ -120,5 +121,6 @@ _forward = define(
     lambda x, log, way: x.new_empty(x.shape),
     backward=_gradient,
     save=_save,
+    repeats=True,
 )
 __all__ = ["log_softmax", "softmax"]

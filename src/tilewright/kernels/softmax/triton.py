@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
+from tilewright.kernels.launches import launch
 
 BLOCK = 16384
 """Elements of the longest row that one program holds: 64 registers for each of the threads of 8 warps."""
@@ -133,9 +134,9 @@ def forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
     if columns <= BLOCK:
         sizes: dict[str, Any] = blocks(columns)
         grid = (triton.cdiv(rows, sizes["BLOCK_ROWS"]),)
-        forward_held[grid](x, y, rows, columns, x.stride(0), y.stride(0), LOG=log, **sizes)
+        launch(forward_held, grid, x, y, rows, columns, x.stride(0), y.stride(0), LOG=log, **sizes)
     else:
-        forward_walked[(rows,)](x, y, columns, x.stride(0), y.stride(0), LOG=log, STEP=STEP, num_warps=8)
+        launch(forward_walked, (rows,), x, y, columns, x.stride(0), y.stride(0), LOG=log, STEP=STEP, num_warps=8)
 
 
 def backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, log: bool) -> None:
@@ -145,6 +146,6 @@ def backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, log: bool) -> 
     if columns <= BLOCK:
         sizes: dict[str, Any] = blocks(columns)
         grid = (triton.cdiv(rows, sizes["BLOCK_ROWS"]),)
-        backward_held[grid](y, dy, dx, rows, columns, *strides, LOG=log, **sizes)
+        launch(backward_held, grid, y, dy, dx, rows, columns, *strides, LOG=log, **sizes)
     else:
-        backward_walked[(rows,)](y, dy, dx, columns, *strides, LOG=log, STEP=STEP, num_warps=8)
+        launch(backward_walked, (rows,), y, dy, dx, columns, *strides, LOG=log, STEP=STEP, num_warps=8)

@@ -96,6 +96,7 @@ _weighted_sum_backward = define(
     _backward,
     _backward_fake,
     backward=once("weighted_sum_backward"),
+    repeats=True,
 )
 _weighted_sum = define(
     "weighted_sum(Tensor x, Tensor w) -> Tensor",
@@ -103,4 +104,5 @@ _weighted_sum = define(
     lambda x, w: x.new_empty(x.shape[:1]),
     backward=_gradients,
     save=_save,
+    repeats=True,
 )

@@ -9,6 +9,7 @@ import torch
 import triton
 
 from tilewright.kernels.device import current
+from tilewright.kernels.launches import launch
 from tilewright.kernels.weighted_sum import triton as kernels
 
 LONG = 8192
@@ -35,7 +36,8 @@ def forward(x: torch.Tensor, w: torch.Tensor, tile: tuple[int, int, int] | None 
     tile_rows, tile_columns, warps = tile or forward_tile(rows, columns)
     if rows:
         with current(x):
-            kernels.forward[(triton.cdiv(rows, tile_rows),)](
+            launch(
+                kernels.forward, (triton.cdiv(rows, tile_rows),),
                 x, w, y, rows, columns, x.stride(0) // pitch, PITCH=pitch, ROWS=tile_rows, COLUMNS=tile_columns,
                 WHOLE=columns % tile_columns == 0, num_warps=warps,
             )  # fmt: skip
@@ -69,12 +71,14 @@ def backward(
     pitch = math.gcd(x.stride(0), columns, PITCH)
     parts = torch.empty((strips, columns) if want_dw else (0, 0), dtype=torch.float32, device=x.device)
     with current(x):
-        kernels.backward[triton.cdiv(columns, wide), strips](
+        launch(
+            kernels.backward, (triton.cdiv(columns, wide), strips),
             dy, x, w, dx, parts, rows, columns, x.stride(0) // pitch, PITCH=pitch, ROWS=high, COLUMNS=wide,
             WANT_DX=want_dx, WANT_DW=want_dw, num_warps=4,
         )  # fmt: skip
         if want_dw:
-            kernels.sum_parts[(triton.cdiv(columns, PART_COLUMNS),)](
-                parts, dw, strips, columns, PARTS=PARTS, COLUMNS=PART_COLUMNS, num_warps=4
-            )
+            launch(
+                kernels.sum_parts, (triton.cdiv(columns, PART_COLUMNS),),
+                parts, dw, strips, columns, PARTS=PARTS, COLUMNS=PART_COLUMNS, num_warps=4,
+            )  # fmt: skip
     return dx, dw
