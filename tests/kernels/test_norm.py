@@ -16,7 +16,7 @@ from tilewright.kernels import norm, ring
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import cuda, geometry, reference
 from tilewright.kernels.row import Edges
-from tilewright.measure.proof import prove
+from tilewright.measure.truth.proof import prove
 
 NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 SHAPES = ((7, 37), (1, 1), (5, 1), (3, 257), (64, 128))
@@ -234,10 +234,30 @@ def test_shelves_hold_rows_that_registers_do_not(itemsize: int, centered: bool) 
     assert geometry.shelved(8192 * lanes + 1, itemsize, True, centered) is None
 
 
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_warps_take_equal_parts_of_rows_that_begin_anywhere(itemsize: int) -> None:
+    """`settled.cu` takes for granted that of a thread's words only the last may not be the row's."""
+    for columns in (65536 // itemsize + 1, 25001, 32729, 50257, 65537, 100003, 131071, 200001, 262143):
+        found = geometry.settled(columns, itemsize)
+        assert found is not None
+        warps = found.threads // 32
+        parts = found.cluster * warps
+        for head in range(4 // itemsize):
+            words = -(-(columns + head) * itemsize // 4)
+            assert 32 * (found.words - 1) <= words // parts and -(-words // parts) <= 32 * found.words
+        # A part, from a line's beginning, wherever in a line it lies.
+        assert found.shared_bytes == found.rows * warps * 128 * (found.words + 1) and found.rows >= 3
+        assert found.shared_bytes + 2 * 4 * (parts * 8 + 8) <= ring.LARGEST_BLOCK_BYTES, "two mails beside"
+    assert geometry.settled(300000, 4) is None and geometry.settled(30, itemsize) is None
+    assert geometry.settlers(30, 5341, 50257 * 4) == 30 and geometry.settlers(39, 5341, 50257 * 4) == 39
+    assert geometry.settlers(39, 5341, 50257 * 2) == 38 and geometry.settlers(39, 7, 50257 * 2) == 7
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("source, columns", [
     ("held", 5000), ("held", 16384), ("streamed", 50257), ("streamed", 65536),
-    ("streamed", 262144), ("backward", 4096), ("backward", 262144)
+    ("streamed", 262144), ("settled", 50257), ("settled", 65537), ("settled", 131071),
+    ("backward", 4096), ("backward", 262144),
 ])  # fmt: skip
 def test_cuda_kernels_compile_without_spills(source: str, columns: int, dtype: torch.dtype) -> None:
     """Layer norm with weight and bias, which has the most to keep in registers."""
@@ -247,31 +267,37 @@ def test_cuda_kernels_compile_without_spills(source: str, columns: int, dtype: t
     assert spilled(SOURCES / f"{source}.cu", (*plan.definitions(), *build.definitions())) == {f"norm_{source}": 0}
 
 
-@pytest.mark.parametrize("columns, dtype", [(33000, torch.bfloat16), (16500, torch.float32)], ids=str)
+@pytest.mark.parametrize("columns, dtype", [
+    (33000, torch.bfloat16), (16500, torch.float32), (100003, torch.bfloat16), (50257, torch.float32),
+], ids=str)  # fmt: skip
 def test_no_copy_loses_its_policy(columns: int, dtype: torch.dtype) -> None:
     """Of these rows ptxas 13.0 took the slots' addresses apart: an illegal instruction (see `copy_vector_once`)."""
-    build = cuda.Build(dtype, dtype, True, False, False, True, "RAGGED", 128, True)
-    plan = cuda.plan("streamed", columns, build)
-    code = instructions(SOURCES / "streamed.cu", (*plan.definitions(), *build.definitions()))
-    copies = [line for line in code if "LDGSTS" in line]
-    assert copies and not [line for line in copies if "+UR" in line]
+    for source, residual in (("streamed", True), ("settled", False)):
+        build = cuda.Build(dtype, dtype, True, False, False, residual, "RAGGED", 128, True)
+        plan = cuda.plan(source, columns, build)  # type: ignore[arg-type]
+        code = instructions(SOURCES / f"{source}.cu", (*plan.definitions(), *build.definitions()))
+        copies = [line for line in code if "LDGSTS" in line]
+        assert copies and not [line for line in copies if "+UR" in line]
 
 
 @pytest.mark.parametrize("columns, dtype, centered", [
     (32768, torch.float32, False), (32768, torch.float32, True), (16416, torch.float32, False),
     (65536, torch.bfloat16, False), (65536, torch.bfloat16, True), (50257, torch.bfloat16, False),
+    (50257, torch.bfloat16, True), (25001, torch.float32, True),
 ], ids=str)  # fmt: skip
 def test_shelves_compile_without_spills(columns: int, dtype: torch.dtype, centered: bool) -> None:
     lie: Edges = "RAGGED" if columns % 8 else "WHOLE"
     build = cuda.Build(dtype, dtype, True, centered, centered, False, lie, 128, True)
-    definitions = (*cuda.plan("shelved", columns, build).definitions(), *build.definitions())
+    copied = ("COPIES", int(centered and lie == "RAGGED"))
+    definitions = (*cuda.plan("shelved", columns, build).definitions(), *build.definitions(), copied)
     assert spilled(SOURCES / "shelved.cu", definitions) == {"norm_shelved": 0}
     copies = [line for line in instructions(SOURCES / "shelved.cu", definitions) if "LDGSTS" in line]
     assert copies and not [line for line in copies if "+UR" in line]
 
 
-def test_the_sum_over_programs_compiles() -> None:
-    assert spilled(SOURCES / "columns.cu", (("WEIGHT", "bf16"), ("THREADS", 256))) == {"norm_columns": 0}
+@pytest.mark.parametrize("source", ["columns", "shifted"])
+def test_the_kernels_beside_them_compile(source: str) -> None:
+    assert spilled(SOURCES / f"{source}.cu", (("WEIGHT", "bf16"), ("THREADS", 256))) == {f"norm_{source}": 0}
 
 
 @pytest.mark.parametrize("columns", [256, 16384, 65536])

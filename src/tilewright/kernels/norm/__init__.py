@@ -162,8 +162,8 @@ def _norm_backward(
     way = _way("backward", matrices, (weight,)) if x.numel() else plain
     with current(x):
         dx, d_weight, d_bias = way.backward(incoming, rows, through, weight, has_bias, mean, rstd, centered)
-    none = x.new_empty(0)
-    return dx.view(x.shape), none if d_weight is None else d_weight, none.clone() if d_bias is None else d_bias
+    found = (x.new_empty(0) if gradient is None else gradient for gradient in (d_weight, d_bias))
+    return dx.view(x.shape), *found
 
 
 def _statistics_like(x: Tensor, centered: bool) -> tuple[Tensor, Tensor]:
@@ -249,6 +249,7 @@ _norm = define(
     _fake_norm,
     backward=_norm_gradients,
     save=_save_norm,
+    repeats=True,
 )
 _add_norm = define(
     "add_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, bool centered)"
@@ -257,6 +258,7 @@ _add_norm = define(
     _fake_add_norm,
     backward=_add_norm_gradients,
     save=_save_add_norm,
+    repeats=True,
 )
 _backward = define(
     "norm_backward(Tensor dy, Tensor x, Tensor? dsum, Tensor? weight, bool has_bias, Tensor mean, Tensor rstd,"
@@ -265,4 +267,5 @@ _backward = define(
     _fake_backward,
     backward=once("norm_backward"),
     save=_save_nothing,
+    repeats=True,
 )

@@ -1,6 +1,7 @@
 """How rows of a length lie on the threads and blocks of the CUDA C++ kernels; arithmetic only.
 
-The names are those of `held.cu`, `shelved.cu`, `streamed.cu` and `ring.cuh`, whose definitions the plans give.
+The names are those of `held.cu`, `shelved.cu`, `streamed.cu`, `settled.cu` and `ring.cuh`, whose definitions the plans
+give.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class Shelved:
 
 
 SHELVED_THREADS = 512
+SHELVED_HELD = 4
+"""Vectors of a thread in registers."""
 LINE = 128
 """Bytes whose multiples the vectors of shelved and streamed rows are counted from."""
 
@@ -86,8 +89,7 @@ def shelved(columns: int, itemsize: int, ragged: bool, centered: bool) -> Shelve
         return None
     each, full = -(-count // SHELVED_THREADS), columns // lanes // SHELVED_THREADS
     # Layer norm has weights and biases on their way, so fewer of each.
-    held, depth = (6, 2) if centered else (4, 3)
-    return Shelved(SHELVED_THREADS, each, full, each - held, depth)
+    return Shelved(SHELVED_THREADS, each, full, each - SHELVED_HELD, 2 if centered else 3)
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,58 @@ def streams(at_once: int, rows: int, pitch_bytes: int) -> tuple[int, int]:
     if rows <= at_once:
         return rows, 1
     return (alike, 1) if 20 * alike >= 19 * at_once else (at_once, period)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A build of `settled.cu`; the names are those of its source. A program takes one row at a time."""
+
+    threads: int
+    cluster: int
+    words: int
+    rows: int
+    groups: int = 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block."""
+        return self.rows * self.threads // 32 * _part_bytes(self.words)
+
+    def definitions(self) -> tuple[tuple[str, int], ...]:
+        """What the source wants to know."""
+        names = ("threads", "cluster", "words", "rows")
+        given = tuple((name.upper(), getattr(self, name)) for name in names)
+        return *given, ("WIDTH", self.threads), ("BLOCKS", 1), ("LAG", 1)
+
+
+MOST_WORDS = 36
+MOST_WARPS = {2: 12, 4: 15}
+"""Of a block, by the size of an element: weights and biases of so many words a thread leave room for so many warps."""
+
+
+def _part_bytes(words: int) -> int:
+    """Of shared memory, for a warp's part of a row, of so many words a thread, that begins anywhere within a line."""
+    return LINE * words + LINE
+
+
+def settled(columns: int, itemsize: int) -> Settled | None:
+    """For rows of `columns` elements that begin anywhere; None if they are too few for a cluster, or too many."""
+    words = -(-(columns * itemsize + 4 - itemsize) // 4)
+    for cluster in CLUSTERS[1:]:
+        warps = -(-words // (cluster * 32 * MOST_WORDS))
+        if warps > MOST_WARPS[itemsize]:
+            continue
+        each = -(-words // (cluster * warps * 32))
+        room = LARGEST_BLOCK_BYTES - 4 * (cluster * warps * 16 + 32)
+        rows = min(MOST_ROWS, room // (warps * _part_bytes(each)))
+        return Settled(32 * warps, cluster, each, rows) if rows >= 3 and each >= 2 else None
+    return None
+
+
+def settlers(at_once: int, rows: int, pitch_bytes: int) -> int:
+    """Programs of `settled.cu` to launch for rows `pitch_bytes` apart: those of a program begin on the same half of a
+    word."""
+    return rows if rows <= at_once else at_once // 2 * 2 if pitch_bytes % 4 else at_once
 
 
 def task_of(columns: int, itemsize: int, inputs: int, weights: int, weight_size: int, centered: bool) -> Task:

@@ -3,21 +3,25 @@
 // goes.
 //
 // Weights come from the caches, DEPTH vectors ahead of their use: no load passes a store that stands before it. In a
-// ragged row those of a vector lie in two vectors of weights.
+// ragged row those of a vector lie in two vectors of weights; with COPIES (shifted.cu) they have been shifted before,
+// for every place within 16 bytes at which a row may begin.
 //
 // Weight and bias begin on 16 bytes and are of the rows' type. Defined by whoever compiles, beside what weights.cuh
 // wants: THREADS (a block, all of one row), VECTORS (of a row, a thread), FULL (of these, such as every thread has and
-// the end of a row is not in), SHELVED (of these, in shared memory), DEPTH, and CENTERED, HAS_WEIGHT, HAS_BIAS as in
-// held.cu.
+// the end of a row is not in), SHELVED (of these, in shared memory), DEPTH, COPIES, and CENTERED, HAS_WEIGHT, HAS_BIAS
+// as in held.cu.
 //
 // Limit: DRAM. On an H200, of the bandwidth of a copy, in brackets streamed.cu in the same run: RMS norm in fp32 1.00
-// (0.92) at 16416 columns and 1.00 (0.97) at 32768, in bf16 1.00 (0.94) at 40000, 0.98 to 1.00 (0.93) at 50257 and 1.00
-// (0.96) at 65536; layer norm 1.00 (0.91), 1.00 (0.97), 0.99 (0.93) and, at 65536, 0.98 (0.95). Layer norm at 50257 is
-// bound by instructions, two weights being shifted: 0.88 to 0.91 (0.89 to 0.90), and goes by streamed.cu.
+// (0.92) at 16416 columns, 0.99 (0.94) at 25001, 0.98 (0.93) at 32729 and 1.00 (0.97) at 32768, in bf16 1.00 (0.94) at
+// 40000, 0.98 to 1.00 (0.93) at 50257 and 1.00 (0.96) at 65536; layer norm 1.00 (0.91), 1.00 (0.97) at 32768, 0.99
+// (0.93) at 40000 and 0.98 (0.95) at 65536; with COPIES, whose making takes 0.01 of it, in fp32 0.97 (0.94) at 25001
+// and 0.96 (0.93) at 32729, in bf16 0.96 (0.92) at 40001 and 0.95 (0.91) at 50257.
 // Lost: weights read where they are used, RMS norm 0.95 at 32768 and 0.91 at 65536, layer norm 0.74 and 0.78; two
-// passes of layer norm, mean and squares about it, 0.97 at 65536; a cluster of two such blocks for rows twice as long,
-// layer norm in fp32 0.79 (0.91) at 50257 and 0.97 (0.97) at 65536, RMS norm 0.92 (0.91) and 0.97 (0.98), in bf16 0.96
-// (0.97) at 131072. As fast: 8, 6 or 4 of 16 vectors in registers, weights 2, 3 or 4 ahead.
+// weights shifted by those who use them, 0.87 to 0.92 at 50257 in bf16, 0.93 with a kernel of four cases of which each
+// has its shift by words as a constant; RMS norm with COPIES 0.00 to 0.01 less; two passes of layer norm, mean and
+// squares about it, 0.97 at 65536; a cluster of two such blocks for rows twice as long, layer norm in fp32 0.79 (0.91)
+// at 50257, with COPIES 0.92, and 0.97 (0.97) at 65536, RMS norm 0.92 (0.91) and 0.97 (0.98), in bf16 0.96 (0.97) at
+// 131072. As fast: 8, 6 or 4 of 16 vectors in registers, weights 2, 3 or 4 ahead.
 #include "moments.cuh"
 
 static_assert(sizeof(WEIGHT) == sizeof(ELEMENT) && EDGES != LOOSE);
@@ -89,25 +93,27 @@ __device__ __forceinline__ Moments sum_of_row(const Elements &row, Vectors &vect
 }
 
 // Weights of a row's columns, vector by vector. A row that begins `head` lanes behind its first vector has those of a
-// vector in two of theirs, and `offset` says from which lane on.
+// vector in two of theirs, and `offset` says from which lane on; with COPIES it has a copy where they are in one.
 struct Weights {
+    static constexpr bool Shifted = EDGES == RAGGED && !COPIES;
     const uint4 *first;  // of this thread, that its vector 0 begins in
     int offset, lead, count;
-    __device__ __forceinline__ Weights(const WEIGHT *from, const Elements &row)
-        : offset(-row.head & (LANES - 1)), lead((row.head + offset) / LANES), count((row.columns + LANES - 1) / LANES) {
-        first = reinterpret_cast<const uint4 *>(from) + vector(0) - lead;
+    __device__ __forceinline__ Weights(const WEIGHT *from, const Elements &row, int pitch)
+        : offset(Shifted ? -row.head & (LANES - 1) : 0), lead((row.head + offset) / LANES),
+          count((row.columns + LANES - 1) / LANES) {
+        first = reinterpret_cast<const uint4 *>(from) + (COPIES ? row.head % LANES * pitch : 0) + vector(0) - lead;
     }
     struct Pair {
         uint4 low, high;
     };
     __device__ __forceinline__ void load(int i, Pair &to) const {
         const int at = vector(i) - lead;
-        if (EDGES == WHOLE || i > 0 || at >= 0) to.low = first[i * THREADS];
-        if (EDGES == RAGGED && offset != 0 && (i < FULL - 1 || at + 1 < count)) to.high = first[i * THREADS + 1];
+        if (!Shifted || i > 0 || at >= 0) to.low = first[i * THREADS];
+        if (Shifted && offset != 0 && (i < FULL - 1 || at + 1 < count)) to.high = first[i * THREADS + 1];
     }
     __device__ __forceinline__ void widen(const Pair &pair, float (&to)[LANES]) const {
         uint4 found = pair.low;
-        if constexpr (EDGES == RAGGED) {
+        if constexpr (Shifted) {
             constexpr int of_word = 4 / sizeof(WEIGHT);
             const int words_off = offset / of_word;
             unsigned words[8] = {pair.low.x,  pair.low.y,  pair.low.z,  pair.low.w,
@@ -128,7 +134,7 @@ struct Weights {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     norm_shelved(const ELEMENT *x, ELEMENT *y, const WEIGHT *weight, const WEIGHT *bias, float *means, float *rstds,
-                 int columns, long long x_stride, float eps) {
+                 int columns, int pitch, long long x_stride, float eps) {
     __shared__ Exchange<THREADS, 1, Moments> exchange;
     const long long number = blockIdx.x;
     const Elements row(x + number * x_stride, columns), out(y + number * columns, row);
@@ -137,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const float share = 1.f / columns;
     const auto values = [&](Moments &sums, uint4 x, int) { add_vector(x, share, sums); };
     const Moments found = sum_of_row(row, vectors, share, values);
-    const Weights weights(weight, row), biases(bias, row);
+    const Weights weights(weight, row, pitch), biases(bias, row, pitch);
     Weights::Pair some[DEPTH] = {}, others[DEPTH] = {};
     const auto fetch = [&](int i) {
         if (i >= VECTORS || !has(row, i)) return;

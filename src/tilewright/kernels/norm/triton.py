@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tilewright.kernels.launches import launch
+
 LARGEST_BLOCK = {"forward": 16384, "backward": 8192}
 """Columns a program holds at once; more would spill."""
 TILE = 4096
@@ -245,7 +247,8 @@ def forward(
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     block_rows, block, warps = _blocks(columns, "forward")
     kernel = forward_rows if columns <= block else forward_blocks
-    kernel[(triton.cdiv(rows, block_rows),)](
+    launch(
+        kernel, (triton.cdiv(rows, block_rows),),
         x, x.stride(0), residual, 0 if residual is None else residual.stride(0), y, total, weight, bias, mean, rstd,
         rows, columns, eps, centered, weight is not None, bias is not None, residual is not None, block_rows, block,
         num_warps=warps,
@@ -275,17 +278,20 @@ def backward(
     more = (dsum, 0 if dsum is None else dsum.stride(0), dx, weight, mean, rstd)
     flags = (centered, weight is not None, has_bias, dsum is not None)
     if along == 1:
-        backward_rows[(programs,)](
-            *pitches, *more, partial, rows, columns, *flags, block_rows, block, num_warps=warps
+        launch(
+            backward_rows, (programs,),
+            *pitches, *more, partial, rows, columns, *flags, block_rows, block, num_warps=warps,
         )  # fmt: skip
     else:
         averages = torch.empty((2, rows), dtype=torch.float32, device=x.device)
-        backward_sums[(rows,)](
-            *pitches, weight, mean, rstd, averages, rows, columns, *flags[:2], block, num_warps=warps
-        )
-        backward_columns[(along, programs)](
-            *pitches, *more, averages, partial, rows, columns, *flags, block, num_warps=warps
-        )
+        launch(
+            backward_sums, (rows,),
+            *pitches, weight, mean, rstd, averages, rows, columns, *flags[:2], block, num_warps=warps,
+        )  # fmt: skip
+        launch(
+            backward_columns, (along, programs),
+            *pitches, *more, averages, partial, rows, columns, *flags, block, num_warps=warps,
+        )  # fmt: skip
     gradients = [one.sum(0).to(x.dtype if weight is None else weight.dtype) for one in partial]
     return dx, gradients[0] if weight is not None else None, gradients[-1] if has_bias else None
 

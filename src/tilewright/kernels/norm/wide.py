@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewright.kernels import nvrtc
+from tilewright.kernels.norm.operands import Operands
 from tilewright.kernels.ring import (
     BLOCK_OVERHEAD,
     CLUSTERS,
@@ -128,25 +129,15 @@ def _kernel(device: int, chosen: Wide, definitions: nvrtc.Definitions) -> tuple[
     return kernel, kernel.programs_at_once()
 
 
-def launch(
-    chosen: Wide,
-    definitions: nvrtc.Definitions,
-    x: Tensor,
-    dy: Tensor,
-    dsum: Tensor | None,
-    dx: Tensor,
-    weight: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    sums: int,
-) -> tuple[Tensor, Tensor]:
-    """dx of matrices [rows, columns], and what the programs found for each column: fp32 [sums, slots, columns and more]
-    and, int32 [slots], where column 0 is.
+def launch(chosen: Wide, definitions: nvrtc.Definitions, operands: Operands, sums: int) -> tuple[Tensor, Tensor]:
+    """dx, and what the programs found for each column: fp32 [sums, slots, columns and more] and, int32 [slots], where
+    column 0 is.
 
     `definitions` is what the source wants to know beside `chosen` and PERIOD.
     """
+    x = operands.x
     rows, columns = x.shape
-    strides = [0 if matrix is None else matrix.stride(0) if rows > 1 else columns for matrix in (x, dy, dsum)]
+    strides = operands.strides()
     period = period_of(strides[0] * x.itemsize) if rows > 1 else 1
     kernel, at_once = _kernel(x.device.index, chosen, (*definitions, ("PERIOD", period)))
     programs = min(rows, at_once)
@@ -154,7 +145,6 @@ def launch(
     pitch = needed(columns, x.itemsize) * (VECTOR // x.itemsize)
     partial = torch.empty((sums, slots, pitch), dtype=torch.float32, device=x.device)
     heads = torch.empty(slots, dtype=torch.int32, device=x.device)
-    tensors = (x, dy, dsum, dx, weight, mean, rstd, partial, heads)
-    pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-    kernel((programs * chosen.share,), *pointers, rows, columns, *strides, slots, pitch)
+    results = partial.data_ptr(), heads.data_ptr()
+    kernel((programs * chosen.share,), *operands.pointers(), *results, rows, columns, *strides, slots, pitch)
     return partial, heads

@@ -1,12 +1,15 @@
 // The roofline: FLOPs per second over FLOPs per byte, both logarithmic.
 
+// One line for each level of memory, by the kind of its ceiling. Reads and writes alone are in the table of ceilings.
+const BANDWIDTHS = { copy: "memory, copied", cache: "cache, copied" };
+
 function drawRoofline(width, points, ceilings) {
   const height = Math.round(Math.min(560, Math.max(380, width * 0.42)));
   const placed = points.filter((p) => p.intensity > 0 && p.TFLOPs > 0);
   const moving = points.filter((p) => p.provenance === "formula" && !(p.flops > 0) && p.bytes > 0 && p.floor_us !== null);
   const strip = moving.length ? 46 : 0;
   const roofs = ceilings.filter((c) => c.unit === "TFLOP/s" && c.value > 0);
-  const slopes = ceilings.filter((c) => c.unit === "GB/s" && c.value > 0);
+  const slopes = ceilings.filter((c) => c.kind in BANDWIDTHS && c.unit === "GB/s" && c.value > 0);
   const margin = 16 + 6.3 * Math.max(0, ...roofs.map((c) => ceilingLabel(c).length));
   const frame = { left: 74, right: width - margin, top: 22, bottom: height - 46 - strip };
   const best = (list) => Math.max(0, ...list.map((c) => c.value));
@@ -80,7 +83,7 @@ function drawSlopes(slopes, top, x, y) {
     const [x1, y1, x2, y2] = [x.at(from), y.at(rate(from)), x.at(to), y.at(rate(to))];
     drawn.push(svg("line", { class: roofClass(ceiling), x1, y1, x2, y2 }));
     const angle = (Math.atan2(y2 - y1, x2 - x1) * 180) / Math.PI;
-    const place = Math.max(0.82 - (100 * Math.max(labels.length - 1, 0)) / Math.hypot(x2 - x1, y2 - y1), 0.1);
+    const place = 0.82 - 0.2 * labels.length;
     const turn = `translate(${x1 + (x2 - x1) * place} ${y1 + (y2 - y1) * place}) rotate(${angle})`;
     labels.push(svg("text", { class: "soft halo middle", x: 0, y: labels.length ? 17 : -8, transform: turn }, ceilingLabel(ceiling)));
   }
@@ -104,7 +107,7 @@ const roofClass = (ceiling) => `roof${ceiling.origin === "datasheet" ? " datashe
 
 function ceilingLabel(ceiling) {
   const rate = ceiling.unit === "GB/s" ? byteRate(ceiling.value) : flopRate(ceiling.value);
-  return [ceiling.kind, ceiling.dtype, rate].filter(Boolean).join(" ");
+  return [BANDWIDTHS[ceiling.kind] ?? `${ceiling.kind} ${ceiling.dtype}`, rate].join(" ");
 }
 
 // A logarithmic scale over whole and half decades that hold all positive `values`.
