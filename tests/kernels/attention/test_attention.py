@@ -10,7 +10,7 @@ import torch
 
 from tests.kernels.attention.calls import Call
 from tests.kernels.machine_code import compiled, spilled
-from tilewright.kernels.attention import attention, reference
+from tilewright.kernels.attention import _unseen, attention, reference
 from tilewright.kernels.attention.dispatch import gradient_of, laid_as, readable
 from tilewright.kernels.catalogue import suite
 from tilewright.measure.truth.proof import prove
@@ -45,6 +45,14 @@ def test_pytorch_computes_what_no_kernel_takes(call: Call) -> None:
             torch.testing.assert_close(found[1], true_lse)
         gradients = [torch.autograd.grad(result, tensors, dout, retain_graph=True) for result in (out, true)]
         torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_negative_view_goes_by_the_dispatcher(place: int) -> None:
+    """Which alone turns its memory's sign."""
+    x = torch.randn(1, 1, 4, 16)
+    q, k, v = (torch._neg_view(x) if i == place else x for i in range(3))
+    assert _unseen(x, x, x) and not _unseen(q, k, v)
 
 
 def test_the_formula_is_softmax() -> None:

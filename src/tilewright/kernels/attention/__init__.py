@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tilewright.graph.capture import watched
+from tilewright.hardware.language import runs_on_gpu
 from tilewright.kernels.attention import direct, plain
 from tilewright.kernels.attention.reference import Window
 from tilewright.kernels.attention.registered import attend
@@ -125,19 +126,33 @@ def _unseen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether these are plain tensors, and only autograd sees what is done with them."""
     if torch.compiler.is_compiling() or watched():
         return False
-    return type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
+    if type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN:
+        return False
+    # A negative view is made plain by the dispatcher alone.
+    return not (q.is_neg() or k.is_neg() or v.is_neg())
 
 
 def _takes(
     q: torch.Tensor, v: torch.Tensor, packed: bool, mask: torch.Tensor | None, slopes: torch.Tensor | None
 ) -> bool:
     """Whether the kernels compute a call; PyTorch's operators do the others."""
-    if q.dtype not in DTYPES or q.device.type not in _DEVICES or max(q.shape[3], v.shape[3]) > MOST_WIDTH:
+    if q.dtype not in DTYPES or not _runs_on(q.device) or max(q.shape[3], v.shape[3]) > MOST_WIDTH:
         return False
     # One query times a matrix is summed in trees by PyTorch, which is more exact in fp32 than our chains of products.
     if q.dtype == torch.float32 and q.shape[2] == 1 and not packed:
         return False
     return not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (mask, slopes)))
+
+
+def _runs_on(device: torch.device) -> bool:
+    """Whether the kernels run on `device`, or a program captured there is planned for one where they do."""
+    return device.type in _DEVICES or (torch.compiler.is_compiling() and _planned_for_gpu())
+
+
+# `torch.compile` takes the answer as it stands, since it cannot trace the question.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _planned_for_gpu() -> bool:
+    return runs_on_gpu(torch.device("cpu"))
 
 
 def _starts(
