@@ -14,6 +14,7 @@ import torch
 
 from tests.emit.triton_programs import golden, nests_of
 from tilewright.emit.triton import emit_triton
+from tilewright.runtime.gpu import plan
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -39,6 +40,16 @@ def test_positions_beyond_32_bits_are_counted_in_64() -> None:
     assert "row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS" in wide
     assert "col = tl.arange(0, BLOCK_COLS)[None, :].to(tl.int64)" in wide
     assert "int64" not in narrow
+
+
+def test_as_many_tiles_are_on_their_way_as_shared_memory_holds() -> None:
+    function, inputs = golden(4096, 2048)["layer_norm_backward"]
+    (lowered,) = nests_of(function, *inputs)
+    # Two operands of bf16, in tiles of two rows.
+    tile_bytes = 2 * 2 * 2 * 2048
+    budgets = {0: 1, tile_bytes - 1: 1, tile_bytes: 2, 2 * tile_bytes - 1: 2, 2 * tile_bytes: 3, 100 * tile_bytes: 3}
+    found = {b: plan(lowered.nest, 132, shared_bytes=b).sizes["AHEAD"] for b in budgets}
+    assert found == budgets
 
 
 def in_a_process(*arguments: str, **variables: str) -> str:

@@ -32,9 +32,13 @@ LONG_BLOCK = 2048
 WAVES = 2
 """Programs for each multiprocessor where each owns a strip of rows."""
 MOST_AHEAD = 2
-"""Tiles of a strip on their way while a program is at one, if `SHARED_BYTES` hold them; one if registers are few."""
+"""Tiles of a strip on their way while a program is at one, if shared memory holds them; one if registers are few."""
 SHARED_BYTES = 100 * 1024
-"""Of a multiprocessor's shared memory, half."""
+"""Of an H200's shared memory, a little less than half, so that a multiprocessor holds two programs."""
+LEAST_SHARED_BYTES = 48 * 1024
+"""What every program may have; PyTorch does not tell for AMD's."""
+REDUCTION_BYTES = 32 * 1024
+"""Of it, what a program's reductions and changes of layout may take beside its tiles."""
 COLUMN_REGISTERS = 200
 """Of a thread, for what it keeps of its columns."""
 ALIGNED = 16
@@ -82,8 +86,11 @@ class Launch:
     """Elements and dtype of each buffer between the first kernel and the second."""
 
 
-def plan(nest: Nest, processors: int, tile: int = TILE) -> Launch:
-    """Block sizes for a device of so many multiprocessors; `tile` is the elements of a block."""
+def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHARED_BYTES) -> Launch:
+    """Block sizes for a device of so many multiprocessors; `tile` is the elements of a block.
+
+    `shared_bytes`: what tiles on their way may take of a program's shared memory.
+    """
     form = Form(nest)
     rows, columns = nest.row_count, nest.col_count
     if form.kind == "flat":
@@ -95,14 +102,14 @@ def plan(nest: Nest, processors: int, tile: int = TILE) -> Launch:
         programs = -(-rows // block_rows) * -(-columns // block_cols)
         return Launch(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, 4)
     if form.sums:
-        return _in_strips(nest, form, processors, tile)
+        return _in_strips(nest, form, processors, tile, shared_bytes)
     block_cols = power_of_two(columns) if form.whole_row else LONG_BLOCK
     block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
     warps = min(max(block_rows * block_cols // 512, 4), 16)
     return Launch(-(-rows // block_rows), {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, warps)
 
 
-def _in_strips(nest: Nest, form: Form, processors: int, tile: int) -> Launch:
+def _in_strips(nest: Nest, form: Form, processors: int, tile: int, shared_bytes: int) -> Launch:
     """Column sums: each program walks a strip of rows, the next tiles on their way while it is at one.
 
     H200, bf16, 16384 rows: the derivative of GELU and its sums, 8192 columns, 219 us by whole rows and 207 by
@@ -124,7 +131,7 @@ def _in_strips(nest: Nest, form: Form, processors: int, tile: int) -> Launch:
     loads = [nest.buffers[s.access.buffer] for s in nest.steps if s.access and s.level is Level.FULL]
     on_their_way = elements * sum(getattr(torch, b.dtype).itemsize for b in loads)
     most = MOST_AHEAD if wide * form.held <= REGISTERS or form.splits_columns else 1
-    ahead = 1 + min(most, SHARED_BYTES // max(on_their_way, 1)) if form.whole_row else 1
+    ahead = 1 + min(most, shared_bytes // max(on_their_way, 1)) if form.whole_row else 1
     after = {
         "PARTS": strips,
         "BLOCK_PARTS": min(power_of_two(strips), 128),
@@ -163,9 +170,13 @@ class TritonKernel:
     def plan(self, device: torch.device) -> Launch:
         """How the kernel is launched on `device`."""
         if device not in self._plans:
-            on_gpu = device.type == "cuda"
-            processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 2
-            self._plans[device] = plan(self.nest, processors, TILE if on_gpu else INTERPRETED_TILE)
+            if device.type == "cuda":
+                found = torch.cuda.get_device_properties(device)
+                most = getattr(found, "shared_memory_per_block_optin", LEAST_SHARED_BYTES)
+                shared_bytes = max(min(SHARED_BYTES, most - REDUCTION_BYTES), 0)
+                self._plans[device] = plan(self.nest, found.multi_processor_count, TILE, shared_bytes)
+            else:
+                self._plans[device] = plan(self.nest, 2, INTERPRETED_TILE)
         return self._plans[device]
 
     def compile(self, device: torch.device) -> None:
