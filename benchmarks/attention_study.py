@@ -321,8 +321,9 @@ The products of the forward are the same either way. What fusing removes is the 
 kernel writes and the next reads: at S {length}, d {ACCOUNTED_WIDTH}, the products take {duration(before.products_us)}
 in both, and what memory takes goes from {traffic}. The backward computes one product more
 than the one written out, to draw the scores again instead of reading them. FLOPs (of products) and bytes are the
-account's; products and memory are what they take at the rates measured on an H200; predicted is the sum over the
-kernels of whichever is longer, without the exponentials; limited by: what the longest kernel is. d = {ACCOUNTED_WIDTH}.
+account's; products and memory are what they take at the rates measured on an H200, memory at that of DRAM; predicted
+is the sum over the kernels of whichever is longer, without the exponentials, and with the rate of L2 for what fits in
+it; limited by: what the longest kernel is. d = {ACCOUNTED_WIDTH}.
 
 {accounts(study)}
 

@@ -1,6 +1,6 @@
 """The numbers contract for every example: outputs and gradients beside eager and float64.
 
-    python benchmarks/contract.py --device cuda --out benchmarks/results/h200/contract.jsonl
+    python benchmarks/contract.py --device cuda --sizes large --out benchmarks/results/h200/contract_large.jsonl
 
 One JSON line for each tensor of each example in fp32 and bf16, training and inference, inputs
 contiguous or not, at sizes that hurt (odd, prime) and at the example's own. Every compiled result must

@@ -329,6 +329,22 @@ def test_whose_attention_runs_is_planned_for_the_device_asked(
     assert {target for target in ran if target.startswith("tilewright.")} == set(own)
 
 
+@pytest.mark.parametrize("device", ["h200", "a100", "cpu"])
+def test_attention_called_by_name_is_one_operator_where_its_kernels_run(device: str) -> None:
+    def windowed(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return functional.attention(q, k, v, causal=True, window=(16, 0))
+
+    found = account(case(windowed, ", ".join(["bf16[2,4,256,64]"] * 3), training=True), profile_for(device))
+    kernels = ["tilewright.attention.default", "tilewright.attention_backward.default"]
+    for stage in ("before", "after"):
+        ran = [op.target for op in found.program.operators if op.stage == stage and op.cost.bytes]
+        assert (ran == kernels) == (device != "cpu") and ("aten.bmm.default" in ran) == (device == "cpu")
+    # 256 queries of 2 · 4 heads see 17 keys each, the first 16 fewer; two products of 64 multiply-adds each.
+    if device != "cpu":
+        seen = 2 * 4 * (256 * 17 - 16 * 17 // 2)
+        assert found.program.operators[0].cost.flops == seen * 2 * 64 * 2
+
+
 @pytest.mark.parametrize(
     ("queries", "keys", "reason"),
     [(1, 8192, "the kernel in CUDA C++, split over the keys comes first"), (8, 64, "few queries or keys")],

@@ -85,6 +85,7 @@ def strict() -> bool:
 
 REPLAYING_MODES = ("reduce-overhead", "max-autotune")
 """Modes of `torch.compile` that ask for CUDA graphs, as they do of PyTorch's own backend."""
+MODES = ("default", *REPLAYING_MODES, "max-autotune-no-cudagraphs")
 OPTIONS = ("cuda_graphs",)
 
 
@@ -114,9 +115,13 @@ def backend(
 
 
 def _asks_for_replay(mode: str | None, options: Mapping[str, Any]) -> bool:
-    """Whether compiled graphs shall become CUDA graphs. Options that nobody knows are an error in strict mode."""
+    """Whether compiled graphs shall become CUDA graphs. What nobody knows is an error in strict mode."""
+    lines = []
     if unknown := [name for name in options if name not in OPTIONS]:
-        line = f"the backend has the option {', '.join(OPTIONS)}, and none named {', '.join(unknown)}"
+        lines.append(f"the backend has the option {', '.join(OPTIONS)}, and none named {', '.join(unknown)}")
+    if mode is not None and mode not in MODES:
+        lines.append(f"the backend has the modes {', '.join(MODES)}, and none named {mode}")
+    for line in lines:
         if strict():
             raise UsageError(line)
         say_once(line)

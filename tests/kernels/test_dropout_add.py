@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from tests.kernels import philox
@@ -97,6 +98,18 @@ def test_compiled_as_one_graph(kind: str) -> None:
         results.append([out, *torch.autograd.grad(out.square().sum(), (x, residual))])
     for plain, compiled_result in zip(*results, strict=True):
         assert torch.equal(plain, compiled_result)
+
+
+def test_tensors_without_an_address_of_their_own() -> None:
+    x, residual = torch.randn(3, 6, 4), torch.randn(3, 6, 4)
+
+    def call(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return dropout_add(x, residual, training=False)
+
+    assert torch.equal(torch.vmap(call)(x, residual), x + residual)
+    assert torch.equal(torch.func.functionalize(call)(x, residual), x + residual)
+    traced = make_fx(call, tracing_mode="fake")(x, residual)
+    assert torch.equal(traced(x, residual), x + residual)
 
 
 def test_a_second_derivative_is_refused() -> None:

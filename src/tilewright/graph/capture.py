@@ -120,6 +120,13 @@ def has_forward_level() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def lies_in_memory(x: torch.Tensor) -> bool:
+    """Whether x has an address: it is not fake, nor what a transform of `torch.func` shows of another tensor."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not isinstance(x, FakeTensor) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
 def functions_watched() -> bool:
     """Whether a mode sees the functions of PyTorch that are called now, operators among them."""
     return bool(torch._C._len_torch_function_stack())

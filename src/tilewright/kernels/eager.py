@@ -22,7 +22,8 @@ from tilewright.kernels import repeat
 
 Operator = Callable[..., Any]
 WATCHED, TRAINED, NEW, SEEN = range(4)
-"""What `call` of repeat.cpp answers where it has no result."""
+"""What `call` of repeat.cpp answers where it has no result: somebody else would see the operator; a gradient is wanted;
+a kind of call that is new, or that nothing repeats; one that was there once, and is to be watched."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _lookers: list[None] = []
 

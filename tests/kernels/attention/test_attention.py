@@ -112,6 +112,17 @@ def test_shapes_are_known_without_memory() -> None:
     assert (out.shape, out.device.type, lse.shape) == (q.shape, "meta", q.shape[:3])
 
 
+@pytest.mark.parametrize("heads", [2, 4])
+def test_sizes_may_be_dynamic(heads: int) -> None:
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return attention(q, k, v, causal=True)
+
+    fast = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=True)
+    for length in (9, 5, 1):
+        q, (k, v) = torch.randn(2, 4, length, 8), torch.randn(2, 2, heads, length, 8)
+        torch.testing.assert_close(fast(q, k, v), call(q, k, v))
+
+
 def test_autocast_sets_the_dtype() -> None:
     (q, k, v), _ = Call(dtype=torch.float32).inputs(CPU)
     with torch.autocast("cpu", torch.bfloat16):

@@ -34,7 +34,12 @@ def attention(
         sums = [lse for _, lse in parts if lse is not None]
         return torch.cat([out for out, _ in parts], 2), torch.cat(sums, 2) if with_lse else None
     whole = band == (None, None) and mask is None
-    causal = band == (None, 0) and mask is None and q.shape[2] == k.shape[2]
+    # Of dynamic shapes a comparison is a symbol, which PyTorch's operator does not take: hence the branches.
+    causal = shared = False
+    if band == (None, 0) and mask is None and q.shape[2] == k.shape[2]:
+        causal = True
+    if q.shape[1] != k.shape[1]:
+        shared = True
     # PyTorch's CPU kernel multiplies masked scores, -inf, by the scale: NaN from 0, the largest of all from less.
     same = (whole or causal) and scale > 0.0 and not with_lse and not softcap and slopes is None
     # On a GPU one query in fp32 is here for the exactness of matrix-vector products, which that operator has not.
@@ -42,7 +47,6 @@ def attention(
     # The weight of one key is one, and its score's gradient zero, which is rounding in that operator.
     same = same and k.shape[2] > 1
     if same and 0 not in (*q.shape, *k.shape):
-        shared = q.shape[1] != k.shape[1]
         out = F.scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=shared
         )

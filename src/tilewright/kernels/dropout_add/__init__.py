@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tilewright.graph.capture import lies_in_memory
 from tilewright.hardware.language import runs_on_gpu
 from tilewright.kernels.activation import formula, formula_backward
 from tilewright.kernels.device import DTYPES
@@ -94,7 +95,7 @@ def _alignment(x: torch.Tensor) -> int:
     """The bytes that PyTorch's dropout of x itself finds it aligned to; one element where x has gaps."""
     if not x.is_contiguous() and not x.permute(_memory_order(x)).is_contiguous():
         return x.element_size()
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not _drawn_again(x) or not lies_in_memory(x):
         return ALIGNED
     address = x.data_ptr()
     return min(address & -address, ALIGNED) or ALIGNED
