@@ -112,9 +112,9 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
 def _in_strips(nest: Nest, form: Form, processors: int, tile: int, shared_bytes: int) -> Launch:
     """Column sums: each program walks a strip of rows, the next tiles on their way while it is at one.
 
-    H200, bf16, 16384 rows: the derivative of GELU and its sums, 8192 columns, 219 us by whole rows and 207 by
-    shares of the columns (192 at the bandwidth of copies), 361 with one tile at a time; that of layer norm, 2048
-    columns, 85 us (64), in tiles of one row 110, one at a time 151.
+    H200, bf16, 16384 rows: the derivative of GELU and its sums, 8192 columns, 223 us (192 at the bandwidth of copies),
+    by whole rows one at a time 361; that of layer norm, 2048 columns, 86 us (64), in tiles of one row 110, one at a
+    time 151.
     """
     rows, columns = nest.row_count, nest.col_count
     wide = power_of_two(columns) if form.whole_row else LONG_BLOCK
