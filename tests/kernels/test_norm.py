@@ -15,7 +15,6 @@ from tests.kernels.nvcc import instructions, spilled
 from tilewright.kernels import norm, ring
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import cuda, geometry, reference
-from tilewright.kernels.row import Edges
 from tilewright.measure.truth.proof import prove
 
 NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
@@ -209,55 +208,10 @@ def test_registers_hold_rows() -> None:
     assert geometry.held(4097) is None
 
 
-@pytest.mark.parametrize("centered", [False, True])
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_shelves_hold_rows_that_registers_do_not(itemsize: int, centered: bool) -> None:
-    lanes = 16 // itemsize
-    for vectors, rest, ragged in (
-        (4097, 0, False),
-        (5000, 0, False),
-        (8192, 0, False),
-        (6145, 0, True),
-        (6283, 1, True),
-    ):
-        columns = vectors * lanes + rest
-        found = geometry.shelved(columns, itemsize, ragged, centered)
-        assert found is not None and geometry.held(vectors) is None
-        before = 128 // itemsize - 1 if ragged else 0
-        assert found.threads * found.vectors * lanes >= columns + before
-        # Every thread has these vectors, whole but for the first, wherever a row begins.
-        assert found.full * found.threads * lanes <= columns
-        # Two blocks a multiprocessor: half of its registers, 64 a thread, and half of its shared memory.
-        assert found.threads <= 512 and 4 * (found.vectors - found.shelved) <= 32
-        assert 0 < 2 * (found.shared_bytes + ring.BLOCK_OVERHEAD) <= ring.SHARED_BYTES
-    assert geometry.shelved(4096 * lanes, itemsize, False, centered) is None
-    assert geometry.shelved(8192 * lanes + 1, itemsize, True, centered) is None
-
-
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_warps_take_equal_parts_of_rows_that_begin_anywhere(itemsize: int) -> None:
-    """`settled.cu` takes for granted that of a thread's words only the last may not be the row's."""
-    for columns in (65536 // itemsize + 1, 25001, 32729, 50257, 65537, 100003, 131071, 200001, 262143):
-        found = geometry.settled(columns, itemsize)
-        assert found is not None
-        warps = found.threads // 32
-        parts = found.cluster * warps
-        for head in range(4 // itemsize):
-            words = -(-(columns + head) * itemsize // 4)
-            assert 32 * (found.words - 1) <= words // parts and -(-words // parts) <= 32 * found.words
-        # A part, from a line's beginning, wherever in a line it lies.
-        assert found.shared_bytes == found.rows * warps * 128 * (found.words + 1) and found.rows >= 3
-        assert found.shared_bytes + 2 * 4 * (parts * 8 + 8) <= ring.LARGEST_BLOCK_BYTES, "two mails beside"
-    assert geometry.settled(300000, 4) is None and geometry.settled(30, itemsize) is None
-    assert geometry.settlers(30, 5341, 50257 * 4) == 30 and geometry.settlers(39, 5341, 50257 * 4) == 39
-    assert geometry.settlers(39, 5341, 50257 * 2) == 38 and geometry.settlers(39, 7, 50257 * 2) == 7
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("source, columns", [
     ("held", 5000), ("held", 16384), ("streamed", 50257), ("streamed", 65536),
-    ("streamed", 262144), ("settled", 50257), ("settled", 65537), ("settled", 131071),
-    ("backward", 4096), ("backward", 262144),
+    ("streamed", 262144), ("backward", 4096), ("backward", 262144),
 ])  # fmt: skip
 def test_cuda_kernels_compile_without_spills(source: str, columns: int, dtype: torch.dtype) -> None:
     """Layer norm with weight and bias, which has the most to keep in registers."""
@@ -272,32 +226,17 @@ def test_cuda_kernels_compile_without_spills(source: str, columns: int, dtype: t
 ], ids=str)  # fmt: skip
 def test_no_copy_loses_its_policy(columns: int, dtype: torch.dtype) -> None:
     """Of these rows ptxas 13.0 took the slots' addresses apart: an illegal instruction (see `copy_vector_once`)."""
-    for source, residual in (("streamed", True), ("settled", False)):
+    for residual in (False, True):
         build = cuda.Build(dtype, dtype, True, False, False, residual, "RAGGED", 128, True)
-        plan = cuda.plan(source, columns, build)  # type: ignore[arg-type]
-        code = instructions(SOURCES / f"{source}.cu", (*plan.definitions(), *build.definitions()))
+        code = instructions(
+            SOURCES / "streamed.cu", (*cuda.plan("streamed", columns, build).definitions(), *build.definitions())
+        )
         copies = [line for line in code if "LDGSTS" in line]
         assert copies and not [line for line in copies if "+UR" in line]
 
 
-@pytest.mark.parametrize("columns, dtype, centered", [
-    (32768, torch.float32, False), (32768, torch.float32, True), (16416, torch.float32, False),
-    (65536, torch.bfloat16, False), (65536, torch.bfloat16, True), (50257, torch.bfloat16, False),
-    (50257, torch.bfloat16, True), (25001, torch.float32, True),
-], ids=str)  # fmt: skip
-def test_shelves_compile_without_spills(columns: int, dtype: torch.dtype, centered: bool) -> None:
-    lie: Edges = "RAGGED" if columns % 8 else "WHOLE"
-    build = cuda.Build(dtype, dtype, True, centered, centered, False, lie, 128, True)
-    copied = ("COPIES", int(centered and lie == "RAGGED"))
-    definitions = (*cuda.plan("shelved", columns, build).definitions(), *build.definitions(), copied)
-    assert spilled(SOURCES / "shelved.cu", definitions) == {"norm_shelved": 0}
-    copies = [line for line in instructions(SOURCES / "shelved.cu", definitions) if "LDGSTS" in line]
-    assert copies and not [line for line in copies if "+UR" in line]
-
-
-@pytest.mark.parametrize("source", ["columns", "shifted"])
-def test_the_kernels_beside_them_compile(source: str) -> None:
-    assert spilled(SOURCES / f"{source}.cu", (("WEIGHT", "bf16"), ("THREADS", 256))) == {f"norm_{source}": 0}
+def test_the_sum_over_programs_compiles() -> None:
+    assert spilled(SOURCES / "columns.cu", (("WEIGHT", "bf16"), ("THREADS", 256))) == {"norm_columns": 0}
 
 
 @pytest.mark.parametrize("columns", [256, 16384, 65536])

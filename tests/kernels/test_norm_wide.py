@@ -40,12 +40,6 @@ def test_rings_have_the_rows_that_they_are_faster_with() -> None:
     assert wide.plan(8192, 2, 2, 2, 1) is None and wide.plan(8192, 2, 2, 2, 2) is not None
 
 
-def test_five_blocks_have_a_row_where_four_have_room_for_few() -> None:
-    four, five, wide_rows = (wide.plan(columns, 2, 2, 2, 2) for columns in (40001, 50257, 60001))
-    assert four and five and wide_rows and (four.share, five.share, wide_rows.share) == (4, 5, 8)
-    assert four.rows >= wide.ROWS_OF_FOUR and five.rows >= wide.ROWS_OF_FOUR
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("centered", [True, False])
 @pytest.mark.parametrize("columns", [5000, 50257, 65536, 262144])

@@ -1,6 +1,4 @@
-"""The CUDA C++ kernels (`held.cu`, `shelved.cu`, `shifted.cu`, `streamed.cu`, `settled.cu`, `backward.cu`,
-`columns.cu`): what they take, and their launch.
-"""
+"""The CUDA C++ kernels (`held.cu`, `streamed.cu`, `backward.cu`, `columns.cu`): what they take, and their launch."""
 
 from __future__ import annotations
 
@@ -15,19 +13,13 @@ from torch import Tensor
 
 from tilewright.kernels import nvrtc, ring
 from tilewright.kernels.norm import geometry, wide
-from tilewright.kernels.norm.geometry import Direction, Held, Settled, Shelved, Streamed
+from tilewright.kernels.norm.geometry import Direction, Held, Streamed
 from tilewright.kernels.norm.operands import Operands, pointer, stride
 from tilewright.kernels.ring import VECTOR, Ring
 from tilewright.kernels.row import ELEMENTS, Edges, edges, line_of, vectors_of
 
 HERE = Path(__file__).parent
 COLUMN_WARPS = (2, 4, 8, 16)
-SHIFTED_THREADS = 256
-COPIES_BYTES = 2**27
-"""Of all rows, from which copies of weights (`shifted.cu`) are worth their launch: at 50257 columns of bf16 layer norm
-of 2^27 bytes takes 77 us with it and 83 by `streamed.cu`, at 25001 of fp32 76 and 74, of 2^28 bytes 140 and 140."""
-SETTLED_BYTES = 2**17
-"""Of a row, beyond which `settled.cu` is faster than `streamed.cu`."""
 
 
 def refusal(direction: Direction, matrices: Sequence[Tensor], weights: int, weight_dtype: torch.dtype) -> str | None:
@@ -112,8 +104,8 @@ class Build:
         )
 
 
-Plan = Held | Shelved | Streamed | Settled | Ring
-Source = Literal["held", "shelved", "streamed", "settled", "backward"]
+Plan = Held | Streamed | Ring
+Source = Literal["held", "streamed", "backward"]
 
 
 def plan(source: Source, columns: int, build: Build) -> Plan:
@@ -123,12 +115,8 @@ def plan(source: Source, columns: int, build: Build) -> Plan:
     chosen: Plan | None
     if source == "held":
         chosen = geometry.held(vectors_of(columns, size, build.lie))
-    elif source == "shelved":
-        chosen = geometry.shelved(columns, size, build.lie == "RAGGED", build.centered)
     elif source == "streamed":
         chosen = geometry.streamed(columns, size, build.lie == "RAGGED", sums, weight_size, build.residual)
-    elif source == "settled":
-        chosen = geometry.settled(columns, size)
     else:
         task = geometry.task_of(columns, size, 2 + build.residual, int(build.has_weight), weight_size, build.centered)
         chosen = ring.plan(task, geometry.ways_of(columns, size, sums))
@@ -138,18 +126,14 @@ def plan(source: Source, columns: int, build: Build) -> Plan:
 
 SIGNATURES = {
     "held": "PPPPPPPPqiqqf",
-    "shelved": "PPPPPPiiqf",
     "streamed": "PPPPPPPPqiqqif",
-    "settled": "PPPPPPiiqf",
     "backward": "PPPPPPPPqiqqq",
 }
 
 
 @functools.cache
-def _kernel(
-    source: Source, device: int, columns: int, build: Build, *more: tuple[str, int]
-) -> tuple[nvrtc.Kernel, Plan, int]:
-    """The kernel, its plan, and the programs that run at once; `more` is what this source alone wants to know."""
+def _kernel(source: Source, device: int, columns: int, build: Build) -> tuple[nvrtc.Kernel, Plan, int]:
+    """The kernel, its plan, and the programs that run at once."""
     chosen = plan(source, columns, build)
     kernel = nvrtc.kernel(
         HERE / f"{source}.cu",
@@ -159,7 +143,7 @@ def _kernel(
         threads=chosen.threads,
         shared_bytes=chosen.shared_bytes,
         cluster=chosen.cluster,
-        definitions=(*chosen.definitions(), *build.definitions(), *more),
+        definitions=(*chosen.definitions(), *build.definitions()),
     )
     return kernel, chosen, kernel.programs_at_once()
 
@@ -189,16 +173,6 @@ def forward(
     if geometry.held(vectors_of(columns, x.itemsize, lie)):
         kernel, chosen, _ = _kernel("held", x.device.index, columns, build)
         kernel((-(-rows // chosen.groups),), *arguments, eps)
-    elif _shelves(rows, columns, build):
-        copied = _copies(build)
-        kernel, _, _ = _kernel("shelved", x.device.index, columns, build, ("COPIES", int(copied)))
-        weights, pitch = _shifted(weight, bias) if copied and weight is not None else ((weight, bias), 0)
-        kernel((rows,), *map(pointer, (x, y, *weights, mean, rstd)), columns, pitch, stride(x), eps)
-    elif _settles(columns, build):
-        kernel, chosen, at_once = _kernel("settled", x.device.index, columns, build)
-        programs = geometry.settlers(at_once, rows, stride(x) * x.itemsize)
-        tensors = (x, y, weight, bias, mean, rstd)
-        kernel((programs * chosen.cluster,), *map(pointer, tensors), rows, columns, stride(x), eps)
     else:
         kernel, chosen, at_once = _kernel("streamed", x.device.index, columns, build)
         programs, period = geometry.streams(at_once, rows, stride(x) * x.itemsize)
@@ -206,48 +180,6 @@ def forward(
             kernel, _, _ = _kernel("streamed", x.device.index, columns, replace(build, alike=False))
         kernel((programs * chosen.cluster,), *arguments, period, eps)
     return y, total, mean, rstd
-
-
-def _shelves(rows: int, columns: int, build: Build) -> bool:
-    """Whether forward goes by `shelved.cu`: where it was measured to be faster than `streamed.cu`."""
-    if build.residual or build.weight_dtype != build.dtype or build.lie == "LOOSE":
-        return False
-    size, ragged = build.dtype.itemsize, build.lie == "RAGGED"
-    if geometry.shelved(columns, size, ragged, build.centered) is None:
-        return False
-    return rows * columns * size >= COPIES_BYTES if _copies(build) else build.aligned
-
-
-def _settles(columns: int, build: Build) -> bool:
-    """Whether forward goes by `settled.cu`: likewise."""
-    if build.residual or build.weight_dtype != build.dtype or build.lie != "RAGGED":
-        return False
-    size = build.dtype.itemsize
-    return columns * size > SETTLED_BYTES and geometry.settled(columns, size) is not None
-
-
-def _copies(build: Build) -> bool:
-    """Whether `shelved.cu` takes weights from copies: two of them are too many to shift."""
-    return build.centered and build.lie == "RAGGED"
-
-
-def _shifted(weight: Tensor, bias: Tensor | None) -> tuple[tuple[Tensor, Tensor | None], int]:
-    """Weight and bias as `shifted.cu` has them, [places within 16 bytes, vectors, elements of a vector], and vectors
-    from one place's copy to the next."""
-    (columns,), lanes = weight.shape, VECTOR // weight.itemsize
-    kinds, pitch = 1 + (bias is not None), -(-(columns + lanes - 1) // lanes)
-    copies = torch.empty((kinds, lanes, pitch, lanes), dtype=weight.dtype, device=weight.device)
-    kernel = nvrtc.kernel(
-        HERE / "shifted.cu",
-        "norm_shifted",
-        "PPPii",
-        device=weight.device.index,
-        threads=SHIFTED_THREADS,
-        definitions=(("WEIGHT", ELEMENTS[weight.dtype]), ("THREADS", SHIFTED_THREADS)),
-    )
-    grid = -(-pitch // SHIFTED_THREADS), lanes, kinds
-    kernel(grid, weight.data_ptr(), pointer(bias), copies.data_ptr(), columns, pitch)
-    return (copies[0], None if bias is None else copies[1]), pitch
 
 
 def backward(

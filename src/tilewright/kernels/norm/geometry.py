@@ -1,7 +1,6 @@
 """How rows of a length lie on the threads and blocks of the CUDA C++ kernels; arithmetic only.
 
-The names are those of `held.cu`, `shelved.cu`, `streamed.cu`, `settled.cu` and `ring.cuh`, whose definitions the plans
-give.
+The names are those of `held.cu`, `streamed.cu` and `ring.cuh`, whose definitions the plans give.
 """
 
 from __future__ import annotations
@@ -50,46 +49,8 @@ def held(vectors: int) -> Held | None:
     return None
 
 
-@dataclass(frozen=True)
-class Shelved:
-    """A build of `shelved.cu`; the names are those of its source. A program takes one row."""
-
-    threads: int
-    vectors: int
-    full: int
-    shelved: int
-    depth: int
-    cluster: int = 1
-    groups: int = 1
-
-    @property
-    def shared_bytes(self) -> int:
-        """Of a block."""
-        return self.shelved * self.threads * VECTOR
-
-    def definitions(self) -> tuple[tuple[str, int], ...]:
-        """What the source wants to know."""
-        names = ("threads", "vectors", "full", "shelved", "depth")
-        return tuple((name.upper(), getattr(self, name)) for name in names)
-
-
-SHELVED_THREADS = 512
-SHELVED_HELD = 4
-"""Vectors of a thread in registers."""
 LINE = 128
-"""Bytes whose multiples the vectors of shelved and streamed rows are counted from."""
-
-
-def shelved(columns: int, itemsize: int, ragged: bool, centered: bool) -> Shelved | None:
-    """For rows of `columns` elements, if `ragged` in vectors counted from a line's beginning; None if two blocks of a
-    multiprocessor hold no such rows, or registers alone do."""
-    lanes = VECTOR // itemsize
-    count = -(-(columns + (LINE // itemsize - 1 if ragged else 0)) // lanes)
-    if not HELD_STEPS[-1][0] < count <= 16 * SHELVED_THREADS:
-        return None
-    each, full = -(-count // SHELVED_THREADS), columns // lanes // SHELVED_THREADS
-    # Layer norm has weights and biases on their way, so fewer of each.
-    return Shelved(SHELVED_THREADS, each, full, each - SHELVED_HELD, 2 if centered else 3)
+"""Bytes whose multiples the vectors of streamed rows are counted from."""
 
 
 @dataclass(frozen=True)
@@ -164,58 +125,6 @@ def streams(at_once: int, rows: int, pitch_bytes: int) -> tuple[int, int]:
     if rows <= at_once:
         return rows, 1
     return (alike, 1) if 20 * alike >= 19 * at_once else (at_once, period)
-
-
-@dataclass(frozen=True)
-class Settled:
-    """A build of `settled.cu`; the names are those of its source. A program takes one row at a time."""
-
-    threads: int
-    cluster: int
-    words: int
-    rows: int
-    groups: int = 1
-
-    @property
-    def shared_bytes(self) -> int:
-        """Of a block."""
-        return self.rows * self.threads // 32 * _part_bytes(self.words)
-
-    def definitions(self) -> tuple[tuple[str, int], ...]:
-        """What the source wants to know."""
-        names = ("threads", "cluster", "words", "rows")
-        given = tuple((name.upper(), getattr(self, name)) for name in names)
-        return *given, ("WIDTH", self.threads), ("BLOCKS", 1), ("LAG", 1)
-
-
-MOST_WORDS = 36
-MOST_WARPS = {2: 12, 4: 15}
-"""Of a block, by the size of an element: weights and biases of so many words a thread leave room for so many warps."""
-
-
-def _part_bytes(words: int) -> int:
-    """Of shared memory, for a warp's part of a row, of so many words a thread, that begins anywhere within a line."""
-    return LINE * words + LINE
-
-
-def settled(columns: int, itemsize: int) -> Settled | None:
-    """For rows of `columns` elements that begin anywhere; None if they are too few for a cluster, or too many."""
-    words = -(-(columns * itemsize + 4 - itemsize) // 4)
-    for cluster in CLUSTERS[1:]:
-        warps = -(-words // (cluster * 32 * MOST_WORDS))
-        if warps > MOST_WARPS[itemsize]:
-            continue
-        each = -(-words // (cluster * warps * 32))
-        room = LARGEST_BLOCK_BYTES - 4 * (cluster * warps * 16 + 32)
-        rows = min(MOST_ROWS, room // (warps * _part_bytes(each)))
-        return Settled(32 * warps, cluster, each, rows) if rows >= 3 and each >= 2 else None
-    return None
-
-
-def settlers(at_once: int, rows: int, pitch_bytes: int) -> int:
-    """Programs of `settled.cu` to launch for rows `pitch_bytes` apart: those of a program begin on the same half of a
-    word."""
-    return rows if rows <= at_once else at_once // 2 * 2 if pitch_bytes % 4 else at_once
 
 
 def task_of(columns: int, itemsize: int, inputs: int, weights: int, weight_size: int, centered: bool) -> Task:

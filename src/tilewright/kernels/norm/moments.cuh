@@ -1,6 +1,6 @@
 // Mean and reciprocal standard deviation of a row from its vectors: the mean, then squares about it; or the mean and
-// the mean square at once. Included by held.cu, shelved.cu and streamed.cu, which define CENTERED (1 layer norm, 0 RMS
-// norm) and what weights.cuh wants.
+// the mean square at once. Included by held.cu and streamed.cu, which define CENTERED (1 layer norm, 0 RMS norm) and
+// what weights.cuh wants.
 #pragma once
 #include "weights.cuh"
 

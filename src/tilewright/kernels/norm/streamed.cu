@@ -1,4 +1,4 @@
-// Layer norm and RMS norm, as held.cu, of rows that no block holds (see shelved.cu): clusters stay, rows pass through
+// Layer norm and RMS norm, as held.cu, of rows that no block holds: clusters stay, rows pass through
 // their shared memory, and the weights stay in their registers.
 //
 // A thread fetches the vectors of a row that it will use itself (cp.async) into one of ROWS slots, a row each. x and
@@ -34,7 +34,7 @@
 //
 // ALIKE 0 has programs far apart in memory at any time, which alone takes layer norm at 65536 in fp32 from 0.97 to
 // 0.94; in the order of shares.cuh, where they are together, 0.925 at 50257 (0.90 without), RMS norm 0.94 (0.915), but
-// with a residual 0.90 (0.90). Without one such rows go by settled.cu.
+// with a residual 0.90 (0.90).
 #include "mail.cuh"
 #include "moments.cuh"
 

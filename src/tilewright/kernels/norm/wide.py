@@ -35,10 +35,6 @@ ALONE, ALONE_LINED, TOGETHER = (4, 16), (2, 18), ((2, 28), (5, 16))
 and where several have one of 16 bits. 16 warps have registers for five vectors, 28 for two."""
 LEAST_ROWS, MOST_ROWS = 3, 8
 """In the ring of a block: one for each pass, and at least one on its way."""
-ROWS_OF_FOUR = 5
-"""A cluster of four, in 16 bits and without a residual, whose blocks have room for fewer becomes one of five, though 22
-of these run at once and 30 of four: at 50257 columns of bf16, layer norm moves 0.88 of copy bandwidth instead of 0.86,
-RMS norm 0.87 instead of 0.88."""
 DESK_BYTES = 2048
 """More than what the threads of a block tell each other takes."""
 
@@ -84,10 +80,7 @@ def plan(columns: int, itemsize: int, inputs: int, weight_size: int, sums: int) 
     def by(way: tuple[int, int], share: int) -> Wide | None:
         return _by(way, share, -(-vectors // share), lined, inputs, weight_size * VECTOR // itemsize)
 
-    found = next(filter(None, itertools.starmap(by, ways)), None)
-    if found and found.share == 4 and found.rows < ROWS_OF_FOUR and not lined and itemsize == inputs == 2:
-        return by(TOGETHER[0], 5) or found
-    return found
+    return next(filter(None, itertools.starmap(by, ways)), None)
 
 
 def _by(way: tuple[int, int], share: int, count: int, lined: bool, inputs: int, weight_bytes: int) -> Wide | None:
