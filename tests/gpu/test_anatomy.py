@@ -11,7 +11,8 @@ import torch
 from tests.anatomy import kernels
 from tilewright.anatomy.capture import capturing, launch_record
 from tilewright.anatomy.look import Request, look
-from tilewright.hardware.occupancy import multiprocessor, occupancy
+from tilewright.hardware.architectures import architecture
+from tilewright.hardware.occupancy import occupancy
 
 pytestmark = pytest.mark.gpu
 KERNELS = str(Path(kernels.__file__))
@@ -33,7 +34,7 @@ def test_the_driver_agrees_on_occupancy(tiles: tuple[int, ...], driver: Any) -> 
     launch = launch_record(captured)
     assert launch.registers == captured.compiled.n_regs
     major, minor = torch.cuda.get_device_capability()
-    ours = occupancy(multiprocessor(f"{major}.{minor}"), launch.threads, launch.registers, launch.shared_bytes)
+    ours = occupancy(architecture(f"{major}.{minor}"), launch.threads, launch.registers, launch.shared_bytes)
     function = driver.CUfunction(captured.compiled.function)
     status, blocks = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, launch.threads, launch.shared_bytes)
     assert (status.value, ours.blocks) == (0, blocks)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.hardware.occupancy import Waves, multiprocessor, occupancy
+from tilewright.hardware.architectures import architecture
+from tilewright.hardware.occupancy import Waves, occupancy
 from tilewright.records.errors import UsageError
 
 # Warps that fit by registers a thread: column "Warps per Multiprocessor" of NVIDIA's occupancy calculator
@@ -32,7 +33,7 @@ WARPS_BY_REGISTERS = {
 @pytest.mark.parametrize(("registers", "warps"), WARPS_BY_REGISTERS.items())
 @pytest.mark.parametrize("capability", ["8.0", "9.0"])
 def test_warps_by_registers(capability: str, registers: int, warps: int) -> None:
-    found = occupancy(multiprocessor(capability), threads=128, registers=registers, shared_bytes=0)
+    found = occupancy(architecture(capability), threads=128, registers=registers, shared_bytes=0)
     assert found.warps == min(warps // 4 * 4, 64)
     assert found.share == found.warps / 64
 
@@ -66,7 +67,7 @@ def test_warps_by_registers(capability: str, registers: int, warps: int) -> None
 def test_known_cases(
     capability: str, threads: int, registers: int, shared: int, blocks: int, limited_by: tuple[str, ...]
 ) -> None:
-    found = occupancy(multiprocessor(capability), threads, registers, shared)
+    found = occupancy(architecture(capability), threads, registers, shared)
     assert (found.blocks, found.limited_by) == (blocks, limited_by)
 
 
@@ -78,7 +79,7 @@ def test_known_cases(
 )
 def test_what_fits_fits_and_one_more_does_not(capability: str, threads: int, registers: int, shared: int) -> None:
     """Warps are placed one by one on the partitions, as the hardware must."""
-    sm = multiprocessor(capability)
+    sm = architecture(capability)
     found = occupancy(sm, threads, registers, shared)
     warps = -(-threads // 32)
     fitting = sm.registers // 4 // (-(-registers * 32 // 256) * 256) * 4
@@ -98,9 +99,9 @@ def test_what_fits_fits_and_one_more_does_not(capability: str, threads: int, reg
 
 def test_what_is_not_known_is_said() -> None:
     with pytest.raises(UsageError, match=r"'3.5' is not known, only of 7.5, 8.0, 8.6, 8.9, 9.0"):
-        multiprocessor("3.5")
+        architecture("3.5")
     with pytest.raises(UsageError, match="at least one thread, not 0"):
-        occupancy(multiprocessor("9.0"), 0, 32, 0)
+        occupancy(architecture("9.0"), 0, 32, 0)
 
 
 def test_the_weighted_sum_has_under_half_a_wave() -> None:

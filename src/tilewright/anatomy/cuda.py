@@ -11,8 +11,9 @@ from typing import Any
 from unittest import mock
 
 from tilewright.anatomy.capture import shortened
+from tilewright.hardware.architectures import architecture
 from tilewright.hardware.assembly import Resources, disassemble, resources
-from tilewright.hardware.occupancy import multiprocessor, occupancy
+from tilewright.hardware.occupancy import occupancy
 from tilewright.kernels import nvrtc
 from tilewright.kernels.eager import launches_in_python
 from tilewright.records.launch import Launch
@@ -57,7 +58,7 @@ class _Unlaunched(nvrtc.Kernel):
         return self.built.resources.stack_bytes
 
     def blocks_per_multiprocessor(self) -> int:
-        sm = multiprocessor(self.built.capability)
+        sm = architecture(self.built.capability)
         return occupancy(sm, self.threads, self.registers(), self.shared_bytes).blocks
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilewright.hardware.occupancy import multiprocessor
+from tilewright.hardware.architectures import architecture, limits_of
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.kernels.registration import IMPLEMENTATIONS
 
@@ -124,6 +124,7 @@ def simulated(profile: DeviceProfile, capability: str) -> Iterator[None]:
 
     before = driver._active
     driver.set_active(Driver(capability))
+    limits_of.cache_clear()
     pretence = _SaysCuda()
     try:
         with contextlib.ExitStack() as stack:
@@ -134,12 +135,13 @@ def simulated(profile: DeviceProfile, capability: str) -> Iterator[None]:
             yield
     finally:
         driver._active = before
+        limits_of.cache_clear()
 
 
 def _module(profile: DeviceProfile, capability: str) -> dict[str, Any]:
     """What stands in for the functions of `torch.cuda`."""
     major, minor = map(int, capability.split("."))
-    sm = multiprocessor(capability)
+    sm = architecture(capability)
     properties = SimpleNamespace(
         name=profile.name,
         major=major,

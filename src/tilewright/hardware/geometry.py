@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tilewright.hardware.architectures import architecture
 from tilewright.hardware.assembly import Instructions, read_sass
-from tilewright.hardware.occupancy import Occupancy, Waves, multiprocessor, occupancy
+from tilewright.hardware.occupancy import Occupancy, Waves, occupancy
 from tilewright.records.launch import Access, Launch, Walk
 
 
@@ -42,7 +43,7 @@ class KernelView:
 
 def laid_out(launch: Launch, sms: int) -> tuple[Occupancy, Waves | None]:
     """Occupancy and waves of a launch on a device of so many multiprocessors; no waves where nothing fits."""
-    found = occupancy(multiprocessor(launch.capability), launch.threads, launch.registers, launch.shared_bytes)
+    found = occupancy(architecture(launch.capability), launch.threads, launch.registers, launch.shared_bytes)
     return found, Waves(launch.programs, sms, found.blocks) if found.blocks else None
 
 

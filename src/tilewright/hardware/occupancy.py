@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from tilewright.hardware.architectures import Architecture
 from tilewright.records.errors import UsageError
 
-KIB = 1024
 WARP = 32
 _REGISTER_UNIT = 256
 """Registers are handed out to a warp in units of so many, on every architecture from 7.0 on."""
@@ -20,50 +20,6 @@ _PARTITIONS = 4
 """Each multiprocessor is four partitions with a quarter of the registers; a warp stays in one."""
 
 Resource = Literal["registers", "shared memory", "threads", "blocks"]
-
-
-@dataclass(frozen=True)
-class Multiprocessor:
-    """What one multiprocessor holds; shared memory in bytes."""
-
-    capability: str
-    max_threads: int
-    max_blocks: int
-    shared_bytes: int
-    shared_bytes_per_block: int
-    """The most that one block may ask for."""
-    shared_unit: int
-    shared_reserved: int
-    """What the system takes of it for every block."""
-    registers: int = 65536
-    max_registers_per_thread: int = 255
-    max_threads_per_block: int = 1024
-
-
-_MULTIPROCESSORS = {
-    sm.capability: sm
-    for sm in (
-        Multiprocessor("7.5", 1024, 16, 64 * KIB, 64 * KIB, 256, 0),
-        Multiprocessor("8.0", 2048, 32, 164 * KIB, 163 * KIB, 128, KIB),
-        Multiprocessor("8.6", 1536, 16, 100 * KIB, 99 * KIB, 128, KIB),
-        Multiprocessor("8.9", 1536, 24, 100 * KIB, 99 * KIB, 128, KIB),
-        Multiprocessor("9.0", 2048, 32, 228 * KIB, 227 * KIB, 128, KIB),
-    )
-}
-
-
-def multiprocessor(capability: str) -> Multiprocessor:
-    """The multiprocessor of a compute capability (`9.0`); UsageError lists the known ones.
-
-    >>> multiprocessor("8.6").max_blocks
-    16
-    """
-    found = _MULTIPROCESSORS.get(capability)
-    if found is None:
-        raise UsageError(
-            f"occupancy of compute capability {capability!r} is not known, only of {', '.join(_MULTIPROCESSORS)}"
-        )
-    return found
 
 
 @dataclass(frozen=True)
@@ -83,13 +39,14 @@ class Occupancy:
         return tuple(resource for resource, blocks in self.limits.items() if blocks == self.blocks)
 
 
-def occupancy(sm: Multiprocessor, threads: int, registers: int, shared_bytes: int) -> Occupancy:
+def occupancy(sm: Architecture, threads: int, registers: int, shared_bytes: int) -> Occupancy:
     """Occupancy of a kernel of `threads` a block, `registers` a thread and `shared_bytes` a block.
 
     `shared_bytes` is static and dynamic together. Zero blocks mean that the kernel cannot be launched.
     UsageError for a block of no threads.
 
-    >>> a100 = multiprocessor("8.0")
+    >>> from tilewright.hardware.architectures import architecture
+    >>> a100 = architecture("8.0")
     >>> occupancy(a100, threads=256, registers=64, shared_bytes=0).limited_by
     ('registers',)
     >>> occupancy(a100, 256, 64, 0).share
@@ -108,7 +65,7 @@ def occupancy(sm: Multiprocessor, threads: int, registers: int, shared_bytes: in
     return Occupancy(blocks, blocks * warps, blocks * warps * WARP / sm.max_threads, limits)
 
 
-def _by_registers(sm: Multiprocessor, warps: int, registers: int) -> int:
+def _by_registers(sm: Architecture, warps: int, registers: int) -> int:
     if registers > sm.max_registers_per_thread:
         return 0
     of_a_warp = _round_up(max(registers, 1) * WARP, _REGISTER_UNIT)
@@ -118,7 +75,7 @@ def _by_registers(sm: Multiprocessor, warps: int, registers: int) -> int:
     return sm.registers // _PARTITIONS // of_a_warp * _PARTITIONS // warps
 
 
-def _by_shared(sm: Multiprocessor, shared_bytes: int) -> int:
+def _by_shared(sm: Architecture, shared_bytes: int) -> int:
     if shared_bytes > sm.shared_bytes_per_block:
         return 0
     taken = _round_up(max(shared_bytes + sm.shared_reserved, 1), sm.shared_unit)

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tilewright.hardware.architectures import architecture, known
 from tilewright.kernels.launches import Launch, listened, note
 from tilewright.records import cache
 from tilewright.records.errors import CacheError, CompilerError, say_once
@@ -30,8 +31,6 @@ from tilewright.records.errors import CacheError, CompilerError, say_once
 Definitions = tuple[tuple[str, int | str], ...]
 HERE = Path(__file__).parent
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-OLDEST = (9, 0)
-"""Compute capability from which blocks form clusters."""
 PORTABLE_CLUSTER = 8
 """Blocks that every device with clusters puts in one; more must be asked for."""
 
@@ -39,10 +38,16 @@ PORTABLE_CLUSTER = 8
 @functools.cache
 def available(device: int) -> bool:
     """Whether CUDA C++ can be built for device number `device`: `cuda.bindings` is there, clusters too."""
+    found = importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings")
+    row = known(_capability(device)) if found else None
+    return row is not None and row.max_cluster > 1
+
+
+def _capability(device: int) -> str:
     import torch
 
-    found = importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings")
-    return bool(found) and torch.cuda.get_device_capability(device) >= OLDEST
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{major}.{minor}"
 
 
 class Kernel:
@@ -166,11 +171,7 @@ def kernel(
     `threads` is the block, `shared_bytes` its dynamic shared memory, `cluster` what the source names in
     `__cluster_dims__`. CompilerError carries the compiler's words or the driver's.
     """
-    import torch
-
-    major, minor = torch.cuda.get_device_capability(device)
-    # The matrix instructions of 9.0 are only in the architecture's own feature set.
-    code = cubin(source, f"sm_{major}{minor}{'a' if (major, minor) == (9, 0) else ''}", definitions)
+    code = cubin(source, architecture(_capability(device)).target, definitions)
     return loaded(code, entry, signature, device=device, threads=threads, shared_bytes=shared_bytes, cluster=cluster)
 
 

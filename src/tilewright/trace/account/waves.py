@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from tilewright.hardware.occupancy import Waves, multiprocessor, occupancy
+from tilewright.hardware.architectures import architecture
+from tilewright.hardware.occupancy import Waves, occupancy
 from tilewright.records.errors import UsageError
 from tilewright.trace.events.rows import append
 
@@ -73,7 +74,7 @@ def _waves(
     if not isinstance(sms, int) or sms < 1 or programs < 1 or threads < 1:
         return None
     try:
-        sm = multiprocessor(f"{properties.get('computeMajor')}.{properties.get('computeMinor')}")
+        sm = architecture(f"{properties.get('computeMajor')}.{properties.get('computeMinor')}")
     except UsageError:
         return None
     held = occupancy(sm, threads, registers, shared_bytes)
