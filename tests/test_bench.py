@@ -18,10 +18,10 @@ from tilewright.measure.racing.pace import Limit
 from tilewright.measure.racing.race import Outcome
 from tilewright.measure.racing.results import append_results, read_results
 from tilewright.measure.timing.benchmark import Timing
-from tilewright.records.choice import Choice
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Ceiling
 from tilewright.records.suite import Variant
+from tilewright.records.suite_filter import SuiteFilter
 
 SHAPES = [(4, 8), (16, 32), (5, 7)]
 
@@ -36,13 +36,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.unfreeze()
 
 
-def names(choice: Choice) -> list[str]:
+def names(choice: SuiteFilter) -> list[str]:
     return [f"{workload.name} {direction}" for workload, direction in heats(suite(reference), choice)]
 
 
 def test_a_choice_names_its_races_in_order() -> None:
-    assert names(Choice()) == ["64x257 float32 fwd", "64x257 float32 bwd"]
-    chosen = Choice(shapes=SHAPES[:2], dtypes=["float32", "bfloat16"], directions=["bwd"])
+    assert names(SuiteFilter()) == ["64x257 float32 fwd", "64x257 float32 bwd"]
+    chosen = SuiteFilter(shapes=SHAPES[:2], dtypes=["float32", "bfloat16"], directions=["bwd"])
     assert names(chosen) == [
         "4x8 float32 bwd",
         "4x8 bfloat16 bwd",
@@ -52,8 +52,8 @@ def test_a_choice_names_its_races_in_order() -> None:
 
 
 def test_shards_are_the_whole() -> None:
-    whole = names(Choice(shapes=SHAPES))
-    parts = [names(Choice(shapes=SHAPES, shard=(i, 4))) for i in range(1, 5)]
+    whole = names(SuiteFilter(shapes=SHAPES))
+    parts = [names(SuiteFilter(shapes=SHAPES, shard=(i, 4))) for i in range(1, 5)]
     assert sorted(name for part in parts for name in part) == sorted(whole)
     assert [len(part) for part in parts] == [2, 2, 1, 1]
 
@@ -70,22 +70,22 @@ def test_shards_are_the_whole() -> None:
 )
 def test_a_malformed_choice_is_named(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Choice.parse(**options)
+        SuiteFilter.parse(**options)
 
 
 def test_what_the_suite_has_not_is_named() -> None:
     with pytest.raises(UsageError, match="no implementation jax of ramp; known: suspect, eager"):
-        heats(suite(reference), Choice(impls=["jax"]))
+        heats(suite(reference), SuiteFilter(impls=["jax"]))
     with pytest.raises(UsageError, match="ramp has no sweep 'rows'; known: none"):
-        heats(suite(reference), Choice(sweep="rows"))
+        heats(suite(reference), SuiteFilter(sweep="rows"))
 
 
-def run(choice: Choice, *others: Variant) -> list[Heat]:
+def run(choice: SuiteFilter, *others: Variant) -> list[Heat]:
     return bench_suite(suite(reference, *others), choice, seconds=0.05)
 
 
 def test_a_row_says_what_was_measured() -> None:
-    (heat,) = run(Choice(shapes=[(64, 32)], directions=["fwd"]))
+    (heat,) = run(SuiteFilter(shapes=[(64, 32)], directions=["fwd"]))
     row = next(row for row in heat.rows if row.impl == "suspect")
     assert (row.suite, row.case, row.direction) == ("ramp", "64x32 float32", "fwd")
     assert row.bytes == 2 * 64 * 32 * 4 and row.flops is None
@@ -102,20 +102,20 @@ def test_a_row_says_what_was_measured() -> None:
 
 def test_only_those_that_go_a_direction_are_raced_in_it() -> None:
     forward = Variant("forward only", "torch", reference, directions=("fwd",))
-    ran = run(Choice(shapes=[(4, 8)]), forward)
+    ran = run(SuiteFilter(shapes=[(4, 8)]), forward)
     assert [sorted(row.impl for row in heat.rows) for heat in ran] == [
         ["eager", "forward only", "suspect"],
         ["eager", "suspect"],
     ]
-    (chosen,) = run(Choice(shapes=[(4, 8)], impls=["eager"], directions=["fwd"]))
+    (chosen,) = run(SuiteFilter(shapes=[(4, 8)], impls=["eager"], directions=["fwd"]))
     assert [row.impl for row in chosen.rows] == ["eager"]
 
 
 def test_ways_of_another_device_are_raced_only_when_asked_for() -> None:
     kernel = Variant("tilewright-triton", "triton", reference)
-    (heat,) = run(Choice(shapes=[(4, 8)], directions=["fwd"]), kernel)
+    (heat,) = run(SuiteFilter(shapes=[(4, 8)], directions=["fwd"]), kernel)
     assert [outcome.impl for outcome in heat.outcomes] == ["suspect", "eager"]
-    (heat,) = run(Choice(shapes=[(4, 8)], directions=["fwd"], impls=["tilewright-triton"]), kernel)
+    (heat,) = run(SuiteFilter(shapes=[(4, 8)], directions=["fwd"], impls=["tilewright-triton"]), kernel)
     assert [outcome.impl for outcome in heat.outcomes] == ["tilewright-triton"]
 
 
@@ -133,7 +133,7 @@ def test_who_is_refused_has_no_row_and_a_reason(tmp_path: Path) -> None:
         Variant("broken", "torch", fails),
         Variant("tilewright-broken", "torch", fails),
     ]
-    (heat,) = run(Choice(shapes=[(40, 8)], directions=["fwd"]), *others)
+    (heat,) = run(SuiteFilter(shapes=[(40, 8)], directions=["fwd"]), *others)
     assert sorted(row.impl for row in heat.rows) == ["eager", "suspect"]
     where = "ramp 40x8 float32 fwd: "
     said = [line.removeprefix(where) for line in remarks(heat) if line.startswith(where)]

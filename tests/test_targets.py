@@ -207,7 +207,7 @@ def test_missing_name(model: str) -> None:
 
 def test_a_file_without_a_name(model: str) -> None:
     said = message(UsageError, model)
-    assert said.startswith(f"{model} alone is no target, {model}:NAME is; it has double, add, Net")
+    assert said.startswith(f"target {model} lacks a name: write {model}:NAME; it has double, add, Net")
 
 
 def test_a_file_with_nothing_in_it(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_missing_inputs(model: str, name: str, signature: str) -> None:
 
 @pytest.mark.parametrize("name", ["doubled", "annotated"])
 def test_inputs_that_nobody_wants(model: str, name: str) -> None:
-    assert "leave --inputs 'fp32[N=4]' out" in message(UsageError, f"{model}:{name}", "fp32[N=4]")
+    assert "leave out --inputs 'fp32[N=4]'" in message(UsageError, f"{model}:{name}", "fp32[N=4]")
 
 
 def test_malformed_inputs(model: str) -> None:

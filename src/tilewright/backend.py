@@ -33,7 +33,7 @@ from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.schedule import schedule
 from tilewright.passes.simplify import written
-from tilewright.records.errors import CaptureError, TilewrightError, UsageError, say_once
+from tilewright.records.errors import CaptureError, TilewrightError, UsageError, warn_once
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.runtime.assemble import Scheduled, assemble
 from tilewright.runtime.compiler import load
@@ -124,7 +124,7 @@ def _asks_for_replay(mode: str | None, options: Mapping[str, Any]) -> bool:
     for line in lines:
         if strict():
             raise UsageError(line)
-        say_once(line)
+        warn_once(line)
     return mode in REPLAYING_MODES or bool(options.get("cuda_graphs"))
 
 
@@ -133,7 +133,7 @@ def _leave_to_pytorch(record: Recording, fallback: Fallback, error: Exception | 
     record.fallbacks.append(fallback)
     if strict():
         raise error or CaptureError(f"{fallback.what} at {fallback.where}: {fallback.why}")
-    say_once(f"{fallback.what} at {fallback.where} runs as PyTorch runs it: {fallback.why}")
+    warn_once(f"{fallback.what} at {fallback.where} runs as PyTorch runs it: {fallback.why}")
 
 
 watch(backend, lambda skipped: _leave_to_pytorch(_recording.get() or Recording(), skipped))
@@ -184,7 +184,7 @@ class _Compiler:
         line = f"the {name} graph at {_place(module.graph)} is not replayed as a CUDA graph: {why}"
         if strict():
             raise CaptureError(line)
-        say_once(line)
+        warn_once(line)
 
     def _note_replay(self, name: GraphName, module: fx.GraphModule, verdict: Verdict, reason: str) -> None:
         place = _place(module.graph)
@@ -198,7 +198,7 @@ class _Compiler:
             self.leave_to_pytorch(found)
         count, limit = compilations()
         if count == limit:
-            say_once(
+            warn_once(
                 f"the function at {_place(module.graph)} was compiled {count} times, as often as PyTorch allows "
                 "(torch._dynamo.config.recompile_limit): further variants run as PyTorch runs them"
             )
@@ -258,7 +258,7 @@ class _Compiler:
             if node.op == "call_function" and not known:
                 why = "it has no row in the operator table"
                 self.record.fallbacks.append(Fallback(str(node.target), source_line(node) or node.name, why))
-                say_once(
+                warn_once(
                     f"{node.target} at {source_line(node) or node.name} runs as PyTorch runs it: {why}",
                     key=str(node.target),
                 )

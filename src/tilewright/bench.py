@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilewright.records.choice import Choice
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Direction, Measurement
+from tilewright.records.suite_filter import SuiteFilter
 from tilewright.report.shown import Shown
 
 if TYPE_CHECKING:
@@ -98,17 +98,17 @@ def _refusal(heat: Heat, outcome: Outcome) -> str:
     return f"{heat.suite.name} {heat.workload.name} {heat.direction}: {outcome.impl} refused: {outcome.refusal}"
 
 
-def heats(suite: Suite, choice: Choice) -> list[tuple[Workload, Direction]]:
-    """The races of a suite that `choice` names, in order; UsageError for a name the suite does not have."""
+def heats(suite: Suite, wanted: SuiteFilter) -> list[tuple[Workload, Direction]]:
+    """The races of a suite that `wanted` names, in order; UsageError for a name the suite does not have."""
     known = [variant.name for variant in suite.variants]
-    unknown = [name for name in choice.impls if name not in known]
+    unknown = [name for name in wanted.impls if name not in known]
     if unknown:
         raise UsageError(f"no implementation {', '.join(unknown)} of {suite.name}; known: {', '.join(known)}")
-    if choice.sweep and choice.sweep not in suite.sweeps:
-        raise UsageError(f"{suite.name} has no sweep {choice.sweep!r}; known: {', '.join(suite.sweeps) or 'none'}")
-    sizes = choice.shapes or (suite.sweeps[choice.sweep] if choice.sweep else suite.sizes)
+    if wanted.sweep and wanted.sweep not in suite.sweeps:
+        raise UsageError(f"{suite.name} has no sweep {wanted.sweep!r}; known: {', '.join(suite.sweeps) or 'none'}")
+    sizes = wanted.shapes or (suite.sweeps[wanted.sweep] if wanted.sweep else suite.sizes)
     try:
-        workloads = [suite.workload(shape, dtype) for shape in sizes for dtype in choice.dtypes or suite.dtypes]
+        workloads = [suite.workload(shape, dtype) for shape in sizes for dtype in wanted.dtypes or suite.dtypes]
     except ValueError as error:
         # A workload unpacks its sizes.
         example = "x".join(map(str, suite.sizes[0]))
@@ -117,15 +117,15 @@ def heats(suite: Suite, choice: Choice) -> list[tuple[Workload, Direction]]:
         (workload, direction)
         for workload in workloads
         for direction in workload.work
-        if not choice.directions or direction in choice.directions
+        if not wanted.directions or direction in wanted.directions
     ]
-    first, step = choice.shard
+    first, step = wanted.shard
     return races[first - 1 :: step]
 
 
 def bench_suite(
     suite: Suite,
-    choice: Choice,
+    wanted: SuiteFilter,
     *,
     device: str = "cpu",
     seconds: float = 3.0,
@@ -138,9 +138,9 @@ def bench_suite(
     the reason is among the outcomes of its race.
     """
     run: list[Heat] = []
-    for workload, direction in heats(suite, choice):
+    for workload, direction in heats(suite, wanted):
         tell(f"{suite.name} {workload.name} {direction}")
-        heat = _heat(suite, workload, direction, _entered(suite, choice, direction, device), device, seconds)
+        heat = _heat(suite, workload, direction, _entered(suite, wanted, direction, device), device, seconds)
         run.append(heat)
         done(heat)
     return run
@@ -191,15 +191,15 @@ def benchmark(
         reference=reference or next(iter(functions.values())),
         directions=directions,
     )
-    return Benched(bench_suite(suite, Choice(), device=str(inputs[0].device), seconds=seconds))
+    return Benched(bench_suite(suite, SuiteFilter(), device=str(inputs[0].device), seconds=seconds))
 
 
-def _entered(suite: Suite, choice: Choice, direction: Direction, device: str) -> list[Variant]:
-    """The variants chosen that go this direction; without a choice, none of ours that needs another device."""
+def _entered(suite: Suite, wanted: SuiteFilter, direction: Direction, device: str) -> list[Variant]:
+    """The named variants that have this direction; if none is named, all but those of ours for other devices."""
 
     def takes(variant: Variant) -> bool:
-        if choice.impls:
-            chosen = variant.name in choice.impls
+        if wanted.impls:
+            chosen = variant.name in wanted.impls
         else:
             ours_on_gpu = variant.name.startswith("tilewright-") and variant.language in _GPU_LANGUAGES
             chosen = device != "cpu" or not ours_on_gpu

@@ -1,4 +1,4 @@
-"""From what a user typed, `file.py:name` or `package.module:name`, to the case it stands for."""
+"""Loads the case that a user names as `file.py:name` or `package.module:name`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def load_case(target: str, inputs: str | None = None, *, training: bool | None =
     `target` is `path/file.py:name` or `package.module:name`; `name` is a `Case`, a function that
     returns a `Case` when called without arguments, or, with `inputs` such as
     `"bf16[B=16,S=1024,D=768], i64[S=1024]"`, an `nn.Module` (class or instance) or a function of
-    tensors. `training` overrides whether the backward pass belongs to the case; without it a `Case`
-    says so itself, and a module or function trains if it has parameters or a floating-point input.
+    tensors. `training` says whether the backward pass belongs to the case. By default a `Case` keeps its
+    own setting, and a module, or a function with a floating-point input, trains.
 
-    The user's file runs, as `import` would run it, with its folder on `sys.path`.
+    The user's file is executed, as `import` would do, with its folder on `sys.path`.
 
-    Raises `UsageError` (a malformed target or `inputs`, `inputs` missing or not wanted), `TargetError`
+    Raises `UsageError` (malformed target or `inputs`; `inputs` missing, or given for a `Case`), `TargetError`
     (no such file, module or name; a file that fails on import; a name that is none of the above) or
     `InputError` (more or fewer inputs than the module or function takes).
     """
@@ -46,10 +46,11 @@ def load_case(target: str, inputs: str | None = None, *, training: bool | None =
 
 
 def load_object(target: str) -> object:
-    """What `target` names, whatever it is; the user's file runs. UsageError or TargetError as `load_case`."""
+    """The object that `target` names, of any type. Runs the user's file and raises like `load_case`."""
     place, colon, name = target.rpartition(":")
     if not colon and target.endswith(".py") and Path(target).is_file():
-        raise UsageError(f"{target} alone is no target, {target}:NAME is; it has {_usable(_load_file(Path(target)))}")
+        names = _target_names(_load_file(Path(target)))
+        raise UsageError(f"target {target} lacks a name: write {target}:NAME; it has {names}")
     if not (colon and place and name):
         raise UsageError(f"target {target!r} is not of the form file.py:NAME or package.module:NAME")
     is_file = place.endswith(".py") or "/" in place
@@ -67,26 +68,26 @@ def _load_file(path: Path) -> ModuleType:
         hint = "; did you mean " + " or ".join(str(path.parent / name) for name in near) + "?" if near else ""
         raise TargetError(f"no file {str(path)!r} (looked in {Path.cwd()}){hint}")
     path = path.resolve()
-    # Unlike the bare stem, this cannot shadow a module of the same name (`attention.py`, `types.py`).
+    # The hash keeps the file from shadowing a module of the same name (`attention.py`, `types.py`).
     module_name = re.sub(r"\W", "_", path.stem) + "_" + hashlib.sha256(bytes(path)).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise TargetError(f"{str(path)!r} is not a Python file; a file target ends with .py")
     _prepend_to_path(path.parent)
     module = importlib.util.module_from_spec(spec)
-    # Dynamo, pickle and dataclasses look a function's module up by its name.
+    # Dynamo, pickle and dataclasses find a function's module in sys.modules.
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise TargetError(f"{path} failed on import {_blame(error)}") from error
+        raise TargetError(f"{path} failed on import {_error_location(error)}") from error
     return module
 
 
 def _load_module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise UsageError(f"{name!r} is no module name; a target is file.py:NAME or package.module:NAME")
+        raise UsageError(f"{name!r} is not a module name; a target is file.py:NAME or package.module:NAME")
     _prepend_to_path(Path.cwd())
     try:
         return importlib.import_module(name)
@@ -96,40 +97,40 @@ def _load_module(name: str) -> ModuleType:
                 f"no module {error.name!r} (looked in {Path.cwd()} and the installed packages); "
                 "to name a file, write path/file.py:NAME"
             ) from error
-        raise TargetError(f"module {name!r} failed on import {_blame(error)}") from error
+        raise TargetError(f"module {name!r} failed on import {_error_location(error)}") from error
 
 
 def _prepend_to_path(folder: Path) -> None:
-    """As `python file.py` and `python -m module` do, so that the user's own imports are found."""
+    """As `python file.py` and `python -m module` do, so that the user's imports work."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
 
-def _blame(error: BaseException) -> str:
-    """`at model.py:12: x = y`, the user's own line, and below it the error."""
+def _error_location(error: BaseException) -> str:
+    """`at model.py:12: x = y`, the innermost line of the user's code, and below it the error."""
     if isinstance(error, SyntaxError) and error.filename:
         line = (error.text or "").strip()
         return f"at {error.filename}:{error.lineno}: {line}\n  {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if _is_users(frame.filename)), frames[-1])
+    frame = next((frame for frame in reversed(frames) if _is_user_file(frame.filename)), frames[-1])
     return f"at {frame.filename}:{frame.lineno}: {frame.line}\n  {type(error).__name__}: {error}"
 
 
-def _is_users(filename: str) -> bool:
-    """Whether a frame is the user's own code: not Python's, not an installed package's, not ours."""
-    ours = (sysconfig.get_path("stdlib"), "<frozen", str(Path(__file__).parent))
-    return not filename.startswith(ours) and not re.search(r"/(site|dist)-packages/", filename)
+def _is_user_file(filename: str) -> bool:
+    """Whether a file is outside Python's library, installed packages and tilewright."""
+    others = (sysconfig.get_path("stdlib"), "<frozen", str(Path(__file__).parent))
+    return not filename.startswith(others) and not re.search(r"/(site|dist)-packages/", filename)
 
 
 def _no_such_name(module: ModuleType, place: str, name: str) -> str:
     near = get_close_matches(name, [key for key in vars(module) if not key.startswith("_")], n=3)
     if near:
         return f"{place} has no {name!r}; did you mean {' or '.join(near)}?"
-    return f"{place} has no {name!r}; it has {_usable(module)}"
+    return f"{place} has no {name!r}; it has {_target_names(module)}"
 
 
-def _usable(module: ModuleType) -> str:
-    """The names in a module that may be targets."""
+def _target_names(module: ModuleType) -> str:
+    """The names in a module that can be targets, at most eight."""
     from torch import nn
 
     names = [
@@ -146,9 +147,9 @@ def _case_from(found: object, name: str, target: str, inputs: str | None) -> Cas
     from torch import nn
 
     if isinstance(found, Case):
-        return _own_inputs(found, target, inputs)
+        return _without_inputs(found, target, inputs)
     if isinstance(found, nn.Module):
-        # Each build is a copy: what one run does to its parameters and buffers, the next must not see.
+        # Each build is a copy, so that a run cannot change the parameters and buffers of the next.
         return _with_inputs(lambda: copy.deepcopy(found), found.forward, name, target, inputs, trains=True)
     if isinstance(found, type):
         if not issubclass(found, nn.Module):
@@ -158,20 +159,20 @@ def _case_from(found: object, name: str, target: str, inputs: str | None) -> Cas
                 f"{target} is a module that needs arguments, {name}{_signature(found)}; "
                 "name an instance of it, or a function that returns a Case"
             )
-        forward = functools.partial(found.forward, None)  # its `self`, as inputs come after that
+        forward = functools.partial(found.forward, None)  # None stands for `self`
         return _with_inputs(found, forward, name, target, inputs, trains=True)
     if not callable(found):
         raise TargetError(_wrong_kind(found, target))
     if _is_factory(found, inputs):
         made = _call_factory(found, target)
         if isinstance(made, Case):
-            return _own_inputs(made, target, inputs)
+            return _without_inputs(made, target, inputs)
     return _with_inputs(lambda: found, found, name, target, inputs, trains=False)
 
 
-def _own_inputs(case: Case, target: str, inputs: str | None) -> Case:
+def _without_inputs(case: Case, target: str, inputs: str | None) -> Case:
     if inputs is not None:
-        raise UsageError(f"{target} is a case and brings its own inputs; leave --inputs {inputs!r} out")
+        raise UsageError(f"{target} is a case, which has its own inputs; leave out --inputs {inputs!r}")
     return case
 
 
@@ -184,10 +185,10 @@ def _with_inputs(
     *,
     trains: bool,
 ) -> Case:
-    """A case for a bare module or function; `call` is what its inputs must fit."""
+    """A case for a module or function; the inputs must fit the signature of `call`."""
     if inputs is None:
         raise UsageError(
-            f'{target} is no case, so it needs --inputs "DTYPE[NAME=SIZE,...]" for '
+            f'{target} is not a case, so it needs --inputs "DTYPE[NAME=SIZE,...]" for '
             f'{name}{_signature(call)}, e.g. --inputs "bf16[B=16,S=1024,D=768]"'
         )
     specs = InputSpec.parse_many(inputs)
@@ -198,7 +199,7 @@ def _with_inputs(
 
 
 def _is_factory(found: Callable[..., object], inputs: str | None) -> bool:
-    """Whether to call `found` for its case: it says that it returns one, or may and has no inputs."""
+    """Whether to call `found` for its case: annotated to return one, or not annotated and without `inputs`."""
     if not _accepts(found, ()):
         return False
     try:
@@ -214,11 +215,11 @@ def _call_factory(factory: Callable[[], object], target: str) -> object:
     try:
         return factory()
     except (Exception, SystemExit) as error:
-        raise TargetError(f"{target}() failed {_blame(error)}") from error
+        raise TargetError(f"{target}() failed {_error_location(error)}") from error
 
 
 def _accepts(function: Callable[..., object], arguments: Iterable[object]) -> bool:
-    """Whether `function(*arguments)` is a possible call; built-in functions that do not say accept all."""
+    """Whether `function(*arguments)` fits its signature; built-in functions without one accept all."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:

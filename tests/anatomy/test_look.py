@@ -14,7 +14,7 @@ from tilewright.anatomy.simulated import CUDA, simulated
 from tilewright.hardware.geometry import KernelView, tiles_of
 from tilewright.hardware.profiles import profile_for
 from tilewright.records.errors import TargetError, UsageError
-from tilewright.records.launch import Access
+from tilewright.records.launch_record import Access
 
 KERNELS = str(Path(__file__).with_name("kernels.py"))
 H200 = "h200"

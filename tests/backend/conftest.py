@@ -12,7 +12,7 @@ from tilewright.records import errors
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(errors, "_said", set())
+    monkeypatch.setattr(errors, "_warned", set())
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield

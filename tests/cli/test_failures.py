@@ -20,7 +20,7 @@ FAILURES = {
     "no name": (["explain", "MODELS:smal"], 3, "has no 'smal'; did you mean small?"),
     "no case": (["explain", "MODELS:number"], 3, "is of type int, not a Case, an nn.Module or a function"),
     "no colon": (["explain", "models"], 2, "is not of the form file.py:NAME"),
-    "no inputs": (["explain", "MODELS:gelu"], 2, "is no case, so it needs --inputs"),
+    "no inputs": (["explain", "MODELS:gelu"], 2, "is not a case, so it needs --inputs"),
     "bad inputs": (["explain", "MODELS:gelu", "--inputs", "fp33[N=4]"], 2, "input 'fp33[N=4]' is not of the form"),
     "bad size": (["explain", "MODELS:gelu", "--inputs", "fp32[N=x]"], 2, "axis 'N=x' has no size"),
     "too many inputs": (["explain", "MODELS:gelu", "--inputs", "fp32[4],fp32[4]"], 4, "not the 2 inputs"),
@@ -142,7 +142,7 @@ def test_optimize_needs_a_cache(
         monkeypatch.setattr(os, "fsync", no_space)
     else:
         folder.mkdir()
-        message = "is another user's"
+        message = "belongs to another user"
         monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(folder))
     ended = tilewright("optimize", f"{models}:small")

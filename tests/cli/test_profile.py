@@ -16,8 +16,8 @@ from tilewright.profiling import saved
 from tilewright.profiling.program import started_under_recorder
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Ceiling
-from tilewright.store.places import latest_run
 from tilewright.store.query import query
+from tilewright.store.run_paths import latest_run
 
 TRAIN = """
 import os, sys, torch

@@ -37,7 +37,7 @@ EXACT = frozenset(
 """Operators that round nothing, or as every implementation does."""
 
 
-def unjudged(function: Callable[..., Any], inputs: Sequence[torch.Tensor], seed: int, training: bool) -> list[str]:
+def unverified(function: Callable[..., Any], inputs: Sequence[torch.Tensor], seed: int, training: bool) -> list[str]:
     """The results of `function` and, with `training`, gradients that the contract cannot judge.
 
     Named as `verify` names them, which runs with the same seed on the same values.

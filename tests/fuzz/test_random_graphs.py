@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from tests.fuzz.conditioning import unjudged
+from tests.fuzz.conditioning import unverified
 from tests.fuzz.graphs import Graph, graphs
 from tilewright.backend import Recording, backend, recording
 from tilewright.measure.truth.verify import verify
@@ -81,9 +81,9 @@ class Batch:
             rows = verify(function, compiled, self.inputs(), seed=self.seeds[0], training=training)
         return rows, record
 
-    def unjudged(self, training: bool) -> set[int]:
+    def unverified(self, training: bool) -> set[int]:
         """The programs whose results, computed together with the others', the contract cannot judge."""
-        return {self.program_of(name) for name in unjudged(self.function(), self.inputs(), self.seeds[0], training)}
+        return {self.program_of(name) for name in unverified(self.function(), self.inputs(), self.seeds[0], training)}
 
     def program_of(self, tensor: str) -> int:
         """Which program a tensor belongs to: `output[3][0]` to program 3, `input 7` to whose input that is."""
@@ -103,7 +103,7 @@ def batch_of(first: int, training: bool) -> Batch:
     """`TOGETHER` programs that the contract can judge."""
     programs = drawn(first)
     chosen, spare = programs[:TOGETHER], programs[TOGETHER:]
-    while left_out := (batch := Batch(chosen, first)).unjudged(training):
+    while left_out := (batch := Batch(chosen, first)).unverified(training):
         for number in left_out:
             chosen[number] = spare.pop(0)
     return batch

@@ -194,7 +194,7 @@ def test_a_local_profile_is_measured_once_and_again_on_demand(home: Path) -> Non
 def test_a_busy_machine_is_told(
     load: float, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(errors, "_said", set())
+    monkeypatch.setattr(errors, "_warned", set())
     monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
     local_ceilings(device="cpu")
     assert ("other programs keep the CPU busy" in capsys.readouterr().err) == told

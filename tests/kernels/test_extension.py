@@ -24,7 +24,7 @@ PyMODINIT_FUNC PyInit_tilewright_small() { return PyModule_Create(&module); }
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("tilewright.records.errors._said", set())
+    monkeypatch.setattr("tilewright.records.errors._warned", set())
 
 
 def small(folder: Path, text: str = SOURCE) -> Extension:

@@ -23,7 +23,7 @@ NOT_ASKING = [{}, {"mode": "default"}, {"mode": "max-autotune-no-cudagraphs"}, {
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(errors, "_said", set())
+    monkeypatch.setattr(errors, "_warned", set())
     monkeypatch.delenv("TILEWRIGHT_STRICT", raising=False)
     torch._dynamo.reset()
     yield

@@ -141,7 +141,7 @@ def test_missing(tmp_path: Path) -> None:
 def test_another_kind_of_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.duckdb"
     path.write_bytes(content)
-    with pytest.raises(StoreError, match="is no run"):
+    with pytest.raises(StoreError, match="is not a run"):
         query(path, "SELECT 1")
 
 

@@ -19,7 +19,7 @@ import torch
 from tilewright.hardware.assembly import disassemble, resources
 from tilewright.kernels.eager import launches_in_python
 from tilewright.records.errors import TilewrightError, UsageError
-from tilewright.records.launch import Grid, Launch, Operand
+from tilewright.records.launch_record import Grid, LaunchRecord, Operand
 
 _WARP = 32
 
@@ -100,7 +100,7 @@ def _captured(function: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str,
     return Captured(function, arguments, options, (x, y, z), grid if callable(grid) else None, compiled)
 
 
-def launch_record(captured: Captured, *, measured_us: float | None = None) -> Launch:
+def launch_record(captured: Captured, *, measured_us: float | None = None) -> LaunchRecord:
     """The launch as plain data, its machine code disassembled. CompilerError where there is no disassembler."""
     compiled = captured.compiled
     target = compiled.metadata.target
@@ -113,7 +113,7 @@ def launch_record(captured: Captured, *, measured_us: float | None = None) -> La
         for name, value in captured.arguments.items()
         if name not in constants and _tensor(value) is None and isinstance(value, int | float | bool)
     }
-    return Launch(
+    return LaunchRecord(
         name=captured.function.fn.__name__,
         language="gluon" if captured.function.is_gluon() else "triton",
         place=shortened(captured.place),

@@ -16,7 +16,7 @@ from tilewright.hardware.assembly import Resources, disassemble, resources
 from tilewright.hardware.occupancy import occupancy
 from tilewright.kernels import nvrtc
 from tilewright.kernels.eager import launches_in_python
-from tilewright.records.launch import Launch
+from tilewright.records.launch_record import LaunchRecord
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class _Unlaunched(nvrtc.Kernel):
 
 
 @contextlib.contextmanager
-def capturing_cuda(capability: str, *, run: bool) -> Iterator[list[Launch]]:
+def capturing_cuda(capability: str, *, run: bool) -> Iterator[list[LaunchRecord]]:
     """Collect the CUDA C++ launches of the code inside; without `run` they are compiled for `capability` only.
 
     Kernels that were built outside of any such block are not seen. Launchers keep what they built, so a
     process that captured without `run` must not run those kernels afterwards.
     """
-    found: list[Launch] = []
+    found: list[LaunchRecord] = []
     build, launch = nvrtc.kernel, nvrtc.Kernel.__call__
 
     def building(source: Path, entry: str, signature: str, **options: Any) -> nvrtc.Kernel:
@@ -99,11 +99,11 @@ def capturing_cuda(capability: str, *, run: bool) -> Iterator[list[Launch]]:
         yield found
 
 
-def _record(kernel: nvrtc.Kernel, built: Built, grid: tuple[int, ...]) -> Launch:
+def _record(kernel: nvrtc.Kernel, built: Built, grid: tuple[int, ...]) -> LaunchRecord:
     x, y, z = (*grid, 1, 1)[:3]
     taken = built.resources
     constants = {name: str(value) for name, value in built.definitions} | {"cluster": str(built.cluster)}
-    return Launch(
+    return LaunchRecord(
         name=built.entry,
         language="cuda",
         place=shortened(f"{built.source}:1"),

@@ -11,12 +11,12 @@ from pathlib import Path
 from tilewright.anatomy.capture import shortened
 from tilewright.hardware.assembly import disassemble, resources
 from tilewright.records.errors import CompilerError, TargetError
-from tilewright.records.launch import Grid, Launch
+from tilewright.records.launch_record import Grid, LaunchRecord
 
 _SECONDS = 120
 
 
-def cuda_file_launch(path: Path, kernel: str, capability: str, grid: Grid, threads: int) -> Launch:
+def cuda_file_launch(path: Path, kernel: str, capability: str, grid: Grid, threads: int) -> LaunchRecord:
     """The kernel as if launched on `grid` blocks of `threads`; it is compiled for `capability` alone.
 
     Dynamic shared memory is the launch's and so not known. TargetError for a missing file or kernel,
@@ -35,7 +35,7 @@ def cuda_file_launch(path: Path, kernel: str, capability: str, grid: Grid, threa
     (name,) = found
     source = path.read_text()
     line = next((n for n, text in enumerate(source.splitlines(), 1) if re.search(rf"\b{kernel}\s*\(", text)), 1)
-    return Launch(
+    return LaunchRecord(
         name=kernel,
         language="cuda",
         place=shortened(f"{path.resolve()}:{line}"),

@@ -21,12 +21,12 @@ import torch
 
 from tilewright.anatomy.capture import shortened
 from tilewright.hardware.assembly import disassemble
-from tilewright.records.launch import Launch
+from tilewright.records.launch_record import LaunchRecord
 
 _CALLS = 5
 
 
-def profiled(stages: Callable[[], Iterator[bool]], capability: str) -> list[Launch]:
+def profiled(stages: Callable[[], Iterator[bool]], capability: str) -> list[LaunchRecord]:
     """The kernels of the stages that yield True, in order, each with its median time over several calls."""
     for _ in stages():
         torch.cuda.synchronize()
@@ -60,11 +60,11 @@ def _kernels(profiler: Any) -> list[dict[str, Any]]:
     return sorted(kernels, key=lambda event: float(event["ts"]))
 
 
-def _launch(event: dict[str, Any], capability: str, time_us: float) -> Launch:
+def _launch(event: dict[str, Any], capability: str, time_us: float) -> LaunchRecord:
     about = event["args"]
     x, y, z = about["grid"]
     across, deep, high = about["block"]
-    return Launch(
+    return LaunchRecord(
         name=event["name"],
         language="library",
         place="profiler",
@@ -79,12 +79,12 @@ def _launch(event: dict[str, Any], capability: str, time_us: float) -> Launch:
     )
 
 
-def with_generated_code(launches: list[Launch], generated: Mapping[str, Any]) -> list[Launch]:
+def with_generated_code(launches: list[LaunchRecord], generated: Mapping[str, Any]) -> list[LaunchRecord]:
     """The same, those among `generated` (by `keeping_code`) with their source and machine code."""
     return [_joined(launch, generated[launch.name]) if launch.name in generated else launch for launch in launches]
 
 
-def _joined(launch: Launch, tuner: Any) -> Launch:
+def _joined(launch: LaunchRecord, tuner: Any) -> LaunchRecord:
     (best, *_) = tuner.launchers
     compiled = next(result.kernel for result in tuner.compile_results if result.config == best.config)
     constants = dict(best.config.kwargs) | {"num_warps": best.config.num_warps, "num_stages": best.config.num_stages}
@@ -127,13 +127,13 @@ def keeping_code() -> Iterator[Mapping[str, Any]]:
         yield launched
 
 
-def generated_cpp(function: Callable[[], object]) -> list[Launch]:
+def generated_cpp(function: Callable[[], object]) -> list[LaunchRecord]:
     """What Inductor generates for a case on the CPU: the source of its C++ kernels, one module each."""
     from torch._inductor.utils import run_and_get_code
 
     _, codes = run_and_get_code(function)
     return [
-        Launch(
+        LaunchRecord(
             name="inductor",
             language="cpp",
             place="generated",

@@ -23,7 +23,7 @@ from tilewright.hardware.geometry import KernelView, view_of
 from tilewright.hardware.profiles import DeviceProfile, profile_for
 from tilewright.records.case import DTYPES, Case
 from tilewright.records.errors import TargetError, TilewrightError, UsageError
-from tilewright.records.launch import Launch
+from tilewright.records.launch_record import LaunchRecord
 from tilewright.records.suite import Suite
 
 DEFAULT_DEVICE = "h200"
@@ -251,12 +251,12 @@ def _stages(subject: Subject) -> Callable[[], Iterator[bool]]:
     return lambda: subject.stages(CUDA, torch.Generator(CUDA))
 
 
-def _on_cpu(case: Case) -> list[Launch]:
+def _on_cpu(case: Case) -> list[LaunchRecord]:
     from tilewright.verbs import Subject as Runs
 
     runs = Runs(case, "cpu")
     return generated_cpp(lambda: runs.call("inductor"))
 
 
-def _cpp_view(launch: Launch) -> KernelView:
+def _cpp_view(launch: LaunchRecord) -> KernelView:
     return view_of(launch, "this machine", 1)

@@ -12,7 +12,7 @@ import torch
 
 from tilewright.records.case import DTYPES, Case
 from tilewright.records.errors import TargetError, UsageError
-from tilewright.records.launch import Grid
+from tilewright.records.launch_record import Grid
 from tilewright.records.suite import Suite, Variant, Workload
 from tilewright.targets import load_object
 

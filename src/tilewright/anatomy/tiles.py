@@ -12,7 +12,7 @@ from typing import Any
 from tilewright.anatomy.capture import Captured, launch_record, operands
 from tilewright.anatomy.walks import follow, sampled
 from tilewright.hardware.geometry import Alternative, KernelView, laid_out, read, tiles_of, view_of, written
-from tilewright.records.launch import Grid, Operand, Walk
+from tilewright.records.launch_record import Grid, Operand, ProgramAccesses
 
 _SMALLEST_TILE = 8
 _ENOUGH = 0.9
@@ -187,7 +187,7 @@ def _alternative(
     change: dict[str, int],
     grid: Grid,
     sms: int,
-    walks: tuple[tuple[Walk, ...] | str, tuple[Walk, ...] | str],
+    walks: tuple[tuple[ProgramAccesses, ...] | str, tuple[ProgramAccesses, ...] | str],
     time: Callable[[Captured], float] | None,
 ) -> Alternative:
     own, other = walks
@@ -220,7 +220,7 @@ def _alternative(
     return Alternative(change, record, found, waves, tiles)
 
 
-def _covered(own: Walk, own_grid: Grid, other: Walk, grid: Grid) -> float:
+def _covered(own: ProgramAccesses, own_grid: Grid, other: ProgramAccesses, grid: Grid) -> float:
     """How much of what the kernel stores (or, where it stores nothing, loads) the alternative would, at the most."""
     measure = written if written(own) else read
     whole = measure(own) * math.prod(own_grid)

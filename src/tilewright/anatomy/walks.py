@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tilewright.anatomy.capture import Captured
-from tilewright.records.launch import Access, Grid, Walk
+from tilewright.records.launch_record import Access, Grid, ProgramAccesses
 
 SECONDS = 60
 """After which the interpreter is given up."""
@@ -32,7 +32,7 @@ def sampled(grid: Grid) -> list[Grid]:
 
 def follow(
     captured: Captured, variants: Sequence[tuple[Mapping[str, Any], Grid, Sequence[Grid]]]
-) -> list[tuple[Walk, ...] | str]:
+) -> list[tuple[ProgramAccesses, ...] | str]:
     """For each variant (changed constants, its grid, programs to follow) the walks, or why there are none."""
     if captured.function.is_gluon():
         return ["a Gluon kernel cannot be interpreted"] * len(variants)
@@ -96,7 +96,7 @@ def _layout(tensor: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def _walk(answer: Mapping[str, Any]) -> Walk:
+def _walk(answer: Mapping[str, Any]) -> ProgramAccesses:
     accesses = tuple(
         Access(
             a["operand"],
@@ -109,4 +109,4 @@ def _walk(answer: Mapping[str, Any]) -> Walk:
         for a in answer["accesses"]
     )
     x, y, z = answer["program"]
-    return Walk((x, y, z), accesses)
+    return ProgramAccesses((x, y, z), accesses)

@@ -15,8 +15,8 @@ from tilewright.records.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
     from tilewright.records.case import Case
-    from tilewright.records.choice import Choice
     from tilewright.records.suite import Suite
+    from tilewright.records.suite_filter import SuiteFilter
 
 
 def bench(
@@ -39,21 +39,21 @@ def bench(
 ) -> None:
     """Every way of doing it, side by side, verified."""
     from tilewright.bench import suite_named
-    from tilewright.records.choice import Choice
+    from tilewright.records.suite_filter import SuiteFilter
 
-    choice = Choice.parse(impl=impl, shapes=shapes, dtype=dtype, direction=direction, sweep=sweep, shard=shard)
+    wanted = SuiteFilter.parse(impl=impl, shapes=shapes, dtype=dtype, direction=direction, sweep=sweep, shard=shard)
     operator = suite_named(target)
     own = {"--inputs": inputs, "--training": training, "--suite": suite}
     sized = {"--shapes": shapes, "--dtype": dtype, "--direction": direction, "--sweep": sweep, "--plot": plot}
     _refuse(own if operator else sized, f"{target} is {'an operator with its own inputs' if operator else 'a case'}")
     where = device_here(device)
     if operator:
-        _bench_operator(operator, choice, where, seconds or 3.0, out, plot, as_json, quiet)
+        _bench_operator(operator, wanted, where, seconds or 3.0, out, plot, as_json, quiet)
         return
     from tilewright.targets import load_case
 
     case = load_case(target, inputs, training=training)
-    _bench_case(case, choice, suite, where, seconds or 20.0, out, as_json, quiet)
+    _bench_case(case, wanted, suite, where, seconds or 20.0, out, as_json, quiet)
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
@@ -65,7 +65,7 @@ def _refuse(options: Mapping[str, object], why: str) -> None:
 
 def _bench_operator(
     suite: Suite,
-    choice: Choice,
+    wanted: SuiteFilter,
     device: str,
     seconds: float,
     out: Path | None,
@@ -92,7 +92,7 @@ def _bench_operator(
             show(show_race(heat.title, heat.rows, remarks(heat), heat.unit))
 
     with stages(quiet or as_json) as tell:
-        run = bench_suite(suite, choice, device=device, seconds=seconds, tell=tell, done=done)
+        run = bench_suite(suite, wanted, device=device, seconds=seconds, tell=tell, done=done)
     rows = [row for heat in run for row in heat.rows]
     if plot and rows:
         bench_plot.draw(rows, run[0].unit, plot)
@@ -103,7 +103,7 @@ def _bench_operator(
 
 def _bench_case(
     case: Case,
-    choice: Choice,
+    wanted: SuiteFilter,
     suite: str,
     device: str,
     seconds: float,
@@ -117,7 +117,7 @@ def _bench_case(
 
     with stages(quiet or as_json) as tell:
         program, rows = bench_case(
-            case, suite=suite or case.name, impls=choice.impls, device=device, seconds=seconds, tell=tell
+            case, suite=suite or case.name, impls=wanted.impls, device=device, seconds=seconds, tell=tell
         )
     if out:
         append_results(out, rows)

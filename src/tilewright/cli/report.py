@@ -22,7 +22,7 @@ def report(
     from tilewright.report.flame_svg import write_flame
     from tilewright.report.page import write_page
     from tilewright.report.speedscope import write_speedscope
-    from tilewright.store.places import latest_run
+    from tilewright.store.run_paths import latest_run
 
     path = run or latest_run()
     if flame is not None:

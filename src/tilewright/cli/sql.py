@@ -16,8 +16,8 @@ def sql(
     as_json: AsJson = False,
 ) -> None:
     """Query the latest run (read-only)."""
-    from tilewright.store.places import latest_run
     from tilewright.store.query import query as ask
+    from tilewright.store.run_paths import latest_run
 
     columns, rows = ask(run or latest_run(), query)
     if as_json:

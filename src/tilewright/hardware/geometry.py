@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.hardware.architectures import architecture
 from tilewright.hardware.assembly import Instructions, read_sass
 from tilewright.hardware.occupancy import Occupancy, Waves, occupancy
-from tilewright.records.launch import Access, Launch, Walk
+from tilewright.records.launch_record import Access, LaunchRecord, ProgramAccesses
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Alternative:
     """The same kernel with other constants; `refused` says why it would not do."""
 
     change: Mapping[str, int]
-    launch: Launch | None
+    launch: LaunchRecord | None
     occupancy: Occupancy | None = None
     waves: Waves | None = None
     tiles: int | None = None
@@ -28,26 +28,26 @@ class Alternative:
 class KernelView:
     """All that is known of one launch; `device` names the profile that it was laid out for."""
 
-    launch: Launch
+    launch: LaunchRecord
     device: str
     instructions: Instructions | None
     occupancy: Occupancy | None
     waves: Waves | None
     grid_rule: str = ""
     """`⌈1000 / BLOCK_ROWS 16⌉`; empty where no such rule gives the grid."""
-    walks: tuple[Walk, ...] = ()
+    walks: tuple[ProgramAccesses, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     notes: tuple[str, ...] = ()
     """What is not shown, and why."""
 
 
-def laid_out(launch: Launch, sms: int) -> tuple[Occupancy, Waves | None]:
+def laid_out(launch: LaunchRecord, sms: int) -> tuple[Occupancy, Waves | None]:
     """Occupancy and waves of a launch on a device of so many multiprocessors; no waves where nothing fits."""
     found = occupancy(architecture(launch.capability), launch.threads, launch.registers, launch.shared_bytes)
     return found, Waves(launch.programs, sms, found.blocks) if found.blocks else None
 
 
-def view_of(launch: Launch, device: str, sms: int) -> KernelView:
+def view_of(launch: LaunchRecord, device: str, sms: int) -> KernelView:
     """The view that needs nothing but the launch."""
     instructions = read_sass(launch.sass) if launch.sass else None
     if launch.language == "cpp":
@@ -55,7 +55,7 @@ def view_of(launch: Launch, device: str, sms: int) -> KernelView:
     return KernelView(launch, device, instructions, *laid_out(launch, sms))
 
 
-def tiles_of(walk: Walk) -> int:
+def tiles_of(walk: ProgramAccesses) -> int:
     """Tiles that a program walks: distinct blocks of the operand of which it touches the most."""
     tiles: dict[str, set[tuple[tuple[int, int], ...]]] = {}
     for access in walk.accesses:
@@ -64,12 +64,12 @@ def tiles_of(walk: Walk) -> int:
     return max((len(blocks) for blocks in tiles.values()), default=0)
 
 
-def written(walk: Walk) -> int:
+def written(walk: ProgramAccesses) -> int:
     """Elements that a program stores."""
     return sum(access.elements for access in walk.accesses if access.direction == "write")
 
 
-def read(walk: Walk) -> int:
+def read(walk: ProgramAccesses) -> int:
     """Elements that a program loads."""
     return sum(access.elements for access in walk.accesses if access.direction == "read")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tilewright.records.errors import CacheError, UsageError, say_once
+from tilewright.records.errors import CacheError, UsageError, warn_once
 from tilewright.records.measurement import Ceiling
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def local_ceilings(refresh: bool = False, device: str | None = None) -> tuple[Ma
 def _say_if_busy(machine: Machine) -> None:
     running = os.getloadavg()[0]
     if running >= (machine.cpu.threads or 1):
-        say_once(
+        warn_once(
             f"other programs keep the CPU busy (load {running:.1f} on {machine.cpu.threads} threads): ceilings "
             "measured now come out too low, and `tilewright doctor --refresh` measures them again"
         )

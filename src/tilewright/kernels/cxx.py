@@ -27,7 +27,7 @@ def shared_object(source: str, flags: tuple[str, ...], *platform: str) -> Path:
     """
     compiler = find_compiler()
     key = cache.key_of(source, *flags, *ALWAYS, compiler, _fingerprint(compiler), *platform)
-    return cache.build_sealed(key, ".so", lambda out: compile_to(out, source, flags))
+    return cache.build_with_digest(key, ".so", lambda out: compile_to(out, source, flags))
 
 
 def find_compiler() -> str:

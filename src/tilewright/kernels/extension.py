@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 
 from tilewright.kernels import cxx
-from tilewright.records.errors import CacheError, CompilerError, say_once
+from tilewright.records.errors import CacheError, CompilerError, warn_once
 
 LIBRARIES = ("torch_python", "torch_cpu", "c10")
 
@@ -67,7 +67,7 @@ class Extension:
         try:
             self.found = self.load(self.built())
         except (CacheError, CompilerError, ImportError, OSError) as error:
-            say_once(f"{self._without}: {error}")
+            warn_once(f"{self._without}: {error}")
 
 
 def _flags() -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from typing import Any
 from tilewright.hardware.architectures import architecture, known
 from tilewright.kernels.launches import Launch, listened, note
 from tilewright.records import cache
-from tilewright.records.errors import CacheError, CompilerError, say_once
+from tilewright.records.errors import CacheError, CompilerError, warn_once
 
 Definitions = tuple[tuple[str, int | str], ...]
 HERE = Path(__file__).parent
@@ -215,9 +215,9 @@ def cubin(source: Path, architecture: str, definitions: Definitions = ()) -> byt
         return _compile(source.name, text, headers, options)
 
     try:
-        return cache.build_sealed(key, ".cubin", lambda out: out.write_bytes(compiled())).read_bytes()
+        return cache.build_with_digest(key, ".cubin", lambda out: out.write_bytes(compiled())).read_bytes()
     except CacheError as error:
-        say_once(f"kernels are compiled for this process alone: {error}")
+        warn_once(f"kernels are compiled for this process alone: {error}")
         return compiled()
 
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tilewright.kernels.extension import Extension
 from tilewright.kernels.launches import Heard, Launch, Offset, Seed, heard, word
 from tilewright.kernels.nvrtc import cuda_function, primary_context, stream_function
-from tilewright.records.errors import CompilerError, say_once
+from tilewright.records.errors import CompilerError, warn_once
 
 EXTENSION = Extension(Path(__file__).parent / "repeat.cpp", "eager calls cost the host more in Python")
 LINE = 128
@@ -82,7 +82,7 @@ def watched(run: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, Cha
     try:
         return result, _chain(given, allocations.made, result, noted)
     except CompilerError as error:
-        say_once(f"eager calls cost the host more: {error}")
+        warn_once(f"eager calls cost the host more: {error}")
         return result, None
 
 

@@ -14,9 +14,9 @@ from tilewright.records.errors import TraceError
 from tilewright.records.measurement import Ceiling
 from tilewright.records.program import Program
 from tilewright.report.shown import Shown
-from tilewright.store.places import new_run_path
 from tilewright.store.query import reading
 from tilewright.store.run import Run
+from tilewright.store.run_paths import new_run_path
 from tilewright.trace import analyse, load_traces
 from tilewright.trace.events.rows import append
 from tilewright.trace.operators.operator_table import OperatorTable, read_operator_table

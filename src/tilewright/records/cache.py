@@ -1,4 +1,4 @@
-"""The disk cache: files named by the hash of what made them, safe with many processes."""
+"""The disk cache: one file per key, the key being a hash of the file's inputs. Safe with many processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.records.home import cache_dir
 
 
 def key_of(*parts: str) -> str:
-    """A name for whatever `parts` determine."""
+    """The key of an entry that `parts` determine: 32 hexadecimal digits."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part.encode())
@@ -27,13 +27,13 @@ def entry(key: str, suffix: str) -> Path:
 
 
 def build(key: str, suffix: str, make: Callable[[Path], object]) -> Path:
-    """The entry of `key`; if absent, `make(path)` writes it under another name and it is moved into place.
+    """The entry of `key`. If it is absent, `make(path)` writes a temporary file, which is then renamed.
 
     One process builds, the others wait for it. An exception or a signal leaves no entry. Raises
-    CacheError where the directory cannot be written, is full, or belongs to another user.
+    CacheError if the directory cannot be written, is full, or belongs to another user.
     """
     path = entry(key, suffix)
-    _refuse_foreign()
+    _check_owner()
     if path.exists():
         return path
     with _locked(path):
@@ -42,28 +42,28 @@ def build(key: str, suffix: str, make: Callable[[Path], object]) -> Path:
     return path
 
 
-def build_sealed(key: str, suffix: str, make: Callable[[Path], object]) -> Path:
-    """`build`, with a digest behind the content: an entry that is not whole is made again.
+def build_with_digest(key: str, suffix: str, make: Callable[[Path], object]) -> Path:
+    """`build`, with a digest appended to the content: a truncated or damaged entry is built again.
 
-    Code is loaded from these, and loading half a library kills a process. Raises CacheError like `build`, and where
-    what was written cannot be read back.
+    For shared libraries: loading a truncated one kills the process. Raises CacheError like `build`, and if the
+    entry cannot be read back.
     """
 
-    def make_sealed(path: Path) -> None:
+    def make_with_digest(path: Path) -> None:
         make(path)
-        _seal(path, key)
+        _append_digest(path, key)
 
     for _ in range(2):
-        path = build(key, suffix, make_sealed)
-        if _intact(path, key):
+        path = build(key, suffix, make_with_digest)
+        if _digest_matches(path, key):
             return path
         discard(path)
     raise CacheError(f"the cache entry {path} does not hold what was written to it")
 
 
 def ensure_usable() -> None:
-    """Raise CacheError where `build` could not keep an entry: nothing can be written, or no space is left."""
-    _refuse_foreign()
+    """Raise CacheError if `build` could not write an entry, for example because the disk is full."""
+    _check_owner()
     with _errors():
         _make_folder()
         with tempfile.NamedTemporaryFile(dir=cache_dir(), prefix=".probe-") as probe:
@@ -73,19 +73,19 @@ def ensure_usable() -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a damaged entry, so that the next `build` makes it again. What cannot be removed stays."""
+    """Remove a damaged entry, so that the next `build` makes it again. An OSError is ignored."""
     with suppress(OSError):
         path.unlink()
 
 
-def _seal(path: Path, key: str) -> None:
+def _append_digest(path: Path, key: str) -> None:
     with path.open("r+b") as file:
         digest = _digest(file.read(), key)
         file.write(digest)
 
 
-def _intact(path: Path, key: str) -> bool:
-    """Whether the entry is whole and is the one of `key`."""
+def _digest_matches(path: Path, key: str) -> bool:
+    """Whether the file ends with the digest of its content and `key`."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -100,9 +100,9 @@ def _digest(content: bytes, key: str) -> bytes:
 
 def _write(path: Path, make: Callable[[Path], object]) -> None:
     with _errors():
-        # The lock is ours: whoever left these was killed.
-        for left in path.parent.glob(".building-*"):
-            left.unlink(missing_ok=True)
+        # This process holds the lock, so these belong to processes that were killed.
+        for abandoned in path.parent.glob(".building-*"):
+            abandoned.unlink(missing_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".building-", suffix=path.suffix)
         os.close(handle)
         temporary = Path(name)
@@ -113,12 +113,12 @@ def _write(path: Path, make: Callable[[Path], object]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _refuse_foreign() -> None:
-    """Code is loaded from the cache, so nobody else may own it."""
+def _check_owner() -> None:
+    """Code is loaded from the cache, so it must belong to this user."""
     with _errors():
         folder = cache_dir()
         if folder.exists() and folder.stat().st_uid != os.geteuid():
-            raise CacheError(f"the cache {folder} is another user's; set TILEWRIGHT_CACHE to a folder of your own")
+            raise CacheError(f"the cache {folder} belongs to another user; set TILEWRIGHT_CACHE to a folder of yours")
 
 
 def _make_folder() -> None:

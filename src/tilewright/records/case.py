@@ -80,7 +80,7 @@ class InputSpec:
 class Case:
     """A function or module, its inputs, and names for its dimensions.
 
-    `build()` returns the callable (a module is built afresh, parameters seeded by the caller);
+    `build()` returns the callable (each call builds a new module; the caller seeds the parameters);
     `inputs` describes its tensor arguments. `dims` names sizes that appear in no input axis (heads,
     hidden width) so that costs can print in them: `{"H": 12}`.
     """
@@ -90,7 +90,7 @@ class Case:
     inputs: Sequence[InputSpec]
     dims: Mapping[str, int] = field(default_factory=dict)
     training: bool = True
-    """Whether forward and backward are captured, verified and timed (else inference only)."""
+    """True: forward and backward are captured, verified and timed. False: inference only."""
 
     def named_sizes(self) -> dict[str, int]:
         """Every named dimension with its size, those of the inputs first."""

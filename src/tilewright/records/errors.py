@@ -1,24 +1,21 @@
-"""Every failure a user can meet, each with the exit code the command line documents."""
+"""The exceptions that users see, each with its documented exit code, and one-line warnings."""
 
 from __future__ import annotations
 
 import sys
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def say_once(line: str, key: str | None = None) -> None:
-    """Tell the user on standard error, once a process, what did not go as it should.
-
-    Lines with one `key` count as one.
-    """
-    if (key or line) not in _said:
-        _said.add(key or line)
+def warn_once(line: str, key: str | None = None) -> None:
+    """Print `line` on standard error, once per process. Of lines with the same `key` only the first is printed."""
+    if (key or line) not in _warned:
+        _warned.add(key or line)
         print(f"tilewright: {line}", file=sys.stderr, flush=True)
 
 
 class TilewrightError(Exception):
-    """A failure with a message for the user. `exit_code` is what the command line returns."""
+    """A failure with a message for the user. `exit_code` is the exit status of the command line."""
 
     exit_code = 1
 
@@ -30,7 +27,7 @@ class UsageError(TilewrightError):
 
 
 class TargetError(TilewrightError):
-    """The named file, module, or object does not exist or is no case, module, or function."""
+    """The named file, module or object does not exist, or is not a case, module or function."""
 
     exit_code = 3
 

@@ -1,4 +1,4 @@
-"""One measured figure, one machine ceiling, one verified tensor."""
+"""A row of a bench result, a ceiling of a device, and a tensor checked against float64."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Measurement:
     commit: str = ""
     date: str = ""
     note: str = ""
-    """What a reader of the figure must know: clocks that disagree or fell, data that a cache held."""
+    """Warnings about the figure: clocks that disagree or dropped, data that was in a cache."""
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a device can do. `kind`: copy, read, write, matmul, vector, launch; unit GB/s, TFLOP/s, us."""
+    """A rate or latency of a device. `kind`: copy, read, write, matmul, vector, launch; unit GB/s, TFLOP/s, us."""
 
     device: str
     kind: str

@@ -1,6 +1,6 @@
-"""What is known of a program: its operators with their cost, its regions, its decisions.
+"""A program as a run stores it: operators with their cost, regions, decisions, memory, fallbacks.
 
-One dataclass is one row of the run database (`store/schema.sql`); field names are column names.
+A dataclass is a row of the run database (`store/schema.sql`); field names are column names.
 Counts are elements unless the name says bytes; times are microseconds.
 """
 
@@ -18,12 +18,12 @@ Verdict = Literal["taken", "refused", "impossible", "tried and lost"]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one kernel must move and compute.
+    """What one kernel must read, write and compute.
 
     `reads` and `writes` count elements by the definition in the README (an element counts once
     per kernel; a broadcast operand counts its own elements); `*_symbolic` are the same in the
     case's named dimensions, `None` where no formula is known. `unused` counts values that are
-    written and never read by anyone (the indices of `max`). A multiply-add is two FLOPs;
+    written and never read (the indices of `max`). A multiply-add is two FLOPs;
     exponentials and the like are counted apart, in `transcendentals`.
     """
 
@@ -93,7 +93,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one pair of neighbours in the graph, and why."""
+    """Whether a producer and its consumer were fused, and why."""
 
     graph: GraphName
     producer: str
@@ -102,9 +102,9 @@ class Decision:
     reason: str
     bytes_saved: int = 0
     predicted_us: float | None = None
-    """What the kernel that holds both is predicted to take; None where there is none."""
+    """Predicted time of the kernel that computes both; None if there is none."""
     measured_us: float | None = None
-    """What that kernel took when it was raced against one kernel an operator; None where it was not."""
+    """Measured time of that kernel in a race against one kernel per operator; None if it was not raced."""
     source: str | None = None
     passed_by: str = "fusion"
     """The pass that decided: fusion, attention, dropout, simplify, layout."""
@@ -123,7 +123,7 @@ class MemoryPoint:
 
 @dataclass(frozen=True)
 class Fallback:
-    """Something that runs as PyTorch runs it: what, where, why."""
+    """A part of the program that PyTorch runs: what, where, why."""
 
     what: str
     where: str
@@ -132,7 +132,7 @@ class Fallback:
 
 @dataclass
 class Program:
-    """All that one compilation learned. Filled by the backend, stored by `store/`, shown by `report/`."""
+    """The results of one compilation. Filled by the backend, stored by `store/`, shown by `report/`."""
 
     operators: list[Operator] = field(default_factory=list)
     regions: list[Region] = field(default_factory=list)

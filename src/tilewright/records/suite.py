@@ -1,4 +1,4 @@
-"""A suite: one operator, the sizes it is measured at, and every way of computing it."""
+"""A suite: one operator, the sizes it is measured at, and its implementations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Language = Literal["torch", "inductor", "library", "triton", "gluon", "cuda"]
 
 @dataclass(frozen=True)
 class Work:
-    """The least that a direction of a workload must do, and the measured ceiling it is held against."""
+    """The least traffic and arithmetic of one direction of a workload, and the ceiling that bounds it."""
 
     nbytes: int
     """Each input read once, each result written once."""
@@ -26,7 +26,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Workload:
-    """One row of a suite's table: inputs of given sizes and dtype, and the work each direction is."""
+    """One row of a suite's table: inputs of given sizes and dtype, and the work of each direction."""
 
     name: str
     """As result files show it: `65536x8192 bf16`."""
@@ -38,31 +38,31 @@ class Workload:
     work: Mapping[Direction, Work]
 
 
-def _takes_all(_: Workload) -> str | None:
+def _supports_all(_: Workload) -> str | None:
     return None
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of computing a suite's operator.
+    """One implementation of a suite's operator.
 
-    `function` takes what `Workload.make` returns and gives a tensor or a tuple of tensors; a variant
-    with the direction `bwd` gives results that autograd can go back through.
+    `function` takes the arguments that `Workload.make` returns and gives a tensor or a tuple of tensors;
+    if `directions` has `bwd`, its results require a gradient.
     """
 
     name: str
-    """`tilewright` (what a user gets), `tilewright-<way>`, or a peer: `eager`, `torch`, `inductor`, ..."""
+    """`tilewright` (what a user gets), `tilewright-<impl>`, or a peer: `eager`, `torch`, `inductor`, ..."""
     language: Language
     function: Callable[..., Any]
     note: str = ""
-    """What limits this way, in a line."""
+    """What limits this implementation, in a line."""
     directions: Sequence[Direction] = ("fwd", "bwd")
-    refuses: Callable[[Workload], str | None] = _takes_all
-    """Why a workload cannot be computed this way, or None."""
-    consumes: bool = False
-    """It may write over its inputs and incoming gradients, and says so; a bench notes it in its rows."""
-    unjudged: str = ""
-    """Why its values are not held against float64 (it draws another mask, it does the product alone), or ""."""
+    refuses: Callable[[Workload], str | None] = _supports_all
+    """The reason why a workload is unsupported, or None."""
+    overwrites_inputs: bool = False
+    """It may overwrite its inputs and incoming gradients, by its documentation; a bench notes it in its rows."""
+    unverified: str = ""
+    """Why its values are not compared with float64 (another dropout mask, the matrix product alone), or ""."""
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,18 @@ class Suite:
     summary: str
     """The formula, in a line."""
     reference: Callable[..., Any]
-    """The formula in plain PyTorch operators of any dtype; in float64 it is the truth."""
+    """The formula in plain PyTorch operators of any dtype; results are compared with it in float64."""
     workload: Callable[[tuple[int, ...], str], Workload]
-    """The workload of some sizes in a dtype."""
+    """The workload of given sizes and dtype."""
     variants: Sequence[Variant]
-    """`tilewright` first. One is named `eager` (plain PyTorch steps) or `torch`: its error is the yardstick."""
+    """`tilewright` first. One is named `eager` (plain PyTorch steps) or `torch`: its error sets the bound."""
     sizes: Sequence[tuple[int, ...]]
-    """The sizes measured by default, largest traffic about 1 GiB."""
+    """The sizes measured by default; the largest moves about 1 GiB."""
     dtypes: Sequence[str] = ("bfloat16", "float32")
     draws: Callable[..., tuple[torch.Tensor, ...]] | None = None
-    """What eager would draw for those arguments from the generator as it stands (a dropout mask).
+    """The random tensors (a dropout mask) that eager would draw for these arguments from the generator's state.
 
-    Handed to `reference` after the arguments; None for an operator that draws nothing.
+    `reference` takes them after the arguments. None for an operator without randomness.
     """
     sweeps: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
     """Named series of sizes for plots: `columns`, `rows`, ..."""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tilewright.hardware.geometry import Alternative, KernelView, is_scattered, tiles_of
 from tilewright.hardware.occupancy import Occupancy, Waves
-from tilewright.records.launch import Access, Grid, Launch, Operand, Range, Walk
+from tilewright.records.launch_record import Access, Grid, LaunchRecord, Operand, ProgramAccesses, Range
 from tilewright.report.quantity import duration, nbytes
 from tilewright.report.tables import FirstThatFits, open_table
 
@@ -71,7 +71,7 @@ def _grid(grid: Grid) -> str:
     return f"({x:,})" if (y, z) == (1, 1) else f"({x:,}, {y:,})" if z == 1 else f"({x:,}, {y:,}, {z:,})"
 
 
-def draw(walks: Sequence[Walk], launch: Launch) -> str:
+def draw(walks: Sequence[ProgramAccesses], launch: LaunchRecord) -> str:
     """What the first program touches, in words; then which followed program walks which tiles, and in which order."""
     lines = [f"each walks {_tiles(tiles_of(walks[0]))}; program {_name(walks[0], launch)}"]
     by_operand: dict[tuple[str, str], list[Access]] = {}
@@ -114,7 +114,7 @@ def _range(ends: Range) -> str:
     return f"{first:,}" if first == last else f"{first:,}–{last:,}"
 
 
-def _drawn_operand(walks: Sequence[Walk], launch: Launch) -> Operand | None:
+def _drawn_operand(walks: Sequence[ProgramAccesses], launch: LaunchRecord) -> Operand | None:
     """One of two axes or more: written if there is one, of fewest axes, walked in most tiles."""
     candidates = {operand.name: operand for operand in launch.operands if len(operand.shape) > 1}
     best: tuple[tuple[bool, int, int], Operand] | None = None
@@ -129,7 +129,7 @@ def _drawn_operand(walks: Sequence[Walk], launch: Launch) -> Operand | None:
     return best[1] if best else None
 
 
-def _map(walks: Sequence[Walk], launch: Launch, operand: Operand) -> list[str]:
+def _map(walks: Sequence[ProgramAccesses], launch: LaunchRecord, operand: Operand) -> list[str]:
     """Rows of the operand against its columns; a cell holds who visits the tile, or at which step."""
     steps: dict[tuple[str, str, str], list[int]] = {}
     rows: dict[str, tuple[Range, ...]] = {}
@@ -180,7 +180,7 @@ def _aligned(table: list[list[str]]) -> list[str]:
     ]
 
 
-def _name(walk: Walk, launch: Launch) -> str:
+def _name(walk: ProgramAccesses, launch: LaunchRecord) -> str:
     axes = [i for i, n in enumerate(launch.grid) if n > 1]
     indices = [str(walk.program[i]) for i in axes] or ["0"]
     return indices[0] if len(indices) == 1 else f"({', '.join(indices)})"

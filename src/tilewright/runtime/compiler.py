@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tilewright.kernels import cxx
 from tilewright.records import cache
-from tilewright.records.errors import CacheError, CompilerError, say_once
+from tilewright.records.errors import CacheError, CompilerError, warn_once
 
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
@@ -34,7 +34,7 @@ def load(source: str) -> ctypes.CDLL:
         try:
             _loaded[key] = _open(cxx.shared_object(source, FLAGS, _instruction_set()))
         except CacheError as error:
-            say_once(f"kernels are compiled for this process alone: {error}")
+            warn_once(f"kernels are compiled for this process alone: {error}")
             with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
                 path = Path(folder) / "kernels.so"
                 cxx.compile_to(path, source, FLAGS)

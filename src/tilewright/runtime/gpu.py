@@ -19,7 +19,7 @@ import torch
 from tilewright.emit.triton_form import REGISTERS, Form, power_of_two
 from tilewright.loops.nest import Level, Nest
 from tilewright.records import cache
-from tilewright.records.errors import CompilerError, say_once
+from tilewright.records.errors import CompilerError, warn_once
 from tilewright.runtime.executable import Slots, TensorSpec
 from tilewright.runtime.launch import EXTENSION, WARP, Kernel, Run, bound
 
@@ -295,7 +295,7 @@ class TritonStep:
             try:
                 self._native = bound(module, self.device, kernels, self.inputs, self.outputs, scratch)
             except CompilerError as error:
-                say_once(f"compiled models cost the host more in Python: {error}")
+                warn_once(f"compiled models cost the host more in Python: {error}")
         self._is_bound = module is not None or not ahead
 
     def _empty(self, spec: TensorSpec) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Opening a run to read it, and questions in SQL: read-only, and shut off from every other file."""
+"""Reading a run and querying it with SQL: read-only, without access to other files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from tilewright.records.errors import StoreError
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-# A run may be somebody else's file, and so may a query: no file, extension, network address or
-# Python variable is within reach of either.
-_LOCKED: dict[str, str | bool | int | float | list[str]] = {
+# Neither a run nor a query is trusted: they cannot reach files, extensions, the network or Python variables.
+_SANDBOX: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
     "lock_configuration": "true",
-    # As Perfetto's queries expect: whole numbers divided give a whole number, and NULL sorts below all others.
+    # As in Perfetto's SQL: integer division gives an integer, and NULL sorts below all values.
     "integer_division": "true",
     "default_null_order": "nulls_first_on_asc_last_on_desc",
 }
@@ -30,13 +29,13 @@ _MAGIC = slice(8, 12)
 
 @contextmanager
 def reading(path: Path) -> Iterator[DuckDBPyConnection]:
-    """A read-only connection to the run at `path`; every failure comes out as a StoreError."""
+    """A read-only connection to the run at `path`; DuckDB's errors become StoreError."""
     import duckdb
 
     _check_file(path)
     connection: DuckDBPyConnection | None = None
     try:
-        connection = duckdb.connect(str(path.resolve()), read_only=True, config=_LOCKED)
+        connection = duckdb.connect(str(path.resolve()), read_only=True, config=_SANDBOX)
         yield connection
     except duckdb.IOException as error:
         raise StoreError(f"run {path} cannot be read, it may be damaged: {first_line(error)}") from error
@@ -50,9 +49,9 @@ def reading(path: Path) -> Iterator[DuckDBPyConnection]:
 
 
 def query(path: Path, sql: str) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    """The columns and rows that `sql` gives on the run at `path`.
+    """The column names and rows that `sql` gives on the run at `path`.
 
-    Several statements may be separated by semicolons; the last one answers.
+    Statements are separated by semicolons; the result is that of the last one.
 
     Raises:
         StoreError: the run is missing or damaged, or DuckDB refuses the statement.
@@ -65,17 +64,17 @@ def query(path: Path, sql: str) -> tuple[tuple[str, ...], list[tuple[object, ...
 
 
 def _as_written(name: str, sql: str) -> str:
-    """The name that DuckDB gives an expression says `//` for a division that was written `/`."""
+    """DuckDB names a column after its expression but prints `/` as `//`; undo that unless `sql` has `//`."""
     return name if name in sql else name.replace(" // ", " / ")
 
 
 def first_line(error: BaseException) -> str:
-    """DuckDB's messages go on with hints of many lines; the first says what went wrong."""
+    """DuckDB's message without the hints that follow its first line."""
     return str(error).partition("\n")[0]
 
 
 def _check_file(path: Path) -> None:
-    """DuckDB would make a missing file, and read other formats than its own."""
+    """Raise StoreError unless `path` is a DuckDB file: DuckDB would create a missing one and read other formats."""
     try:
         with path.open("rb") as file:
             head = file.read(_MAGIC.stop)
@@ -84,4 +83,4 @@ def _check_file(path: Path) -> None:
     except OSError as error:
         raise StoreError(f"run {path} cannot be read: {error.strerror}") from error
     if head[_MAGIC] != b"DUCK":
-        raise StoreError(f"{path} is no run: it is not a DuckDB file")
+        raise StoreError(f"{path} is not a run: it is not a DuckDB file")

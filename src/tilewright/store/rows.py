@@ -1,4 +1,4 @@
-"""Dataclasses to rows and back: a field is a column, `Cost` is laid out flat, a tuple is a list."""
+"""Dataclasses to rows and back: a field is a column, `Cost` is flattened into columns, a tuple is a list."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def columns(kind: type[Row]) -> tuple[str, ...]:
 
 
 def storable(text: str) -> str:
-    """`text` as UTF-8 can hold it: a lone surrogate, as in a badly encoded source line, becomes `?`."""
+    """`text` with each lone surrogate (from a badly encoded source line) replaced by `?`: UTF-8 has no such code."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def insert(connection: DuckDBPyConnection, kind: type[Row], rows: Sequence[Row]) -> None:
     """Append `rows` to the table of their kind.
 
-    One statement takes every column as one list: DuckDB's `executemany` is seventy times slower.
+    One statement passes each column as a list: DuckDB's `executemany` is seventy times slower.
     """
     if not rows:
         return

@@ -1,4 +1,4 @@
-"""A run: one DuckDB file that comes into being whole or not at all."""
+"""A run: one DuckDB file, written atomically."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PARTIAL = "run.duckdb"
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The row of table `run`: what was asked, of what, on which machine."""
+    """The row of table `run`: the command, its target, and the machine."""
 
     created: datetime
     command: str
@@ -39,14 +39,14 @@ class RunInfo:
 
 
 class Run:
-    """A run being written. As a context manager it is committed at the end, or leaves nothing behind:
+    """A run being written. As a context manager it is committed at the end, or discarded after an exception:
 
         with Run.create(new_run_path("block"), command=..., target=..., case="block") as run:
             run.add_program(program)
 
-    The database grows in a folder of its own beside `path`, readable by its owner only, and is
-    renamed to `path` in one step; what a killed process left of its own is removed by the next one.
-    `SavedRun` reads a finished one.
+    The database is written in a temporary folder beside `path`, readable by its owner only, and then
+    renamed to `path`. A killed process leaves that folder; the next run removes it.
+    `SavedRun` reads a finished run.
     """
 
     def __init__(self, path: Path, folder: PartialFolder, connection: DuckDBPyConnection) -> None:
@@ -65,10 +65,10 @@ class Run:
         dims: Mapping[str, int] | None = None,
         machine: Mapping[str, str] | None = None,
     ) -> Run:
-        """Begin a run that will be `path`; its folder is made if need be, for the owner only.
+        """Begin the run `path`; its folder is created if missing, readable by its owner only.
 
         Raises:
-            StoreError: the folder cannot be made or written.
+            StoreError: the folder cannot be created or written.
         """
         import duckdb
 
@@ -85,7 +85,7 @@ class Run:
                 "set TILEWRIGHT_HOME to a folder that you can write"
             ) from error
         run = cls(path, folder, connection)
-        with run._discarding():
+        with run._discard_on_error():
             run._connection.execute(files("tilewright.store").joinpath("schema.sql").read_text("utf-8"))
             run._connection.execute(
                 "INSERT INTO run VALUES (?, ?, ?, ?, "
@@ -105,11 +105,11 @@ class Run:
 
     @property
     def connection(self) -> DuckDBPyConnection:
-        """For a room above that brings tables of its own; valid until the run is committed or discarded."""
+        """For rooms above that add tables; valid until the run is committed or discarded."""
         return self._connection
 
     def add_program(self, program: Program) -> None:
-        """Its operators, regions, decisions, memory and fallbacks, after those already added."""
+        """Append the program's operators, regions, decisions, memory and fallbacks."""
         self._add(Operator, program.operators)
         self._add(Region, program.regions)
         self._add(Decision, program.decisions)
@@ -126,9 +126,9 @@ class Run:
         self._add(Verified, verified)
 
     def commit(self) -> Path:
-        """Finish the file and give it its name; returns the path. The run takes nothing after it."""
+        """Finish the file, rename it and return its path. Nothing can be added afterwards."""
         partial = self._folder.path / _PARTIAL
-        with self._discarding():
+        with self._discard_on_error():
             self._connection.execute("CHECKPOINT")
             self._connection.close()
             partial.chmod(0o600)
@@ -139,7 +139,7 @@ class Run:
         return self.path
 
     def discard(self) -> None:
-        """Leave nothing behind."""
+        """Remove the unfinished file."""
         self._connection.close()
         self._folder.cleanup()
 
@@ -155,11 +155,11 @@ class Run:
             self.discard()
 
     def _add(self, kind: type[Row], rows: Sequence[Row]) -> None:
-        with self._failing():
+        with self._store_errors():
             insert(self._connection, kind, rows)
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _store_errors(self) -> Iterator[None]:
         import duckdb
 
         try:
@@ -168,10 +168,10 @@ class Run:
             raise StoreError(f"cannot write the run {self.path}: {first_line(error)}") from error
 
     @contextmanager
-    def _discarding(self) -> Iterator[None]:
-        """Also on Ctrl-C: whatever stops the first or the last step, no partial file stays."""
+    def _discard_on_error(self) -> Iterator[None]:
+        """Discard the run on any exception, Ctrl-C included."""
         try:
-            with self._failing():
+            with self._store_errors():
                 yield
         except BaseException:
             self.discard()
@@ -179,10 +179,10 @@ class Run:
 
 
 class SavedRun:
-    """A finished run, read back as the dataclasses that went in.
+    """A finished run, read back as the dataclasses that were written.
 
     Raises:
-        StoreError: the file is missing, damaged, or no run.
+        StoreError: the file is missing, damaged, or not a run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -218,7 +218,7 @@ class SavedRun:
             ).fetchone()
         if row is None:
             raise StoreError(f"run {self.path} is damaged: it has no row in table run")
-        # DuckDB would need pytz to hand out a timestamp with its zone.
+        # DuckDB needs pytz to return a timestamp with its time zone.
         created = datetime.fromtimestamp(row[0] / 1e6, UTC)
         command, target, case, dims, machine, version = row[1:]
         return RunInfo(
@@ -233,7 +233,7 @@ class SavedRun:
 
 
 def _sync(path: Path) -> None:
-    """Onto the disk: a file before it gets its name, a folder after."""
+    """Flush `path` to the disk: a file before it is renamed, its folder afterwards."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -68,8 +68,8 @@ def optimize_case(
     from tilewright.measure.truth.verify import verify
     from tilewright.records.cache import ensure_usable
     from tilewright.report.page import write_page
-    from tilewright.store.places import new_run_path
     from tilewright.store.run import Run
+    from tilewright.store.run_paths import new_run_path
 
     if device == "cpu":
         find_compiler()

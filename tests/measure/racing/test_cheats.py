@@ -157,8 +157,8 @@ def test_what_a_variant_says_of_itself_is_noted_and_let_pass() -> None:
             return x.clamp_(min=0) * 3
 
     others = [
-        Variant("consuming", "library", consuming, consumes=True),
-        Variant("in part", "library", lambda x: x * 3, unjudged="it does the product alone"),
+        Variant("consuming", "library", consuming, overwrites_inputs=True),
+        Variant("in part", "library", lambda x: x * 3, unverified="it does the product alone"),
         Variant("neighbour", "torch", reference),
     ]
     own = suite(reference, *others)

@@ -20,7 +20,7 @@ from tilewright.kernels.attention.hopper import forward as hopper_forward
 from tilewright.kernels.attention.native import EXTENSION
 from tilewright.kernels.attention.request import Operands, Request, Strides
 from tilewright.kernels.device import NARROW
-from tilewright.records.errors import CompilerError, say_once
+from tilewright.records.errors import CompilerError, warn_once
 
 MOST_COURSES = 4096
 SINK_NUMBERS = 2**18
@@ -119,7 +119,7 @@ def native_course(
     try:
         return library, native.course(library, request, operands, launch, trained, sink, otherwise)
     except CompilerError as error:
-        say_once(f"small attention costs the host more: {error}")
+        warn_once(f"small attention costs the host more: {error}")
         return None
 
 

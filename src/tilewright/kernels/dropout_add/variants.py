@@ -57,7 +57,7 @@ SUITES = {
             inductor(
                 eager,
                 note="instructions: one Philox call an element, and another mask",
-                unjudged="it draws another mask",
+                unverified="it draws another mask",
             ),
         ),
         sizes=((16384, 16384),),

@@ -10,7 +10,7 @@ import torch
 
 from tilewright.kernels.linear import cuda
 from tilewright.records import cache
-from tilewright.records.errors import CacheError, say_once
+from tilewright.records.errors import CacheError, warn_once
 
 ROUNDS = 9
 WARM_UP = 2
@@ -53,7 +53,7 @@ def _kept(key: str, device: torch.device, ways: Ways) -> str:
             return answer
         cache.discard(path)
     except CacheError as error:
-        say_once(f"the fastest way of each product is measured anew in every process: {error}")
+        warn_once(f"the fastest way of each product is measured anew in every process: {error}")
     return _measure(device, ways)
 
 

@@ -76,7 +76,7 @@ def _bare(x: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 _BARE = Variant(
-    "cublas-bare", "library", _bare, "matrix rate", directions=FORWARD, unjudged="it does the product alone"
+    "cublas-bare", "library", _bare, "matrix rate", directions=FORWARD, unverified="it does the product alone"
 )
 
 
@@ -189,7 +189,7 @@ SUITES = {
                 directions=FORWARD,
             ),
             Variant("eager", "torch", _eager_dropout_add, "two more passes over y, and the mask"),
-            inductor(_eager_dropout_add, unjudged="it draws another mask"),
+            inductor(_eager_dropout_add, unverified="it draws another mask"),
             _BARE,
         ),
         sizes=SIZES,

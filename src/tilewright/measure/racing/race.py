@@ -194,7 +194,7 @@ class _Running:
             kept.append(
                 Results([t.detach().clone() for t in results.outputs], [t.detach().clone() for t in results.gradients])
             )
-            if not entrant.variant.consumes and not self.arguments.intact():
+            if not entrant.variant.overwrites_inputs and not self.arguments.intact():
                 raise Foul("it writes its inputs")
 
         # Not amid the rounds: memory given back is cleared by the driver, which slows the calls that follow.
@@ -274,7 +274,7 @@ class _Running:
             truth = truth_of(self.race.suite, inputs, seed, backward=backward, tangent=tangent)
             for name, result in results.items():
                 outcome = self.outcomes[name]
-                if self.variants[name].unjudged:
+                if self.variants[name].unverified:
                     continue
                 outcome.verified = [*outcome.verified, *truth.judge(result)]
                 self._judge(outcome)
@@ -295,8 +295,8 @@ class _Running:
 
 def _said_by(variant: Variant) -> list[str]:
     """What a variant says of itself that a reader of its figure must know."""
-    said = ["it writes over its inputs"] if variant.consumes else []
-    return [*said, f"values not checked: {variant.unjudged}"] if variant.unjudged else said
+    said = ["it writes over its inputs"] if variant.overwrites_inputs else []
+    return [*said, f"values not checked: {variant.unverified}"] if variant.unverified else said
 
 
 def _in_a_line(error: Exception) -> str:

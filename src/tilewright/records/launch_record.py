@@ -1,4 +1,4 @@
-"""One launch of a kernel, and what its programs were seen to touch."""
+"""One launch of a kernel, and the elements that its programs accessed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Operand:
     """A tensor that a kernel was launched with; strides in elements."""
 
     name: str
-    """The kernel's parameter."""
+    """Of the kernel's parameter."""
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -29,25 +29,25 @@ class Access:
     operand: str
     direction: Literal["read", "write"]
     ranges: tuple[Range, ...]
-    """Along each axis of the operand; empty where nothing was touched, or the operand has no axes."""
+    """Along each axis of the operand; empty if no element was accessed or the operand has no axes."""
     elements: int
-    """Lanes that the mask let through."""
+    """Lanes whose mask was true."""
     lanes: int
     shape: tuple[int, ...]
     """Of the block, in the kernel."""
 
 
 @dataclass(frozen=True)
-class Walk:
-    """What one program of a launch touched, in order."""
+class ProgramAccesses:
+    """The accesses of one program of a launch, in order."""
 
     program: Grid
     accesses: tuple[Access, ...]
 
 
 @dataclass(frozen=True)
-class Launch:
-    """One kernel on its grid; bytes are of a block, times in microseconds."""
+class LaunchRecord:
+    """One kernel on its grid; shared bytes are per block, times in microseconds."""
 
     name: str
     language: Literal["triton", "gluon", "cuda", "cpp", "library"]
@@ -55,23 +55,23 @@ class Launch:
     """`file.py:12`, or the library."""
     grid: Grid
     threads: int
-    """Of a block."""
+    """Per block."""
     capability: str
     """Compute capability it was compiled for, `9.0`."""
     registers: int
     stack_bytes: int
-    """Of a thread, in local memory: spilled registers, or arrays indexed at run time."""
+    """Per thread, in local memory: spilled registers, or arrays indexed at run time."""
     shared_bytes: int
     operands: tuple[Operand, ...] = ()
     scalars: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
-    """What the compiler was told: block sizes, `num_warps`, ..."""
+    """Compile-time parameters: block sizes, `num_warps`, ..."""
     source: str = ""
     ptx: str = ""
     sass: str = ""
     measured_us: float | None = None
     note: str = ""
-    """What is not known of it, and why."""
+    """Which fields are unknown, and why."""
 
     @property
     def programs(self) -> int:

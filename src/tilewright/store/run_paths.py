@@ -1,28 +1,26 @@
-"""Where runs live, and how they are named."""
+"""The folder of runs, and the names of runs."""
 
 from __future__ import annotations
 
-import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tilewright.records.errors import StoreError
+from tilewright.records.home import home
 
 _RUN_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-.*\.duckdb")
 
 
 def runs_dir() -> Path:
     """`$TILEWRIGHT_HOME/runs`, or `~/.local/share/tilewright/runs`; it may not exist yet."""
-    home = os.environ.get("TILEWRIGHT_HOME")
-    base = Path(home).expanduser() if home else Path.home() / ".local" / "share" / "tilewright"
-    return base / "runs"
+    return home() / "runs"
 
 
 def new_run_path(case: str) -> Path:
-    """A fresh name for a run of `case`: `<UTC timestamp>-<case>.duckdb`, in the runs folder.
+    """A new path for a run of `case`: `<UTC timestamp>-<case>.duckdb`, in the runs folder.
 
-    Microseconds keep two processes that start together apart and the names in order of time.
+    The microseconds keep names unique among processes, and names sort by time.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     slug = re.sub(r"[^A-Za-z0-9_.]+", "-", case).strip("-.")[:80] or "case"

@@ -1,4 +1,4 @@
-"""Which part of a suite a bench runs."""
+"""The part of a suite that a bench runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd", "fwd+bwd")
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Which part of a suite to run; what is empty means all of it."""
+class SuiteFilter:
+    """The part of a suite to run; an empty field does not restrict it."""
 
     impls: Sequence[str] = ()
     shapes: Sequence[tuple[int, ...]] = ()
@@ -23,16 +23,16 @@ class Choice:
     directions: Sequence[str] = ()
     sweep: str = ""
     shard: tuple[int, int] = (1, 1)
-    """Every n-th race, beginning with the i-th: (i, n)."""
+    """(i, n): every n-th race, starting with the i-th, counted from 1."""
 
     @staticmethod
     def parse(
         *, impl: str = "", shapes: str = "", dtype: str = "", direction: str = "", sweep: str = "", shard: str = "1/1"
-    ) -> Choice:
-        """From what the command line was given: commas between items, `x` between sizes.
+    ) -> SuiteFilter:
+        """From the options of the command line: commas separate items, `x` separates sizes.
 
-        >>> Choice.parse(shapes="100x5000,8x9", dtype="bf16", shard="2/3")
-        Choice(impls=[], shapes=[(100, 5000), (8, 9)], dtypes=['bfloat16'], directions=[], sweep='', shard=(2, 3))
+        >>> SuiteFilter.parse(shapes="100x5000,8x9", dtype="bf16", shard="2/3")
+        SuiteFilter(impls=[], shapes=[(100, 5000), (8, 9)], dtypes=['bfloat16'], directions=[], sweep='', shard=(2, 3))
         """
         unknown = [name for name in _items(dtype) if name not in DTYPES]
         if unknown:
@@ -40,7 +40,7 @@ class Choice:
         unknown = [name for name in _items(direction) if name not in DIRECTIONS]
         if unknown:
             raise UsageError(f"no direction {', '.join(unknown)}; known: {', '.join(DIRECTIONS)}")
-        return Choice(
+        return SuiteFilter(
             _items(impl),
             [_shape(text) for text in _items(shapes)],
             [DTYPES[name] for name in _items(dtype)],
