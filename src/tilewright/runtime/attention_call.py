@@ -54,10 +54,10 @@ class Forward:
             self._launch(Operands(q, k, v), out, lse)
         return out, lse, *self._nothing
 
-    def _remember(self, request: Request, results: tuple[torch.Tensor, ...], way: str) -> None:
+    def _remember(self, request: Request, results: tuple[torch.Tensor, ...], impl: str) -> None:
         out = results[0]
         self._shape, self._strides, self._nothing = out.shape, out.stride(), results[2:]
-        self._launch = dispatch.launch_of(request, strides_of(out), way)
+        self._launch = dispatch.launch_of(request, strides_of(out), impl)
         # Last: another thread may be in a call.
         self._request = request
 
@@ -78,14 +78,14 @@ class Backward:
         v: torch.Tensor,
         out: torch.Tensor,
         lse: torch.Tensor,
-        level: torch.Tensor,
+        lse64: torch.Tensor,
         state: torch.Tensor,
         *options: Any,
     ) -> tuple[torch.Tensor, ...]:
         if self._request is None or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT:
             if self._request is None:
                 self._request = settled(q, k, v, options)
-            return registered.backward(dout, dlse, q, k, v, out, lse, level, state, *options)
+            return registered.backward(dout, dlse, q, k, v, out, lse, lse64, state, *options)
         native = self._native.of(self._request, q, k, v, options[-1]) if dlse is None else None
         if native is not None:
             library, course = native
@@ -104,12 +104,12 @@ class Native:
         self._course: tuple[ModuleType, Any] | None = None
 
     def of(
-        self, request: Request, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, way: str
+        self, request: Request, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, impl: str
     ) -> tuple[ModuleType, Any] | None:
         """The module, and what its functions take first for calls of `request`; None where Python does them."""
         module = EXTENSION.module() if EXTENSION.found is None else EXTENSION.found
         if module is not self._module:
-            launch = dispatch.launch_of(request, dispatch.laid_as(q, v.shape[3])[1], way)
+            launch = dispatch.launch_of(request, dispatch.strides_like(q, v.shape[3])[1], impl)
             self._course = direct.native_course(request, (q, k, v), launch, self._trained)
             # Last: another thread may be in a call.
             self._module = module

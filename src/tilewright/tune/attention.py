@@ -52,7 +52,7 @@ def _key(request: Request, training: bool) -> str:
 
 def _race(request: Request, training: bool) -> Trial:
     """Device time of both, forward or forward and backward: each a CUDA graph, so that no host is measured."""
-    from tilewright.kernels.attention.dispatch import laid_as
+    from tilewright.kernels.attention.dispatch import strides_like
     from tilewright.runtime.attention_call import Backward, Forward
 
     q, k, v = _operands(request, training)
@@ -62,7 +62,7 @@ def _race(request: Request, training: bool) -> Trial:
     options = (None, None, None, request.scale, None, request.right, 0.0, 0.0, 0, 0, request.deterministic, "auto")
     expanded = None if mask is None else mask.expand(*q.shape[:3], k.shape[2])
     forward, backward = Forward(), Backward()
-    grad = torch.empty_strided(*laid_as(q, request.value_size), dtype=q.dtype, device=q.device).normal_()
+    grad = torch.empty_strided(*strides_like(q, request.value_size), dtype=q.dtype, device=q.device).normal_()
 
     def ours() -> None:
         with torch.no_grad():

@@ -15,7 +15,7 @@ from tilewright.kernels.attention.registered import attend
 from tilewright.measure.truth.contract import compare
 from tilewright.records.measurement import Verified
 
-Way = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Implementation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """Called as `attention` with `return_lse`."""
 
 
@@ -86,7 +86,7 @@ class Call:
         return values
 
 
-def judged(call: Call, device: torch.device, seed: int = 0, way: Way = attention) -> list[Verified]:
+def judged(call: Call, device: torch.device, seed: int = 0, impl: Implementation = attention) -> list[Verified]:
     """One row for the output, the log-sum-exp and each gradient of `call` on `device`."""
     tensors, options = call.inputs(device, seed)
     kept = None
@@ -95,7 +95,7 @@ def judged(call: Call, device: torch.device, seed: int = 0, way: Way = attention
     if options.get("dropout_p"):
         kept = drawn(call, device, seed + 7)
         generator.manual_seed(seed + 7)
-    out, lse = way(*tensors, return_lse=True, **options)
+    out, lse = impl(*tensors, return_lse=True, **options)
     draw = torch.Generator(device).manual_seed(seed + 1)
     dout = torch.randn(out.shape, device=device, generator=draw).to(call.dtype)
     ours = [out, lse, *torch.autograd.grad(out, tensors, dout)]
@@ -137,9 +137,9 @@ def drawn(call: Call, device: torch.device, seed: int) -> torch.Tensor:
     return torch.tensor(kept, dtype=torch.bool, device=device).view(*shape, -1)[..., : call.keys]
 
 
-def wrong(call: Call, device: torch.device, seed: int = 0, way: Way = attention) -> list[Verified]:
+def wrong(call: Call, device: torch.device, seed: int = 0, impl: Implementation = attention) -> list[Verified]:
     """The rows of `judged` that break the contract."""
-    return [row for row in judged(call, device, seed, way) if not row.ok]
+    return [row for row in judged(call, device, seed, impl) if not row.ok]
 
 
 def portable(

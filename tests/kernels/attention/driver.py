@@ -150,7 +150,7 @@ def kernels(request: Request) -> tuple[hopper_forward.Bound, hopper_backward.Bou
         return Kernel(number, "", 0, 128, 0, 1)
 
     span = hopper_forward._span(request)
-    strides = dispatch.laid_as(torch.empty_strided(*_lies(request), device="meta"), request.value_size)[1]
+    strides = dispatch.strides_like(torch.empty_strided(*_lies(request), device="meta"), request.value_size)[1]
     with (
         mock.patch.object(hopper_forward, "built", lambda *_: made(FORWARD)),
         mock.patch.object(torch.cuda, "current_device", lambda: 0),

@@ -11,7 +11,7 @@ import torch
 from tests.kernels.attention.calls import Call
 from tests.kernels.machine_code import compiled, spilled
 from tilewright.kernels.attention import _unseen, attention, reference
-from tilewright.kernels.attention.dispatch import gradient_of, laid_as, readable
+from tilewright.kernels.attention.dispatch import empty_gradient, strides_like, with_aligned_rows
 from tilewright.kernels.catalogue import suite
 from tilewright.measure.truth.proof import prove
 
@@ -171,12 +171,12 @@ def test_where_packed_sequences_begin_must_fit() -> None:
 
 def test_copies_keep_the_order_of_axes_and_begin_rows_at_16_bytes() -> None:
     x = torch.randn(2, 5, 3, 20).transpose(1, 2).to(torch.bfloat16)
-    copy = readable(x)
+    copy = with_aligned_rows(x)
     assert torch.equal(copy, x)
     assert copy.stride() == (5 * 3 * 24, 24, 3 * 24, 1)
-    assert readable(copy) is copy
-    assert laid_as(x, 20)[1] == x.stride()
-    assert readable(torch.randn(2, 3, 8, 5).mT).stride(3) == 1
+    assert with_aligned_rows(copy) is copy
+    assert strides_like(x, 20)[1] == x.stride()
+    assert with_aligned_rows(torch.randn(2, 3, 8, 5).mT).stride(3) == 1
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -185,7 +185,7 @@ def test_gradients_of_a_copy_lie_as_those_of_the_operand(order: tuple[int, ...],
     """Heads that are one expanded, rows that begin between 16 bytes."""
     dense = torch.randn(*(((2, 1, 7)[axis]) for axis in order), 5)
     x = dense.permute(*(order.index(axis) for axis in range(3)), 3).expand(2, heads, 7, 5)
-    ours, copied = gradient_of(x), gradient_of(readable(x))
+    ours, copied = empty_gradient(x), empty_gradient(with_aligned_rows(x))
     assert ours.shape == copied.shape == x.shape
     assert [s for s, n in zip(ours.stride(), x.shape, strict=True) if n > 1] == [
         s for s, n in zip(copied.stride(), x.shape, strict=True) if n > 1
@@ -210,9 +210,9 @@ def test_a_bench_is_told_why_the_kernels_for_hopper_refuse(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    dispatch.chosen.cache_clear()
+    dispatch.select.cache_clear()
     assert "compute capability 9.0" in str(variants._not_hopper(one.workload((64, 512, 1), "bfloat16")))
-    dispatch.chosen.cache_clear()
+    dispatch.select.cache_clear()
 
 
 @pytest.mark.parametrize("most", [1500, 10000, 2**27])
@@ -284,7 +284,7 @@ def test_narrow_tiles_are_widened_where_elements_come_alone(monkeypatch: pytest.
 
 
 def test_a_cache_is_split_into_as_many_parts_as_fill_the_gpu() -> None:
-    from tilewright.kernels.attention.decode.launch import _parts
+    from tilewright.kernels.attention.decode.triton import _parts
 
     # Steps of keys, lanes → programs, on the 132 multiprocessors of an H200.
     programs = {(64, 64): 256, (2048, 64): 256, (64, 512): 1024, (2048, 1): 128, (1, 1): 1, (1, 500): 500}
@@ -294,8 +294,8 @@ def test_a_cache_is_split_into_as_many_parts_as_fill_the_gpu() -> None:
 
 def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition() -> None:
     pytest.importorskip("triton")
-    from tilewright.kernels.attention.decode import launch as decode
-    from tilewright.kernels.attention.decode import triton as triton_decode
+    from tilewright.kernels.attention.decode import triton as decode
+    from tilewright.kernels.attention.decode import triton_kernel as triton_decode
 
     kernel, blocks = triton_decode.decode, decode.BLOCKS[128]
     types = {argument: "i32" for argument in kernel.arg_names} | {"factor": "fp32", "softcap": "fp32"}

@@ -69,7 +69,7 @@ def called(
     """`direct.run` of these tensors, natively."""
     request = request_of(*inputs)
     forward, backward = kernels(request)
-    monkeypatch.setattr(dispatch, "chosen", lambda *_: hopper_backward)
+    monkeypatch.setattr(dispatch, "select", lambda *_: hopper_backward)
     monkeypatch.setattr(hopper_backward, "bound", lambda _: backward)
     memory = SINK if sink else None
     otherwise = otherwise or functools.partial(direct._gradient, request)
@@ -108,7 +108,7 @@ def test_results_and_gradients(
         (reference(inputs)[1], *torch.autograd.grad(reference(inputs)[0], inputs, dout)),
     )
     assert driver.launches[4:] == driver.launches[:4]
-    assert out.stride() == dispatch.laid_as(inputs[0], width)[1]
+    assert out.stride() == dispatch.strides_like(inputs[0], width)[1]
 
 
 def test_python_launches_the_same(monkeypatch: pytest.MonkeyPatch, driver: Imagined) -> None:

@@ -96,7 +96,7 @@ def keep(key: Key, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: t
     request = registered.request_of(q, k, v, *options[:-1])
     if len(_courses) >= MOST_COURSES:
         _courses.clear()
-    shape, strides = dispatch.laid_as(q, v.shape[3])
+    shape, strides = dispatch.strides_like(q, v.shape[3])
     launch, trained, sink = dispatch.launch_of(request, strides, options[-1]), _trained(q, k, v), _sink(q)
     found = native_course(request, (q, k, v), launch, trained, sink)
     in_cpp = functools.partial(found[0].attend, found[1]) if found else None

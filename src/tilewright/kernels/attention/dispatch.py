@@ -13,12 +13,12 @@ from tilewright.kernels.attention.request import NARROWEST, VECTOR_STEP, Operand
 from tilewright.kernels.device import current
 from tilewright.kernels.dropout_add import generator
 
-FORWARDS = ("decode.cuda", "decode.launch", "hopper.forward", "portable.launch")
+FORWARDS = ("decode.cuda", "decode.triton", "hopper.forward", "portable.launch")
 BACKWARDS = ("hopper.backward", "portable.launch")
 """Modules with `supports` and `forward` or `backward`; the first that supports a call takes it.
 
 One that has `bound` gives there the launch of a request whose result has certain strides, which costs less."""
-WAYS = {
+IMPLEMENTATIONS = {
     "auto": (FORWARDS, BACKWARDS),
     "triton": (FORWARDS[-1:], BACKWARDS[-1:]),
     "decode": (FORWARDS[1:2], BACKWARDS[-1:]),
@@ -27,10 +27,10 @@ WAYS = {
 
 
 @functools.lru_cache(maxsize=4096)
-def chosen(request: Request, way: str, backward: bool) -> Any:
-    """The module that computes `request` one of `WAYS`; NotImplementedError says why there is none."""
+def select(request: Request, impl: str, backward: bool) -> Any:
+    """The module that computes `request` one of `IMPLEMENTATIONS`; NotImplementedError says why there is none."""
     reasons = []
-    names = WAYS[way][backward]
+    names = IMPLEMENTATIONS[impl][backward]
     if backward and request.is_short:
         # The portable kernels alone are exact where the only weight is nearly one.
         names = names[-1:]
@@ -43,33 +43,33 @@ def chosen(request: Request, way: str, backward: bool) -> Any:
     raise NotImplementedError(f"no attention kernel takes this call ({'; '.join(reasons)})")
 
 
-def launch_of(request: Request, strides: Strides, way: str) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
+def launch_of(request: Request, strides: Strides, impl: str) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
     """What fills the result, which has these strides, and lse of every call of `request` from now on."""
-    module = chosen(request, way, False)
+    module = select(request, impl, False)
     if hasattr(module, "bound"):
         bound: Callable[[Operands, torch.Tensor, torch.Tensor], None] = module.bound(request, strides)
         return bound
     return functools.partial(module.forward, request)
 
 
-def forward(request: Request, operands: Operands, way: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def forward(request: Request, operands: Operands, impl: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """out [B, H, Sq, Dv], in memory as q lies, lse fp32 [B, H, Sq] and, for fp32, what the backward takes for it.
 
     That is lse in fp64, +inf for a query that sees no key.
     """
     q, v = operands.q, operands.v
-    out = torch.empty_strided(*laid_as(q, v.shape[3]), dtype=q.dtype, device=q.device)
+    out = torch.empty_strided(*strides_like(q, v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    level = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device) if q.dtype == torch.float32 else None
+    lse64 = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device) if q.dtype == torch.float32 else None
     if 0 in (*q.shape, *operands.k.shape[:3], v.shape[3]):
-        return out.zero_(), lse.fill_(-torch.inf if operands.k.shape[2] == 0 else 0.0), level
+        return out.zero_(), lse.fill_(-torch.inf if operands.k.shape[2] == 0 else 0.0), lse64
     with current(q):
-        run = chosen(request, way, False).forward
-        if level is None:
+        run = select(request, impl, False).forward
+        if lse64 is None:
             run(request, operands, out, lse)
         else:
-            run(request, operands, out, lse, level)
-    return out, lse, level
+            run(request, operands, out, lse, lse64)
+    return out, lse, lse64
 
 
 def backward(
@@ -78,36 +78,36 @@ def backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     dout: torch.Tensor,
-    level: torch.Tensor | None,
+    lse64: torch.Tensor | None,
     dlse: torch.Tensor | None,
-    way: str,
+    impl: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk and dv, in memory as q, k and v lie."""
     q, k, v = operands[:3]
-    dq, dk, dv = gradient_of(q), gradient_of(k), gradient_of(v)
+    dq, dk, dv = empty_gradient(q), empty_gradient(k), empty_gradient(v)
     if 0 in (*out.shape, *k.shape):
         return dq.zero_(), dk.zero_(), dv.zero_()
     batch, head, place, _ = dout.stride()
     # The gradient of a sum repeats along its axes, which bulk copies do not; narrow values come in vectors alone.
     if 0 in (batch, head, place) or (v.shape[3] < NARROWEST and (batch | head | place) % VECTOR_STEP):
         dout = dout.contiguous()
-    dout = readable(dout)
+    dout = with_aligned_rows(dout)
     with current(q):
-        if level is None and dlse is None:
-            chosen(request, way, True).backward(request, operands, out, lse, dout, dq, dk, dv)
+        if lse64 is None and dlse is None:
+            select(request, impl, True).backward(request, operands, out, lse, dout, dq, dk, dv)
         else:
             from tilewright.kernels.attention.portable import launch as portable
 
             dlse = dlse if dlse is None else dlse.contiguous()
-            portable.backward(request, operands, out, lse, dout, dq, dk, dv, level, dlse)
-    if request.sees_one_key and dlse is None:
+            portable.backward(request, operands, out, lse, dout, dq, dk, dv, lse64, dlse)
+    if request.single_key and dlse is None:
         # What q and k have is rounding, NaN apart.
         for gradient in (dq, dk):
             gradient.mul_(0.0)
     return dq, dk, dv
 
 
-def draw(request: Request, q: torch.Tensor) -> torch.Tensor:
+def draw_dropout_state(request: Request, q: torch.Tensor) -> torch.Tensor:
     """Seed and offset of a call's dropout mask, int64[2]; the default generator of q's device advances.
 
     On a GPU every row of scores is a subsequence of its own and takes ⌈keys / 4⌉ calls of Philox, so the offset
@@ -128,7 +128,7 @@ def draw(request: Request, q: torch.Tensor) -> torch.Tensor:
     return state
 
 
-def readable(x: torch.Tensor) -> torch.Tensor:
+def with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
     """x [B, H, S, D], or a copy in the same order of axes: D's elements neighbours, rows at multiples of 16 bytes.
 
     The copy is small beside what attention does with it.
@@ -136,7 +136,7 @@ def readable(x: torch.Tensor) -> torch.Tensor:
     if x.stride(3) == 1 and aligned(x):
         return x
     step = 16 // x.element_size()
-    shape, strides = laid_as(x, -(-x.shape[3] // step) * step)
+    shape, strides = strides_like(x, -(-x.shape[3] // step) * step)
     return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)[..., : x.shape[3]].copy_(x)
 
 
@@ -154,19 +154,19 @@ def aligned(*tensors: torch.Tensor) -> bool:
     return True
 
 
-def gradient_of(x: torch.Tensor) -> torch.Tensor:
+def empty_gradient(x: torch.Tensor) -> torch.Tensor:
     """Memory for the gradient of x [B, H, S, D]: dense, with D's elements neighbours, in memory as x if that is.
 
-    The same for a copy that `readable` made of x: what the compiler was told holds for both.
+    The same for a copy that `with_aligned_rows` made of x: what the compiler was told holds for both.
     """
     *steps, last = x.stride()
     # Of steps of one beside the last axis', as windows of a line have them, PyTorch may make the innermost.
     if last == 1 and 0 not in steps and 1 not in steps:
         return torch.empty_like(x)
-    return torch.empty_strided(*laid_as(x, x.shape[3]), dtype=x.dtype, device=x.device)
+    return torch.empty_strided(*strides_like(x, x.shape[3]), dtype=x.dtype, device=x.device)
 
 
-def laid_as(x: torch.Tensor, width: int) -> tuple[Sequence[int], Strides]:
+def strides_like(x: torch.Tensor, width: int) -> tuple[Sequence[int], Strides]:
     """Shape and strides of a dense [B, H, S, width] whose axes lie in memory in the order of x's."""
     shape = (*x.shape[:3], width)
     steps = x.stride()

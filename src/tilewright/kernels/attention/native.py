@@ -71,11 +71,11 @@ def course(
     q, _, v = operands
     made = Course(driver=driver_of(forward.device), forward=forward.chain.layout, scratch=ELSEWHERE)
     # What `dispatch` does after the launches where one key is seen is left to it.
-    if trained and not request.sees_one_key and dispatch.chosen(request, "auto", True) is hopper_backward:
+    if trained and not request.single_key and dispatch.select(request, "auto", True) is hopper_backward:
         backward = hopper_backward.bound(request)
         made.backward, made.scratch = backward.chain.layout, backward.scratch
-    gradients = (dispatch.gradient_of(x) for x in operands)
-    layouts = dispatch.laid_as(q, v.shape[3]), *((x.shape, x.stride()) for x in gradients)
+    gradients = (dispatch.empty_gradient(x) for x in operands)
+    layouts = dispatch.strides_like(q, v.shape[3]), *((x.shape, x.stride()) for x in gradients)
     for place, (sizes, strides) in enumerate(layouts):
         made.tensor[place] = Lies(tuple(sizes), tuple(strides))
     made.sink = 0 if sink is None else sink.data_ptr()

@@ -15,7 +15,7 @@ from tilewright.kernels.registration import define
 
 _OPTIONS = (
     "Tensor? mask, Tensor? slopes, Tensor? starts_q, Tensor? starts_k, float scale, SymInt? left, SymInt? right, "
-    "float softcap, float dropout, SymInt longest_q, SymInt longest_k, bool deterministic, str way"
+    "float softcap, float dropout, SymInt longest_q, SymInt longest_k, bool deterministic, str impl"
 )
 _TENSORS = 4
 """Of the options, the first."""
@@ -44,18 +44,18 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> Results:
     """The operator below autograd."""
-    q, k, v = (dispatch.readable(x) for x in (q, k, v))
+    q, k, v = (dispatch.with_aligned_rows(x) for x in (q, k, v))
     request = request_of(q, k, v, *options[:-1])
-    state = dispatch.draw(request, q) if request.dropout else None
+    state = dispatch.draw_dropout_state(request, q) if request.dropout else None
     mask, slopes, starts_q, starts_k = options[:_TENSORS]
     operands = Operands(q, k, v, mask, slopes, starts_q, starts_k, state)
-    out, lse, level = dispatch.forward(request, operands, options[-1])
-    level = lse.new_empty(0, dtype=torch.float64) if level is None else level
-    return out, lse, level, lse.new_empty(0, dtype=torch.int64) if state is None else state
+    out, lse, lse64 = dispatch.forward(request, operands, options[-1])
+    lse64 = lse.new_empty(0, dtype=torch.float64) if lse64 is None else lse64
+    return out, lse, lse64, lse.new_empty(0, dtype=torch.int64) if state is None else state
 
 
 def _forward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> Results:
-    shape, strides = dispatch.laid_as(q, v.shape[3])
+    shape, strides = dispatch.strides_like(q, v.shape[3])
     drops = options[8] > 0.0
     return (
         torch.empty_strided(shape, strides, dtype=q.dtype, device=q.device),
@@ -67,21 +67,21 @@ def _forward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: A
 
 def backward(
     dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    out: torch.Tensor, lse: torch.Tensor, level: torch.Tensor, state: torch.Tensor, *options: Any,
+    out: torch.Tensor, lse: torch.Tensor, lse64: torch.Tensor, state: torch.Tensor, *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    q, k, v = (dispatch.readable(x) for x in (q, k, v))
+    q, k, v = (dispatch.with_aligned_rows(x) for x in (q, k, v))
     request = request_of(q, k, v, *options[:-1])
     mask, slopes, starts_q, starts_k = options[:_TENSORS]
     drawn = state if request.dropout else None
     operands = Operands(q, k, v, mask, slopes, starts_q, starts_k, drawn)
-    exact = level if q.dtype == torch.float32 else None
+    exact = lse64 if q.dtype == torch.float32 else None
     return dispatch.backward(request, operands, out, lse, dout, exact, dlse, options[-1])
 
 
 def _backward_fake(
     dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, ...]:
-    return tuple(dispatch.gradient_of(x) for x in (q, k, v))
+    return tuple(dispatch.empty_gradient(x) for x in (q, k, v))
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
@@ -101,18 +101,18 @@ def gradients(
     *_: Any,
 ) -> tuple[torch.Tensor | None, ...]:
     """Of all that the operator takes, by `run`: the backward operator, or what it runs."""
-    q, k, v, out, lse, level, state, *tensors = ctx.saved_tensors
+    q, k, v, out, lse, lse64, state, *tensors = ctx.saved_tensors
     nothing = [None] * (_TENSORS + len(ctx.options))
     if dout is None and dlse is None:
         return None, None, None, *nothing
     dout = torch.zeros_like(out) if dout is None else dout
-    dq, dk, dv = run(dout, dlse, q, k, v, out, lse, level, state, *tensors, *ctx.options)
+    dq, dk, dv = run(dout, dlse, q, k, v, out, lse, lse64, state, *tensors, *ctx.options)
     return dq, dk, dv, *nothing
 
 
 backward_operator = define(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"Tensor level, Tensor state, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"Tensor lse64, Tensor state, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     backward,
     _backward_fake,
     backward=once("attention_backward"),

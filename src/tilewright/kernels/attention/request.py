@@ -74,7 +74,7 @@ class Request(NamedTuple):
         return (self.longest_k or self.keys) <= FEW_KEYS or (self.longest_q or self.queries) <= FEW_QUERIES
 
     @property
-    def sees_one_key(self) -> bool:
+    def single_key(self) -> bool:
         """Whether no query sees more than one key, whose weight is one whatever the score."""
         return self.keys == 1 or (self.left is not None and self.right is not None and self.left + self.right == 0)
 

@@ -116,10 +116,10 @@ def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tor
     return out
 
 
-def _by(way: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+def _by(impl: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     nothing = (None, None, None, None)
     right = 0 if causal else None
-    out: torch.Tensor = attend(q, k, v, *nothing, q.shape[3] ** -0.5, None, right, 0.0, 0.0, 0, 0, False, way)[0]
+    out: torch.Tensor = attend(q, k, v, *nothing, q.shape[3] ** -0.5, None, right, 0.0, 0.0, 0, 0, False, impl)[0]
     return out
 
 
@@ -134,7 +134,7 @@ def _not_hopper(work: Workload) -> str | None:
     request = request._replace(device=torch.device("cuda", torch.cuda.current_device()))
     try:
         for backward in (False, True):
-            dispatch.chosen(request, "hopper", backward)
+            dispatch.select(request, "hopper", backward)
     except NotImplementedError as error:
         return str(error)
     return None

@@ -165,11 +165,11 @@ class FusedAttention:
 
     def _request(self) -> Request:
         """The call as plain data, with the sizes it was captured with; aligned as its strides are."""
-        from tilewright.kernels.attention.dispatch import readable
+        from tilewright.kernels.attention.dispatch import with_aligned_rows
         from tilewright.kernels.attention.registered import request_of
 
         with in_real_tensors():
-            q, k, v = (readable(_without_data(value_of(x))) for x in (self.q, self.k, self.v))
+            q, k, v = (with_aligned_rows(_without_data(value_of(x))) for x in (self.q, self.k, self.v))
             mask = None if self.mask is None else torch.empty((), dtype=value_of(self.mask).dtype, device="meta")
             mask = mask if mask is None else mask.expand(*q.shape[:3], k.shape[2])
             return request_of(q, k, v, mask, *self._options()[:-1])._replace(device=value_of(self.q).device)

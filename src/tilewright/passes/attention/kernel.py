@@ -43,7 +43,7 @@ WRITTEN_IN = {
     "hopper.forward": "Gluon, for Hopper",
     "hopper.backward": "CUDA C++, for Hopper",
     "decode.cuda": "CUDA C++, split over the keys",
-    "decode.launch": "Triton, split over the keys",
+    "decode.triton": "Triton, split over the keys",
     "portable.launch": "portable Triton",
 }
 """By module of `KERNELS`."""
@@ -101,10 +101,10 @@ def _decide(node: fx.Node, raced: Raced) -> Decision:
 
 def _ways(request: Request, training: bool) -> list[str]:
     """The modules of `KERNELS` that compute `request`, forward first; Refusal where one has none."""
-    from tilewright.kernels.attention.dispatch import chosen
+    from tilewright.kernels.attention.dispatch import select
 
     try:
-        modules = [chosen(request, "auto", backward) for backward in (False, True)[: 1 + training]]
+        modules = [select(request, "auto", backward) for backward in (False, True)[: 1 + training]]
     except NotImplementedError as error:
         raise Refusal(str(error)) from None
     return [module.__name__.removeprefix(f"{KERNELS}.") for module in modules]
@@ -114,7 +114,7 @@ def _planned_ways(request: Request, training: bool) -> list[str]:
     """`_ways` on a GPU that a program is planned for and that is not there; Refusal where none is known to be fast."""
     if importlib.util.find_spec("triton") is None:
         raise Refusal("Triton is not installed")
-    from tilewright.kernels.attention.decode.launch import supports as splits
+    from tilewright.kernels.attention.decode.triton import supports as splits
     from tilewright.kernels.attention.hopper import backward, forward
 
     if planned_capability() != "9.0":

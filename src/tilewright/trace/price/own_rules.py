@@ -20,9 +20,9 @@ _ARGUMENTS = {
     "activation_backward": "dy x kind",
     "add_norm": "x residual weight bias eps centered",
     "attention": "q k v mask slopes starts_q starts_k scale left right softcap dropout longest_q longest_k "
-    "deterministic way",
-    "attention_backward": "dout dlse q k v out lse level state mask slopes starts_q starts_k scale left right softcap "
-    "dropout longest_q longest_k deterministic way",
+    "deterministic impl",
+    "attention_backward": "dout dlse q k v out lse lse64 state mask slopes starts_q starts_k scale left right softcap "
+    "dropout longest_q longest_k deterministic impl",
     "cross_entropy": "logits target ignored smoothing z_loss reduction way",
     "cross_entropy_backward": "gradient logits target statistics weight ignored smoothing z_loss way",
     "dropout_add": "x residual p kind alignment",

@@ -92,7 +92,7 @@ def test_the_kernels_for_any_gpu(widths: tuple[int, int], dtype: torch.dtype) ->
             heads=4, queries=lengths[0], keys=lengths[1], head_size=widths[0], value_size=widths[1], dtype=dtype,
             outliers=causal, options={"causal": causal},
         )  # fmt: skip
-        assert wrong(call, GPU, way=portable) == []
+        assert wrong(call, GPU, impl=portable) == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -116,9 +116,9 @@ def test_packed_sequences(options: dict[str, Any], dtype: torch.dtype, widths: t
     draw = torch.Generator(GPU).manual_seed(0)
     tensors = [torch.randn(size, device=GPU, generator=draw).to(dtype) for size in sizes]
     results = []
-    for way, kind in ((packed, dtype), (reference.packed, dtype), (reference.packed, torch.float64)):
+    for impl, kind in ((packed, dtype), (reference.packed, dtype), (reference.packed, torch.float64)):
         inputs = [x.detach().to(kind).requires_grad_() for x in tensors]
-        out = way(*inputs, *starts, **options)[0]
+        out = impl(*inputs, *starts, **options)[0]
         dout = torch.randn(out.shape, device=GPU, generator=torch.Generator(GPU).manual_seed(1)).to(dtype)
         results.append([out.detach(), *torch.autograd.grad(out, inputs, dout.to(out.dtype))])
     for mine, eager, true in zip(*results, strict=True):
@@ -128,9 +128,9 @@ def test_packed_sequences(options: dict[str, Any], dtype: torch.dtype, widths: t
 def test_the_gradient_of_the_log_sum_exp() -> None:
     tensors = drawn(dtype=torch.bfloat16)
     results = []
-    for way, kind in ((attention, torch.bfloat16), (reference.attention, torch.bfloat16), (reference.attention, None)):
+    for impl, kind in ((attention, torch.bfloat16), (reference.attention, torch.bfloat16), (reference.attention, None)):
         inputs = [x.detach().to(kind or torch.float64).requires_grad_() for x in tensors]
-        out, lse = way(*inputs, **({"return_lse": True} if way is attention else {}), causal=True)
+        out, lse = impl(*inputs, **({"return_lse": True} if impl is attention else {}), causal=True)
         results.append(torch.autograd.grad(out.sum() + lse.square().sum(), inputs))
     for mine, eager, true in zip(*results, strict=True):
         assert compare(mine, eager, true).ok
@@ -180,8 +180,8 @@ def test_streams_graphs_and_compilation(dtype: torch.dtype) -> None:
     inputs = drawn(dtype=dtype)
     call = functools.partial(attention, causal=True)
     plain = values_of(call, inputs)
-    for way in (on_a_side_stream, replayed, compiled):
-        for mine, true in zip(way(call, inputs), plain, strict=True):
+    for impl in (on_a_side_stream, replayed, compiled):
+        for mine, true in zip(impl(call, inputs), plain, strict=True):
             torch.testing.assert_close(mine, true, rtol=2e-2, atol=2e-2)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.attention.calls import Call, Way
+from tests.kernels.attention.calls import Call, Implementation
 from tilewright.kernels.attention import attention, dispatch, reference
 from tilewright.kernels.attention.decode import cuda as cuda_decode
 from tilewright.kernels.attention.registered import attend, request_of
@@ -42,18 +42,18 @@ def test_other_calls_go_to_the_kernel_for_any_gpu() -> None:
         Call(batch=2, heads=8, kv_heads=2, queries=1, keys=3000, head_size=80),
         Call(batch=2, heads=8, kv_heads=2, queries=1, keys=3000, head_size=128, options={"softcap": 3.0}),
     ):
-        assert by(call).__name__.endswith("attention.decode.launch")
+        assert by(call).__name__.endswith("attention.decode.triton")
         check(call)
 
 
 @pytest.mark.parametrize("heads", [8, 64])
 def test_the_kernel_for_any_gpu(heads: int) -> None:
-    def way(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    def impl(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: object) -> tuple[torch.Tensor, torch.Tensor]:
         nothing = (None, None, None, None)
         out, lse, *_rest = attend(q, k, v, *nothing, 128**-0.5, None, None, 0.0, 0.0, 0, 0, False, "decode")
         return out, lse
 
-    check(Call(batch=4, heads=heads, kv_heads=8, queries=1, keys=5000, head_size=128), way)
+    check(Call(batch=4, heads=heads, kv_heads=8, queries=1, keys=5000, head_size=128), impl)
 
 
 def test_a_query_that_sees_no_key_gives_zeros() -> None:
@@ -84,18 +84,18 @@ def by(call: Call) -> Any:
     nothing = (None, None, None, None)
     softcap = call.options.get("softcap", 0.0)
     request = request_of(q, k, v, *nothing, 1.0, left, right, softcap, 0.0, 0, 0, False)
-    return dispatch.chosen(request, "auto", False)
+    return dispatch.select(request, "auto", False)
 
 
-def check(call: Call, way: Way = attention) -> None:
+def check(call: Call, impl: Implementation = attention) -> None:
     """The numbers contract, twice the same bits, in memory that held NaN."""
     tensors, options = call.inputs(GPU)
     tensors = [x.detach() for x in tensors]
     # What is freed here is handed out again, to the results of the call.
     poison = [torch.full_like(tensors[0], torch.nan), torch.full(tensors[0].shape[:3], torch.nan, device=GPU)]
     del poison
-    out, lse = way(*tensors, return_lse=True, **options)
-    again = way(*tensors, return_lse=True, **options)
+    out, lse = impl(*tensors, return_lse=True, **options)
+    again = impl(*tensors, return_lse=True, **options)
     assert torch.equal(out, again[0])
     assert torch.equal(lse, again[1])
     true, true_lse = reference.attention(*(x.double() for x in tensors), **options)

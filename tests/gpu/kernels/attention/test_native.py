@@ -61,15 +61,15 @@ def in_cpp(out: torch.Tensor) -> bool:
 def test_the_contract_is_kept(call: Call) -> None:
     tensors, options = call.inputs(GPU)
     assert in_cpp(again(*tensors, **options))
-    assert wrong(call, GPU, way=again) == []
+    assert wrong(call, GPU, impl=again) == []
 
 
 def test_streams_and_graphs() -> None:
     inputs = drawn()
     call = functools.partial(again, causal=True)
     plain = values_of(call, inputs)
-    for way in (on_a_side_stream, replayed):
-        for mine, true in zip(way(call, inputs), plain, strict=True):
+    for impl in (on_a_side_stream, replayed):
+        for mine, true in zip(impl(call, inputs), plain, strict=True):
             torch.testing.assert_close(mine, true, rtol=2**-6, atol=2**-6)
 
 

@@ -40,16 +40,16 @@ SHAPES = {
 
 def call_every_kernel() -> None:
     """Forward and backward, where a way of computing has its own, of every shape."""
-    for way, shapes in SHAPES.items():
-        if way == "hopper" and not HOPPER:
+    for impl, shapes in SHAPES.items():
+        if impl == "hopper" and not HOPPER:
             continue
         for queries, keys, size, causal in shapes:
             lies = (4, queries), (2, keys), (2, keys)
             q, k, v = (torch.randn(2, heads, n, size, device="cuda").bfloat16() for heads, n in lies)
-            trained = way != "decode"
+            trained = impl != "decode"
             right = 0 if causal else None
             given = [x.requires_grad_(trained) for x in (q, k, v)]
-            out, *_ = attend(*given, *[None] * 4, size**-0.5, None, right, 0.0, 0.0, 0, 0, False, way)
+            out, *_ = attend(*given, *[None] * 4, size**-0.5, None, right, 0.0, 0.0, 0, 0, False, impl)
             if trained:
                 torch.autograd.grad(out, given, torch.randn_like(out))
     if HOPPER:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tilewright.kernels import nvrtc
-from tilewright.kernels.attention.decode.launch import LEAST_KEYS, keys_seen
+from tilewright.kernels.attention.decode.triton import LEAST_KEYS, keys_seen
 from tilewright.kernels.attention.portable.plan import LOG2E
 from tilewright.kernels.attention.request import Operands, Request, Strides, strides_of
 from tilewright.kernels.device import NARROW

@@ -1,160 +1,149 @@
-"""Attention of few queries against a long cache, split over the keys: limited by memory (Flash-Decoding, Dao 2023).
-
-One program would read all the keys and values of a head while most of the GPU idles. Here `decode` gives every
-part of the keys a program of its own, which takes all query heads that share them as the rows of one tile, so
-that they are read once. Each leaves O and the logarithm L of its sum; the last to arrive weighs the parts:
-
-    L = log Σₚ exp(Lₚ)              O = Σₚ exp(Lₚ - L) · Oₚ
-
-On an H200, bf16, 64 heads of 128 on 8 of k and v, shares of the copy bandwidth: 0.97 to 1.08 for caches of 1 GB and
-more, 0.69 (46 us) for 134 MB. There `cuda.cu` takes what it can of such calls. Lost at 134 MB: a second kernel
-that joins (49 us), bulk copies (47, and their tensor maps cost the host), four stages (47), blocks of 128 keys (48).
-Tiles loaded into registers a step ahead, to be evicted first, take 44 us, but with 32768 keys 271 where this takes 254.
-"""
-# mypy: allow-untyped-decorators, allow-subclassing-any
+"""Launches of attention split over the keys, for a few queries against a long cache."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
+import torch
 import triton
-import triton.language as tl
 
-from tilewright.kernels.activation.formulas import rounded
-from tilewright.kernels.attention.portable.tile import LN2, rows, scores
+from tilewright.kernels import nvrtc
+from tilewright.kernels.attention.decode.triton_kernel import decode
+from tilewright.kernels.attention.portable.plan import (
+    Blocks,
+    Plan,
+    band_of,
+    boxes_of,
+    constants_of,
+    factors_of,
+    fetches_in_vectors,
+    fitting,
+    shared_bytes,
+    widths_of,
+)
+from tilewright.kernels.attention.request import Operands, Request, Strides, strides_of
+from tilewright.kernels.device import interpreted
 
-AT_ONCE = tl.constexpr(4)
-"""Parts whose loads are on their way together while parts are joined."""
+MOST_ROWS = 64
+"""Queries of all heads that share keys: one tile of them is held in registers."""
+LEAST_KEYS = 512
+MOST_PARTS = 128
+LEAST_ARRIVALS = 1024
+BLOCKS = {64: Blocks(0, 128, 4, 3), 128: Blocks(0, 64, 4, 3), 256: Blocks(0, 64, 4, 2)}
+"""By head size, padded."""
+INTERPRETED = Blocks(0, 16, 4, 1)
+RESIDENT, SATURATING = 3, 2
+"""Programs of a multiprocessor at once, and as many as keep its share of the memory busy."""
+PART_COST, JOIN_COST = 2.0, 0.125
+"""What beginning and ending a part costs, and what joining it to the others does, in steps of keys."""
 
 
-@triton.jit(do_not_specialize=["left", "right", "origin", "limit"])
-def decode(
-    q: tl.tensor, k: tl.tensor, v: tl.tensor, out: tl.tensor, lse: tl.tensor, scratch: tl.tensor, arrived: tl.tensor,
-    mask: tl.tensor, slopes: tl.tensor,
-    heads: tl.tensor, group: tl.tensor, parts: tl.tensor, length: tl.tensor, origin: tl.tensor, limit: tl.tensor,
-    queries: tl.tensor, keys: tl.tensor, head_size: tl.constexpr, value_size: tl.constexpr,
-    q_batch: tl.tensor, q_head: tl.tensor, q_place: tl.tensor, k_batch: tl.tensor, k_head: tl.tensor,
-    k_place: tl.tensor, v_batch: tl.tensor, v_head: tl.tensor, v_place: tl.tensor, out_batch: tl.tensor,
-    out_head: tl.tensor, out_place: tl.tensor, mask_batch: tl.tensor, mask_head: tl.tensor, mask_query: tl.tensor,
-    mask_key: tl.tensor, factor: tl.float32, softcap: tl.float32, left: tl.int32, right: tl.int32,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, DESCRIBED: tl.constexpr, PARTS: tl.constexpr,
-) -> None:  # fmt: skip
-    """Program (batch · key heads + key head) · parts + part: its keys, from origin + part · length on, for all queries.
+def supports(request: Request) -> str | None:
+    """Why a call is not split over its keys, or None."""
+    if request.sequences or request.dropout:
+        return "packed sequences and dropout are left to the other kernels"
+    if max(request.head_size, request.value_size) > max(BLOCKS):
+        return f"head sizes above {max(BLOCKS)}"
+    if request.queries * request.group > MOST_ROWS:
+        return f"more than {MOST_ROWS} queries of all heads that share keys"
+    if request.dtype == torch.float32:
+        return "fp32 is limited by its products, not by memory"
+    if request.keys < (LEAST_KEYS if not interpreted() else 64):
+        return f"fewer than {LEAST_KEYS} keys"
+    return None
 
-    Row r of the tile is query r mod `queries` of the group's head r // queries. No query sees a key before
-    `origin` or from `limit` on. PARTS is `parts`, padded to a power of two. Where there are several,
-    scratch, fp32, holds O of each [program, row, :], then L of each [program, row], 0 and -inf where no key of a
-    part is seen; and arrived, int32 [batch · key heads], is zero before and after. The rest is as in `forward`,
-    `factor` with its sign.
-    """
-    part = tl.program_id(0) % parts
-    lane = tl.program_id(0) // parts
-    kv_heads = heads // group
-    kv_head = lane % kv_heads
-    batch = lane // kv_heads
-    wide_batch = batch.to(tl.int64)
-    row = tl.arange(0, ROWS)
-    head = kv_head * group + row // queries
-    i = row % queries
-    there = row < group * queries
-    column = tl.arange(0, WIDTH)[None, :]
-    at = q + wide_batch * q_batch + (head.to(tl.int64) * q_head + i * q_place)[:, None] + column
-    q_tile = tl.load(at, mask=there[:, None] & (column < head_size), other=0.0)
-    out += wide_batch * out_batch + (head.to(tl.int64) * out_head + i * out_place)[:, None]
-    lse += (wide_batch * heads + head) * queries + i
-    if not DESCRIBED:
-        k += wide_batch * k_batch + kv_head.to(tl.int64) * k_head
-        v += wide_batch * v_batch + kv_head.to(tl.int64) * v_head
-    slope = 0.0
-    if ALIBI:
-        slope = tl.load(slopes + batch * heads + head, mask=there, other=0.0)[:, None]
-    if MASK != "none":
-        mask = mask + wide_batch * mask_batch + (head.to(tl.int64) * mask_head)[:, None]
-    acc = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-    mass = tl.zeros([ROWS], tl.float32)
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
-    begin = origin + part * length
-    end = tl.minimum(begin + length, limit)
-    # Rows that do not exist must not reach into the mask.
-    i = tl.where(there, i, queries)[:, None]
-    for step in tl.range(0, tl.cdiv(end - begin, BLOCK_K)):
-        start = begin + step * BLOCK_K
-        k_tile = rows(k, batch, kv_head, start, keys, head_size, k_place, BLOCK_K, WIDTH, WHOLE, DESCRIBED)
-        s = tl.dot(q_tile.to(k_tile.dtype), tl.trans(k_tile), input_precision=PRECISION)
-        j = start + tl.arange(0, BLOCK_K)[None, :]
-        s, _ = scores(
-            s, i, j, queries, keys, factor, softcap, slope, mask, mask_query, mask_key, left, right,
-            True, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, False,
-        )  # fmt: skip
-        new = tl.maximum(peak, tl.max(s, 1))
-        base = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp2(s - base[:, None])
-        decay = tl.exp2(peak - base)
-        mass = mass * decay + tl.sum(p, 1)
-        v_tile = rows(v, batch, kv_head, start, keys, value_size, v_place, BLOCK_K, VALUE_WIDTH, WHOLE, DESCRIBED)
-        acc = tl.dot(rounded(p, v_tile.dtype), v_tile, acc * decay[:, None], input_precision=PRECISION)
-        peak = new
-    empty = mass == 0.0
-    acc *= tl.where(empty, 0.0, 1.0 / mass)[:, None]
-    total = tl.where(empty, float("-inf"), peak + tl.log2(mass))
-    _leave(
-        acc, total, lane, part, row, there, group * queries, parts, value_size, out, lse, scratch, arrived,
-        ROWS, PARTS, VALUE_WIDTH,
+
+def forward(request: Request, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
+    """Fill `out` and `lse`."""
+    _run(*_plan(request, strides_of(out), strides_of(operands.mask)), request, operands, out, lse)
+
+
+def bound(request: Request, strides: Strides) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
+    """`forward` of a request without a mask, whose results have these strides."""
+    return functools.partial(_run, *_plan(request, strides, strides_of(None)), request)
+
+
+def _run(plan: Plan, shared: int, request: Request, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
+    q, k, v = operands[:3]
+    scratch = arrived = None
+    if shared:
+        scratch = torch.empty(shared, dtype=torch.float32, device=q.device)
+        arrived = _arrivals(q.device, request.batch * request.kv_heads)
+    plan.run(q, *plan.described((k, v)), out, lse, scratch, arrived, operands.mask, operands.slopes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(request: Request, out: Strides, mask: Strides) -> tuple[Plan, int]:
+    """The launch, and how many numbers its programs share."""
+    widths = widths_of(request)
+    blocks = INTERPRETED if interpreted() else BLOCKS[max(64, *widths)]
+    blocks = fitting(blocks, 0, sum(widths) * request.dtype.itemsize, shared_bytes(request.device))
+    origin, limit = keys_seen(request)
+    origin = origin // blocks.keys * blocks.keys
+    steps = max(1, triton.cdiv(limit - origin, blocks.keys))
+    lanes = request.batch * request.kv_heads
+    parts = _parts(steps, lanes, _multiprocessors(request.device))
+    length = triton.cdiv(steps, parts)
+    parts = triton.cdiv(steps, length)
+    # Pointers cost the host less than the tensor maps of bulk copies, and the device no more.
+    boxes = () if fetches_in_vectors(request) else boxes_of(request, (16, blocks.keys, blocks.keys), widths)[1:]
+    factor, softcap = factors_of(request)
+    numbers = (
+        request.heads, request.group, parts, length * blocks.keys, origin, limit, request.queries, request.keys,
+        request.head_size, request.value_size, *request.q_strides[:3], *request.k_strides[:3],
+        *request.v_strides[:3], *out[:3], *mask, factor, softcap, *band_of(request),
     )  # fmt: skip
+    told = constants_of(request, blocks, widths, bool(boxes))
+    kept = ("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "MASK", "PRECISION", "BLOCK_K", "WIDTH", "VALUE_WIDTH", "WHOLE")
+    rows = request.queries * request.group
+    constants = {name: told[name] for name in kept} | {
+        "ROWS": max(16, triton.next_power_of_2(rows)),
+        "DESCRIBED": bool(boxes),
+        "PARTS": triton.next_power_of_2(parts),
+    }
+    plan = Plan(decode, parts * lanes, numbers, constants, blocks, boxes)
+    return plan, 0 if parts == 1 else parts * lanes * rows * (request.value_size + 1)
 
 
-@triton.jit
-def _leave(
-    acc: tl.tensor, total: tl.tensor, lane: tl.tensor, part: tl.tensor, row: tl.tensor, there: tl.tensor,
-    count: tl.tensor, parts: tl.tensor, value_size: tl.constexpr, out: tl.tensor, lse: tl.tensor,
-    scratch: tl.tensor, arrived: tl.tensor, ROWS: tl.constexpr, PARTS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-) -> None:  # fmt: skip
-    """acc and total, L of each of `count` rows, to out and lse; or to scratch, which the last to arrive joins."""
-    column = tl.arange(0, VALUE_WIDTH)[None, :]
-    inside = there[:, None] & (column < value_size)
-    if PARTS == 1:
-        tl.store(out + column, rounded(acc, out.dtype.element_ty), mask=inside)
-        tl.store(lse, total * LN2, mask=there)
-    else:
-        sums = scratch + tl.num_programs(0).to(tl.int64) * count * value_size
-        own = (lane.to(tl.int64) * parts + part) * count + row
-        tl.store(sums + own, total, mask=there)
-        tl.store(scratch + own[:, None] * value_size + column, acc, mask=inside)
-        # The addition releases what its thread knows of, and that is all once the others have met it here.
-        tl.debug_barrier()
-        if tl.atomic_add(arrived + lane, 1, sem="acq_rel") == parts - 1:
-            first = lane.to(tl.int64) * parts * count + row
-            _join(scratch, sums, first, count, parts, value_size, out, lse, there, ROWS, PARTS, VALUE_WIDTH)
-            tl.store(arrived + lane, 0)
+_arrived: dict[tuple[torch.device, int], torch.Tensor] = {}
+"""Zeros for each stream: launches of one stream follow each other, and each leaves zeros behind."""
 
 
-@triton.jit
-def _join(
-    scratch: tl.tensor, sums: tl.tensor, first: tl.tensor, count: tl.tensor, parts: tl.tensor,
-    value_size: tl.constexpr, out: tl.tensor, lse: tl.tensor, there: tl.tensor,
-    ROWS: tl.constexpr, PARTS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-) -> None:  # fmt: skip
-    """out and lse of the rows whose first part is row `first` of `scratch` and `sums`, the next `count` further."""
-    part = tl.arange(0, PARTS)[None, :]
-    known = there[:, None] & (part < parts)
-    # Past the first level of cache, where no other multiprocessor's stores arrive.
-    parted = tl.load(sums + first[:, None] + part * count, mask=known, other=float("-inf"), cache_modifier=".cg")
-    top = tl.max(parted, 1)
-    base = tl.where(top == float("-inf"), 0.0, top)
-    mass = tl.sum(tl.exp2(parted - base[:, None]), 1)
-    column = tl.arange(0, VALUE_WIDTH)[None, :]
-    acc = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-    for start in range(0, parts, AT_ONCE):
-        for n in tl.static_range(AT_ONCE):
-            at = first + (start + n) * count
-            read = there & (start + n < parts)
-            weight = tl.exp2(tl.load(sums + at, mask=read, other=float("-inf"), cache_modifier=".cg") - base)
-            value = tl.load(
-                scratch + at[:, None] * value_size + column, mask=read[:, None] & (column < value_size), other=0.0,
-                cache_modifier=".cg",
-            )  # fmt: skip
-            acc += weight[:, None] * value
-    empty = mass == 0.0
-    acc *= tl.where(empty, 0.0, 1.0 / mass)[:, None]
-    tl.store(out + column, rounded(acc, out.dtype.element_ty), mask=there[:, None] & (column < value_size))
-    tl.store(lse, tl.where(empty, float("-inf"), (base + tl.log2(mass)) * LN2), mask=there)
+def _arrivals(device: torch.device, lanes: int) -> torch.Tensor:
+    """int32 zeros, one a lane at least, that no other launch uses meanwhile."""
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        # A graph may be replayed on any stream.
+        return torch.zeros(lanes, dtype=torch.int32, device=device)
+    key = device, nvrtc.stream(torch.cuda.current_device() if device.index is None else device.index)
+    zeros = _arrived.get(key)
+    if zeros is None or len(zeros) < lanes:
+        zeros = _arrived[key] = torch.zeros(max(LEAST_ARRIVALS, lanes), dtype=torch.int32, device=device)
+    return zeros
+
+
+def keys_seen(request: Request) -> tuple[int, int]:
+    """The keys that some query sees: the first, and the one after the last."""
+    shift = request.keys - request.queries
+    first = 0 if request.left is None else max(0, shift - request.left)
+    end = request.keys if request.right is None else min(request.keys, shift + request.queries + request.right)
+    return min(first, request.keys), max(end, 0)
+
+
+def _parts(steps: int, lanes: int, multiprocessors: int) -> int:
+    """Parts of `steps` blocks of keys, for each of `lanes`: those with which the fullest multiprocessor ends first.
+
+    It takes RESIDENT programs at a time, which share what it draws from memory; fewer than SATURATING draw less.
+    """
+
+    def time(parts: int) -> float:
+        rounds, rest = divmod(-(-parts * lanes // multiprocessors), RESIDENT)
+        shared = rounds * RESIDENT + (max(rest, SATURATING) if rest else 0)
+        return shared * (-(-steps // parts) + PART_COST) + JOIN_COST * parts
+
+    return min(range(1, min(steps, MOST_PARTS) + 1), key=time)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

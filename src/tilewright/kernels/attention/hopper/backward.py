@@ -339,7 +339,7 @@ def bind(made: Plan, request: Request) -> Bound:
     delta, handed_out = (At(SCRATCH, scaled_lse.added + 4 * rows * i) for i in (1, 2))
     zeroed, added = (At(SCRATCH, handed_out.added + 4 * (COUNTS + heads * i)) for i in (0, 1))
     # The weight of a single key is 1 whatever its score: its gradients are zero, without the roundings of dP - Δ.
-    scale = 0.0 if request.sees_one_key else request.scale
+    scale = 0.0 if request.single_key else request.scale
     problem = Problem(width=request.head_size, ahead=made.ahead, heads=request.heads)
     problem.queries, problem.keys, problem.q_blocks = request.queries, request.keys, made.q_blocks
     problem.group, problem.kv_heads, problem.k_blocks = request.group, request.kv_heads, made.k_blocks
