@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from examples.attention import case
-from tilewright.account import account
+from tilewright.compile.price import price_case
 from tilewright.hardware.profiles import DeviceProfile, profile_for
+from tilewright.hardware.target import absent
 from tilewright.kernels.attention.variants import MOST_SCORES
 from tilewright.measure.racing.results import read_results
 from tilewright.records.measurement import Direction, Measurement
@@ -170,7 +171,7 @@ def bill(operators: Sequence[Operator], profile: DeviceProfile) -> Bill:
 def bills(length: int, width: int = ACCOUNTED_WIDTH) -> dict[tuple[Direction, str], Bill]:
     """By direction and way. Of the compiled program attention alone, which is what is measured."""
     profile = profile_for("h200")
-    operators = account(case(B=BATCH, N=length, d=width, dtype="bf16"), profile).program.operators
+    operators = price_case(case(B=BATCH, N=length, d=width, dtype="bf16"), absent(profile)).program.operators
     found: dict[tuple[Direction, str], Bill] = {}
     graphs: dict[Direction, str] = {"fwd": "forward", "bwd": "backward"}
     for direction, graph in graphs.items():

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 
 from examples import gelu_dropout_residual, manual_gelu, naive_softmax, transformer_block
-from tilewright.account import account
+from tilewright.compile.price import price_case
 from tilewright.hardware.profiles import local_profile
+from tilewright.hardware.target import absent
 from tilewright.measure.racing.results import write_results
 from tilewright.measure.truth.verify import verify
 from tilewright.records.case import Case
@@ -90,7 +91,7 @@ def run(suite: str, seconds: float) -> None:
     """Measure the cases of one suite, each verified first, and rewrite its result file."""
     rows = []
     for case, peers in suites()[suite]:
-        program = account(case, local_profile()).program
+        program = price_case(case, absent(local_profile())).program
         subject = Subject(case)
         subject.functions.update(peers)
         proof = verify(subject.model, subject.functions["tilewright"], subject.inputs, training=case.training)

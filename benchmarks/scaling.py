@@ -19,11 +19,12 @@ from pathlib import Path
 import torch
 
 from examples import mlp
-from tilewright.account import account
+from tilewright.compile.price import price_case
 from tilewright.hardware.ceilings import device_name
 from tilewright.hardware.detect import detect
 from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import DeviceProfile, local_profile
+from tilewright.hardware.target import absent
 from tilewright.measure.racing.results import environment, measurement, write_results
 from tilewright.measure.timing.benchmark import benchmark
 from tilewright.records.case import DTYPES, Case
@@ -108,7 +109,7 @@ def networks(study: Study, device: str, profile: DeviceProfile) -> Iterator[Poin
     shapes += [(study.width, study.depth, batch) for batch in study.batches]
     for width, layers, batch in dict.fromkeys(shapes):
         case = mlp.case(dimension=width, layers=layers, batch=batch, dtype=study.dtype)
-        operators = [o for o in account(case, profile).program.operators if o.stage == "before"]
+        operators = [o for o in price_case(case, absent(profile)).program.operators if o.stage == "before"]
 
         def prepare(case: Case = case) -> Callable[[], object]:
             return partial(Subject(case, device).call, "eager")
@@ -122,7 +123,7 @@ def networks(study: Study, device: str, profile: DeviceProfile) -> Iterator[Poin
 def trainings(study: Study, device: str, profile: DeviceProfile) -> Iterator[Point]:
     """Steps of Adam on the MLP in fp32, the model made anew for each run."""
     case = mlp.case(dimension=study.width // 2, layers=study.depth, batch=study.batch // 4)
-    operators = [o for o in account(case, profile).program.operators if o.stage == "before"]
+    operators = [o for o in price_case(case, absent(profile)).program.operators if o.stage == "before"]
     weights = study.depth * (study.width // 2) * (study.width // 2 + 1)
     adam_us = ADAM_PASSES * 4 * weights / profile.copy_GBps / 1e3
     step_us = sum(operator.floor_us or 0.0 for operator in operators) + adam_us

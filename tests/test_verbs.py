@@ -13,8 +13,10 @@ from torch import Tensor, nn
 import tilewright
 from examples import naive_softmax, transformer_block
 from tests.passes.graphs import neighbours
-from tilewright.account import capture
+from tilewright.compile.capture import capture
+from tilewright.compile.planner import Planner
 from tilewright.hardware import profiles
+from tilewright.hardware.target import target_named
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.errors import UsageError, VerificationError
 from tilewright.records.measurement import Verified
@@ -87,7 +89,7 @@ def optimized(case: Case) -> tuple[Program, SavedRun]:
 
 
 def test_a_second_run_from_the_cache_shows_the_same_rows(unmeasured: None) -> None:
-    graphs = capture(BLOCK, optimised=True).graphs
+    graphs = capture(BLOCK, Planner(target_named("cpu"))).graphs
     pairs = {(name, *pair) for name, graph in graphs.items() for pair in neighbours(graph)}
     (_, first), (_, second) = optimized(BLOCK), optimized(BLOCK)
     rows = first.program().decisions

@@ -10,11 +10,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
+from tilewright.compile.plan import GraphPlan
+from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
-from tilewright.emit.source import language_of, source_of
+from tilewright.emit.source import language_of
 from tilewright.graph.capture import (
     Boxed,
     Called,
@@ -27,11 +31,8 @@ from tilewright.graph.capture import (
 )
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
+from tilewright.hardware.target import target_of
 from tilewright.operators.table import row_of
-from tilewright.passes.fusion import Fusion, fuse
-from tilewright.passes.pipeline import optimise_joint, optimise_module
-from tilewright.passes.recompute import values_to_save
-from tilewright.passes.schedule import schedule
 from tilewright.passes.simplify import written
 from tilewright.records.errors import CaptureError, TilewrightError, UsageError, warn_once
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
@@ -39,21 +40,14 @@ from tilewright.runtime.assemble import Scheduled, assemble
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import MOST_SIZES, Executable, ExecutableBySize
 from tilewright.runtime.replay import Replay, obstacle
-from tilewright.tune.attention import raced
-from tilewright.tune.settle import settle
 
 
 @dataclass
 class CompiledGraph:
-    """One graph as it was captured and as it runs."""
+    """One graph of a plan, and what runs it."""
 
-    name: GraphName
-    before: fx.Graph
-    after: fx.Graph
-    fusion: Fusion
-    scheduled: Scheduled
-    sources: dict[str, str]
-    executable: Executable | None = None
+    plan: GraphPlan
+    executable: Executable
 
 
 @dataclass
@@ -102,7 +96,8 @@ def backend(
     compiled graphs are replayed as CUDA graphs from their third call on (`runtime/replay.py`). As with PyTorch's
     own backend the results of a call are overwritten by the next one then; those to be kept must be cloned.
     """
-    compiler = _Compiler(_recording.get() or Recording(), _asks_for_replay(mode, options or {}))
+    planner = Planner(target_of(_device(inputs)))
+    compiler = _Compiler(_recording.get() or Recording(), planner, _asks_for_replay(mode, options or {}))
     compiler.note_limits(module)
     # A rewrite that fails halfway must leave nothing of itself in what runs instead.
     untouched = fx.Graph()
@@ -140,19 +135,20 @@ watch(backend, lambda skipped: _leave_to_pytorch(_recording.get() or Recording()
 
 
 class _Compiler:
-    def __init__(self, record: Recording, replays: bool) -> None:
+    def __init__(self, record: Recording, planner: Planner, replays: bool) -> None:
         self.record = record
+        self.planner = planner
         self.replays = replays
         self.replayed_forward: Replay | None = None
 
     def before_autograd(self, module: fx.GraphModule) -> None:
-        self.record.decisions += optimise_module(module)
+        self.record.decisions += self.planner.before_autograd(module)
 
     def joint(self, graph: fx.Graph) -> None:
-        self.record.decisions += optimise_joint(graph, raced)
+        self.record.decisions += self.planner.joint(graph)
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
-        return values_to_save(graph, needed, forward)
+        return self.planner.saved(graph, needed, forward)
 
     def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
         first, second = self._compile({"forward": forward, "backward": backward})
@@ -237,19 +233,21 @@ class _Compiler:
             return [_interpret(module) for module in modules.values()]
 
     def _compile_all(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
-        compiled = [_plan(name, module) for name, module in modules.items()]
+        plan = self.planner.plan({name: module.graph for name, module in modules.items()})
         in_cpp = [
             graph.sources[region.name]
-            for graph in compiled
+            for graph in plan.graphs
             for region in graph.fusion.regions
             if language_of(region.device) == "c++"
         ]
         library = load(translation_unit(in_cpp)) if in_cpp else None
-        for graph in compiled:
-            graph.executable = assemble(graph.scheduled, graph.sources, library)
-            self._note_unknown(graph.after)
+        compiled = []
+        for graph in plan.graphs:
+            executable = assemble(Scheduled(graph.graph, graph.units), graph.sources, library)
+            compiled.append(CompiledGraph(graph, executable))
+            self._note_unknown(graph.graph)
         self.record.graphs += compiled
-        return [graph.executable for graph in compiled if graph.executable]
+        return [graph.executable for graph in compiled]
 
     def _note_unknown(self, graph: fx.Graph) -> None:
         """Name the operators that the table does not know; the rest of the graph is compiled all the same."""
@@ -285,11 +283,7 @@ def _interpret(module: fx.GraphModule) -> Boxed:
     return run
 
 
-def _plan(name: GraphName, module: fx.GraphModule) -> CompiledGraph:
-    fusion = settle(fuse(module.graph, name), measure=False)
-    for region in fusion.regions:
-        if region.device.type not in ("cpu", "cuda"):
-            raise CaptureError(f"no kernel is generated for the device {region.device}")
-    scheduled = Scheduled(module.graph, schedule(module.graph, fusion.regions))
-    sources = {region.name: source_of(region) for region in fusion.regions}
-    return CompiledGraph(name, module.graph, module.graph, fusion, scheduled, sources)
+def _device(inputs: Sequence[Any]) -> torch.device:
+    """Where a program runs: the first device among its inputs that is no CPU."""
+    devices = [leaf.device for leaf in tree_leaves(list(inputs)) if isinstance(leaf, torch.Tensor)]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))

@@ -20,7 +20,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
 def kernels(record: Recording) -> list[str]:
     """Names of the compiled kernels, of all graphs."""
-    return [k.name for g in record.graphs if g.executable for k in g.executable.kernels]
+    return [k.name for g in record.graphs for k in g.executable.kernels]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

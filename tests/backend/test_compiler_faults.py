@@ -117,12 +117,12 @@ class TestFallback:
     def test_a_rewrite_that_fails_halfway(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        def broken(module: torch.fx.GraphModule) -> None:
+        def broken(module: torch.fx.GraphModule, *_: object) -> None:
             for node in module.graph.nodes:
                 node.args = ()
             raise ValueError("halfway")
 
-        monkeypatch.setattr("tilewright.backend.optimise_module", broken)
+        monkeypatch.setattr("tilewright.compile.planner.optimise_module", broken)
         function, x = new_function(), torch.randn(4, 5)
         assert_same(compiled(function)(x), function(x))
         assert "it cannot be traced: ValueError: halfway" in capsys.readouterr().err

@@ -54,14 +54,14 @@ def like_eager(
 
 def drawn(record: Recording, graph: str) -> int:
     """How many draws the kernels of a graph make."""
-    found = [g for g in record.graphs if g.name == graph]
-    return sum(step.name == "draw" for g in found for r in g.fusion.regions for step in r.lowered.nest.steps)
+    found = [g for g in record.graphs if g.plan.name == graph]
+    return sum(step.name == "draw" for g in found for r in g.plan.fusion.regions for step in r.lowered.nest.steps)
 
 
 def saved(record: Recording) -> list[Tensor]:
     """What forward hands to backward, beside the caller's own tensors."""
-    (backward,) = [g for g in record.graphs if g.name == "backward"]
-    placeholders = [n for n in backward.before.nodes if n.op == "placeholder"]
+    (backward,) = [g for g in record.graphs if g.plan.name == "backward"]
+    placeholders = [n for n in backward.plan.graph.nodes if n.op == "placeholder"]
     return [n.meta["val"] for n in placeholders if not n.name.startswith(("primals", "tangents"))]
 
 
@@ -94,7 +94,7 @@ def test_backward_draws_again_and_only_the_state_is_kept() -> None:
     assert [tuple(value.shape) for value in saved(record)] == [SHAPE]
     for graph in record.graphs:
         # One kernel each: the mask is nowhere in memory.
-        assert len(graph.fusion.regions) == 1 and len(graph.fusion.regions[0].lowered.outputs) == 1
+        assert len(graph.plan.fusion.regions) == 1 and len(graph.plan.fusion.regions[0].lowered.outputs) == 1
 
 
 def test_two_backwards_use_one_mask() -> None:
@@ -137,7 +137,7 @@ def test_rows_longer_than_a_block() -> None:
 def test_another_order_than_memorys_needs_the_mask() -> None:
     """A mask met in transposed order is drawn by a kernel of its own."""
     record = like_eager(lambda x, y: y + F.dropout(x, 0.3).t(), [ones(N, M), ones(M, N)], draws=1)
-    reasons = [d.reason for d in record.graphs[0].fusion.decisions if d.verdict == "impossible"]
+    reasons = [d.reason for d in record.graphs[0].plan.fusion.decisions if d.verdict == "impossible"]
     assert any("order of its random numbers" in reason for reason in reasons), reasons
 
 

@@ -48,7 +48,7 @@ def traces() -> int:
 def test_a_second_size_is_traced_once_more_and_a_third_not_at_all() -> None:
     record = run_at(chain, [(33, 20), (34, 20), (35, 20), (34, 20), (7, 20)])
     assert traces() == 2
-    assert [graph.name for graph in record.graphs] == ["forward", "backward"] * 4
+    assert [graph.plan.name for graph in record.graphs] == ["forward", "backward"] * 4
 
 
 def test_several_sizes_at_once_and_sizes_of_one() -> None:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from examples import mlp, transformer_block
 from tests.passes.graphs import aten
-from tilewright.account import account
+from tilewright.compile.price import price_case
 from tilewright.cost.memory import MemoryStep, live_bytes, nbytes, storage
-from tilewright.hardware.profiles import profile_for
+from tilewright.hardware.target import target_named
 from tilewright.measure.inputs import make_inputs
 from tilewright.measure.memory import peak_bytes
 from tilewright.records.case import Case, InputSpec
@@ -110,7 +110,7 @@ def case(function: Callable[..., Any], inputs: str, training: bool) -> Case:
 
 
 def predicted(case: Case, graph: GraphName, stage: Stage) -> int:
-    points = account(case, profile_for("cpu")).program.memory
+    points = price_case(case, target_named("cpu")).program.memory
     return max(point.live_bytes for point in points if (point.graph, point.stage) == (graph, stage))
 
 
@@ -172,7 +172,7 @@ def test_the_peak_of_the_plan_is_the_pools(function: Callable[..., Any], inputs:
 def test_a_saved_view_shares_what_forward_made() -> None:
     # gelu's operand is saved as [B, S, F] and as the [B·S, F] that the product gave.
     subject = mlp.case(dimension=32, layers=2, batch=8)
-    points = account(subject, profile_for("cpu")).program.memory
+    points = price_case(subject, target_named("cpu")).program.memory
     first = next(point for point in points if (point.graph, point.stage) == ("backward", "before"))
     # Two gelu operands and the input of the second layer are saved; the first step makes a gradient.
     assert first.live_bytes == 4 * 4 * 8 * 32

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.graph.captured import naive_softmax
-from tilewright.account import account
+from tilewright.compile.price import price_case
 from tilewright.cost.symbols import pretty
-from tilewright.hardware.profiles import profile_for
+from tilewright.hardware.target import target_named
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.program import Cost, GraphName, Program, Region
 
@@ -22,7 +22,7 @@ NAMES = ["N", "M"]
 
 def plan(function: Callable[..., Any], inputs: str, *, training: bool = False) -> Program:
     case = Case("case", lambda: function, InputSpec.parse_many(inputs), training=training)
-    return account(case, profile_for("cpu")).program
+    return price_case(case, target_named("cpu")).program
 
 
 def regions(program: Program, graph: GraphName = "forward") -> list[Region]:

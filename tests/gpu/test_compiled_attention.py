@@ -106,7 +106,7 @@ def test_the_numbers_contract_of_a_block(name: str, training: bool) -> None:
     broken = [row for row in verify(model, call, [inputs()], training=training) if not row.ok]
     assert broken == []
     (decision,) = on_kernels(record)
-    targets = [str(node.target) for graph in record.graphs for node in graph.before.nodes]
+    targets = [str(node.target) for graph in record.graphs for node in graph.plan.graph.nodes]
     if on_hopper():
         assert decision.verdict == "taken" and "Gluon, for Hopper" in decision.reason
         assert targets.count("tilewright.attention.default") == 1
@@ -185,7 +185,7 @@ def test_a_race_settles_what_the_portable_kernels_take(
         return F.scaled_dot_product_attention(q, q, q, attn_mask=seen)
 
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
-    monkeypatch.setattr("tilewright.backend.raced", race)
+    monkeypatch.setattr("tilewright.compile.planner.raced", race)
     q = torch.randn(2, 4, 512, 64, device=GPU, dtype=torch.bfloat16, requires_grad=training)
     seen = torch.rand(512, 512, device=GPU) > 0.2
     call, record = compiled(masked)

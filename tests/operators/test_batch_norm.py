@@ -39,7 +39,7 @@ def test_batch_norm_keeps_the_contract_in_one_kernel(
     assert [row for row in rows if not row.ok] == []
     assert record.fallbacks == []
     for graph in record.graphs:
-        normed = [r for r in graph.fusion.regions if any("batch_norm" in member.name for member in r.members)]
+        normed = [r for r in graph.plan.fusion.regions if any("batch_norm" in member.name for member in r.members)]
         assert len(normed) == 1 and len(normed[0].members) > 1
 
 

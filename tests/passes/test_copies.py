@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
-from tilewright.account import capture
+from tilewright.compile.capture import capture
+from tilewright.compile.planner import Planner
+from tilewright.hardware.target import target_named
 from tilewright.passes.copies import drop_copies
 from tilewright.records.case import Case, InputSpec
 
@@ -85,6 +87,6 @@ def test_a_dropout_that_draws_nothing_leaves_nothing(p: float, training: bool) -
         return F.dropout(x @ w, p, training) @ w
 
     case = Case("case", lambda: program, InputSpec.parse_many("fp32[N=4,M=4],fp32[M=4,K=4]"))
-    graphs = capture(case, optimised=True).graphs
+    graphs = capture(case, Planner(target_named("cpu"))).graphs
     for graph in graphs.values():
         assert {name for name in calls(graph) if name != "t.default"} <= {"mm.default", "add.Tensor"}

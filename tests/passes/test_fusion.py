@@ -15,7 +15,9 @@ from torch import Tensor, fx
 from examples import transformer_block
 from tests.graph.captured import naive_softmax
 from tests.passes.graphs import aten, is_view, neighbours
-from tilewright.account import Captured, capture
+from tilewright.compile.capture import Captured, capture
+from tilewright.compile.planner import Planner
+from tilewright.hardware.target import target_named
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.fusion import Fusion, apart, fuse
 from tilewright.passes.simplify import simplify
@@ -175,7 +177,7 @@ def test_names_say_what_a_kernel_computes() -> None:
 
 @cache
 def block(dropout: float) -> Captured:
-    return capture(transformer_block.case(D=32, H=4, B=2, S=16, dropout=dropout), optimised=True)
+    return capture(transformer_block.case(D=32, H=4, B=2, S=16, dropout=dropout), Planner(target_named("cpu")))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

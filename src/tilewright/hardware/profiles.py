@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tilewright.records.errors import CacheError, UsageError, warn_once
@@ -215,6 +215,47 @@ def profile_for(name: str) -> DeviceProfile:
 def local_profile(refresh: bool = False, device: str | None = None) -> DeviceProfile:
     """This machine as `local_ceilings` found it: its first GPU if it has one, else its CPU."""
     return measured_profile(*local_ceilings(refresh, device))
+
+
+def kept_profile(device: str) -> DeviceProfile:
+    """`cpu`, `cuda` or `cuda:N` of this machine without measuring: by kept ceilings, else by a datasheet.
+
+    The datasheet is that of the GPU's name, else of its compute capability or the one below it nearest to that; of
+    a CPU, and of any other device, the desktop's.
+    """
+    import torch
+
+    from tilewright.hardware import ceilings
+    from tilewright.hardware.detect import detect
+
+    machine = detect()
+    is_gpu = device.startswith("cuda")
+    # PyTorch numbers the devices that a program may use, which are not all that there are.
+    name = torch.cuda.get_device_name(device) if is_gpu else ceilings.device_name(machine, "cpu")
+    if kept := ceilings.kept_ceilings(name):
+        return measured_profile(machine, kept)
+    if not is_gpu:
+        return profile_for("cpu")
+    return nearest_profile(name, ".".join(map(str, torch.cuda.get_device_capability(device))))
+
+
+def nearest_profile(name: str, capability: str) -> DeviceProfile:
+    """The datasheet of a GPU by its name, else the newest that is not newer than it, with its own capability.
+
+    >>> nearest_profile("NVIDIA H200", "9.0").name, nearest_profile("NVIDIA A10G", "8.6").name
+    ('h200', 'a100')
+    """
+    gpus = [profile for profile in _PROFILES if profile.device == "cuda"]
+    words = name.lower().replace(" ", "")
+    if named := [profile for profile in gpus if profile.name in words]:
+        return named[0]
+    known = sorted(gpus, key=lambda profile: _version(profile.capability))
+    older = [profile for profile in known if _version(profile.capability) <= _version(capability)]
+    return replace((older or known[:1])[-1], capability=capability)
+
+
+def _version(capability: str | None) -> tuple[int, ...]:
+    return tuple(int(part) for part in (capability or "0.0").split("."))
 
 
 def local_ceilings(refresh: bool = False, device: str | None = None) -> tuple[Machine, list[Ceiling]]:

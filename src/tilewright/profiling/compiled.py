@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tilewright.records.program import Cost, Decision, Fallback, Operator, Program, Region
 
 if TYPE_CHECKING:
-    from tilewright.backend import CompiledGraph, Recording
+    from tilewright.backend import Recording
+    from tilewright.compile.plan import GraphPlan
 
 
 def program_of(record: Recording) -> Program:
@@ -23,27 +24,27 @@ def program_of(record: Recording) -> Program:
 
     program = Program(decisions=list(record.decisions), fallbacks=list(record.fallbacks))
     for compiled in record.graphs:
-        program.decisions += compiled.fusion.decisions
+        program.decisions += compiled.plan.fusion.decisions
         try:
-            launches, regions = _priced(compiled)
+            launches, regions = _priced(compiled.plan)
         # Whatever it is, it must not take the program with it that is being recorded.
         except Exception as error:
             why = f"{type(error).__name__}: {first_line(error)}"
-            program.fallbacks.append(Fallback(f"the cost of a {compiled.name} graph", "a recorded program", why))
+            program.fallbacks.append(Fallback(f"the cost of a {compiled.plan.name} graph", "a recorded program", why))
             continue
         program.operators += launches
         program.regions += regions
     return program
 
 
-def _priced(compiled: CompiledGraph) -> tuple[list[Operator], list[Region]]:
-    from tilewright.account import operators_after
+def _priced(plan: GraphPlan) -> tuple[list[Operator], list[Region]]:
+    from tilewright.compile.launches import operators_after
     from tilewright.graph.dims import symbolic_shapes
     from tilewright.hardware.profiles import profile_for
 
-    shapes = symbolic_shapes(compiled.after, {}, {})
+    shapes = symbolic_shapes(plan.graph, {}, {})
     # Any profile will do: its floors are dropped.
-    launches, regions = operators_after(compiled.name, compiled.scheduled.units, shapes, profile_for("cpu"))
+    launches, regions = operators_after(plan.name, plan.units, shapes, profile_for("cpu"))
     return (
         [replace(launch, floor_us=None, bound=None) for launch in launches],
         [replace(region, floor_us=None, bound=None, predicted_us=None) for region in regions],

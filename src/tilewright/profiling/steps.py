@@ -143,14 +143,15 @@ def _parameters(subject: Subject) -> list[torch.Tensor]:
 
 def _costs(case: Case, device: str, tell: Callable[[str], None]) -> tuple[Any, Any]:
     """The program of the case with its costs, and the ceilings of this machine; nothing where it is not one graph."""
-    from tilewright.account import account
+    from tilewright.compile.price import price_case
     from tilewright.hardware.profiles import local_profile
+    from tilewright.hardware.target import Target
     from tilewright.verbs import ceilings_of
 
     tell("pricing every operator")
     profile = local_profile(device=device)
     try:
-        program = account(case, profile, device=device).program
+        program = price_case(case, Target(profile)).program
     except CaptureError:
         program = None
     return program, ceilings_of(profile)

@@ -33,15 +33,16 @@ def bench_case(
     `impls` are of `BENCH_IMPLS`; default all that the case allows. Raises UsageError for another
     name, VerificationError where the numbers contract does not hold.
     """
-    from tilewright.account import account
+    from tilewright.compile.price import price_case
     from tilewright.hardware.profiles import local_profile
+    from tilewright.hardware.target import Target
     from tilewright.measure.truth.verify import verify
 
     unknown = [name for name in impls if name not in BENCH_IMPLS]
     if unknown:
         raise UsageError(f"no implementation {', '.join(unknown)}; known: {', '.join(BENCH_IMPLS)}")
     tell("capturing")
-    program = account(case, local_profile(device=device), device=device).program
+    program = price_case(case, Target(local_profile(device=device))).program
     subject = Subject(case, device)
     wanted = [name for name in impls or BENCH_IMPLS if name in subject.functions]
     tell("verifying")

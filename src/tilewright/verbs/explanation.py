@@ -36,10 +36,11 @@ def explain_case(case: Case, on: str | None = None) -> Explanation:
 
     Nothing is computed and no device is needed. Raises CaptureError, InputError or UsageError.
     """
-    from tilewright.account import account
+    from tilewright.compile.price import price_case
+    from tilewright.hardware.target import absent
 
     profile = _profile(on)
-    return Explanation(case, account(case, profile).program, ceilings_of(profile))
+    return Explanation(case, price_case(case, absent(profile)).program, ceilings_of(profile))
 
 
 def explain(
@@ -85,7 +86,7 @@ def ceilings_of(profile: DeviceProfile) -> list[Ceiling]:
 
 def tree_of_case(case: Case) -> Any:
     """The captured forward graph as an annotated tree (a rich renderable)."""
-    from tilewright.account import tree_of
+    from tilewright.compile.price import tree_of
     from tilewright.graph.tree import render
 
     return render(tree_of(case))

@@ -17,8 +17,8 @@ from tilewright.verbs.subject import Subject
 if TYPE_CHECKING:
     import torch
 
-    from tilewright.account import Account
     from tilewright.backend import Recording
+    from tilewright.compile.price import PricedCase
 
 
 @dataclass
@@ -60,10 +60,11 @@ def optimize_case(
     is left where anything fails or the user interrupts. Raises CaptureError, InputError,
     CompilerError (nothing can be raced without a compiler), CacheError or StoreError.
     """
-    from tilewright.account import account
+    from tilewright.compile.price import price_case
     from tilewright.hardware.detect import detect
     from tilewright.hardware.profiles import local_profile
     from tilewright.hardware.summary import machine_report
+    from tilewright.hardware.target import Target
     from tilewright.kernels.cxx import find_compiler
     from tilewright.measure.truth.verify import verify
     from tilewright.records.cache import ensure_usable
@@ -84,7 +85,7 @@ def optimize_case(
         tell("measuring this machine's ceilings")
         profile = local_profile(device=device)
         tell("pricing every operator, racing every fusion")
-        accounted = account(case, profile, measure=True, device=device)
+        priced = price_case(case, Target(profile), measure=True)
         tell("compiling")
         subject = Subject(case, device)
         subject.call("tilewright")
@@ -92,7 +93,7 @@ def optimize_case(
         ours = subject.functions["tilewright"]
         verified = verify(subject.model, ours, subject.inputs, seed=1, training=case.training)
         tell("timing every kernel")
-        program = with_times(accounted, subject.recording, device)
+        program = with_times(priced, subject.recording, device)
         tell(f"timing tilewright beside {' and '.join(PEERS)}")
         measurements = measure(subject, program, suite="optimize", seconds=seconds)
         run.add_program(program)
@@ -103,19 +104,18 @@ def optimize_case(
     return Optimized(case, program, verified, measurements, path, page)
 
 
-def with_times(accounted: Account, recording: Recording, device: str = "cpu") -> Program:
+def with_times(priced: PricedCase, recording: Recording, device: str = "cpu") -> Program:
     """The program with the measured time of every launch on `device`, eager's and tilewright's."""
     from tilewright.runtime.stopwatch import example_inputs, time_operators, time_steps
 
     times: dict[tuple[GraphName, Stage, str], float] = {}
-    for name, graph in accounted.eager.graphs.items():
+    for name, graph in priced.eager.graphs.items():
         for operator, us in time_operators(graph, example_inputs(graph), device).items():
             times[name, "before", operator] = us
     for compiled in recording.graphs:
-        assert compiled.executable is not None
-        for step, us in time_steps(compiled.executable, example_inputs(compiled.before), device).items():
-            times[compiled.name, "after", step] = us
-    program = accounted.program
+        for step, us in time_steps(compiled.executable, example_inputs(compiled.plan.graph), device).items():
+            times[compiled.plan.name, "after", step] = us
+    program = priced.program
     return replace(
         program,
         operators=[replace(o, measured_us=times.get((o.graph, o.stage, o.name))) for o in program.operators],

@@ -81,7 +81,7 @@ class Compiled:
         return [d for d in self.record.decisions if d.passed_by == "attention" and "N² tensor" not in d.reason]
 
     def targets(self, name: str) -> int:
-        nodes = [node for graph in self.record.graphs for node in graph.before.nodes]
+        nodes = [node for graph in self.record.graphs for node in graph.plan.graph.nodes]
         return sum(name in str(node.target) for node in nodes)
 
     def check_taken(self, training: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""The graphs of a case, as eager runs them or after every rewrite up to the cut into forward and backward."""
+"""The graphs of a case: as eager runs them, or planned for a target."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.compile.plan import Plan
+from tilewright.compile.planner import Planner
 from tilewright.graph import calls
 from tilewright.graph.capture import Boxed, Called, through_aot
 from tilewright.graph.refusal import refusal
 from tilewright.graph.source import source_line
 from tilewright.measure.inputs import make_inputs, on_device
-from tilewright.passes.attention.kernel import Raced
-from tilewright.passes.attention.recognise import Price, unpriced
-from tilewright.passes.pipeline import optimise_joint, optimise_module
-from tilewright.passes.recompute import values_to_save
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError
-from tilewright.records.program import Decision, GraphName
-from tilewright.tune.attention import race, raced
+from tilewright.records.program import GraphName
 
 INPUT_NAME = re.compile(r"l_inputs_(\d+)_?$")
 
@@ -36,18 +33,16 @@ class Captured:
     graphs: dict[GraphName, fx.Graph] = field(default_factory=dict)
     inputs: dict[int, int] = field(default_factory=dict)
     """Placeholder position → position in the case's inputs."""
-    decisions: list[Decision] = field(default_factory=list)
+    plan: Plan | None = None
+    """How the graphs run; None for those of eager."""
 
 
-def capture(
-    case: Case, *, optimised: bool, device: str = "cpu", measure: bool = False, price: Price = unpriced
-) -> Captured:
-    """The forward graph (and, in training, the backward graph) of `case`.
+def capture(case: Case, planner: Planner | None = None, *, device: str = "cpu") -> Captured:
+    """The forward graph (and, in training, the backward graph) of `case`, captured on `device`.
 
-    `optimised` applies every rewrite up to the cut into forward and backward, after a race of the attention
-    kernels with `measure`, and gives decisions on attention a `price`; else the graphs are those that eager
-    runs. Raises CaptureError where the program is not one graph, or one whose sizes depend on the data, and
-    InputError where the model refuses its inputs.
+    With a planner they are rewritten and planned for its target; else they are those that eager runs. Raises
+    CaptureError where the program is not one graph, or one whose sizes depend on the data, and InputError where
+    the model refuses its inputs.
     """
     captured = Captured()
     function = on_device(case.build(), device)
@@ -57,7 +52,7 @@ def capture(
         return function(*inputs)
 
     def observe(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        return through_aot(_Observer(captured, optimised, race if measure else raced, price), module, list(examples))
+        return through_aot(_Observer(captured, planner), module, list(examples))
 
     torch._dynamo.reset()
     try:
@@ -73,6 +68,8 @@ def capture(
         raise CaptureError(f"{case.name} computes no tensor from its inputs; there is nothing to explain")
     for graph in captured.graphs.values():
         _refuse_unknown_sizes(case.name, graph)
+    if planner is not None:
+        captured.plan = planner.plan(captured.graphs)
     return captured
 
 
@@ -110,24 +107,22 @@ class _Observer:
     """Keeps the graphs of one capture, and ends it."""
 
     captured: Captured
-    optimised: bool
-    raced: Raced
-    price: Price
+    planner: Planner | None
 
     def before_autograd(self, module: fx.GraphModule) -> None:
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         for position, node in enumerate(placeholders):
             if match := INPUT_NAME.search(node.name):
                 self.captured.inputs[position] = int(match[1])
-        if self.optimised:
-            self.captured.decisions += optimise_module(module, self.price)
+        if self.planner is not None:
+            self.planner.before_autograd(module)
 
     def joint(self, graph: fx.Graph) -> None:
-        if self.optimised:
-            self.captured.decisions += optimise_joint(graph, self.raced)
+        if self.planner is not None:
+            self.planner.joint(graph)
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
-        return values_to_save(graph, needed, forward) if self.optimised else list(needed)
+        return list(needed) if self.planner is None else self.planner.saved(graph, needed, forward)
 
     def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
         self.captured.graphs = {"forward": forward.graph, "backward": backward.graph}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from tilewright.account.capture import Captured
+from tilewright.compile.capture import Captured
 from tilewright.cost.memory import MemoryStep, live_bytes, storage
 from tilewright.graph import calls
 from tilewright.kernels.linear_cross_entropy.chunks import chunk_rows

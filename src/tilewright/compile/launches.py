@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from tilewright.cost.floor import floor_of
 from tilewright.cost.nests import nest_cost
 from tilewright.cost.operators import operator_cost
 from tilewright.cost.symbols import pretty
@@ -16,7 +17,6 @@ from tilewright.emit.source import language_of, source_of
 from tilewright.graph import calls
 from tilewright.graph.dims import SymbolicShapes
 from tilewright.graph.source import source_line
-from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.operators.table import row_of
 from tilewright.passes.fusion import Region
@@ -82,22 +82,6 @@ def _behind_results(node: fx.Node) -> fx.Node:
 
 def _dtype(value: torch.Tensor | None) -> str:
     return "" if value is None else str(value.dtype).removeprefix("torch.")
-
-
-def floor_of(cost: Cost, dtype: str, kind: str, profile: DeviceProfile) -> tuple[float | None, str | None]:
-    """The least time of one kernel in microseconds and what sets it; nothing where its cost is unknown."""
-    if cost.provenance == "unknown":
-        return None, None
-    return floor_us(
-        cost.bytes,
-        cost.flops,
-        cost.transcendentals,
-        dtype,
-        cost.bytes,
-        profile,
-        kind,
-        bytes_written=cost.bytes_written,
-    )
 
 
 def operators_after(

@@ -1,0 +1,51 @@
+"""A `Plan`: what becomes of a program on a target, decided before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from tilewright.hardware.target import Target
+from tilewright.passes.fusion import Fusion, Region
+from tilewright.passes.schedule import Unit
+from tilewright.passes.units import is_view
+from tilewright.records.program import Decision, GraphName
+
+
+@dataclass
+class GraphPlan:
+    """One graph of a program, and how it runs."""
+
+    name: GraphName
+    graph: fx.Graph
+    fusion: Fusion
+    """The regions that become kernels, those that were proposed and refused, and a decision for each pair."""
+    proposed: list[Region]
+    """Regions as fusion proposed them, before a race took some of them apart."""
+    units: list[Unit]
+    """Kernels, library calls and the views between them, in the order in which they run."""
+    sources: dict[str, str]
+    """By name of the region: the kernel's source in the language of its device."""
+
+    def launches(self) -> Iterator[tuple[str, str]]:
+        """What runs, in order: the unit's name, and the generated kernel (`kernel`) or the operator called."""
+        for unit in self.units:
+            if isinstance(unit, Region):
+                yield unit.name, "kernel"
+            elif unit.op == "call_function" and not is_view(unit):
+                yield unit.name, str(unit.target)
+
+
+@dataclass
+class Plan:
+    """A program's graphs as they run on `target`, and the decisions of the passes before fusion."""
+
+    target: Target
+    graphs: list[GraphPlan] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+
+    def launches(self) -> list[tuple[GraphName, str, str]]:
+        """What runs: graph, unit and kernel or operator, in order."""
+        return [(graph.name, *launch) for graph in self.graphs for launch in graph.launches()]

@@ -1,0 +1,70 @@
+"""The one way from a captured program to its plan; explaining, measuring and compiling all take it.
+
+torch-level graph → attention recognised
+joint graph       → copies, simplification, attention's kernels, dropout
+cut               → which forward values are saved, which are computed again
+each graph        → fusion → choice by what was measured → schedule → sources
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import fx
+
+from tilewright.compile.plan import GraphPlan, Plan
+from tilewright.cost.floor import floor_of
+from tilewright.emit.source import source_of
+from tilewright.hardware.target import Target
+from tilewright.passes.fusion import fuse
+from tilewright.passes.pipeline import optimise_joint, optimise_module
+from tilewright.passes.recompute import values_to_save
+from tilewright.passes.schedule import schedule
+from tilewright.records.errors import CaptureError
+from tilewright.records.program import Cost, Decision, GraphName
+from tilewright.tune.attention import race, raced
+from tilewright.tune.settle import settle
+
+
+class Planner:
+    """Plans one program for one target: called by AOTAutograd at each step of a capture, in this order.
+
+    `measure` races what prediction cannot settle, and keeps the outcomes; else those kept are followed.
+    """
+
+    def __init__(self, target: Target, *, measure: bool = False) -> None:
+        self.target = target
+        self.measure = measure
+        self.decisions: list[Decision] = []
+
+    def before_autograd(self, module: fx.GraphModule) -> list[Decision]:
+        """Rewrite what Dynamo captured, a graph of torch functions; what was decided."""
+        return self._noted(optimise_module(module, self._price))
+
+    def joint(self, graph: fx.Graph) -> list[Decision]:
+        """Rewrite a joint forward and backward graph, or one for inference, of ATen operators."""
+        return self._noted(optimise_joint(graph, race if self.measure else raced))
+
+    def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
+        """Of the forward values that backward needs, those to keep."""
+        return values_to_save(graph, needed, forward)
+
+    def plan(self, graphs: Mapping[GraphName, fx.Graph]) -> Plan:
+        """The plan of a program's graphs. Raises CaptureError for a device that no kernel is generated for."""
+        return Plan(self.target, [self._plan(name, graph) for name, graph in graphs.items()], list(self.decisions))
+
+    def _plan(self, name: GraphName, graph: fx.Graph) -> GraphPlan:
+        proposed = fuse(graph, name)
+        fusion = settle(proposed, measure=self.measure)
+        for region in fusion.regions:
+            if region.device.type not in ("cpu", "cuda"):
+                raise CaptureError(f"no kernel is generated for the device {region.device}")
+        sources = {region.name: source_of(region) for region in fusion.regions}
+        return GraphPlan(name, graph, fusion, proposed.regions, schedule(graph, fusion.regions), sources)
+
+    def _noted(self, decisions: list[Decision]) -> list[Decision]:
+        self.decisions += decisions
+        return decisions
+
+    def _price(self, cost: Cost, dtype: str) -> float | None:
+        return floor_of(cost, dtype, "compute", self.target.profile)[0]

@@ -1,0 +1,96 @@
+"""A case as eager runs it and as it is planned: operators, regions, decisions and memory, priced for a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from tilewright.compile.capture import Captured, capture
+from tilewright.compile.launches import operators_after, operators_before, with_predictions
+from tilewright.compile.memory import eager_steps, memory, planned_steps
+from tilewright.compile.plan import Plan
+from tilewright.compile.planner import Planner
+from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
+from tilewright.graph.tree import Group, annotated_tree
+from tilewright.hardware.language import planned_for
+from tilewright.hardware.target import Target
+from tilewright.records import program as records
+from tilewright.records.case import Case
+from tilewright.records.program import Decision, GraphName, Program
+
+
+@dataclass
+class PricedCase:
+    """A case's program with every cost, eager's graphs, and the plan."""
+
+    program: Program
+    eager: Captured
+    plan: Plan
+
+
+def price_case(case: Case, target: Target, *, measure: bool = False) -> PricedCase:
+    """Operators as eager runs them, the launches of the plan for `target`, its decisions and memory.
+
+    Nothing is computed, unless `measure`: then each region is raced against its operators one by one on this machine,
+    and on a GPU each attention.
+    """
+    program = Program()
+    profile = target.profile
+    device = profile.device if target.is_present else "cpu"
+    with planned_for(profile.device, profile.capability):
+        eager = capture(case, device=device)
+        shapes = _shapes(case, eager)
+        for name, graph in eager.graphs.items():
+            program.operators += operators_before(name, graph, shapes[name], profile)
+            program.memory += memory(name, "before", eager, eager_steps(graph))
+        planned = capture(case, Planner(target, measure=measure), device=device)
+        assert planned.plan is not None
+        _add_plan(program, planned.plan, planned, _shapes(case, planned))
+    return PricedCase(program, eager, planned.plan)
+
+
+def _add_plan(program: Program, plan: Plan, captured: Captured, shapes: dict[GraphName, SymbolicShapes]) -> None:
+    """What `plan` launches, decides and holds, priced for its target."""
+    profile = plan.target.profile
+    program.decisions += plan.decisions
+    for graph in plan.graphs:
+        named = shapes[graph.name]
+        fusion = graph.fusion
+        program.decisions += with_predictions(fusion.decisions, [*graph.proposed, *fusion.refused], named, profile)
+        launches, regions = operators_after(graph.name, graph.units, named, profile)
+        program.operators += launches
+        program.regions += regions
+        program.decisions = list(_with_floors(program.decisions, launches))
+        program.memory += memory(graph.name, "after", captured, planned_steps(graph.graph, graph.units))
+
+
+def _shapes(case: Case, captured: Captured) -> dict[GraphName, SymbolicShapes]:
+    graph = captured.graphs["forward"]
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    named = {
+        placeholders[position].name: tuple(case.inputs[index].names)
+        for position, index in captured.inputs.items()
+        if position < len(placeholders)
+    }
+    shapes: dict[GraphName, SymbolicShapes] = {"forward": symbolic_shapes(graph, named, case.named_sizes())}
+    if "backward" in captured.graphs:
+        shapes["backward"] = symbolic_shapes(
+            captured.graphs["backward"], {}, case.named_sizes(), forward=shapes["forward"]
+        )
+    return shapes
+
+
+def _with_floors(decisions: Iterable[Decision], launches: Iterable[records.Operator]) -> Iterator[Decision]:
+    """The decisions on an attention kernel with the floor of the launch that they chose."""
+    floors = {launch.name: launch.floor_us for launch in launches}
+    for decision in decisions:
+        chosen = decision.passed_by == "attention" and decision.predicted_us is None
+        yield replace(decision, predicted_us=floors.get(decision.consumer)) if chosen else decision
+
+
+def tree_of(case: Case) -> Group:
+    """The forward graph of `case` as eager runs it, as an annotated tree."""
+    # Captured for inference, where views that only backward needs do not stand behind the result.
+    case = replace(case, training=False)
+    captured = capture(case)
+    return annotated_tree(captured.graphs["forward"], _shapes(case, captured)["forward"], case.name)

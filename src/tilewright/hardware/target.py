@@ -1,0 +1,54 @@
+"""The device that a program is planned for, as one explicit argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tilewright.hardware.profiles import DeviceProfile, kept_profile, profile_for
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device with its ceilings and limits, and whether the program's tensors are on it."""
+
+    profile: DeviceProfile
+    is_present: bool = True
+    """False: the program is captured on a CPU and only planned for this device."""
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.profile.device == "cuda"
+
+    @property
+    def is_planned_gpu(self) -> bool:
+        """Whether the program is planned for a GPU that its tensors are not on."""
+        return self.is_gpu and not self.is_present
+
+
+def target_named(name: str) -> Target:
+    """A device of `hardware/profiles.py` by name, which need not be here; UsageError lists the known ones.
+
+    >>> target_named("h200").is_planned_gpu
+    True
+    """
+    return absent(profile_for(name))
+
+
+def absent(profile: DeviceProfile) -> Target:
+    """The target of a program that is captured on a CPU, whatever device it is planned for."""
+    return Target(profile, is_present=profile.device == "cpu")
+
+
+def target_of(device: torch.device) -> Target:
+    """The target of tensors on `device`: by ceilings that were measured here, else by the nearest datasheet."""
+    return Target(_profile_of(device.type, device.index))
+
+
+@cache
+def _profile_of(kind: str, index: int | None) -> DeviceProfile:
+    return kept_profile(kind if index is None else f"{kind}:{index}")

@@ -1,0 +1,63 @@
+"""What is explained is what runs: one planner makes the plan of both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from examples import attention, gelu_dropout_residual, transformer_block
+from tilewright.compile.plan import GraphPlan
+from tilewright.compile.price import price_case
+from tilewright.hardware.profiles import nearest_profile
+from tilewright.hardware.target import Target, target_named, target_of
+from tilewright.records.case import Case
+from tilewright.verbs.subject import Subject
+
+
+def shown(graphs: list[GraphPlan]) -> list[tuple[str, list[tuple[str, str]], list[str]]]:
+    return [(graph.name, list(graph.launches()), list(graph.sources.values())) for graph in graphs]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        transformer_block.case(D=32, H=4, B=2, S=16),
+        replace(gelu_dropout_residual.case(N=32, M=48), training=True),
+        attention.case(B=2, N=64, d=16),
+    ],
+    ids=lambda case: case.name,
+)
+def test_the_compiled_program_is_the_plan_that_explain_prices(case: Case) -> None:
+    priced = price_case(case, Target(target_of(torch.device("cpu")).profile))
+    subject = Subject(case)
+    subject.call("tilewright")
+    compiled = [graph.plan for graph in subject.recording.graphs]
+    assert shown(compiled) == shown(priced.plan.graphs)
+    ran = [step.name for graph in subject.recording.graphs for step in graph.executable.kernels]
+    assert ran == [name for _, name, kernel in priced.plan.launches() if kernel == "kernel"] and ran
+    listed = [o.name for o in priced.program.operators if o.stage == "after" and o.target == "kernel"]
+    assert sorted(ran) == sorted(listed)
+
+
+def test_a_target_that_is_not_here_is_planned_and_not_touched() -> None:
+    assert target_named("h200").is_planned_gpu and not target_named("cpu").is_planned_gpu
+    assert target_of(torch.zeros(1).device).profile.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "nearest"),
+    [
+        ("NVIDIA GeForce RTX 4090", "8.9", "rtx4090"),
+        ("NVIDIA H100 80GB HBM3", "9.0", "h200"),
+        ("NVIDIA B200", "10.0", "h200"),
+        ("NVIDIA L4", "8.9", "rtx4090"),
+        ("Tesla V100", "7.0", "2080ti"),
+    ],
+)
+def test_a_gpu_that_nobody_measured_is_priced_by_the_nearest_datasheet(
+    name: str, capability: str, nearest: str
+) -> None:
+    found = nearest_profile(name, capability)
+    assert found.name == nearest and found.capability == capability
