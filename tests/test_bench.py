@@ -13,8 +13,8 @@ import torch
 
 from tests.measure.racing.cheats import reference, skipped_rows, suite
 from tilewright import bench
-from tilewright.bench import Heat, bench_suite, benchmark, faults, heats, remarks
-from tilewright.measure.racing.pace import Limit
+from tilewright.bench import RaceResult, bench_suite, benchmark, faults, races, remarks
+from tilewright.measure.racing.ceiling_probe import Limit
 from tilewright.measure.racing.race import Outcome
 from tilewright.measure.racing.results import append_results, read_results
 from tilewright.measure.timing.benchmark import Timing
@@ -31,13 +31,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Each race collects garbage, and most objects of a test run are pytest's and PyTorch's own.
     gc.freeze()
     monkeypatch.setattr("tilewright.measure.timing.benchmark.WARM_UP_SECONDS", 0.0)
-    monkeypatch.setattr("tilewright.measure.racing.pace._CPU_BYTES", 2**20)
+    monkeypatch.setattr("tilewright.measure.racing.ceiling_probe._CPU_BYTES", 2**20)
     yield
     gc.unfreeze()
 
 
 def names(choice: SuiteFilter) -> list[str]:
-    return [f"{workload.name} {direction}" for workload, direction in heats(suite(reference), choice)]
+    return [f"{workload.name} {direction}" for workload, direction in races(suite(reference), choice)]
 
 
 def test_a_choice_names_its_races_in_order() -> None:
@@ -75,35 +75,35 @@ def test_a_malformed_choice_is_named(options: dict[str, str], message: str) -> N
 
 def test_what_the_suite_has_not_is_named() -> None:
     with pytest.raises(UsageError, match="no implementation jax of ramp; known: suspect, eager"):
-        heats(suite(reference), SuiteFilter(impls=["jax"]))
+        races(suite(reference), SuiteFilter(impls=["jax"]))
     with pytest.raises(UsageError, match="ramp has no sweep 'rows'; known: none"):
-        heats(suite(reference), SuiteFilter(sweep="rows"))
+        races(suite(reference), SuiteFilter(sweep="rows"))
 
 
-def run(choice: SuiteFilter, *others: Variant) -> list[Heat]:
+def run(choice: SuiteFilter, *others: Variant) -> list[RaceResult]:
     return bench_suite(suite(reference, *others), choice, seconds=0.05)
 
 
 def test_a_row_says_what_was_measured() -> None:
-    (heat,) = run(SuiteFilter(shapes=[(64, 32)], directions=["fwd"]))
-    row = next(row for row in heat.rows if row.impl == "suspect")
+    (result,) = run(SuiteFilter(shapes=[(64, 32)], directions=["fwd"]))
+    row = next(row for row in result.rows if row.impl == "suspect")
     assert (row.suite, row.case, row.direction) == ("ramp", "64x32 float32", "fwd")
     assert row.bytes == 2 * 64 * 32 * 4 and row.flops is None
     # What is clamped and what is returned, and three scalars.
     assert row.peak_bytes is not None and 0 <= row.peak_bytes - 2 * 64 * 32 * 4 <= 64
     assert row.GBps == pytest.approx(row.bytes / row.median_us / 1e3)
-    assert row.of_ceiling == pytest.approx(row.GBps / heat.limit)
+    assert row.of_ceiling == pytest.approx(row.GBps / result.limit)
     assert row.predicted_us == pytest.approx(row.median_us * row.of_ceiling)
     # 3x is rounded: half an ulp at most.
     assert row.error == row.eager_error and row.error is not None and 0 < row.error < 2**-24
     assert row.p20_us <= row.median_us <= row.p80_us and row.repeats >= 10
-    assert re.fullmatch(r"ramp 64x32 float32 fwd · copy [\d,]+ GB/s", heat.title)
+    assert re.fullmatch(r"ramp 64x32 float32 fwd · copy [\d,]+ GB/s", result.title)
 
 
 def test_only_those_that_go_a_direction_are_raced_in_it() -> None:
     forward = Variant("forward only", "torch", reference, directions=("fwd",))
     ran = run(SuiteFilter(shapes=[(4, 8)]), forward)
-    assert [sorted(row.impl for row in heat.rows) for heat in ran] == [
+    assert [sorted(row.impl for row in result.rows) for result in ran] == [
         ["eager", "forward only", "suspect"],
         ["eager", "suspect"],
     ]
@@ -113,10 +113,10 @@ def test_only_those_that_go_a_direction_are_raced_in_it() -> None:
 
 def test_ways_of_another_device_are_raced_only_when_asked_for() -> None:
     kernel = Variant("tilewright-triton", "triton", reference)
-    (heat,) = run(SuiteFilter(shapes=[(4, 8)], directions=["fwd"]), kernel)
-    assert [outcome.impl for outcome in heat.outcomes] == ["suspect", "eager"]
-    (heat,) = run(SuiteFilter(shapes=[(4, 8)], directions=["fwd"], impls=["tilewright-triton"]), kernel)
-    assert [outcome.impl for outcome in heat.outcomes] == ["tilewright-triton"]
+    (result,) = run(SuiteFilter(shapes=[(4, 8)], directions=["fwd"]), kernel)
+    assert [outcome.impl for outcome in result.outcomes] == ["suspect", "eager"]
+    (result,) = run(SuiteFilter(shapes=[(4, 8)], directions=["fwd"], impls=["tilewright-triton"]), kernel)
+    assert [outcome.impl for outcome in result.outcomes] == ["tilewright-triton"]
 
 
 def test_who_is_refused_has_no_row_and_a_reason(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_who_is_refused_has_no_row_and_a_reason(tmp_path: Path) -> None:
         Variant("broken", "torch", fails),
         Variant("tilewright-broken", "torch", fails),
     ]
-    (heat,) = run(SuiteFilter(shapes=[(40, 8)], directions=["fwd"]), *others)
-    assert sorted(row.impl for row in heat.rows) == ["eager", "suspect"]
+    (result,) = run(SuiteFilter(shapes=[(40, 8)], directions=["fwd"]), *others)
+    assert sorted(row.impl for row in result.rows) == ["eager", "suspect"]
     where = "ramp 40x8 float32 fwd: "
-    said = [line.removeprefix(where) for line in remarks(heat) if line.startswith(where)]
+    said = [line.removeprefix(where) for line in remarks(result) if line.startswith(where)]
     assert said[0].startswith("cheat refused: fwd output 0 is wrong")
     assert said[1].startswith("tilewright-cheat refused: fwd output 0 is wrong")
     assert said[2:] == [
@@ -144,11 +144,11 @@ def test_who_is_refused_has_no_row_and_a_reason(tmp_path: Path) -> None:
         "broken refused: NotImplementedError: never",
         "tilewright-broken refused: NotImplementedError: never",
     ]
-    assert faults(heat) == [where + said[1], where + said[4]], "a peer that is wrong is no fault of the bench"
+    assert faults(result) == [where + said[1], where + said[4]], "a peer that is wrong is no fault of the bench"
     path = tmp_path / "ramp.jsonl"
-    older = [row for row in heat.rows if row.impl == "eager"]
+    older = [row for row in result.rows if row.impl == "eager"]
     append_results(path, [replace(older[0], impl="cheat"), replace(older[0], impl="choosy")])
-    append_results(path, heat.rows, gone=heat.refused)
+    append_results(path, result.rows, gone=result.invalidates)
     assert [row.impl for row in read_results(path)] == ["choosy", "eager", "suspect"]
 
 
@@ -170,8 +170,8 @@ def test_above_the_bandwidth_of_memory_the_level_is_named(
 ) -> None:
     monkeypatch.setattr(bench, "_l2_GBps", lambda *_: 9000.0)
     outcome = Outcome("mine", TIMING)
-    bench._place(outcome, rate, 4650.0, device, "copy")
-    assert (outcome.notes, outcome.refusal, outcome.foul) == (note, refusal, refusal is not None)
+    bench._check_rate(outcome, rate, 4650.0, device, "copy")
+    assert (outcome.notes, outcome.refusal, outcome.invalid) == (note, refusal, refusal is not None)
     assert (outcome.timing is None) == (refusal is not None)
 
 
@@ -202,8 +202,11 @@ def test_the_catalogue_and_a_users_file_give_suites(tmp_path: Path) -> None:
 def test_functions_race_on_inputs_like_these() -> None:
     x = torch.zeros(8, 4, dtype=torch.bfloat16)
     done = benchmark({"double": lambda x: x + x, "zero": lambda x: x * 0}, x, directions=("fwd", "bwd"), seconds=0.05)
-    assert [(heat.direction, heat.workload.name) for heat in done.heats] == [("fwd", "bfloat16"), ("bwd", "bfloat16")]
-    assert [row.bytes for heat in done.heats for row in heat.rows if row.impl == "double"] == [128, 192]
+    assert [(result.direction, result.workload.name) for result in done.races] == [
+        ("fwd", "bfloat16"),
+        ("bwd", "bfloat16"),
+    ]
+    assert [row.bytes for result in done.races for row in result.rows if row.impl == "double"] == [128, 192]
     # A function that takes zeros for granted is wrong on values of the bench's own.
     assert "zero refused: fwd output 0 is wrong" in str(done)
     assert done._repr_html_().startswith("<pre>double zero bfloat16 fwd")

@@ -1,4 +1,4 @@
-"""`tilewright bench OPERATOR`: every way of computing it, side by side, verified, beside the measured limit."""
+"""`tilewright bench OPERATOR`: races its implementations, verified, beside the measured limit."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tilewright.report.shown import Shown
 if TYPE_CHECKING:
     import torch
 
-    from tilewright.measure.racing.pace import Limit
+    from tilewright.measure.racing.ceiling_probe import Limit
     from tilewright.measure.racing.race import Outcome
     from tilewright.records.suite import Suite, Variant, Workload
 
 _GPU_LANGUAGES = ("triton", "gluon", "cuda")
 DRAM_NOISE = 1.02
-"""A rate so far above the best of copy, read and write is no rate of memory."""
+"""A rate above the best of copy, read and write by more than this factor comes from a cache."""
 
 
 def suite_named(target: str) -> Suite | None:
-    """The suite of an operator's name, or the one that `file.py:name` is; None where that is no suite.
+    """The suite of an operator, or the suite that `file.py:name` names; None if that object is not a suite.
 
-    The clocks are kept before the user's file runs. Raises UsageError or TargetError.
+    References to the clocks are taken before the user's file runs. Raises UsageError or TargetError.
     """
     from tilewright.kernels.catalogue import suite
     from tilewright.measure.timing.timers import cuda_timers
@@ -42,8 +42,8 @@ def suite_named(target: str) -> Suite | None:
 
 
 @dataclass(frozen=True)
-class Heat:
-    """One race of a bench, run: its rows, and what was refused and why."""
+class RaceResult:
+    """The result of one race of a bench: its rows, and each implementation's outcome."""
 
     suite: Suite
     workload: Workload
@@ -53,52 +53,52 @@ class Heat:
     limit: float
     """The measured limit that `of_ceiling` is a share of, in `unit`."""
 
-    def refused(self, row: Measurement) -> bool:
-        """Whether an earlier row is one of this race's, of an implementation that was now caught or wrong."""
-        fouls = [outcome.impl for outcome in self.outcomes if outcome.foul]
+    def invalidates(self, row: Measurement) -> bool:
+        """Whether an older row belongs to this race and to an implementation that was now invalid."""
+        invalid = [outcome.impl for outcome in self.outcomes if outcome.invalid]
         race = (self.suite.name, self.workload.name, self.direction)
-        return row.impl in fouls and (row.suite, row.case, row.direction) == race
+        return row.impl in invalid and (row.suite, row.case, row.direction) == race
 
     @property
     def unit(self) -> str:
-        """GB/s, or TFLOP/s where products are the limit."""
+        """GB/s, or TFLOP/s if matrix products are the limit."""
         return "TFLOP/s" if self.workload.work[self.direction].limit == "matmul" else "GB/s"
 
     @property
     def title(self) -> str:
-        """What was raced, and the limit."""
+        """Suite, workload, direction and limit."""
         kind = self.workload.work[self.direction].limit
         return f"{self.suite.name} {self.workload.name} {self.direction} · {kind} {self.limit:,.0f} {self.unit}"
 
 
-def remarks(heat: Heat) -> list[str]:
-    """Who has no row and why, and what is to be said about those that have one."""
+def remarks(result: RaceResult) -> list[str]:
+    """Why implementations have no row, and the notes of those that have one."""
     notes: dict[str, list[str]] = {}
-    for outcome in heat.outcomes:
+    for outcome in result.outcomes:
         for note in outcome.notes if outcome.timing else ():
             notes.setdefault(note, []).append(outcome.impl)
-    refusals = [_refusal(heat, outcome) for outcome in heat.outcomes if outcome.refusal]
+    refusals = [_refusal(result, outcome) for outcome in result.outcomes if outcome.refusal]
     return refusals + [f"{', '.join(impls)}: {note}" for note, impls in notes.items()]
 
 
-def faults(heat: Heat) -> list[str]:
-    """What a bench fails for: whoever was wrong or cheated, and which of tilewright's own raised.
+def faults(result: RaceResult) -> list[str]:
+    """The reasons for which a bench fails: implementations of tilewright that were invalid or raised.
 
-    Beside tilewright's own a peer that is wrong is no fault: it has no row.
+    Peers count only in a suite without tilewright's implementations, and only if they were invalid.
     """
-    own = [outcome for outcome in heat.outcomes if outcome.impl.startswith("tilewright")]
+    ours = [outcome for outcome in result.outcomes if outcome.impl.startswith("tilewright")]
     return [
-        _refusal(heat, outcome)
-        for outcome in own or heat.outcomes
-        if outcome.foul or (outcome.failed and outcome in own)
+        _refusal(result, outcome)
+        for outcome in ours or result.outcomes
+        if outcome.invalid or (outcome.failed and outcome in ours)
     ]
 
 
-def _refusal(heat: Heat, outcome: Outcome) -> str:
-    return f"{heat.suite.name} {heat.workload.name} {heat.direction}: {outcome.impl} refused: {outcome.refusal}"
+def _refusal(result: RaceResult, outcome: Outcome) -> str:
+    return f"{result.suite.name} {result.workload.name} {result.direction}: {outcome.impl} refused: {outcome.refusal}"
 
 
-def heats(suite: Suite, wanted: SuiteFilter) -> list[tuple[Workload, Direction]]:
+def races(suite: Suite, wanted: SuiteFilter) -> list[tuple[Workload, Direction]]:
     """The races of a suite that `wanted` names, in order; UsageError for a name the suite does not have."""
     known = [variant.name for variant in suite.variants]
     unknown = [name for name in wanted.impls if name not in known]
@@ -113,14 +113,14 @@ def heats(suite: Suite, wanted: SuiteFilter) -> list[tuple[Workload, Direction]]
         # A workload unpacks its sizes.
         example = "x".join(map(str, suite.sizes[0]))
         raise UsageError(f"{suite.name} has {len(suite.sizes[0])} sizes, such as {example}") from error
-    races = [
+    selected = [
         (workload, direction)
         for workload in workloads
         for direction in workload.work
         if not wanted.directions or direction in wanted.directions
     ]
     first, step = wanted.shard
-    return races[first - 1 :: step]
+    return selected[first - 1 :: step]
 
 
 def bench_suite(
@@ -130,34 +130,36 @@ def bench_suite(
     device: str = "cpu",
     seconds: float = 3.0,
     tell: Callable[[str], None] = lambda _: None,
-    done: Callable[[Heat], None] = lambda _: None,
-) -> list[Heat]:
-    """Race every implementation of a suite on every workload chosen; `done` gets each race as it ends.
+    done: Callable[[RaceResult], None] = lambda _: None,
+) -> list[RaceResult]:
+    """Race the implementations of a suite on the chosen workloads; `done` gets each result.
 
     `seconds` bounds the timing of one race. An implementation that is wrong, cheats or fails has no row;
-    the reason is among the outcomes of its race.
+    its outcome has the reason.
     """
-    run: list[Heat] = []
-    for workload, direction in heats(suite, wanted):
+    run: list[RaceResult] = []
+    for workload, direction in races(suite, wanted):
         tell(f"{suite.name} {workload.name} {direction}")
-        heat = _heat(suite, workload, direction, _entered(suite, wanted, direction, device), device, seconds)
-        run.append(heat)
-        done(heat)
+        result = _run_race(
+            suite, workload, direction, _selected_variants(suite, wanted, direction, device), device, seconds
+        )
+        run.append(result)
+        done(result)
     return run
 
 
 @dataclass(frozen=True)
 class Benched(Shown):
-    """Races that were run; shows itself in a terminal and in a notebook."""
+    """The results of races; shows itself in a terminal and in a notebook."""
 
-    heats: Sequence[Heat]
+    races: Sequence[RaceResult]
 
     def __rich__(self) -> Any:
         from rich.console import Group
 
         from tilewright.report.bench_table import show_race
 
-        return Group(*(show_race(heat.title, heat.rows, remarks(heat), heat.unit) for heat in self.heats))
+        return Group(*(show_race(result.title, result.rows, remarks(result), result.unit) for result in self.races))
 
 
 def benchmark(
@@ -169,22 +171,22 @@ def benchmark(
 ) -> Benched:
     """Race `functions` by name on inputs of the shapes, dtypes and device of `inputs`, whose values are not used.
 
-    `reference` is the formula in plain PyTorch operators, by default the first function; see `own_suite`.
+    `reference` is the formula in plain PyTorch operators, by default the first function; see `user_suite`.
     Raises UsageError for no function or no input.
 
     >>> import torch
     >>> x = torch.zeros(64, 32)
     >>> done = benchmark({"double": lambda x: x + x, "twice": lambda x: 2 * x}, x, seconds=0.05)
-    >>> sorted(row.impl for row in done.heats[0].rows)
+    >>> sorted(row.impl for row in done.races[0].rows)
     ['double', 'eager', 'twice']
     """
-    from tilewright.measure.racing.own import own_suite
+    from tilewright.measure.racing.user_suite import user_suite
     from tilewright.records.case import InputSpec
 
     if not functions or not inputs:
         raise UsageError("a benchmark needs a function and an input")
     specs = [InputSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape), (None,) * t.dim()) for t in inputs]
-    suite = own_suite(
+    suite = user_suite(
         " ".join(functions),
         functions,
         specs,
@@ -194,7 +196,7 @@ def benchmark(
     return Benched(bench_suite(suite, SuiteFilter(), device=str(inputs[0].device), seconds=seconds))
 
 
-def _entered(suite: Suite, wanted: SuiteFilter, direction: Direction, device: str) -> list[Variant]:
+def _selected_variants(suite: Suite, wanted: SuiteFilter, direction: Direction, device: str) -> list[Variant]:
     """The named variants that have this direction; if none is named, all but those of ours for other devices."""
 
     def takes(variant: Variant) -> bool:
@@ -209,37 +211,39 @@ def _entered(suite: Suite, wanted: SuiteFilter, direction: Direction, device: st
     return [variant for variant in suite.variants if takes(variant)]
 
 
-def _heat(
+def _run_race(
     suite: Suite, workload: Workload, direction: Direction, variants: list[Variant], device: str, seconds: float
-) -> Heat:
-    from tilewright.measure.racing.pace import pace
+) -> RaceResult:
+    from tilewright.measure.racing.ceiling_probe import ceiling_probe
     from tilewright.measure.racing.race import Race
 
     work = workload.work[direction]
     kinds: set[Limit] = {work.limit, "copy", "read", "write"}
-    paces = {kind: pace(kind, workload.dtype, device) for kind in sorted(kinds)}
+    probes = {kind: ceiling_probe(kind, workload.dtype, device) for kind in sorted(kinds)}
     race = Race(suite, workload, direction, device, seconds)
-    outcomes, times = race.run(variants, pace={kind: one.call for kind, one in paces.items()})
-    rates = {kind: one.rate(times[kind].median_us) for kind, one in paces.items() if kind in times}
+    outcomes, times = race.run(variants, probes={kind: probe.call for kind, probe in probes.items()})
+    rates = {kind: probe.rate(times[kind].median_us) for kind, probe in probes.items() if kind in times}
     dram_GBps = max((rate for kind, rate in rates.items() if kind != "matmul"), default=0.0)
     for outcome in outcomes:
         if outcome.timing:
-            _place(outcome, work.nbytes / outcome.timing.median_us / 1e3, dram_GBps, device, work.limit)
+            _check_rate(outcome, work.nbytes / outcome.timing.median_us / 1e3, dram_GBps, device, work.limit)
     limit = rates.get(work.limit, 0.0)
-    return Heat(suite, workload, direction, _rows(suite, workload, direction, outcomes, limit, device), outcomes, limit)
+    return RaceResult(
+        suite, workload, direction, _rows(suite, workload, direction, outcomes, limit, device), outcomes, limit
+    )
 
 
-def _place(outcome: Outcome, GBps: float, dram_GBps: float, device: str, limit: Limit) -> None:
-    """Say which cache held the data of a rate that memory cannot give; refuse one that this cache cannot."""
+def _check_rate(outcome: Outcome, GBps: float, dram_GBps: float, device: str, limit: Limit) -> None:
+    """Note that a cache held the data if the rate is above that of DRAM; refuse a rate above that of L2."""
     if GBps <= DRAM_NOISE * dram_GBps:
         return
     if device == "cpu":
-        # A core's own caches have no measured ceiling that a rate could be above.
+        # The caches of a CPU have no measured ceiling.
         outcome.notes.append("above the bandwidth of memory: a cache of the CPU held the data")
         return
     l2_GBps = _l2_GBps(device, limit)
     if GBps > l2_GBps:
-        outcome.foul, outcome.timing = True, None
+        outcome.invalid, outcome.timing = True, None
         outcome.refusal = f"{GBps:,.0f} GB/s is more than L2 was measured to give, {l2_GBps:,.0f} GB/s"
     else:
         outcome.notes.append("above the bandwidth of memory: L2 held the data")
@@ -254,7 +258,7 @@ def _device_name(device: str) -> str:
 
 
 def _l2_GBps(device: str, limit: Limit) -> float:
-    """The most that L2 gives work of that limit: it reads while it writes, for work that does both."""
+    """The L2 ceiling for work of that limit; reads and writes overlap, so a copy may reach their sum."""
     from tilewright.hardware.ceilings import keep_ceilings, kept_ceilings, measure_ceilings
 
     ceilings = kept_ceilings(_device_name(device))
@@ -276,11 +280,11 @@ def _rows(
     limit: float,
     device: str,
 ) -> list[Measurement]:
-    """A row for each implementation that has a time, beside the limit in GB/s or TFLOP/s."""
+    """A row for each implementation that has a timing; `limit` is in GB/s or TFLOP/s."""
     from tilewright.measure.racing.results import environment, measurement
 
     work, where = workload.work[direction], environment(_device_name(device))
-    # Of GB/s or TFLOP/s, what a microsecond would make of all the work.
+    # amount / µs is GB/s or TFLOP/s.
     amount = work.flops / 1e6 if work.limit == "matmul" else work.nbytes / 1e3
     return [
         measurement(

@@ -16,7 +16,7 @@ from tilewright.records.measurement import Measurement
 
 OWN = """
 from tests.measure.racing.cheats import Variant, reference, skipped_rows, suite
-from tilewright.measure.racing.own import own_suite
+from tilewright.measure.racing.user_suite import user_suite
 from tilewright.records.case import Case, InputSpec
 
 honest = suite(reference)
@@ -24,7 +24,7 @@ cheat = suite(skipped_rows())
 wrong_peer = suite(skipped_rows(), Variant("tilewright", "torch", reference))
 wrong_own = suite(reference, Variant("tilewright", "torch", skipped_rows()))
 case = Case("double", lambda: lambda x: x + x, [InputSpec.parse("fp32[N=4]")])
-mine = own_suite("mine", {"mine": lambda x: x * x.sigmoid()}, "fp32[N=64,M=32]", reference=lambda x: x * x.sigmoid())
+mine = user_suite("mine", {"mine": lambda x: x * x.sigmoid()}, "fp32[N=64,M=32]", reference=lambda x: x * x.sigmoid())
 """
 FIELDS = {field.name for field in fields(Measurement)} - {"note"}
 
@@ -34,7 +34,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     # Each race collects garbage, and most objects of a test run are pytest's and PyTorch's own.
     gc.freeze()
     monkeypatch.setattr("tilewright.measure.timing.benchmark.WARM_UP_SECONDS", 0.0)
-    monkeypatch.setattr("tilewright.measure.racing.pace._CPU_BYTES", 2**20)
+    monkeypatch.setattr("tilewright.measure.racing.ceiling_probe._CPU_BYTES", 2**20)
     path = tmp_path / "own.py"
     path.write_text(OWN)
     yield str(path)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tests.measure.racing.cheats import ON_GPU, Function, persisting_l2_cuda, reference, suite
 from tilewright.measure.racing.race import Outcome, Race
-from tilewright.measure.timing.cold import persisting_bytes, proved_cold
-from tilewright.measure.timing.crosscheck import own_costs, profile, replay_us
+from tilewright.measure.timing.cold import check_l2_flush, persisting_bytes
+from tilewright.measure.timing.crosscheck import clock_overheads, profile, replay_us
 from tilewright.measure.timing.stopwatch import CudaStopwatch
 from tilewright.records.measurement import Direction
 
@@ -33,7 +33,7 @@ CAUGHT_AS = {
     "smaller problem": "is wrong",
     "asynchronous copy": "is wrong|other stream",
     "NaN output": "is wrong: error nan",
-    "result aliasing the input": "lies in the memory of its input",
+    "result aliasing the input": "shares memory with its input",
 }
 SIZES = [(64, 257), (8192, 8192)]
 
@@ -50,7 +50,7 @@ def raced(function: Function, sizes: tuple[int, int], direction: Direction = "fw
 def test_a_cheat_is_caught_and_an_honest_neighbour_is_not(name: str, sizes: tuple[int, int]) -> None:
     outcomes = raced(ON_GPU[name](), sizes)
     suspect, honest = outcomes["suspect"], outcomes["eager"]
-    assert suspect.foul and suspect.timing is None and suspect.refusal is not None
+    assert suspect.invalid and suspect.timing is None and suspect.refusal is not None
     assert re.search(CAUGHT_AS[name], suspect.refusal), suspect.refusal
     assert honest.refusal is None and honest.timing is not None
 
@@ -111,9 +111,9 @@ def test_no_alarm_on_an_honest_one(name: str, sizes: tuple[int, int], direction:
 
 
 def test_l2_is_cold_after_the_flush() -> None:
-    walk = proved_cold("cuda")
-    assert 100 < walk.warm_ns < walk.cold_ns < 3000
-    print(walk)
+    chase = check_l2_flush("cuda")
+    assert 100 < chase.warm_ns < chase.cold_ns < 3000
+    print(chase)
 
 
 def test_the_set_aside_part_of_l2_is_given_back() -> None:
@@ -125,8 +125,8 @@ def test_the_set_aside_part_of_l2_is_given_back() -> None:
 def test_three_clocks_agree_on_a_long_kernel() -> None:
     x = torch.randn(2**26, device="cuda")
     y = torch.empty_like(x)
-    watch, costs = CudaStopwatch(), own_costs("cuda")
-    assert costs is not None
+    watch, overheads = CudaStopwatch(), clock_overheads("cuda")
+    assert overheads is not None
 
     def copy() -> None:
         y.copy_(x)
@@ -134,6 +134,6 @@ def test_three_clocks_agree_on_a_long_kernel() -> None:
     event_us = sorted(watch.time(copy).us for _ in range(11))[5]
     replayed, seen = replay_us(copy, watch), profile(lambda: copy, watch)
     assert replayed is not None and seen is not None and seen.early_us == 0
-    assert replayed + costs.event_us - costs.graph_us == pytest.approx(event_us, rel=0.02)
-    assert seen.span_us + costs.event_us - costs.profiled_us == pytest.approx(event_us, rel=0.02)
-    print(event_us, replayed, seen, costs)
+    assert replayed + overheads.event_us - overheads.graph_us == pytest.approx(event_us, rel=0.02)
+    assert seen.span_us + overheads.event_us - overheads.profiled_us == pytest.approx(event_us, rel=0.02)
+    print(event_us, replayed, seen, overheads)

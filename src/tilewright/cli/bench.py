@@ -37,15 +37,18 @@ def bench(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Every way of doing it, side by side, verified."""
+    """Implementations side by side, verified."""
     from tilewright.bench import suite_named
     from tilewright.records.suite_filter import SuiteFilter
 
     wanted = SuiteFilter.parse(impl=impl, shapes=shapes, dtype=dtype, direction=direction, sweep=sweep, shard=shard)
     operator = suite_named(target)
-    own = {"--inputs": inputs, "--training": training, "--suite": suite}
-    sized = {"--shapes": shapes, "--dtype": dtype, "--direction": direction, "--sweep": sweep, "--plot": plot}
-    _refuse(own if operator else sized, f"{target} is {'an operator with its own inputs' if operator else 'a case'}")
+    for_cases = {"--inputs": inputs, "--training": training, "--suite": suite}
+    for_operators = {"--shapes": shapes, "--dtype": dtype, "--direction": direction, "--sweep": sweep, "--plot": plot}
+    _refuse(
+        for_cases if operator else for_operators,
+        f"{target} is {'an operator with its own inputs' if operator else 'a case'}",
+    )
     where = device_here(device)
     if operator:
         _bench_operator(operator, wanted, where, seconds or 3.0, out, plot, as_json, quiet)
@@ -57,7 +60,7 @@ def bench(
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
-    """UsageError for options that were given and mean nothing here."""
+    """UsageError for options that were given but do not apply."""
     given = [name for name, value in options.items() if value not in (None, "")]
     if given:
         raise UsageError(f"{why}: leave {', '.join(given)} out")
@@ -73,7 +76,7 @@ def _bench_operator(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    from tilewright.bench import Heat, bench_suite, faults, remarks
+    from tilewright.bench import RaceResult, bench_suite, faults, remarks
     from tilewright.measure.racing.results import append_results, as_line
     from tilewright.report import bench_plot
     from tilewright.report.bench_table import show_race
@@ -81,22 +84,22 @@ def _bench_operator(
     if plot:
         bench_plot.check(plot)
 
-    def done(heat: Heat) -> None:
-        # Kept as it ends: what a long run has measured survives its interruption.
+    def done(result: RaceResult) -> None:
+        # Written after each race, so that an interrupted run keeps its results.
         if out:
-            append_results(out, heat.rows, gone=heat.refused)
+            append_results(out, result.rows, gone=result.invalidates)
         if as_json:
-            for row in heat.rows:
+            for row in result.rows:
                 print(as_line(row))
         else:
-            show(show_race(heat.title, heat.rows, remarks(heat), heat.unit))
+            show(show_race(result.title, result.rows, remarks(result), result.unit))
 
     with stages(quiet or as_json) as tell:
         run = bench_suite(suite, wanted, device=device, seconds=seconds, tell=tell, done=done)
-    rows = [row for heat in run for row in heat.rows]
+    rows = [row for result in run for row in result.rows]
     if plot and rows:
         bench_plot.draw(rows, run[0].unit, plot)
-    faulty = [line for heat in run for line in faults(heat)]
+    faulty = [line for result in run for line in faults(result)]
     if faulty:
         raise VerificationError("\n".join(faulty))
 

@@ -1,1 +1,1 @@
-"""What is measured: times, results against float64, recordings under a profiler, memory; and the inputs for it."""
+"""Measurements: times, errors against float64, profiler recordings, peak memory; and inputs for them."""

@@ -1,4 +1,4 @@
-"""Inputs for a case: the same tensors from the same seed, every time."""
+"""Inputs for a case, reproducible from a seed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ INTEGER_BOUND = 8
 def make_inputs(case: Case, *, seed: int, device: str, requires_grad: bool) -> list[torch.Tensor]:
     """One contiguous tensor per input of `case`, in its shape and dtype, on `device`.
 
-    Floats are standard normal, integers uniform in [0, 8), bools fair; floats ask for gradients where
-    `requires_grad` is set. Values are drawn on `device` by a generator of their own, so the default
-    generator's state stays as it is; a CPU and a GPU draw different values from one seed.
+    Floats are standard normal, integers uniform in [0, 8), bools fair; `requires_grad` applies to the floats.
+    A separate generator on `device` draws the values, so the default generator's state does not change; a CPU
+    and a GPU draw different values from one seed.
     """
     import torch
 
@@ -40,7 +40,7 @@ def draw(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
 
 
 def on_device(model: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """`model` with its parameters and buffers on `device`, if it is a module; a function stays as it is."""
+    """`model`, moved to `device` if it is a module."""
     import torch
 
     return model.to(device) if isinstance(model, torch.nn.Module) else model

@@ -1,4 +1,4 @@
-"""Peak live memory of a call: PyTorch's allocations and those of tilewright's own pools, on one timeline."""
+"""Peak live memory of a call: PyTorch's allocations and tilewright's pools on one timeline."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MARK = "tilewright.pool_live_bytes="
 
 
 class PoolMeter:
-    """What a memory pool holds while it is counted; made by `register_pool`."""
+    """A registered memory pool; made by `register_pool`."""
 
     def __init__(self, live_bytes: Callable[[], int]) -> None:
         self.live_bytes = live_bytes
 
     def changed(self) -> None:
-        """To be called by the pool, on the thread that did it, after its live bytes changed.
+        """The pool calls this after its live bytes changed, on the thread that changed them.
 
-        Costs one comparison unless a `peak_bytes` is running.
+        One comparison unless `peak_bytes` is running.
         """
         if _recording:
             _mark_pools()
@@ -36,11 +36,10 @@ _one_at_a_time = threading.Lock()
 
 
 def register_pool(live_bytes: Callable[[], int]) -> PoolMeter:
-    """Count a pool of host memory that PyTorch's allocator knows nothing of.
+    """Count a pool of host memory that bypasses PyTorch's allocator.
 
-    `live_bytes()` is the bytes in use at this moment (what lies free in the pool does not count).
-    The pool calls `changed()` on the meter after each change. Storage that the pool takes from
-    PyTorch's own allocator must not be registered: it would count twice.
+    `live_bytes()` returns the bytes in use now, without the pool's free blocks. The pool calls `changed()` on
+    the meter after each change. A pool that allocates from PyTorch must not be registered: it would count twice.
     """
     meter = PoolMeter(live_bytes)
     _pools.append(meter)
@@ -53,16 +52,16 @@ def unregister_pool(meter: PoolMeter) -> None:
 
 
 def peak_bytes(function: Callable[[], object], device: str = "cpu") -> int:
-    """Highest number of live bytes during `function()`, above the level at its start.
+    """Peak of live bytes during `function()`, minus the live bytes at its start.
 
     `device` is `cpu`, `cuda` or `cuda:N`. The result counts as live until the call has returned.
-    On CUDA, the caching allocator's statistics are read (and its peak is reset): blocks in use, in
-    its rounding (512 B). On the CPU, every allocation and release that PyTorch's profiler reports is
-    replayed, together with registered pools. Not seen there: memory that `function` takes on another
-    thread, that libraries take past PyTorch's allocator, and releases of tensors older than the call,
-    so a call that drops its inputs is counted as if it kept them.
+    On CUDA this reads the caching allocator's statistics (and resets its peak): blocks in use, rounded up
+    to 512 B. On the CPU it replays each allocation and release that PyTorch's profiler reports, together with
+    registered pools. Not counted there: allocations on other threads, allocations of libraries that bypass
+    PyTorch's allocator, and releases of tensors older than the call, so a call that releases its inputs is
+    counted as if it kept them.
 
-    Warm `function` up first, or one-off allocations count too. Exceptions of `function` pass through.
+    Call `function` once before, or one-off allocations count too. Exceptions of `function` pass through.
     """
     with _one_at_a_time, _no_collection():
         return _cuda_peak(function, device) if device.split(":")[0] == "cuda" else _cpu_peak(function)
@@ -70,7 +69,7 @@ def peak_bytes(function: Callable[[], object], device: str = "cpu") -> int:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Garbage of earlier calls that is collected amid this one would count as its releases."""
+    """Without garbage collection: releases of earlier calls' garbage would count for this call."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -93,7 +92,7 @@ def _cuda_peak(function: Callable[[], object], device: str) -> int:
 
 
 def _cpu_peak(function: Callable[[], object]) -> int:
-    # The profiler's C++ side prints a line at each start and stop unless its log level is above them.
+    # At its default log level Kineto prints a line at each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     from torch.profiler import ProfilerActivity, profile
 
@@ -110,7 +109,7 @@ def _cpu_peak(function: Callable[[], object]) -> int:
 
 
 def _mark_pools() -> None:
-    """Put the pools' live bytes among the profiler's events: one clock orders both."""
+    """Record the pools' live bytes as a profiler event, so that one clock orders both."""
     from torch.profiler import record_function
 
     with record_function(f"{_MARK}{sum(pool.live_bytes() for pool in _pools)}"):
@@ -118,7 +117,7 @@ def _mark_pools() -> None:
 
 
 class _Block(Protocol):
-    """What the profiler says of one allocation, or with a negative size of one release."""
+    """The profiler's record of an allocation, or of a release if the size is negative."""
 
     device: torch.device
     ptr: int
@@ -126,7 +125,7 @@ class _Block(Protocol):
 
 
 class _Step(NamedTuple):
-    """One event that moves the level: a block of PyTorch's (`pointer` set), or the pools' new sum."""
+    """One change of live bytes: a PyTorch block (`pointer` set), or the new sum over the pools."""
 
     time_ns: int
     nbytes: int
@@ -142,7 +141,7 @@ def _steps(profiler: torch.profiler.profile) -> Iterator[_Step]:
         pending.extend(event.children)
         if event.name == "[memory]":
             block = cast(_Block, event.extra_fields)
-            # A machine with a GPU reports that one's blocks too.
+            # Blocks of a GPU are reported too.
             if block.device.type == "cpu":
                 yield _Step(event.start_time_ns, block.alloc_size, block.ptr)
         elif event.name.startswith(_MARK):
@@ -150,7 +149,7 @@ def _steps(profiler: torch.profiler.profile) -> Iterator[_Step]:
 
 
 def _replay(steps: list[_Step]) -> int:
-    """The highest level over `steps` in order of time; the first mark of the pools is their zero."""
+    """The peak over `steps` in order of time; the first event of the pools sets their zero."""
     blocks: dict[int, int] = {}
     allocated = pooled = peak = 0
     pooled_before: int | None = None
@@ -162,7 +161,7 @@ def _replay(steps: list[_Step]) -> int:
             blocks[step.pointer] = step.nbytes
             allocated += step.nbytes
         else:
-            # PyTorch remembers blocks of an earlier profile under their address; only our own count.
+            # PyTorch also reports releases of blocks that were allocated before this profile; ignore those.
             allocated -= blocks.pop(step.pointer, 0)
         peak = max(peak, allocated + pooled)
     return peak

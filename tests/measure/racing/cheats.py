@@ -1,4 +1,4 @@
-"""Fifteen ways to look fast that are not: small adversarial implementations of y = 3 · max(x, 0).
+"""Fifteen implementations that cheat: small adversarial implementations of y = 3 · max(x, 0).
 
 Each is a factory, so that what one keeps from call to call is its own. Those with a `cuda` in the name need
 a GPU; where a cheat works differently there, both spellings are here.

@@ -1,4 +1,4 @@
-"""What a race hands to its entrants is ready before their clocks run."""
+"""What a race hands to its candidates is ready before their clocks run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.measure.racing.arguments import Arguments
-from tilewright.measure.racing.entrant import Entrant
+from tilewright.measure.racing.candidate import Candidate
 from tilewright.measure.timing.benchmark import WARM_UP
 from tilewright.measure.timing.stopwatch import stopwatch_for
 from tilewright.records.suite import Variant, Work, Workload
@@ -40,20 +40,20 @@ class Seen(TorchDispatchMode):
 
 
 def test_a_call_with_its_backward_draws_nothing_while_it_is_timed() -> None:
-    entrants = [
-        Entrant(Variant(name, "torch", double), "fwd+bwd", arguments, stopwatch_for("cpu"))
+    candidates = [
+        Candidate(Variant(name, "torch", double), "fwd+bwd", arguments, stopwatch_for("cpu"))
         for arguments in [Arguments(WORKLOAD, "cpu")]
         for name in ("first", "second")
     ]
-    for entrant in entrants:
-        entrant.call(WARM_UP)
+    for candidate in candidates:
+        candidate.call(WARM_UP)
     for number in (0, 1):
-        for entrant in entrants:
+        for candidate in candidates:
             with torch.enable_grad():
-                run = entrant.ready(number)
+                run = candidate.ready(number)
                 with Seen() as seen:
                     run()
-            assert sorted(set(seen.names)) == ["add"], f"{entrant.variant.name} in round {number}"
+            assert sorted(set(seen.names)) == ["add"], f"{candidate.variant.name} in round {number}"
 
 
 def test_the_gradient_of_a_round_is_one_for_all_and_another_in_the_next() -> None:

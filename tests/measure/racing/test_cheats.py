@@ -20,7 +20,7 @@ from tilewright.records.suite import Variant
 CAUGHT_AS = {
     "cached output": "is wrong",
     "work on a side stream": "is wrong",
-    "lazy result": "returned a Lazy, which may compute later",
+    "lazy result": "returned a Lazy, which may compute lazily",
     "wrong dtype": "is wrong: error inf",
     "patched timer": r"replaced time\.perf_counter_ns",
     "mutated input": "writes its inputs",
@@ -31,7 +31,7 @@ CAUGHT_AS = {
     "smaller problem": "is wrong",
     "asynchronous copy": "is wrong",
     "NaN output": "is wrong: error nan",
-    "result aliasing the input": "lies in the memory of its input",
+    "result aliasing the input": "shares memory with its input",
 }
 
 
@@ -60,7 +60,7 @@ def test_a_cheat_is_caught_and_an_honest_neighbour_is_not(name: str) -> None:
     clock = time.perf_counter_ns
     outcomes = raced(ON_CPU[name]())
     suspect, honest = outcomes["suspect"], outcomes["eager"]
-    assert suspect.foul and suspect.timing is None
+    assert suspect.invalid and suspect.timing is None
     assert suspect.refusal is not None
     assert re.search(CAUGHT_AS[name], suspect.refusal), suspect.refusal
     assert honest.refusal is None and honest.timing is not None and all(row.ok for row in honest.verified)
@@ -93,7 +93,7 @@ HONEST: dict[str, Callable[[], Function]] = {
 def test_no_alarm_on_an_honest_one(name: str) -> None:
     outcome = raced(HONEST[name]())["suspect"]
     assert outcome.refusal is None and outcome.timing is not None and outcome.timing.repeats >= 4
-    # One row for each of the two calls that are looked at.
+    # One row for each of the two inspected calls.
     assert [(row.tensor, row.ok) for row in outcome.verified] == [("output 0", True)] * 2
 
 
@@ -117,18 +117,18 @@ class Kept(torch.autograd.Function):
 
 def test_a_gradient_is_held_against_float64_too() -> None:
     outcome = raced(lambda x: Kept.apply(x), "bwd")["suspect"]
-    assert outcome.foul and outcome.refusal is not None and outcome.refusal.startswith("bwd gradient 0 is wrong")
+    assert outcome.invalid and outcome.refusal is not None and outcome.refusal.startswith("bwd gradient 0 is wrong")
     honest = raced(reference, "bwd")["suspect"]
     assert honest.refusal is None
     assert [row.tensor for row in honest.verified] == ["output 0", "gradient 0"] * 2
 
 
-def test_a_failure_is_no_foul_and_stops_nobody_else() -> None:
+def test_a_failure_is_not_invalid_and_stops_nobody_else() -> None:
     def fails(x: Tensor) -> Tensor:
         raise NotImplementedError("only on Tuesdays\nor never")
 
     outcomes = raced(fails)
-    assert outcomes["suspect"].refusal == "NotImplementedError: only on Tuesdays" and not outcomes["suspect"].foul
+    assert outcomes["suspect"].refusal == "NotImplementedError: only on Tuesdays" and not outcomes["suspect"].invalid
     assert outcomes["eager"].refusal is None and outcomes["eager"].timing is not None
 
 
@@ -165,7 +165,7 @@ def test_what_a_variant_says_of_itself_is_noted_and_let_pass() -> None:
     race = Race(own, own.workload((64, 257), "float32"), "fwd", seconds=0.05, min_repeats=4)
     outcomes = {outcome.impl: outcome for outcome in race.run(own.variants)[0]}
     assert all(outcome.refusal is None for outcome in outcomes.values())
-    assert "it writes over its inputs" in outcomes["consuming"].notes
+    assert "it overwrites its inputs" in outcomes["consuming"].notes
     assert "values not checked: it does the product alone" in outcomes["in part"].notes
     assert not outcomes["in part"].verified and outcomes["in part"].worst is None
     assert all(row.ok for row in outcomes["neighbour"].verified)
@@ -184,4 +184,4 @@ def test_an_incoming_gradient_is_not_to_be_written() -> None:
             return dy.mul_(x > 0) * 3
 
     outcomes = raced(lambda x: Writes.apply(x), "bwd")
-    assert outcomes["suspect"].refusal == "it writes its inputs" and outcomes["eager"].refusal is None
+    assert outcomes["suspect"].refusal == "it overwrites its inputs" and outcomes["eager"].refusal is None

@@ -36,19 +36,19 @@ class FakeStopwatch:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.calls: list[str] = []
-        self.costs: dict[str, Iterator[float]] = {}
+        self.overheads: dict[str, Iterator[float]] = {}
 
     def implementation(self, name: str, costs_us: Iterator[float]) -> Callable[[], object]:
-        self.costs[name] = costs_us
+        self.overheads[name] = costs_us
         return lambda: name
 
     def lead(self, us: float) -> None:
         pass
 
-    def time(self, function: Callable[[], object], look: Callable[[object], None] | None = None) -> Lap:
+    def time(self, function: Callable[[], object], inspect: Callable[[object], None] | None = None) -> Lap:
         name = str(function())
         self.calls.append(name)
-        cost = next(self.costs[name])
+        cost = next(self.overheads[name])
         self.seconds += cost / 1e6
         return Lap(cost)
 
@@ -271,7 +271,7 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
     write_results(path, [row()])
     with path.open("a") as file:
         file.write('{"suite": "x"}\n')
-    with pytest.raises(UsageError, match=r"x\.jsonl:2 is no bench result"):
+    with pytest.raises(UsageError, match=r"x\.jsonl:2 is not a bench result"):
         read_results(path)
 
 

@@ -7,10 +7,18 @@ import random
 import pytest
 import torch
 
-from tilewright.measure.racing.pace import pace
-from tilewright.measure.timing.clocks import Clock, throttled
+from tilewright.measure.racing.ceiling_probe import ceiling_probe
 from tilewright.measure.timing.cold import _chain
-from tilewright.measure.timing.crosscheck import Costs, CrossCheck, Profiled, Record, _union, between_marks, crosscheck
+from tilewright.measure.timing.crosscheck import (
+    CrossCheck,
+    Overheads,
+    Profiled,
+    Record,
+    _union,
+    between_marks,
+    crosscheck,
+)
+from tilewright.measure.timing.sm_clock import SmClock, throttled
 
 
 def test_a_call_is_what_stands_between_two_waits() -> None:
@@ -59,10 +67,10 @@ def test_two_percent_from_ten_microseconds_on(check: CrossCheck, said: str | Non
 
 
 def test_clocks_are_compared_net_of_their_own_cost() -> None:
-    costs = Costs(event_us=3.0, graph_us=4.0, profiled_us=1.0)
+    overheads = Overheads(event_us=3.0, graph_us=4.0, profiled_us=1.0)
     seen = Profiled(span_us=98.0, busy_us=98.0, early_us=0.0)
-    assert crosscheck(100.0, 101.0, seen, costs) == CrossCheck(100.0, 100.0, 100.0)
-    assert crosscheck(100.0, None, None, costs) == CrossCheck(100.0, None, None)
+    assert crosscheck(100.0, 101.0, seen, overheads) == CrossCheck(100.0, 100.0, 100.0)
+    assert crosscheck(100.0, None, None, overheads) == CrossCheck(100.0, None, None)
 
 
 def test_the_chain_is_one_cycle_over_all_lines() -> None:
@@ -77,20 +85,20 @@ def test_the_chain_is_one_cycle_over_all_lines() -> None:
 
 
 def test_a_throttled_clock_is_named() -> None:
-    full, capped = Clock(1980, frozenset()), Clock(1950, frozenset({"the power cap"}))
+    full, capped = SmClock(1980, frozenset()), SmClock(1950, frozenset({"the power cap"}))
     assert throttled(full, full) is None and throttled(None, full) is None
     assert throttled(full, capped) == "the clock is held at 1950 MHz (the power cap)"
-    assert throttled(full, Clock(1500, frozenset())) == "the clock fell from 1980 to 1500 MHz"
+    assert throttled(full, SmClock(1500, frozenset())) == "the clock fell from 1980 to 1500 MHz"
 
 
 @pytest.mark.parametrize("limit", ["copy", "read", "write", "matmul"])
 def test_a_pace_moves_what_it_says(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.measure.racing.pace._CPU_BYTES", 2**16)
-    monkeypatch.setattr("tilewright.measure.racing.pace._CPU_MATMUL_SIZE", 16)
-    pace.cache_clear()
-    made = pace(limit, "float32", "cpu")  # type: ignore[arg-type]
+    monkeypatch.setattr("tilewright.measure.racing.ceiling_probe._CPU_BYTES", 2**16)
+    monkeypatch.setattr("tilewright.measure.racing.ceiling_probe._CPU_MATMUL_SIZE", 16)
+    ceiling_probe.cache_clear()
+    made = ceiling_probe(limit, "float32", "cpu")  # type: ignore[arg-type]
     result = made.call()
-    pace.cache_clear()
+    ceiling_probe.cache_clear()
     assert isinstance(result, torch.Tensor)
     if limit == "matmul":
         assert made.flops == 2 * 16**3 and result.shape == (16, 16)

@@ -1,1 +1,1 @@
-"""Ways of computing one workload raced side by side, on fresh inputs and under watch, into the rows of a bench."""
+"""Races: implementations of one workload timed interleaved on fresh inputs, checked, and written as bench rows."""

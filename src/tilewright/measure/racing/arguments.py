@@ -1,4 +1,4 @@
-"""The arguments an implementation is raced on: fixed addresses, fresh values, and a watch over both."""
+"""The arguments of a race: fixed addresses, new values each round, and checks that implementations keep both."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from tilewright.records.suite import Workload
 _SMALL_BLOCK = 2**20
 _SMALL_BLOCKS = 16
 _NAN_BYTE = 0xFF
-"""Of which every floating dtype's elements are NaN."""
+"""Memory filled with this byte is NaN in every floating dtype."""
 
 
 class Arguments:
-    """A workload's arguments, whose values are drawn anew for every round.
+    """A workload's arguments, with new values for each round.
 
-    `values` keep their addresses, so nothing of a call is known in advance but shapes and pointers: an
-    implementation that keeps results by address or from its last call gives stale ones. Between calls
-    the tensors hold NaN, so work that runs ahead of its inputs, on a stream that does not wait for
-    them, is wrong too. Seeds are drawn from the system: no run repeats the values of another.
+    The tensors in `values` keep their addresses, so an implementation that caches results by address returns
+    stale ones. Between calls the tensors hold NaN, so an implementation that reads them on a stream that does
+    not wait for the inputs returns NaN. The seed comes from the system, so no run repeats another's values.
     """
 
     def __init__(self, workload: Workload, device: str) -> None:
@@ -39,24 +38,24 @@ class Arguments:
         self._tangents: dict[int, torch.Tensor] = {}
         self._handed: dict[int, torch.Tensor] = {}
         self._ends: dict[int, tuple[torch.Size, torch.dtype]] = {}
-        """Of each result, as it was when its gradient was last asked for."""
+        """Shape and dtype of each result, from the last request for its gradient."""
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors among the arguments."""
+        """Sum over the tensors among the arguments."""
         return sum(value.nbytes for value in self.values if isinstance(value, torch.Tensor))
 
     def seed(self, number: int) -> int:
-        """The seed of a round: of its inputs, its incoming gradients and its random draws."""
+        """The seed of a round's inputs, incoming gradients and random draws."""
         return self._secret + 1000 * (number + 1)
 
     def drawn(self, number: int) -> Sequence[Any]:
-        """The values of a round, as fresh tensors."""
+        """The values of a round, as new tensors."""
         return self._workload.make(self._device, self._generator(self.seed(number)))
 
     def fill(self, number: int) -> None:
-        """Write the values of a round into `values`, and set the default generators to its seed."""
-        # `torch.manual_seed` formats a stack trace, which takes longer than many a kernel.
+        """Write the values of a round into `values`, and seed the default generators for it."""
+        # `torch.manual_seed` formats a stack trace, which takes longer than many kernels.
         for generator in self._defaults:
             generator.manual_seed(self.seed(number))
         if number != self._round:
@@ -67,13 +66,13 @@ class Arguments:
                     value.copy_(fresh)
                 else:
                     self.values[index] = fresh
-            # A call that is timed with its forward asks for them too late: the first of a round would pay for all.
+            # A timed fwd+bwd call requests gradients inside the timed region, so they are made here.
             for index in self._ends:
                 self._hand(index)
 
     def tangent(self, result: torch.Tensor, index: int) -> torch.Tensor:
-        """The incoming gradient of the round for a result: of the same values for every implementation."""
-        assert self._round is not None, "a backward follows a forward, which was filled"
+        """The incoming gradient of the round for a result; every implementation gets the same values."""
+        assert self._round is not None, "fill comes before the first gradient"
         end = result.shape, result.dtype
         if self._ends.get(index) != end or index not in self._handed:
             self._ends[index] = end
@@ -81,7 +80,7 @@ class Arguments:
         return self._handed[index]
 
     def tangent_of(self, number: int) -> Callable[[torch.Tensor, int], torch.Tensor]:
-        """The incoming gradients of a round, drawn on the device."""
+        """A function (result, index) → incoming gradient of a round, drawn on the device."""
 
         def draw(result: torch.Tensor, index: int) -> torch.Tensor:
             return self._draw(number, index, result.shape).to(result.dtype)
@@ -89,7 +88,7 @@ class Arguments:
         return draw
 
     def _hand(self, index: int) -> None:
-        """Have the round's gradient ready for the result that `_ends` describes, in memory of its own."""
+        """Make the round's gradient for the result that `_ends` describes, in new memory."""
         assert self._round is not None
         shape, dtype = self._ends[index]
         if index not in self._tangents or self._tangents[index].shape != shape:
@@ -102,21 +101,21 @@ class Arguments:
         return exact_in_any_dtype(drawn)
 
     def intact(self) -> bool:
-        """Whether `values` and the incoming gradients still are what the round filled in, bit for bit."""
+        """Whether `values` and the incoming gradients still equal what `fill` wrote, bit for bit."""
         pairs = [*zip(self.values, self._drawn, strict=True)]
         pairs += [(handed, self._tangents[index].to(handed.dtype)) for index, handed in self._handed.items()]
         return all(_same(value.detach(), fresh.detach()) for value, fresh in pairs if isinstance(value, torch.Tensor))
 
     def scramble(self) -> None:
-        """Leave no value behind that a call may not see before the next `fill`."""
+        """Overwrite the inputs with NaN and drop the gradients, until the next `fill`."""
         self._handed = {}
         for value in self.values:
-            # Integers may be indices, which have to stay within bounds.
+            # Integers may be indices, which must stay in bounds.
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 poison(value)
 
     def aliased_by(self, results: Sequence[torch.Tensor]) -> bool:
-        """Whether a result lies in the storage of an argument."""
+        """Whether a result shares the storage of an argument."""
         mine = {storage_of(value) for value in self.values if isinstance(value, torch.Tensor)}
         return any(result.numel() > 0 and storage_of(result) in mine for result in results)
 
@@ -125,12 +124,12 @@ class Arguments:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Where a tensor's storage begins."""
+    """The address of a tensor's storage."""
     return int(tensor.untyped_storage().data_ptr())
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Overwrite with NaN, or integers with the least there is: no result anyone could take for right."""
+    """Overwrite with NaN; integers with their minimum, bools with their negation."""
     # An expanded axis is one element in memory, and PyTorch refuses to write it more than once.
     sizes = [1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
     memory = tensor.detach().as_strided(sizes, tensor.stride())
@@ -143,10 +142,10 @@ def poison(tensor: torch.Tensor) -> None:
 
 
 def poison_free_memory(nbytes: int, device: str) -> None:
-    """Leave NaN in what PyTorch's allocator hands out next on a GPU: `nbytes` in large blocks, and small ones.
+    """Fill the GPU memory that PyTorch's allocator returns next with NaN: `nbytes` in large blocks, and small ones.
 
-    Buffers that an implementation takes for itself and believes to be zero are then not. Memory that the
-    allocator held free is given back first, or old blocks would be handed out instead.
+    This finds implementations that rely on new buffers being zero. The allocator's free blocks are released
+    first, or it would return those.
     """
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(torch.device(device))[0]
@@ -157,8 +156,9 @@ def poison_free_memory(nbytes: int, device: str) -> None:
 
 
 def poison_freed_heap(nbytes: int) -> torch.Tensor:
-    """The same on a CPU, for results of about `nbytes`: what malloc hands out next holds NaN while the returned
-    block lives. Without it above them, freed blocks go back to the system and come again as zeros.
+    """The same on a CPU, for results of about `nbytes`: while the returned block lives, malloc returns memory of NaN.
+
+    The returned block keeps the freed ones below it in the heap; otherwise the system would return zeros.
     """
     blocks = [torch.empty(max(nbytes, 1), dtype=torch.uint8).fill_(_NAN_BYTE) for _ in range(_SMALL_BLOCKS)]
     return blocks[-1]

@@ -1,4 +1,4 @@
-"""The rows that bench results are kept in: where and when, the figures, and the file that holds them."""
+"""Bench results: the environment of a measurement, its row, and the JSON-lines file of rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.records.measurement import Direction, Measurement
 
 @dataclass(frozen=True)
 class Environment:
-    """Where and with what a figure was measured: the last columns of a bench row."""
+    """Device, software and date of a measurement: the last columns of a bench row."""
 
     device: str
     threads: int
@@ -54,9 +54,9 @@ def _version(package: str) -> str:
 
 @functools.cache
 def _commit() -> str:
-    """The commit that tilewright's own source is at, or "" where it is not a git checkout."""
+    """The commit of tilewright's source, or "" if it is not a git checkout."""
     package = Path(__file__).parents[2]
-    # Asking for a file of the package too keeps out a foreign repository that surrounds an installation.
+    # HEAD:./__init__.py fails if the package is installed inside some other repository.
     command = ["git", "-C", str(package), "rev-parse", "HEAD", "HEAD:./__init__.py"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
@@ -108,16 +108,16 @@ def measurement(
 
 
 def write_results(path: Path, rows: Iterable[Measurement]) -> None:
-    """Write `rows` as JSON lines, sorted, in place of what is at `path`, or leave that untouched.
+    """Replace the file at `path` atomically by `rows` as sorted JSON lines.
 
-    ValueError for a figure that is NaN or infinite, which JSON cannot say.
+    ValueError for a figure that is NaN or infinite, which JSON does not have.
     """
     lines = [as_line(row) + "\n" for row in sorted(rows, key=_subject)]
     write_atomically(path, "".join(lines), mode=0o644)
 
 
 def as_line(row: Measurement) -> str:
-    """A row as JSON; a note only where there is one. ValueError for NaN and infinities."""
+    """A row as JSON, without an empty note. ValueError for NaN and infinities."""
     fields = asdict(row)
     if not row.note:
         del fields["note"]
@@ -127,9 +127,9 @@ def as_line(row: Measurement) -> str:
 def append_results(
     path: Path, rows: Iterable[Measurement], *, gone: Callable[[Measurement], bool] = lambda _: False
 ) -> None:
-    """Add `rows` to the file; a new row takes the place of an old one of the same thing measured.
+    """Add `rows` to the file; a row replaces an older one of the same measurement.
 
-    Old rows that are `gone` are taken out: what was refused this time has no figure any more.
+    Old rows for which `gone` is true are removed: implementations that were now refused.
     """
     known = read_results(path) if path.exists() else []
     latest = {_subject(row): row for row in [*(row for row in known if not gone(row)), *rows]}
@@ -137,23 +137,23 @@ def append_results(
 
 
 def _subject(row: Measurement) -> tuple[str, str, str, str, str, int]:
-    """What was measured where: rows of one subject replace each other, and files are sorted by it."""
+    """The key of a measurement: rows with the same key replace each other, and files are sorted by it."""
     return row.suite, row.case, row.direction, row.impl, row.device, row.threads
 
 
 def read_results(path: Path) -> list[Measurement]:
-    """The rows of a result file; UsageError names the line that is no such row."""
+    """The rows of a result file; UsageError names a malformed line."""
     rows: list[Measurement] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             rows.append(Measurement(**json.loads(line)))
         except (ValueError, TypeError) as error:
-            raise UsageError(f"{path}:{number} is no bench result: {error}") from error
+            raise UsageError(f"{path}:{number} is not a bench result: {error}") from error
     return rows
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Put `text` at `path` whole or not at all, also when interrupted or with many writers."""
+    """Replace the file at `path` by `text` in one step: safe against interruption and concurrent writers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:

@@ -1,1 +1,1 @@
-"""How long a call takes: clocks held since the start, events, cold caches, rounds until medians are known."""
+"""Timing of calls: protected clocks, CUDA events, cold caches, and rounds until the medians are precise."""

@@ -1,4 +1,4 @@
-"""Several implementations timed side by side, in rounds, until their medians are known."""
+"""Times several implementations interleaved, in rounds, until their medians are precise."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Timed = Callable[[int], Lap]
 
 WARM_UP = -1
 WARM_UP_SECONDS = 0.05
-"""Least time an implementation is warmed up for: clocks rise and thread pools start in it."""
+"""Least warm-up time of an implementation: clocks rise and thread pools start."""
 WARM_UP_STEADY = 3
-"""Calls in a row that must not beat the fastest by `WARM_UP_GAIN` before warm-up ends."""
+"""Warm-up ends after this many calls in a row that do not beat the fastest by `WARM_UP_GAIN`."""
 WARM_UP_GAIN = 0.05
 RESOLUTION_US = 0.05
-"""A little more than the step in which CUDA events count, 32 ns on the cards seen so far."""
+"""A little more than the resolution of CUDA events, 32 ns."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Timing:
     p80_us: float
     repeats: int
     converged: bool
-    """True: stopped because the median was known closely enough. False: stopped because time ran out."""
+    """True: stopped because the median reached the tolerance. False: stopped because time ran out."""
     host_us: float | None = None
-    """Median time the call held the host, where that differs from the device's time."""
+    """Median host time of the call, on a device that runs asynchronously."""
     late_us: float = 0.0
-    """Median time that other streams kept the device busy after the call had ended on its own."""
+    """Median time that other streams kept the device busy after the call had ended on its own stream."""
 
 
 def benchmark(
@@ -52,15 +52,13 @@ def benchmark(
 ) -> dict[str, Timing]:
     """Time every implementation in one interleaved run.
 
-    Each is warmed up until its calls stop getting faster. Then rounds follow, each calling every
-    implementation once, in an order that rotates, so that drift of the machine meets all alike.
-    Rounds stop when every median is known to `tolerance` (half the width of its 95 % confidence
-    interval, relative), or `max_seconds` after the start, warm-up included; `min_repeats` rounds
-    always run. Garbage collection is off meanwhile.
+    Each is warmed up until its calls stop getting faster. Then each round calls every implementation once,
+    in a rotating order, so that drift of the machine affects all alike. Rounds stop when each median is
+    within `tolerance` (half the width of its 95 % confidence interval, relative), or `max_seconds` after the
+    start, warm-up included; at least `min_repeats` rounds run. Garbage collection is off meanwhile.
 
-    What a callable returns is released before the next call and outside the timed region: the user
-    pays for making an output, and whoever holds it pays for dropping it. A callable whose user does
-    pay (a training step that drops its graph) drops it itself and returns None.
+    Results are released before the next call, outside the timed region. To include the release in the time
+    (a training step that frees its graph), let the callable release its result and return None.
 
     Raises UsageError for no implementation, fewer than 3 repeats, or an unknown device. An exception
     of an implementation passes through.
@@ -84,10 +82,9 @@ def interleaved(
     max_seconds: float = 10.0,
     tolerance: float = 0.01,
 ) -> dict[str, Timing]:
-    """`benchmark` for calls that time themselves, so that each can prepare its inputs outside the time.
+    """`benchmark` for calls that time themselves, so that each can prepare its inputs outside the timed region.
 
-    `now` is the clock, in seconds, that `max_seconds` are counted on. Raises UsageError for fewer than 3
-    repeats.
+    `now` returns seconds, for `max_seconds`. Raises UsageError for fewer than 3 repeats.
     """
     if min_repeats < 3:
         raise UsageError(f"min_repeats is {min_repeats}; quantiles need at least 3 repeats")
@@ -102,7 +99,7 @@ def interleaved(
     finally:
         if collecting:
             gc.enable()
-    return {name: timing_of(own, tolerance) for name, own in laps.items()}
+    return {name: timing_of(samples, tolerance) for name, samples in laps.items()}
 
 
 def _warm_up(call: Timed, now: Callable[[], float], max_seconds: float) -> None:
@@ -128,8 +125,8 @@ def _rounds(
     names = list(calls)
     laps: dict[str, list[Lap]] = {name: [] for name in names}
     done = 0
-    # Each look sorts every lap, so looks are spaced by a share of what is there.
-    next_look = min_repeats
+    # A convergence check sorts all laps, so checks are spaced by an eighth of the rounds done.
+    next_check = min_repeats
     while True:
         for offset in range(len(names)):
             name = names[(done + offset) % len(names)]
@@ -139,10 +136,10 @@ def _rounds(
             continue
         if now() >= deadline:
             return laps
-        if done >= next_look:
-            if all(_known([lap.us for lap in own], tolerance) for own in laps.values()):
+        if done >= next_check:
+            if all(_converged([lap.us for lap in samples], tolerance) for samples in laps.values()):
                 return laps
-            next_look = done + max(1, done // 8)
+            next_check = done + max(1, done // 8)
 
 
 def median_spread(samples: Sequence[float]) -> float:
@@ -164,14 +161,14 @@ def median_spread(samples: Sequence[float]) -> float:
     return (high - low) / 2 / middle if middle else math.inf
 
 
-def _known(samples: Sequence[float], tolerance: float) -> bool:
-    """Whether the median is known to `tolerance`, or as closely as CUDA events tell times apart."""
+def _converged(samples: Sequence[float], tolerance: float) -> bool:
+    """Whether the median is within `tolerance`, or within the resolution of CUDA events."""
     spread = median_spread(samples)
     return spread <= tolerance or spread * statistics.median(samples) <= RESOLUTION_US
 
 
 def timing_of(laps: Sequence[Lap], tolerance: float) -> Timing:
-    """The quantiles of these laps, and whether their median is known to `tolerance`."""
+    """The quantiles of these laps, and whether their median is within `tolerance`."""
     times = [lap.us for lap in laps]
     quintiles = statistics.quantiles(times, n=5, method="inclusive")
     host = [lap.host_us for lap in laps if lap.host_us is not None]
@@ -180,7 +177,7 @@ def timing_of(laps: Sequence[Lap], tolerance: float) -> Timing:
         p20_us=quintiles[0],
         p80_us=quintiles[3],
         repeats=len(times),
-        converged=_known(times, tolerance),
+        converged=_converged(times, tolerance),
         host_us=statistics.median(host) if host else None,
         late_us=statistics.median(lap.late_us for lap in laps),
     )

@@ -1,4 +1,4 @@
-"""Is L2 cold when a stopwatch says so? Proved by walking memory, once a process; and who keeps lines in it."""
+"""Checks that the flush before a timed call empties L2, and reads how much of L2 is reserved for persisting lines."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ _LINE_BYTES = 128
 _PROBE_BYTES = 8 * 2**20
 _STEPS = 1024
 _LEAST_RATIO = 1.4
-"""A load that misses L2 takes two to three times one that hits; halfway to one there is no telling."""
+"""A load that misses L2 takes two to three times as long as one that hits."""
 _PERSISTING_L2 = 6
 """CU_LIMIT_PERSISTING_L2_CACHE_SIZE of the CUDA driver API."""
 
 
 @dataclass(frozen=True)
-class Walk:
-    """Nanoseconds of one load that waits for the one before it."""
+class ChaseLatency:
+    """Latency of one load in a chain of dependent loads, in nanoseconds."""
 
     warm_ns: float
-    """Right after the same walk: lines that L2 holds."""
+    """Right after the same chase, with the lines in L2."""
     cold_ns: float
     """After the flush that precedes every timed call."""
 
 
 @functools.cache
-def proved_cold(device: str) -> Walk:
-    """Walk a chain of pointers with and without the flush; VerificationError if the flush leaves it in L2.
+def check_l2_flush(device: str) -> ChaseLatency:
+    """Chase pointers with and without the flush; VerificationError if the flush leaves the lines in L2.
 
-    The chain visits 1024 lines of 8 MiB in random order, so no prefetch helps and each step waits for one
-    load: its time is that of the level that answers.
+    The chain visits 1024 lines of 8 MiB in random order, so prefetching does not help and the time per step is
+    the latency of the cache level that holds the lines.
     """
     warm, cold = CudaStopwatch(device, flush_l2=False), CudaStopwatch(device)
     chain = _chain(device)
-    step = functools.partial(_walk, chain)
+    step = functools.partial(_chase, chain)
     for _ in range(3):
         warm.time(step)
     warm_us = min(warm.time(step).us for _ in range(5))
     cold_us = min(cold.time(step).us for _ in range(5))
-    walk = Walk(warm_us * 1e3 / _STEPS, cold_us * 1e3 / _STEPS)
-    if walk.cold_ns < _LEAST_RATIO * walk.warm_ns:
+    chase = ChaseLatency(warm_us * 1e3 / _STEPS, cold_us * 1e3 / _STEPS)
+    if chase.cold_ns < _LEAST_RATIO * chase.warm_ns:
         raise VerificationError(
-            f"the flush does not empty the L2 of {device}: a load takes {walk.cold_ns:.0f} ns after it and "
-            f"{walk.warm_ns:.0f} ns from L2, so no figure here would be one of memory"
+            f"the flush does not empty the L2 of {device}: a load takes {chase.cold_ns:.0f} ns after it and "
+            f"{chase.warm_ns:.0f} ns from L2, so timed calls would read cached data"
         )
-    return walk
+    return chase
 
 
 def _chain(device: str) -> torch.Tensor:
-    """int32, where element 32·i of line i holds the index of the next line's first element: one cycle."""
+    """int32; the first element of each 128-byte line holds the index of the next line's first element: one cycle."""
     import torch
 
     words = _LINE_BYTES // 4
@@ -66,16 +66,16 @@ def _chain(device: str) -> torch.Tensor:
     return chain.to(device)
 
 
-def _walk(chain: torch.Tensor) -> None:
-    from tilewright.measure.timing.walk import walk
+def _chase(chain: torch.Tensor) -> None:
+    from tilewright.measure.timing.pointer_chase import chase
 
-    walk(chain, _STEPS)
+    chase(chain, _STEPS)
 
 
 def persisting_bytes() -> int:
-    """How much of L2 is set aside for lines that a flush does not evict, in the current CUDA context.
+    """Bytes of L2 reserved for persisting lines, which a flush does not evict, in the current CUDA context.
 
-    The driver's own figure; 0 where no CUDA driver is.
+    The driver's figure; 0 without a CUDA driver.
     """
     driver = _driver()
     if driver is None:
@@ -86,7 +86,7 @@ def persisting_bytes() -> int:
 
 
 def set_persisting_bytes(nbytes: int) -> None:
-    """Set aside so much of L2 from now on, and let go of the lines held there."""
+    """Reserve `nbytes` of L2 for persisting lines, and reset the lines that persist now."""
     driver = _driver()
     if driver is not None:
         driver.cuCtxSetLimit(_PERSISTING_L2, ctypes.c_size_t(nbytes))

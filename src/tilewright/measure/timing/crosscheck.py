@@ -1,7 +1,7 @@
-"""One call timed three ways: by events, as a replayed CUDA graph, and by the profiler's kernel records.
+"""Times one call by CUDA events, by replaying it as a CUDA graph, and by the profiler's kernel records.
 
-Each clock has a cost of its own, which one tiny kernel shows; the three are compared net of it. The profiler
-sees every stream, so it also sees work that a call does beside the stream it is timed on.
+Each method has an overhead, measured with a tiny kernel and subtracted. The profiler records every stream, so
+it also shows work outside the stream that the events time.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tilewright.measure.timing import timers
 from tilewright.measure.timing.stopwatch import CudaStopwatch
 
 AMBIGUOUS = 0.02
-"""Clocks that differ by more than this share disagree."""
+"""Times that differ by more than this share disagree."""
 SHORTEST_US = 10.0
-"""Below this, the clocks' own cost is no small share of the time."""
+"""Shorter calls are not compared: the overhead is a large share of their time."""
 _CALLS = 5
 _MARK_US = 30.0
 _AHEAD_US = 300.0
 _RECORDING = 3.0
-"""A host that is being recorded takes so much longer, at most."""
+"""Upper bound of the slowdown of the host under the profiler."""
 _CYCLES_PER_US = 2000
 _SPIN = "spin_kernel"
 
 
 class Record(NamedTuple):
-    """What the profiler recorded of one kernel or copy on the device, in nanoseconds."""
+    """The profiler's record of one kernel or copy on the device, in nanoseconds."""
 
     name: str
     start: int
@@ -41,26 +41,26 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Profiled:
-    """One call as the profiler saw it, in microseconds."""
+    """One call in the profiler's records, in microseconds."""
 
     span_us: float
-    """From the start of its first kernel to the end of its last, on whatever stream."""
+    """From the start of its first kernel to the end of its last, on any stream."""
     busy_us: float
-    """How long any kernel of it ran."""
+    """Time during which at least one of its kernels ran."""
     early_us: float
-    """How much of that ran before the stream it was called on had reached it."""
+    """Part of `busy_us` before the call's own stream had reached the call."""
 
 
 @dataclass(frozen=True)
 class CrossCheck:
-    """The three times of one call, net of what each clock adds; None where one could not be taken."""
+    """The three times of one call, net of overhead; None for a method that failed."""
 
     event_us: float
     graph_us: float | None
     profiled_us: float | None
 
     def disagreement(self) -> str | None:
-        """The three times, where they lie more than 2 % apart on a call of 10 µs or more.
+        """The three times as text if they differ by more than 2 % on a call of at least 10 µs, else None.
 
         >>> CrossCheck(100.0, 99.0, 100.5).disagreement()
         >>> CrossCheck(100.0, None, 90.0).disagreement()
@@ -75,10 +75,10 @@ class CrossCheck:
 
 
 def profile(prepare: Callable[[], Callable[[], object]], watch: CudaStopwatch, lead_us: float = 0.0) -> Profiled | None:
-    """The median of some calls of what `prepare` returns, each after a flush; None where CUPTI gives nothing.
+    """Medians over five calls of the function that `prepare` returns, each after a flush; None if CUPTI records none.
 
-    The calls stand between waits of the device, which the records show by name. `lead_us` is how long the
-    host takes to queue a call without the profiler.
+    Spin kernels before and after each call delimit it in the records. `lead_us` is the host time to queue a
+    call without the profiler.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     from torch.profiler import ProfilerActivity
@@ -108,21 +108,21 @@ def profile(prepare: Callable[[], Callable[[], object]], watch: CudaStopwatch, l
 
 
 def between_marks(records: Sequence[Record]) -> list[tuple[float, float, float]]:
-    """(span, busy, early) in microseconds of each call between two waits; calls without a record are left out."""
+    """(span, busy, early) in microseconds of each call between two spin kernels; calls without records are omitted."""
     ordered = sorted(records, key=lambda record: record.start)
     marks = [record for record in ordered if _SPIN in record.name]
     calls = []
     for opening, closing in zip(marks[::2], marks[1::2], strict=False):
-        own = [r for r in ordered if opening.start <= r.start < closing.start and _SPIN not in r.name]
-        if own:
-            early = _union([(r.start, min(r.end, opening.end)) for r in own if r.start < opening.end])
-            span = max(r.end for r in own) - min(r.start for r in own)
-            calls.append((span / 1e3, _union([(r.start, r.end) for r in own]) / 1e3, early / 1e3))
+        kernels = [r for r in ordered if opening.start <= r.start < closing.start and _SPIN not in r.name]
+        if kernels:
+            early = _union([(r.start, min(r.end, opening.end)) for r in kernels if r.start < opening.end])
+            span = max(r.end for r in kernels) - min(r.start for r in kernels)
+            calls.append((span / 1e3, _union([(r.start, r.end) for r in kernels]) / 1e3, early / 1e3))
     return calls
 
 
 def _union(intervals: Sequence[tuple[int, int]]) -> int:
-    """The length that intervals cover together."""
+    """The length of the union of intervals."""
     covered, reached = 0, None
     for start, end in sorted(intervals):
         begin = start if reached is None else max(start, reached)
@@ -136,9 +136,9 @@ def replay_us(function: Callable[[], object], watch: CudaStopwatch) -> float | N
     try:
         graph, kept = _captured(function)
     except Exception:
-        # A peer that synchronises, or that replays a graph of its own, has no graph to be checked against.
+        # A peer that synchronises or replays a graph of its own cannot be captured.
         torch.cuda.synchronize()
-        # A capture that broke off leaves the default generator believing that one is going on.
+        # A failed capture leaves the default generator in capture mode; setting its state resets that.
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
         return None
@@ -148,10 +148,10 @@ def replay_us(function: Callable[[], object], watch: CudaStopwatch) -> float | N
 
 
 def _captured(function: Callable[[], object]) -> tuple[torch.cuda.CUDAGraph, object]:
-    """`function` as a graph, and what its replays write.
+    """`function` as a graph, and the results that its replays write.
 
-    Unlike `torch.cuda.graph` this gives no memory back first: the driver clears what is given back, and while
-    it does everything else finds a tenth less bandwidth (seen on an H200).
+    Unlike `torch.cuda.graph` this does not release cached memory first: the driver clears released memory, which
+    takes a tenth of the bandwidth meanwhile (measured on an H200).
     """
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -176,8 +176,8 @@ def _median_us(function: Callable[[], object], watch: CudaStopwatch) -> float:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What each clock shows for a kernel that does next to nothing, in microseconds."""
+class Overheads:
+    """The time that each method shows for a kernel of one element, in microseconds."""
 
     event_us: float
     graph_us: float
@@ -185,8 +185,8 @@ class Costs:
 
 
 @functools.cache
-def own_costs(device: str) -> Costs | None:
-    """The clocks' own costs on a device; None where the profiler records nothing."""
+def clock_overheads(device: str) -> Overheads | None:
+    """The overhead of each method on a device; None if the profiler records nothing."""
     watch = CudaStopwatch(device)
     tiny = torch.zeros(1, device=device)
 
@@ -194,16 +194,16 @@ def own_costs(device: str) -> Costs | None:
         tiny.add_(1.0)
 
     event = _median_us(touch, watch)
-    graph, seen = replay_us(touch, watch), profile(lambda: touch, watch)
-    if graph is None or seen is None:
+    graph, profiled = replay_us(touch, watch), profile(lambda: touch, watch)
+    if graph is None or profiled is None:
         return None
-    return Costs(event, graph, seen.span_us)
+    return Overheads(event, graph, profiled.span_us)
 
 
-def crosscheck(event_us: float, graph_us: float | None, seen: Profiled | None, costs: Costs) -> CrossCheck:
-    """The three times of a call as the events would show them."""
+def crosscheck(event_us: float, graph_us: float | None, profiled: Profiled | None, overheads: Overheads) -> CrossCheck:
+    """The three times of a call, each corrected to the overhead of the events."""
     return CrossCheck(
         event_us,
-        None if graph_us is None else graph_us + costs.event_us - costs.graph_us,
-        None if seen is None else seen.span_us + costs.event_us - costs.profiled_us,
+        None if graph_us is None else graph_us + overheads.event_us - overheads.graph_us,
+        None if profiled is None else profiled.span_us + overheads.event_us - overheads.profiled_us,
     )

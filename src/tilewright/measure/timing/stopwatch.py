@@ -1,4 +1,4 @@
-"""Stopwatches: one call timed at a time, on the host's clock or by CUDA events."""
+"""Stopwatches time one call, by the host's clock or by CUDA events."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tilewright.measure.timing import timers
 from tilewright.records.errors import UsageError
 
 LONGEST_LEAD_US = 3000.0
-"""How long a device is kept waiting, at most, for a host that is still queuing the call."""
+"""Longest time that a device waits for the host to queue the call."""
 _CYCLES_PER_US = 2000
-"""At the highest clock of any card so far, so that a wait is never shorter than asked for."""
+"""Above the clock of every supported GPU, so that a wait is never shorter than requested."""
 
 
 class Lap(NamedTuple):
@@ -19,25 +19,25 @@ class Lap(NamedTuple):
 
     us: float
     host_us: float | None = None
-    """The host's share, where a device runs behind it."""
+    """Host time of the call, on a device that runs asynchronously."""
     late_us: float = 0.0
-    """How long the device was still busy after the timed region had ended: work on another stream."""
+    """How long the device was busy after the timed region had ended: work on another stream."""
 
 
 class Stopwatch(Protocol):
-    """Times one call at a time. Tests put a fake clock here."""
+    """Times one call at a time. Tests pass a fake one."""
 
     def lead(self, us: float) -> None:
-        """Let the device wait so long: everything queued from here on finds a host that is ahead of it."""
+        """Let the device wait for `us`, so that the host runs ahead of it from here on."""
 
-    def time(self, function: Callable[[], object], look: Callable[[object], None] | None = None) -> Lap:
-        """Run `function` once; what it returns is released before this returns, outside the time.
+    def time(self, function: Callable[[], object], inspect: Callable[[object], None] | None = None) -> Lap:
+        """Run `function` once; its result is released before this returns, outside the timed region.
 
-        `look` gets what `function` returned at the moment the timed region has ended.
+        `inspect` gets the result right after the timed region.
         """
 
     def now(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Seconds on a monotonic clock."""
 
 
 class CpuStopwatch:
@@ -46,12 +46,12 @@ class CpuStopwatch:
     def lead(self, us: float) -> None:
         pass
 
-    def time(self, function: Callable[[], object], look: Callable[[object], None] | None = None) -> Lap:
+    def time(self, function: Callable[[], object], inspect: Callable[[object], None] | None = None) -> Lap:
         start = timers.now_ns()
         result = function()
         stop = timers.now_ns()
-        if look:
-            look(result)
+        if inspect:
+            inspect(result)
         del result
         return Lap((stop - start) / 1e3)
 
@@ -60,12 +60,11 @@ class CpuStopwatch:
 
 
 class CudaStopwatch:
-    """CUDA events around the call, after a write that pushes everything else out of L2.
+    """CUDA events around the call, after a write of twice the size of L2, which evicts all other lines.
 
-    That write also keeps the device busy while the host queues the call (and `lead` does for a slower
-    host), so a launch shows in the figure only as far as the host is slower. The write leaves L2 full of
-    lines that are still to be written back, as every kernel of a long sequence finds it.
-    `flush_l2=False` times cached data.
+    That write (and `lead`, for a slower host) also keeps the device busy while the host queues the call, so the
+    time includes launch overhead only if the host is slower still. The write leaves L2 full of dirty lines, as
+    in a long sequence of kernels. `flush_l2=False` times cached data.
     """
 
     def __init__(self, device: str = "cuda", *, flush_l2: bool = True) -> None:
@@ -87,10 +86,10 @@ class CudaStopwatch:
             self._timers.spin(int(min(us, LONGEST_LEAD_US) * _CYCLES_PER_US))
 
     def flush(self) -> None:
-        """Queue the write that takes over L2."""
+        """Queue the write that flushes L2."""
         self._flush.zero_()
 
-    def time(self, function: Callable[[], object], look: Callable[[object], None] | None = None) -> Lap:
+    def time(self, function: Callable[[], object], inspect: Callable[[object], None] | None = None) -> Lap:
         import torch
 
         with torch.cuda.device(self._device):
@@ -100,16 +99,16 @@ class CudaStopwatch:
             result = function()
             returned = timers.now_ns()
             self._timers.record(self._stop)
-            late_us = self._look(look, result)
+            late_us = self._inspect(inspect, result)
         del result
         us = float(self._timers.elapsed_ms(self._start, self._stop)) * 1e3
         return Lap(us, (returned - began) / 1e3, late_us)
 
-    def _look(self, look: Callable[[object], None] | None, result: object) -> float:
-        """Hand over the result, or see how long other streams keep the device busy after this one."""
-        if look:
-            # Queued at once, on the caller's stream: a result that another stream still writes is not ready.
-            look(result)
+    def _inspect(self, inspect: Callable[[object], None] | None, result: object) -> float:
+        """Pass the result to `inspect`; without it, the time that other streams are busy after this one."""
+        if inspect:
+            # `inspect` reads on the caller's stream at once: a result that another stream still writes is wrong there.
+            inspect(result)
             self._timers.synchronize()
             return 0.0
         self._timers.wait(self._stop)

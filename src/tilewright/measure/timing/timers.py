@@ -1,7 +1,7 @@
-"""The clocks themselves, held since before any code under test was imported.
+"""References to the clocks, taken before any code under test is imported.
 
-An implementation may put its own `time.perf_counter` or `torch.cuda.Event.elapsed_time` in the place of
-the real one. Stopwatches use the references kept here, and `replaced` names what no longer is the original.
+An implementation could replace `time.perf_counter` or `torch.cuda.Event.elapsed_time`. Stopwatches use the
+references kept here, and `replaced` finds functions that are not the originals.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _CUDA = ("Event", "synchronize", "current_stream", "_sleep")
 
 @dataclass(frozen=True)
 class CudaTimers:
-    """PyTorch's events and synchronisation, as they were when first asked for."""
+    """PyTorch's events and synchronisation, as they were at the first call of `cuda_timers`."""
 
     event: Callable[..., Any]
     record: Callable[..., None]
     elapsed_ms: Callable[..., float]
     wait: Callable[..., None]
-    """Until one event has happened."""
+    """For one event."""
     synchronize: Callable[..., None]
-    """Until the device has done everything on every stream."""
+    """For all streams of the device."""
     spin: Callable[[int], None]
-    """Keep the device busy for so many cycles."""
+    """Keep the device busy for a number of cycles."""
 
 
 @functools.cache
 def cuda_timers() -> CudaTimers:
-    """To be called before foreign code is imported; a CPU-only PyTorch has them too, without a use."""
+    """The timers; call this before code under test is imported. Also works with a CPU-only PyTorch."""
     import torch
 
     _originals()
@@ -63,7 +63,7 @@ def _originals() -> dict[str, Any]:
 
 
 def replaced() -> list[str]:
-    """The timers that are not what they were when this module was imported, by name; they are put back."""
+    """Restore the timers that were replaced since this module was imported, and return their names."""
     import torch
 
     wrong = []

@@ -16,11 +16,11 @@ from tilewright.records.suite import Suite, Variant
 Tangent = Callable[[torch.Tensor, int], torch.Tensor]
 """The gradient that arrives at a result, given that result and its number among those that get one."""
 
-YARDSTICKS = ("eager", "torch")
+ERROR_BASELINES = ("eager", "torch")
 
 
 @dataclass(frozen=True)
-class Results:
+class RunOutput:
     """What one run gave: its results, and the gradients of the inputs that require one."""
 
     outputs: Sequence[torch.Tensor]
@@ -29,12 +29,12 @@ class Results:
 
 @dataclass(frozen=True)
 class Truth:
-    """One set of inputs run by the suite's yardstick (eager) and by its reference in float64."""
+    """One set of inputs run by the suite's error_baseline (eager) and by its reference in float64."""
 
-    eager: Results
-    true: Results
+    eager: RunOutput
+    true: RunOutput
 
-    def judge(self, ours: Results) -> list[Verified]:
+    def compare(self, ours: RunOutput) -> list[Verified]:
         """One row for each result and each gradient; a missing or additional one breaks the contract."""
         outputs = _rows("fwd", "output", ours.outputs, self.eager.outputs, self.true.outputs)
         return outputs + _rows("bwd", "gradient", ours.gradients, self.eager.gradients, self.true.gradients)
@@ -46,20 +46,20 @@ def prove(
     """One row for each result of `function(*inputs)`, and for each gradient where `backward`.
 
     The truth is `suite.reference` in float64 on the same rounded inputs and the same random draws; the
-    yardstick is the suite's own `eager` (or `torch`) variant. All start from one state of the generators.
+    error_baseline is the suite's own `eager` (or `torch`) variant. All start from one state of the generators.
     """
     ours = run(function, inputs, seed, backward=backward, tangent=_tangent)
-    return truth_of(suite, inputs, seed, backward=backward, tangent=_tangent).judge(ours)
+    return truth_of(suite, inputs, seed, backward=backward, tangent=_tangent).compare(ours)
 
 
-def yardstick(suite: Suite) -> Variant:
+def error_baseline(suite: Suite) -> Variant:
     """The variant whose error bounds everyone's: `eager`, or `torch` where there is none."""
-    return next(variant for variant in suite.variants if variant.name in YARDSTICKS)
+    return next(variant for variant in suite.variants if variant.name in ERROR_BASELINES)
 
 
 def truth_of(suite: Suite, inputs: Sequence[Any], seed: int, *, backward: bool, tangent: Tangent) -> Truth:
     """Eager's results and the float64 ones for these inputs, from generators seeded with `seed`."""
-    eager = run(yardstick(suite).function, inputs, seed, backward=backward, tangent=tangent)
+    eager = run(error_baseline(suite).function, inputs, seed, backward=backward, tangent=tangent)
     draws: tuple[torch.Tensor, ...] = ()
     if suite.draws:
         with _seeded(inputs, seed), torch.no_grad():
@@ -68,7 +68,9 @@ def truth_of(suite: Suite, inputs: Sequence[Any], seed: int, *, backward: bool, 
     return Truth(eager, run(suite.reference, wide, seed, backward=backward, tangent=tangent))
 
 
-def run(function: Callable[..., Any], inputs: Sequence[Any], seed: int, *, backward: bool, tangent: Tangent) -> Results:
+def run(
+    function: Callable[..., Any], inputs: Sequence[Any], seed: int, *, backward: bool, tangent: Tangent
+) -> RunOutput:
     """Call `function` on detached inputs with every generator at `seed`; the caller's stay as they were."""
     arguments = [
         value.detach().requires_grad_(value.requires_grad and backward) if isinstance(value, torch.Tensor) else value
@@ -77,7 +79,7 @@ def run(function: Callable[..., Any], inputs: Sequence[Any], seed: int, *, backw
     with _seeded(inputs, seed), torch.set_grad_enabled(backward):
         results = tensors_of(function(*arguments))
         gradients = gradients_of(results, arguments, tangent) if backward else []
-    return Results([result.detach() for result in results], gradients)
+    return RunOutput([result.detach() for result in results], gradients)
 
 
 def tensors_of(returned: Any) -> list[torch.Tensor]:

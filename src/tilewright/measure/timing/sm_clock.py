@@ -1,4 +1,4 @@
-"""What a GPU's clock did while it was timed, read through NVML where the driver and `pynvml` are there."""
+"""The SM clock of a GPU and its throttle reasons, read through NVML if the driver and `pynvml` are present."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 _DROP = 0.97
-"""A clock below this share of what it was before is worth a word."""
+"""A clock below this share of its earlier value is reported."""
 _REASONS = {
     0x0000000000000004: "the power cap",
     0x0000000000000008: "a hardware slowdown",
@@ -16,19 +16,19 @@ _REASONS = {
     0x0000000000000040: "heat (hardware)",
     0x0000000000000080: "the power brake",
 }
-"""Bits of NVML's clocks-event reasons that take performance away."""
+"""Bits of NVML's throttle reasons that reduce performance."""
 
 
 @dataclass(frozen=True)
-class Clock:
-    """One reading: the multiprocessors' clock in MHz, and what holds it down."""
+class SmClock:
+    """One reading: the SM clock in MHz, and the reasons that limit it."""
 
     mhz: int
     reasons: frozenset[str]
 
 
-def read_clock(device: str) -> Clock | None:
-    """The clock of `cuda` or `cuda:N` now; None for a CPU and where NVML cannot be asked."""
+def read_sm_clock(device: str) -> SmClock | None:
+    """The clock of `cuda` or `cuda:N` now; None for a CPU and without NVML."""
     if device == "cpu" or importlib.util.find_spec("pynvml") is None:
         return None
     import torch
@@ -41,14 +41,14 @@ def read_clock(device: str) -> Clock | None:
         bits = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     except nvml.NVMLError:
         return None
-    return Clock(mhz, frozenset(name for bit, name in _REASONS.items() if bits & bit))
+    return SmClock(mhz, frozenset(name for bit, name in _REASONS.items() if bits & bit))
 
 
-def throttled(before: Clock | None, after: Clock | None) -> str | None:
-    """What to say of a clock that was lower after than before, or held down; None where all is well.
+def throttled(before: SmClock | None, after: SmClock | None) -> str | None:
+    """A note if the clock dropped between two readings or is limited now, else None.
 
-    >>> throttled(Clock(1980, frozenset()), Clock(1980, frozenset()))
-    >>> throttled(Clock(1980, frozenset()), Clock(1755, frozenset({"the power cap"})))
+    >>> throttled(SmClock(1980, frozenset()), SmClock(1980, frozenset()))
+    >>> throttled(SmClock(1980, frozenset()), SmClock(1755, frozenset({"the power cap"})))
     'the clock fell from 1980 to 1755 MHz (the power cap)'
     """
     if before is None or after is None:

@@ -1,4 +1,4 @@
-"""One implementation in a race: how a call is prepared, timed, looked at and cleared away."""
+"""One implementation in a race: prepares a call, times it, passes its results on and overwrites them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 from tilewright.measure.racing.arguments import Arguments, poison
 from tilewright.measure.timing import timers
 from tilewright.measure.timing.stopwatch import Lap, Stopwatch
-from tilewright.measure.truth.proof import Results, gradients_of, tensors_of
+from tilewright.measure.truth.proof import RunOutput, gradients_of, tensors_of
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Variant
 
 _AHEAD_US = 200.0
-"""How far the host runs ahead of the device in a call that is looked at: work that does not wait for its
-inputs on their stream then meets the inputs of nobody."""
+"""How far the host runs ahead of the device in an inspected call: work on a stream that does not wait for the
+inputs then reads NaN."""
 _MARGIN = 1.3
 
 
-class Foul(Exception):
-    """What an implementation did that makes its time no time of its operator."""
+class InvalidRun(Exception):
+    """The implementation was wrong or cheated, so its time does not count. The message says how."""
 
 
-class Entrant:
+class Candidate:
     """A variant in one direction on the arguments of a race."""
 
     def __init__(self, variant: Variant, direction: Direction, arguments: Arguments, watch: Stopwatch) -> None:
@@ -34,28 +34,28 @@ class Entrant:
         self._arguments = arguments
         self._watch = watch
         self.lead_us = 0.0
-        """So long the host needs to queue a call with all that is prepared for it."""
+        """Time that the host needs to prepare and queue a call."""
         self._queued_ns = 0
         self.trains = direction in ("bwd", "fwd+bwd")
         self._held: Any = None
         self._forward: list[torch.Tensor] = []
 
-    def call(self, number: int, look: Callable[[object], None] | None = None) -> Lap:
-        """One timed call on the values of a round; whatever it leaves behind is overwritten."""
-        self._watch.lead(self.lead_us + (_AHEAD_US if look else 0.0))
+    def call(self, number: int, inspect: Callable[[object], None] | None = None) -> Lap:
+        """One timed call on the values of a round; its results are overwritten afterwards."""
+        self._watch.lead(self.lead_us + (_AHEAD_US if inspect else 0.0))
         began = timers.now_ns()
         run = self.ready(number)
         with torch.set_grad_enabled(self.trains):
-            lap = self._watch.time(partial(self._hold, run), look)
-        # So long the host took to queue all of it; the next call lets the device wait for that.
+            lap = self._watch.time(partial(self._hold, run), inspect)
+        # The device waits this long before the next call, so that the host has queued all of it.
         self.lead_us = (self._queued_ns - began) / 1e3 * _MARGIN
         self._clear()
         return lap
 
     def ready(self, number: int) -> Callable[[], Any]:
-        """What is to be timed, on the values of a round; a backward has its forward behind it.
+        """The function to time, on the values of a round. For `bwd`, the forward runs here.
 
-        To be called with gradients enabled as `trains` says.
+        Call it with gradients enabled as `trains` says.
         """
         self._arguments.fill(number)
         with torch.set_grad_enabled(self.trains):
@@ -80,13 +80,13 @@ class Entrant:
         results = tensors_of(self.variant.function(*values))
         return results, gradients_of(results, values, self._arguments.tangent)
 
-    def results(self, returned: Any) -> Results:
-        """What a timed call returned, with the forward's results where only the backward was timed."""
+    def results(self, returned: Any) -> RunOutput:
+        """Outputs and gradients of a timed call; for `bwd` the outputs come from the untimed forward."""
         if self.direction == "bwd":
-            return Results(self._forward, list(returned))
+            return RunOutput(self._forward, list(returned))
         if self.direction == "fwd+bwd":
-            return Results(*returned)
-        return Results(tensors_of(returned), [])
+            return RunOutput(*returned)
+        return RunOutput(tensors_of(returned), [])
 
     def _hold(self, run: Callable[[], Any]) -> Any:
         self._held = run()
@@ -94,9 +94,9 @@ class Entrant:
         return self._held
 
     def _clear(self) -> None:
-        """Nothing right may be left in memory that the next call could be handed."""
-        left = self.results(self._held)
-        for tensor in (*left.outputs, *left.gradients):
+        """Overwrite the results, so that the next call cannot return them from reused memory."""
+        results = self.results(self._held)
+        for tensor in (*results.outputs, *results.gradients):
             if type(tensor) is torch.Tensor and not self._arguments.aliased_by([tensor]):
                 poison(tensor)
         self._held, self._forward = None, []

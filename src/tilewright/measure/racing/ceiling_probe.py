@@ -1,7 +1,7 @@
-"""The pace of a race: calls that do nothing but move bytes or multiply, timed among the implementations.
+"""Ceiling probes: plain copies, reads, writes or matrix products, timed interleaved with the implementations.
 
-What a device reaches depends on its temperature, its neighbours and the size of the buffers, so a share of
-the ceiling is a share of what these calls reached in the same rounds.
+The rate that a device reaches varies with temperature and load, so a race reports the share of the rate that
+these calls reached in the same rounds.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ _CPU_MATMUL_SIZE = 1024
 
 
 @dataclass(frozen=True)
-class Pace:
-    """A call, and what it moves or computes."""
+class CeilingProbe:
+    """A call and the bytes it moves or the FLOPs it computes."""
 
     call: Callable[[], object]
     nbytes: int = 0
     flops: int = 0
 
     def rate(self, us: float) -> float:
-        """GB/s, or TFLOP/s of a product, when the call took `us`."""
+        """GB/s, or TFLOP/s of a product, if the call took `us`."""
         return self.nbytes / us / 1e3 if self.nbytes else self.flops / us / 1e6
 
 
 @functools.lru_cache(maxsize=4)
-def pace(limit: Limit, dtype: str, device: str) -> Pace:
-    """The pace of a limit: 1 GiB moved on a GPU (256 MiB on a CPU), or a square product of `dtype`.
+def ceiling_probe(limit: Limit, dtype: str, device: str) -> CeilingProbe:
+    """The probe of a limit: 1 GiB moved on a GPU (256 MiB on a CPU), or a square product of `dtype`.
 
-    A copy reads one half and writes the other. Values are random, the target was touched before. A GPU of
-    less than 16 GiB moves a sixteenth of its memory. The buffers are kept for the next race.
+    A copy reads one half and writes the other. Values are random; the pages of the target are mapped. A GPU of
+    less than 16 GiB moves a sixteenth of its memory. The buffers are cached for the next race.
     """
     if limit == "matmul":
         size = _CPU_MATMUL_SIZE if device == "cpu" else _MATMUL_SIZE
         factors = torch.randn(2, size, size, device=device).to(getattr(torch, dtype))
-        return Pace(partial(torch.mm, *factors, out=torch.zeros_like(factors[0])), flops=2 * size**3)
+        return CeilingProbe(partial(torch.mm, *factors, out=torch.zeros_like(factors[0])), flops=2 * size**3)
     nbytes = _CPU_BYTES if device == "cpu" else _gpu_bytes(device)
     numbers = torch.randn(nbytes // 4 // (2 if limit == "copy" else 1), device=device)
     if limit == "copy":
-        return Pace(partial(torch.zeros_like(numbers).copy_, numbers), nbytes)
+        return CeilingProbe(partial(torch.zeros_like(numbers).copy_, numbers), nbytes)
     if limit == "read":
         total = torch.zeros((), device=device)
-        return Pace(partial(torch.sum, numbers, dim=0, out=total), nbytes)
-    return Pace(partial(numbers.fill_, 1.0), nbytes)
+        return CeilingProbe(partial(torch.sum, numbers, dim=0, out=total), nbytes)
+    return CeilingProbe(partial(numbers.fill_, 1.0), nbytes)
 
 
 def _gpu_bytes(device: str) -> int:

@@ -1,4 +1,4 @@
-"""A suite from a user's own functions: inputs by shape and dtype, bytes and FLOPs derived unless given."""
+"""A suite of a user's functions: inputs from shapes and dtypes, bytes and FLOPs derived unless given."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from tilewright.measure.inputs import draw
-from tilewright.measure.truth.proof import YARDSTICKS, tensors_of
+from tilewright.measure.truth.proof import ERROR_BASELINES, tensors_of
 from tilewright.records.case import InputSpec
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 _FLOPS_A_BYTE = 100
-"""Above so many FLOPs a byte, products and not memory are the limit on any machine there is."""
+"""Above this arithmetic intensity, matrix products and not memory are the limit on every known device."""
 
 
-def own_suite(
+def user_suite(
     name: str,
     functions: Mapping[str, Callable[..., Any]],
     inputs: str | Sequence[InputSpec],
@@ -29,18 +29,18 @@ def own_suite(
     flops: int | None = None,
     directions: Sequence[Direction] = ("fwd",),
 ) -> Suite:
-    """What `tilewright bench file.py:NAME` needs to race `functions`, by name, against each other.
+    """A suite that races `functions`, by name, with `tilewright bench file.py:NAME`.
 
-    `inputs` is as on the command line, `"bf16[N=4096,M=8192], bf16[M]"`; a name is one size, and `--shapes`
-    gives all of them in order of appearance, `--dtype` another dtype to the inputs of the first one's.
-    `reference` is the formula in plain PyTorch operators: in float64 it is the truth, and as it is it races
-    along as `eager`, unless `functions` has one of that name. Bytes are each input read once and each
-    result written once, and in a backward the gradients too; FLOPs are those of matrix products, and in a
-    backward twice as many. Both are derived from the reference's shapes unless given.
+    `inputs` is as on the command line, `"bf16[N=4096,M=8192], bf16[M]"`. `--shapes` sets the named sizes in
+    order of appearance; `--dtype` replaces the dtype of the first input, wherever it appears.
+    `reference` is the formula in plain PyTorch operators: results are compared with it in float64, and it races
+    as `eager` unless `functions` has that name. Bytes: each input read once and each result written once; in a
+    backward the gradients too. FLOPs: those of matrix products; in a backward twice as many. Both are derived
+    from the reference's shapes unless given.
 
     Raises UsageError for no function or an input without a size.
 
-    >>> suite = own_suite("twice", {"add": lambda x: x + x}, "fp32[N=8,M=4]", reference=lambda x: 2 * x)
+    >>> suite = user_suite("twice", {"add": lambda x: x + x}, "fp32[N=8,M=4]", reference=lambda x: 2 * x)
     >>> work = suite.workload((8, 4), "float32")
     >>> work.name, work.work["fwd"]
     ('N8 M4 float32', Work(nbytes=256, flops=0, limit='copy'))
@@ -49,7 +49,7 @@ def own_suite(
     if not functions:
         raise UsageError(f"{name}: nothing to race, no function was given")
     variants = [Variant(key, "torch", function, directions=directions) for key, function in functions.items()]
-    if not any(variant.name in YARDSTICKS for variant in variants):
+    if not any(variant.name in ERROR_BASELINES for variant in variants):
         variants.append(Variant("eager", "torch", reference, directions=directions))
     names = list(dict.fromkeys(name for spec in specs for name in spec.names if name))
     known = {name: size for spec in specs for name, size in zip(spec.names, spec.shape, strict=True) if name}
@@ -83,7 +83,7 @@ def _work(
     nbytes: int | None,
     flops: int | None,
 ) -> Work:
-    """The least a direction must do, from the shapes of the reference's results: nothing is computed."""
+    """The least bytes and FLOPs of a direction, from running the reference on fake tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -92,7 +92,7 @@ def _work(
         results = tensors_of(reference(*fakes))
         read, written = sum(t.nbytes for t in fakes), sum(t.nbytes for t in results)
         gradients = sum(t.nbytes for t in fakes if t.is_floating_point())
-    # A backward reads the inputs and the results' gradients, and has two products for each of the forward's.
+    # A backward reads the inputs and the results' gradients, and has two products for each one of the forward.
     moved = {"fwd": read + written, "bwd": read + written + gradients}
     moved["fwd+bwd"] = moved["fwd"] + moved["bwd"]
     counted = counter.get_total_flops() * {"fwd": 1, "bwd": 2, "fwd+bwd": 3}[direction]
