@@ -162,6 +162,9 @@ def fake_torch(*, broken: bool = False) -> ModuleType:
         max_threads_per_multi_processor=2048,
         regs_per_multiprocessor=65536,
         shared_memory_per_multiprocessor=228 * 1024,
+        shared_memory_per_block_optin=227 * 1024,
+        max_threads_per_block=1024,
+        warp_size=32,
         uuid="1234",
     )
 

@@ -136,7 +136,7 @@ def test_a_measured_cpu_profile() -> None:
     assert (profile.l2_GBps, profile.l2_bytes) == (200.0, 16 * 1024**2)
     assert dict(profile.matmul_TFLOPs) == {"float32": 0.5, "bfloat16": 1.5}
     assert (profile.vector_TFLOPs, profile.launch_us, profile.first_touch_GBps) == (0.5, 1.25, 3.0)
-    assert (profile.sms, profile.max_threads_per_sm) == (8, None)
+    assert (profile.sms, profile.limits) == (8, None)
 
 
 def test_a_measured_gpu_profile_reads_and_writes_its_cache_apart() -> None:
@@ -151,8 +151,9 @@ def test_a_measured_gpu_profile_reads_and_writes_its_cache_apart() -> None:
 def test_a_measured_gpu_profile_takes_its_shape_from_the_card() -> None:
     profile = measured_profile(replace(MACHINE, gpus=(GPU,)), toy_ceilings(GPU.name))
     assert (profile.device, profile.sms, profile.l2_bytes) == ("cuda", 68, 5632 * 1024)
-    assert (profile.max_threads_per_sm, profile.registers_per_sm) == (1024, 65536)
-    assert profile.shared_bytes_per_sm == 64 * 1024
+    limits = profile.limits
+    assert limits is not None and (limits.max_threads, limits.registers) == (1024, 65536)
+    assert limits.shared_bytes == limits.shared_bytes_per_block == 64 * 1024
     assert profile.flops_per_transcendental == 8
 
 

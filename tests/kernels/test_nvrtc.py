@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
+from tilewright.hardware.architectures import stated_limits
 from tilewright.kernels import nvrtc
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError
@@ -121,9 +121,10 @@ def test_a_refused_launch_says_what_was_asked(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_available_only_with_the_package_and_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    for found, capability, expected in ((object(), (9, 0), True), (None, (9, 0), False), (object(), (8, 9), False)):
-        nvrtc.available.cache_clear()
+    for found, capability, expected in ((object(), "9.0", True), (None, "9.0", False), (object(), "8.9", False)):
+        nvrtc.bindings_installed.cache_clear()
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        limits = stated_limits(capability, multiprocessors=132, l2_bytes=2**20)
+        monkeypatch.setattr(nvrtc, "_limits", lambda device, limits=limits: limits)
         assert nvrtc.available(0) is expected
-    nvrtc.available.cache_clear()
+    nvrtc.bindings_installed.cache_clear()

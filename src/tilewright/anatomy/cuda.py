@@ -31,7 +31,7 @@ class Built:
 
     @functools.cached_property
     def cubin(self) -> bytes:
-        return nvrtc.cubin(self.source, f"sm_{self.capability.replace('.', '')}", self.definitions)
+        return nvrtc.cubin(self.source, architecture(self.capability).target, self.definitions)
 
     @functools.cached_property
     def resources(self) -> Resources:

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tilewright.anatomy.capture import shortened
+from tilewright.hardware.architectures import architecture
 from tilewright.hardware.assembly import disassemble, resources
 from tilewright.records.errors import CompilerError, TargetError
 from tilewright.records.launch_record import Grid, LaunchRecord
@@ -24,8 +25,9 @@ def cuda_file_launch(path: Path, kernel: str, capability: str, grid: Grid, threa
     """
     if not path.is_file():
         raise TargetError(f"no file {str(path)!r} (looked in {Path.cwd()})")
-    architecture = capability.replace(".", "")
-    cubin = _nvcc(path, "-cubin", f"-gencode=arch=compute_{architecture},code=sm_{architecture}")
+    target = architecture(capability).target
+    virtual = target.replace("sm", "compute")
+    cubin = _nvcc(path, "-cubin", f"-gencode=arch={virtual},code={target}")
     codes, taken = disassemble(cubin), resources(cubin)
     mangled = re.compile(rf"{re.escape(kernel)}|_Z\w*?{len(kernel)}{re.escape(kernel)}\w*")
     found = [name for name in codes if mangled.fullmatch(name)]
@@ -46,7 +48,7 @@ def cuda_file_launch(path: Path, kernel: str, capability: str, grid: Grid, threa
         stack_bytes=taken[name].stack_bytes,
         shared_bytes=taken[name].own_shared_bytes(capability),
         source=source,
-        ptx=_nvcc(path, "-ptx", f"-arch=compute_{architecture}").decode(),
+        ptx=_nvcc(path, "-ptx", f"-arch={virtual}").decode(),
         sass=codes[name],
         note="its programs are not drawn: CUDA C++ cannot be interpreted; dynamic shared memory is not counted",
     )

@@ -19,6 +19,7 @@ from tilewright.anatomy.library import generated_cpp, keeping_code, profiled, wi
 from tilewright.anatomy.simulated import CUDA, simulated
 from tilewright.anatomy.subjects import Subject, grid_of, of_case, of_kernel, of_operator, of_product
 from tilewright.anatomy.tiles import look_at
+from tilewright.hardware.architectures import limits_of
 from tilewright.hardware.geometry import KernelView, view_of
 from tilewright.hardware.profiles import DeviceProfile, profile_for
 from tilewright.records.case import DTYPES, Case
@@ -112,9 +113,8 @@ def _needs_gpu(place: _Place) -> str:
 
 def _place(on: str | None) -> _Place:
     if on is None and torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(CUDA)
-        capability = f"{properties.major}.{properties.minor}"
-        return _Place(properties.name, properties.multi_processor_count, capability, None)
+        limits = limits_of(CUDA)
+        return _Place(torch.cuda.get_device_name(CUDA), limits.multiprocessors, limits.capability, None)
     profile = profile_for(on or DEFAULT_DEVICE)
     if profile.capability is None:
         raise UsageError(f"{profile.name} is no GPU; kernels have a geometry on h200, a100, rtx4090, 2080ti")

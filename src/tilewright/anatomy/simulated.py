@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilewright.hardware.architectures import architecture, limits_of
+from tilewright.hardware.architectures import architecture, limits_of, stated_limits
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.kernels.registration import IMPLEMENTATIONS
 
@@ -50,6 +50,8 @@ class _SaysCuda(TorchFunctionMode):
             return _ANSWERS[func]
         if func in _AS_IT_IS:
             return args[0]
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
         kwargs = {name: _on_host(value) for name, value in (kwargs or {}).items()}
         if func in _RANDOM:
             kwargs.pop("generator", None)
@@ -101,8 +103,7 @@ class Driver:
     def __init__(self, capability: str) -> None:
         from triton.backends.compiler import GPUTarget
 
-        major, minor = capability.split(".")
-        self.target = GPUTarget("cuda", 10 * int(major) + int(minor), 32)
+        self.target = GPUTarget("cuda", architecture(capability).number, 32)
 
     def get_current_target(self) -> Any:
         return self.target
@@ -141,19 +142,20 @@ def simulated(profile: DeviceProfile, capability: str) -> Iterator[None]:
 def _module(profile: DeviceProfile, capability: str) -> dict[str, Any]:
     """What stands in for the functions of `torch.cuda`."""
     major, minor = map(int, capability.split("."))
-    sm = architecture(capability)
+    limits = stated_limits(capability, profile.sms, profile.l2_bytes)
     properties = SimpleNamespace(
         name=profile.name,
         major=major,
         minor=minor,
-        multi_processor_count=profile.sms,
-        L2_cache_size=profile.l2_bytes,
-        max_threads_per_multi_processor=sm.max_threads,
-        regs_per_multiprocessor=sm.registers,
-        shared_memory_per_multiprocessor=sm.shared_bytes,
-        shared_memory_per_block_optin=sm.shared_bytes_per_block,
+        multi_processor_count=limits.multiprocessors,
+        L2_cache_size=limits.l2_bytes,
+        max_threads_per_multi_processor=limits.max_threads,
+        max_threads_per_block=limits.max_threads_per_block,
+        regs_per_multiprocessor=limits.registers,
+        shared_memory_per_multiprocessor=limits.shared_bytes,
+        shared_memory_per_block_optin=limits.shared_bytes_per_block,
         total_memory=2**37,
-        warp_size=32,
+        warp_size=limits.warp_size,
     )
     return {
         "is_available": lambda: True,

@@ -1,6 +1,7 @@
 """What each GPU architecture holds and can do: the only table that knows compute capabilities apart.
 
-Sizes: "CUDA C++ Programming Guide", tables of features and technical specifications per compute capability.
+Sources: "CUDA C++ Programming Guide" 13.0, tables of features, technical specifications and arithmetic throughput per
+compute capability; `cuda_occupancy.h` of CUDA 13.0; the tuning guides of Hopper and Blackwell for clusters of 16.
 `limits_of` gives a device's row, with what the device itself reports, as plain data for a kernel's plan.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilewright.records.errors import UsageError
 
@@ -23,23 +24,33 @@ class Architecture:
     """A compute capability: what one multiprocessor holds, and which instructions it has. Sizes in bytes."""
 
     capability: str
+    name: str
     max_threads: int
     max_blocks: int
     shared_bytes: int
     shared_bytes_per_block: int
     """The most that one block may ask for."""
-    shared_unit: int
-    shared_reserved: int
+    shared_unit: int = 128
+    shared_reserved: int = KIB
     """What the system takes of it for every block."""
     registers: int = 65536
     max_registers_per_thread: int = 255
     max_threads_per_block: int = 1024
     max_cluster: int = 1
     """Blocks that every device of the architecture puts in one cluster; 1: it has no clusters."""
+    largest_cluster: int = 1
+    """The same where a kernel asks for more than is portable."""
     tensor_copies: bool = False
     """Bulk copies through tensor maps (TMA)."""
     wgmma: bool = False
     """Asynchronous products of a warpgroup, with operands in shared memory."""
+    flops_per_transcendental: int = 16
+    """fp32 FLOPs in the time of one special function: two for each multiply-add, over 16 special functions a cycle."""
+
+    @property
+    def number(self) -> int:
+        """The capability as Triton and nvcc write it: 90 for `9.0`."""
+        return int(self.capability.replace(".", ""))
 
     @property
     def target(self) -> str:
@@ -48,28 +59,47 @@ class Architecture:
         >>> architecture("9.0").target, architecture("12.0").target
         ('sm_90a', 'sm_120')
         """
-        return f"sm_{self.capability.replace('.', '')}{'a' if self.wgmma else ''}"
+        return f"sm_{self.number}{'a' if self.wgmma else ''}"
 
 
-def _hopper_and_later(capability: str, threads: int, blocks: int, shared_kib: int, wgmma: bool = False) -> Architecture:
+def _before_ampere(capability: str, name: str, threads: int, blocks: int, shared_kib: int) -> Architecture:
+    shared_bytes = shared_kib * KIB
     return Architecture(
-        capability, threads, blocks, shared_kib * KIB, (shared_kib - 1) * KIB, 128, KIB,
-        max_cluster=8, tensor_copies=True, wgmma=wgmma,
+        capability, name, threads, blocks, shared_bytes, shared_bytes, 256, 0, flops_per_transcendental=8
+    )
+
+
+def _from_ampere(
+    capability: str, name: str, threads: int, blocks: int, shared_kib: int, **features: Any
+) -> Architecture:
+    return Architecture(capability, name, threads, blocks, shared_kib * KIB, (shared_kib - 1) * KIB, **features)
+
+
+def _from_hopper(
+    capability: str, name: str, threads: int, blocks: int, shared_kib: int, largest_cluster: int, wgmma: bool = False
+) -> Architecture:
+    return _from_ampere(
+        capability, name, threads, blocks, shared_kib,
+        max_cluster=8, largest_cluster=largest_cluster, tensor_copies=True, wgmma=wgmma,
     )  # fmt: skip
 
 
 _ARCHITECTURES = {
     row.capability: row
     for row in (
-        Architecture("7.5", 1024, 16, 64 * KIB, 64 * KIB, 256, 0),
-        Architecture("8.0", 2048, 32, 164 * KIB, 163 * KIB, 128, KIB),
-        Architecture("8.6", 1536, 16, 100 * KIB, 99 * KIB, 128, KIB),
-        Architecture("8.9", 1536, 24, 100 * KIB, 99 * KIB, 128, KIB),
-        _hopper_and_later("9.0", 2048, 32, 228, wgmma=True),
-        _hopper_and_later("10.0", 2048, 32, 228),
-        _hopper_and_later("10.3", 2048, 32, 228),
-        _hopper_and_later("12.0", 1536, 24, 100),
-        _hopper_and_later("12.1", 1536, 24, 100),
+        _before_ampere("7.0", "Volta", 2048, 32, 96),
+        _before_ampere("7.2", "Volta", 2048, 32, 96),
+        _before_ampere("7.5", "Turing", 1024, 16, 64),
+        _from_ampere("8.0", "Ampere", 2048, 32, 164, flops_per_transcendental=8),
+        _from_ampere("8.6", "Ampere", 1536, 16, 100),
+        _from_ampere("8.7", "Ampere", 1536, 16, 164),
+        _from_ampere("8.9", "Ada", 1536, 24, 100),
+        _from_hopper("9.0", "Hopper", 2048, 32, 228, 16, wgmma=True),
+        _from_hopper("10.0", "Blackwell", 2048, 32, 228, 16),
+        _from_hopper("10.3", "Blackwell", 2048, 32, 228, 16),
+        _from_hopper("11.0", "Blackwell", 1536, 24, 228, 8),
+        _from_hopper("12.0", "Blackwell", 1536, 24, 100, 8),
+        _from_hopper("12.1", "Blackwell", 1536, 24, 100, 8),
     )
 }
 
@@ -82,19 +112,17 @@ def architecture(capability: str) -> Architecture:
     """
     found = known(capability)
     if found is None:
-        raise UsageError(
-            f"occupancy of compute capability {capability!r} is not known, only of {', '.join(_ARCHITECTURES)}"
-        )
+        raise UsageError(f"compute capability {capability!r} is not known, only {', '.join(_ARCHITECTURES)}")
     return found
 
 
-def known(capability: str) -> Architecture | None:
-    """`architecture`, or None for a compute capability that is not in the table."""
-    return _ARCHITECTURES.get(capability)
+def known(capability: str | None) -> Architecture | None:
+    """`architecture`, or None where there is no compute capability or the table lacks it."""
+    return None if capability is None else _ARCHITECTURES.get(capability)
 
 
 class DeviceLimits(NamedTuple):
-    """What a kernel's plan asks of a device: plain and hashable, so that a plan for one can be kept."""
+    """What a kernel's plan asks of a device: plain and hashable, so that a plan for one can be kept. Sizes in bytes."""
 
     capability: str
     """Compute capability, `9.0`; empty for the CPU, where kernels are interpreted."""
@@ -107,6 +135,19 @@ class DeviceLimits(NamedTuple):
     """Bulk copies through tensor maps (TMA)."""
     wgmma: bool = False
     """Asynchronous products of a warpgroup, with operands in shared memory."""
+    largest_cluster: int = 1
+    """`max_cluster` where a kernel asks for more than is portable."""
+    shared_bytes: int = 0
+    """Shared memory of a multiprocessor."""
+    shared_reserved: int = KIB
+    """What the system takes of it for every block."""
+    registers: int = 65536
+    """Of a multiprocessor, 32 bits each."""
+    max_threads: int = 2048
+    """Of a multiprocessor."""
+    max_threads_per_block: int = 1024
+    l2_bytes: int = 0
+    warp_size: int = 32
 
 
 INTERPRETER = DeviceLimits("", multiprocessors=2, shared_bytes_per_block=2**31)
@@ -123,12 +164,46 @@ def limits_of(device: torch.device) -> DeviceLimits:
         return INTERPRETER
     import torch
 
-    properties = torch.cuda.get_device_properties(device)
-    major, minor = torch.cuda.get_device_capability(device)
-    capability = f"{major}.{minor}"
-    # PyTorch's stubs do not name the second.
-    sizes = properties.multi_processor_count, properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    row = known(capability)
-    if row is None:
-        return DeviceLimits(capability, *sizes)
-    return DeviceLimits(capability, *sizes, row.max_cluster, row.tensor_copies, row.wgmma)
+    return reported_limits(torch.cuda.get_device_properties(device))
+
+
+def reported_limits(properties: Any) -> DeviceLimits:
+    """The limits in what `torch.cuda.get_device_properties` returned, with the table's features."""
+    capability = f"{properties.major}.{properties.minor}"
+    return DeviceLimits(
+        capability=capability,
+        multiprocessors=properties.multi_processor_count,
+        shared_bytes_per_block=properties.shared_memory_per_block_optin,
+        shared_bytes=properties.shared_memory_per_multiprocessor,
+        registers=properties.regs_per_multiprocessor,
+        max_threads=properties.max_threads_per_multi_processor,
+        max_threads_per_block=properties.max_threads_per_block,
+        l2_bytes=properties.L2_cache_size,
+        warp_size=properties.warp_size,
+        **_features(known(capability)),
+    )
+
+
+def stated_limits(capability: str, multiprocessors: int, l2_bytes: int) -> DeviceLimits:
+    """The limits of a device that is not there, from the table; UsageError for an unknown capability.
+
+    >>> stated_limits("9.0", multiprocessors=132, l2_bytes=60 * 2**20).shared_bytes_per_block
+    232448
+    """
+    row = architecture(capability)
+    return DeviceLimits(
+        capability=capability,
+        multiprocessors=multiprocessors,
+        shared_bytes_per_block=row.shared_bytes_per_block,
+        shared_bytes=row.shared_bytes,
+        registers=row.registers,
+        max_threads=row.max_threads,
+        max_threads_per_block=row.max_threads_per_block,
+        l2_bytes=l2_bytes,
+        **_features(row),
+    )
+
+
+def _features(row: Architecture | None) -> dict[str, Any]:
+    names = ("max_cluster", "tensor_copies", "wgmma", "largest_cluster", "shared_reserved")
+    return {name: getattr(row, name) for name in names} if row else {}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tilewright.hardware.architectures import architecture
 from tilewright.records.errors import CompilerError
 
 Memory = Literal["global", "shared", "local", "atomic"]
@@ -62,7 +63,7 @@ class Resources:
         >>> Resources(32, 0, 2048).own_shared_bytes("9.0"), Resources(32, 0, 2048).own_shared_bytes("8.0")
         (1024, 2048)
         """
-        return max(0, self.shared_bytes - _RESERVED) if float(capability) >= 9 else self.shared_bytes
+        return max(0, self.shared_bytes - _RESERVED) if architecture(capability).number >= 90 else self.shared_bytes
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
 
+from tilewright.hardware.architectures import reported_limits
+
 _ISA = {
     "sse4_2": "sse4.2",
     "avx": "avx",
@@ -172,16 +174,16 @@ def _torch_gpus(torch: ModuleType) -> list[Gpu]:
     return [
         Gpu(
             name=properties.name,
-            capability=f"{properties.major}.{properties.minor}",
+            capability=limits.capability,
             memory_bytes=properties.total_memory,
-            l2_bytes=getattr(properties, "L2_cache_size", None),
-            sms=properties.multi_processor_count,
-            max_threads_per_sm=getattr(properties, "max_threads_per_multi_processor", None),
-            registers_per_sm=getattr(properties, "regs_per_multiprocessor", None),
-            shared_bytes_per_sm=getattr(properties, "shared_memory_per_multiprocessor", None),
+            l2_bytes=limits.l2_bytes,
+            sms=limits.multiprocessors,
+            max_threads_per_sm=limits.max_threads,
+            registers_per_sm=limits.registers,
+            shared_bytes_per_sm=limits.shared_bytes,
             uuid=f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else None,
         )
-        for properties in every
+        for properties, limits in ((properties, reported_limits(properties)) for properties in every)
     ]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from tilewright.hardware.architectures import DeviceLimits, known, stated_limits
 from tilewright.records.errors import CacheError, UsageError, warn_once
 from tilewright.records.measurement import Ceiling
 
@@ -40,9 +41,6 @@ class DeviceProfile:
     launch_us: float
     sms: int
     """Streaming multiprocessors; on a CPU the hardware threads."""
-    max_threads_per_sm: int | None
-    registers_per_sm: int | None
-    shared_bytes_per_sm: int | None
     origin: Literal["datasheet", "measured"]
     sm_read_GBps: float | None = None
     """What one SM draws from the last-level cache when few do; None where nobody has measured it."""
@@ -56,6 +54,12 @@ class DeviceProfile:
     """Reading what the last-level cache holds; None where nobody has measured it apart from copying."""
     l2_write_GBps: float | None = None
     """Writing into it."""
+
+    @property
+    def limits(self) -> DeviceLimits | None:
+        """What a kernel may take there, by the table of architectures; None on a CPU, or where the table lacks it."""
+        row = known(self.capability)
+        return None if row is None else stated_limits(row.capability, self.sms, self.l2_bytes)
 
 
 # No datasheet states a launch. Back to back, a small kernel of a GPU queue costs about 2 µs on all of these.
@@ -90,11 +94,8 @@ _PROFILES = (
         flops_per_transcendental=16,
         # `tilewright doctor`: small operators replayed from one CUDA graph, 0.84 to 0.93 in three runs.
         launch_us=0.84,
-        # "NVIDIA H100 Tensor Core GPU Architecture", tables of the SXM5 part and of compute capability 9.0.
+        # "NVIDIA H100 Tensor Core GPU Architecture", table of the SXM5 part.
         sms=132,
-        max_threads_per_sm=2048,
-        registers_per_sm=65536,
-        shared_bytes_per_sm=228 * KIB,
         origin="measured",
         # One program of 1024 threads, which walks 1 MiB of its own: 113 and 32 bytes a cycle of 1.98 GHz. Where 33
         # read, each draws 106 GB/s; a copy moves 98 however many do.
@@ -118,11 +119,7 @@ _PROFILES = (
         # 64 multiply-adds and 16 special functions per SM and cycle (CUDA C++ Programming Guide, 8.0).
         flops_per_transcendental=8,
         launch_us=_GPU_LAUNCH_US,
-        # Same document: GA100, compute capability 8.0.
         sms=108,
-        max_threads_per_sm=2048,
-        registers_per_sm=65536,
-        shared_bytes_per_sm=164 * KIB,
         origin="datasheet",
         capability="8.0",
     ),
@@ -141,11 +138,7 @@ _PROFILES = (
         # 128 multiply-adds and 16 special functions per SM and cycle (CUDA C++ Programming Guide, 8.9).
         flops_per_transcendental=16,
         launch_us=_GPU_LAUNCH_US,
-        # Same document, and the Programming Guide's table of compute capability 8.9.
         sms=128,
-        max_threads_per_sm=1536,
-        registers_per_sm=65536,
-        shared_bytes_per_sm=100 * KIB,
         origin="datasheet",
         capability="8.9",
     ),
@@ -165,11 +158,7 @@ _PROFILES = (
         # 64 multiply-adds and 16 special functions per SM and cycle (CUDA C++ Programming Guide, 7.5).
         flops_per_transcendental=8,
         launch_us=_GPU_LAUNCH_US,
-        # Same document, and the Programming Guide's table of compute capability 7.5.
         sms=68,
-        max_threads_per_sm=1024,
-        registers_per_sm=65536,
-        shared_bytes_per_sm=64 * KIB,
         origin="datasheet",
         capability="7.5",
     ),
@@ -191,9 +180,6 @@ _PROFILES = (
         # No datasheet states it: dispatch of a small PyTorch operator takes about a microsecond.
         launch_us=1.0,
         sms=8,
-        max_threads_per_sm=None,
-        registers_per_sm=None,
-        shared_bytes_per_sm=None,
         origin="datasheet",
     ),
 )
@@ -322,9 +308,6 @@ def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile
         # A floor must not lie above what a graph reaches, which spares the host's share.
         launch_us=by_kind.get("launch in a graph", by_kind["launch"]),
         sms=(gpu.sms if gpu else machine.cpu.threads) or 1,
-        max_threads_per_sm=gpu.max_threads_per_sm if gpu else None,
-        registers_per_sm=gpu.registers_per_sm if gpu else None,
-        shared_bytes_per_sm=gpu.shared_bytes_per_sm if gpu else None,
         origin="measured",
         first_touch_GBps=by_kind.get("first touch"),
         capability=gpu.capability if gpu else None,
@@ -332,8 +315,8 @@ def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile
 
 
 def _flops_per_transcendental(gpu: Gpu | None) -> int:
-    """CUDA C++ Programming Guide, table of arithmetic throughput: 16 special functions per SM and cycle
-    beside 64 multiply-adds up to 8.0, beside 128 from 8.6 on. A CPU computes a polynomial of about eight.
+    """By the table of architectures; as on the newest ones on a GPU that it lacks. A CPU computes a polynomial of
+    about eight multiply-adds.
     """
-    old = gpu is not None and gpu.capability in ("7.0", "7.2", "7.5", "8.0")
-    return 8 if old else 16
+    found = known(gpu.capability) if gpu else None
+    return found.flops_per_transcendental if found else 16

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tilewright.hardware.architectures import architecture, known
+from tilewright.hardware.architectures import DeviceLimits, architecture, limits_of
 from tilewright.kernels.launches import Launch, listened, note
 from tilewright.records import cache
 from tilewright.records.errors import CacheError, CompilerError, warn_once
@@ -31,23 +31,23 @@ from tilewright.records.errors import CacheError, CompilerError, warn_once
 Definitions = tuple[tuple[str, int | str], ...]
 HERE = Path(__file__).parent
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-PORTABLE_CLUSTER = 8
-"""Blocks that every device with clusters puts in one; more must be asked for."""
 
 
 @functools.cache
+def bindings_installed() -> bool:
+    """Whether the package `cuda-bindings` is installed."""
+    return bool(importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings"))
+
+
 def available(device: int) -> bool:
     """Whether CUDA C++ can be built for device number `device`: `cuda.bindings` is there, clusters too."""
-    found = importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings")
-    row = known(_capability(device)) if found else None
-    return row is not None and row.max_cluster > 1
+    return bindings_installed() and _limits(device).max_cluster > 1
 
 
-def _capability(device: int) -> str:
+def _limits(device: int) -> DeviceLimits:
     import torch
 
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"{major}.{minor}"
+    return limits_of(torch.device("cuda", device))
 
 
 class Kernel:
@@ -106,12 +106,8 @@ class Kernel:
 
         A cluster lies within one group of multiprocessors, so there may be fewer than their number says.
         """
-        import torch
-
         if self.cluster == 1:
-            return (
-                self.blocks_per_multiprocessor() * torch.cuda.get_device_properties(self.device).multi_processor_count
-            )
+            return self.blocks_per_multiprocessor() * _limits(self.device).multiprocessors
         driver = _driver()
         config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
         config.gridDimX, config.gridDimY, config.gridDimZ = self.cluster, 1, 1
@@ -171,7 +167,7 @@ def kernel(
     `threads` is the block, `shared_bytes` its dynamic shared memory, `cluster` what the source names in
     `__cluster_dims__`. CompilerError carries the compiler's words or the driver's.
     """
-    code = cubin(source, architecture(_capability(device)).target, definitions)
+    code = cubin(source, architecture(_limits(device).capability).target, definitions)
     return loaded(code, entry, signature, device=device, threads=threads, shared_bytes=shared_bytes, cluster=cluster)
 
 
@@ -189,7 +185,7 @@ def loaded(
         if shared_bytes:
             name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(driver.cuFuncSetAttribute(function, name, shared_bytes))
-        if cluster > PORTABLE_CLUSTER:
+        if cluster > 1 and cluster > _limits(device).max_cluster:
             name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             _checked(driver.cuFuncSetAttribute(function, name, 1))
     return Kernel(function, signature, device, threads, shared_bytes, cluster)
@@ -201,7 +197,7 @@ def stream(device: int) -> int:
 
 
 def cubin(source: Path, architecture: str, definitions: Definitions = ()) -> bytes:
-    """Machine code of `source` for `architecture` (`sm_90`), from the cache or compiled now. Needs no GPU."""
+    """Machine code of `source` for `architecture` (`sm_90a`), from the cache or compiled now. Needs no GPU."""
     options = (
         f"--gpu-architecture={architecture}",
         "--std=c++17",

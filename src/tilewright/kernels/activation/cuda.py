@@ -32,7 +32,7 @@ def refuses(workload: Workload) -> str | None:
     """Why a workload cannot be computed this way, or None."""
     if torch.cuda.is_available() and nvrtc.available(torch.cuda.current_device()):
         return None if getattr(torch, workload.dtype) in ELEMENTS else f"not in {workload.dtype}"
-    return "needs the package cuda-bindings and a device of compute capability 9.0"
+    return "needs the package cuda-bindings and a GPU whose blocks form clusters"
 
 
 def definitions(dtype: torch.dtype, aligned: bool, backward: bool) -> nvrtc.Definitions:

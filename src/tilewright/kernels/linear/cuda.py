@@ -5,16 +5,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.device import NARROW as HALVES
 from tilewright.kernels.device import current
-from tilewright.kernels.nvrtc import Kernel, kernel
+from tilewright.kernels.nvrtc import Kernel, bindings_installed, kernel
 from tilewright.records.errors import CompilerError
 
 Epilogue = Literal["none", "gelu", "gelu_tanh", "add", "dropout_add"]
@@ -127,13 +127,13 @@ def refuses(x: torch.Tensor, weight: torch.Tensor) -> str | None:
     (m, k), n = x.shape, len(weight)
     if not x.is_cuda or x.dtype not in HALVES:
         return f"{x.dtype} on {x.device.type}: only 16-bit floats on a GPU"
-    if torch.cuda.get_device_capability(x.device) != (9, 0):
-        return "the matrix instructions are those of compute capability 9.0"
+    if not (limits := limits_of(x.device)).wgmma:
+        return f"compute capability {limits.capability} lacks the matrix instructions of a warpgroup (wgmma)"
     if m == 0 or n == 0 or k == 0 or n % VECTOR or k % VECTOR:
         return f"{m}x{n}x{k}: rows must be multiples of 16 bytes"
     if max(m, k) >= 2**31 - ROWS * CLUSTER or n >= 2**28 or m * n >= 2**32 * VECTOR:
         return f"{m}x{n}x{k}: more than 32-bit tile coordinates and counts of vectors hold"
-    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+    if not bindings_installed():
         return "the package cuda-bindings is not installed"
     return None
 
@@ -236,7 +236,7 @@ def _tensor_map(address: int, rows: int, columns: int, box_rows: int, dtype: tor
 
 @functools.cache
 def _clusters(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count // CLUSTER
+    return limits_of(torch.device("cuda", device)).multiprocessors // CLUSTER
 
 
 def _launch(built: Kernel, shape: Shape, x: torch.Tensor, weight: torch.Tensor, problem: Problem) -> None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from tilewright.graph.source import source_line
+from tilewright.hardware.architectures import known
 from tilewright.hardware.language import language_of, planned_capability, stands_for_gpu
 from tilewright.passes.attention.fused import BY_FORWARD, FusedAttention, value_of
 from tilewright.passes.attention.pinned import is_pinned
@@ -117,8 +118,9 @@ def _planned_ways(request: Request, training: bool) -> list[str]:
     from tilewright.kernels.attention.decode.triton import supports as splits
     from tilewright.kernels.attention.hopper import backward, forward
 
-    if planned_capability() != "9.0":
-        raise Refusal("the kernels that are known to be as fast take matrix instructions of compute capability 9.0")
+    planned = known(planned_capability())
+    if planned is None or not planned.wgmma:
+        raise Refusal("the kernels that are known to be as fast take the matrix instructions of a warpgroup (wgmma)")
     why = forward.refuses(request)
     if why is None and splits(request) is None:
         why = f"the kernel in {WRITTEN_IN['decode.cuda']} comes first"
