@@ -23,16 +23,7 @@ ROOT = Path(__file__).parents[1]
 IMPLS = ("tilewright", "inductor")
 
 
-def processor_seconds() -> float:
-    """Processor time of this process and of the compilers it waited for: steady on a busy machine."""
-    spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
-
-
-CLOCKS = {"wall": time.perf_counter, "processor": processor_seconds}
-
-
-def compile_once(impl: str, clock: str) -> dict[str, float]:
+def compile_once(impl: str) -> dict[str, float]:
     """The seconds of the first block of this process and of two more."""
     import torch
 
@@ -41,23 +32,20 @@ def compile_once(impl: str, clock: str) -> dict[str, float]:
     if impl == "tilewright":
         import tilewright.backend
 
-    if clock == "processor":
-        torch.set_num_threads(1)  # threads that wait for each other spend processor time
-
     def seconds() -> float:
         model = Block(256, 8, 0.1)
         x = torch.randn(4, 512, 256)
         run = torch.compile(model, backend=tilewright.backend.backend if impl == "tilewright" else impl)
-        start = CLOCKS[clock]()
+        start = time.perf_counter()
         run(x).sum().backward()
-        return CLOCKS[clock]() - start
+        return time.perf_counter() - start
 
     first, second = seconds(), seconds()
     torch._dynamo.reset()
     return {"first": first, "second": second, "traced again": seconds()}
 
 
-def in_a_process(impl: str, caches: Path, clock: str = "wall") -> dict[str, float]:
+def in_a_process(impl: str, caches: Path) -> dict[str, float]:
     """`compile_once` in a fresh process that keeps its caches in a folder."""
     env = {
         **os.environ,
@@ -65,19 +53,19 @@ def in_a_process(impl: str, caches: Path, clock: str = "wall") -> dict[str, floa
         "TILEWRIGHT_CACHE": str(caches / "tilewright"),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
     }
-    command = [sys.executable, __file__, "--once", impl, "--clock", clock]
+    command = [sys.executable, __file__, "--once", impl]
     done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
     seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return seconds
 
 
-def measure(impl: str, repeats: int, clock: str) -> dict[str, float]:
+def measure(impl: str, repeats: int) -> dict[str, float]:
     """Medians of cold, warm, second and traced again, in seconds."""
     rows = []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
-            cold = in_a_process(impl, Path(folder), clock)["first"]
-            warm = in_a_process(impl, Path(folder), clock)
+            cold = in_a_process(impl, Path(folder))["first"]
+            warm = in_a_process(impl, Path(folder))
         rows.append({"cold": cold, "warm": warm.pop("first"), **warm})
     return {name: median(row[name] for row in rows) for name in rows[0]}
 
@@ -86,13 +74,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="compile time of the Transformer block")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--once", choices=IMPLS, help="only the first three compilations of this process, as JSON")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     options = parser.parse_args()
     if options.once:
-        print(json.dumps(compile_once(options.once, options.clock)))
+        print(json.dumps(compile_once(options.once)))
         return
     for number, impl in enumerate(IMPLS):
-        seconds = measure(impl, options.repeats, options.clock)
+        seconds = measure(impl, options.repeats)
         if number == 0:
             print(f"{'seconds':12}" + "".join(f"{name:>14}" for name in seconds))
         print(f"{impl:12}" + "".join(f"{value:14.2f}" for value in seconds.values()))

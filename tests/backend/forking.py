@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from tests.backend.compiling import assert_same, compiled
+from tests.waiting import HANG_S
 from tilewright.runtime.executable import threads
 from tilewright.runtime.pool import pool
 
@@ -33,7 +34,7 @@ def step() -> torch.Tensor:
     return x.grad
 
 
-def in_fork(job: Callable[[], None], limit_s: float = 20) -> None:
+def in_fork(job: Callable[[], None]) -> None:
     """Run `job` in a forked child; raises where the child hangs or fails."""
     child = os.fork()
     if child == 0:
@@ -43,7 +44,7 @@ def in_fork(job: Callable[[], None], limit_s: float = 20) -> None:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
         os._exit(0)
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -87,7 +88,7 @@ def fork_while_others_allocate() -> None:
         worker.start()
     try:
         for _ in range(15):
-            in_fork(run_once, limit_s=10)
+            in_fork(run_once)
     finally:
         stop.set()
         for worker in workers:
@@ -111,7 +112,7 @@ class Compiled(Dataset[torch.Tensor]):
 def data_loader_workers() -> None:
     with torch.no_grad():
         RUN(X)
-        batches: Iterator[torch.Tensor] = iter(DataLoader(Compiled(), batch_size=1, num_workers=2, timeout=20))
+        batches: Iterator[torch.Tensor] = iter(DataLoader(Compiled(), batch_size=1, num_workers=2, timeout=HANG_S))
         for index, batch in enumerate(batches):
             assert_same(batch[0], chain(X + index)[:2])
 
@@ -125,7 +126,7 @@ def a_pool_of_processes() -> None:
     with torch.no_grad():
         expected = [float(RUN(X * value).sum()) for value in (1.0, 2.0, 3.0)]
         with multiprocessing.get_context("fork").Pool(2) as workers:
-            assert_same(workers.map_async(_sum_of, (1.0, 2.0, 3.0)).get(20), expected)
+            assert_same(workers.map_async(_sum_of, (1.0, 2.0, 3.0)).get(HANG_S), expected)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from tests.backend.compiling import assert_same, compiled
-from tests.backend.processes import start
+from tests.processes import start
+from tests.waiting import HANG_S
 from tilewright.records import cache
 from tilewright.records.errors import CacheError
 from tilewright.runtime import compiler
@@ -174,7 +175,7 @@ def test_eight_processes_and_one_compiler(tmp_path: Path, folder: Path) -> None:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    outcomes = [process.communicate(timeout=60) for process in processes]
+    outcomes = [process.communicate(timeout=HANG_S) for process in processes]
     assert [output.strip() for output, _ in outcomes] == [str(number)] * 8, outcomes
     assert (tmp_path / "calls").read_text() == "x\n"
     assert len(entries(folder)) == 1

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.backend.processes import start
+from tests.processes import start
+from tests.waiting import HANG_S
 
 SCENARIOS = ["fork_after_a_call", "fork_while_others_allocate", "data_loader_workers", "a_pool_of_processes"]
 
@@ -16,7 +17,7 @@ def outcome() -> tuple[str, str]:
     """What a process that runs all scenarios printed, and its errors."""
     process = start(["-m", "tests.backend.forking", *SCENARIOS])
     try:
-        return process.communicate(timeout=90)
+        return process.communicate(timeout=HANG_S)
     except subprocess.TimeoutExpired:
         process.kill()
         return process.communicate()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from tests.backend.processes import ROOT, run
+from tests.processes import ROOT, run
 
 PROGRAM = """
 import sys, torch

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.backend.compiling import assert_same, compiled, twin, with_grad
+from tests.waiting import HANG_S
 from tilewright.runtime.pool import pool
 
 LARGE = (150, 300)
@@ -44,7 +45,7 @@ def check(run: Callable[..., torch.Tensor], eager: Callable[..., torch.Tensor], 
 def in_threads(jobs: list[Callable[[], None]]) -> None:
     with ThreadPoolExecutor(len(jobs)) as executor:
         for future in [executor.submit(job) for job in jobs]:
-            future.result(timeout=60)
+            future.result(timeout=HANG_S)
 
 
 def test_four_threads_share_one_compiled_function() -> None:
@@ -78,7 +79,7 @@ def test_backward_from_another_thread() -> None:
     result = compiled(chain)(x)
     thread = threading.Thread(target=lambda: result.sum().backward())
     thread.start()
-    thread.join(60)
+    thread.join(HANG_S)
     chain(y).sum().backward()
     assert_same(x.grad, y.grad)
 
@@ -90,7 +91,7 @@ def test_a_result_that_dies_on_another_thread_returns_its_memory() -> None:
     assert pool.live_bytes > before
     thread = threading.Thread(target=held.clear)
     thread.start()
-    thread.join(60)
+    thread.join(HANG_S)
     assert pool.live_bytes == before
 
 

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import MODELS, OWN_PATH, WITHOUT_MEASURED_CEILINGS, Tilewright
+from tests.waiting import HANG_S, until
 from tilewright.records.errors import StoreError
 from tilewright.store.run import SavedRun
 
@@ -30,7 +29,7 @@ def optimized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         env=os.environ | OWN_PATH | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     return {**environment, "code": str(done.returncode), "out": done.stdout, "err": done.stderr}
 
@@ -119,7 +118,7 @@ def test_queries_and_pages_need_no_torch(with_run: Path) -> None:
         "assert 'torch' not in sys.modules and 'sympy' not in sys.modules\n"
     )
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=os.environ | OWN_PATH, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=os.environ | OWN_PATH, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
 
 
@@ -145,11 +144,9 @@ def test_an_interrupted_optimize_leaves_nothing(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        _wait_for(
-            lambda: (tmp_path / "compiler.pid").exists() and (tmp_path / "compiler.pid").read_text().strip() != ""
-        )
+        until(lambda: (tmp_path / "compiler.pid").exists() and (tmp_path / "compiler.pid").read_text().strip() != "")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
     assert (process.returncode, out) == (130, "")
@@ -158,13 +155,6 @@ def test_an_interrupted_optimize_leaves_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "home").rglob("*.partial"))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.name != ".lock"]
     assert not Path(f"/proc/{(tmp_path / 'compiler.pid').read_text().strip()}").exists()
-
-
-def _wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.05)
 
 
 def test_an_interrupt_while_measuring_leaves_nothing(

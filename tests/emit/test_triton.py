@@ -5,19 +5,17 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import processes
 from tests.emit.triton_programs import golden, nests_of
 from tilewright.emit.triton import emit_triton
 from tilewright.runtime.gpu import plan
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 
 @pytest.mark.parametrize("name", golden())
@@ -52,20 +50,11 @@ def test_as_many_tiles_are_on_their_way_as_shared_memory_holds() -> None:
     assert found == budgets
 
 
-def in_a_process(*arguments: str, **variables: str) -> str:
-    """What a Python process printed; its output is the failure's text if it fails."""
-    environment = {**os.environ, **variables, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
-    return done.stdout
-
-
 def test_no_kernel_spills_on_an_h200(tmp_path: Path) -> None:
     """Six nests over rows that fit a program, and rows that some do not hold."""
     pytest.importorskip("triton")
     variables = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    printed = in_a_process("-m", "tests.emit.machine_code", "1000", "16384", **variables)
+    printed, _ = processes.run(["-m", "tests.emit.machine_code", "1000", "16384"], env=variables)
     kernels = [(name, taken) for line in printed.splitlines() for name, taken in json.loads(line).items()]
     assert len(kernels) >= 2 * 7
     assert [kernel for kernel in kernels if kernel[1]["spilled"]] == []
@@ -73,7 +62,4 @@ def test_no_kernel_spills_on_an_h200(tmp_path: Path) -> None:
 
 def test_results_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:::triton", "-W", "ignore:::numpy"]
-    printed = in_a_process("-m", "pytest", *options, str(HERE / "interpreted.py"), TRITON_INTERPRET="1")
-    assert " passed" in printed
-    assert "skipped" not in printed
+    processes.run_interpreted(HERE / "interpreted.py")

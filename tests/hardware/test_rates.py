@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+from tests.processes import run_interpreted
 
 
 def test_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:::triton", "-W", "ignore:::numpy"]
-    command = [sys.executable, "-m", "pytest", *options, str(HERE / "interpreted_rates.py")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
-    assert " passed" in done.stdout and "skipped" not in done.stdout
+    run_interpreted(Path(__file__).with_name("interpreted_rates.py"))
 
 
 def innermost_loop(ptx: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_S
 from tilewright.kernels.nvrtc import HERE, Definitions
 
 
@@ -39,6 +40,6 @@ def _compiled(source: Path, definitions: Definitions, code: Path) -> str:
         pytest.skip("nvcc is not on PATH")
     command = ["nvcc", "-gencode=arch=compute_90,code=sm_90", "-std=c++17", "-Xptxas", "-v", "-cubin"]
     command += ["-o", str(code), f"-I{HERE}", *(f"-D{name}={value}" for name, value in definitions)]
-    done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     return done.stderr

@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.waiting import HANG_S
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_DEADLINE_S = 30.0
 
 
 class Browser:
@@ -72,7 +73,7 @@ class Browser:
         )
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.send("Page.navigate", url=page.resolve().as_uri())
-        deadline = time.monotonic() + _DEADLINE_S
+        deadline = time.monotonic() + HANG_S
         while not self._loaded:
             self._receive(deadline)
         self._settle()
@@ -142,7 +143,7 @@ class Browser:
         if self._session:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + _DEADLINE_S
+        deadline = time.monotonic() + HANG_S
         while True:
             answer = self._receive(deadline)
             if answer.get("id") == self._last:
@@ -158,7 +159,7 @@ class Browser:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.terminate()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=HANG_S)
         os.close(self._out)
         os.close(self._in)
 

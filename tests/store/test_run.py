@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.waiting import HANG_S
 from tilewright.records.errors import StoreError
 from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import (
@@ -187,7 +188,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with Run.create(Path(sys.argv[1]), command="", target="", case="") as run:
             print("begun", flush=True)
-            time.sleep(60)
+            time.sleep(600)
     """
     child = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / "a.duckdb")],
@@ -196,7 +197,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     )
     assert child.stdout is not None and child.stdout.readline() == b"begun\n"
     child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=20) != 0
+    assert child.wait(timeout=HANG_S) != 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -206,7 +207,7 @@ from pathlib import Path
 from tilewright.store import Run
 run = Run.create(Path(sys.argv[1]), command="c", target="t", case="block")
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -6,12 +6,13 @@ import gzip
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.counting import calls_made
 from tests.trace.loading import accounted, complete, loaded, rows, written
+from tests.waiting import HANG_S
 from tilewright.records.errors import TraceError
 
 GOOD = json.dumps({"traceEvents": [complete("a", 1, 2), complete("b", 4, 2)]}).encode()
@@ -201,11 +202,16 @@ def test_events_on_a_million_levels(tmp_path: Path) -> None:
 
 
 def test_as_many_threads_as_events(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.json", [complete("a", at, 1, tid=at, pid=at) for at in range(20_000)])
-    began = time.perf_counter()
-    connection, _ = loaded(path)
-    assert time.perf_counter() - began < 20
-    assert rows(connection, "SELECT count(*) FROM thread_track") == [(20_000,)]
+    def calls(threads: int) -> int:
+        path = written(tmp_path / f"{threads}.json", [complete("a", at, 1, tid=at, pid=at) for at in range(threads)])
+
+        def load() -> None:
+            connection, _ = loaded(path)
+            assert rows(connection, "SELECT count(*) FROM thread_track") == [(threads,)]
+
+        return calls_made(load)
+
+    assert calls(20_000) <= 10 * calls(2_000)
 
 
 def test_a_gzip_bomb_takes_no_room(tmp_path: Path) -> None:
@@ -223,10 +229,8 @@ def test_a_gzip_bomb_takes_no_room(tmp_path: Path) -> None:
         "finally:\n"
         "    print(re.search(r'VmHWM:\\s*(\\d+) kB', Path('/proc/self/status').read_text())[1])\n"
     )
-    began = time.perf_counter()
-    ended = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=HANG_S)
     assert "unpacks to more than" in ended.stderr.splitlines()[-1]
-    assert time.perf_counter() - began < 60
     assert int(ended.stdout) < 800_000
 
 

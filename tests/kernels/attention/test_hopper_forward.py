@@ -5,22 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import processes
 from tilewright.kernels.attention.hopper.forward import refuses
 from tilewright.kernels.attention.hopper.schedule import Span, table
 from tilewright.kernels.attention.hopper.tiles import NO_LIMIT, ROWS, band, tiles_for
 from tilewright.kernels.attention.request import Request
 
-ROOT = Path(__file__).parents[3]
 PROGRAMS = 132
 
 
@@ -156,11 +152,8 @@ def test_tiles_of_one_length_and_too_many_need_no_table() -> None:
 def test_the_machine_code_does_not_spill_or_wait() -> None:
     """One build of each shape, as the assembler that Triton brings reports it."""
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-m", "tests.kernels.attention.hopper_code"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    printed, _ = processes.run(["-m", "tests.kernels.attention.hopper_code"], env={"TRITON_INTERPRET": "0"})
+    reports = [json.loads(line) for line in printed.splitlines()]
     assert len(reports) == 7
     for report in reports:
         assert not report["serialized"], report

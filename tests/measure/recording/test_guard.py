@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
 
-from tilewright.measure.recording.guard import Guard
+from tests.waiting import HANG_S, until
+from tilewright.measure.recording import guard as guard_module
+from tilewright.measure.recording.guard import Guard, held_bytes
 
 MIB = 1 << 20
 
@@ -17,20 +19,54 @@ class Ended(BaseException):
     pass
 
 
-def spin(seconds: float) -> int:
-    until, count = time.perf_counter() + seconds, 0
-    while time.perf_counter() < until:
-        count += 1
-    return count
+class Process:
+    """The clock and the heap as the guard's thread sees them: what the test says, on a machine as busy as it may be."""
+
+    def __init__(self) -> None:
+        self.now, self.nbytes, self.looks = 0.0, [0], 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return self.now
+
+    def held_bytes(self) -> int:
+        self.looks += 1
+        return self.nbytes.pop(0) if len(self.nbytes) > 1 else self.nbytes[0]
+
+    def is_at(self, now: float) -> None:
+        self.now = now
+        self._is_looked_at()
+
+    def holds(self, *nbytes: int) -> None:
+        """One amount a look, and the last one for many more."""
+        self.nbytes = list(nbytes)
+        until(lambda: len(self.nbytes) == 1)
+        self._is_looked_at()
+
+    def _is_looked_at(self) -> None:
+        enough = self.looks + 5 * guard_module._POLLS_KEPT
+        until(lambda: self.looks >= enough)
 
 
-def test_after_a_time_and_once() -> None:
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+    process = Process()
+    monkeypatch.setattr(guard_module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(guard_module, "time", SimpleNamespace(monotonic=process.monotonic))
+    monkeypatch.setattr(guard_module, "held_bytes", process.held_bytes)
+    return process
+
+
+def test_after_a_time_and_once(process: Process) -> None:
     calls: list[float] = []
-    guard, began = Guard(lambda: calls.append(time.perf_counter())), time.perf_counter()
-    guard.watch(seconds=0.1)
-    spin(0.4)
+    guard = Guard(lambda: calls.append(process.now))
+    guard.watch(seconds=10)
+    process.is_at(9.9)
+    assert not calls
+    process.is_at(10.1)
+    process.is_at(30)
     guard.close()
-    assert len(calls) == 1 and 0.09 < calls[0] - began < 0.35
+    assert calls == [10.1]
 
 
 def test_what_it_calls_may_end_the_program() -> None:
@@ -40,25 +76,32 @@ def test_what_it_calls_may_end_the_program() -> None:
     guard = Guard(end)
     guard.watch(seconds=0.05)
     with pytest.raises(Ended):
-        spin(5)
+        until(lambda: False)
     guard.close()
 
 
-def test_growth_beyond_what_is_usual() -> None:
+def test_growth_beyond_what_is_usual(process: Process) -> None:
     calls: list[int] = []
-    guard = Guard(lambda: calls.append(1))
+    guard = Guard(lambda: calls.append(process.nbytes[0]))
     guard.learn()
-    usual = bytearray(200 * MIB)
-    spin(1.0)
-    del usual
+    process.holds(200 * MIB)
+    process.nbytes = [0]
     guard.watch(nbytes=50 * MIB)
-    usual = bytearray(200 * MIB)
-    spin(0.3)
+    process.holds(200 * MIB)
+    process.holds(*[300 * MIB] * (guard_module._POLLS_KEPT - 1), 200 * MIB)
     assert not calls
-    more = bytearray(100 * MIB)
-    spin(0.3)
+    process.holds(300 * MIB)
+    process.holds(400 * MIB)
     guard.close()
-    assert calls == [1] and len(usual) + len(more) == 300 * MIB
+    assert calls == [300 * MIB]
+
+
+def test_what_malloc_gave_is_held() -> None:
+    before = held_bytes()
+    block = bytearray(100 * MIB)
+    assert held_bytes() - before > 0.99 * len(block)
+    del block
+    assert held_bytes() - before < 50 * MIB
 
 
 IN_THE_TRACER = """
@@ -83,6 +126,6 @@ print("alive")
 def test_a_profiler_of_calls_in_c_is_stopped_outside_of_them() -> None:
     """PyTorch's profiler asks each function in C for its name, and that looks for signals."""
     ran = subprocess.run(
-        [sys.executable, "-c", IN_THE_TRACER], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", IN_THE_TRACER], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert (ran.returncode, ran.stdout.strip()[-5:]) == (0, "alive"), ran.stderr

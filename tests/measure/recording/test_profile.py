@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module
 
+from tests.waiting import HANG_S
 from tilewright.measure.recording import profile as recorder_module
 from tilewright.measure.recording import windows
 from tilewright.measure.recording.profile import DESCRIBED_BY, DESCRIPTION, Plan, Recorder, Recording
@@ -139,9 +140,7 @@ def test_a_step_beyond_the_bound_is_cut_short(tmp_path: Path) -> None:
 
     done = record(Plan(wait=1, active=2, events=6000, detail=LEAN), tmp_path, many, steps=6)
     assert done.cut and done.steps_kept == 0 and done.recorded_us is None
-    # Counted in full, or a tenth of a second of it was, at whatever pace this machine had.
-    assert 30_000 < done.step_events < 120_000
-    assert 0 < done.events < 40_000
+    assert done.step_events > 6000 and 0 < done.events < 60_000
 
 
 def test_whole_programs_are_bounded_too(tmp_path: Path) -> None:
@@ -153,8 +152,7 @@ def test_whole_programs_are_bounded_too(tmp_path: Path) -> None:
 
     done = record(Plan(whole=True, events=20_000, detail=LEAN), tmp_path, endless, steps=1)
     assert done.cut and done.trace is not None
-    # The guard looks every hundredth of a second, ten times, before it believes.
-    assert 10_000 < done.events < 400_000 and done.seconds_kept < done.seconds
+    assert 10_000 < done.events < 600_000 and done.seconds_kept < done.seconds
 
 
 def test_optimizer_steps_end_steps_until_someone_says_otherwise(tmp_path: Path) -> None:
@@ -264,6 +262,6 @@ print("alive")
 
 def test_ranges_over_several_windows_do_no_damage(tmp_path: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", SPANNING, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", SPANNING, str(tmp_path)], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert (ran.returncode, ran.stdout.strip()[-5:]) == (0, "alive"), ran.stderr

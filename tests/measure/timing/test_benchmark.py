@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import statistics
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -173,14 +172,23 @@ def test_an_output_is_released_before_the_next_call() -> None:
     assert len(made) > 6
 
 
-def test_the_cpu_stopwatch_does_not_time_the_release() -> None:
-    class SlowToDrop:
-        def __del__(self) -> None:
-            time.sleep(0.05)
+def test_the_cpu_stopwatch_does_not_time_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
 
-    watch = CpuStopwatch()
-    assert min(watch.time(SlowToDrop).us for _ in range(3)) < 0.02e6
-    assert watch.time(lambda: time.sleep(0.05)).us >= 0.05e6
+    def clock() -> int:
+        events.append("clock")
+        return 1000 * len(events)
+
+    class Result:
+        def __init__(self) -> None:
+            events.append("made")
+
+        def __del__(self) -> None:
+            events.append("released")
+
+    monkeypatch.setattr("tilewright.measure.timing.timers.now_ns", clock)
+    assert CpuStopwatch().time(Result).us == 2
+    assert events == ["clock", "made", "clock", "released"]
 
 
 @pytest.mark.parametrize(

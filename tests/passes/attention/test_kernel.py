@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
+from tests.processes import run_interpreted
 from tilewright.kernels.attention.request import Request
 from tilewright.passes.attention import kernel
 from tilewright.passes.attention.fused import PEERS
 from tilewright.passes.attention.kernel import choose_kernels
 from tilewright.passes.attention.spelling import Refusal
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
 CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 SHAPES = ((2, 3, 7, 16),) * 3
 
@@ -32,12 +28,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def test_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:::triton", "-W", "ignore:::numpy", "--show-capture=no"]
-    command = [sys.executable, "-m", "pytest", *options, str(HERE / "interpreted_kernel.py")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
-    assert " passed" in done.stdout and "skipped" not in done.stdout
+    run_interpreted(Path(__file__).with_name("interpreted_kernel.py"))
 
 
 def test_on_a_cpu_pytorch_computes_it_and_the_graph_stays() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.waiting import HANG_S
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.registered import attend, request_of
 from tilewright.kernels.attention.request import Operands
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.gpu
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 OLDEST = 2026, 3
 """The first release of the tool that follows barriers which count bytes."""
-SECONDS = 100
 ENDED = "every kernel has run"
 NOTHING = {"memcheck": "ERROR SUMMARY: 0 errors", "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors"}
 """What each of the tool's checks says where it finds nothing."""
@@ -88,7 +88,7 @@ def start(*command: str) -> subprocess.Popen[str]:
 
 
 def said_by(started: subprocess.Popen[str]) -> str:
-    said, _ = started.communicate(timeout=SECONDS)
+    said, _ = started.communicate(timeout=HANG_S)
     assert started.returncode == 0 and ENDED in said, said[-4000:]
     return said
 

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.waiting import HANG_S
+
+ROOT = Path(__file__).parents[1]
 
 
 def start(
@@ -32,6 +34,20 @@ def run(
 ) -> tuple[str, str]:
     """Output and errors of a process that must succeed."""
     process = start(arguments, path=path, env=env)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    try:
+        output, errors = process.communicate(timeout=HANG_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output[-20000:] + errors[-5000:]
     return output, errors
+
+
+def run_interpreted(tests: Path) -> None:
+    """The tests of a file in Triton's interpreter: all pass, none is skipped.
+
+    Triton decides when it is first imported whether its library is interpreted, so such a file (not named
+    `test_*`) cannot share a process with other tests.
+    """
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:::triton", "-W", "ignore:::numpy", "--show-capture=no"]
+    output, _ = run(["-m", "pytest", *options, str(tests)], env={"TRITON_INTERPRET": "1"})
+    assert " passed" in output and "skipped" not in output

@@ -1,0 +1,18 @@
+"""Waiting for what must happen, however busy the machine is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+HANG_S = 600.0
+"""What takes longer hangs. No limit of a test is shorter: a slow machine is no fault."""
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Return once `condition` holds; TimeoutError after `HANG_S`."""
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"it did not come about in {HANG_S:.0f} s")
+        time.sleep(0.001)
