@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from tests.gpu.kernels.launching import replayed, values_of
 from tilewright.backend import Recording, backend, recording
 from tilewright.kernels.attention.native import EXTENSION
-from tilewright.measure.timing.benchmark import benchmark
 from tilewright.measure.truth.verify import verify
-from tilewright.passes import pipeline
 from tilewright.records.program import Decision
 from tilewright.tune.attention import race
 
@@ -196,31 +194,3 @@ def test_a_race_settles_what_the_portable_kernels_take(
     assert (decision.measured_us is None) == training
     with capsys.disabled():
         print(f"\nmasked attention, {'training' if training else 'inference'}: {decision.verdict}: {decision.reason}")
-
-
-def test_the_time_of_a_block(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A training step with tilewright's attention and with PyTorch's, as a CUDA graph: not slower."""
-    model = Block(True, 1024, 16).to(GPU, torch.bfloat16)
-    x = torch.randn(4, 2048, 1024, device=GPU, dtype=torch.bfloat16, requires_grad=True)
-    steps: dict[str, Callable[[], object]] = {}
-    for name in ("tilewright", "pytorch"):
-        torch._dynamo.reset()
-        with monkeypatch.context() as changed:
-            if name == "pytorch":
-                changed.setattr(pipeline, "choose_kernels", lambda graph, raced: [])
-            steps[name] = captured_step(compiled(model)[0], x)
-    times = {name: t.median_us for name, t in benchmark(steps, device=GPU, max_seconds=1.0).items()}
-    with capsys.disabled():
-        print(f"\nblock D1024 H16 B4 S2048 causal bf16, forward and backward: {times} µs")
-    assert times["tilewright"] <= times["pytorch"] / 0.98
-
-
-def captured_step(call: Callable[..., Any], x: Tensor) -> Callable[[], object]:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        values_of(call, [x])
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        values_of(call, [x])
-    return graph.replay

@@ -1,19 +1,15 @@
-"""Keeping ceilings, and real ones only as far as any machine must agree."""
+"""Keeping ceilings, and the arithmetic of measured ones on a clock of the test's own."""
 
 from __future__ import annotations
 
-import math
-import timeit
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from tilewright.hardware.ceilings import (
-    _bench,
-    _copied_GBps,
     device_name,
     keep_ceilings,
     kept_ceilings,
@@ -21,9 +17,11 @@ from tilewright.hardware.ceilings import (
     measure_ceilings,
 )
 from tilewright.hardware.detect import Cpu, detect
+from tilewright.measure.timing.stopwatch import CpuStopwatch, Lap
 from tilewright.records.errors import CacheError, UsageError
 from tilewright.records.measurement import Ceiling
 
+MIB = 1024**2
 COPY = Ceiling("AMD EPYC 9654 96-Core/Processor", "copy", "float32", 123.0, "GB/s", "measured")
 
 
@@ -78,47 +76,39 @@ def test_a_device_that_is_not_here_is_named() -> None:
             device_name(machine, absent)
 
 
-def sane(ceilings: list[Ceiling]) -> dict[tuple[str, str], float]:
-    assert all(math.isfinite(ceiling.value) and ceiling.value > 0 for ceiling in ceilings)
-    assert len({ceiling.device for ceiling in ceilings}) == 1
-    units = {"launch": "us", "matmul": "TFLOP/s", "vector": "TFLOP/s"}
-    assert all(ceiling.unit == units.get(ceiling.kind.split()[0], "GB/s") for ceiling in ceilings)
-    return {(ceiling.kind, ceiling.dtype): ceiling.value for ceiling in ceilings}
+class OneMillisecond(CpuStopwatch):
+    """Whatever is called takes a millisecond; it is called all the same."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def time(self, function: Callable[[], object], look: Callable[[object], None] | None = None) -> Lap:
+        function()
+        self.calls += 1
+        return Lap(1000.0)
+
+    def now(self) -> float:
+        return self.calls / 1000
 
 
-def test_a_cpu_is_measured() -> None:
-    here = detect()
-    # A small made-up cache keeps the buffers, and so the test, small.
-    small = type(here)(**(vars(here) | {"cpu": Cpu("test", l3_bytes=4 * 1024**2)}))
-    values = sane(measure_ceilings("cpu", machine=small, seconds=0.02))
-    assert values.keys() == {
-        ("copy", "float32"),
-        ("read", "float32"),
-        ("write", "float32"),
-        ("cache", "float32"),
-        ("matmul", "float32"),
-        ("matmul", "bfloat16"),
-        ("vector", "float32"),
-        ("launch", ""),
-        ("first touch", "float32"),
+def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.hardware.ceilings.CpuStopwatch", OneMillisecond)
+    machine = replace(detect(), cpu=Cpu("test", l3_bytes=4 * MIB), ram_bytes=2**40)
+    ceilings = measure_ceilings("cpu", machine=machine, seconds=0.02)
+    per_ms = {
+        # Sixteen MiB, four times the cache; in it, fifty times from one quarter to another.
+        ("copy", "float32"): (2 * 16 * MIB, "GB/s"),
+        ("read", "float32"): (16 * MIB, "GB/s"),
+        ("write", "float32"): (16 * MIB, "GB/s"),
+        ("cache", "float32"): (50 * 2 * MIB, "GB/s"),
+        ("first touch", "float32"): (64 * MIB, "GB/s"),
+        # Twice 512 would take eight milliseconds, and five of those are more than twenty.
+        ("matmul", "float32"): (2 * 512**3, "TFLOP/s"),
+        ("matmul", "bfloat16"): (2 * 512**3, "TFLOP/s"),
+        ("vector", "float32"): (2 * 512**3, "TFLOP/s"),
     }
-    # From a museum piece to the largest server: wrong units would be off by a thousand.
-    assert 0.3 < values["cache", "float32"] < 20_000
-    assert 0.3 < values["copy", "float32"] < 5000
-    assert 0.001 < values["matmul", "float32"] < 100
-    assert 0.1 < values["launch", ""] < 1000
-
-
-def test_the_cache_of_a_cpu_is_as_fast_as_numpy_finds_it() -> None:
-    """One thread each; both are the best of several, since other programs may use the cache and the CPU meanwhile."""
-    half, threads = 512 * 1024, torch.get_num_threads()
-    small = replace(detect(), cpu=Cpu("test", l3_bytes=4 * half))
-    torch.set_num_threads(1)
-    try:
-        measured = max(_copied_GBps(_bench("cpu", small, 0.05)) for _ in range(5))
-    finally:
-        torch.set_num_threads(threads)
-    source = np.random.default_rng(0).standard_normal(half // 4, dtype=np.float32)
-    target = np.zeros_like(source)
-    took = min(timeit.repeat(lambda: np.multiply(source, np.float32(2.0), out=target), number=50, repeat=20)) / 50
-    assert 0.25 < measured / (2 * source.nbytes / took / 1e9) < 4
+    rates = {"GB/s": 1e3 / 1e9, "TFLOP/s": 1e3 / 1e12}
+    expected = {(*key, unit): pytest.approx(work * rates[unit]) for key, (work, unit) in per_ms.items()}
+    expected["launch", "", "us"] = pytest.approx(1.0)
+    assert {(c.kind, c.dtype, c.unit): c.value for c in ceilings} == expected
+    assert {c.device for c in ceilings} == {"test"}

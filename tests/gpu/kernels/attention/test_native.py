@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import functools
-import statistics
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from tests.gpu.kernels.launching import on_a_side_stream, replayed, values_of
 from tests.kernels.attention.calls import Call, wrong
@@ -103,32 +99,3 @@ def test_threads() -> None:
     for i, rounds in got.items():
         for mine, expected in ((m, e) for values in rounds for m, e in zip(values, true[i], strict=True)):
             torch.testing.assert_close(mine, expected, rtol=2**-6, atol=2**-6)
-
-
-@pytest.mark.parametrize("trained", [False, True], ids=["inference", "training"])
-def test_the_host_pays_no_more_than_for_pytorch(trained: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    inputs = drawn(queries=128, keys=128)
-    dout = torch.randn_like(inputs[0])
-    calls: dict[str, Callable[..., torch.Tensor]] = {
-        "tilewright": functools.partial(attention, causal=True),
-        "pytorch": functools.partial(F.scaled_dot_product_attention, is_causal=True),
-    }
-
-    def step(call: Callable[..., torch.Tensor]) -> None:
-        with torch.set_grad_enabled(trained):
-            out = call(*inputs)
-            if trained:
-                torch.autograd.grad(out, inputs, dout)
-
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(60):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(20):
-                step(call)
-            times[name].append((time.perf_counter() - start) / 20 * 1e6)
-    medians = {name: statistics.median(spent) for name, spent in times.items()}
-    with capsys.disabled():
-        print(f"\nattention d64 S128 causal bf16, {'training' if trained else 'inference'}, host: {medians} µs")
-    assert medians["tilewright"] <= medians["pytorch"] / 0.98
