@@ -22,7 +22,7 @@ import torch
 
 from tilewright.hardware.ceilings import device_name
 from tilewright.hardware.detect import detect
-from tilewright.measure.recording.profile import Plan, Recorder, Recording
+from tilewright.measure.recording.recorder import Plan, Recorder, Recording
 from tilewright.profiling.saved import Profiled
 from tilewright.profiling.steps import IMPLS, profile_case, step_of
 from tilewright.records.case import Case

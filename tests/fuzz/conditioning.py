@@ -21,7 +21,7 @@ from torch import fx
 
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import JUMPS, Pair, reference_run
-from tilewright.measure.truth.verify import Joint, joint_graph, named_tensors, random_tangents
+from tilewright.measure.truth.verify import JointGraph, joint_graph, named_tensors, random_tangents
 
 MOST_ULPS = 16.0
 """The relative error that eager may have, in units of the coarsest dtype on the way to the result."""
@@ -88,7 +88,7 @@ def _behind(result: fx.Node) -> set[fx.Node]:
 class _Others:
     """The results of other implementations, all of them correct, and the decisions that one of them tipped over."""
 
-    def __init__(self, joint: Joint, seed: int) -> None:
+    def __init__(self, joint: JointGraph, seed: int) -> None:
         eager = _Eager(joint.graph)
         _run(eager, joint, seed)
         self.results: list[list[torch.Tensor]] = []
@@ -100,7 +100,7 @@ class _Others:
                 self.tipped |= other.tipped
 
 
-def _run(interpreter: fx.Interpreter, joint: Joint, seed: int) -> list[torch.Tensor]:
+def _run(interpreter: fx.Interpreter, joint: JointGraph, seed: int) -> list[torch.Tensor]:
     torch.manual_seed(seed)
     results: list[torch.Tensor] = interpreter.run(*(t.clone() for t in joint.inputs))
     return results

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tilewright.measure.recording.profile import Plan, Recorder
 from tilewright.measure.recording.ranges import Ranges, nvtx
+from tilewright.measure.recording.recorder import Recorder, RecordingPlan
 from tilewright.profiling.block import profile
 from tilewright.store.query import query
 
@@ -70,7 +70,7 @@ def test_light_steps_hold_no_operators_and_the_same_kernels(home: Path) -> None:
     each = "SELECT name, count(*) FROM {} GROUP BY name ORDER BY name"
     timed = query(run.path, each.format("device_slice"))[1]
     assert timed == [(name, 2 * count) for name, count in query(run.path, each.format("operator_slice"))[1]]
-    # Stamps and the profiler read one clock: what a step launches lies in it, and its phases hold most of that.
+    # Host ranges and the profiler use one clock: what a step launches lies in it, and its phases hold most of that.
     inside = """SELECT count(*) FROM device_call JOIN description USING (file_id) JOIN slice AS phase
                 ON phase.name LIKE 'phase %' AND device_call.ts BETWEEN phase.ts AND phase.ts + phase.dur
                 WHERE device_call.name LIKE '%LaunchKernel%'"""
@@ -140,7 +140,7 @@ def test_nvtx_ranges_balance() -> None:
 
 def test_nvtx_recordings_leave_no_trace(tmp_path: Path) -> None:
     training = Training()
-    recorder = Recorder(Plan(wait=1, warmup=1, active=2, nvtx=True), tmp_path / "nowhere", by_optimizer=True)
+    recorder = Recorder(RecordingPlan(wait=1, warmup=1, active=2, nvtx=True), tmp_path / "nowhere", by_optimizer=True)
     recorder.start()
     for _ in range(7):
         training.step()

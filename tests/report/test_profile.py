@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tilewright.measure.recording.profile import Plan, Recording
+from tilewright.measure.recording.recorder import Recording, RecordingPlan
 from tilewright.report.profile import loss_words, recorded_words, show_profile
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
 
-PLAN = Plan(active=200, events=200_000)
+PLAN = RecordingPlan(active=200, events=200_000)
 RECORDING = Recording(
     PLAN, events=131_000, steps_seen=9, steps_kept=1, step_events=130_000, seconds_kept=0.12, seconds=1.5
 )
@@ -27,7 +27,7 @@ RECORDING = Recording(
             "(--events raises it)",
         ),
         (
-            replace(RECORDING, plan=Plan(active=1), bare_us=1000.0, recorded_us=1100.0),
+            replace(RECORDING, plan=RecordingPlan(active=1), bare_us=1000.0, recorded_us=1100.0),
             "recorded 1 step: 131,000 events; a step takes 1.00 ms bare and 1.10 ms while recorded (+10 %)",
         ),
         (
@@ -40,12 +40,12 @@ RECORDING = Recording(
             "and the limit is 200,000 (--events raises it)",
         ),
         (
-            replace(RECORDING, cut=True, steps_kept=0, step_events=0, plan=Plan(whole=True)),
+            replace(RECORDING, cut=True, steps_kept=0, step_events=0, plan=RecordingPlan(whole=True)),
             "recorded the first 0.12 of 1.5 s: 131,000 events, where the limit of 200,000 stopped it "
             "(--events raises it)",
         ),
         (
-            replace(RECORDING, step_events=0, steps_kept=0, plan=Plan(whole=True)),
+            replace(RECORDING, step_events=0, steps_kept=0, plan=RecordingPlan(whole=True)),
             "recorded all of it: 0.12 s, 131,000 events",
         ),
     ],

@@ -71,7 +71,7 @@ BASE_NS = 1_790_000_000_000_000_000
 
 
 def told(at_us: list[float], which: list[int], thread: int) -> dict[str, Any]:
-    """As `Lines.stop` writes it; times in µs as those of `Trace`, which begins at 1000."""
+    """As `LineTracer.stop` writes it; times in µs as those of `Trace`, which begins at 1000."""
     times = [BASE_NS + round((1000 + at) * 1000) for at in at_us]
     since = [later - earlier for earlier, later in zip([0, *times], times, strict=False)]
     places = [["/home/me/train.py", "step", 12], ["/home/me/train.py", "step", 13], ["/home/me/other.py", "step", 5]]

@@ -41,7 +41,7 @@ def profile(
     quiet: Quiet = False,
 ) -> None:
     """Record a case, or a program and all its ranks: operators, timeline, memory; writes a run and a page."""
-    from tilewright.measure.recording.profile import Plan
+    from tilewright.measure.recording.recorder import RecordingPlan
     from tilewright.measure.recording.windows import Detail
     from tilewright.profiling.program import profile_program
     from tilewright.profiling.steps import profile_case
@@ -50,7 +50,7 @@ def profile(
     from tilewright.report.profile import profile_json
     from tilewright.targets import load_case
 
-    plan = Plan(wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole, nvtx, light)
+    plan = RecordingPlan(wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole, nvtx, light)
     command = " ".join(["tilewright", *sys.argv[1:]])
     with stages(quiet or as_json) as tell:
         if len(words) == 1 and ":" in words[0]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tilewright import backend
 from tilewright.backend import Recording as CompiledRecording
-from tilewright.measure.recording.profile import Plan, Recorder, Recording
+from tilewright.measure.recording.recorder import Recorder, Recording, RecordingPlan
 from tilewright.measure.recording.windows import Detail
 from tilewright.profiling.compiled import program_of
 from tilewright.profiling.regions import marked_regions
@@ -22,7 +22,7 @@ from tilewright.report.shown import Shown
 class Profile(Shown):
     """What `tilewright.profile()` gives: a recording while it is entered, and a run after it."""
 
-    def __init__(self, plan: Plan, name: str) -> None:
+    def __init__(self, plan: RecordingPlan, name: str) -> None:
         self._plan = plan
         self._name = name
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -85,7 +85,7 @@ def profile(
     wait: int = 0,
     warmup: int = 0,
     active: int = 0,
-    events: int = Plan.events,
+    events: int = RecordingPlan.events,
     shapes: bool = True,
     stacks: bool = True,
     memory: bool = True,
@@ -108,5 +108,7 @@ def profile(
 
     Raises TraceError at the end of the block where nothing was recorded, StoreError where no run can be written.
     """
-    plan = Plan(wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole=not active, light=light)
+    plan = RecordingPlan(
+        wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole=not active, light=light
+    )
     return Profile(plan, name)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tilewright.measure.recording.profile import Plan, Recording
+from tilewright.measure.recording.recorder import Recording, RecordingPlan
 from tilewright.profiling import compiled
 from tilewright.profiling.saved import Profiled, save
 from tilewright.profiling.start import COMPILED, FOLDER, PLAN, RECORDING, STOP
@@ -22,7 +22,7 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 def profile_program(
     words: Sequence[str],
-    plan: Plan,
+    plan: RecordingPlan,
     *,
     stop: bool = False,
     command: str = "tilewright.profile",

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
-from tilewright.measure.recording.profile import Recorder
+from tilewright.measure.recording.recorder import Recorder
 
 if TYPE_CHECKING:
     from tilewright.runtime.executable import Slots

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.hardware.ceilings import device_name, kept_ceilings
 from tilewright.hardware.detect import Machine, detect
-from tilewright.measure.recording.profile import Recording
+from tilewright.measure.recording.recorder import Recording
 from tilewright.records.errors import TraceError
 from tilewright.records.measurement import Ceiling
 from tilewright.records.program import Program

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tilewright import backend
-from tilewright.measure.recording.profile import Plan, Recorder, Recording
+from tilewright.measure.recording.recorder import Recorder, Recording, RecordingPlan
 from tilewright.profiling import compiled
 from tilewright.profiling.regions import marked_regions
 
@@ -24,7 +24,7 @@ COMPILED = "{}.compiled.json"
 
 def main() -> None:
     """Run the program that the command line names as Python would, and leave its trace in the folder."""
-    plan, folder = Plan.from_json(os.environ.pop(PLAN)), Path(os.environ.pop(FOLDER))
+    plan, folder = RecordingPlan.from_json(os.environ.pop(PLAN)), Path(os.environ.pop(FOLDER))
     stop = bool(os.environ.pop(STOP, ""))
     name = f"rank{int(os.environ.get('RANK', '0')):05}"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.measure.recording.profile import Plan, Recorder
+from tilewright.measure.recording.recorder import Recorder, RecordingPlan
 from tilewright.profiling.regions import marked_regions
 from tilewright.profiling.saved import Profiled, save
 from tilewright.records.case import Case
@@ -26,7 +26,7 @@ _MOST_PRICED_EVENTS = 20_000
 
 def profile_case(
     case: Case,
-    plan: Plan,
+    plan: RecordingPlan,
     *,
     impl: str = "eager",
     optimizer: str = "",
@@ -81,7 +81,7 @@ def profile_case(
         )
 
 
-def _most_steps(plan: Plan) -> int:
+def _most_steps(plan: RecordingPlan) -> int:
     return plan.active if plan.whole else plan.wait + plan.warmup + 2 * bool(plan.warmup) + plan.active
 
 

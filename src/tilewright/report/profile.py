@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.measure.recording.profile import Recording
+from tilewright.measure.recording.recorder import Recording
 from tilewright.report.quantity import duration
 from tilewright.report.terminal import plain
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime

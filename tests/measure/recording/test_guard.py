@@ -10,7 +10,7 @@ import pytest
 
 from tests.waiting import HANG_S, until
 from tilewright.measure.recording import guard as guard_module
-from tilewright.measure.recording.guard import Guard, held_bytes
+from tilewright.measure.recording.guard import RecordingGuard, held_bytes
 
 MIB = 1 << 20
 
@@ -59,7 +59,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Process:
 
 def test_after_a_time_and_once(process: Process) -> None:
     calls: list[float] = []
-    guard = Guard(lambda: calls.append(process.now))
+    guard = RecordingGuard(lambda: calls.append(process.now))
     guard.watch(seconds=10)
     process.is_at(9.9)
     assert not calls
@@ -73,7 +73,7 @@ def test_what_it_calls_may_end_the_program() -> None:
     def end() -> None:
         raise Ended
 
-    guard = Guard(end)
+    guard = RecordingGuard(end)
     guard.watch(seconds=0.05)
     with pytest.raises(Ended):
         until(lambda: False)
@@ -82,7 +82,7 @@ def test_what_it_calls_may_end_the_program() -> None:
 
 def test_growth_beyond_what_is_usual(process: Process) -> None:
     calls: list[int] = []
-    guard = Guard(lambda: calls.append(process.nbytes[0]))
+    guard = RecordingGuard(lambda: calls.append(process.nbytes[0]))
     guard.learn()
     process.holds(200 * MIB)
     process.nbytes = [0]
@@ -106,13 +106,13 @@ def test_what_malloc_gave_is_held() -> None:
 
 IN_THE_TRACER = """
 from torch.profiler import ProfilerActivity, profile
-from tilewright.measure.recording.guard import Guard
+from tilewright.measure.recording.guard import RecordingGuard
 
 words = [str(number) for number in range(200)]
 for _ in range(10):
     stopped = []
     profiler = profile(activities=[ProfilerActivity.CPU], with_stack=True)
-    guard = Guard(lambda: stopped.append(profiler.stop()))
+    guard = RecordingGuard(lambda: stopped.append(profiler.stop()))
     profiler.start()
     guard.watch(seconds=0.02)
     while not stopped:

@@ -1,1 +1,1 @@
-"""Some steps of a program under a profiler: what is marked in them, and when the recording ends."""
+"""Records some steps of a program with a profiler: which steps, with which ranges, within a bound of memory."""

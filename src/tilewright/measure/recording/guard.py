@@ -1,4 +1,4 @@
-"""Interrupts a recording before it fills the memory, however long a step is and whatever it calls."""
+"""Interrupts a recording that exceeds a bound of memory or time, also in the middle of a step."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _POLL_SECONDS = 0.01
 _POLLS_KEPT = 10
 
 
-class Guard:
-    """Calls `full` on the main thread, between two of its bytecodes, once a limit is reached. What that raises, such
-    as SystemExit, is raised again in the main thread soon after, without its message.
+class RecordingGuard:
+    """Calls `on_limit` on the main thread, between two of its bytecodes, once a limit is reached. An exception of
+    `on_limit`, such as SystemExit, is raised in the main thread soon after, without its message.
 
-    A limit is a time from now, or growth of the memory that this process holds from `malloc`: a profiler keeps
-    its events there. What a program takes and gives back within a tenth of a second does not count, nor what it
-    held already while it was looked at by `learn`; what else it keeps does, since nobody can tell the two apart.
-    A thread watches, and leaves a pending call for the main one. A signal would not do: Python's handlers also run
-    within functions in C that look for signals, and the profiler's own do; to stop it from there never returns.
-    Where the main thread does not begin the recording, or the C library has no `mallinfo2` (glibc 2.33), nothing
-    can be stopped in the middle: `works` is False, and the guard does nothing.
+    A limit is a time from now, or growth of the memory that this process has allocated by `malloc`: the profiler
+    keeps its events there. Not counted: memory that is freed within a tenth of a second, and the level seen during
+    `learn`. Other memory that the program keeps counts, since it cannot be told apart from the profiler's.
+    A thread polls the limits and schedules a pending call on the main thread. A signal handler would deadlock:
+    it can run inside the profiler's C++ functions, and stopping the profiler from there never returns.
+    `works` is False, and the guard does nothing, if the recording does not begin on the main thread or the C library
+    has no `mallinfo2` (glibc 2.33).
     """
 
-    def __init__(self, full: Callable[[], None]) -> None:
-        self._full = full
+    def __init__(self, on_limit: Callable[[], None]) -> None:
+        self._on_limit = on_limit
         self.works = threading.current_thread() is threading.main_thread() and _mallinfo is not None
         self._deadline = float("inf")
         self._bytes = float("inf")
@@ -37,17 +37,17 @@ class Guard:
         self._thread: threading.Thread | None = None
         self._main = threading.get_ident()
         self._raised: type[BaseException] | None = None
-        # Python keeps no reference to what is pending.
+        # Python keeps no reference to a pending call.
         self._pending = _PENDING_CALL(self._call)
 
     def learn(self) -> None:
-        """From now on, until the next `watch`: what the program holds is what it usually holds."""
+        """Until the next `watch`, record how much memory the program usually holds."""
         self._learning = True
         self._held.clear()
         self._start()
 
     def watch(self, *, seconds: float = float("inf"), nbytes: float = float("inf")) -> None:
-        """From now on, until `rest`: `full` is called after that time or that growth, once."""
+        """Until `rest`, call `on_limit` once after that time or that growth of memory."""
         self._learning = False
         self._held.clear()
         self._bytes = max(held_bytes(), self._usual) + nbytes
@@ -55,7 +55,7 @@ class Guard:
         self._start()
 
     def rest(self) -> None:
-        """Nothing is watched until the next `watch`."""
+        """Watch nothing until the next `watch`."""
         self._learning = False
         self._deadline = self._bytes = float("inf")
 
@@ -88,9 +88,9 @@ class Guard:
 
     def _call(self, _: object) -> int:
         try:
-            self._full()
+            self._on_limit()
         except BaseException as error:
-            # Nothing passes through a pending call; the watching thread has it raised in the program.
+            # A pending call cannot raise; the polling thread raises this in the main thread.
             self._raised = type(error)
         return 0
 
@@ -120,7 +120,7 @@ _mallinfo = _find_mallinfo()
 
 
 def held_bytes() -> int:
-    """What this process holds from `malloc`, small blocks and those mapped alone; 0 where glibc cannot say."""
+    """Bytes that this process has allocated by `malloc`, mapped blocks included; 0 without `mallinfo2`."""
     if _mallinfo is None:
         return 0
     info = _mallinfo()

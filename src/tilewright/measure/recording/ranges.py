@@ -1,7 +1,7 @@
-"""Named ranges around steps, phases and layers of a model that nobody has edited.
+"""Named ranges around steps, phases and layers of an unmodified model.
 
 In a trace they are slices: `ProfilerStep#7`, `phase forward`, `phase backward`, `phase optimizer`, `layer
-encoder.0.norm1`. The same names reach Nsight Systems as NVTX ranges where those are asked for.
+encoder.0.norm1`. For Nsight Systems they are NVTX ranges with the same names.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LAYER = "layer "
 
 
 class Marker(Protocol):
-    """Opens a range of that name on the calling thread, and returns what closes it."""
+    """Opens a range of that name on the calling thread and returns the function that closes it."""
 
     def __call__(self, name: str) -> Callable[[], None]: ...
 
 
 def recorded(name: str) -> Callable[[], None]:
-    """A range in PyTorch's own profiler; it costs a few microseconds where none is running."""
+    """A range in PyTorch's profiler; a few microseconds if none is running."""
     from torch.profiler import record_function
 
     span = record_function(name)
@@ -41,7 +41,7 @@ def recorded(name: str) -> Callable[[], None]:
 
 
 def nvtx(name: str) -> Callable[[], None]:
-    """An NVTX range, which Nsight Systems shows."""
+    """An NVTX range."""
     import torch
 
     torch.cuda.nvtx.range_push(name)
@@ -49,13 +49,12 @@ def nvtx(name: str) -> Callable[[], None]:
 
 
 class Ranges:
-    """Ranges on every module, backward pass and optimizer step of this process, while it is entered.
+    """While entered, makes ranges for every module, backward pass and optimizer step of this process.
 
-    A module called by nobody else's `forward` is a model: its call is the phase `forward`, and each of its
-    submodules is a layer, named by its path in the model. `torch.autograd.backward` and `grad` are the
-    phase `backward`. Inside a compiled model there are no layers to be seen: hooks do not run there, and
-    none are compiled in. `on` says at each moment whether ranges are made at all; without it a hook costs
-    well below a microsecond.
+    A module that is not called from another module's `forward` is a model: its call is the phase `forward`, and
+    each of its submodules is a layer, named by its path in the model. `torch.autograd.backward` and `grad` are
+    the phase `backward`. A compiled model has no layers: hooks do not run in it. While `on` is False no ranges
+    are made, and a hook takes well below a microsecond.
 
     `after_step` is called after every step of an optimizer, on its thread.
     """
@@ -85,7 +84,7 @@ class Ranges:
             self._installed.callback(handle.remove)
         self._installed.enter_context(self._around_backward())
         self._installed.enter_context(warnings.catch_warnings())
-        # One hook more for the wrapper of a compiled model is what these hooks expect.
+        # The extra call of the hooks for the wrapper of a compiled model is expected.
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
         return self
 
@@ -128,7 +127,7 @@ class Ranges:
         stack = self._thread.modules
         if torch.compiler.is_compiling() or not any(module is entered for entered, _ in stack):
             return
-        # What an exception skipped on its way out is closed with the module that it left.
+        # An exception may have skipped the exits of inner modules: close their ranges too.
         while stack:
             entered, close = stack.pop()
             if close:
@@ -158,7 +157,7 @@ class Ranges:
 
     @contextmanager
     def _around_backward(self) -> Iterator[None]:
-        """`Tensor.backward` and every caller of these two look them up when called."""
+        """Wrap both functions in `torch.autograd`; `Tensor.backward` looks them up at each call."""
         import torch
 
         before = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
@@ -183,7 +182,7 @@ class Ranges:
 
 
 class _OpenRanges(threading.local):
-    """What is open on one thread, outermost first."""
+    """The open ranges of one thread, outermost first."""
 
     def __init__(self) -> None:
         self.modules: list[tuple[torch.nn.Module, Callable[[], None] | None]] = []

@@ -1,8 +1,8 @@
-"""Marks in a profile at each synchronisation: the line of the user's program that made the host wait.
+"""Marks each synchronisation in a profile with the line of the user's program that made the host wait.
 
 PyTorch's profiler names a Python function by the line of its `def`. CUDA's sync debug mode
-(`torch.cuda.set_sync_debug_mode`) warns on every operator that waits for the device, in the Python frame that called
-it, and the frame knows its line. The three calls that wait and are no operators are marked here as well.
+(`torch.cuda.set_sync_debug_mode`) issues a Python warning in every operator that waits for the device, from which
+the calling line is known. The three `synchronize` functions, which are not operators, are wrapped.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tilewright.measure.recording.lines import is_the_users
+from tilewright.measure.recording.line_tracer import is_user_file
 from tilewright.measure.recording.ranges import Marker, recorded
 
 MARK = "synchronisation at "
-"""How a mark begins, in the trace; `file:line` follows. It comes right after the wait."""
+"""Prefix of a mark in the trace; `file:line` follows. The mark is right after the wait."""
 _WARNING = "called a synchronizing CUDA operation"
 _SYNCHRONIZE = (("", "synchronize"), ("Stream", "synchronize"), ("Event", "synchronize"))
-"""Owner within `torch.cuda`, and name, of what waits without an operator."""
+"""Class in `torch.cuda`, or "", and name of the functions that wait."""
 
 
 @contextmanager
 def marked_synchronisations(mark: Marker = recorded) -> Iterator[None]:
-    """Mark every synchronisation of this process while inside; without a GPU nothing is done.
+    """Mark every synchronisation of this process while inside; does nothing without a GPU.
 
-    Warnings of others are shown as they would be. A user's own sync debug mode stays as it is and is left in
-    charge: then nothing is marked but calls of `synchronize`.
+    Other warnings are shown as usual. If the user has set a sync debug mode it is kept, and only calls of
+    `synchronize` are marked.
     """
     import torch
 
@@ -52,7 +52,7 @@ def marked_synchronisations(mark: Marker = recorded) -> Iterator[None]:
 def _warnings_as_marks(mark: Marker) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=f".*{_WARNING}")
-        # PyTorch says once that the mode is young and does not know every operator of `torch.distributed` and `sparse`.
+        # PyTorch warns once that the mode is a prototype without all of `torch.distributed` and `torch.sparse`.
         warnings.filterwarnings("ignore", message="Synchronization debug mode")
         shown = warnings.showwarning
 
@@ -88,15 +88,15 @@ def _mark(mark: Marker) -> None:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """`file:line` of the innermost frame outside PyTorch, the standard library and this package.
+    """`file:line` of the innermost frame of the user's, or of the outermost frame if there is none.
 
-    The file is relative to the working directory where it lies in it. Of a stack without such a frame, its outermost.
+    A file below the working directory is given relative to it.
     """
     place = "?"
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         place = f"{_shown(path)}:{frame.f_lineno}"
-        if is_the_users(path):
+        if is_user_file(path):
             return place
         frame = frame.f_back
     return place

@@ -1,4 +1,4 @@
-"""One stretch of a program under a profiler: from its start to its stop, and what came of it."""
+"""Windows: one profiler each, from its start to its stop, with the number of events and the duration."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tilewright.measure.recording.lines import LINES, Lines
-from tilewright.measure.recording.stamps import Stamps
+from tilewright.measure.recording.host_ranges import HostRanges
+from tilewright.measure.recording.line_tracer import LINES, LineTracer
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ _CHUNK = 1 << 24
 
 @dataclass(frozen=True)
 class Detail:
-    """What is written down of each event. Each costs time while recording: `docs/profile.md` has the figures."""
+    """The details recorded of each event. `docs/profile.md` has the overhead of each."""
 
     shapes: bool = True
     stacks: bool = True
@@ -32,8 +32,8 @@ class Detail:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A stretch that ended: the events in its trace (0 if nothing wrote one), and how long it was."""
+class WindowResult:
+    """The events in the trace of a window (0 if it has no trace), and its duration."""
 
     events: int
     seconds: float
@@ -44,11 +44,11 @@ class Window(Protocol):
 
     def start(self) -> None: ...
 
-    def stop(self) -> Stretch: ...
+    def stop(self) -> WindowResult: ...
 
 
 class KinetoWindow:
-    """PyTorch's profiler, which writes Kineto's JSON to `path`, with the `labels` among its header."""
+    """PyTorch's profiler, which writes Kineto's JSON to `path`, with `labels` in its header."""
 
     def __init__(self, detail: Detail, path: Path, labels: Mapping[str, str] | None = None) -> None:
         from torch.profiler import ProfilerActivity
@@ -59,7 +59,7 @@ class KinetoWindow:
         if has_gpu():
             activities.append(ProfilerActivity.CUDA)
         self._profiler = _profiler(activities, detail)
-        self._lines = Lines() if detail.stacks else None
+        self._lines = LineTracer() if detail.stacks else None
         self._began = 0.0
 
     def start(self) -> None:
@@ -67,7 +67,7 @@ class KinetoWindow:
         if self._lines is not None:
             self._lines.start()
 
-    def stop(self) -> Stretch:
+    def stop(self) -> WindowResult:
         synchronize()
         seconds = time.perf_counter() - self._began
         lines = self._lines.stop() if self._lines is not None else None
@@ -76,13 +76,14 @@ class KinetoWindow:
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(self._path))
         del self._profiler
-        return Stretch(count_events(self._path), seconds)
+        return WindowResult(count_events(self._path), seconds)
 
 
 class DeviceWindow:
-    """A stretch of which PyTorch's profiler records the devices and the calls into CUDA, and nothing of the host.
+    """PyTorch's profiler for the devices and the CUDA calls only.
 
-    Ranges are kept by `mark` and join the trace at the end: the profiler would want every operator with them.
+    `mark` keeps ranges as timestamps, which are merged into the trace at the end: with `record_function` the
+    profiler would have to record every operator.
     """
 
     def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
@@ -91,34 +92,34 @@ class DeviceWindow:
         self._path = path
         self._labels = labels
         self._profiler = _profiler([ProfilerActivity.CUDA], Detail(shapes=False, stacks=False, memory=False))
-        self._stamps = Stamps()
+        self._host_ranges = HostRanges()
         self._began = 0.0
 
     def mark(self, name: str) -> Callable[[], None]:
-        return self._stamps.mark(name)
+        return self._host_ranges.mark(name)
 
     def settled(self) -> None:
-        """The stretch begins now: what ran since `start` only let the profiler come up to pace."""
+        """The window's time begins now; the profiler has had time to start since `start`."""
         synchronize()
         self._began = time.perf_counter()
 
     def start(self) -> None:
         self._began = _start(self._profiler, self._labels)
 
-    def stop(self) -> Stretch:
+    def stop(self) -> WindowResult:
         synchronize()
         seconds = time.perf_counter() - self._began
         self._profiler.stop()
         bare = self._path.with_suffix(".bare")
         self._profiler.export_chrome_trace(str(bare))
         del self._profiler
-        self._stamps.join(bare, self._path)
+        self._host_ranges.join(bare, self._path)
         bare.unlink()
-        return Stretch(count_events(self._path), seconds)
+        return WindowResult(count_events(self._path), seconds)
 
 
 def _profiler(activities: Sequence[torch.profiler.ProfilerActivity], detail: Detail) -> torch.profiler.profile:
-    # The C++ side prints a line at each start and stop unless its log level is above them.
+    # At its default log level Kineto prints a line at each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     from torch.profiler import profile
 
@@ -132,10 +133,10 @@ def _profiler(activities: Sequence[torch.profiler.ProfilerActivity], detail: Det
 
 
 def _start(profiler: torch.profiler.profile, labels: Mapping[str, str]) -> float:
-    """The moment at which `profiler` was recording."""
+    """Start `profiler`; returns the time on `perf_counter` at which it records."""
     synchronize()
     with warnings.catch_warnings():
-        # A profiler for one cycle has no earlier ones to lose.
+        # The warning is about earlier cycles, and this profiler has one.
         warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
         profiler.start()
     for name, value in labels.items():
@@ -144,7 +145,7 @@ def _start(profiler: torch.profiler.profile, labels: Mapping[str, str]) -> float
 
 
 class NsightWindow:
-    """A stretch that Nsight Systems records, started with `nsys profile -c cudaProfilerApi`."""
+    """A window that Nsight Systems records, run as `nsys profile -c cudaProfilerApi`."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -156,12 +157,12 @@ class NsightWindow:
         profiler.start()
         self._began = time.perf_counter()
 
-    def stop(self) -> Stretch:
+    def stop(self) -> WindowResult:
         from torch.cuda import profiler
 
         synchronize()
         profiler.stop()
-        return Stretch(0, time.perf_counter() - self._began)
+        return WindowResult(0, time.perf_counter() - self._began)
 
 
 def count_events(path: Path) -> int:
@@ -171,7 +172,7 @@ def count_events(path: Path) -> int:
         while chunk := file.read(_CHUNK):
             text = rest + chunk
             found += text.count(_EVENT)
-            # What begins at the end of this chunk is counted with the next one.
+            # A match that straddles two chunks is counted with the second.
             rest = text[-(len(_EVENT) - 1) :]
     return found
 
@@ -182,28 +183,28 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def gpu_at_work() -> bool:
+def gpu_in_use() -> bool:
     import torch
 
     return torch.cuda.is_available() and torch.cuda.is_initialized()
 
 
 def synchronize() -> None:
-    """Wait for the GPU, if this process has one at work."""
+    """Wait for the GPU, if this process has initialised CUDA."""
     import torch
 
-    if gpu_at_work():
+    if gpu_in_use():
         torch.cuda.synchronize()
 
 
 _never_ended: list[object] = []
 
 
-class KeptApart:
-    """While it is entered, no `record_function` that began in one window ends in another.
+class RangesWithinWindows:
+    """While entered, no `record_function` that began in one window ends in another.
 
-    PyTorch would write its end into the first window's memory, which is gone by then (seen in 2.13: the heap
-    is damaged). Such a range is kept and never ended; no trace would have held all of it.
+    PyTorch would write the end into the first window's freed memory (observed in 2.13: heap corruption). Such a
+    range is kept alive and never ended; no trace could contain all of it.
     """
 
     def __init__(self) -> None:
@@ -218,7 +219,7 @@ class KeptApart:
     def closed(self) -> None:
         self._open = None
 
-    def __enter__(self) -> KeptApart:
+    def __enter__(self) -> RangesWithinWindows:
         from torch.profiler import record_function
 
         begin, end = record_function.__enter__, record_function.__exit__

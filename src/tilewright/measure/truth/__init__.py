@@ -1,1 +1,1 @@
-"""Whether results are right: float64 beside eager, and how far a tensor may be from it."""
+"""The correctness of results: errors against float64, bounded by eager's own."""

@@ -1,4 +1,4 @@
-"""The numbers contract: how far a tensor may be from float64, given how far eager is.
+"""The numbers contract bounds a tensor's error against float64 by eager's.
 
 With `truth` computed in float64 from the same (rounded) inputs, a floating-point result must have
 
@@ -24,7 +24,7 @@ ULPS = 4.0
 
 
 def ulp(value: float, dtype: torch.dtype) -> float:
-    """The spacing of `dtype` at |value|: between powers of two it is constant, below normal it is the least.
+    """The spacing of `dtype` at |value|; below the smallest normal number, the smallest subnormal.
 
     >>> import torch
     >>> ulp(1.5, torch.float32) == 2**-23, ulp(5.0, torch.bfloat16) == 2**-5, ulp(0.0, torch.half) == 2**-24
@@ -45,11 +45,11 @@ def compare(
     direction: Literal["fwd", "bwd"] = "fwd",
     tensor: str = "output",
 ) -> Verified:
-    """The figures of one tensor and whether they keep the contract.
+    """The errors of one tensor, their bounds, and whether they keep the contract.
 
-    `result` and `eager` have one shape and dtype; `truth` has that shape, in float64 where the dtype is
-    floating (complex tensors are compared as pairs of reals). Another shape or dtype than eager's is an
-    infinite error. Positions where eager or the truth is not finite count only for where NaN and Inf are.
+    `result` and `eager` have the same shape and dtype, otherwise the error is infinite; `truth` has that shape, in
+    float64 if the dtype is floating (complex tensors are compared as pairs of reals). Where eager or the truth is
+    not finite, only the positions of NaN and Inf are compared.
     """
     import torch
 
@@ -69,7 +69,7 @@ def compare(
     most, eager_most = _largest(off), _largest(eager_off)
     bound = TIMES_EAGER * eager_error + ULPS * torch.finfo(result.dtype).eps
     most_bound = TIMES_EAGER * eager_most + ULPS * ulp(largest, result.dtype)
-    # NaN fails both comparisons: a NaN of ours where eager is finite is an error.
+    # A NaN where eager is finite makes both comparisons false.
     ok = error <= bound and most <= most_bound and _same_specials(result, eager)
     return Verified(direction, tensor, _name(result), error, eager_error, most, eager_most, bound, most_bound, ok)
 
@@ -89,7 +89,7 @@ def _same_specials(result: torch.Tensor, eager: torch.Tensor) -> bool:
 
 
 def _norm(x: torch.Tensor) -> float:
-    """The Euclidean norm, scaled so that squares neither overflow nor vanish."""
+    """The Euclidean norm, scaled so that squares neither overflow nor underflow."""
     largest = _largest(x)
     if largest == 0.0 or not math.isfinite(largest):
         return largest

@@ -1,4 +1,4 @@
-"""A kernel against the truth: results and gradients of one variant of a suite, by the numbers contract."""
+"""Compares the results and gradients of a suite's variant with float64, by the numbers contract."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tilewright.records.measurement import Verified
 from tilewright.records.suite import Suite, Variant
 
 Tangent = Callable[[torch.Tensor, int], torch.Tensor]
-"""The gradient that arrives at a result, given that result and its number among those that get one."""
+"""(result, its index among the results that require a gradient) → the incoming gradient of that result."""
 
 ERROR_BASELINES = ("eager", "torch")
 
 
 @dataclass(frozen=True)
 class RunOutput:
-    """What one run gave: its results, and the gradients of the inputs that require one."""
+    """The outputs of one run, and the gradients of the inputs that require one."""
 
     outputs: Sequence[torch.Tensor]
     gradients: Sequence[torch.Tensor]
@@ -29,13 +29,13 @@ class RunOutput:
 
 @dataclass(frozen=True)
 class Truth:
-    """One set of inputs run by the suite's error_baseline (eager) and by its reference in float64."""
+    """The results of eager and of the suite's reference in float64 for one set of inputs."""
 
     eager: RunOutput
     true: RunOutput
 
     def compare(self, ours: RunOutput) -> list[Verified]:
-        """One row for each result and each gradient; a missing or additional one breaks the contract."""
+        """One row for each output and each gradient; a missing or additional one breaks the contract."""
         outputs = _rows("fwd", "output", ours.outputs, self.eager.outputs, self.true.outputs)
         return outputs + _rows("bwd", "gradient", ours.gradients, self.eager.gradients, self.true.gradients)
 
@@ -43,22 +43,22 @@ class Truth:
 def prove(
     suite: Suite, function: Callable[..., Any], inputs: Sequence[Any], *, seed: int = 0, backward: bool = True
 ) -> list[Verified]:
-    """One row for each result of `function(*inputs)`, and for each gradient where `backward`.
+    """One row for each output of `function(*inputs)`, and with `backward` for each gradient.
 
-    The truth is `suite.reference` in float64 on the same rounded inputs and the same random draws; the
-    error_baseline is the suite's own `eager` (or `torch`) variant. All start from one state of the generators.
+    The truth is `suite.reference` in float64 on the same rounded inputs and random draws. The error of the suite's
+    `eager` (or `torch`) variant sets the bound. All runs start from the same state of the generators.
     """
     ours = run(function, inputs, seed, backward=backward, tangent=_tangent)
     return truth_of(suite, inputs, seed, backward=backward, tangent=_tangent).compare(ours)
 
 
 def error_baseline(suite: Suite) -> Variant:
-    """The variant whose error bounds everyone's: `eager`, or `torch` where there is none."""
+    """The variant whose error bounds that of the others: `eager`, or `torch` if there is none."""
     return next(variant for variant in suite.variants if variant.name in ERROR_BASELINES)
 
 
 def truth_of(suite: Suite, inputs: Sequence[Any], seed: int, *, backward: bool, tangent: Tangent) -> Truth:
-    """Eager's results and the float64 ones for these inputs, from generators seeded with `seed`."""
+    """The results of eager and of float64 for these inputs, with generators seeded with `seed`."""
     eager = run(error_baseline(suite).function, inputs, seed, backward=backward, tangent=tangent)
     draws: tuple[torch.Tensor, ...] = ()
     if suite.draws:
@@ -71,7 +71,7 @@ def truth_of(suite: Suite, inputs: Sequence[Any], seed: int, *, backward: bool, 
 def run(
     function: Callable[..., Any], inputs: Sequence[Any], seed: int, *, backward: bool, tangent: Tangent
 ) -> RunOutput:
-    """Call `function` on detached inputs with every generator at `seed`; the caller's stay as they were."""
+    """Call `function` on detached inputs with all generators seeded; their state is restored afterwards."""
     arguments = [
         value.detach().requires_grad_(value.requires_grad and backward) if isinstance(value, torch.Tensor) else value
         for value in inputs
@@ -83,7 +83,7 @@ def run(
 
 
 def tensors_of(returned: Any) -> list[torch.Tensor]:
-    """What a variant returned, as a list."""
+    """The tensors that a variant returned, as a list."""
     return [returned] if isinstance(returned, torch.Tensor) else list(returned)
 
 
@@ -115,7 +115,7 @@ def _rows(
 
 @contextmanager
 def _seeded(inputs: Sequence[Any], seed: int) -> Iterator[None]:
-    """Every generator at one seed, and afterwards where it was."""
+    """Seed every generator, and restore their states afterwards."""
     devices = {value.device for value in inputs if isinstance(value, torch.Tensor) and value.is_cuda}
     with torch.random.fork_rng(sorted({device.index or 0 for device in devices})):
         torch.manual_seed(seed)
@@ -129,7 +129,7 @@ def _tangent(result: torch.Tensor, index: int) -> torch.Tensor:
 
 
 def exact_in_any_dtype(drawn: torch.Tensor) -> torch.Tensor:
-    """`drawn` rounded so that bf16 and fp16 hold it: every dtype then starts from the same values."""
+    """`drawn` rounded to values that bf16 and fp16 represent, so that all dtypes start from the same values."""
     return drawn.bfloat16().to(torch.float16)
 
 

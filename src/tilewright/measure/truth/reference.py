@@ -1,9 +1,8 @@
-"""Float64 truth: a captured graph run twice in lockstep, once as eager runs it and once in float64.
+"""The float64 reference: runs a captured graph twice in lockstep, as eager does and in float64.
 
-Both runs start from the same rounded inputs. What rounding could tip over is decided once, by eager:
-integers and bools (comparisons, casts, positions of extremes), floats that jump (floor, sign), and
-random draws. So the truth is that of the same branch and the same dropout mask, and the distance
-between the two runs is eager's rounding error alone.
+Both runs start from the same rounded inputs. The float64 run takes over eager's values where a rounding error could
+flip a result: integers and bools (comparisons, casts, argmax), discontinuous floats (floor, sign), and random draws.
+So both take the same branches and dropout masks, and their difference is eager's rounding error.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ JUMPS = frozenset(
     {"floor", "ceil", "trunc", "fix", "frac", "round", "sign", "sgn", "heaviside", "copysign", "nextafter"}
     | {"floor_divide", "remainder", "fmod"}
 )
-"""ATen operators with floating results that small differences of the operands can change by a lot."""
+"""ATen operators with discontinuous floating results."""
 
 SMALLEST_EPS = 1.1920928955078125e-07
-"""What RMS norm adds where no eps is given, for every dtype up to fp32."""
+"""RMS norm's default eps, for every dtype up to fp32."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One value of a program: as eager has it and in float64. Integers and bools are one tensor twice."""
+    """One value of a program, of the eager run and of the float64 run; the same tensor for integers and bools."""
 
     eager: Any
     truth: Any
@@ -38,8 +37,8 @@ class Pair:
 def reference_run(module: fx.GraphModule, inputs: Sequence[object]) -> list[Pair]:
     """The results of an ATen graph, one `Pair` each, from `inputs` (tensors or scalars) in placeholder order.
 
-    Random operators draw from the default generator, as eager does: seed it first. Operators may write
-    their operands; the inputs themselves are not written to. Raises what the operators raise.
+    Random operators draw from the default generator, so seed it first. Operators may write to their operands;
+    `inputs` are copied first. Exceptions of the operators pass through.
     """
     import torch
 
@@ -94,7 +93,7 @@ class _Lockstep:
 
 
 def _decided_by_eager(target: torch._ops.OpOverload, eager: Any, result: Any) -> bool:
-    """Whether the float64 run takes over eager's result instead of computing its own."""
+    """Whether the float64 run takes over eager's result."""
     import torch
 
     name = target._schema.name.removeprefix("aten::").rstrip("_")
@@ -105,7 +104,7 @@ def _decided_by_eager(target: torch._ops.OpOverload, eager: Any, result: Any) ->
     ):
         return True
     if torch.Tag.nondeterministic_seeded in target.tags:
-        # Attention is tagged as random whether or not it drops anything.
+        # Attention is tagged as random even without dropout.
         return "scaled_dot_product" not in name or _drops(target, eager)
     many = result if isinstance(result, (tuple, list)) else (result,)
     return not any(isinstance(t, torch.Tensor) and _is_float(t) for t in many)
@@ -118,7 +117,7 @@ def _drops(target: torch._ops.OpOverload, eager: Any) -> bool:
 
 
 def _follow(target: torch._ops.OpOverload, eager: Any, truth: Any, result: Any) -> Any:
-    """Eager's result for the float64 run; an operand that eager wrote gets what eager wrote."""
+    """Eager's result for the float64 run; for an in-place operator, written to the float64 operand."""
     schema = target._schema
     if not schema.is_mutable:
         return _widened(result)
@@ -143,7 +142,7 @@ def _dropout(args: Sequence[Any], result: Sequence[torch.Tensor]) -> tuple[torch
 
 
 def _in_float64(target: torch._ops.OpOverload, eager: Sequence[Any], truth: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments of a float64 call: floating dtypes become float64, what hangs on the dtype stays eager's."""
+    """Arguments of a float64 call: floating dtypes become float64; defaults that depend on the dtype stay eager's."""
     import torch
 
     args, kwargs = [_wide_dtype(a) for a in truth[0]], {k: _wide_dtype(v) for k, v in truth[1].items()}
@@ -158,7 +157,7 @@ def _in_float64(target: torch._ops.OpOverload, eager: Sequence[Any], truth: Any)
 def _run_float64(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     import torch
 
-    # A float64 operand may lie in another memory format than eager's, where this view does not exist.
+    # The float64 operand's strides may differ from eager's and not allow this view.
     if target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
         return torch.ops.aten.reshape.default(*args)
     return target(*args, **kwargs)
@@ -175,7 +174,7 @@ def _is_float(tensor: torch.Tensor) -> bool:
 
 
 def _pairs(eager: Any, truth: Any) -> Any:
-    """A `Pair`, or a list of them for several results; what is not floating is eager's on both sides."""
+    """A `Pair`, or a list of them for several results; tensors that are not floating are eager's in both runs."""
     import torch
 
     if isinstance(eager, (tuple, list)):
@@ -195,7 +194,7 @@ def _widened(result: Any) -> Any:
 
 
 def _both(value: Any) -> Any:
-    """An input on both sides: its own copy for eager, a float64 one that lies in memory in the same way."""
+    """A copy of an input for each run; the float64 one has the same strides."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -204,7 +203,7 @@ def _both(value: Any) -> Any:
     if value.layout is not torch.strided:
         eager = value.clone()
         return Pair(eager, _widened(eager))
-    # Expanded and gapped tensors keep their strides: the whole storage is copied, then looked at alike.
+    # Copy the whole storage, so that expanded and gapped tensors keep their strides.
     storage = whole_storage(value)
     shape, strides, offset = value.shape, value.stride(), value.storage_offset()
     eager = storage.clone().as_strided(shape, strides, offset)

@@ -1,4 +1,4 @@
-"""Whether a compiled model keeps the numbers contract: outputs and gradients, beside eager and float64."""
+"""Checks a compiled model's outputs and gradients against eager and float64, by the numbers contract."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def verify(
 ) -> list[Verified]:
     """One row for every output and, with `training`, for every gradient of an input or parameter.
 
-    `compiled(*inputs)` is compared with `model(*inputs)` and with float64 (`reference_run`). Each run
-    starts from the same state of the generators, the same inputs and buffers, and the same random
-    gradients of the outputs; the caller's generators, inputs, buffers and `.grad` stay as they were.
-    Inputs get gradients where they require them, parameters where `model` is a module that holds them.
-    A row that breaks the contract has `ok=False`; nothing is raised for it. Raises what the model raises.
+    `compiled(*inputs)` is compared with `model(*inputs)` and with float64 (`reference_run`). All runs start from
+    the same state of the generators, the same inputs and buffers, and the same random gradients of the outputs;
+    the caller's generators, inputs, buffers and `.grad` do not change. Gradients are those of the inputs that
+    require one and of the trainable parameters, if `model` is a module.
+    A row that breaks the contract has `ok=False`. Exceptions of the model pass through.
     """
     import torch
 
@@ -51,12 +51,12 @@ class _Results:
 
 
 def _rows(eager: _Results, ours: _Results, truth: _Results, direction: Literal["fwd", "bwd"]) -> Iterator[Verified]:
-    theirs, mine, true = (getattr(r, direction) for r in (eager, ours, truth))
-    for name in theirs | mine:
-        if name in theirs and name in mine:
-            yield compare(mine[name], theirs[name], true[name], direction=direction, tensor=name)
+    expected, given, true = (getattr(r, direction) for r in (eager, ours, truth))
+    for name in expected | given:
+        if name in expected and name in given:
+            yield compare(given[name], expected[name], true[name], direction=direction, tensor=name)
         else:
-            dtype = str((theirs | mine)[name].dtype).removeprefix("torch.")
+            dtype = str((expected | given)[name].dtype).removeprefix("torch.")
             inf = float("inf")
             yield Verified(direction, name, dtype, inf, 0.0, inf, 0.0, 0.0, 0.0, ok=False)
 
@@ -72,7 +72,7 @@ def _run(
     import torch
 
     fresh = _copies(inputs)
-    with _kept_buffers(model):
+    with _restored_buffers(model):
         torch.manual_seed(seed)
         outputs = dict(named_tensors(function(*fresh), "output"))
         leaves = dict(_leaves(fresh)) | _parameters(model) if training else {}
@@ -99,7 +99,7 @@ def _backward(
 
 
 def random_tangents(outputs: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    """The gradients of differentiable outputs that a backward of `verify` starts from: standard normal."""
+    """Standard normal gradients of differentiable outputs, with which `verify` starts the backward."""
     import torch
 
     def draw(output: torch.Tensor, number: int) -> torch.Tensor:
@@ -110,7 +110,7 @@ def random_tangents(outputs: Sequence[torch.Tensor], seed: int) -> list[torch.Te
 
 
 @dataclass(frozen=True)
-class Joint:
+class JointGraph:
     """A model's forward and backward as one ATen graph, its arguments, and the names of its results."""
 
     graph: fx.GraphModule
@@ -121,11 +121,11 @@ class Joint:
 
 def joint_graph(
     model: Model, inputs: Sequence[Any], tangents: Sequence[torch.Tensor], *, seed: int, training: bool
-) -> Joint:
+) -> JointGraph:
     """The operators that eager runs for `model(*inputs)` and, with `training`, for its gradients.
 
-    `tangents` are the gradients of the differentiable outputs. Attention is written out: so it exists in
-    float64 on every device, and its dropout is a draw of its own. Raises what the model raises.
+    `tangents` are the gradients of the differentiable outputs. Attention is decomposed (the math backend), because
+    fused attention has no float64 and hides its dropout mask. Exceptions of the model pass through.
     """
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -140,9 +140,9 @@ def joint_graph(
         rest, values = list(flat), list(inputs)
         for i in moved:
             values[i] = _leaf(rest.pop(0), training and inputs[i].requires_grad)
-        own = {name: _leaf(rest.pop(0), training and name in trainable) for name in state}
-        outputs = dict(named_tensors(_call(model, own, values), "output"))
-        leaves = dict(_leaves(values)) | {n: own[n] for n in own if n in trainable} if training else {}
+        parameters = {name: _leaf(rest.pop(0), training and name in trainable) for name in state}
+        outputs = dict(named_tensors(_call(model, parameters, values), "output"))
+        leaves = dict(_leaves(values)) | {n: parameters[n] for n in parameters if n in trainable} if training else {}
         gradients, _ = _backward(outputs, leaves, rest, seed)
         names[:] = [*outputs, *gradients]
         return [*outputs.values(), *gradients.values()]
@@ -154,7 +154,7 @@ def joint_graph(
     with sdpa_kernel(SDPBackend.MATH):
         torch.manual_seed(seed)
         graph = make_fx(whole)(*arguments())
-    return Joint(graph, arguments(), names)
+    return JointGraph(graph, arguments(), names)
 
 
 def _truth(model: Model, inputs: Sequence[Any], eager: _Results, seed: int, training: bool) -> _Results:
@@ -180,7 +180,7 @@ def _leaf(tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
 
 
 def named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor inside tuples, lists and dicts, with where it is: `output[0]`, `output['loss']`.
+    """Every tensor inside tuples, lists and dicts, with its path: `output[0]`, `output['loss']`.
 
     >>> import torch
     >>> [name for name, _ in named_tensors({"a": torch.ones(1), "b": [torch.ones(1), 3]}, "output")]
@@ -225,8 +225,8 @@ def _state(model: Model) -> State:
 
 
 @contextmanager
-def _kept_buffers(model: Model) -> Iterator[None]:
-    """Running statistics and the like go back to what they were."""
+def _restored_buffers(model: Model) -> Iterator[None]:
+    """Restore buffers, such as running statistics, afterwards."""
     import torch
 
     buffers = dict(model.named_buffers()) if isinstance(model, torch.nn.Module) else {}
@@ -240,7 +240,7 @@ def _kept_buffers(model: Model) -> Iterator[None]:
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:
-    """Fresh leaves of the same values, strides and sharing of storage; what is no tensor stays."""
+    """New leaf tensors with the same values, strides and sharing of storage; other values are passed through."""
     import torch
 
     copied: dict[tuple[int, torch.dtype], torch.Tensor] = {}

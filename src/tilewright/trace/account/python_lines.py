@@ -34,7 +34,7 @@ _UNKNOWN = ("?", "?", 0)
 
 
 def add_python_lines(connection: DuckDBPyConnection) -> None:
-    """Fill `python_line` from the headers of traces; only what `measure/recording/lines.py` writes adds anything."""
+    """Fill `python_line` from the entry that `measure/recording/line_tracer.py` writes into the headers of traces."""
     connection.execute(_TABLE)
     for file_id, base, text in connection.execute(_FOLLOWED).fetchall():
         try:

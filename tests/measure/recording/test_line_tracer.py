@@ -16,13 +16,13 @@ import pytest
 import torch
 import typer
 
-from tilewright.measure.recording import lines
-from tilewright.measure.recording.lines import Lines, is_the_users
+from tilewright.measure.recording import line_tracer
+from tilewright.measure.recording.line_tracer import LineTracer, is_user_file
 
 
 def followed(run: Callable[[], object]) -> list[tuple[str, str]]:
     """The functions and the text of the lines of this file that were reached while `run` ran."""
-    given = Lines()
+    given = LineTracer()
     given.start()
     run()
     text = given.stop()
@@ -52,7 +52,7 @@ def test_every_line_and_the_way_back() -> None:
 
 
 def test_the_function_that_runs_already_is_followed_too() -> None:
-    given = Lines()
+    given = LineTracer()
     given.start()
     first = torch.ones(1)
     second = first + 1
@@ -87,15 +87,15 @@ def test_a_line_goes_on_after_an_exception_and_a_generator() -> None:
 
 
 def test_there_is_no_line_where_nobody_of_the_users_is_left() -> None:
-    given = Lines()
+    given = LineTracer()
     given.start()
-    given._came_back_to(None)
+    given._return_to(None)
     text = given.stop()
     assert text is not None and -1 in json.loads(text)["which"]
 
 
 def test_another_thread_may_stop_it() -> None:
-    given = Lines()
+    given = LineTracer()
     given.start()
     stopping = threading.Thread(target=given.stop)
     stopping.start()
@@ -112,7 +112,7 @@ def test_a_debugger_is_left_alone() -> None:
     before = sys.gettrace()
     sys.settrace(debugger)
     try:
-        given = Lines()
+        given = LineTracer()
         given.start()
         assert sys.gettrace() is debugger and given.stop() is None
     finally:
@@ -120,8 +120,8 @@ def test_a_debugger_is_left_alone() -> None:
 
 
 def test_there_is_a_bound_and_what_lies_beyond_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_MOST", 10)
-    given = Lines()
+    monkeypatch.setattr(line_tracer, "_MOST", 10)
+    given = LineTracer()
     given.start()
     for _ in range(100):
         outer()
@@ -132,7 +132,7 @@ def test_there_is_a_bound_and_what_lies_beyond_is_nowhere(monkeypatch: pytest.Mo
 
 def test_times_are_of_the_wall_clock() -> None:
     before = time.time_ns()
-    given = Lines()
+    given = LineTracer()
     given.start()
     text = given.stop()
     assert text is not None and before <= json.loads(text)["since"][0] <= time.time_ns()
@@ -140,14 +140,14 @@ def test_times_are_of_the_wall_clock() -> None:
 
 def test_whose_a_file_is() -> None:
     generated = "c3k4yl3tujcixxvd5uikqyklalomijtcbn4pgb76bqpbl65ulw7v.py"
-    assert is_the_users(Path(__file__)) and is_the_users(Path(pytest.__file__))
+    assert is_user_file(Path(__file__)) and is_user_file(Path(pytest.__file__))
     others = (
         torch.__file__,
-        lines.__file__,
+        line_tracer.__file__,
         json.__file__,
         typer.__file__,
         "<string>",
         generated,
         "/venv/bin/tilewright",
     )
-    assert not any(map(is_the_users, map(Path, others)))
+    assert not any(map(is_user_file, map(Path, others)))

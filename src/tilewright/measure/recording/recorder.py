@@ -1,4 +1,4 @@
-"""A recording: some steps of a program under a profiler, after warm-up and within a bound of memory."""
+"""Records some steps of a program with a profiler, after warm-up and within a bound of memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from uuid import uuid4
 
-from tilewright.measure.recording.guard import Guard
+from tilewright.measure.recording.guard import RecordingGuard
 from tilewright.measure.recording.ranges import STEP, Marker, Ranges, nvtx, recorded
 from tilewright.measure.recording.synchronisations import marked_synchronisations
 from tilewright.measure.recording.windows import (
     Detail,
     DeviceWindow,
-    KeptApart,
     KinetoWindow,
     NsightWindow,
+    RangesWithinWindows,
     Window,
-    gpu_at_work,
+    gpu_in_use,
     has_gpu,
     synchronize,
 )
@@ -30,27 +30,27 @@ from tilewright.records.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Kineto holds about 350 bytes an event while it records (640 with shapes and no stacks), and up to
-# 5.6 kB while it writes them out: 200,000 events are 1.1 GB at the most.
+# Kineto holds about 350 bytes per event while it records (640 with shapes and without stacks), and up to
+# 5.6 kB while it writes the trace: at most 1.1 GB for 200,000 events.
 _BYTES_AN_EVENT = 350
 
 DESCRIPTION, DESCRIBED_BY = "tilewright description", "tilewright described by"
-"""In the header of two traces, with the same value: steps in every detail, and the light steps that they describe."""
+"""Keys with the same value in the headers of two traces: the detailed step, and the light steps it describes."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordingPlan:
     """The steps of a recording, in this order, and what is recorded of them.
 
-    `wait` steps run bare, and all but the first are timed; `warmup` steps are recorded to count their
-    events; one more runs bare; up to `active` steps are kept. `events` bounds what is recorded in one
-    process: fewer steps are kept where they would exceed it, and where one step does, its beginning. With
-    `whole` there are no steps to wait for: recording starts at once, up to the bound.
+    `wait` steps run without a profiler, and all but the first are timed; `warmup` steps are recorded to count
+    their events; one more runs without a profiler; up to `active` steps are kept. `events` bounds the events
+    recorded in one process: if the steps exceed it fewer are kept, and if one step exceeds it only its
+    beginning. With `whole` there are no steps: recording starts at once and ends at the bound.
 
-    To record every operator of the host may double the time of a step that launches many kernels. So where
-    a GPU is at work, `light` records of the kept steps only the device, the calls into CUDA and the ranges,
-    after one more in which the profiler settles, and keeps the last warm-up step as their description.
-    Otherwise the warm-up is thrown away.
+    Recording every operator of the host can double the time of a step that launches many kernels. If the process
+    uses a GPU, `light` therefore records only the device, the CUDA calls and the ranges of the kept steps,
+    after one extra step in which the profiler starts, and keeps the last warm-up step, recorded in detail, as
+    their description. Otherwise the warm-up is discarded.
     """
 
     wait: int = 5
@@ -67,34 +67,34 @@ class Plan:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> Plan:
+    def from_json(text: str) -> RecordingPlan:
         values = json.loads(text)
-        return Plan(**values | {"detail": Detail(**values["detail"])})
+        return RecordingPlan(**values | {"detail": Detail(**values["detail"])})
 
 
 @dataclass
 class Recording:
-    """What was recorded of one process. Times are seconds, and of a step microseconds on the wall clock."""
+    """The recording of one process; times in seconds, those of a step in microseconds of wall-clock time."""
 
-    plan: Plan
+    plan: RecordingPlan
     trace: Path | None = None
-    """None where nothing was kept: the program ended too early, or Nsight Systems records."""
+    """None if nothing was kept: the program ended too early, or Nsight Systems records."""
     description: Path | None = None
-    """The trace of a step in every detail, where those of `trace` are light."""
+    """The trace of a step recorded in detail, if those of `trace` are light."""
     events: int = 0
     steps_seen: int = 0
-    """Steps that ended while the recorder was there, recorded or not."""
+    """Steps that ended between the recorder's start and stop, recorded or not."""
     steps_kept: int = 0
-    """Whole steps in the trace; 0 where it holds a part of one, or a program without steps."""
+    """Whole steps in the trace; 0 if it holds a part of a step, or a program without steps."""
     step_events: int = 0
-    """Events of one step, as counted in the warm-up; where its recording was cut short, an estimate."""
+    """Events of one step, counted in the warm-up; an estimate if the warm-up reached the bound."""
     seconds_kept: float = 0.0
     seconds: float = 0.0
     """From the recorder's start to its stop."""
     bare_us: float | None = None
     recorded_us: float | None = None
     cut: bool = False
-    """The bound was reached in the middle of a step, or of what is recorded whole."""
+    """The bound was reached before the end of a step, or of a program recorded as a whole."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), default=str)
@@ -102,7 +102,7 @@ class Recording:
     @staticmethod
     def from_json(text: str) -> Recording:
         values = json.loads(text)
-        plan = Plan.from_json(json.dumps(values["plan"]))
+        plan = RecordingPlan.from_json(json.dumps(values["plan"]))
         paths = {name: Path(values[name]) if values[name] else None for name in ("trace", "description")}
         return Recording(**values | {"plan": plan} | paths)
 
@@ -111,16 +111,16 @@ _State = Literal["wait", "warmup", "between", "settle", "active", "done"]
 
 
 class Recorder:
-    """Records what runs between `start` and `stop`, by a plan.
+    """Records the program between `start` and `stop`, by a plan.
 
-    A step ends where `step` is called, or, with `by_optimizer` and until somebody calls it, where an
-    optimizer's step ends. The trace goes to `folder` as `<name>.json`. `kept` is called once nothing more
-    will be recorded, and that is often long before `stop`.
+    A call of `step` ends a step. With `by_optimizer`, and until the first call of `step`, the end of an
+    optimizer's step does so. The trace is `<name>.json` in `folder`. `kept` is called when the recording is
+    complete, which is often long before `stop`.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RecordingPlan,
         folder: Path,
         *,
         name: str = "trace",
@@ -137,58 +137,58 @@ class Recorder:
         self._state: _State = "wait"
         self._steps_in_state = 0
         self._wanted = plan.active
-        # Nsight Systems holds its events elsewhere.
+        # Nsight Systems holds its events in another process.
         self._most_bytes = float("inf") if plan.nvtx else plan.events * _BYTES_AN_EVENT
         self._mark: Marker = nvtx if plan.nvtx else recorded
         self.ranges = Ranges(lambda name: self._mark(name), layers=plan.layers, after_step=self._after_optimizer)
         self._marked = ExitStack()
-        self._apart = KeptApart()
-        self._guard = Guard(self._full)
+        self._within_windows = RangesWithinWindows()
+        self._guard = RecordingGuard(self._on_limit)
         self._window: Window | None = None
         self._close_step: Callable[[], None] | None = None
-        self._working = False
+        self._paused = False
         self._began = self._timed_from = self._warm_from = self._warm_paused = self._step_seconds = 0.0
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will be recorded."""
+        """Whether the recording is complete."""
         return self._state == "done"
 
     def start(self) -> None:
-        """Raises UsageError where ranges are for Nsight Systems and there is no GPU for it to look at."""
+        """Begin the plan. UsageError for NVTX ranges without a GPU."""
         if self._plan.nvtx and not has_gpu():
-            raise UsageError("NVTX ranges are for Nsight Systems and a GPU, and PyTorch sees none here")
+            raise UsageError("NVTX ranges need Nsight Systems and a GPU, and PyTorch finds no GPU")
         self._began = time.perf_counter()
         self.ranges.on = False
         self.ranges.__enter__()
-        self._apart.__enter__()
-        with self._at_work():
+        self._within_windows.__enter__()
+        with self._guard_paused():
             self._enter("active" if self._plan.whole else "wait")
 
     def step(self) -> None:
-        """A step ended, and the next begins."""
+        """Mark the end of a step and the beginning of the next."""
         self._by_optimizer = False
         self._step_ended()
 
     def stop(self) -> Recording:
-        """End the recording, if it has not ended, and take every range off again; once."""
-        with self._at_work():
+        """End the recording if it has not ended, and remove all hooks. Call it once."""
+        with self._guard_paused():
             if not self.done:
                 self._finish()
         self._guard.close()
-        self._apart.__exit__()
+        self._within_windows.__exit__()
         self.ranges.__exit__()
         self.recording.seconds = time.perf_counter() - self._began
         return self.recording
 
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """The guard interrupts at any point; not while a window is opened or closed."""
-        self._working = True
+    def _guard_paused(self) -> Iterator[None]:
+        """Keep the guard from interrupting while a window is opened or closed."""
+        self._paused = True
         try:
             yield
         finally:
-            self._working = False
+            self._paused = False
 
     def _after_optimizer(self) -> None:
         if self._by_optimizer:
@@ -199,21 +199,21 @@ class Recorder:
         self._steps_in_state += 1
         if self.done:
             return
-        with self._at_work():
+        with self._guard_paused():
             match self._state:
                 case "wait":
-                    self._waited()
+                    self._end_wait_step()
                 case "warmup":
-                    self._warmed_up()
+                    self._end_warmup_step()
                 case "between":
                     self._enter("settle" if self.recording.description else "active")
                 case "settle":
                     self._enter("active")
                 case "active":
-                    self._kept_one()
+                    self._end_active_step()
 
     def _enter(self, state: _State) -> None:
-        """Go on to `state`, past those that the plan leaves out."""
+        """Enter `state`, skipping states that the plan omits."""
         self._state, self._steps_in_state = state, 0
         if state == "wait" and not self._plan.wait:
             self._enter("warmup")
@@ -230,10 +230,10 @@ class Recorder:
         elif state == "active":
             self._begin_active()
 
-    def _waited(self) -> None:
-        # Only around all that is timed, as in a recording: between two steps the host may run ahead.
+    def _end_wait_step(self) -> None:
+        # Synchronise only before and after the timed steps: between two steps the host may run ahead.
         if self._steps_in_state == 1:
-            # To ask for the memory takes time too.
+            # The guard's polling would be timed too.
             self._guard.rest()
             synchronize()
             self._timed_from = time.perf_counter()
@@ -244,7 +244,7 @@ class Recorder:
                 self.recording.bare_us = seconds / (self._plan.wait - 1) * 1e6
             self._enter("warmup")
 
-    def _warmed_up(self) -> None:
+    def _end_warmup_step(self) -> None:
         if self._steps_in_state < self._plan.warmup:
             if self._window is not None:
                 self._end_step_range()
@@ -258,13 +258,13 @@ class Recorder:
         self.recording.step_events = events // self._plan.warmup
         self._step_seconds = seconds / self._plan.warmup
         self.recording.events, self.recording.seconds_kept, self.recording.cut = 0, 0.0, False
-        # A step without a profiler, so that what began under the last one has ended before the next.
+        # One step without a profiler, so that ranges begun under this profiler end before the next one starts.
         self._enter("between")
 
     def _count_warmup(self) -> None:
         began = time.perf_counter()
         self._close()
-        if self._plan.light and not self._plan.nvtx and not self.recording.cut and gpu_at_work():
+        if self._plan.light and not self._plan.nvtx and not self.recording.cut and gpu_in_use():
             self.recording.description = self._described
         else:
             self._described.unlink(missing_ok=True)
@@ -284,7 +284,7 @@ class Recorder:
         elif each > self._plan.events:
             self._guard.watch(seconds=self._step_seconds * self._plan.events / each)
 
-    def _kept_one(self) -> None:
+    def _end_active_step(self) -> None:
         self.recording.steps_kept += 1
         if not self._plan.whole and self._steps_in_state >= self._wanted:
             self._finish()
@@ -292,11 +292,11 @@ class Recorder:
             self._end_step_range()
             self._begin_step_range()
 
-    def _full(self) -> None:
-        """The guard's word: what is recorded by now is all there will be."""
-        if self._working or self._window is None:
+    def _on_limit(self) -> None:
+        """End the recording at the guard's limit."""
+        if self._paused or self._window is None:
             return
-        with self._at_work():
+        with self._guard_paused():
             self.recording.cut = True
             if self._state == "warmup":
                 self._count_warmup()
@@ -314,7 +314,7 @@ class Recorder:
         else:
             self._window = KinetoWindow(self._plan.detail, self._path)
         self._window.start()
-        self._apart.opened()
+        self._within_windows.opened()
         self._marked.enter_context(marked_synchronisations(self._mark))
         self.ranges.on = True
         if self._state != "settle":
@@ -326,11 +326,11 @@ class Recorder:
             return
         self._end_step_range()
         self._marked.close()
-        stretch, self._window = self._window.stop(), None
-        self._apart.closed()
+        result, self._window = self._window.stop(), None
+        self._within_windows.closed()
         self.ranges.on = False
-        self.recording.events = stretch.events
-        self.recording.seconds_kept = stretch.seconds
+        self.recording.events = result.events
+        self.recording.seconds_kept = result.seconds
 
     def _begin_step_range(self) -> None:
         self._close_step = self._mark(f"{STEP}{self.recording.steps_seen}")

@@ -17,16 +17,16 @@ from torch import nn
 from torch.nn.modules import module
 
 from tests.waiting import HANG_S
-from tilewright.measure.recording import profile as recorder_module
+from tilewright.measure.recording import recorder as recorder_module
 from tilewright.measure.recording import windows
-from tilewright.measure.recording.profile import DESCRIBED_BY, DESCRIPTION, Plan, Recorder, Recording
+from tilewright.measure.recording.recorder import DESCRIBED_BY, DESCRIPTION, Recorder, Recording, RecordingPlan
 from tilewright.measure.recording.windows import Detail
 from tilewright.records.errors import UsageError
 
 LEAN = Detail(shapes=False, stacks=False, memory=False)
 
 
-def record(plan: Plan, folder: Path, work: Callable[[], object], steps: int, **options: Any) -> Recording:
+def record(plan: RecordingPlan, folder: Path, work: Callable[[], object], steps: int, **options: Any) -> Recording:
     recorder = Recorder(plan, folder, **options)
     recorder.start()
     for _ in range(steps):
@@ -61,7 +61,7 @@ def training(by: int = 1) -> Callable[[], None]:
 
 
 def test_keeps_the_steps_of_the_plan(tmp_path: Path) -> None:
-    done = record(Plan(wait=2, warmup=1, active=4, detail=LEAN), tmp_path, five, steps=20)
+    done = record(RecordingPlan(wait=2, warmup=1, active=4, detail=LEAN), tmp_path, five, steps=20)
     found = names(done)
     assert found["aten::exp"] == 20
     # Two bare, one thrown away, one between: the first that is kept is the fifth.
@@ -75,13 +75,13 @@ def test_keeps_the_steps_of_the_plan(tmp_path: Path) -> None:
 def as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Light steps without a GPU: the profiler that ought to record devices records this host."""
     real = windows._profiler
-    monkeypatch.setattr(recorder_module, "gpu_at_work", lambda: True)
+    monkeypatch.setattr(recorder_module, "gpu_in_use", lambda: True)
     monkeypatch.setattr(windows, "_profiler", lambda _, detail: real([torch.profiler.ProfilerActivity.CPU], detail))
 
 
 @pytest.mark.usefixtures("as_if_on_a_gpu")
 def test_light_steps_are_described_by_the_warmup(tmp_path: Path) -> None:
-    done = record(Plan(wait=2, warmup=2, active=3, detail=LEAN), tmp_path, training(), steps=20)
+    done = record(RecordingPlan(wait=2, warmup=2, active=3, detail=LEAN), tmp_path, training(), steps=20)
     assert done.steps_kept == 3 and done.description is not None and done.trace is not None
     light, described = (json.loads(path.read_text()) for path in (done.trace, done.description))
     assert light[DESCRIBED_BY] == described[DESCRIPTION]
@@ -101,33 +101,37 @@ def test_light_steps_are_described_by_the_warmup(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("as_if_on_a_gpu")
 def test_steps_are_not_light_where_nothing_describes_them(tmp_path: Path) -> None:
-    for plan in (Plan(wait=1, warmup=0, active=1), Plan(wait=1, active=1, light=False), Plan(whole=True)):
+    for plan in (
+        RecordingPlan(wait=1, warmup=0, active=1),
+        RecordingPlan(wait=1, active=1, light=False),
+        RecordingPlan(whole=True),
+    ):
         assert record(plan, tmp_path, five, steps=7).description is None
     early = tmp_path / "early"
     early.mkdir()
-    assert record(Plan(wait=1, warmup=2, active=1), early, five, steps=4).description is None
+    assert record(RecordingPlan(wait=1, warmup=2, active=1), early, five, steps=4).description is None
     assert not list(early.iterdir())
 
 
 @pytest.mark.parametrize(("wait", "warmup", "first"), [(0, 0, 0), (1, 0, 1), (0, 2, 3), (3, 1, 5)])
 def test_first_step_kept(tmp_path: Path, wait: int, warmup: int, first: int) -> None:
-    done = record(Plan(wait, warmup, active=1, detail=LEAN), tmp_path, five, steps=10)
+    done = record(RecordingPlan(wait, warmup, active=1, detail=LEAN), tmp_path, five, steps=10)
     assert names(done)[f"ProfilerStep#{first}"] == 1
 
 
 def test_a_program_that_ends_early_leaves_no_trace(tmp_path: Path) -> None:
-    done = record(Plan(wait=2, warmup=1, active=3, detail=LEAN), tmp_path, five, steps=3)
+    done = record(RecordingPlan(wait=2, warmup=1, active=3, detail=LEAN), tmp_path, five, steps=3)
     assert done.trace is None and not list(tmp_path.iterdir())
 
 
 def test_a_program_that_ends_among_its_kept_steps_keeps_those(tmp_path: Path) -> None:
-    done = record(Plan(wait=0, warmup=0, active=9, detail=LEAN), tmp_path, five, steps=4)
+    done = record(RecordingPlan(wait=0, warmup=0, active=9, detail=LEAN), tmp_path, five, steps=4)
     assert done.steps_kept == 4 and names(done)["aten::exp"] == 20
 
 
 def test_fewer_steps_where_all_would_exceed_the_bound(tmp_path: Path) -> None:
-    whole = record(Plan(wait=1, active=3, detail=LEAN), tmp_path, five, steps=20)
-    done = record(Plan(wait=1, active=50, events=3 * whole.step_events, detail=LEAN), tmp_path, five, steps=70)
+    whole = record(RecordingPlan(wait=1, active=3, detail=LEAN), tmp_path, five, steps=20)
+    done = record(RecordingPlan(wait=1, active=50, events=3 * whole.step_events, detail=LEAN), tmp_path, five, steps=70)
     assert done.steps_kept == 3 and not done.cut and done.events <= 3.5 * whole.step_events
 
 
@@ -138,7 +142,7 @@ def test_a_step_beyond_the_bound_is_cut_short(tmp_path: Path) -> None:
         for _ in range(60_000):
             x.exp()
 
-    done = record(Plan(wait=1, active=2, events=6000, detail=LEAN), tmp_path, many, steps=6)
+    done = record(RecordingPlan(wait=1, active=2, events=6000, detail=LEAN), tmp_path, many, steps=6)
     assert done.cut and done.steps_kept == 0 and done.recorded_us is None
     assert done.step_events > 6000 and 0 < done.events < 60_000
 
@@ -150,13 +154,13 @@ def test_whole_programs_are_bounded_too(tmp_path: Path) -> None:
         for _ in range(600_000):
             x.exp()
 
-    done = record(Plan(whole=True, events=20_000, detail=LEAN), tmp_path, endless, steps=1)
+    done = record(RecordingPlan(whole=True, events=20_000, detail=LEAN), tmp_path, endless, steps=1)
     assert done.cut and done.trace is not None
     assert 10_000 < done.events < 600_000 and done.seconds_kept < done.seconds
 
 
 def test_optimizer_steps_end_steps_until_someone_says_otherwise(tmp_path: Path) -> None:
-    plan = Plan(wait=1, warmup=1, active=2, detail=LEAN)
+    plan = RecordingPlan(wait=1, warmup=1, active=2, detail=LEAN)
     found = names(record(plan, tmp_path, training(), steps=9, by_optimizer=True))
     assert found["ProfilerStep#3"] == found["ProfilerStep#4"] == 1
     by_call = record(plan, tmp_path, training(by=3), steps=9)
@@ -164,12 +168,12 @@ def test_optimizer_steps_end_steps_until_someone_says_otherwise(tmp_path: Path) 
 
 
 def test_phases_and_layers_have_ranges(tmp_path: Path) -> None:
-    found = names(record(Plan(wait=0, warmup=0, active=2, detail=LEAN), tmp_path, training(), steps=2))
+    found = names(record(RecordingPlan(wait=0, warmup=0, active=2, detail=LEAN), tmp_path, training(), steps=2))
     ours = {name: count for name, count in found.items() if name.startswith(("phase", "layer"))}
     assert ours == {
         "phase forward": 2, "layer 0": 2, "layer 1": 2, "layer 2": 2, "phase backward": 2, "phase optimizer": 2
     }  # fmt: skip
-    quiet = record(Plan(wait=0, warmup=0, active=2, detail=LEAN, layers=False), tmp_path, training(), steps=2)
+    quiet = record(RecordingPlan(wait=0, warmup=0, active=2, detail=LEAN, layers=False), tmp_path, training(), steps=2)
     assert not [name for name in names(quiet) if name.startswith("layer")]
 
 
@@ -186,7 +190,7 @@ def test_ranges_close_when_a_layer_raises(tmp_path: Path) -> None:
             model(torch.ones(1))
         healthy(torch.ones(1))
 
-    found = names(record(Plan(wait=0, warmup=0, active=1, detail=LEAN), tmp_path, step, steps=1))
+    found = names(record(RecordingPlan(wait=0, warmup=0, active=1, detail=LEAN), tmp_path, step, steps=1))
     # The second model is a model again, not a layer of the first.
     assert found["phase forward"] == 2 and found["layer 1.0"] == 1
 
@@ -202,10 +206,10 @@ def test_compiled_models_compile_as_they_do_without(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     compiled = torch.compile(model, backend=count)
     compiled(torch.ones(2, 4))
-    done = record(Plan(wait=1, active=1, detail=LEAN), tmp_path, lambda: compiled(torch.ones(2, 4)), steps=8)
+    done = record(RecordingPlan(wait=1, active=1, detail=LEAN), tmp_path, lambda: compiled(torch.ones(2, 4)), steps=8)
     torch._dynamo.reset()
     fresh = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend=count)
-    record(Plan(wait=1, active=1, detail=LEAN), tmp_path, lambda: fresh(torch.ones(2, 4)), steps=8)
+    record(RecordingPlan(wait=1, active=1, detail=LEAN), tmp_path, lambda: fresh(torch.ones(2, 4)), steps=8)
     assert len(graphs) == 2 and graphs[0] == graphs[1]
     assert names(done)["phase forward"] == 1
 
@@ -220,7 +224,7 @@ def test_leaves_the_process_as_it_was(tmp_path: Path) -> None:
         )  # fmt: skip
 
     before = state()
-    record(Plan(wait=0, warmup=1, active=1), tmp_path, training(), steps=5)
+    record(RecordingPlan(wait=0, warmup=1, active=1), tmp_path, training(), steps=5)
     assert state() == before
 
 
@@ -228,11 +232,11 @@ def test_nvtx_without_a_gpu_is_refused(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(UsageError, match="Nsight"):
-        Recorder(Plan(nvtx=True), tmp_path).start()
+        Recorder(RecordingPlan(nvtx=True), tmp_path).start()
 
 
 def test_recordings_survive_their_json(tmp_path: Path) -> None:
-    done = record(Plan(wait=1, active=1, detail=LEAN), tmp_path, five, steps=5)
+    done = record(RecordingPlan(wait=1, active=1, detail=LEAN), tmp_path, five, steps=5)
     assert Recording.from_json(done.as_json()) == done
 
 
@@ -240,10 +244,10 @@ SPANNING = """
 import sys, torch
 from pathlib import Path
 from torch.profiler import record_function
-from tilewright.measure.recording.profile import Plan, Recorder
+from tilewright.measure.recording.recorder import RecordingPlan, Recorder
 
 for repeat in range(4):
-    recorder = Recorder(Plan(wait=1, warmup=1, active=2), Path(sys.argv[1]))
+    recorder = Recorder(RecordingPlan(wait=1, warmup=1, active=2), Path(sys.argv[1]))
     recorder.start()
     spans = []
     for step in range(8):

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from tilewright.measure.recording.stamps import Stamps
+from tilewright.measure.recording.host_ranges import HostRanges
 
 
-def joined(stamps: Stamps, folder: Path, text: str) -> list[dict[str, Any]]:
+def joined(ranges: HostRanges, folder: Path, text: str) -> list[dict[str, Any]]:
     (folder / "bare.json").write_text(text)
-    stamps.join(folder / "bare.json", folder / "joined.json")
+    ranges.join(folder / "bare.json", folder / "joined.json")
     document = json.loads((folder / "joined.json").read_text())
     assert {key: value for key, value in document.items() if key != "traceEvents"} == {
         key: value for key, value in json.loads(text).items() if key != "traceEvents"
@@ -27,15 +27,15 @@ def joined(stamps: Stamps, folder: Path, text: str) -> list[dict[str, Any]]:
 
 
 def test_one_clock_with_the_profiler(tmp_path: Path) -> None:
-    stamps = Stamps()
+    ranges = HostRanges()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(20):
-            close = stamps.mark("outer")
+            close = ranges.mark("outer")
             with record_function("inner"):
                 torch.ones(3).exp()
             close()
     profiler.export_chrome_trace(str(tmp_path / "kineto.json"))
-    events = joined(stamps, tmp_path, (tmp_path / "kineto.json").read_text())
+    events = joined(ranges, tmp_path, (tmp_path / "kineto.json").read_text())
     outer = [event for event in events if event["name"] == "outer"]
     inner = [event for event in events if event["name"] == "inner"]
     assert len(outer) == len(inner) == 20
@@ -47,21 +47,21 @@ def test_one_clock_with_the_profiler(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("events", ["[]", "[ ]", '[{"ph": "i", "name": "mine", "ts": 1}]'])
 def test_events_of_every_length(tmp_path: Path, events: str) -> None:
-    stamps = Stamps()
+    ranges = HostRanges()
     text = f'{{"baseTimeNanoseconds": 1000, "traceEvents": {events}, "traceName": "x"}}'
-    assert len(joined(stamps, tmp_path, text)) == len(json.loads(events))
-    stamps.mark('a "name"\n</script>')()
-    found = joined(stamps, tmp_path, text)
+    assert len(joined(ranges, tmp_path, text)) == len(json.loads(events))
+    ranges.mark('a "name"\n</script>')()
+    found = joined(ranges, tmp_path, text)
     assert len(found) == len(json.loads(events)) + 1
     assert found[0]["name"] == 'a "name"\n</script>' and found[0]["pid"] == os.getpid()
 
 
 def test_every_thread_marks_its_own(tmp_path: Path) -> None:
-    stamps = Stamps()
-    threads = [threading.Thread(target=lambda: [stamps.mark("range")() for _ in range(500)]) for _ in range(8)]
+    ranges = HostRanges()
+    threads = [threading.Thread(target=lambda: [ranges.mark("range")() for _ in range(500)]) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found = joined(stamps, tmp_path, '{"traceEvents": []}')
+    found = joined(ranges, tmp_path, '{"traceEvents": []}')
     assert len(found) == 4000 and all(event["dur"] >= 0 for event in found)

@@ -1,6 +1,6 @@
-"""Ranges that are two readings of a clock, for a trace whose profiler records nothing of the host.
+"""Ranges by timestamps of the host, merged into a trace whose profiler records only the device.
 
-A range of PyTorch's own costs several microseconds and exists only where every operator is recorded too.
+PyTorch's `record_function` takes several microseconds and requires that every operator is recorded too.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 _HEAD = 1 << 20
-"""Kineto writes the zero of its clock and the beginning of the events well within so many bytes."""
+"""Kineto writes the base of its clock and the start of the events within this many bytes."""
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 
 
-class Stamps:
-    """Ranges by any thread: name, begin and end in nanoseconds since 1970, number of the thread."""
+class HostRanges:
+    """Ranges of all threads: name, begin and end in nanoseconds since 1970, number of the thread."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[str, int, int, int]] = []
 
     def mark(self, name: str) -> Callable[[], None]:
-        """Opens a range, and returns what closes it."""
+        """Opens a range and returns the function that closes it."""
         thread, began = threading.get_native_id(), time.time_ns()
         return lambda: self._kept.append((name, began, time.time_ns(), thread))
 
     def join(self, trace: Path, path: Path) -> None:
-        """Write to `path` what Kineto wrote to `trace`, with these ranges among its events."""
+        """Write Kineto's `trace` to `path` with these ranges added to its events."""
         with trace.open("rb") as given, path.open("wb") as made:
             head = given.read(_HEAD)
             events, base = _EVENTS.search(head), _BASE.search(head)
@@ -48,7 +48,7 @@ class Stamps:
     def _events(self, base: int) -> list[bytes]:
         shared = {"ph": "X", "cat": "user_annotation", "pid": os.getpid()}
         return [
-            # Microseconds to the nanosecond: a double would not hold those of 1970.
+            # Microseconds with three decimals: a double cannot hold nanoseconds since 1970.
             json.dumps(shared | {"name": name, "tid": thread, "args": {}})[:-1].encode()
             + f', "ts": {_us(began - base)}, "dur": {_us(ended - began)}}}'.encode()
             for name, began, ended, thread in self._kept
