@@ -7,6 +7,7 @@ from torch import fx
 from tilewright.passes.attention.kernel import Raced, choose_kernels, not_raced
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.recognise import Price, recognise_attention, unpriced
+from tilewright.passes.attention.sdpa import settle_calls
 from tilewright.passes.attention.shift import settle_shifts
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
@@ -17,7 +18,7 @@ from tilewright.records.program import Decision
 def optimise_module(module: fx.GraphModule, price: Price = unpriced) -> list[Decision]:
     """Before autograd, on the torch-level graph: attention, while it still is one; `price` predicts its time."""
     mark_pinned(module)
-    decisions = recognise_attention(module, price)
+    decisions = recognise_attention(module, price) + settle_calls(module)
     settle_shifts(module)
     return decisions
 

@@ -355,7 +355,7 @@ def layout_may_change(write: Writer, old: Node, new: Node) -> bool:
             return False
         try:
             after = write.run(node, changed)
-        except RuntimeError:
+        except (RuntimeError, ValueError):
             return False
         if not same_shape(after.stride(), before.stride()):
             changed[node] = after

@@ -39,6 +39,12 @@ class Peer:
     fewer."""
 
 
+ON_CPU = Peer(
+    "PyTorch's attention for CPUs",
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    from_start=True,
+)
 PEERS = (
     Peer(
         "FlashAttention-2",
@@ -58,12 +64,7 @@ PEERS = (
         aten._scaled_dot_product_efficient_attention_backward.default,
         from_start=True,
     ),
-    Peer(
-        "PyTorch's attention for CPUs",
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-        from_start=True,
-    ),
+    ON_CPU,
 )
 BY_FORWARD = {peer.forward: peer for peer in PEERS}
 """By the operator that a graph calls."""

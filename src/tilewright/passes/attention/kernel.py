@@ -25,7 +25,7 @@ from torch import fx
 from tilewright.graph.source import source_line
 from tilewright.hardware.architectures import known
 from tilewright.hardware.language import language_of, planned_capability, stands_for_gpu
-from tilewright.passes.attention.fused import BY_FORWARD, FusedAttention, value_of
+from tilewright.passes.attention.fused import BY_FORWARD, ON_CPU, FusedAttention, value_of
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.spelling import Refusal
 from tilewright.passes.units import behind_views
@@ -70,7 +70,7 @@ def _decide(node: fx.Node, raced: Raced) -> Decision:
     try:
         device = value_of(node.all_input_nodes[0]).device
         absent = stands_for_gpu(device)
-        if absent:
+        if absent and peer is ON_CPU:
             theirs = "PyTorch's attention, seen here as its kernel for CPUs"
         if language_of(device) != "triton":
             raise Refusal("tilewright's own kernels are for GPUs, and this was captured on a CPU")

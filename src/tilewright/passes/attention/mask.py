@@ -8,98 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
+from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.match import NEGLIGIBLE, Added, Attention, Filled
-from tilewright.passes.attention.spelling import (
-    Refusal,
-    argument,
-    example,
-    mutates,
-    spelled,
-    static,
-    tensor_of,
-)
+from tilewright.passes.attention.spelling import Refusal, static, tensor_of
 
 MOST_ELEMENTS = 2**24
-"""Larger constants are not computed at compile time; such masks are passed on."""
+"""Masks of more scores are passed on, constant or not."""
 STEADY = 32.0
 """Masks whose row maxima stay within this do not cost the log-sum-exp its last bits."""
-SHAPED = frozenset({"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"})
-"""Constants that read no more of their argument than its shape and dtype."""
-CONSTANT = SHAPED | {
-    "ones", "zeros", "full", "arange", "eye", "tensor", "scalar_tensor", "tril", "triu", "sqrt",
-    "rsqrt", "pow", "add", "sub", "rsub", "mul", "div", "neg", "abs", "eq", "ne", "lt", "le", "gt",
-    "ge", "and_", "or_", "not_", "bitwise_not", "bitwise_and", "bitwise_or", "logical_and",
-    "logical_or", "where", "masked_fill", "cast", "bool", "int", "long", "view", "unsqueeze",
-    "squeeze", "expand", "transpose", "permute", "t", "getitem", "getattr", "contiguous",
-    "broadcast_to", "minimum", "maximum",
-}  # fmt: skip
-
-
-class Constants:
-    """The values of the nodes of one graph that depend on no input."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._known: dict[Node, torch.Tensor | None] = {}
-        # A constant that is written to is none; its views are too many to follow.
-        self._written = any(
-            self.value(target) is not None
-            for node in graph.nodes
-            if mutates(node) and isinstance(target := argument(node, 0, "input"), Node)
-        )
-        if self._written:
-            self._known.clear()
-
-    def value(self, node: Node) -> torch.Tensor | None:
-        """The constant on the CPU; None for anything that is no constant, or too large to compute here."""
-        if node not in self._known:
-            self._known[node] = None
-            self._known[node] = self._compute(node)
-        return self._known[node]
-
-    def scalar(self, x: object) -> float | None:
-        """The number that an argument of a call holds, if it is known."""
-        if isinstance(x, (int, float)):
-            return float(x)
-        value = self.value(x) if isinstance(x, Node) else None
-        return float(value) if value is not None and value.dim() == 0 and not value.is_complex() else None
-
-    def _compute(self, node: Node) -> torch.Tensor | None:
-        name, fake = spelled(node), example(node)
-        known = fake is not None and static(fake.shape) and fake.numel() <= MOST_ELEMENTS
-        if getattr(self, "_written", False) or name not in CONSTANT or not known:
-            return None
-        assert fake is not None
-        if name in SHAPED:
-            position = 2 if name == "new_full" else 1
-            number = self.scalar(argument(node, position, "fill_value") if "full" in name else "ones" in name)
-            return None if number is None else torch.full(tuple(fake.shape), number, dtype=fake.dtype)
-        values = {x: self.value(x) for x in node.all_input_nodes}
-        if any(value is None for value in values.values()):
-            return None
-        args = map_arg(node.args, lambda x: values[x])
-        kwargs = {key: map_arg(x, lambda x: values[x]) for key, x in node.kwargs.items() if key != "device"}
-        return _run(node, _on_cpu(args), kwargs)
-
-
-def _on_cpu(args: Any) -> list[Any]:
-    cpu = torch.device("cpu")
-    return [cpu if isinstance(x, torch.device) or (isinstance(x, str) and "cuda" in x) else x for x in args]
-
-
-def _run(node: Node, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    with torch.no_grad(), torch.device("cpu"):
-        if isinstance(node.target, str):
-            value = getattr(args[0], node.target)(*args[1:], **kwargs)
-        else:
-            assert callable(node.target)
-            value = node.target(*args, **kwargs)
-    return value if isinstance(value, torch.Tensor) else None
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tilewright.graph.source import source_line
+from tilewright.passes.attention.constants import CONSTANT, Constants
 from tilewright.passes.attention.form import check_form, write_attention
-from tilewright.passes.attention.mask import CONSTANT, Constants, Masking, settle_masks
+from tilewright.passes.attention.mask import Masking, settle_masks
 from tilewright.passes.attention.match import Attention, match_attention, product_above, product_below
 from tilewright.passes.attention.spelling import (
     MODES,

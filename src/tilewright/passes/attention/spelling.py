@@ -48,6 +48,8 @@ ALIASES = {
 IN_PLACE_OPERATORS = frozenset(
     f"i{name}" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "matmul")
 ) | {"setitem"}
+OF_PYTHON = frozenset({"and_", "or_", "not_"})
+"""`operator`'s functions, whose underscore keeps them apart from keywords."""
 MODES = frozenset({"_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_enter_inference_mode"})
 PRODUCTS = frozenset({"matmul", "einsum", "baddbmm", "addmm"})
 
@@ -105,7 +107,7 @@ def mutates(node: Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     name = spelled(node) or ""
-    if name in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")):
+    if name in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__") and name not in OF_PYTHON):
         return True
     in_place = argument(node, 3, "inplace", False) if name == "dropout" else node.kwargs.get("inplace", False)
     return bool(in_place) or "out" in node.kwargs

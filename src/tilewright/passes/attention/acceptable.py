@@ -1,0 +1,237 @@
+"""Operands that PyTorch's fused attention accepts, in place of those that it leaves to products and a softmax.
+
+    y = sdpa(q, k, v, bias)              q, k, v [B, H, S, 12], bias [1, H, S, S] with last stride H
+    →   y = sdpa(pad(q), pad(k), pad(v), bias.contiguous(), scale=12**-0.5)[..., :12]
+
+    y = sdpa(q, k, v, bias)              bias needs a gradient
+    →   y = _scaled_dot_product_efficient_attention(q, k, v, bias.expand(B, H, S, S), …)[0]
+
+Which kernel PyTorch takes is PyTorch's to say: the call is made on the fake tensors, and the operator that it reaches
+is looked at. Its memory-efficient kernel gives the gradient of a mask, though `scaled_dot_product_attention` never
+asks it to.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilewright.graph.capture import first_line
+from tilewright.hardware.language import stands_for_gpu
+from tilewright.passes.attention.form import Writer
+from tilewright.passes.attention.spelling import Refusal, example, static, tensor_of
+
+FUSED = "_scaled_dot_product_"
+UNFUSED = "_scaled_dot_product_attention_math"
+ALIGNMENT_BYTES = 16
+"""Of the rows of q, k and v in PyTorch's fused kernels."""
+MASK_ALIGNMENT = 16
+"""Elements whose multiples the rows of a mask begin at in PyTorch's memory-efficient kernel."""
+EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Call(NamedTuple):
+    """One call of `scaled_dot_product_attention` on nodes of a torch-level graph."""
+
+    q: Node
+    k: Node
+    v: Node
+    mask: Node | None
+    dropout: float
+    causal: bool
+    scale: float | None
+    grouped: bool
+    dtype: torch.dtype
+    """Of the result; under autocast not that of the operands."""
+
+    def write(self, write: Writer) -> Node:
+        """The call in the graph."""
+        options: dict[str, Any] = {"attn_mask": self.mask, "dropout_p": self.dropout, "is_causal": self.causal}
+        options |= {"scale": self.scale, "enable_gqa": self.grouped}
+        return write.call(F.scaled_dot_product_attention, self.q, self.k, self.v, **options)
+
+
+class _Reached(TorchDispatchMode):
+    """Notes the fused attention that is called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.name: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        if name.startswith(FUSED) and not name.startswith(UNFUSED):
+            self.name = name
+        return func(*args, **(kwargs or {}))
+
+
+def fused_kernel(write: Writer, call: Call) -> str | None:
+    """The operator that PyTorch's own choice for `call` reaches; None where that is products and a softmax."""
+    q, k, v = (tensor_of(x) for x in (call.q, call.k, call.v))
+    mask = None if call.mask is None else tensor_of(call.mask)
+    if mask is not None and mask.stride(-1) != 1 and stands_for_gpu(q.device):
+        return None  # on a GPU, though not on a CPU
+    reached = _Reached()
+    with write.mode, reached:
+        # Autocast casts what needs no gradient and what does alike.
+        q, k, v = (x if x.dtype == call.dtype else x.to(call.dtype) for x in (q, k, v))
+        if mask is not None and mask.dtype != torch.bool and mask.dtype != call.dtype:
+            mask = mask.to(call.dtype)
+        try:
+            F.scaled_dot_product_attention(
+                q, k, v, mask, call.dropout, call.causal, scale=call.scale, enable_gqa=call.grouped
+            )
+        except RuntimeError as error:
+            raise Refusal(f"PyTorch takes no such call: {first_line(error)}") from error
+    return reached.name
+
+
+def accepted(write: Writer, call: Call) -> tuple[list[str], Node | None]:
+    """What was changed in `call` so that a fused kernel takes it, and its result; nothing where one takes it as is."""
+    if fused_kernel(write, call) is not None:
+        return [], None
+    _check(call)
+    told: list[str] = []
+    scale = tensor_of(call.q).shape[-1] ** -0.5 if call.scale is None else call.scale
+    shape = tensor_of(call.q).shape[:-1]
+    width = tensor_of(call.v).shape[-1]
+    call = _of_four_axes(write, call, told)
+    call = _aligned(write, call._replace(scale=scale), told)
+    if fused_kernel(write, call) is None:
+        call = _by_rows(write, call, told)
+    if fused_kernel(write, call) is not None:
+        new = call.write(write)
+    else:
+        told.append("PyTorch's memory-efficient kernel" + _because(call))
+        new = _efficient(write, call)
+    if tensor_of(new).shape[-1] != width:
+        new = write.method("narrow", new, -1, 0, width)
+    if tensor_of(new).dim() != len(shape) + 1:
+        new = write.method("reshape", new, *shape, width)
+    return [f"fused in place of products and a softmax: {', '.join(told)}"], new
+
+
+def _check(call: Call) -> None:
+    """Refuse what no fused kernel of PyTorch computes on a GPU."""
+    operands = [tensor_of(x) for x in (call.q, call.k, call.v)]
+    if call.dtype not in DTYPES:
+        raise Refusal(f"products and a softmax: PyTorch has no fused attention in {call.dtype} on a GPU")
+    if not all(static(x.shape) for x in operands):
+        raise Refusal("products and a softmax: its sizes differ from call to call")
+    if any(x.numel() == 0 for x in operands):
+        raise Refusal("products and a softmax: empty tensors")
+    if any(x.dim() != operands[0].dim() or x.dim() < 2 for x in operands):
+        raise Refusal("products and a softmax: operands of different ranks")
+
+
+def _because(call: Call) -> str:
+    mask = example(call.mask)
+    return ", for the gradient of the mask" if mask is not None and mask.requires_grad else ""
+
+
+def _of_four_axes(write: Writer, call: Call, told: list[str]) -> Call:
+    """q, k and v as [B, H, S, D], with one batch size; the mask with 4 axes."""
+    rank = tensor_of(call.q).dim()
+    mask = call.mask
+    if rank != 4:
+        told.append(f"{rank} axes as 4")
+        if rank > 4 and mask is not None and tensor_of(mask).dim() > 2:
+            raise Refusal(f"products and a softmax: a mask over {rank} axes")
+    q, k, v = (_four(write, x, rank) for x in (call.q, call.k, call.v))
+    if mask is not None and tensor_of(mask).dim() != 4:
+        axes = tensor_of(mask).dim()
+        if axes == 3 and rank == 3:
+            mask = write.method("unsqueeze", mask, 1)
+        else:
+            mask = write.method("reshape", mask, *[1] * (4 - axes), *tensor_of(mask).shape)
+    batch = max(int(tensor_of(x).shape[0]) for x in (q, k, v))
+    k, v, q = (_of_batch(write, x, batch, told) for x in (k, v, q))
+    return call._replace(q=q, k=k, v=v, mask=mask)
+
+
+def _four(write: Writer, x: Node, rank: int) -> Node:
+    if rank == 3:
+        return write.method("unsqueeze", x, 1)
+    if rank == 2:
+        return write.method("unsqueeze", write.method("unsqueeze", x, 0), 0)
+    return write.method("flatten", x, 0, rank - 4) if rank > 4 else x
+
+
+def _of_batch(write: Writer, x: Node, batch: int, told: list[str]) -> Node:
+    if tensor_of(x).shape[0] == batch:
+        return x
+    told.append("one batch entry repeated")
+    return write.method("contiguous", write.method("expand", x, batch, -1, -1, -1))
+
+
+def _aligned(write: Writer, call: Call, told: list[str]) -> Call:
+    """Head sizes padded with zeros to multiples of 16 bytes; what pads, the result's last axis shows."""
+    step = ALIGNMENT_BYTES // call.dtype.itemsize
+
+    def padded(x: Node) -> Node:
+        missing = -int(tensor_of(x).shape[-1]) % step
+        return write.call(F.pad, x, (0, missing)) if missing else x
+
+    q, k, v = (padded(x) for x in (call.q, call.k, call.v))
+    if (q, k, v) != (call.q, call.k, call.v):
+        told.append(f"head sizes padded to multiples of {step}")
+    return call._replace(q=q, k=k, v=v)
+
+
+def _by_rows(write: Writer, call: Call, told: list[str]) -> Call:
+    """Operands whose last stride is 1, a mask with a row of its own for the keys, a key head for each query head."""
+
+    def dense(x: Node) -> Node:
+        return x if tensor_of(x).stride(-1) == 1 else write.method("contiguous", x)
+
+    q, k, v, mask = dense(call.q), dense(call.k), dense(call.v), call.mask
+    if (q, k, v) != (call.q, call.k, call.v):
+        told.append("operands copied by rows")
+    if mask is not None:
+        keys, shape = tensor_of(k).shape[-2], tensor_of(mask).shape
+        if shape[-1] != keys:
+            mask = write.method("expand", mask, *shape[:-1], keys)
+        if dense(mask) is not mask:
+            mask = dense(mask)
+            told.append("the mask copied by rows")
+    call = call._replace(q=q, k=k, v=v, mask=mask)
+    times, rest = divmod(int(tensor_of(q).shape[1]), int(tensor_of(k).shape[1]))
+    if rest:
+        raise Refusal("products and a softmax: heads that do not share keys evenly")
+    if times > 1 and fused_kernel(write, call) is None:
+        told.append("keys and values repeated for each head")
+        k, v = (write.method("repeat_interleave", x, times, 1) for x in (k, v))
+        call = call._replace(k=k, v=v, grouped=False)
+    return call
+
+
+def _efficient(write: Writer, call: Call) -> Node:
+    """PyTorch's memory-efficient kernel, called by name."""
+    q, k, v = (
+        x if tensor_of(x).dtype == call.dtype else write.method("to", x, call.dtype) for x in (call.q, call.k, call.v)
+    )
+    bias = None if call.mask is None else _bias(write, call.mask, q, k)
+    with_lse = torch.is_grad_enabled() and any(tensor_of(x).requires_grad for x in (q, k, v, bias) if x is not None)
+    both = write.call(EFFICIENT, q, k, v, bias, with_lse, call.dropout, call.causal, scale=call.scale)
+    return write.call(operator.getitem, both, 0)
+
+
+def _bias(write: Writer, mask: Node, q: Node, k: Node) -> Node:
+    """`mask` as what is added to the scores [B, H, Sq, Sk], in q's dtype, its rows at multiples of 16 elements."""
+    if tensor_of(mask).dtype == torch.bool:
+        mask = write.call(torch.where, mask, 0.0, float("-inf"))
+    if tensor_of(mask).dtype != tensor_of(q).dtype:
+        mask = write.method("to", mask, tensor_of(q).dtype)
+    keys = int(tensor_of(k).shape[2])
+    missing = -keys % MASK_ALIGNMENT
+    if missing:
+        mask = write.method("narrow", write.call(F.pad, mask, (0, missing)), -1, 0, keys)
+    else:
+        mask = write.method("contiguous", mask)
+    return write.method("expand", mask, *tensor_of(q).shape[:3], keys)

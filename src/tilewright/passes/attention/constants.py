@@ -1,0 +1,150 @@
+"""The values in a graph that depend on no input, computed when the graph is compiled.
+
+    i = arange(S)[:, None];  j = arange(S)[None, :]
+    m = (j <= i) & (j > i - 8)          →   bool [S, S], known
+
+Works on Dynamo's torch-level graph and on graphs of ATen operators. An axis along which a value repeats has stride 0
+here, so a mask that is expanded over batch and heads takes the memory of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from tilewright.passes.attention.spelling import ALIASES, argument, mutates, spelled, static
+
+MOST_BYTES = 2**27
+"""Larger constants are not computed at compile time: a bool mask of 11585 by 11585 is."""
+MOST_COMPARED = 2**20
+"""Elements up to which a value is searched for axes along which it repeats."""
+SHAPED = frozenset({"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"})
+"""Constants that read no more of their argument than its shape and dtype."""
+ELEMENTWISE = frozenset({
+    "sqrt", "rsqrt", "pow", "add", "sub", "rsub", "mul", "div", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge",
+    "and_", "or_", "not_", "bitwise_not", "bitwise_and", "bitwise_or", "logical_and", "logical_or", "where",
+    "masked_fill", "cast", "bool", "int", "long", "minimum", "maximum",
+})  # fmt: skip
+SAME = frozenset({"contiguous", "detach", "alias", "lift_fresh_copy"})
+"""Calls that give the values of their argument."""
+REPEATING = frozenset({"unsqueeze", "squeeze", "expand", "transpose", "permute", "t", "broadcast_to", "getattr"})
+"""Views of any tensor, one that repeats along an axis included."""
+CONSTANT = SHAPED | ELEMENTWISE | SAME | REPEATING | {
+    "ones", "zeros", "full", "arange", "eye", "tensor", "scalar_tensor", "tril", "triu", "view", "getitem", "slice",
+    "select", "narrow", "index", "repeat", "diff", "cumsum", "cat",
+}  # fmt: skip
+ATEN = {"_to_copy": "cast", "_unsafe_view": "view", "__and__": "and_", "__or__": "or_"}
+
+
+def name_of(node: Node) -> str | None:
+    """The canonical name of a call in either kind of graph (`truediv`, `aten.div.Tensor` → `div`)."""
+    if not isinstance(node.target, OpOverload):
+        return spelled(node)
+    name = node.target._schema.name.partition("::")[2]
+    return ATEN.get(name) or ALIASES.get(name, name)
+
+
+def value_of(node: object) -> torch.Tensor | None:
+    """The fake tensor that stands for a node's result; None where it is no tensor."""
+    if not isinstance(node, Node):
+        return None
+    value = node.meta.get("example_value", node.meta.get("val"))
+    return value if isinstance(value, torch.Tensor) else None
+
+
+class Constants:
+    """The values of the nodes of one graph that depend on no input."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._known: dict[Node, torch.Tensor | None] = {}
+        self._written = {memory for node in graph.nodes if mutates(node) and (memory := _memory(_written_by(node)))}
+        """The storages that some call writes to: what lies there is not constant."""
+
+    def value(self, node: Node) -> torch.Tensor | None:
+        """The constant on the CPU; None for anything that is no constant, or too large to compute here."""
+        if node not in self._known:
+            self._known[node] = None
+            self._known[node] = self._compute(node)
+        return self._known[node]
+
+    def scalar(self, x: object) -> float | None:
+        """The number that an argument of a call holds, if it is known."""
+        if isinstance(x, (int, float)):
+            return float(x)
+        value = self.value(x) if isinstance(x, Node) else None
+        return float(value) if value is not None and value.dim() == 0 and not value.is_complex() else None
+
+    def _compute(self, node: Node) -> torch.Tensor | None:
+        name, fake = name_of(node), value_of(node)
+        if name not in CONSTANT or fake is None or not static(fake.shape) or _memory(node) in self._written:
+            return None
+        if name in SHAPED:
+            position = 2 if name == "new_full" else 1
+            number = self.scalar(argument(node, position, "fill_value") if "full" in name else "ones" in name)
+            return None if number is None else torch.tensor(number, dtype=fake.dtype).expand(fake.shape)
+        values = {x: self.value(x) for x in node.all_input_nodes}
+        known = {x: value for x, value in values.items() if value is not None}
+        if len(known) < len(values):
+            return None
+        if name in SAME:
+            return next(iter(known.values()), None)
+        if name in ELEMENTWISE:
+            known = {x: once(value) for x, value in known.items()}
+            shape = torch.broadcast_shapes(*(value.shape for value in known.values()))
+            if shape.numel() * max(fake.itemsize, *(x.itemsize for x in known.values()), 1) > MOST_BYTES:
+                return None
+        elif name not in REPEATING and fake.numel() * fake.itemsize > MOST_BYTES:
+            return None
+        result = _run(node, known)
+        return None if result is None else _repeating(result.expand(fake.shape))
+
+
+def _written_by(node: Node) -> object:
+    return node.kwargs.get("out") or argument(node, 0, "input")
+
+
+def _memory(node: object) -> int | None:
+    """What tells the storage of a node's result from others."""
+    value = value_of(node)
+    return None if value is None else value.untyped_storage()._cdata
+
+
+def once(value: torch.Tensor) -> torch.Tensor:
+    """`value` with one element along each axis that it repeats along."""
+    for axis, (size, stride) in enumerate(zip(value.shape, value.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            value = value.narrow(axis, 0, 1)
+    return value
+
+
+def _repeating(value: torch.Tensor) -> torch.Tensor:
+    """`value` with stride 0 along each axis that it repeats along, where it is small enough to look."""
+    small, shape = once(value), value.shape
+    if small.numel() > MOST_COMPARED:
+        return value
+    for axis, size in enumerate(small.shape):
+        first = small.narrow(axis, 0, min(size, 1))
+        if size > 1 and torch.equal(small, first.expand_as(small)):
+            small = first
+    return small.expand(shape)
+
+
+def _run(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor | None:
+    """The call on the CPU; None where it gives no tensor or cannot view values that repeat."""
+    cpu = torch.device("cpu")
+    given: tuple[Any, ...] = map_arg(node.args, values.__getitem__)
+    args: list[Any] = [cpu if isinstance(x, torch.device) or (isinstance(x, str) and "cuda" in x) else x for x in given]
+    kwargs: dict[str, Any] = {k: map_arg(x, values.__getitem__) for k, x in node.kwargs.items() if k != "device"}
+    with torch.no_grad(), cpu:
+        if name_of(node) == "view":
+            args[0] = args[0].contiguous()
+        if isinstance(node.target, str):
+            value = getattr(args[0], node.target)(*args[1:], **kwargs)
+        else:
+            assert callable(node.target)
+            value = node.target(*args, **kwargs)
+    return value if isinstance(value, torch.Tensor) else None

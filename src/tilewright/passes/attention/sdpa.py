@@ -1,0 +1,188 @@
+"""Calls of `scaled_dot_product_attention` on a GPU, before autograd: their masks are read, and none is unfused.
+
+    m = (k_places <= q_places) & ones            [B, 1, S, S]
+    y = sdpa(q, repeat(k), repeat(v), m)         →   y = sdpa(q, k, v, is_causal=True, enable_gqa=True)
+
+    y = sdpa(q, k, v, (q_places >= 0) & padding) →   y = sdpa(q, k, v, padding)            [B, 1, 1, S]
+    y = sdpa(q, k, v, bias.permute(2, 0, 1))     →   y = sdpa(q, k, v, bias.permute(2, 0, 1).contiguous())
+
+PyTorch chooses its kernel where AOTAutograd traces the call, and takes products and a softmax in fp32 ("math") for
+what none of its fused kernels accepts: a mask whose last stride is not 1 (an expanded one, a permuted bias) or that
+needs a gradient, operands that are not of four axes, head sizes that are no multiples of 16 bytes. Here such operands
+become ones that are accepted. A mask that is a band beside something else stays as it is: `kernel` reads it again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from tilewright.graph.source import source_line
+from tilewright.hardware.language import runs_on_gpu
+from tilewright.passes.attention.acceptable import Call, accepted, fused_kernel
+from tilewright.passes.attention.constants import Constants
+from tilewright.passes.attention.form import Writer, layout_may_change
+from tilewright.passes.attention.pinned import is_pinned
+from tilewright.passes.attention.spelling import Refusal, argument, example, same_shape, spelled, static, tensor_of
+from tilewright.passes.attention.visible import Band, Visible, band_of, visible
+from tilewright.records.program import Decision, Verdict
+
+SDPA = "scaled_dot_product_attention"
+NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+NOTHING = (None, None, None, None, 0.0, False, None, False)
+
+
+def settle_calls(gm: GraphModule) -> list[Decision]:
+    """Rewrite the calls in `gm`, a torch-level graph from Dynamo, in place; a decision for each that was changed, or
+    that no fused kernel of PyTorch takes."""
+    nodes = [node for node in gm.graph.nodes if _is_call(node)]
+    if not nodes:
+        return []
+    constants = Constants(gm.graph)
+    decisions = [decision for node in nodes if (decision := _settle(node, constants)) is not None]
+    gm.recompile()
+    return decisions
+
+
+def _is_call(node: Node) -> bool:
+    value = example(node)
+    found = node.op == "call_function" and spelled(node) == SDPA
+    return found and value is not None and runs_on_gpu(value.device) and not is_pinned(node)
+
+
+def _settle(node: Node, constants: Constants) -> Decision | None:
+    """Rewrite one call."""
+    verdict: Verdict = "taken"
+    try:
+        call = _read(node)
+        write = Writer(node.graph, node)
+        told, call = _masked(write, call, constants)
+        grouped = _grouped(write, call)
+        if grouped is not None:
+            told, call = [*told, "heads that share keys read them once"], grouped
+        changed, new = accepted(write, call)
+        told += changed
+        if not told:
+            return None
+        if new is None:
+            new = call.write(write)
+        if not layout_may_change(write, node, new):
+            new = write.method("contiguous", new)
+            if not same_shape(tensor_of(new).stride(), tensor_of(node).stride()):
+                raise Refusal("readers of its result need the layout that it has")
+        node.replace_all_uses_with(new)
+        node.graph.erase_node(node)
+        consumer, reason = new.name, "; ".join(told)
+    except Refusal as refusal:
+        verdict, consumer, reason = "refused", node.name, str(refusal)
+    producer = node.args[0].name if node.args and isinstance(node.args[0], Node) else node.name
+    source = source_line(node)
+    return Decision("forward", producer, consumer, verdict, reason, source=source, passed_by="attention")
+
+
+def _read(node: Node) -> Call:
+    named = {
+        name: argument(node, i, name, default) for i, (name, default) in enumerate(zip(NAMES, NOTHING, strict=True))
+    }
+    q, k, v, mask, dropout, causal, scale, grouped = named.values()
+    numbers = isinstance(dropout, (int, float)) and isinstance(causal, bool) and isinstance(grouped, bool)
+    if not numbers or not isinstance(scale, (int, float, type(None))):
+        raise Refusal("an option that differs from call to call")
+    for x in (q, k, v):
+        tensor_of(x)
+    if mask is not None and example(mask) is None:
+        raise Refusal("a mask of unknown shape")
+    return Call(q, k, v, mask, float(dropout), causal, scale, grouped, tensor_of(node).dtype)
+
+
+def _masked(write: Writer, call: Call, constants: Constants) -> tuple[list[str], Call]:
+    """The call with what its mask amounts to, and what that is; as it was where nothing simpler says the same."""
+    queries, keys = tensor_of(call.q).shape[-2], tensor_of(call.k).shape[-2]
+    if call.mask is None or call.causal or not isinstance(queries, int) or not isinstance(keys, int):
+        return [], call
+    if not static(tensor_of(call.mask).shape) or 0 in (queries, keys):
+        return [], call
+    found = visible(call.mask, constants, keys)
+    band = band_of(found.known, queries, keys)
+    if not found.kept and not found.added:
+        if band == Band(None, None):
+            return ["its mask hides nothing"], call._replace(mask=None)
+        if band == Band(None, 0) and queries == keys:
+            return ["its mask is causal, and none is written"], call._replace(mask=None, causal=True)
+        return [], call
+    if not found.shows_all or (found.kept and found.added) or len(found.added) > 1:
+        return [], call
+    return _smaller(write, call, found)
+
+
+def _smaller(write: Writer, call: Call, found: Visible) -> tuple[list[str], Call]:
+    """The call with a mask of fewer elements in memory, where what hides or is added has fewer."""
+    assert call.mask is not None
+    parts = found.kept or found.added
+    if parts == (call.mask,):
+        return [], call
+    before = tensor_of(call.mask)
+    shape = torch.broadcast_shapes(*(tensor_of(part).shape for part in parts))
+    if len(parts) > 1 and shape.numel() >= _stored(before):
+        return [], call
+    mask = parts[0]
+    for part in parts[1:]:
+        mask = write.call(torch.logical_and, mask, part)
+    if tensor_of(mask).dtype != before.dtype:
+        mask = write.method("to", mask, before.dtype)
+    return [f"a mask of {_stored(tensor_of(mask))} elements in place of {before.numel()}"], call._replace(mask=mask)
+
+
+def _stored(value: torch.Tensor) -> int:
+    """Elements that `value` has in memory."""
+    count = 1
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        count *= int(size) if stride != 0 else 1
+    return count
+
+
+def _grouped(write: Writer, call: Call) -> Call | None:
+    """The call on keys and values before they were repeated for each head, if a fused kernel takes that."""
+    if call.grouped or tensor_of(call.q).dim() != 4:
+        return None
+    k, v = _unrepeated(call.k), _unrepeated(call.v)
+    if k is None or v is None or not same_shape(tensor_of(k).shape[:2], tensor_of(v).shape[:2]):
+        return None
+    grouped = call._replace(k=k, v=v, grouped=True)
+    return grouped if fused_kernel(write, grouped) is not None else None
+
+
+def _unrepeated(node: Node) -> Node | None:
+    """x [B, H, S, D] of `x[:, :, None].expand(B, H, n, S, D).reshape(B, H n, S, D)` or `repeat_interleave(x, n, 1)`."""
+    whole = tensor_of(node)
+    if not static(whole.shape) or whole.dim() != 4:
+        return None
+    name, source = spelled(node), argument(node, 0, "input")
+    if name == "repeat_interleave" and isinstance(source, Node) and argument(node, 2, "dim") in (1, -3):
+        return source if isinstance(argument(node, 1, "repeats"), int) else None
+    if name != "view" or not isinstance(source, Node):
+        return None
+    while spelled(source) == "contiguous" and isinstance(source.args[0], Node):
+        source = source.args[0]
+    wide, new_axis = example(source), argument(source, 0, "input")
+    if spelled(source) != "expand" or wide is None or wide.dim() != 5 or not isinstance(new_axis, Node):
+        return None
+    x = argument(new_axis, 0, "input")
+    narrow = example(x)
+    if not isinstance(x, Node) or narrow is None or narrow.dim() != 4 or not _inserts_third(new_axis):
+        return None
+    batch, heads, times, keys, width = wide.shape
+    fits = same_shape(narrow.shape, (batch, heads, keys, width))
+    return x if fits and same_shape(whole.shape, (batch, heads * times, keys, width)) else None
+
+
+def _inserts_third(node: Node) -> bool:
+    """Whether a call gives [B, H, 1, S, D] of [B, H, S, D]."""
+    if spelled(node) == "unsqueeze":
+        return argument(node, 1, "dim") in (2, -3)
+    index: Any = node.args[1] if spelled(node) == "getitem" else None
+    everything = slice(None)
+    padded = (*index, *[everything] * (5 - len(index))) if isinstance(index, tuple) else ()
+    return padded == (everything, everything, None, everything, everything)

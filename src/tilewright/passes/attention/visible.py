@@ -1,0 +1,196 @@
+"""Which keys a mask shows to which queries, read from the comparisons that build it.
+
+    m = (k <= q) & (k > q - 8)                     →   a band: 7 keys before a query to its own place
+    m = (q >= 0) & padding[:, None, None, :]       →   padding, [B, 1, 1, Sk]
+    m = where((k <= q) & padding, bias, -inf)      →   a band, padding, bias
+
+A mask is a conjunction of what is known when the graph is compiled and of tensors that are not, plus tensors that are
+added. Works on both kinds of graph that `constants` knows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx import Node
+
+from tilewright.passes.attention.constants import SAME, Constants, name_of, once, value_of
+from tilewright.passes.attention.match import NEGLIGIBLE
+from tilewright.passes.attention.spelling import argument
+
+AND = frozenset({"and_", "bitwise_and", "logical_and"})
+NOT = frozenset({"bitwise_not", "not_"})
+BROADCASTS = SAME | {"expand", "broadcast_to"}
+"""Calls whose result broadcasts as their argument does; a cast beside, where it only changes the dtype."""
+
+
+@dataclass(frozen=True)
+class Visible:
+    """`where(known & all of kept, sum of added, -inf)`."""
+
+    known: torch.Tensor
+    """bool, broadcastable to [B, H, Sq, Sk], on the CPU; axes along which it repeats have one element."""
+    kept: tuple[Node, ...] = ()
+    """bool, True where a key is seen; broadcastable to [B, H, Sq, Sk]."""
+    added: tuple[Node, ...] = ()
+    """Floating, broadcastable to [B, H, Sq, Sk]."""
+    fills: frozenset[float] = frozenset()
+    """What hidden scores become."""
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether what is known hides nothing."""
+        return bool(self.known.all())
+
+
+@dataclass(frozen=True)
+class Band:
+    """Query i of Sq sees key j of Sk where -left ≤ j - (i + Sk - Sq) ≤ right; None: no limit on that side."""
+
+    left: int | None
+    right: int | None
+
+
+ALL = torch.ones((), dtype=torch.bool)
+
+
+def visible(mask: Node, constants: Constants, keys: int | torch.SymInt) -> Visible:
+    """What `mask`, bool or added, of an attention over so many keys is made of.
+
+    Where hidden scores become finite numbers and some query may see no key, the mask is one tensor that is added: such
+    a query weighs all keys alike, which hiding them does not.
+    """
+    value = value_of(mask)
+    if value is None:
+        return Visible(ALL, added=(mask,))
+    if value.dtype == torch.bool:
+        return _shown(mask, constants)
+    found = _added(mask, constants)
+    finite = any(fill != -math.inf for fill in found.fills)
+    rows = found.known.expand(*found.known.shape[:-1], keys) if found.known.dim() and isinstance(keys, int) else None
+    seen = found.shows_all or (rows is not None and bool(rows.any(-1).all()))
+    if finite and (found.kept or not seen):
+        return Visible(ALL, added=(mask,))
+    return found
+
+
+def _both(a: Visible, b: Visible) -> Visible:
+    kept, added = dict.fromkeys((*a.kept, *b.kept)), (*a.added, *b.added)
+    return Visible(a.known & b.known, tuple(kept), added, a.fills | b.fills)
+
+
+def _shown(node: Node, constants: Constants) -> Visible:
+    """A bool tensor as a conjunction."""
+    value, name = constants.value(node), name_of(node)
+    if value is not None:
+        return Visible(once(value))
+    if name in AND and len(operands := [x for x in node.args if isinstance(x, Node)]) == 2:
+        return _both(*(_shown(x, constants) for x in operands))
+    source = argument(node, 0, "input")
+    if (name in BROADCASTS or name == "cast") and _is_bool(source):
+        return _shown(source, constants)
+    return Visible(ALL, kept=(node,))
+
+
+def _hidden(node: Node, constants: Constants) -> Visible | None:
+    """A bool tensor that is True where a key is hidden; None where nothing in the graph is its opposite."""
+    value = constants.value(node)
+    if value is not None:
+        return Visible(~once(value))
+    source = argument(node, 0, "input")
+    if name_of(node) in NOT and _is_bool(source):
+        return _shown(source, constants)
+    return None
+
+
+def _is_bool(node: object) -> bool:
+    value = value_of(node)
+    return value is not None and value.dtype == torch.bool
+
+
+def _added(node: Node, constants: Constants) -> Visible:
+    """A floating tensor as what is hidden and what is added to the rest."""
+    known = constants.value(node)
+    if known is not None:
+        known = once(known)
+        hidden = known <= NEGLIGIBLE
+        rest = known[~hidden] if hidden.any() else known
+        if not rest.any():
+            return Visible(~hidden, fills=frozenset({float(x) for x in known[hidden].unique()}))
+        return Visible(ALL, added=(node,))
+    name = name_of(node)
+    if name == "add" and not node.kwargs and all(isinstance(x, Node) for x in node.args):
+        return _both(*(_added(x, constants) for x in node.args if isinstance(x, Node)))
+    if name in ("where", "masked_fill") and (found := _filled(node, constants)) is not None:
+        return found
+    source = argument(node, 0, "input")
+    if isinstance(source, Node) and not _is_bool(source):
+        if name in BROADCASTS:
+            return _added(source, constants)
+        if name == "cast" and not (found := _added(source, constants)).added:
+            return found
+        if name == "slice" and (padded := _before_padding(node, source)) is not None:
+            return _added(padded, constants)
+    return Visible(ALL, added=(node,))
+
+
+def _filled(node: Node, constants: Constants) -> Visible | None:
+    """`where(seen, x, -inf)`, `where(hidden, -inf, x)` and `x.masked_fill(hidden, -inf)`."""
+    if name_of(node) == "masked_fill":
+        other, condition, x = (argument(node, i, n) for i, n in enumerate(("input", "mask", "value")))
+    else:
+        names = ("input", "condition", "other") if node.op == "call_method" else ("condition", "input", "other")
+        call = {name: argument(node, i, name) for i, name in enumerate(names)}
+        condition, x, other = call["condition"], call["input"], call["other"]
+    if not isinstance(condition, Node):
+        return None
+    first, second = constants.scalar(x), constants.scalar(other)
+    if second is not None and second <= NEGLIGIBLE:
+        seen, rest, fill = _shown(condition, constants), x, second
+    elif first is not None and first <= NEGLIGIBLE and (opposite := _hidden(condition, constants)) is not None:
+        seen, rest, fill = opposite, other, first
+    else:
+        return None
+    seen = replace(seen, fills=frozenset({fill}))
+    number = constants.scalar(rest)
+    if number is not None:
+        return seen if number == 0 else None
+    return _both(seen, _added(rest, constants)) if isinstance(rest, Node) else None
+
+
+def _before_padding(node: Node, padded: Node) -> Node | None:
+    """x of `pad(x, (0, n))[..., :size]`, as PyTorch aligns the rows of a mask."""
+    value, source = value_of(node), argument(padded, 0, "input")
+    was = value_of(source)
+    if name_of(padded) != "constant_pad_nd" or not isinstance(source, Node) or value is None or was is None:
+        return None
+    return source if tuple(value.shape) == tuple(was.shape) else None
+
+
+def band_of(known: torch.Tensor, queries: int, keys: int) -> Band | None:
+    """The band that `known`, broadcastable to [B, H, Sq, Sk], is in every entry and head; None where it is none."""
+    known = once(known)
+    if known.shape[:-2].numel() != 1:
+        return None
+    matrix = known.reshape(known.shape[-2:]).expand(queries, keys)
+    i, j = torch.arange(queries).unsqueeze(1), torch.arange(keys)
+    rows = matrix.any(1).nonzero()
+    if not len(rows):
+        return None
+    first, last = int(rows[0]), int(rows[-1])
+    # In a band the first query reaches farthest after its place, and the last one farthest before it.
+    right = int(matrix[first].nonzero().max()) - first
+    left = last - int(matrix[last].nonzero().min())
+    unlimited_right, unlimited_left = right == keys - 1, left == queries - 1
+    band = torch.ones((), dtype=torch.bool)
+    if not unlimited_right:
+        band = band & (j <= i + right)
+    if not unlimited_left:
+        band = band & (j >= i - left)
+    if not torch.equal(matrix, band.expand(queries, keys)):
+        return None
+    shift = keys - queries
+    found = Band(None if unlimited_left else left + shift, None if unlimited_right else right - shift)
+    return found if found.left is None or found.left >= 0 else None

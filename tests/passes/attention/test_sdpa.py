@@ -1,0 +1,382 @@
+"""Calls of `scaled_dot_product_attention` as for a GPU: their masks, and that none becomes products and a softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule, Node
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tilewright.hardware.language import planned_for
+from tilewright.passes.attention.acceptable import EFFICIENT
+from tilewright.passes.attention.pinned import mark_pinned
+from tilewright.passes.attention.sdpa import settle_calls
+from tilewright.records.program import Decision
+
+B, H, S, K, D = 2, 4, 6, 9, 16
+UNFUSED = ("bmm", "_softmax", "_safe_softmax", "matmul", "baddbmm")
+Function = Callable[..., Tensor]
+
+
+@pytest.fixture(autouse=True)
+def for_a_gpu() -> Iterator[None]:
+    torch._dynamo.reset()
+    with planned_for("cuda", "9.0"):
+        yield
+    torch._dynamo.reset()
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *options: Any, scale: float) -> tuple[Tensor]:
+    """What PyTorch's memory-efficient kernel, which no CPU has, computes."""
+    scores = q @ k.mT * scale + (0.0 if bias is None else bias)
+    return (scores.softmax(-1) @ v,)
+
+
+class Settled:
+    """A function whose calls were rewritten; `run` computes the rewritten graph."""
+
+    def __init__(self, function: Function, *inputs: Tensor) -> None:
+        found: list[GraphModule] = []
+
+        def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
+            mark_pinned(gm)
+            self.decisions: list[Decision] = settle_calls(gm)
+            gm.graph.lint()
+            found.append(gm)
+            return self.runnable(gm)
+
+        self.run = torch.compile(function, backend=backend, fullgraph=True)
+        self.run(*inputs)
+        self.graph = found[0].graph
+
+    @staticmethod
+    def runnable(gm: GraphModule) -> Callable[..., object]:
+        copied = GraphModule(gm, gm.graph.__class__(), "copied")
+        copied.graph.output(copied.graph.graph_copy(gm.graph, {}))
+        for node in copied.graph.nodes:
+            if node.target is EFFICIENT:
+                node.target = written_out
+        copied.recompile()
+        return copied
+
+    @property
+    def call(self) -> Node:
+        (node,) = (n for n in self.graph.nodes if n.target in (F.scaled_dot_product_attention, EFFICIENT))
+        return node
+
+    @property
+    def reason(self) -> str:
+        (decision,) = self.decisions
+        return decision.reason
+
+
+def traced(function: Function, *inputs: Tensor) -> list[str]:
+    """The operators of forward and backward after AOTAutograd."""
+    names: list[str] = []
+
+    def keep(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        names.extend(str(n.target).split(".")[1] for n in gm.graph.nodes if str(n.target).startswith("aten."))
+        return gm.forward
+
+    inner = aot_autograd(fw_compiler=keep)
+
+    def backend(gm: GraphModule, examples: Sequence[Tensor]) -> Callable[..., object]:
+        settle_calls(gm)
+        compiled: Callable[..., object] = inner(gm, examples)
+        return compiled
+
+    torch._dynamo.reset()
+    try:
+        torch.compile(function, backend=backend, fullgraph=True)(*inputs)
+    except NotImplementedError as error:
+        assert "scaled_dot_product_efficient" in str(error)  # no CPU computes it
+    return names
+
+
+def value_and_gradients(function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
+    leaves = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
+    wanted = [x for x in leaves if x.requires_grad]
+    out = function(*leaves)
+    torch.manual_seed(3)
+    grads = torch.autograd.grad(out, wanted, torch.randn(out.shape).to(out.dtype)) if wanted else ()
+    return [out.detach(), *grads]
+
+
+def check_numbers(function: Function, settled: Function, inputs: Sequence[Tensor]) -> None:
+    """No further from float64 than twice eager, and than rounding."""
+    with planned_for("cpu"):
+        exact = value_and_gradients(function, [x.double() if x.is_floating_point() else x for x in inputs])
+        eager = value_and_gradients(function, inputs)
+    found = value_and_gradients(settled, inputs)
+    assert len(found) == len(exact)
+    for ours, theirs, truth in zip(found, eager, exact, strict=True):
+        ulp = torch.finfo(ours.dtype).eps
+        error, allowed = ((x.double() - truth).norm() / truth.norm() for x in (ours, theirs))
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        assert error <= 2 * allowed + 4 * ulp
+
+
+def heads(*extra: int, grad: bool = True, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(0)
+    shapes = ((B, H, S, D), (B, H, K, D), (B, H, K, D))
+    return [torch.randn(shape, dtype=dtype, requires_grad=grad) for shape in shapes]
+
+
+def square(**options: Any) -> list[Tensor]:
+    q, k, v = heads(**options)
+    return [q, k[:, :, :S].detach().requires_grad_(k.requires_grad), v[:, :, :S].detach().requires_grad_(True)]
+
+
+def columns(size: int = K) -> Tensor:
+    return torch.arange(size)[None, None, None, :]
+
+
+def rows() -> Tensor:
+    return torch.arange(S)[None, None, :, None]
+
+
+def padding() -> Tensor:
+    return torch.tensor([[1] * 5 + [0] * 4, [1] * 9]).bool()
+
+
+def repeat(x: Tensor, times: int = 2) -> Tensor:
+    batch, count, length, width = x.shape
+    return x[:, :, None].expand(batch, count, times, length, width).reshape(batch, count * times, length, width)
+
+
+def test_a_mask_that_hides_nothing_is_dropped() -> None:
+    def vit(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, (rows() >= 0).expand(B, 1, S, K))
+
+    settled = Settled(vit, *heads())
+    assert settled.call.kwargs["attn_mask"] is None and not settled.call.kwargs["is_causal"]
+    assert settled.reason == "its mask hides nothing"
+    check_numbers(vit, settled.run, heads())
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda: (columns(S) <= rows()).expand(B, 1, S, S),
+        lambda: torch.ones(S, S, dtype=torch.bool).tril(),
+        lambda: torch.full((S, S), -torch.inf).triu(1),
+        lambda: torch.where(columns(S) <= rows(), 0.0, torch.finfo(torch.float32).min),
+    ],
+    ids=["comparison", "tril", "triu of -inf", "lowest"],
+)
+def test_a_causal_mask_is_an_option(mask: Callable[[], Tensor]) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask())
+
+    settled = Settled(function, *square())
+    assert settled.call.kwargs["attn_mask"] is None and settled.call.kwargs["is_causal"]
+    check_numbers(function, settled.run, square())
+
+
+def test_causal_from_the_start_of_longer_keys_stays_a_mask() -> None:
+    """`is_causal` means something else in each of PyTorch's kernels there."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, columns() <= rows())
+
+    assert Settled(function, *heads()).decisions == []
+
+
+def test_padding_is_not_expanded_over_queries() -> None:
+    def bert(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        mask = ((rows() >= 0) & seen[:, None, None, :]).expand(B, 1, S, K)
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    inputs = [*heads(), padding()]
+    settled = Settled(bert, *inputs)
+    mask = settled.call.kwargs["attn_mask"]
+    assert isinstance(mask, Node) and mask.meta["example_value"].shape == (B, 1, 1, K)
+    assert settled.reason == "a mask of 18 elements in place of 108"
+    check_numbers(bert, settled.run, inputs)
+
+
+def test_two_small_masks_stay_small() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        both = seen[:, None, None, :] & (rows() >= 0) & seen[:1, None, None, :]
+        return F.scaled_dot_product_attention(q, k, v, both.expand(B, H, S, K))
+
+    inputs = [*heads(), padding()]
+    settled = Settled(function, *inputs)
+    assert settled.call.kwargs["attn_mask"].meta["example_value"].shape == (B, 1, 1, K)
+    check_numbers(function, settled.run, inputs)
+
+
+@pytest.mark.parametrize("way", [repeat, lambda x: x.repeat_interleave(2, 1)], ids=["expand", "repeat_interleave"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_heads_that_share_keys_are_not_repeated(way: Callable[[Tensor], Tensor], masked: bool) -> None:
+    def llama(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        mask = seen[:, None, None, :] if masked else None
+        return F.scaled_dot_product_attention(q, way(k), way(v), mask)
+
+    q, k, v = heads()
+    inputs = [q, k[:, :2].detach().requires_grad_(), v[:, :2].detach().requires_grad_(), padding()]
+    settled = Settled(llama, *inputs)
+    assert settled.call.kwargs["enable_gqa"] and settled.call.args[1].meta["example_value"].shape == (B, 2, K, D)
+    check_numbers(llama, settled.run, inputs)
+
+
+def test_heads_repeated_in_another_order_stay_repeated() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1))
+
+    q, k, v = heads()
+    assert Settled(function, q, k[:, :2], v[:, :2]).decisions == []
+
+
+def t5(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    """A bias whose heads are its last axis in memory, under a mask that hides nothing."""
+    bias = table.permute(2, 0, 1)[None]
+    bias = torch.where((rows() >= 0).expand(B, 1, S, K), bias, torch.finfo(bias.dtype).min)
+    return F.scaled_dot_product_attention(q, k, v, bias, scale=1.0)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_bias_over_heads_is_fused_with_its_gradient(trained: bool) -> None:
+    inputs = [*heads(), torch.randn(S, K, H, requires_grad=trained)]
+    settled = Settled(t5, *inputs)
+    assert settled.call.target is (EFFICIENT if trained else F.scaled_dot_product_attention)
+    assert "a mask of 216 elements in place of 432" in settled.reason
+    assert ("for the gradient of the mask" in settled.reason) == trained
+    check_numbers(t5, settled.run, inputs)
+
+
+OTHERS: list[tuple[str, Function, Callable[[], list[Tensor]], str]] = [
+    (
+        "three axes",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        lambda: [x.detach().flatten(0, 1).requires_grad_() for x in heads()],
+        "3 axes as 4",
+    ),
+    (
+        "five axes, and a mask",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, (columns() <= rows() + 3)[0, 0]),
+        lambda: [x.detach()[None].requires_grad_() for x in heads()],
+        "5 axes as 4",
+    ),
+    (
+        "a mask of its own for each head, and its gradient",
+        lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias),
+        lambda: [*heads(), torch.randn(B, H, S, K, requires_grad=True)],
+        "for the gradient of the mask",
+    ),
+    (
+        "a bias of three axes",
+        lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias),
+        lambda: [*heads(), torch.randn(H, S, K, requires_grad=True)],
+        "for the gradient of the mask",
+    ),
+    (
+        "a bias of each query, and its gradient",
+        lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias + bias.new_zeros(1, 1, 1, K)),
+        lambda: [*heads(), torch.randn(B, H, S, 1, requires_grad=True)],
+        "for the gradient of the mask",
+    ),
+    (
+        "an odd head size, and a bias with a gradient",
+        lambda q, k, v, bias: F.scaled_dot_product_attention(q[..., :13], k[..., :13], v[..., :11], bias),
+        lambda: [*heads(), torch.randn(1, H, S, K, requires_grad=True)],
+        "head sizes padded to multiples of 4",
+    ),
+    (
+        "columns as rows",
+        lambda q, k, v, bias: F.scaled_dot_product_attention(q, k.mT.contiguous().mT, v, bias),
+        lambda: [*heads(), torch.randn(1, 1, S, K, requires_grad=True)],
+        "operands copied by rows",
+    ),
+    (
+        "shared keys under a bias with a gradient",
+        lambda q, k, v, bias: F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], bias, enable_gqa=True),
+        lambda: [*heads(), torch.randn(1, 1, S, K, requires_grad=True)],
+        "keys and values repeated for each head",
+    ),
+    (
+        "one entry of keys for the batch",
+        lambda q, k, v, bias: F.scaled_dot_product_attention(q, k[:1], v[:1], bias),
+        lambda: [*heads(), torch.randn(1, 1, S, K, requires_grad=True)],
+        "one batch entry repeated",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "make", "reason"), [x[1:] for x in OTHERS], ids=[x[0] for x in OTHERS])
+def test_what_pytorch_leaves_to_products_is_fused(
+    function: Function, make: Callable[[], list[Tensor]], reason: str
+) -> None:
+    settled = Settled(function, *make())
+    assert reason in settled.reason and "fused in place of products and a softmax" in settled.reason
+    check_numbers(function, settled.run, make())
+    names = traced(function, *make())
+    assert any(name.startswith("_scaled_dot_product_") for name in names)
+    assert not set(UNFUSED) & set(names)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dropout_is_fused(dtype: torch.dtype) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, (rows() >= 0).expand(B, 1, S, K), dropout_p=0.5)
+
+    names = traced(function, *heads(dtype=dtype))
+    assert "_scaled_dot_product_efficient_attention" in names and not set(UNFUSED) & set(names)
+
+
+def test_the_mask_of_the_memory_efficient_kernel_has_aligned_rows() -> None:
+    inputs = [*heads(), torch.randn(1, 1, S, K, requires_grad=True)]
+    call = Settled(lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias), *inputs).call
+    bias = call.args[3].meta["example_value"]
+    assert bias.shape == (B, H, S, K) and bias.stride() == (0, 0, 16, 1)
+    assert call.args[4] is True
+
+
+def test_in_autocast_the_kernel_takes_the_narrow_dtype() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.scaled_dot_product_attention(q, k, v, bias)
+
+    inputs = [*heads(), torch.randn(1, H, S, K, requires_grad=True)]
+    call = Settled(function, *inputs).call
+    assert {x.meta["example_value"].dtype for x in call.args[:4]} == {torch.bfloat16}
+
+
+def test_float64_has_no_fused_kernel_on_a_gpu() -> None:
+    inputs = [*heads(dtype=torch.float64), torch.randn(1, H, S, K, dtype=torch.float64, requires_grad=True)]
+    (decision,) = Settled(lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias), *inputs).decisions
+    assert decision.verdict == "refused" and "no fused attention in torch.float64" in decision.reason
+
+
+def test_a_pinned_call_stays_as_it_is() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(q, k, v, (columns(S) <= rows()).expand(B, 1, S, S))
+
+    assert Settled(function, *square()).decisions == []
+
+
+def test_on_a_cpu_nothing_changes() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, (columns(S) <= rows()).expand(B, 1, S, S))
+
+    with planned_for("cpu"):
+        assert Settled(function, *square()).decisions == []
+
+
+def test_readers_that_need_the_layout_get_it() -> None:
+    """Products and a softmax leave [B, H, S, D] dense; the memory-efficient kernel does not."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, bias).view(B, H * S, D)
+
+    inputs = [*heads(), torch.randn(1, H, S, K, requires_grad=True)]
+    settled = Settled(function, *inputs)
+    assert settled.call.target is EFFICIENT
+    check_numbers(function, settled.run, inputs)
