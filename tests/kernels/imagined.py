@@ -15,7 +15,7 @@ import torch
 
 from tilewright.kernels import eager
 from tilewright.kernels.launches import Launch, listened, note
-from tilewright.kernels.once import once
+from tilewright.kernels.no_double_backward import no_double_backward
 
 STREAM, CONTEXT, SCALE, ADD, REFUSED = 77, 99, 11, 12, 700
 Launched = ctypes.CFUNCTYPE(
@@ -142,7 +142,7 @@ scaled_backward = _define(
     "scaled_backward(Tensor dy, float by) -> (Tensor, Tensor)",
     _backward,
     lambda dy, by: (torch.empty(dy.shape), dy.new_empty(0)),
-    once("scaled_backward"),
+    no_double_backward("scaled_backward"),
     None,
 )
 scaled = _define(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tilewright.kernels.cross_entropy import by_way, reference
+from tilewright.kernels.cross_entropy import by_impl, reference
 from tilewright.kernels.cross_entropy.variants import SUITES
 from tilewright.measure.truth.proof import prove
 from tilewright.records.measurement import Verified
@@ -47,12 +47,12 @@ def _torch(
     return loss + (extra.sum() / counted.sum() if reduction == "mean" else extra.sum())
 
 
-def proved(logits: torch.Tensor, options: dict[str, Any], way: str) -> list[Verified]:
-    """The loss and the gradient of one way against float64, PyTorch's own error the yardstick."""
+def proved(logits: torch.Tensor, options: dict[str, Any], impl: str) -> list[Verified]:
+    """The loss and the gradient of one impl against float64, PyTorch's own error the yardstick."""
     suite = replace(
         SUITES["cross_entropy"],
         reference=functools.partial(reference.cross_entropy, **options),
         variants=(Variant("torch", "torch", functools.partial(_torch, **options)),),
     )
     target = targets(logits, options.get("ignore_index", -100))
-    return prove(suite, functools.partial(by_way, way=way, **options), [logits.requires_grad_(), target])
+    return prove(suite, functools.partial(by_impl, impl=impl, **options), [logits.requires_grad_(), target])

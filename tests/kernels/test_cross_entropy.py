@@ -14,7 +14,7 @@ from tests.kernels.rows import SPECIALS, layout
 from tilewright.kernels.cross_entropy import cross_entropy, cuda
 from tilewright.kernels.cross_entropy import triton as kernels
 from tilewright.kernels.cross_entropy.variants import SUITES
-from tilewright.kernels.row import Edges, vectors_of
+from tilewright.kernels.row import Alignment
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -122,22 +122,21 @@ def test_the_suite_counts_its_bytes() -> None:
     torch.testing.assert_close(losses[0], losses[2], rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("lie", ["WHOLE", "RAGGED"])
+@pytest.mark.parametrize("alignment", ["ALIGNED", "PEELED"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("columns", [64, 256, 300, 1024, 131072])
-def test_cuda_does_not_spill(columns: int, dtype: torch.dtype, lie: Edges) -> None:
-    vectors = vectors_of(columns, dtype.itemsize, lie)
-    plan = cuda.plan_forward(vectors, lie)
-    source = cuda.SHORT_SOURCE if plan.holds(vectors) else cuda.SOURCE
-    assert spilled(source, plan.definitions(columns, dtype, lie, False))["forward"] == 0
-    plan = cuda.plan_backward(vectors)
-    assert spilled(cuda.SOURCE, plan.definitions(columns, dtype, lie, False))["backward"] == 0
+def test_cuda_does_not_spill(columns: int, dtype: torch.dtype, alignment: Alignment) -> None:
+    found = cuda.forward_schedule(columns, dtype.itemsize, alignment)
+    assert spilled(cuda.FORWARD_SOURCES[found.storage], cuda.definitions(found, dtype, False))["forward"] == 0
+    found = cuda.backward_schedule(columns, dtype.itemsize, alignment)
+    assert spilled(cuda.SOURCE, cuda.definitions(found, dtype, False))["backward"] == 0
 
 
 def test_the_next_row_is_loaded_first() -> None:
     """Of a pair of rows held by lanes both loads come before what is done with the first: ptxas may move them."""
-    plan = cuda.plan_forward(32, "WHOLE")
-    code = instructions(cuda.SHORT_SOURCE, plan.definitions(256, torch.bfloat16, "WHOLE", False))
+    plan = cuda.forward_schedule(256, 2, "ALIGNED")
+    assert plan.storage == "registers"
+    code = instructions(cuda.FORWARD_SOURCES["registers"], cuda.definitions(plan, torch.bfloat16, False))
     loads = [number for number, line in enumerate(code) if "LDG.E.128" in line]
     powers = [number for number, line in enumerate(code) if "MUFU.EX2" in line]
     assert len(powers) == 3 * plan.vectors * 8

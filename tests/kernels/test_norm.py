@@ -1,9 +1,8 @@
-"""The norms without a GPU: formulas, registration, geometry, and machine code for an H200."""
+"""The norms without a GPU: formulas, registration, and the Triton kernels' machine code for an H200."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -11,16 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.kernels.nvcc import instructions, spilled
-from tilewright.kernels import norm, ring
+from tilewright.kernels import norm
 from tilewright.kernels.catalogue import suite
-from tilewright.kernels.norm import cuda, geometry, reference
+from tilewright.kernels.norm import reference
 from tilewright.measure.truth.proof import prove
 
 NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 SHAPES = ((7, 37), (1, 1), (5, 1), (3, 257), (64, 128))
 CPU = torch.device("cpu")
-SOURCES = Path(norm.__file__).parent
 
 
 def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ...]:
@@ -146,97 +143,6 @@ def test_what_does_not_fit_is_refused() -> None:
         norm.layer_norm(x, weight, weight.half())
     with pytest.raises(ValueError, match="x is on cpu, another argument on meta"):
         norm.layer_norm(x, weight.to("meta"))
-
-
-COLUMNS = (1, 2, 31, 256, 257, 1000, 1024, 4096, 4097, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
-
-
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("inputs, sums", [(2, 1), (2, 2), (3, 2)])
-def test_rings_take_every_row(inputs: int, sums: int, itemsize: int) -> None:
-    for columns in COLUMNS:
-        task = geometry.task_of(columns, itemsize, inputs, 1, itemsize, True)
-        found = ring.plan(task, geometry.ways_of(columns, itemsize, sums))
-        if found is None:
-            assert (columns, itemsize, inputs) == (262144, 4, 3)
-            continue
-        lanes = 16 // itemsize
-        # The worst place where a row can begin: after all but one element of a vector.
-        assert found.width * found.cluster * found.vectors * lanes >= columns + (lanes - 1 if columns % lanes else 0)
-        # Sums of a block's rows meet where the ring was, in fp32.
-        assert found.groups == 1 or found.depth * inputs * 16 >= found.vectors * lanes * 4
-
-
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("itemsize, weight_size", [(2, 2), (2, 4), (4, 4), (4, 2)])
-def test_slots_take_every_long_row(itemsize: int, weight_size: int, ragged: bool, residual: bool) -> None:
-    lanes = 16 // itemsize
-    for columns in (65544 // itemsize, 32769, 50257, 65536, 100003, 131072, 200000, 262144):
-        found = geometry.streamed(columns, itemsize, ragged, 2, weight_size, residual)
-        if found is None:
-            assert (columns, itemsize, ragged) == (262144, 4, True)
-            continue
-        before = geometry.LINE // itemsize - 1 if ragged else 0
-        assert found.threads * found.cluster * found.vectors * lanes >= columns + before
-        # Every thread has these vectors, whole but for the first, wherever a row begins.
-        assert found.full * found.threads * found.cluster * lanes <= columns
-        ahead = found.rows - found.lag
-        slot = found.vectors * found.threads * 16
-        assert ahead >= 1 and found.shared_bytes == (found.rows + (ahead if residual else 0)) * slot
-        mail = 4 * (found.cluster * found.threads // 32 * 16 + 32)
-        assert found.shared_bytes + mail <= ring.LARGEST_BLOCK_BYTES
-        assert found.threads % 32 == 0 and found.held * found.vectors * lanes * weight_size // 4 <= 72
-
-
-def test_programs_read_their_weights_seldom() -> None:
-    """Rows that begin alike are one program's, turn after turn, where that leaves next to no multiprocessor idle."""
-    assert geometry.streams(66, 4096, 65536 * 2) == (66, 1)
-    assert geometry.streams(66, 5341, 50257 * 2) == (64, 1)
-    assert geometry.streams(30, 5341, 50257 * 4) == (30, 32)
-    assert geometry.streams(30, 5341, 50256 * 4) == (30, 1)
-    assert geometry.streams(66, 5, 50257 * 2) == (5, 1)
-
-
-def test_registers_hold_rows() -> None:
-    for vectors in (1, 3, 32, 33, 64, 65, 625, 2048, 2049, 4096):
-        found = geometry.held(vectors)
-        assert found is not None
-        assert found.width * found.vectors >= vectors
-        assert found.vectors <= 8 and found.threads % found.width == 0
-        assert found.width == found.threads or 32 % found.width == 0
-    assert geometry.held(4097) is None
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("source, columns", [
-    ("held", 5000), ("held", 16384), ("streamed", 50257), ("streamed", 65536),
-    ("streamed", 262144), ("backward", 4096), ("backward", 262144),
-])  # fmt: skip
-def test_cuda_kernels_compile_without_spills(source: str, columns: int, dtype: torch.dtype) -> None:
-    """Layer norm with weight and bias, which has the most to keep in registers."""
-    line = 128 if columns * dtype.itemsize >= 32768 else 16
-    build = cuda.Build(dtype, dtype, True, True, True, False, "RAGGED" if columns % 8 else "WHOLE", line, True)
-    plan = cuda.plan(source, columns, build)  # type: ignore[arg-type]
-    assert spilled(SOURCES / f"{source}.cu", (*plan.definitions(), *build.definitions())) == {f"norm_{source}": 0}
-
-
-@pytest.mark.parametrize("columns, dtype", [
-    (33000, torch.bfloat16), (16500, torch.float32), (100003, torch.bfloat16), (50257, torch.float32),
-], ids=str)  # fmt: skip
-def test_no_copy_loses_its_policy(columns: int, dtype: torch.dtype) -> None:
-    """Of these rows ptxas 13.0 took the slots' addresses apart: an illegal instruction (see `copy_vector_once`)."""
-    for residual in (False, True):
-        build = cuda.Build(dtype, dtype, True, False, False, residual, "RAGGED", 128, True)
-        code = instructions(
-            SOURCES / "streamed.cu", (*cuda.plan("streamed", columns, build).definitions(), *build.definitions())
-        )
-        copies = [line for line in code if "LDGSTS" in line]
-        assert copies and not [line for line in copies if "+UR" in line]
-
-
-def test_the_sum_over_programs_compiles() -> None:
-    assert spilled(SOURCES / "columns.cu", (("WEIGHT", "bf16"), ("THREADS", 256))) == {"norm_columns": 0}
 
 
 @pytest.mark.parametrize("columns", [256, 16384, 65536])

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from tests.kernels import machine_code
+from tests.kernels.devices import H200, limits
 from tests.kernels.nvcc import spilled
 from tests.kernels.rows import SPECIALS, layout
-from tilewright.kernels.row import vectors_of
-from tilewright.kernels.softmax import by_way, cuda, log_softmax, softmax
+from tilewright.kernels.nvrtc import Definitions
+from tilewright.kernels.row import ELEMENTS, RowLayout
+from tilewright.kernels.row_schedule import Schedule
+from tilewright.kernels.softmax import by_impl, cuda, log_softmax, softmax
 from tilewright.kernels.softmax import triton as kernels
 from tilewright.kernels.softmax.eager import online_loop, steps
 from tilewright.kernels.softmax.variants import SUITES
@@ -47,7 +50,7 @@ def test_any_dimension(name: str) -> None:
 @pytest.mark.parametrize("log", [False, True])
 def test_gradient_is_the_derivative(log: bool) -> None:
     x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(functools.partial(by_way, log=log), x)
+    torch.autograd.gradcheck(functools.partial(by_impl, log=log), x)
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -80,7 +83,7 @@ def test_no_second_derivative() -> None:
 
 def test_an_unknown_way_is_said() -> None:
     with pytest.raises(ValueError, match="auto, torch, triton, cuda, not 'metal'"):
-        by_way(torch.randn(3, 5), log=False, way="metal")
+        by_impl(torch.randn(3, 5), log=False, impl="metal")
 
 
 def test_the_ways_that_teach_are_right() -> None:
@@ -96,11 +99,28 @@ def test_the_loop_in_python_is_refused_where_nobody_waits_for_it() -> None:
     assert refuses(suite.workload((4096, 65536), "float32")) == "458757 kernel launches a call"
 
 
+def scheduled(direction: cuda.Direction, columns: int, dtype: torch.dtype, address: int = 0) -> Schedule:
+    layouts = (RowLayout(address, 50, columns),) * (2 if direction == "forward" else 3)
+    return cuda.schedule_of(direction, columns, dtype, layouts, False, H200)
+
+
+def macros(schedule: Schedule, dtype: torch.dtype) -> Definitions:
+    return (*schedule.definitions(), ("ELEMENT", ELEMENTS[dtype]), ("LOG", 0))
+
+
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(("columns", "dtype"), [(4096, torch.bfloat16), (262144, torch.float32)])
 def test_cuda_does_not_spill(direction: cuda.Direction, columns: int, dtype: torch.dtype) -> None:
-    plan = cuda.plan(direction, vectors_of(columns, dtype.itemsize, "RAGGED"))
-    assert spilled(cuda.SOURCE, plan.definitions(columns, dtype, "RAGGED", False))[direction] == 0
+    found = scheduled(direction, columns, dtype, address=4)
+    source, ending = cuda.SOURCES[found.storage]
+    assert found.alignment == "PEELED"
+    assert spilled(cuda.HERE / source, macros(found, dtype))[f"{direction}{ending}"] == 0
+
+
+def test_the_ring_of_long_rows_does_not_spill() -> None:
+    found = scheduled("forward", 262144, torch.float32)
+    assert found.storage == "ring"
+    assert spilled(cuda.HERE / "persistent_cluster.cu", macros(found, torch.float32)) == {"forward": 0}
 
 
 @pytest.mark.parametrize("columns", [4096, 16384])
@@ -113,10 +133,13 @@ def test_triton_does_not_spill(columns: int) -> None:
         assert machine_code.spilled(code) == 0
 
 
+@pytest.mark.parametrize("capability", ["9.0", "12.0"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_a_plan_holds_its_row(direction: cuda.Direction) -> None:
-    for vectors in (1, 2, 3, 17, 64, 65, 100, 1000, 6289, 16385, 131072):
-        plan = cuda.plan(direction, vectors)
-        assert plan.threads % plan.width == 0
-        assert plan.streamed or plan.width * plan.cluster * plan.vectors >= vectors
-    assert cuda.plan(direction, 2**20).streamed
+def test_a_schedule_holds_its_row(direction: cuda.Direction, capability: str) -> None:
+    device = limits(capability)
+    for columns in (1, 2, 17, 64, 65, 520, 8000, 50257, 131080, 2**20, 2**23):
+        layouts = (RowLayout(2, 50, columns),) * 2
+        found = cuda.schedule_of(direction, columns, torch.bfloat16, layouts, False, device)
+        assert found.threads % found.row_threads == 0 and found.cluster <= device.largest_cluster
+        assert (found.storage == "stream") or found.row_threads * found.cluster * found.vectors * 8 >= columns + 7
+        assert found.storage == ("stream" if columns == 2**23 else found.storage)

@@ -1,7 +1,7 @@
 // Rows that pass through shared memory while programs stay: for long rows, and for sums over rows.
 //
-// A program is a thread block, or a cluster of them that shares a row; it walks rows number program * GROUPS,
-// + programs * GROUPS, ... Every thread fetches the vectors that it is going to use itself (cp.async), DEPTH vectors
+// A program is a thread block, or a cluster of them that shares a row; it walks rows number program * ROWS_PER_BLOCK,
+// + programs * ROWS_PER_BLOCK, ... Every thread fetches the vectors that it is going to use itself (cp.async), STAGES vectors
 // ahead, so no thread waits for another's data; a row's vectors stay in the ring from the first of PASSES passes over
 // them, all but the last of which take sums, to the last, which writes. With LAG 1 each pass is one row behind the one
 // before, and what the warps and blocks of a row tell each other has a whole row's time to arrive: nothing in the loop
@@ -10,18 +10,18 @@
 // Programs step by a number of rows after which rows begin at the same place within LINE bytes again, so a thread
 // owns the same columns of every row.
 //
-// Defined by whoever compiles: ELEMENT (float, bf16, fp16), EDGES (WHOLE or RAGGED) and LINE as in row.cuh, THREADS
-// (a block), WIDTH (threads of it that share a row; the block, or 32 or fewer), VECTORS (of a row, a thread), CLUSTER,
-// BLOCKS (a multiprocessor), DEPTH (vectors of a thread in the ring), LAG. By the including file: INPUTS (matrices
+// Defined by whoever compiles: ELEMENT (float, bf16, fp16), ALIGNMENT (ALIGNED or PEELED) and LINE as in row.cuh, THREADS
+// (a block), ROW_THREADS (threads of it that share a row; the block, or 32 or fewer), VECTORS (of a row, a thread), CLUSTER,
+// BLOCKS (a multiprocessor), STAGES (vectors of a thread in the ring), LAG. By the including file: INPUTS (matrices
 // read), PASSES.
 #pragma once
-#include "mail.cuh"
+#include "cluster_reduce.cuh"
 
-using Elements = Row<ELEMENT, EDGES>;
-constexpr int GROUPS = THREADS / WIDTH, STEP = CLUSTER * WIDTH;
-constexpr int BEHIND = (PASSES - 1) * LAG * VECTORS;  // vectors between the first pass and the last
-static_assert(DEPTH >= BEHIND + VECTORS, "the rows between the passes fill the ring");
-static_assert(WIDTH <= 32 || WIDTH == THREADS, "warps of several rows do not speak to each other");
+using Elements = Row<ELEMENT, ALIGNMENT>;
+constexpr int ROWS_PER_BLOCK = THREADS / ROW_THREADS, STEP = CLUSTER * ROW_THREADS;
+constexpr int PASS_DISTANCE = (PASSES - 1) * LAG * VECTORS;  // vectors between the first pass and the last
+static_assert(STAGES >= PASS_DISTANCE + VECTORS, "the rows between the passes fill the ring");
+static_assert(ROW_THREADS <= 32 || ROW_THREADS == THREADS, "warps of several rows do not speak to each other");
 
 struct Matrix {
     ELEMENT *base;
@@ -29,65 +29,65 @@ struct Matrix {
 };
 
 // The rows and vectors of a thread.
-struct Place {
+struct ThreadRows {
     int first;            // its first vector of a row; from one to the next, STEP
     int program, programs;
     long long row, step;  // its first row, and from row to row
-    int rows, turns;      // that it has; that its program has at most
-    bool edged = false;   // whether a vector of it is only partly the row's
+    int rows, iterations;      // that it has; that its program has at most
+    bool has_partial = false;   // whether a vector of it is only partly the row's
 
-    __device__ __forceinline__ Place(long long all) {
-        first = (CLUSTER > 1 ? cluster_rank() : 0) * WIDTH + threadIdx.x % WIDTH;
+    __device__ __forceinline__ ThreadRows(long long all) {
+        first = (CLUSTER > 1 ? cluster_rank() : 0) * ROW_THREADS + threadIdx.x % ROW_THREADS;
         program = blockIdx.x / CLUSTER, programs = gridDim.x / CLUSTER;
-        step = (long long)programs * GROUPS;
-        const long long begin = (long long)program * GROUPS;
-        row = begin + threadIdx.x / WIDTH;
+        step = (long long)programs * ROWS_PER_BLOCK;
+        const long long begin = (long long)program * ROWS_PER_BLOCK;
+        row = begin + threadIdx.x / ROW_THREADS;
         rows = row < all ? int((all - row + step - 1) / step) : 0;
-        turns = begin < all ? int((all - begin + step - 1) / step) : 0;
+        iterations = begin < all ? int((all - begin + step - 1) / step) : 0;
     }
     // In rows that lie as `shape`. Few threads are.
-    __device__ __forceinline__ void find_edges(const Elements &shape) {
+    __device__ __forceinline__ void find_partial(const Elements &shape) {
         for (int i = 0; i < VECTORS; i++)
-            if (shape.holds(first + i * STEP) && shape.edge(first + i * STEP)) edged = true;
+            if (shape.holds(first + i * STEP) && shape.is_partial(first + i * STEP)) has_partial = true;
     }
 };
 
 extern __shared__ __align__(128) char shared_bytes[];
-constexpr int RING_BYTES = DEPTH * INPUTS * THREADS * 16;  // of these; what comes behind is the including file's
+constexpr int RING_BYTES = STAGES * INPUTS * THREADS * 16;  // of these; what comes behind is the including file's
 
 // This thread's vector of an input.
-__device__ __forceinline__ uint4 &in_slot(int slot, int input) {
+__device__ __forceinline__ uint4 &slot_vector(int slot, int input) {
     return reinterpret_cast<uint4 *>(shared_bytes)[(slot * INPUTS + input) * THREADS + threadIdx.x];
 }
 
 struct Ring {
     const ELEMENT *from[INPUTS];  // lane 0 of this thread's first vector, in the row that is fetched next
     long long step[INPUTS];       // elements from row to row
-    int taken = 0, given = 0, left;  // slots of the first and the last pass; rows not yet fetched
+    int read_slot = 0, write_slot = 0, rows_left;  // slots of the first and the last pass; rows not yet fetched
 
     // Fills the ring.
-    __device__ __forceinline__ Ring(const Matrix (&inputs)[INPUTS], const Elements &shape, const Place &at)
-        : left(at.rows) {
+    __device__ __forceinline__ Ring(const Matrix (&inputs)[INPUTS], const Elements &shape, const ThreadRows &at)
+        : rows_left(at.rows) {
 #pragma unroll
         for (int n = 0; n < INPUTS; n++) {
             step[n] = at.step * inputs[n].stride;
             from[n] = inputs[n].base + at.row * inputs[n].stride + shape.column(at.first);
         }
 #pragma unroll
-        for (int p = 0; p < DEPTH; p++) fetch(p, p % VECTORS, shape, at);
+        for (int p = 0; p < STAGES; p++) fetch(p, p % VECTORS, shape, at);
     }
     // Vector i of the next row, all inputs; i goes round 0, 1, ..., VECTORS - 1.
-    __device__ __forceinline__ void fetch(int slot, int i, const Elements &shape, const Place &at) {
-        if (left > 0 && shape.holds(at.first + i * STEP)) {
+    __device__ __forceinline__ void fetch(int slot, int i, const Elements &shape, const ThreadRows &at) {
+        if (rows_left > 0 && shape.holds(at.first + i * STEP)) {
 #pragma unroll
             for (int n = 0; n < INPUTS; n++)
                 asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                             ::"r"(unsigned(__cvta_generic_to_shared(&in_slot(slot, n)))),
+                             ::"r"(unsigned(__cvta_generic_to_shared(&slot_vector(slot, n)))),
                              "l"(from[n] + i * STEP * lanes<ELEMENT>) : "memory");
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
         if (i == VECTORS - 1) {
-            left--;
+            rows_left--;
 #pragma unroll
             for (int n = 0; n < INPUTS; n++) from[n] += step[n];
         }
@@ -95,12 +95,12 @@ struct Ring {
     // Until vector i of the row of the first pass is there.
     template <int I>
     __device__ __forceinline__ void wait() const {
-        asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - BEHIND - I - 1) : "memory");
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - PASS_DISTANCE - I - 1) : "memory");
     }
-    __device__ __forceinline__ static int after(int slot) { return slot == DEPTH - 1 ? 0 : slot + 1; }
-    // Vector i of the row of the last pass is done with: its slot takes the vector DEPTH later.
-    __device__ __forceinline__ void give_back(int i, const Elements &shape, const Place &at) {
-        fetch(given, (i + DEPTH) % VECTORS, shape, at);
-        given = after(given);
+    __device__ __forceinline__ static int next_slot(int slot) { return slot == STAGES - 1 ? 0 : slot + 1; }
+    // Vector i of the row of the last pass is done with: its slot takes the vector STAGES later.
+    __device__ __forceinline__ void release(int i, const Elements &shape, const ThreadRows &at) {
+        fetch(write_slot, (i + STAGES) % VECTORS, shape, at);
+        write_slot = next_slot(write_slot);
     }
 };

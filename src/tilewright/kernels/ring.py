@@ -1,46 +1,17 @@
-"""How long rows lie on the rings of `ring.cuh`: threads, clusters, slots; arithmetic only."""
+"""Schedules of rows that pass through the rings of `ring.cuh`: threads, clusters, stages; arithmetic only."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-VECTOR = 16
-"""Bytes that a thread loads at once."""
-SHARED_BYTES = 228 * 1024
-"""Of a multiprocessor (compute capability 9.0); every block takes `BLOCK_OVERHEAD` more than it asks for."""
-BLOCK_OVERHEAD = 1024
-LARGEST_BLOCK_BYTES = 227 * 1024
-CLUSTERS = (1, 2, 4, 8, 16)
+from tilewright.hardware.architectures import DeviceLimits
+from tilewright.kernels.row import VECTOR
+from tilewright.kernels.row_schedule import Schedule, cluster_of, room_of
+
 SHORT_THREADS = 256
 """Threads of a block whose rows lie within warps."""
-
-
-@dataclass(frozen=True)
-class Ring:
-    """A build: the names are those of `ring.cuh`; `kept` of the row's weights lie beside the slots."""
-
-    threads: int
-    width: int
-    vectors: int
-    cluster: int
-    blocks: int
-    depth: int
-    lag: int
-    kept: int
-    shared_bytes: int
-
-    @property
-    def groups(self) -> int:
-        """Rows of a program at a time."""
-        return self.threads // self.width
-
-    def definitions(self) -> tuple[tuple[str, int], ...]:
-        """What `ring.cuh` wants to know."""
-        names = ("threads", "width", "vectors", "cluster", "blocks", "depth", "lag", "kept")
-        return tuple((name.upper(), getattr(self, name)) for name in names)
 
 
 @dataclass(frozen=True)
@@ -56,55 +27,58 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Way:
-    """Vectors of a row a thread, threads a block at most, warps a multiprocessor (they bound the registers), slots."""
+class Shape:
+    """Vectors of a row a thread, threads a block at most, warps a multiprocessor (they bound the registers), stages."""
 
     vectors: int
     threads: int = 512
     warps: int = 16
-    depth: int = 24
+    stages: int = 24
 
 
 @functools.cache
-def plan(task: Task, ways: tuple[Way, ...]) -> Ring | None:
-    """The first way that holds the rows, with its weights in shared memory if they fit; None if none does."""
-    return next(
-        (found for way in ways for kept in dict.fromkeys((task.weights, 0)) if (found := _by(task, way, kept))), None
-    )
+def plan(task: Task, shapes: tuple[Shape, ...], limits: DeviceLimits) -> Schedule | None:
+    """The first shape that holds the rows, with its weights in shared memory if they fit; None if none does."""
+    choices = ((shape, kept) for shape in shapes for kept in dict.fromkeys((task.weights, 0)))
+    return next(filter(None, (_by_shape(task, shape, kept, limits) for shape, kept in choices)), None)
 
 
-def _by(task: Task, way: Way, kept: int) -> Ring | None:
-    cluster = next((size for size in CLUSTERS if -(-task.needed // (way.vectors * size)) <= way.threads), None)
+def _by_shape(task: Task, shape: Shape, kept: int, limits: DeviceLimits) -> Schedule | None:
+    cluster = cluster_of(task.needed, shape.vectors, shape.threads, limits)
     if cluster is None:
         return None
-    width = _width(-(-task.needed // (way.vectors * cluster)))
-    threads = SHORT_THREADS if width <= 32 else width
-    most = max(1, 32 * way.warps // threads)
-    return next(
-        (found for blocks in range(most, 0, -1) if (found := _ring(task, way, width, cluster, blocks, kept))), None
-    )
+    row_threads = _row_threads(-(-task.needed // (shape.vectors * cluster)))
+    threads = SHORT_THREADS if row_threads <= 32 else row_threads
+    most = max(1, 32 * shape.warps // threads)
+    tried = (_with_blocks(task, shape, row_threads, cluster, blocks, kept, limits) for blocks in range(most, 0, -1))
+    return next(filter(None, tried), None)
 
 
-def _width(least: int) -> int:
+def _row_threads(least: int) -> int:
     """Threads for a block's share of a row: a power of two within a warp, whole warps beyond."""
     return 1 << (least - 1).bit_length() if least <= 32 else -(-least // 32) * 32
 
 
-def _ring(task: Task, way: Way, width: int, cluster: int, blocks: int, kept: int) -> Ring | None:
-    """With as many slots as there is room for; None where those are too few to read ahead: two, or one if that keeps
+def _with_blocks(
+    task: Task, shape: Shape, row_threads: int, cluster: int, blocks: int, kept: int, limits: DeviceLimits
+) -> Schedule | None:
+    """With as many stages as there is room for; None where those are too few to read ahead: two, or one if that keeps
     the weights in shared memory."""
-    threads = SHORT_THREADS if width <= 32 else width
-    room = min(LARGEST_BLOCK_BYTES, SHARED_BYTES // blocks - BLOCK_OVERHEAD)
-    weights = kept * way.vectors * threads * task.weight_bytes
-    # What `Mail` takes, in 128 bytes each: slots and arrivals of two rows, of four with a lag.
-    mails = [-(-sets * (cluster * (threads // 32) * task.state_bytes + 16) // 128) * 128 for sets in (2, 4)]
-    slot = task.inputs * threads * VECTOR
-    depths = [min(way.depth, (room - weights - mail) // slot) for mail in mails]
-    lag = int(width > 32 and depths[1] >= 2 * way.vectors + 2)
-    depth = depths[lag]
-    if depth < way.vectors + (1 if kept and blocks == 1 else 2):
+    threads = SHORT_THREADS if row_threads <= 32 else row_threads
+    weights = kept * shape.vectors * threads * task.weight_bytes
+    # `ClusterReduce`, in 128 bytes each: states and barriers of two rows, of four with a lag.
+    reductions = [-(-sets * (cluster * (threads // 32) * task.state_bytes + 16) // 128) * 128 for sets in (2, 4)]
+    stage_bytes = task.inputs * threads * VECTOR
+    room = room_of(blocks, limits) - weights
+    counts = [min(shape.stages, (room - reduction) // stage_bytes) for reduction in reductions]
+    lag = int(row_threads > 32 and counts[1] >= 2 * shape.vectors + 2)
+    stages = counts[lag]
+    if stages < shape.vectors + (1 if kept and blocks == 1 else 2):
         return None
-    return Ring(threads, width, way.vectors, cluster, blocks, depth, lag, kept, depth * slot + weights)
+    return Schedule(
+        threads, row_threads, shape.vectors, cluster, blocks, "ring", stages, lag, kept,
+        shared_bytes=stages * stage_bytes + weights,
+    )  # fmt: skip
 
 
 def needed(columns: int, itemsize: int) -> int:
@@ -113,19 +87,7 @@ def needed(columns: int, itemsize: int) -> int:
     return -(-(columns + (lanes - 1 if columns % lanes else 0)) // lanes)
 
 
-def alike(columns: int, tensors: Sequence[tuple[int, int, int]], itemsize: int) -> bool:
-    """Whether rows of tensors (address, rows, elements from row to row) lie within 16 bytes as those of a result."""
-    return not any(
-        start % VECTOR or (rows > 1 and (stride - columns) * itemsize % VECTOR) for start, rows, stride in tensors
-    )
-
-
-def period_of(pitch_bytes: int) -> int:
-    """After how many rows of that pitch a row begins at the same place within 16 bytes."""
-    return VECTOR // math.gcd(VECTOR, pitch_bytes)
-
-
-def programs_of(resident: int, tiles: int, groups: int, period: int) -> int:
+def programs_of(resident: int, tiles: int, rows_per_block: int, period: int) -> int:
     """Programs to launch: as many as run at once, in steps that bring every thread to rows of one beginning."""
-    step = period // math.gcd(period, groups)
+    step = period // math.gcd(period, rows_per_block)
     return max(step, min(resident, -(-tiles // step) * step) // step * step)

@@ -4,28 +4,28 @@
 // Interface
 //   Elements    bf16, fp16, float; lanes<T> of them in 16 bytes. unpack<T>(uint4, float[lanes<T>]) widens,
 //               pack<T>(float[lanes<T>]) rounds to nearest even.
-//   Edges       how rows lie in memory, known when compiling:
-//               WHOLE   every row starts on LINE bytes and is a whole number of vectors;
-//               RAGGED  anything else, the tensors of a kernel alike modulo 16 bytes in every row. Vectors are
+//   Alignment       how rows lie in memory, known when compiling:
+//               ALIGNED   every row starts on LINE bytes and is a whole number of vectors;
+//               PEELED  anything else, the tensors of a kernel alike modulo 16 bytes in every row. Vectors are
 //                       counted from a multiple of LINE bytes, `head` lanes before the first column; lanes outside
 //                       of the row belong to somebody else: read and masked, never written;
-//               LOOSE   tensors that are not alike: element by element, in vectors counted from the first column.
+//               SCALAR   tensors that are not alike: element by element, in vectors counted from the first column.
 //   LINE        may be defined by whoever compiles: 16 (as it is without), or 128 so that the vectors of a warp
 //               lie in whole cache lines.
-//   Row<T, Edges>(start, columns), or (start, row) for a tensor whose vectors go with those of another
+//   Row<T, Alignment>(start, columns), or (start, row) for a tensor whose vectors go with those of another
 //               .holds(v)         whether vector v has a part of the row; .vectors: one past the last that has
 //               .column(v)        column of lane 0 of vector v (negative in a ragged first vector)
 //               .load(v)          16 bytes of a vector that it holds; lanes outside of the row hold anything
 //               .load_once(v)     the same for a kernel that reads them once and writes as much
-//               .inside(v, vector, fill)  the vector with its lanes outside of the row set to `fill`
+//               .masked(v, vector, fill)  the vector with its lanes outside of the row set to `fill`
 //               .store(v, vector) writes the lanes that lie in the row
-//   Greatest<T> the greatest element of vectors; narrow ones are compared two at a time
-//   State       a struct of 4-byte words with `void join(State)`: associative, commutative; none() adds nothing.
+//   ElementMax<T> the element_max element of vectors; narrow ones are compared two at a time
+//   State       a struct of 4-byte words with `void combine(State)`: associative, commutative; identity() adds nothing.
 //               Here: MaxSum, Sum.
-//   across_lanes<Width>(state)                 over Width (power of two, <= 32) neighbouring lanes
-//   Exchange<Threads, Cluster, State>          in shared memory; exchange(state, number) joins the states of all
+//   reduce_lanes<Width>(state)                 over Width (power of two, <= 32) neighbouring lanes
+//   RowReduce<Threads, Cluster, State>          in shared memory; row_reduce(state, number) joins the states of all
 //                                              threads of a block or cluster; number is 0, 1, 2, ... Call
-//                                              start() first, ready() before the first exchange (loads fit
+//                                              start() first, ready() before the first row_reduce (loads fit
 //                                              between them). Cluster blocks: cluster_rank() says which this is.
 //                                              Every thread gets the result.
 #pragma once
@@ -35,13 +35,13 @@ constexpr float LOWEST = -3.402823466e38f;  // finite, so that -inf minus it is 
 #ifndef LINE
 #define LINE 16
 #endif
-constexpr int WHOLE = 0, RAGGED = 1, LOOSE = 2;
+constexpr int ALIGNED = 0, PEELED = 1, SCALAR = 2;
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
 
-// 2^x, off by at most two units of the last place; 0 where the result is below normal.
-__device__ __forceinline__ float power_of_two(float x) {
+// 2^x, off by at value two units of the last place; 0 where the result is below normal.
+__device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
@@ -115,26 +115,26 @@ __device__ __forceinline__ uint4 pack(const float (&x)[lanes<T>]) {
     }
 }
 
-// The greatest element of the vectors seen; NaN are passed over. Narrow elements are compared two at a time.
+// The element_max element of the vectors seen; NaN are passed over. Narrow elements are compared two at a time.
 template <class T>
-struct Greatest {
-    float most = LOWEST;
-    __device__ __forceinline__ void see(uint4 v) {
+struct ElementMax {
+    float value = LOWEST;
+    __device__ __forceinline__ void update(uint4 v) {
         if constexpr (sizeof(T) == 4) {
             float x[4];
             unpack<T>(v, x);
-            most = fmaxf(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])), most);
+            value = fmaxf(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])), value);
         } else {
             float low, high;
-            widen_pair(greater_pair(greater_pair(v.x, v.y, T()), greater_pair(v.z, v.w, T()), T()), low, high, T());
-            most = fmaxf(fmaxf(low, high), most);
+            widen_pair(max_pair(max_pair(v.x, v.y, T()), max_pair(v.z, v.w, T()), T()), low, high, T());
+            value = fmaxf(fmaxf(low, high), value);
         }
     }
-    static __device__ __forceinline__ unsigned greater_pair(unsigned a, unsigned b, bf16) {
+    static __device__ __forceinline__ unsigned max_pair(unsigned a, unsigned b, bf16) {
         asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
         return a;
     }
-    static __device__ __forceinline__ unsigned greater_pair(unsigned a, unsigned b, fp16) {
+    static __device__ __forceinline__ unsigned max_pair(unsigned a, unsigned b, fp16) {
         asm("max.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
         return a;
     }
@@ -164,7 +164,7 @@ __device__ __forceinline__ uint4 load_vector(const void *address) {
 // from before (two inputs in turn: the same); with evict_first a copy falls to 0.90. What runs next is as fast: of 1
 // GiB, y * 2 takes 253.8 us after a norm with the hint, 253.7 after one without and 254.3 after a copy, a copy of
 // something else 257.9, 258.1 and 257.4. Of 20 MB, which stay in L2, the norm itself takes 16.3 us instead of 15.3.
-__device__ __forceinline__ unsigned long long outlives_writes() {
+__device__ __forceinline__ unsigned long long evict_last_policy() {
     unsigned long long policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
     return policy;
@@ -173,7 +173,7 @@ __device__ __forceinline__ uint4 load_vector_once(const void *address) {
     uint4 v;
     asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-        : "l"(address), "l"(outlives_writes()));
+        : "l"(address), "l"(evict_last_policy()));
     return v;
 }
 // The same into shared memory, without waiting. The part of `to` that changes must not be one that the assembler knows
@@ -182,14 +182,14 @@ __device__ __forceinline__ uint4 load_vector_once(const void *address) {
 // and where the policy wins 0.00 to 0.02.
 __device__ __forceinline__ void copy_vector_once(uint4 *to, const void *address) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
-                 ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(address), "l"(outlives_writes()) : "memory");
+                 ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(address), "l"(evict_last_policy()) : "memory");
 }
 __device__ __forceinline__ void store_vector(void *address, uint4 v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
 }
 
-template <class T, int Edges>
+template <class T, int Alignment>
 struct Row {
     static constexpr int Lanes = lanes<T>;
     T *base;      // lane 0 of vector 0
@@ -199,30 +199,30 @@ struct Row {
 
     // `start` points at column 0.
     __device__ __forceinline__ Row(const T *start, int columns_)
-        : Row(start, columns_, Edges == RAGGED ? int((unsigned long long)start % LINE / sizeof(T)) : 0) {}
+        : Row(start, columns_, Alignment == PEELED ? int((unsigned long long)start % LINE / sizeof(T)) : 0) {}
     // In vectors numbered like those of `other`, which lies alike modulo 16 bytes.
     __device__ __forceinline__ Row(const T *start, const Row &other) : Row(start, other.columns, other.head) {}
     __device__ __forceinline__ Row(const T *start, int columns_, int head_)
         : base(const_cast<T *>(start) - head_), head(head_), columns(columns_) {
-        vectors = columns == 0 ? 0 : (columns + head + (Edges == WHOLE ? 0 : Lanes - 1)) / Lanes;
+        vectors = columns == 0 ? 0 : (columns + head + (Alignment == ALIGNED ? 0 : Lanes - 1)) / Lanes;
     }
     // Of any row of so many columns.
     static __device__ __forceinline__ int most_vectors(int columns) {
-        return (columns + (Edges == RAGGED ? LINE / int(sizeof(T)) - 1 : 0) + Lanes - 1) / Lanes;
+        return (columns + (Alignment == PEELED ? LINE / int(sizeof(T)) - 1 : 0) + Lanes - 1) / Lanes;
     }
     __device__ __forceinline__ int column(int vector) const { return vector * Lanes - head; }
     __device__ __forceinline__ bool holds(int vector) const {
-        return vector < vectors && (Edges != RAGGED || vector >= head / Lanes);
+        return vector < vectors && (Alignment != PEELED || vector >= head / Lanes);
     }
-    __device__ __forceinline__ bool edge(int vector) const {
-        if constexpr (Edges == WHOLE) return false;
+    __device__ __forceinline__ bool is_partial(int vector) const {
+        if constexpr (Alignment == ALIGNED) return false;
         return column(vector) < 0 || column(vector) + Lanes > columns;
     }
     // Lanes outside of a ragged row are read with it: whoever owns one byte of an aligned 16-byte piece of
     // memory can read all of it.
     __device__ __forceinline__ uint4 load(int vector) const {
         const T *address = base + (long long)vector * Lanes;
-        if constexpr (Edges != LOOSE) {
+        if constexpr (Alignment != SCALAR) {
             return load_vector(address);
         } else {
             float x[Lanes];
@@ -233,14 +233,14 @@ struct Row {
     }
     // As load(), of what a kernel reads once while it writes as much.
     __device__ __forceinline__ uint4 load_once(int vector) const {
-        if constexpr (Edges == LOOSE)
+        if constexpr (Alignment == SCALAR)
             return load(vector);
         else
             return load_vector_once(base + (long long)vector * Lanes);
     }
     // The vector with the lanes outside of the row set to `fill`.
-    __device__ __forceinline__ uint4 inside(int vector, uint4 loaded, float fill) const {
-        if (!edge(vector)) return loaded;
+    __device__ __forceinline__ uint4 masked(int vector, uint4 loaded, float fill) const {
+        if (!is_partial(vector)) return loaded;
         float x[Lanes];
         unpack<T>(loaded, x);
 #pragma unroll
@@ -248,7 +248,7 @@ struct Row {
             if (unsigned(column(vector) + i) >= unsigned(columns)) x[i] = fill;
         return pack<T>(x);
     }
-    static __device__ __forceinline__ uint4 full_of(float fill) {
+    static __device__ __forceinline__ uint4 filled(float fill) {
         float x[Lanes];
 #pragma unroll
         for (int i = 0; i < Lanes; i++) x[i] = fill;
@@ -256,9 +256,9 @@ struct Row {
     }
     __device__ __forceinline__ void store(int vector, uint4 packed) const {
         T *address = base + (long long)vector * Lanes;
-        if (Edges != LOOSE && !edge(vector)) {
+        if (Alignment != SCALAR && !is_partial(vector)) {
             store_vector(address, packed);
-        } else if constexpr (Edges != WHOLE) {
+        } else if constexpr (Alignment != ALIGNED) {
 #pragma unroll
             for (int i = 0; i < Lanes; i++)
                 if (unsigned(column(vector) + i) < unsigned(columns)) address[i] = element<T>(packed, i);
@@ -268,24 +268,24 @@ struct Row {
 
 struct Sum {
     float sum;
-    static __device__ __forceinline__ Sum none() { return {0.f}; }
-    __device__ __forceinline__ void join(Sum other) { sum += other.sum; }
+    static __device__ __forceinline__ Sum identity() { return {0.f}; }
+    __device__ __forceinline__ void combine(Sum other) { sum += other.sum; }
 };
 
 // max x and sum exp(x - max) of the elements seen so far: M. Milakov, N. Gimelshein, "Online normalizer
 // calculation for softmax", 2018.
 struct MaxSum {
     float max, sum;
-    static __device__ __forceinline__ MaxSum none() { return {LOWEST, 0.f}; }
-    __device__ __forceinline__ void join(MaxSum other) {
+    static __device__ __forceinline__ MaxSum identity() { return {LOWEST, 0.f}; }
+    __device__ __forceinline__ void combine(MaxSum other) {
         const float most = fmaxf(max, other.max);
-        sum = sum * power_of_two((max - most) * LOG2E) + other.sum * power_of_two((other.max - most) * LOG2E);
+        sum = sum * exp2_approx((max - most) * LOG2E) + other.sum * exp2_approx((other.max - most) * LOG2E);
         max = most;
     }
 };
 
 template <class State>
-__device__ __forceinline__ State from_lane(State state, int distance) {
+__device__ __forceinline__ State shuffle_xor(State state, int distance) {
     State other;
     const unsigned *words = reinterpret_cast<const unsigned *>(&state);
     unsigned *received = reinterpret_cast<unsigned *>(&other);
@@ -295,20 +295,20 @@ __device__ __forceinline__ State from_lane(State state, int distance) {
 }
 
 template <int Width, class State>
-__device__ __forceinline__ State across_lanes(State state) {
+__device__ __forceinline__ State reduce_lanes(State state) {
 #pragma unroll
-    for (int distance = Width / 2; distance > 0; distance /= 2) state.join(from_lane(state, distance));
+    for (int distance = Width / 2; distance > 0; distance /= 2) state.combine(shuffle_xor(state, distance));
     return state;
 }
 
 // Every warp joins `count` states that lie in shared memory.
 template <int Count, class State>
-__device__ __forceinline__ State across_slots(const State *slots) {
+__device__ __forceinline__ State reduce_slots(const State *slots) {
     constexpr int Width = Count < 32 ? Count : 32;
     State state = slots[threadIdx.x % Width];
 #pragma unroll
-    for (int i = 32; i < Count; i += 32) state.join(slots[i + threadIdx.x % 32]);
-    return across_lanes<Width>(state);
+    for (int i = 32; i < Count; i += 32) state.combine(slots[i + threadIdx.x % 32]);
+    return reduce_lanes<Width>(state);
 }
 
 __device__ __forceinline__ int cluster_rank() {
@@ -317,9 +317,9 @@ __device__ __forceinline__ int cluster_rank() {
     return rank;
 }
 
-// An mbarrier in shared memory. Its round 0, 1, 2, ... is over once `arrivals` threads have said arrive() or expect()
+// An mbarrier in shared memory. Its round 0, 1, 2, ... is over once `barriers` threads have said arrive() or expect()
 // and the bytes that they expect have come.
-struct Arrival {
+struct Barrier {
     unsigned long long state;
     __device__ __forceinline__ unsigned address() const { return unsigned(__cvta_generic_to_shared(&state)); }
     // By one thread, before a barrier that everybody passes.
@@ -341,7 +341,7 @@ struct Arrival {
             ::"r"(address()), "r"(round & 1) : "memory");
     }
     // The same for what this block's own threads and bulk copies bring: without the scope of a cluster, L1 is kept.
-    __device__ __forceinline__ void wait_here(unsigned round) const {
+    __device__ __forceinline__ void wait_block(unsigned round) const {
         asm volatile(
             "{\n.reg .pred done;\n"
             "again: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
@@ -350,14 +350,14 @@ struct Arrival {
     }
 };
 
-// `state` to the same slot in the shared memory of block `rank` of the cluster, where `arrival` counts its bytes.
+// `state` to the same slot in the shared memory of block `rank` of the cluster, where `barrier` counts its bytes.
 template <class State>
-__device__ __forceinline__ void send(State *slot, State state, const Arrival &arrival, int rank) {
+__device__ __forceinline__ void send(State *slot, State state, const Barrier &barrier, int rank) {
     const unsigned *words = reinterpret_cast<const unsigned *>(&state);
     unsigned place, counter;
     asm("mapa.shared::cluster.u32 %0, %1, %2;"
         : "=r"(place) : "r"(unsigned(__cvta_generic_to_shared(slot))), "r"(rank));
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counter) : "r"(arrival.address()), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counter) : "r"(barrier.address()), "r"(rank));
 #pragma unroll
     for (int i = 0; i < sizeof(State) / 4; i++)
         asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
@@ -365,20 +365,20 @@ __device__ __forceinline__ void send(State *slot, State state, const Arrival &ar
 }
 
 // How the blocks of a cluster, and the warps of a block, learn each other's states. Two sets of slots take
-// turns: a block is at most one exchange ahead of another, for it needs the other's last state.
+// turns: a block is at value one row_reduce ahead of another, for it needs the other's last state.
 //
 // Blocks send through st.async, which counts the bytes it brings in the receiver's mbarrier. A barrier of the
 // whole cluster would do, but its release waits for every store to global memory under way.
 template <int Threads, int Cluster, class State>
-struct Exchange {
+struct RowReduce {
     static constexpr int warps = Threads / 32;
     State slots[2][Cluster * warps];
-    Arrival arrivals[2];
+    Barrier barriers[2];
 
     // At the start of the kernel, by all threads. A block may be written to once it runs: ready() waits for that.
     __device__ __forceinline__ void start() {
         if constexpr (Cluster > 1) {
-            if (threadIdx.x == 0) arrivals[0].init(1), arrivals[1].init(1);
+            if (threadIdx.x == 0) barriers[0].init(1), barriers[1].init(1);
             __syncthreads();
             asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
         }
@@ -389,18 +389,18 @@ struct Exchange {
     // The states of all threads joined; `number` counts the exchanges: 0, 1, 2, ...
     __device__ __forceinline__ State operator()(State state, unsigned number) {
         State *here = slots[number % 2];
-        state = across_lanes<32>(state);
+        state = reduce_lanes<32>(state);
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         if constexpr (Cluster == 1) {
             if constexpr (warps == 1) return state;
             if (lane == 0) here[warp] = state;
             __syncthreads();
         } else {
-            Arrival &arrival = arrivals[number % 2];
-            if (threadIdx.x == 0) arrival.expect(sizeof(slots[0]));
-            if (lane < Cluster) send(here + cluster_rank() * warps + warp, state, arrival, lane);
-            arrival.wait(number / 2);
+            Barrier &barrier = barriers[number % 2];
+            if (threadIdx.x == 0) barrier.expect(sizeof(slots[0]));
+            if (lane < Cluster) send(here + cluster_rank() * warps + warp, state, barrier, lane);
+            barrier.wait(number / 2);
         }
-        return across_slots<Cluster * warps>(here);
+        return reduce_slots<Cluster * warps>(here);
     }
 };

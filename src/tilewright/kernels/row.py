@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import torch
 
-Edges = Literal["WHOLE", "RAGGED", "LOOSE"]
+Alignment = Literal["ALIGNED", "PEELED", "SCALAR"]
+"""How rows are read in vectors; the names are those of `row.cuh`."""
 VECTOR = 16
 """Bytes that a thread loads at once."""
+LINE = 128
+"""Bytes of a cache line."""
 LONG_ROW = 32768
 """Bytes from which the vectors of a row are counted from a line's beginning, so that a warp's lie in whole lines."""
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "fp16"}
 """What `row.cuh` calls the dtypes that the kernels take."""
+
+
+class RowLayout(NamedTuple):
+    """Where the rows of a matrix lie: all that a schedule asks of a tensor."""
+
+    address: int
+    """Of the first element, modulo `LINE`."""
+    rows: int
+    stride: int
+    """Elements from row to row; of a single row its columns."""
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
@@ -24,27 +39,38 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
     return rows if rows.shape[1] == 1 or rows.stride(1) == 1 else rows.contiguous()
 
 
+def layout_of(matrix: torch.Tensor) -> RowLayout:
+    """Of a matrix [rows, columns] with adjacent columns."""
+    rows, columns = matrix.shape
+    return RowLayout(matrix.data_ptr() % LINE, rows, matrix.stride(0) if rows > 1 else columns)
+
+
 def line_of(columns: int, itemsize: int) -> int:
     """Bytes whose multiples a row's first vector begins at: a vector's, or in long rows a cache line's."""
-    return 128 if columns * itemsize >= LONG_ROW else VECTOR
+    return LINE if columns * itemsize >= LONG_ROW else VECTOR
 
 
-def edges(*rows: torch.Tensor, line: int | None = None) -> Edges:
-    """How the rows of tensors [N, M] of one shape and dtype lie, together, as `row.cuh` names it; LINE is `line_of`'s
-    where it is not given."""
-    first = rows[0]
-    itemsize, start = first.element_size(), first.data_ptr()
-    line = line or line_of(first.shape[1], itemsize)
-    # One row has no next one, whatever its stride says.
-    strides = [x.stride(0) * itemsize for x in rows] if len(first) > 1 else [0] * len(rows)
-    for other, stride in zip(rows[1:], strides[1:], strict=True):
-        if (other.data_ptr() - start) % VECTOR or (stride - strides[0]) % VECTOR:
-            return "LOOSE"
-    whole = start % line == 0 and strides[0] % line == 0 and first.shape[1] * itemsize % VECTOR == 0
-    return "WHOLE" if whole else "RAGGED"
+def alignment_of(columns: int, itemsize: int, layouts: Sequence[RowLayout], line: int | None = None) -> Alignment:
+    """How the rows of tensors of one dtype lie, together; `line` is `line_of`'s where it is not given."""
+    line = line or line_of(columns, itemsize)
+    first = layouts[0]
+    for other in layouts[1:]:
+        if (other.address - first.address) % VECTOR:
+            return "SCALAR"
+        # One row has no next one, whatever its stride says.
+        if first.rows > 1 and (other.stride - first.stride) * itemsize % VECTOR:
+            return "SCALAR"
+    step = first.stride * itemsize if first.rows > 1 else 0
+    aligned = first.address % line == 0 and step % line == 0 and columns * itemsize % VECTOR == 0
+    return "ALIGNED" if aligned else "PEELED"
 
 
-def vectors_of(columns: int, itemsize: int, lie: Edges) -> int:
+def vectors_of(columns: int, itemsize: int, alignment: Alignment) -> int:
     """The most vectors that a row of so many columns takes, counted from its line's beginning."""
-    before = line_of(columns, itemsize) // itemsize - 1 if lie == "RAGGED" else 0
+    before = line_of(columns, itemsize) // itemsize - 1 if alignment == "PEELED" else 0
     return -(-(columns + before) * itemsize // VECTOR)
+
+
+def period_of(pitch_bytes: int, line: int = VECTOR) -> int:
+    """After how many rows of that pitch a row begins at the same place within `line` bytes."""
+    return line // math.gcd(line, pitch_bytes)

@@ -1,4 +1,4 @@
-"""The norms on a GPU: the numbers contract by every way, on shapes that hurt, and how they are launched."""
+"""The norms on a GPU: the numbers contract by every impl, on shapes that hurt, and how they are launched."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ..
     return inputs
 
 
-def broken(name: str, way: str, inputs: tuple[Tensor, ...]) -> list[Verified]:
-    return [row for row in prove(suite(name), suite(name).variant(way).function, inputs) if not row.ok]
+def broken(name: str, impl: str, inputs: tuple[Tensor, ...]) -> list[Verified]:
+    return [row for row in prove(suite(name), suite(name).variant(impl).function, inputs) if not row.ok]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -42,12 +42,12 @@ def test_the_numbers_contract(name: str, shape: tuple[int, int], dtype: str) -> 
     assert broken(name, "tilewright", inputs_of(name, shape, dtype)) == []
 
 
-@pytest.mark.parametrize("way", ["tilewright-triton", "tilewright-cuda"])
+@pytest.mark.parametrize("impl", ["tilewright-triton", "tilewright-cuda"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", FEW, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_way_keeps_the_contract(name: str, shape: tuple[int, int], dtype: str, way: str) -> None:
-    assert broken(name, way, inputs_of(name, shape, dtype)) == []
+def test_every_way_keeps_the_contract(name: str, shape: tuple[int, int], dtype: str, impl: str) -> None:
+    assert broken(name, impl, inputs_of(name, shape, dtype)) == []
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "add_rms_norm"])
@@ -91,13 +91,13 @@ def test_a_mean_far_from_zero_costs_no_more_than_eager(columns: int, dtype: str,
     assert broken("layer_norm", "tilewright", (x, weight, bias)) == []
 
 
-@pytest.mark.parametrize("way", ["tilewright", "tilewright-triton", "tilewright-cuda"])
+@pytest.mark.parametrize("impl", ["tilewright", "tilewright-triton", "tilewright-cuda"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("columns", [5, 999, 5000, 16384, 32768, 50257, 65536, 100000])
 @pytest.mark.parametrize("name", ["layer_norm", "add_layer_norm"])
-def test_rows_of_one_value(name: str, columns: int, dtype: str, way: str) -> None:
+def test_rows_of_one_value(name: str, columns: int, dtype: str, impl: str) -> None:
     """All rows, where the true result and the weight's gradient are 0 and so is what the contract leaves, and one."""
-    variant = suite(name).variant(way)
+    variant = suite(name).variant(impl)
     if why := variant.refuses(suite(name).workload((7, columns), dtype)):
         pytest.skip(why)
     *drawn, weight, _ = inputs_of(name, (7, columns), dtype)
@@ -108,7 +108,7 @@ def test_rows_of_one_value(name: str, columns: int, dtype: str, way: str) -> Non
             for number, matrix in enumerate(matrices):
                 matrix[rows] = value / (1 + number)
             inputs = (*(matrix.requires_grad_() for matrix in matrices), weight, bias)
-            assert broken(name, way, inputs) == [], (value, rows)
+            assert broken(name, impl, inputs) == [], (value, rows)
         whole = [torch.full_like(matrix, value / (1 + number)) for number, matrix in enumerate(drawn)]
         y = tensors_of(variant.function(*(matrix.requires_grad_() for matrix in whole), weight, bias))[0]
         (d_weight,) = torch.autograd.grad(y, weight, torch.randn_like(y))
@@ -179,9 +179,8 @@ def test_cuda_runs_where_it_can() -> None:
     """On a device with clusters, every length the suites measure, but the longest fp32 rows with three inputs."""
     for columns in (256, 5000, 50257, 262144):
         for dtype in (torch.bfloat16, torch.float32):
-            rows = torch.empty(2, columns, device=GPU, dtype=dtype)
-            assert cuda.refusal("forward", (rows,), 2, dtype) is None
-            assert cuda.refusal("backward", (rows, rows), 1, dtype) is None
+            assert cuda.refusal(cuda.contiguous("forward", 2, columns, dtype, 1, 2, True), GPU) is None
+            assert cuda.refusal(cuda.contiguous("backward", 2, columns, dtype, 2, 1, True), GPU) is None
 
 
 @pytest.mark.parametrize("columns", [257, 4096, 65536])
@@ -239,17 +238,17 @@ def test_captured_in_a_graph(columns: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(captured, step(), strict=True))
 
 
-@pytest.mark.parametrize("way", [cuda, triton], ids=["cuda", "triton"])
+@pytest.mark.parametrize("impl", [cuda, triton], ids=["cuda", "triton"])
 @pytest.mark.parametrize("columns", [1024, 65536])
-def test_past_32_bits(columns: int, way: object) -> None:
+def test_past_32_bits(columns: int, impl: object) -> None:
     """More than 2³¹ elements: the last rows, and a gradient that sums over all rows."""
     rows = 2**31 // columns + 3
     x = torch.randn(rows, columns, device=GPU, dtype=torch.bfloat16)
     weight = torch.randn(columns, device=GPU, dtype=torch.bfloat16)
-    y, _, mean, rstd = way.forward(x, None, weight, None, 1e-6, False)  # type: ignore[attr-defined]
+    y, _, mean, rstd = impl.forward(x, None, weight, None, 1e-6, False)  # type: ignore[attr-defined]
     true = reference.rms_norm(x[-5:].double(), weight.double())
     torch.testing.assert_close(y[-5:].double(), true, rtol=2**-8, atol=2**-8)
-    dx, d_weight, _ = way.backward(x, x, None, weight, False, mean, rstd, False)  # type: ignore[attr-defined]
+    dx, d_weight, _ = impl.backward(x, x, None, weight, False, mean, rstd, False)  # type: ignore[attr-defined]
     tail = x[-5:].double().requires_grad_()
     (true_dx,) = torch.autograd.grad(reference.rms_norm(tail, weight.double()), tail, tail.detach())
     torch.testing.assert_close(dx[-5:].double(), true_dx, rtol=2**-7, atol=2**-6)

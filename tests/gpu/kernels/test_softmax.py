@@ -1,4 +1,4 @@
-"""Softmax and log-softmax on a GPU: the numbers contract by every way, on shapes that hurt, and how they launch."""
+"""Softmax and log-softmax on a GPU: the numbers contract by every impl, on shapes that hurt, and how they launch."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.rows import LAYOUTS, SPECIALS, layout
-from tilewright.kernels.softmax import by_way, softmax
+from tilewright.kernels.softmax import by_impl, softmax
 from tilewright.kernels.softmax.variants import COLUMNS, SUITES
 from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-WAYS = ("triton", "cuda")
+IMPLS = ("triton", "cuda")
 LENGTHS = (1, 2, 3, 31, 127, 300, 1000, *COLUMNS, 100003, 500000, 524289, 1048576)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("name", SUITES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [*LAYOUTS, *SPECIALS])
-def test_numbers_contract(name: str, way: str, dtype: torch.dtype, case: str) -> None:
+def test_numbers_contract(name: str, impl: str, dtype: torch.dtype, case: str) -> None:
     x = layout(case, dtype, GPU).requires_grad_()
-    assert [row for row in prove(SUITES[name], _function(name, way), [x]) if not row.ok] == []
+    assert [row for row in prove(SUITES[name], _function(name, impl), [x]) if not row.ok] == []
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -39,15 +39,15 @@ def test_every_length_of_row(name: str, dtype: torch.dtype, columns: int) -> Non
     storage = torch.randn(rows * (columns + 3) + 1, dtype=dtype, device=GPU, generator=generator)
     inputs = (storage[: rows * columns].view(rows, columns), storage[1:].view(rows, columns + 3)[:, :columns])
     for x in inputs:
-        for way in WAYS:
-            assert [row for row in prove(SUITES[name], _function(name, way), [x.requires_grad_()]) if not row.ok] == []
+        for impl in IMPLS:
+            assert [row for row in prove(SUITES[name], _function(name, impl), [x.requires_grad_()]) if not row.ok] == []
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("columns", [300, 5000, 131072])
-def test_launches(way: str, columns: int) -> None:
+def test_launches(impl: str, columns: int) -> None:
     x = torch.randn(37, columns, device=GPU, requires_grad=True)
-    function = functools.partial(by_way, log=False, way=way)
+    function = functools.partial(by_impl, log=False, impl=impl)
     wanted = values_of(function, [x])
     for values in (on_a_side_stream(function, [x]), replayed(function, [x])):
         assert all(torch.equal(ours, true) for ours, true in zip(values, wanted, strict=True))
@@ -59,20 +59,20 @@ def test_compiles_as_one_graph() -> None:
         torch.testing.assert_close(ours, true)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("shape", [(2**21 + 3, 1024), (2**14 + 1, 131072)], ids=str)
-def test_past_32_bits(way: str, shape: tuple[int, int]) -> None:
+def test_past_32_bits(impl: str, shape: tuple[int, int]) -> None:
     """Rows beyond the elements that 32 bits can count."""
     x = torch.randn(shape, device=GPU, dtype=torch.bfloat16)
-    y = by_way(x, log=False, way=way)
+    y = by_impl(x, log=False, impl=impl)
     torch.testing.assert_close(y[-5:].float(), x[-5:].float().softmax(-1), rtol=2**-8, atol=1e-7)
     dy = torch.ones_like(y)
     dy[-1, 0] = 2
-    dx = torch.ops.tilewright.softmax_backward(y, dy, False, way)
+    dx = torch.ops.tilewright.softmax_backward(y, dy, False, impl)
     last, weights = y[-1].float(), dy[-1].float()
     wanted = last * (weights - (last * weights).sum())
     torch.testing.assert_close(dx[-1].float(), wanted, rtol=2**-8, atol=1e-6)
 
 
-def _function(name: str, way: str) -> functools.partial[torch.Tensor]:
-    return functools.partial(by_way, log=name == "log_softmax", way=way)
+def _function(name: str, impl: str) -> functools.partial[torch.Tensor]:
+    return functools.partial(by_impl, log=name == "log_softmax", impl=impl)

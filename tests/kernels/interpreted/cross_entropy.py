@@ -9,7 +9,7 @@ import torch
 
 from tests.kernels.losses import OPTIONS, proved, targets
 from tests.kernels.rows import SPECIALS, layout
-from tilewright.kernels.cross_entropy import by_way
+from tilewright.kernels.cross_entropy import by_impl
 from tilewright.kernels.cross_entropy import triton as kernels
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def test_a_label_that_is_no_column_makes_its_row_nan() -> None:
     logits = torch.randn(5, 300, requires_grad=True)
     target = targets(logits)
     target[1] = 300
-    losses = by_way(logits, target, reduction="none", way="triton")
+    losses = by_impl(logits, target, reduction="none", impl="triton")
     (gradient,) = torch.autograd.grad(losses.sum(), logits)
     assert losses.isnan().tolist() == [False, True, False, False, False]
     assert gradient.isnan().all(1).tolist() == [False, True, False, False, False]

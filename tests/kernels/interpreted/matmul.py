@@ -23,9 +23,9 @@ SIZES = [(1, 1, 1), (0, 5, 3), (5, 3, 0), (67, 130, 37), (64, 1, 65)]
 def test_the_contract_is_kept(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     m, n, k = sizes
     ways = layouts(m, k, dtype), layouts(k, n, dtype, seed=1)
-    for way in ways[0]:
-        rows = prove(suite("matmul"), matmul, (ways[0][way].requires_grad_(), ways[1][way].requires_grad_()))
-        assert [row for row in rows if not row.ok] == [], way
+    for impl in ways[0]:
+        rows = prove(suite("matmul"), matmul, (ways[0][impl].requires_grad_(), ways[1][impl].requires_grad_()))
+        assert [row for row in rows if not row.ok] == [], impl
 
 
 def test_nan_and_infinity_spread_as_in_eager() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.kernels.rows import LAYOUTS, SPECIALS, layout
-from tilewright.kernels.softmax import by_way
+from tilewright.kernels.softmax import by_impl
 from tilewright.kernels.softmax import triton as kernels
 from tilewright.kernels.softmax.variants import SUITES
 from tilewright.measure.truth.proof import prove
@@ -28,18 +28,18 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", [*LAYOUTS, *SPECIALS])
 def test_numbers_contract(name: str, dtype: torch.dtype, case: str) -> None:
     x = layout(case, dtype, torch.device("cpu")).requires_grad_()
-    ours = functools.partial(by_way, log=name == "log_softmax", way="triton")
+    ours = functools.partial(by_impl, log=name == "log_softmax", impl="triton")
     assert [row for row in prove(SUITES[name], ours, [x]) if not row.ok] == []
 
 
 def test_fp16() -> None:
     x = layout("3x1031", torch.float16, torch.device("cpu")).requires_grad_()
-    ours = functools.partial(by_way, log=False, way="triton")
+    ours = functools.partial(by_impl, log=False, impl="triton")
     assert [row for row in prove(SUITES["softmax"], ours, [x]) if not row.ok] == []
 
 
 def test_auto_is_triton_under_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     monkeypatch.setattr(kernels, "forward", lambda x, y, log: taken.append(y.zero_()))
-    assert by_way(torch.randn(3, 5), log=False).eq(0).all()
+    assert by_impl(torch.randn(3, 5), log=False).eq(0).all()
     assert taken

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from tilewright.kernels.activation import launch
 from tilewright.kernels.device import runs_triton
-from tilewright.kernels.once import once
+from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 
 KINDS = {"none": "gelu", "tanh": "gelu_tanh"}
@@ -124,14 +124,14 @@ _activation_backward = define(
     "activation_backward(Tensor dy, Tensor x, str kind) -> Tensor",
     _backward,
     lambda dy, x, kind: _like(x),
-    backward=once("activation_backward"),
+    backward=no_double_backward("activation_backward"),
     repeats=True,
 )
 _gated_activation_backward = define(
     "gated_activation_backward(Tensor dy, Tensor gate, Tensor up, str kind) -> (Tensor, Tensor)",
     _gated_backward,
     lambda dy, gate, up, kind: (_like(gate), _like(up)),
-    backward=once("gated_activation_backward"),
+    backward=no_double_backward("gated_activation_backward"),
     repeats=True,
 )
 

@@ -1,7 +1,7 @@
 // GELU (erf) in CUDA C++: the arithmetic of formulas.py, one 16-byte vector a thread.
 //
 // ELEMENT   bf16, fp16 or float
-// ALIGNED   1: all tensors start on 16 bytes; 0: element by element
+// VECTOR_ALIGNED   1: all tensors start on 16 bytes; 0: element by element
 // BACKWARD  1: the gradient; 0: the value
 // THREADS   of a block
 //
@@ -31,7 +31,7 @@ __device__ __forceinline__ Normal normal(float x) {
     float p = PRECISE ? full[0] : brief[0];
 #pragma unroll
     for (int k = 1; k < (PRECISE ? 9 : 5); ++k) p = fmaf(p, t, PRECISE ? full[k] : brief[k]);
-    const float gauss = power_of_two(x * x * (-0.5f * LOG2E));
+    const float gauss = exp2_approx(x * x * (-0.5f * LOG2E));
     const float h = p * t * gauss;
     return {x >= 0.0f ? 1.0f - h : h, gauss};
 }
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     gelu(const ELEMENT* x, const ELEMENT* dy, ELEMENT* out, long long n) {
     constexpr int LANES = lanes<ELEMENT>;
     const long long i = blockIdx.x * (long long)THREADS + threadIdx.x;
-    const long long vectors = ALIGNED ? n / LANES : 0;
+    const long long vectors = VECTOR_ALIGNED ? n / LANES : 0;
     if (i < vectors) {
         float x_[LANES], dy_[LANES] = {}, out_[LANES];
         unpack<ELEMENT>(load_vector(x + i * LANES), x_);

@@ -9,7 +9,7 @@ import torch
 
 from tilewright.kernels import nvrtc
 from tilewright.kernels.device import DTYPES, current
-from tilewright.kernels.once import once
+from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.records.suite import Workload
 
@@ -37,7 +37,7 @@ def refuses(workload: Workload) -> str | None:
 
 def definitions(dtype: torch.dtype, aligned: bool, backward: bool) -> nvrtc.Definitions:
     """What the source is compiled with."""
-    names = ("ELEMENT", "ALIGNED", "BACKWARD", "THREADS")
+    names = ("ELEMENT", "VECTOR_ALIGNED", "BACKWARD", "THREADS")
     return tuple(zip(names, (ELEMENTS[dtype], int(aligned), int(backward), THREADS), strict=True))
 
 
@@ -75,7 +75,7 @@ _gelu_backward = define(
     "gelu_cuda_backward(Tensor dy, Tensor x) -> Tensor",
     lambda dy, x: _launch(x, dy),
     lambda dy, x: _like(x),
-    backward=once("gelu_cuda_backward"),
+    backward=no_double_backward("gelu_cuda_backward"),
     repeats=True,
 )
 _gelu = define(

@@ -10,7 +10,7 @@ import torch
 
 from tilewright.kernels.attention import dispatch
 from tilewright.kernels.attention.request import Mask, Operands, Request, strides_of
-from tilewright.kernels.once import once
+from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 
 _OPTIONS = (
@@ -115,7 +115,7 @@ backward_operator = define(
     f"Tensor lse64, Tensor state, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     backward,
     _backward_fake,
-    backward=once("attention_backward"),
+    backward=no_double_backward("attention_backward"),
 )
 attend = define(
     f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",

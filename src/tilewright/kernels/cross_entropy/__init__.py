@@ -10,12 +10,12 @@ import torch
 from tilewright.kernels import nvrtc
 from tilewright.kernels.cross_entropy import formula
 from tilewright.kernels.device import current, interpreted, runs_triton
-from tilewright.kernels.once import once
+from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
 
 REDUCTIONS = ("mean", "sum", "none")
-WAYS = ("auto", "torch", "triton", "cuda")
+IMPLS = ("auto", "torch", "triton", "cuda")
 
 
 def cross_entropy(
@@ -50,12 +50,12 @@ def cross_entropy(
     (Milakov and Gimelshein 2018), backward reads them once more and writes their gradient; neither holds
     probabilities. Any other dtype and the CPU run PyTorch's operators.
     """
-    return by_way(
+    return by_impl(
         logits, target, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, reduction=reduction
     )
 
 
-def by_way(
+def by_impl(
     logits: torch.Tensor,
     target: torch.Tensor,
     *,
@@ -63,11 +63,11 @@ def by_way(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     reduction: str = "mean",
-    way: str = "auto",
+    impl: str = "auto",
 ) -> torch.Tensor:
-    """Cross entropy by one of `WAYS`, forward and backward; a way that cannot take the logits raises."""
+    """Cross entropy by one of `IMPLS`, forward and backward; a impl that cannot take the logits raises."""
     _check(logits, target, label_smoothing, reduction)
-    loss: torch.Tensor = _forward(logits, target.long(), ignore_index, label_smoothing, z_loss, reduction, way)[0]
+    loss: torch.Tensor = _forward(logits, target.long(), ignore_index, label_smoothing, z_loss, reduction, impl)[0]
     return loss
 
 
@@ -87,27 +87,27 @@ def _check(logits: torch.Tensor, target: torch.Tensor, label_smoothing: float, r
         raise ValueError(f"label_smoothing must be between 0 and 1, not {label_smoothing}")
 
 
-def _chosen(logits: torch.Tensor, way: str) -> str:
-    """The way that `auto` is for the logits: CUDA C++ where it can be built, else Triton."""
+def _chosen(logits: torch.Tensor, impl: str) -> str:
+    """The impl that `auto` is for the logits: CUDA C++ where it can be built, else Triton."""
     if logits.numel() == 0:
         return "torch"
-    if way != "auto":
-        return way
+    if impl != "auto":
+        return impl
     if not runs_triton(logits):
         return "torch"
     return "cuda" if logits.is_cuda and not interpreted() and nvrtc.available(logits.device.index) else "triton"
 
 
 def _loss(
-    logits: torch.Tensor, target: torch.Tensor, ignored: int, smoothing: float, z_loss: float, reduction: str, way: str
+    logits: torch.Tensor, target: torch.Tensor, ignored: int, smoothing: float, z_loss: float, reduction: str, impl: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for []."""
-    way = _chosen(logits, way)
-    if way == "torch":
+    impl = _chosen(logits, impl)
+    if impl == "torch":
         return formula.forward(logits, target, ignored, smoothing, z_loss, reduction)
     rows, target = rows_of(logits), target.contiguous()
     with current(logits):
-        loss, statistics, weight = _kernels(way).forward(rows, target, ignored, smoothing, z_loss, reduction)
+        loss, statistics, weight = _kernels(impl).forward(rows, target, ignored, smoothing, z_loss, reduction)
         return loss, statistics, weight
 
 
@@ -120,23 +120,23 @@ def _loss_backward(
     ignored: int,
     smoothing: float,
     z_loss: float,
-    way: str,
+    impl: str,
 ) -> torch.Tensor:
-    way = _chosen(logits, way)
-    if way == "torch":
+    impl = _chosen(logits, impl)
+    if impl == "torch":
         return formula.backward(gradient, logits, target, statistics, weight, ignored, smoothing, z_loss)
     out = logits.new_empty(logits.shape)
     with current(logits):
         options = (ignored, smoothing, z_loss)
-        _kernels(way).backward(gradient, rows_of(logits), target.contiguous(), statistics, weight, out, *options)
+        _kernels(impl).backward(gradient, rows_of(logits), target.contiguous(), statistics, weight, out, *options)
     return out
 
 
-def _kernels(way: str) -> Any:
+def _kernels(impl: str) -> Any:
     """The module that has forward() and backward()."""
-    if way not in WAYS:
-        raise ValueError(f"cross_entropy goes one of the ways {', '.join(WAYS)}, not {way!r}")
-    return importlib.import_module(f"{__name__}.{way}")
+    if impl not in IMPLS:
+        raise ValueError(f"cross_entropy goes one of the ways {', '.join(IMPLS)}, not {impl!r}")
+    return importlib.import_module(f"{__name__}.{impl}")
 
 
 def _loss_fake(
@@ -148,10 +148,10 @@ def _loss_fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    logits, target, ignored, smoothing, z_loss, _, way = inputs
+    logits, target, ignored, smoothing, z_loss, _, impl = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(logits, target, *output[1:])
-    ctx.options = (ignored, smoothing, z_loss, way)
+    ctx.options = (ignored, smoothing, z_loss, impl)
 
 
 def _gradient(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
@@ -160,14 +160,14 @@ def _gradient(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor |
 
 _backward = define(
     "cross_entropy_backward(Tensor gradient, Tensor logits, Tensor target, Tensor statistics, Tensor weight, "
-    "int ignored, float smoothing, float z_loss, str way) -> Tensor",
+    "int ignored, float smoothing, float z_loss, str impl) -> Tensor",
     _loss_backward,
     lambda gradient, logits, *_: logits.new_empty(logits.shape),
-    backward=once("cross_entropy_backward"),
+    backward=no_double_backward("cross_entropy_backward"),
     repeats=True,
 )
 _forward = define(
-    "cross_entropy(Tensor logits, Tensor target, int ignored, float smoothing, float z_loss, str reduction, str way)"
+    "cross_entropy(Tensor logits, Tensor target, int ignored, float smoothing, float z_loss, str reduction, str impl)"
     " -> (Tensor, Tensor, Tensor)",
     _loss,
     _loss_fake,

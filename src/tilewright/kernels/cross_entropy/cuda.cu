@@ -1,22 +1,22 @@
 // Cross entropy over rows of logits: forward reads them once and keeps two numbers a row, backward reads
-// them once more and writes their gradient. Rows that lanes of a warp hold at once go forward by short.cu.
+// them once more and writes their gradient. Rows that lanes of a warp hold at once go forward by warp_rows.cu.
 //
-// Defined by whoever compiles: ELEMENT (float, bf16, fp16), EDGES, LINE, THREADS (a block), WIDTH (threads that
+// Defined by whoever compiles: ELEMENT (float, bf16, fp16), ALIGNMENT, LINE, THREADS (a block), ROW_THREADS (threads that
 // share a row: 32 or fewer, or the block), VECTORS (loads of 16 bytes that a thread has in flight), BLOCKS (that a
 // multiprocessor must hold at once: bounds the registers), SMOOTH (1 where labels are smoothed).
-#include "total.cuh"
+#include "loss_sum.cuh"
 
 constexpr int LANES = lanes<ELEMENT>;
-constexpr int TEAMS = THREADS / WIDTH;  // of a block; each has a row at a time
-using Elements = Row<ELEMENT, EDGES>;
+constexpr int ROWS_PER_BLOCK = THREADS / ROW_THREADS;  // of a block; each has a row at a time
+using Elements = Row<ELEMENT, ALIGNMENT>;
 
 // What smoothing needs beside the maximum and the sum of exponentials: the sum of the logits.
 struct Statistics {
     MaxSum exponentials;
     Sum logits;
-    __device__ __forceinline__ void join(Statistics other) {
-        exponentials.join(other.exponentials);
-        logits.join(other.logits);
+    __device__ __forceinline__ void combine(Statistics other) {
+        exponentials.combine(other.exponentials);
+        logits.combine(other.logits);
     }
 };
 #if SMOOTH
@@ -38,8 +38,8 @@ struct Reader {
         const Elements in = row(number);
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
-            const int v = first + i * WIDTH;
-            loaded[i] = in.holds(v) ? in.load(v) : Elements::full_of(minus_infinity());
+            const int v = first + i * ROW_THREADS;
+            loaded[i] = in.holds(v) ? in.load(v) : Elements::filled(minus_infinity());
         }
     }
     // A label that is no column makes the loss NaN, and nothing outside of the row is read.
@@ -49,31 +49,31 @@ struct Reader {
 };
 
 // Clears what is beside the row and gives the maximum of the rest, at least `most`.
-__device__ __forceinline__ float greatest_of(const Elements &in, int first, uint4 (&loaded)[VECTORS], float most) {
-    Greatest<ELEMENT> greatest{most};
+__device__ __forceinline__ float max_of(const Elements &in, int first, uint4 (&loaded)[VECTORS], float most) {
+    ElementMax<ELEMENT> element_max{most};
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
-        const int v = first + i * WIDTH;
-        if (in.holds(v)) loaded[i] = in.inside(v, loaded[i], minus_infinity());
-        greatest.see(loaded[i]);
+        const int v = first + i * ROW_THREADS;
+        if (in.holds(v)) loaded[i] = in.masked(v, loaded[i], minus_infinity());
+        element_max.update(loaded[i]);
     }
-    return greatest.most;
+    return element_max.value;
 }
 
 // Joins the vectors to `state`.
-__device__ __forceinline__ void take(const Elements &in, int first, uint4 (&loaded)[VECTORS], State &state) {
+__device__ __forceinline__ void accumulate(const Elements &in, int first, uint4 (&loaded)[VECTORS], State &state) {
     MaxSum &sum = exponentials(state);
-    const float most = greatest_of(in, first, loaded, sum.max);
-    sum.sum *= power_of_two((sum.max - most) * LOG2E);
+    const float most = max_of(in, first, loaded, sum.max);
+    sum.sum *= exp2_approx((sum.max - most) * LOG2E);
     sum.max = most;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         float a[LANES];
         unpack<ELEMENT>(loaded[i], a);
 #pragma unroll
-        for (int k = 0; k < LANES; k++) sum.sum += power_of_two((a[k] - sum.max) * LOG2E);
+        for (int k = 0; k < LANES; k++) sum.sum += exp2_approx((a[k] - sum.max) * LOG2E);
 #if SMOOTH
-        const int v = first + i * WIDTH;
+        const int v = first + i * ROW_THREADS;
 #pragma unroll
         for (int k = 0; k < LANES; k++)
             if (unsigned(in.column(v) + k) < unsigned(in.columns)) state.logits.sum += a[k];
@@ -84,29 +84,29 @@ __device__ __forceinline__ void take(const Elements &in, int first, uint4 (&load
 // Each team goes through rows, the loads of what comes next under way while it works on what came last.
 //
 // `statistics` gets each row's maximum, then each row's log sum exp(x - maximum): kept apart, for their sum
-// would lose the digits that backward needs. `losses` gets each row's loss if it is not null, `shares` each block's
+// would lose the digits that backward needs. `losses` gets each row's loss if it is not null, `block_sums` each block's
 // sum and count of losses.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    forward(const ELEMENT *logits, const long long *target, ELEMENT *losses, float *statistics, Total *shares,
+    forward(const ELEMENT *logits, const long long *target, ELEMENT *losses, float *statistics, LossSum *block_sums,
             long long rows, int columns, long long stride, long long ignored, float smoothing, float z_loss) {
-    __shared__ Exchange<THREADS, 1, State> exchange;
+    __shared__ RowReduce<THREADS, 1, State> row_reduce;
     const Reader reader{logits, rows, stride, columns};
-    const int lane = threadIdx.x % WIDTH;
-    const long long step = (long long)gridDim.x * TEAMS;
-    const long long start = (long long)blockIdx.x * TEAMS + threadIdx.x / WIDTH;
-    const int rounds = (Elements::most_vectors(columns) + VECTORS * WIDTH - 1) / (VECTORS * WIDTH);
+    const int lane = threadIdx.x % ROW_THREADS;
+    const long long step = (long long)gridDim.x * ROWS_PER_BLOCK;
+    const long long start = (long long)blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / ROW_THREADS;
+    const int rounds = (Elements::most_vectors(columns) + VECTORS * ROW_THREADS - 1) / (VECTORS * ROW_THREADS);
     uint4 ahead[VECTORS];
     reader.load(start, lane, ahead);
-    const bool speaks = lane == 0;
-    long long label = speaks && start < rows ? target[start] : ignored;
+    const bool is_leader = lane == 0;
+    long long label = is_leader && start < rows ? target[start] : ignored;
     float wanted = label != ignored ? reader.wanted(start, label) : 0.f;
-    Total total{0.f, 0.f};
+    LossSum total{0.f, 0.f};
     unsigned number = 0;
     // Teams of a warp shuffle together, so all go on until the block's first is done.
-    for (long long first = (long long)blockIdx.x * TEAMS; first < rows; first += step) {
-        const long long row = first + threadIdx.x / WIDTH, next = row + step;
+    for (long long first = (long long)blockIdx.x * ROWS_PER_BLOCK; first < rows; first += step) {
+        const long long row = first + threadIdx.x / ROW_THREADS, next = row + step;
         const Elements in = reader.row(row);
-        const long long next_label = speaks && next < rows ? target[next] : ignored;
+        const long long next_label = is_leader && next < rows ? target[next] : ignored;
         State state{};
         exponentials(state).max = LOWEST;
         for (int round = 0; round < rounds; round++) {
@@ -114,15 +114,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int i = 0; i < VECTORS; i++) loaded[i] = ahead[i];
             const bool last = round == rounds - 1;
-            reader.load(last ? next : row, last ? lane : (round + 1) * VECTORS * WIDTH + lane, ahead);
-            take(in, round * VECTORS * WIDTH + lane, loaded, state);
+            reader.load(last ? next : row, last ? lane : (round + 1) * VECTORS * ROW_THREADS + lane, ahead);
+            accumulate(in, round * VECTORS * ROW_THREADS + lane, loaded, state);
         }
         const float next_wanted = next_label != ignored ? reader.wanted(next, next_label) : 0.f;
-        if constexpr (WIDTH > 32)
-            state = exchange(state, number++);
+        if constexpr (ROW_THREADS > 32)
+            state = row_reduce(state, number++);
         else
-            state = across_lanes<WIDTH>(state);
-        if (speaks && row < rows) {
+            state = reduce_lanes<ROW_THREADS>(state);
+        if (is_leader && row < rows) {
             const float maximum = exponentials(state).max, log_sum = logf(exponentials(state).sum);
             float loss = 0.f;
             if (label != ignored) {
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 loss = (1.f - smoothing) * loss + smoothing * (log_sum - (state.logits.sum / columns - maximum));
 #endif
                 loss += z_loss * (maximum + log_sum) * (maximum + log_sum);
-                total.join({loss, 1.f});
+                total.combine({loss, 1.f});
             }
             if (losses) narrow(losses[row], loss);
             statistics[row] = maximum;
@@ -139,16 +139,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
         label = next_label, wanted = next_wanted;
     }
-    leave_share(total, shares);
+    write_block_sum(total, block_sums);
 }
 
-// One block adds up the shares of `count` blocks: `total` gets the sum of the losses, or their mean over the rows
+// One block adds up the block_sums of `count` blocks: `total` gets the sum of the losses, or their mean over the rows
 // that are not ignored (NaN where there are none, as PyTorch has it), `weight` what one row counts for.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    finish(const Total *shares, int count, ELEMENT *total, float *weight, int mean) {
-    __shared__ Exchange<THREADS, 1, Total> totals;
-    Total sum{0.f, 0.f};
-    for (int i = threadIdx.x; i < count; i += THREADS) sum.join(shares[i]);
+    finish(const LossSum *block_sums, int count, ELEMENT *total, float *weight, int mean) {
+    __shared__ RowReduce<THREADS, 1, LossSum> totals;
+    LossSum sum{0.f, 0.f};
+    for (int i = threadIdx.x; i < count; i += THREADS) sum.combine(block_sums[i]);
     sum = totals(sum, 0);
     if (threadIdx.x == 0) {
         *weight = mean ? 1.f / sum.count : 1.f;
@@ -156,21 +156,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// One block for each `VECTORS * WIDTH` vectors of a row (several short rows); `gradient` moves by
+// One block for each `VECTORS * ROW_THREADS` vectors of a row (several short rows); `gradient` moves by
 // `gradient_stride` from row to row: 0 where the losses were added up.
 extern "C" __global__ void __launch_bounds__(THREADS)
     backward(const ELEMENT *logits, const long long *target, const float *statistics, const ELEMENT *gradient,
              const float *weight, ELEMENT *out, long long rows, int columns, int pieces, long long stride,
              long long out_stride, long long gradient_stride, long long ignored, float smoothing, float z_loss) {
-    const long long row = (long long)(blockIdx.x / pieces) * (THREADS / WIDTH) + threadIdx.x / WIDTH;
+    const long long row = (long long)(blockIdx.x / pieces) * (THREADS / ROW_THREADS) + threadIdx.x / ROW_THREADS;
     if (row >= rows) return;
-    const int first = blockIdx.x % pieces * VECTORS * WIDTH + threadIdx.x % WIDTH;
+    const int first = blockIdx.x % pieces * VECTORS * ROW_THREADS + threadIdx.x % ROW_THREADS;
     const Elements in(logits + row * stride, columns), result(out + row * out_stride, in);
     const long long label = target[row];
     uint4 loaded[VECTORS];
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
-        if (in.holds(first + i * WIDTH) && label != ignored) loaded[i] = in.load(first + i * WIDTH);
+        if (in.holds(first + i * ROW_THREADS) && label != ignored) loaded[i] = in.load(first + i * ROW_THREADS);
     const float maximum = statistics[row], log_sum = statistics[rows + row];
     const bool known = label >= 0 && label < columns;
     const float scale = known ? widen(gradient[row * gradient_stride]) * *weight : not_a_number();
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float miss = scale * smoothing / columns, hit = scale * (1.f - smoothing * ((columns - 1.f) / columns));
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
-        const int v = first + i * WIDTH;
+        const int v = first + i * ROW_THREADS;
         if (!in.holds(v)) continue;
         float a[LANES];
         if (label == ignored) {
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const long long at = label - in.column(v);
 #pragma unroll
         for (int k = 0; k < LANES; k++) {
-            const float share = power_of_two((a[k] - maximum - log_sum) * LOG2E);
+            const float share = exp2_approx((a[k] - maximum - log_sum) * LOG2E);
             a[k] = scale * share;
             if (at == k)
                 a[k] -= hit;

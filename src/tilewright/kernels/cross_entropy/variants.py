@@ -7,7 +7,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from tilewright.kernels.cross_entropy import by_way, cross_entropy, reference
+from tilewright.kernels.cross_entropy import by_impl, cross_entropy, reference
 from tilewright.kernels.peers import inductor, library
 from tilewright.kernels.softmax.variants import COLUMNS, SHORT, no_cuda
 from tilewright.records.suite import Suite, Variant, Work, Workload
@@ -62,13 +62,13 @@ SUITES = {
             Variant(
                 "tilewright-triton",
                 "triton",
-                functools.partial(by_way, way="triton"),
+                functools.partial(by_impl, impl="triton"),
                 note="logits once; rows of odd lengths by elements",
             ),
             Variant(
                 "tilewright-cuda",
                 "cuda",
-                functools.partial(by_way, way="cuda"),
+                functools.partial(by_impl, impl="cuda"),
                 note="logits once, vectors at any row length",
                 refuses=no_cuda,
             ),

@@ -15,7 +15,7 @@ from tilewright.hardware.language import runs_on_gpu
 from tilewright.kernels.activation import formula, formula_backward
 from tilewright.kernels.device import DTYPES
 from tilewright.kernels.dropout_add import generator, launch
-from tilewright.kernels.once import once
+from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 
 KINDS = ("none", "gelu", "gelu_tanh", "silu")
@@ -168,7 +168,7 @@ _backward_operator = define(
     "dropout_add_backward(Tensor dout, Tensor? x, Tensor state, float p, str kind, int alignment) -> Tensor",
     _backward,
     lambda dout, *_: torch.empty_like(dout, memory_format=torch.contiguous_format),
-    backward=once("dropout_add_backward"),
+    backward=no_double_backward("dropout_add_backward"),
     repeats=True,
 )
 

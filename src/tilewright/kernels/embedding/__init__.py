@@ -8,7 +8,7 @@ import torch
 
 from tilewright.kernels.device import runs_triton
 from tilewright.kernels.embedding import launch
-from tilewright.kernels.once import once
+from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 
 NO_PADDING = -1
@@ -76,7 +76,7 @@ _embedding_backward = define(
     "embedding_backward(Tensor dout, Tensor indices, SymInt entries, SymInt padding) -> Tensor",
     _backward,
     lambda dout, indices, entries, padding: dout.new_empty((entries, dout.shape[-1])),
-    backward=once("embedding_backward"),
+    backward=no_double_backward("embedding_backward"),
 )
 _embedding = define(
     "embedding(Tensor indices, Tensor weight, SymInt padding) -> Tensor",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tilewright.kernels.linear_cross_entropy import chunks
-from tilewright.kernels.once import once
+from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 
 REDUCTIONS = ("mean", "sum")
@@ -160,7 +160,7 @@ _gradients = define(
     "float label_smoothing, float z_loss, bool mean, bool[2] needs) -> (Tensor, Tensor)",
     _scaled_gradients,
     lambda upstream, *inputs: _fake(*inputs)[1:3],
-    backward=once("linear_cross_entropy_backward"),
+    backward=no_double_backward("linear_cross_entropy_backward"),
 )
 _scale = define(
     "scale_gradient_(Tensor(a!) gradient, Tensor factor) -> ()", chunks.scale, lambda gradient, factor: None

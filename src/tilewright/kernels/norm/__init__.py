@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from tilewright.kernels.device import current, runs_triton
+from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.norm import cuda, plain
-from tilewright.kernels.norm.geometry import Direction
-from tilewright.kernels.once import once
+from tilewright.kernels.norm.schedule import Direction
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import ELEMENTS, rows_of
 
@@ -98,15 +98,18 @@ def _check(name: str, x: Tensor, residual: Tensor | None, weight: Tensor | None,
             raise ValueError(f"{name}: x is on {x.device}, another argument on {other.device}")
 
 
-def _way(direction: Direction, matrices: Sequence[Tensor], weights: Sequence[Tensor | None]) -> ModuleType:
+def _impl(
+    direction: Direction, matrices: Sequence[Tensor], weights: Sequence[Tensor | None], has_bias: bool, centered: bool
+) -> ModuleType:
     """The module whose `forward` and `backward` take these inputs."""
     x = matrices[0]
-    found = [weight for weight in weights if weight is not None]
-    if not runs_triton(x) or any(weight.dtype not in ELEMENTS for weight in found):
+    if not x.numel() or not runs_triton(x) or any(w is not None and w.dtype not in ELEMENTS for w in weights):
         return plain
     short = direction == "forward" and x.shape[1] * x.itemsize <= SHORT and x.shape[1] % 16 == 0
-    if x.is_cuda and not short and cuda.refusal(direction, matrices, len(found), (*found, x)[0].dtype) is None:
-        return cuda
+    if x.is_cuda and not short:
+        call = cuda.call_of(direction, matrices, weights, has_bias, centered)
+        if cuda.refusal(call, x.device) is None:
+            return cuda
     # Imported here, since Triton exists on Linux alone.
     from tilewright.kernels.norm import triton
 
@@ -123,9 +126,10 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     rows, other = _rows(x), None if residual is None else _rows(residual)
     weight, bias = (None if vector is None else vector.contiguous() for vector in (weight, bias))
-    way = _way("forward", (rows,) if other is None else (rows, other), (weight, bias)) if x.numel() else plain
+    matrices = (rows,) if other is None else (rows, other)
+    impl = _impl("forward", matrices, (weight, bias), bias is not None, centered)
     with current(x):
-        y, total, mean, rstd = way.forward(rows, other, weight, bias, eps, centered)
+        y, total, mean, rstd = impl.forward(rows, other, weight, bias, eps, centered)
     # Not views, which autograd would let nobody write to.
     shaped = torch.ops.aten._unsafe_view.default
     return shaped(y, x.shape), None if total is None else shaped(total, x.shape), mean, rstd
@@ -159,9 +163,9 @@ def _norm_backward(
     rows, incoming, through = _rows(x), _rows(dy), None if dsum is None else _rows(dsum)
     weight = None if weight is None else weight.contiguous()
     matrices = (rows, incoming) if through is None else (rows, incoming, through)
-    way = _way("backward", matrices, (weight,)) if x.numel() else plain
+    impl = _impl("backward", matrices, (weight,), has_bias, centered)
     with current(x):
-        dx, d_weight, d_bias = way.backward(incoming, rows, through, weight, has_bias, mean, rstd, centered)
+        dx, d_weight, d_bias = impl.backward(incoming, rows, through, weight, has_bias, mean, rstd, centered)
     found = (x.new_empty(0) if gradient is None else gradient for gradient in (d_weight, d_bias))
     return dx.view(x.shape), *found
 
@@ -265,7 +269,7 @@ _backward = define(
     " bool centered) -> (Tensor, Tensor, Tensor)",
     _norm_backward,
     _fake_backward,
-    backward=once("norm_backward"),
+    backward=no_double_backward("norm_backward"),
     save=_save_nothing,
     repeats=True,
 )

@@ -1,184 +1,109 @@
-"""The CUDA C++ kernels (`held.cu`, `streamed.cu`, `backward.cu`, `columns.cu`): what they take, and their launch."""
+"""The launches of the CUDA C++ kernels; `schedule.py` decides how."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from tilewright.hardware.architectures import limits_of
 from tilewright.kernels import nvrtc, ring
-from tilewright.kernels.norm import geometry, wide
-from tilewright.kernels.norm.geometry import Direction, Held, Streamed
-from tilewright.kernels.norm.operands import Operands, pointer, stride
-from tilewright.kernels.ring import VECTOR, Ring
-from tilewright.kernels.row import ELEMENTS, Edges, edges, line_of, vectors_of
+from tilewright.kernels.norm.schedule import (
+    Call,
+    Direction,
+    helper_warps,
+    programs_and_period,
+    schedule_of,
+    segments,
+)
+from tilewright.kernels.row import ELEMENTS, VECTOR, RowLayout, layout_of, period_of
+from tilewright.kernels.row_schedule import Schedule
 
 HERE = Path(__file__).parent
+SOURCES = {
+    ("forward", "registers"): ("registers.cu", "norm_registers", "PPPPPPPPqiqqf"),
+    ("forward", "slots"): ("persistent_cluster.cu", "norm_persistent", "PPPPPPPPqiqqif"),
+    ("backward", "ring"): ("backward.cu", "norm_backward", "PPPPPPPPqiqqq"),
+    ("backward", "tma"): ("backward_tma.cu", "norm_backward_tma", "PPPPPPPPPqiqqqii"),
+}
+"""By direction and storage: file, entry point, types of its parameters."""
 COLUMN_WARPS = (2, 4, 8, 16)
 
 
-def refusal(direction: Direction, matrices: Sequence[Tensor], weights: int, weight_dtype: torch.dtype) -> str | None:
-    """Why the kernels cannot take these inputs [rows, columns] of one dtype, or None; `weights` are read beside."""
-    x, lie = matrices[0], edges(*matrices)
-    tensors = [(matrix.data_ptr(), matrix.shape[0], matrix.stride(0)) for matrix in matrices]
-    why = _unfit(x.device.index, direction, x.shape[1], x.dtype, len(matrices), weights, weight_dtype, lie)
-    if why or (direction == "forward" and geometry.held(vectors_of(x.shape[1], x.itemsize, lie))):
-        return why
-    return None if ring.alike(x.shape[1], tensors, x.itemsize) else "rows do not lie within 16 bytes as the result's do"
-
-
-def unfit(
-    device: int,
-    direction: Direction,
-    columns: int,
-    dtype: torch.dtype,
-    inputs: int,
-    weights: int,
-    weight_dtype: torch.dtype,
-) -> str | None:
-    """Why the kernels cannot take contiguous rows of that length on that device, or None."""
-    lie: Edges = "RAGGED" if columns * dtype.itemsize % line_of(columns, dtype.itemsize) else "WHOLE"
-    return _unfit(device, direction, columns, dtype, inputs, weights, weight_dtype, lie)
-
-
-def _unfit(
-    device: int,
-    direction: Direction,
-    columns: int,
-    dtype: torch.dtype,
-    inputs: int,
-    weights: int,
-    weight_dtype: torch.dtype,
-    lie: Edges,
-) -> str | None:
-    if dtype not in ELEMENTS:
-        return f"{dtype} has no CUDA C++ kernel"
-    if not nvrtc.available(device):
+def refusal(call: Call, device: torch.device) -> str | None:
+    """Why the kernels cannot take a call on a GPU, or None."""
+    if not nvrtc.available(device.index):
         return "needs the package cuda-bindings and a device with clusters"
-    size, weight_size = dtype.itemsize, weight_dtype.itemsize
-    found: Held | Streamed | Ring | None
-    if direction == "forward":
-        found = geometry.held(vectors_of(columns, size, lie))
-        found = found or geometry.streamed(columns, size, lie != "WHOLE", weights, weight_size, inputs > 1)
-    else:
-        task = geometry.task_of(columns, size, inputs, weights, weight_size, True)
-        found = ring.plan(task, geometry.ways_of(columns, size, 2))
-    return None if found else f"no cluster holds rows of {columns} columns"
+    found = schedule_of(call, limits_of(device))
+    return found if isinstance(found, str) else None
 
 
-@dataclass(frozen=True)
-class Build:
-    """What the sources are compiled for, beside a plan."""
-
-    dtype: torch.dtype
-    weight_dtype: torch.dtype
-    has_weight: bool
-    has_bias: bool
-    centered: bool
-    residual: bool
-    lie: Edges
-    line: int
-    aligned: bool
-    """Whether weight and bias begin on 16 bytes."""
-    alike: bool = True
-    """Of streamed rows, whether all that a program takes begin alike within a line."""
-
-    def definitions(self) -> nvrtc.Definitions:
-        """What the sources want to know."""
-        return (
-            ("ELEMENT", ELEMENTS[self.dtype]),
-            ("WEIGHT", ELEMENTS[self.weight_dtype]),
-            ("EDGES", self.lie),
-            ("LINE", self.line),
-            ("ALIGNED", int(self.aligned)),
-            ("CENTERED", int(self.centered)),
-            ("HAS_WEIGHT", int(self.has_weight)),
-            ("HAS_BIAS", int(self.has_bias)),
-            ("RESIDUAL", int(self.residual)),
-            ("ALIKE", int(self.alike)),
-        )
+def call_of(
+    direction: Direction, matrices: Sequence[Tensor], weights: Sequence[Tensor | None], has_bias: bool, centered: bool
+) -> Call:
+    """The metadata of a call: matrices [rows, columns] with adjacent columns, `weights` [columns] that it reads."""
+    x, weight = matrices[0], weights[0]
+    aligned = all(each is None or each.data_ptr() % VECTOR == 0 for each in weights)
+    kind = None if weight is None else weight.dtype
+    return Call(direction, x.shape[1], x.dtype, tuple(map(layout_of, matrices)), kind, has_bias, centered, aligned)
 
 
-Plan = Held | Streamed | Ring
-Source = Literal["held", "streamed", "backward"]
-
-
-def plan(source: Source, columns: int, build: Build) -> Plan:
-    """How a kernel of `source`.cu shares out rows of so many columns."""
-    size, weight_size = build.dtype.itemsize, build.weight_dtype.itemsize
-    sums = build.has_weight + build.has_bias
-    chosen: Plan | None
-    if source == "held":
-        chosen = geometry.held(vectors_of(columns, size, build.lie))
-    elif source == "streamed":
-        chosen = geometry.streamed(columns, size, build.lie == "RAGGED", sums, weight_size, build.residual)
-    else:
-        task = geometry.task_of(columns, size, 2 + build.residual, int(build.has_weight), weight_size, build.centered)
-        chosen = ring.plan(task, geometry.ways_of(columns, size, sums))
-    assert chosen is not None, "refusal() answers for every direction"
-    return chosen
-
-
-SIGNATURES = {
-    "held": "PPPPPPPPqiqqf",
-    "streamed": "PPPPPPPPqiqqif",
-    "backward": "PPPPPPPPqiqqq",
-}
+def contiguous(
+    direction: Direction, rows: int, columns: int, dtype: torch.dtype, inputs: int, weights: int, centered: bool
+) -> Call:
+    """The same of contiguous matrices, with weights of their dtype."""
+    layouts = (RowLayout(0, rows, columns),) * inputs
+    return Call(direction, columns, dtype, layouts, dtype if weights else None, weights > 1, centered)
 
 
 @functools.cache
-def _kernel(source: Source, device: int, columns: int, build: Build) -> tuple[nvrtc.Kernel, Plan, int]:
-    """The kernel, its plan, and the programs that run at once."""
-    chosen = plan(source, columns, build)
+def _kernel(
+    device: int, direction: Direction, schedule: Schedule, definitions: nvrtc.Definitions
+) -> tuple[nvrtc.Kernel, int]:
+    """The kernel, and the programs that run at once."""
+    source, entry, signature = SOURCES[direction, schedule.storage]
+    helpers = helper_warps(schedule.cluster) if schedule.storage == "tma" else 0
     kernel = nvrtc.kernel(
-        HERE / f"{source}.cu",
-        f"norm_{source}",
-        SIGNATURES[source],
-        device=device,
-        threads=chosen.threads,
-        shared_bytes=chosen.shared_bytes,
-        cluster=chosen.cluster,
-        definitions=(*chosen.definitions(), *build.definitions()),
-    )
-    return kernel, chosen, kernel.programs_at_once()
+        HERE / source, entry, signature, device=device, threads=schedule.threads + 32 * helpers,
+        shared_bytes=schedule.shared_bytes, cluster=schedule.cluster,
+        definitions=(*schedule.definitions(), *definitions),
+    )  # fmt: skip
+    return kernel, kernel.programs_at_once()
 
 
-def _aligned(*weights: Tensor | None) -> bool:
-    return all(weight is None or weight.data_ptr() % VECTOR == 0 for weight in weights)
+def _scheduled(call: Call, device: torch.device) -> Schedule:
+    found = schedule_of(call, limits_of(device))
+    if isinstance(found, str):
+        raise NotImplementedError(f"the CUDA C++ norms cannot take this call: {found}")
+    return found
 
 
 def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """y, x + residual (None without one), mean (empty unless `centered`) and rstd, of matrices [rows, columns]."""
+    matrices = (x,) if residual is None else (x, residual)
+    call = call_of("forward", matrices, (weight, bias), bias is not None, centered)
+    schedule = _scheduled(call, x.device)
     rows, columns = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = None if residual is None else torch.empty_like(y)
     mean = torch.empty(rows if centered else 0, dtype=torch.float32, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
-    lie = edges(*(matrix for matrix in (x, residual, y, total) if matrix is not None))
-    build = Build(
-        x.dtype, x.dtype if weight is None else weight.dtype, weight is not None, bias is not None, centered,
-        residual is not None, lie, line_of(columns, x.itemsize), _aligned(weight, bias),
-    )  # fmt: skip
-    arguments = (
-        x.data_ptr(), pointer(residual), y.data_ptr(), pointer(total), pointer(weight), pointer(bias),
-        mean.data_ptr(), rstd.data_ptr(), rows, columns, stride(x), stride(residual),
-    )  # fmt: skip
-    if geometry.held(vectors_of(columns, x.itemsize, lie)):
-        kernel, chosen, _ = _kernel("held", x.device.index, columns, build)
-        kernel((-(-rows // chosen.groups),), *arguments, eps)
-    else:
-        kernel, chosen, at_once = _kernel("streamed", x.device.index, columns, build)
-        programs, period = geometry.streams(at_once, rows, stride(x) * x.itemsize)
-        if period > 1:
-            kernel, _, _ = _kernel("streamed", x.device.index, columns, replace(build, alike=False))
-        kernel((programs * chosen.cluster,), *arguments, period, eps)
+    strides = [layout.stride for layout in call.inputs] + [0] * (2 - len(matrices))
+    arguments = (*map(_pointer, (x, residual, y, total, weight, bias, mean, rstd)), rows, columns, *strides)
+    if schedule.storage == "registers":
+        kernel, _ = _kernel(x.device.index, "forward", schedule, call.definitions())
+        kernel((schedule.programs(rows),), *arguments, eps)
+        return y, total, mean, rstd
+    kernel, at_once = _kernel(x.device.index, "forward", schedule, (*call.definitions(), ("SAME_ALIGNMENT", 1)))
+    programs, period = programs_and_period(at_once, rows, strides[0] * x.itemsize)
+    if period > 1:
+        kernel, _ = _kernel(x.device.index, "forward", schedule, (*call.definitions(), ("SAME_ALIGNMENT", 0)))
+    kernel((programs * schedule.cluster,), *arguments, period, eps)
     return y, total, mean, rstd
 
 
@@ -193,53 +118,49 @@ def backward(
     centered: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dx (plus `dsum`), dweight and dbias, of matrices [rows, columns]."""
-    columns = x.shape[1]
+    matrices = (x, dy) if dsum is None else (x, dy, dsum)
+    call = call_of("backward", matrices, (weight,), has_bias, centered)
+    schedule = _scheduled(call, x.device)
+    kernel, at_once = _kernel(x.device.index, "backward", schedule, call.definitions())
+    rows, columns = x.shape
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dtype = x.dtype if weight is None else weight.dtype
-    lie = edges(*(matrix for matrix in (x, dy, dsum, dx) if matrix is not None), line=VECTOR)
-    build = Build(
-        x.dtype, dtype, weight is not None, has_bias, centered, dsum is not None, lie, VECTOR, _aligned(weight)
-    )
-    sums = (weight is not None) + has_bias
-    inputs, weight_size = 2 + (dsum is not None), 0 if weight is None else weight.itemsize
-    operands = Operands(x, dy, dsum, dx, weight, mean, rstd)
-    spread = wide.plan(columns, x.itemsize, inputs, weight_size, sums)
-    if spread:
-        partial, heads = wide.launch(spread, build.definitions(), operands, sums)
+    strides = [layout.stride for layout in call.inputs] + [0] * (3 - len(matrices))
+    # Each program (or segment of its rows) leaves its sums over rows; with TMA they lie as its rows do in vectors.
+    heads, pitch, lanes = None, columns, VECTOR // x.itemsize
+    if schedule.storage == "tma":
+        programs = min(rows, at_once)
+        slots, pitch = segments(rows, programs, schedule.period), ring.needed(columns, x.itemsize) * lanes
+        heads = torch.empty(slots, dtype=torch.int32, device=x.device)
     else:
-        partial, heads = _launch_rings(build, operands, sums), None
-    gradients = [torch.empty(columns, dtype=dtype, device=x.device) for _ in range(sums)]
-    if sums:
-        _, slots, pitch = partial.shape
-        _columns(x.device.index, dtype, slots)(
-            (-(-columns // 32), sums), partial.data_ptr(), pointer(heads), gradients[0].data_ptr(),
-            gradients[-1].data_ptr(), slots, columns, pitch,
+        period = period_of(strides[0] * x.itemsize)
+        slots = programs = ring.programs_of(at_once, schedule.programs(rows), schedule.rows_per_block, period)
+    partial = torch.empty((call.weights, slots, pitch), dtype=torch.float32, device=x.device)
+    arguments = (*map(_pointer, (x, dy, dsum, dx, weight, mean, rstd, partial)),)
+    sizes = (rows, columns, *strides)
+    grid = (programs * schedule.cluster,)
+    if heads is None:
+        kernel(grid, *arguments, *sizes)
+    else:
+        kernel(grid, *arguments, heads.data_ptr(), *sizes, slots, pitch)
+    dtype = x.dtype if weight is None else weight.dtype
+    gradients = [torch.empty(columns, dtype=dtype, device=x.device) for _ in range(call.weights)]
+    if gradients:
+        _column_sums(x.device.index, dtype, slots)(
+            (-(-columns // 32), call.weights),
+            *map(_pointer, (partial, heads, gradients[0], gradients[-1])), slots, columns, pitch,
         )  # fmt: skip
     return dx, gradients[0] if weight is not None else None, gradients[-1] if has_bias else None
 
 
-def _launch_rings(build: Build, operands: Operands, sums: int) -> Tensor:
-    """dx by `backward.cu`, and what the programs found for each column: fp32 [sums, programs, columns]."""
-    x = operands.x
-    rows, columns = x.shape
-    strides = operands.strides()
-    kernel, chosen, at_once = _kernel("backward", x.device.index, columns, build)
-    period = ring.period_of(strides[0] * x.itemsize)
-    programs = ring.programs_of(at_once, -(-rows // chosen.groups), chosen.groups, period)
-    partial = torch.empty((sums, programs, columns), dtype=torch.float32, device=x.device)
-    kernel((programs * chosen.cluster,), *operands.pointers(), partial.data_ptr(), rows, columns, *strides)
-    return partial
-
-
 @functools.cache
-def _columns(device: int, dtype: torch.dtype, programs: int) -> nvrtc.Kernel:
+def _column_sums(device: int, dtype: torch.dtype, programs: int) -> nvrtc.Kernel:
     """The sum over `programs`: more warps share a column where there are more to add, about sixteen each."""
     warps = next((warps for warps in COLUMN_WARPS if warps * 16 >= programs), COLUMN_WARPS[-1])
     return nvrtc.kernel(
-        HERE / "columns.cu",
-        "norm_columns",
-        "PPPPiii",
-        device=device,
-        threads=warps * 32,
+        HERE / "column_sums.cu", "norm_column_sums", "PPPPiii", device=device, threads=warps * 32,
         definitions=(("WEIGHT", ELEMENTS[dtype]), ("THREADS", warps * 32)),
-    )
+    )  # fmt: skip
+
+
+def _pointer(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -1,25 +1,57 @@
 // Mean and reciprocal standard deviation of a row from its vectors: the mean, then squares about it; or the mean and
-// the mean square at once. Included by held.cu and streamed.cu, which define CENTERED (1 layer norm, 0 RMS norm) and
+// the mean square at once. Included by registers.cu and persistent_cluster.cu, which define CENTERED (1 layer norm, 0 RMS norm) and
 // what weights.cuh wants.
 #pragma once
-#include "weights.cuh"
+#include "row.cuh"
 
-struct Normal {
+constexpr int LANES = lanes<ELEMENT>;
+using Elements = Row<ELEMENT, ALIGNMENT>;
+
+// LANES of them, from an address that is a multiple of 16 bytes or of their size.
+template <class Number>
+__device__ __forceinline__ void read_lanes(const Number *from, float (&to)[LANES]) {
+    constexpr int bytes = LANES * sizeof(Number);
+    if constexpr (bytes == 8) {
+        const uint2 words = *reinterpret_cast<const uint2 *>(from);
+        widen_pair(words.x, to[0], to[1], Number()), widen_pair(words.y, to[2], to[3], Number());
+    } else {
+#pragma unroll
+        for (int half = 0; half < bytes / 16; half++) {
+            float part[lanes<Number>];
+            unpack<Number>(reinterpret_cast<const uint4 *>(from)[half], part);
+#pragma unroll
+            for (int i = 0; i < lanes<Number>; i++) to[half * lanes<Number> + i] = part[i];
+        }
+    }
+}
+
+// From memory: those of the columns `column`, `column + 1`, ... that are columns, 0 for the others.
+__device__ __forceinline__ void weights_at(const WEIGHT *from, int column, int columns, float (&to)[LANES]) {
+    if constexpr (ALIGNMENT == ALIGNED && WEIGHTS_ALIGNED) {
+        read_lanes(from + column, to);
+    } else {
+#pragma unroll
+        for (int i = 0; i < LANES; i++)
+            to[i] = unsigned(column + i) < unsigned(columns) ? widen(from[column + i]) : 0.f;
+    }
+}
+
+struct Statistics {
     float mean, rstd;
 };
 
 // Mean and mean square of a row, or what a thread found of them.
 struct Moments {
     float mean, square;
-    static __device__ __forceinline__ Moments none() { return {0.f, 0.f}; }
-    __device__ __forceinline__ void join(Moments other) { mean += other.mean, square += other.square; }
+    static __device__ __forceinline__ Moments identity() { return {0.f, 0.f}; }
+    __device__ __forceinline__ void combine(Moments other) { mean += other.mean, square += other.square; }
 };
 
 // Squared mean over variance up to which the mean square tells the variance to within 2^-13 in 16 bits, 2^-21 in 32.
-constexpr float CANCELS = sizeof(ELEMENT) == 4 ? 4.f : 1024.f;
+constexpr float CANCELLATION = sizeof(ELEMENT) == 4 ? 4.f : 1024.f;
 
 // Of a row of one value in 16 bits (11 digits), 13 digits, so that their product is not rounded: x * rstd less
-// mean * rstd, as a multiply-add here and in backward_wide.cu, is 0 then. rstd itself moves by 2^-13.
+// mean * rstd, as a multiply-add here and in backward_tma.cu, is 0 then. rstd itself moves by 2^-13.
 __device__ __forceinline__ float rstd_of(float variance, float eps) {
     const float rstd = rsqrtf(variance + eps);
     if (!CENTERED || sizeof(ELEMENT) == 4 || variance != 0.f) return rstd;
@@ -28,7 +60,7 @@ __device__ __forceinline__ float rstd_of(float variance, float eps) {
 
 // Adds x / columns of one vector, what is outside of the row being 0. Divided before they are summed, large values do
 // not overflow.
-__device__ __forceinline__ float mean_of(uint4 vector, float share, float sum) {
+__device__ __forceinline__ float add_mean(uint4 vector, float share, float sum) {
     float x[LANES];
     unpack<ELEMENT>(vector, x);
 #pragma unroll
@@ -37,9 +69,9 @@ __device__ __forceinline__ float mean_of(uint4 vector, float share, float sum) {
 }
 
 // x less the mean, or x in RMS norm, of vector v of a row; 0 outside of the row, where x is 0.
-__device__ __forceinline__ void centred(const Elements &row, int v, uint4 vector, float mean, float (&x)[LANES]) {
+__device__ __forceinline__ void centered(const Elements &row, int v, uint4 vector, float mean, float (&x)[LANES]) {
     unpack<ELEMENT>(vector, x);
-    if (CENTERED && row.edge(v)) {
+    if (CENTERED && row.is_partial(v)) {
 #pragma unroll
         for (int k = 0; k < LANES; k++)
             if (unsigned(row.column(v) + k) >= unsigned(row.columns)) x[k] = mean;
@@ -51,21 +83,21 @@ __device__ __forceinline__ void centred(const Elements &row, int v, uint4 vector
 }
 
 // Adds the squares of those.
-__device__ __forceinline__ float squares_of(const Elements &row, int v, uint4 vector, float mean, float sum) {
+__device__ __forceinline__ float add_squares(const Elements &row, int v, uint4 vector, float mean, float sum) {
     float x[LANES];
-    centred(row, v, vector, mean, x);
+    centered(row, v, vector, mean, x);
 #pragma unroll
     for (int k = 0; k < LANES; k++) sum = fmaf(x[k], x[k], sum);
     return sum;
 }
 
-__device__ __forceinline__ void normalise(float (&x)[LANES], Normal found) {
+__device__ __forceinline__ void normalise(float (&x)[LANES], Statistics found) {
 #pragma unroll
     for (int k = 0; k < LANES; k++) x[k] = (CENTERED ? x[k] - found.mean : x[k]) * found.rstd;
 }
 
 // x + residual, rounded to the element type.
-__device__ __forceinline__ uint4 sum_of(uint4 one, uint4 other) {
+__device__ __forceinline__ uint4 add_residual(uint4 one, uint4 other) {
     float a[LANES], b[LANES];
     unpack<ELEMENT>(one, a);
     unpack<ELEMENT>(other, b);

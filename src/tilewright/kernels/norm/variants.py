@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tilewright.kernels import norm
 from tilewright.kernels.norm import cuda, reference
-from tilewright.kernels.norm.geometry import Direction
+from tilewright.kernels.norm.schedule import Direction
 from tilewright.kernels.peers import inductor, library
 from tilewright.kernels.row import rows_of
 from tilewright.records.suite import Suite, Variant, Work, Workload
@@ -24,38 +24,38 @@ LAYER_EPS, RMS_EPS = 1e-5, 1e-6
 """The defaults of the public functions."""
 
 
-class _Way(torch.autograd.Function):
+class _Implementation(torch.autograd.Function):
     """One module's kernels under autograd, whatever dispatch would pick."""
 
     @staticmethod
     def forward(
-        ctx: Any, way: ModuleType, centered: bool, eps: float, x: Tensor, residual: Any, weight: Tensor, bias: Any
+        ctx: Any, impl: ModuleType, centered: bool, eps: float, x: Tensor, residual: Any, weight: Tensor, bias: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
-        y, total, mean, rstd = way.forward(rows_of(x), residual, weight, bias, eps, centered)
+        y, total, mean, rstd = impl.forward(rows_of(x), residual, weight, bias, eps, centered)
         ctx.save_for_backward(x if total is None else total, weight, mean, rstd)
-        ctx.way, ctx.centered, ctx.has_bias, ctx.added = way, centered, bias is not None, total is not None
+        ctx.impl, ctx.centered, ctx.has_bias, ctx.added = impl, centered, bias is not None, total is not None
         return y if total is None else (y, total)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dsum: Tensor | None = None) -> tuple[Any, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
-        dx, d_weight, d_bias = ctx.way.backward(
+        dx, d_weight, d_bias = ctx.impl.backward(
             rows_of(dy), rows_of(x), dsum, weight, ctx.has_bias, mean, rstd, ctx.centered
         )
         return None, None, None, dx, dx if ctx.added else None, d_weight, d_bias
 
 
-def _by(way: str, name: str) -> Callable[..., Any]:
+def _by(impl: str, name: str) -> Callable[..., Any]:
     """The operator `name` by the kernels of cuda.py or triton.py alone."""
     centered, added = "layer" in name, name.startswith("add")
 
     def call(x: Tensor, *others: Tensor) -> Any:
-        if way == "triton":
+        if impl == "triton":
             from tilewright.kernels.norm import triton
-        module = cuda if way == "cuda" else triton
+        module = cuda if impl == "cuda" else triton
         residual, rest = (others[0], others[1:]) if added else (None, others)
         bias = rest[1] if centered else None
-        return _Way.apply(module, centered, LAYER_EPS if centered else RMS_EPS, x, residual, rest[0], bias)  # type: ignore[no-untyped-call]
+        return _Implementation.apply(module, centered, LAYER_EPS if centered else RMS_EPS, x, residual, rest[0], bias)  # type: ignore[no-untyped-call]
 
     return call
 
@@ -145,18 +145,15 @@ def _no_clusters(name: str) -> Callable[[Workload], str | None]:
         if not torch.cuda.is_available():
             return "needs a CUDA device"
         kind: torch.dtype = getattr(torch, workload.dtype)
-        added = name.startswith("add")
-        kinds: tuple[tuple[Direction, int, int], ...] = (
-            ("forward", 1, 2 if "layer" in name else 1),
-            ("backward", 2, 1),
+        device = torch.device("cuda", torch.cuda.current_device())
+        added, centered = name.startswith("add"), "layer" in name
+        kinds: tuple[tuple[Direction, int], ...] = (("forward", 1), ("backward", 2))
+        rows, columns = workload.sizes
+        calls = (
+            cuda.contiguous(direction, rows, columns, kind, inputs + added, 1 + centered, centered)
+            for direction, inputs in kinds
         )
-        for direction, inputs, weights in kinds:
-            why = cuda.unfit(
-                torch.cuda.current_device(), direction, workload.sizes[1], kind, inputs + added, weights, kind
-            )
-            if why:
-                return why
-        return None
+        return next(filter(None, (cuda.refusal(call, device) for call in calls)), None)
 
     return refuses
 

@@ -9,11 +9,11 @@ import torch
 
 from tilewright.kernels import nvrtc
 from tilewright.kernels.device import current, interpreted, runs_triton
-from tilewright.kernels.once import once
+from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
 
-WAYS = ("auto", "torch", "triton", "cuda")
+IMPLS = ("auto", "torch", "triton", "cuda")
 
 
 def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -36,7 +36,7 @@ def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     "Online normalizer calculation for softmax", 2018); any other dtype and the CPU run PyTorch's.
     The gradient is y · (dy - Σ y · dy), in one pass over y and dy.
     """
-    return by_way(x, dim, log=False)
+    return by_impl(x, dim, log=False)
 
 
 def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -44,59 +44,59 @@ def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
     The gradient is dy - exp(y) · Σ dy.
     """
-    return by_way(x, dim, log=True)
+    return by_impl(x, dim, log=True)
 
 
-def by_way(x: torch.Tensor, dim: int = -1, *, log: bool, way: str = "auto") -> torch.Tensor:
-    """Softmax or log-softmax by one of `WAYS`, forward and backward; a way that cannot take x raises."""
+def by_impl(x: torch.Tensor, dim: int = -1, *, log: bool, impl: str = "auto") -> torch.Tensor:
+    """Softmax or log-softmax by one of `IMPLS`, forward and backward; a impl that cannot take x raises."""
     if not x.is_floating_point():
         raise RuntimeError(f"softmax takes floating point, not {x.dtype}")
     last = dim in (-1, max(x.dim(), 1) - 1)
-    result: torch.Tensor = _forward(x if last else x.movedim(dim, -1), log, way)
+    result: torch.Tensor = _forward(x if last else x.movedim(dim, -1), log, impl)
     return result if last else result.movedim(-1, dim)
 
 
-def _chosen(x: torch.Tensor, way: str) -> str:
-    """The way that `auto` is for the rows of `x`: CUDA C++ where it can be built, else Triton."""
+def _chosen(x: torch.Tensor, impl: str) -> str:
+    """The impl that `auto` is for the rows of `x`: CUDA C++ where it can be built, else Triton."""
     if x.numel() == 0:
         return "torch"
-    if way != "auto":
-        return way
+    if impl != "auto":
+        return impl
     if not runs_triton(x):
         return "torch"
     return "cuda" if x.is_cuda and not interpreted() and nvrtc.available(x.device.index) else "triton"
 
 
-def _softmax(x: torch.Tensor, log: bool, way: str) -> torch.Tensor:
-    way = _chosen(x, way)
-    if way == "torch":
+def _softmax(x: torch.Tensor, log: bool, impl: str) -> torch.Tensor:
+    impl = _chosen(x, impl)
+    if impl == "torch":
         y = torch.log_softmax(x, -1) if log else torch.softmax(x, -1)
         return y.contiguous()
     rows = rows_of(x)
     y = x.new_empty(x.shape)
     with current(x):
-        _kernels(way).forward(rows, rows_of(y), log)
+        _kernels(impl).forward(rows, rows_of(y), log)
     return y
 
 
-def _softmax_backward(y: torch.Tensor, dy: torch.Tensor, log: bool, way: str) -> torch.Tensor:
-    way = _chosen(y, way)
-    if way == "torch":
+def _softmax_backward(y: torch.Tensor, dy: torch.Tensor, log: bool, impl: str) -> torch.Tensor:
+    impl = _chosen(y, impl)
+    if impl == "torch":
         aten = torch.ops.aten
         gradient = aten._log_softmax_backward_data if log else aten._softmax_backward_data
         dx: torch.Tensor = gradient(dy, y, -1, y.dtype)
         return dx.contiguous()
     dx = y.new_empty(y.shape)
     with current(y):
-        _kernels(way).backward(rows_of(y), rows_of(dy), rows_of(dx), log)
+        _kernels(impl).backward(rows_of(y), rows_of(dy), rows_of(dx), log)
     return dx
 
 
-def _kernels(way: str) -> Any:
+def _kernels(impl: str) -> Any:
     """The module that has forward() and backward()."""
-    if way not in WAYS:
-        raise ValueError(f"softmax goes one of the ways {', '.join(WAYS)}, not {way!r}")
-    return importlib.import_module(f"{__name__}.{way}")
+    if impl not in IMPLS:
+        raise ValueError(f"softmax goes one of the ways {', '.join(IMPLS)}, not {impl!r}")
+    return importlib.import_module(f"{__name__}.{impl}")
 
 
 def _save(ctx: Any, inputs: tuple[torch.Tensor, bool, str], output: torch.Tensor) -> None:
@@ -109,16 +109,16 @@ def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
 
 
 _backward = define(
-    "softmax_backward(Tensor y, Tensor dy, bool log, str way) -> Tensor",
+    "softmax_backward(Tensor y, Tensor dy, bool log, str impl) -> Tensor",
     _softmax_backward,
-    lambda y, dy, log, way: y.new_empty(y.shape),
-    backward=once("softmax_backward"),
+    lambda y, dy, log, impl: y.new_empty(y.shape),
+    backward=no_double_backward("softmax_backward"),
     repeats=True,
 )
 _forward = define(
-    "softmax(Tensor x, bool log, str way) -> Tensor",
+    "softmax(Tensor x, bool log, str impl) -> Tensor",
     _softmax,
-    lambda x, log, way: x.new_empty(x.shape),
+    lambda x, log, impl: x.new_empty(x.shape),
     backward=_gradient,
     save=_save,
     repeats=True,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from tilewright.kernels.peers import inductor, library
-from tilewright.kernels.softmax import by_way, eager, log_softmax, reference, softmax
+from tilewright.kernels.softmax import by_impl, eager, log_softmax, reference, softmax
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 ELEMENTS = 2**28
@@ -75,13 +75,13 @@ def _ours(log: bool, function: Callable[[torch.Tensor], torch.Tensor]) -> tuple[
         Variant(
             "tilewright-triton",
             "triton",
-            functools.partial(by_way, log=log, way="triton"),
+            functools.partial(by_impl, log=log, impl="triton"),
             note="one trip while a program holds the row; longer or ragged rows lose vectors, then a second read",
         ),
         Variant(
             "tilewright-cuda",
             "cuda",
-            functools.partial(by_way, log=log, way="cuda"),
+            functools.partial(by_impl, log=log, impl="cuda"),
             note="one trip; a long row lies in the registers of a cluster",
             refuses=no_cuda,
         ),

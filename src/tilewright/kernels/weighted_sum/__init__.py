@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tilewright.kernels.device import NARROW, runs_triton
-from tilewright.kernels.once import once
+from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.kernels.weighted_sum import launch
 
@@ -95,7 +95,7 @@ _weighted_sum_backward = define(
     "weighted_sum_backward(Tensor dy, Tensor x, Tensor w, bool want_dx, bool want_dw) -> (Tensor, Tensor)",
     _backward,
     _backward_fake,
-    backward=once("weighted_sum_backward"),
+    backward=no_double_backward("weighted_sum_backward"),
     repeats=True,
 )
 _weighted_sum = define(

@@ -23,8 +23,8 @@ _ARGUMENTS = {
     "deterministic impl",
     "attention_backward": "dout dlse q k v out lse lse64 state mask slopes starts_q starts_k scale left right softcap "
     "dropout longest_q longest_k deterministic impl",
-    "cross_entropy": "logits target ignored smoothing z_loss reduction way",
-    "cross_entropy_backward": "gradient logits target statistics weight ignored smoothing z_loss way",
+    "cross_entropy": "logits target ignored smoothing z_loss reduction impl",
+    "cross_entropy_backward": "gradient logits target statistics weight ignored smoothing z_loss impl",
     "dropout_add": "x residual p kind alignment",
     "dropout_add_backward": "dout x state p kind alignment",
     "embedding": "indices weight padding",
@@ -39,8 +39,8 @@ _ARGUMENTS = {
     "norm": "x weight bias eps centered",
     "norm_backward": "dy x dsum weight has_bias mean rstd centered",
     "rotary": "q k cos sin interleaved backward",
-    "softmax": "x log way",
-    "softmax_backward": "y dy log way",
+    "softmax": "x log impl",
+    "softmax_backward": "y dy log impl",
     "weighted_sum": "x w",
     "weighted_sum_backward": "dy x w want_dx want_dw",
 }

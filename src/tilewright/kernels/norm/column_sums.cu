@@ -1,4 +1,4 @@
-// What the programs of `backward.cu` or `backward_wide.cu` found for each column, added in a fixed order.
+// What the programs of `backward.cu` or `backward_tma.cu` found for each column, added in a fixed order.
 //
 // Defined by whoever compiles: WEIGHT (float, bf16, fp16), THREADS (a block).
 #include "row.cuh"
@@ -9,7 +9,7 @@ constexpr int AHEAD = 8;  // loads of a warp that are on their way at once: most
 // and `second`, [columns] of the weights' type. A block takes 32 columns; each of its warps adds every THREADS/32-th
 // program, in fp64: the sums of a column may cancel.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    norm_columns(const float *__restrict__ partial, const int *__restrict__ heads, WEIGHT *first, WEIGHT *second,
+    norm_column_sums(const float *__restrict__ partial, const int *__restrict__ heads, WEIGHT *first, WEIGHT *second,
                  int programs, int columns, int pitch) {
     __shared__ double sums[THREADS];
     constexpr int warps = THREADS / 32;

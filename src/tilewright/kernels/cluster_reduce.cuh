@@ -1,15 +1,15 @@
 // What the threads of a row tell each other while they go on: by shared memory within a block, and between the blocks
 // of a cluster.
 //
-// Defined by whoever compiles: THREADS (a block), WIDTH (threads of it that share a row; the block, or 32 or fewer),
+// Defined by whoever compiles: THREADS (a block), ROW_THREADS (threads of it that share a row; the block, or 32 or fewer),
 // CLUSTER, BLOCKS (a multiprocessor), LAG (1 where a row's states are collected after the next row's are posted).
 #pragma once
 #include "row.cuh"
 
 #if CLUSTER > 1
-#define PROGRAM extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, BLOCKS)
+#define ROW_KERNEL extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, BLOCKS)
 #else
-#define PROGRAM extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+#define ROW_KERNEL extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
 
 // What the threads of a row find in one pass, joined for the next.
@@ -17,19 +17,19 @@
 // A warp may post number n + 2 once number n is complete, while another still reads number n - 1: hence four sets
 // of slots with a lag, two without.
 template <class State>
-struct Mail {
+struct ClusterReduce {
     static constexpr int warps = THREADS / 32, sets = LAG ? 4 : 2;
     State slots[sets][CLUSTER * warps];
-    Arrival arrivals[sets];
+    Barrier barriers[sets];
 
     // By all threads of all blocks of a program, before anything is posted.
     __device__ __forceinline__ void start() {
         if (threadIdx.x == 0)
-            for (int i = 0; i < sets; i++) arrivals[i].init(CLUSTER > 1 ? 1 : warps);
-        meet();
+            for (int i = 0; i < sets; i++) barriers[i].init(CLUSTER > 1 ? 1 : warps);
+        sync();
     }
     // All blocks of a program: none may end while another writes to it.
-    static __device__ __forceinline__ void meet() {
+    static __device__ __forceinline__ void sync() {
         if constexpr (CLUSTER > 1)
             asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
         else
@@ -37,29 +37,29 @@ struct Mail {
     }
     // Of all threads of row number `number`. Where a row has no more than a warp, that is what `state` becomes.
     __device__ __forceinline__ void post(State &state, int number) {
-        state = across_lanes<(WIDTH < 32 ? WIDTH : 32)>(state);
-        if constexpr (WIDTH > 32) {
+        state = reduce_lanes<(ROW_THREADS < 32 ? ROW_THREADS : 32)>(state);
+        if constexpr (ROW_THREADS > 32) {
             const int set = number % sets, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
             if constexpr (CLUSTER == 1) {
-                if (lane == 0) slots[set][warp] = state, arrivals[set].arrive();
+                if (lane == 0) slots[set][warp] = state, barriers[set].arrive();
             } else {
-                if (threadIdx.x == 0) arrivals[set].expect(sizeof(slots[0]));
-                if (lane < CLUSTER) send(&slots[set][cluster_rank() * warps + warp], state, arrivals[set], lane);
+                if (threadIdx.x == 0) barriers[set].expect(sizeof(slots[0]));
+                if (lane < CLUSTER) send(&slots[set][cluster_rank() * warps + warp], state, barriers[set], lane);
             }
         }
     }
     // What all threads posted of row number `number`, joined; `own` is what post() left.
     __device__ __forceinline__ State collect(State own, int number) const {
-        if constexpr (WIDTH > 32) {
+        if constexpr (ROW_THREADS > 32) {
             constexpr int count = CLUSTER * warps;
             const State *here = slots[number % sets];
-            arrivals[number % sets].wait(number / sets);
+            barriers[number % sets].wait(number / sets);
             constexpr int width = count > 16 ? 32 : count > 8 ? 16 : count > 4 ? 8 : count > 2 ? 4 : 2;
-            own = State::none();
+            own = State::identity();
 #pragma unroll
             for (int i = threadIdx.x % width; i < (count + width - 1) / width * width; i += width)
-                if (count % width == 0 || i < count) own.join(here[i]);
-            own = across_lanes<width>(own);
+                if (count % width == 0 || i < count) own.combine(here[i]);
+            own = reduce_lanes<width>(own);
         }
         return own;
     }

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from tilewright.kernels.registration import Operator
 
 
-def once(name: str) -> Operator:
+def no_double_backward(name: str) -> Operator:
     """What `registration.define` takes as the `backward` of an operator that is itself a backward."""
 
     def refuse(ctx: Any, *gradients: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-// Which rows a program of backward_wide.cu takes, where every PERIOD-th row begins alike: rows r, r + PERIOD, ... are a
+// Which rows a program of backward_tma.cu takes, where every PERIOD-th row begins alike: rows r, r + PERIOD, ... are a
 // class. Arithmetic on numbers of rows only.
 //
 // Defined by whoever compiles: PERIOD.
@@ -12,13 +12,13 @@ struct Place {
 // Rows of a program that begin alike; the sums of their columns are partial sum number `slot`, the segments of all
 // programs being numbered in the order of classes.
 struct Segment {
-    int turns, slot;
+    int row_count, slot;
     long long row, size, start;  // of their class: first row, rows, and place of the first in the order of classes
 };
 
 // The numbers of a segment's rows: known without a division, for one thread has to find them while rows are fetched.
-struct Order {
-    // Of the class: its first row; turn and count of the rows of the first program; programs that have whole turns of
+struct RowOrder {
+    // Of the class: its first row; turn and count of the rows of the first program; programs that have whole row_count of
     // it, and those before this one; rows of the last program.
     long long row, skipped, early, whole, before, late;
 
@@ -31,16 +31,16 @@ struct Order {
     }
 };
 
-// The rows of a program. Where all begin alike, programs take them in turn. Otherwise each has an equal share of them
+// The rows of a program. Where all begin alike, programs take them in turn. Otherwise each has an equal schedule of them
 // in the order of classes, and of a class the rows in the order in which the programs come to them: programs that are
 // together in time are in memory, too, which is worth up to a tenth of the bandwidth.
-struct Share {
+struct RowSchedule {
     long long rows, least, longer;  // `longer` programs have a row more than `least`
     int program, programs;
     long long begin, end, position;  // in the order of classes
     int slot;                        // of the next segment
 
-    __device__ __forceinline__ Share(long long rows_, const Place &at)
+    __device__ __forceinline__ RowSchedule(long long rows_, const Place &at)
         : rows(rows_), least(rows_ / at.programs), longer(rows_ % at.programs), program(at.program),
           programs(at.programs) {
         begin = position = begin_of(program), end = begin_of(program + 1), slot = program;
@@ -54,24 +54,24 @@ struct Share {
     __device__ __forceinline__ long long begin_of(long long other) const {
         return other * least + (other < longer ? other : longer);
     }
-    __device__ __forceinline__ int turns() const { return int(end - begin); }
+    __device__ __forceinline__ int row_count() const { return int(end - begin); }
     __device__ __forceinline__ Segment next() {
         if (PERIOD == 1) {
             position = end;
-            return {turns(), slot, program, rows, 0};
+            return {row_count(), slot, program, rows, 0};
         }
         const long long size = rows / PERIOD, more = rows % PERIOD;
         const bool early = position < more * (size + 1);
         const long long number = early ? position / (size + 1) : (position - more) / size;
         const long long start = start_of(int(number)), next = start_of(int(number) + 1);
         const long long until = next < end ? next : end;
-        const int turns = int(until - position);
+        const int row_count = int(until - position);
         position = until;
-        return {turns, slot++, number, next - start, start};
+        return {row_count, slot++, number, next - start, start};
     }
-    // How many rows of the class come before that of a turn: of each program those of earlier turns, and of programs
+    // How many rows of the class come before that of a turn: of each program those of earlier row_count, and of programs
     // before this one those of the same turn.
-    __device__ __forceinline__ Order order_of(const Segment &part) const {
+    __device__ __forceinline__ RowOrder order_of(const Segment &part) const {
         if (PERIOD == 1) return {program, 0, 0, programs, 0, 0};
         const long long first = program_at(part.start), last = program_at(part.start + part.size - 1);
         const long long skipped = part.start - begin_of(first);  // by the first, which came from the class before

@@ -8,26 +8,26 @@
 
 constexpr int LANES = lanes<ELEMENT>;
 
-__device__ __forceinline__ float exp_of(float x) { return power_of_two(x * LOG2E); }
+__device__ __forceinline__ float exp_of(float x) { return exp2_approx(x * LOG2E); }
 
 template <int I = 0>
-__device__ __forceinline__ void gather(Ring &ring, const Elements &shape, const Place &at, bool live,
+__device__ __forceinline__ void gather(Ring &ring, const Elements &shape, const ThreadRows &at, bool live,
                                        uint4 (&held)[VECTORS]) {
     if constexpr (I < VECTORS) {
         const int v = at.first + I * STEP;
         ring.wait<I>();
-        held[I] = live && shape.holds(v) ? shape.inside(v, in_slot(ring.taken, 0), minus_infinity())
-                                         : Elements::full_of(minus_infinity());
-        ring.taken = Ring::after(ring.taken);
+        held[I] = live && shape.holds(v) ? shape.masked(v, slot_vector(ring.read_slot, 0), minus_infinity())
+                                         : Elements::filled(minus_infinity());
+        ring.read_slot = Ring::next_slot(ring.read_slot);
         gather<I + 1>(ring, shape, at, live, held);
     }
 }
 
 __device__ __forceinline__ MaxSum state_of(const uint4 (&held)[VECTORS]) {
-    Greatest<ELEMENT> greatest;
+    ElementMax<ELEMENT> element_max;
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++) greatest.see(held[i]);
-    MaxSum state{greatest.most, 0.f};
+    for (int i = 0; i < VECTORS; i++) element_max.update(held[i]);
+    MaxSum state{element_max.value, 0.f};
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         float a[LANES];
@@ -38,7 +38,7 @@ __device__ __forceinline__ MaxSum state_of(const uint4 (&held)[VECTORS]) {
     return state;
 }
 
-__device__ __forceinline__ void write(Ring &ring, const Elements &shape, const Place &at, const Elements &y, bool live,
+__device__ __forceinline__ void write(Ring &ring, const Elements &shape, const ThreadRows &at, const Elements &y, bool live,
                                       MaxSum state) {
     const float scale = LOG ? logf(state.sum) : 1.f / state.sum;
 #pragma unroll
@@ -46,37 +46,37 @@ __device__ __forceinline__ void write(Ring &ring, const Elements &shape, const P
         const int v = at.first + i * STEP;
         if (live && shape.holds(v)) {
             float a[LANES];
-            unpack<ELEMENT>(in_slot(ring.given, 0), a);
+            unpack<ELEMENT>(slot_vector(ring.write_slot, 0), a);
 #pragma unroll
             for (int k = 0; k < LANES; k++)
                 a[k] = LOG ? a[k] - state.max - scale : exp_of(a[k] - state.max) * scale;
             y.store(v, pack<ELEMENT>(a));
         }
-        ring.give_back(i, shape, at);
+        ring.release(i, shape, at);
     }
 }
 
-PROGRAM forward(ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_stride, long long y_stride) {
-    __shared__ Mail<MaxSum> mail;
+ROW_KERNEL forward(ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_stride, long long y_stride) {
+    __shared__ ClusterReduce<MaxSum> reduction;
     const Matrix inputs[INPUTS] = {{x, x_stride}};
-    const Place at(rows);
+    const ThreadRows at(rows);
     const Elements shape(x + at.row * x_stride, columns);
     Ring ring(inputs, shape, at);
-    mail.start();
-    MaxSum now = MaxSum::none(), before = now;
-    for (int i = 0; i < at.turns + LAG; i++) {
-        if (i < at.turns) {
+    reduction.start();
+    MaxSum now = MaxSum::identity(), before = now;
+    for (int i = 0; i < at.iterations + LAG; i++) {
+        if (i < at.iterations) {
             uint4 held[VECTORS];
             gather(ring, shape, at, i < at.rows, held);
             now = state_of(held);
-            mail.post(now, i);
+            reduction.post(now, i);
         }
         if (i >= LAG) {
             const Elements out(y + (at.row + (i - LAG) * at.step) * y_stride, shape);
-            write(ring, shape, at, out, i - LAG < at.rows, mail.collect(LAG ? before : now, i - LAG));
+            write(ring, shape, at, out, i - LAG < at.rows, reduction.collect(LAG ? before : now, i - LAG));
         }
         before = now;
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
-    mail.meet();
+    reduction.sync();
 }

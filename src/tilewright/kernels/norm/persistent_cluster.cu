@@ -1,22 +1,22 @@
-// Layer norm and RMS norm, as held.cu, of rows that no block holds: clusters stay, rows pass through
+// Layer norm and RMS norm, as registers.cu, of rows that no block holds: clusters stay, rows pass through
 // their shared memory, and the weights stay in their registers.
 //
-// A thread fetches the vectors of a row that it will use itself (cp.async) into one of ROWS slots, a row each. x and
+// A thread fetches the vectors of a row that it will use itself (cp.async) into one of STAGES slots, a row each. x and
 // x² are summed together, and what the threads of a row find is under way to all blocks of the cluster while the row
 // before, whose sums have come, is normalised and written (LAG 1; with 0 they wait). The variance is the mean square
 // less the squared mean; in a row where that cancels, which all threads see alike, a second look at the slot takes
 // both again about that mean, which gains what it lacked, and where that cancels, too, a third: of a row of one value
 // the mean is that value, and the variance 0.
 //
-// Vectors lie in whole lines, so a ragged row's columns lie on other threads than the next row's, and only every
-// `period`-th begins alike. Programs step by a multiple of that (ALIKE 1); where none fills the device (0), each takes
+// Vectors lie in whole lines, so a may_be_partial row's columns lie on other threads than the next row's, and only every
+// `period`-th begins alike. Programs step by a multiple of that (SAME_ALIGNMENT 1); where none fills the device (0), each takes
 // its share of the rows in the order 0, period, 2 period, ..., 1, period + 1, ..., and reads its weights again where
-// that turns.
+// that iterations.
 //
-// Defined by whoever compiles, beside what weights.cuh wants: THREADS (a block, all of one row: WIDTH too), CLUSTER,
-// BLOCKS (a multiprocessor), VECTORS (of a row, a thread), FULL (of these, such as every thread has and the end of a
-// row is not in), ROWS, LAG, HELD (weights in registers; others come from the caches), ALIKE, CENTERED, HAS_WEIGHT,
-// HAS_BIAS, RESIDUAL as in held.cu.
+// Defined by whoever compiles, beside what weights.cuh wants: THREADS (a block, all of one row: ROW_THREADS too), CLUSTER,
+// BLOCKS (a multiprocessor), VECTORS (of a row, a thread), WHOLE_VECTORS (of these, such as every thread has and the end of a
+// row is not in), STAGES, LAG, KEPT (weights in registers; others come from the caches), SAME_ALIGNMENT, CENTERED, HAS_WEIGHT,
+// HAS_BIAS, RESIDUAL as in registers.cu.
 //
 // Limit: DRAM, and in 16 bits the instructions of so few warps. On an H200, of the bandwidth of a copy, at 50257,
 // 65536, 131072 and 262144 columns: layer norm 0.91, 0.97, 0.98, 0.97 in bf16, 0.92, 0.99, 0.99, 0.98 in fp32; RMS norm
@@ -26,21 +26,21 @@
 // row's first element, 0.65 to 0.84. Rows in the registers of a cluster that ends with its row, whose weights come
 // from L2: 0.67 to 0.82; of a block of 1024 threads, layer norm 0.78 at 65536 in bf16. Four vectors a thread and twice
 // the cluster: 0.89 at 262144 in bf16, else within 0.02. Vectors counted from 16 bytes, not from lines: 0.79 at 50257
-// in bf16. ALIKE 0 there, with 66 programs instead of 64: 0.86. Plain copies (see copy_vector_once): 0.02 less. Seven,
+// in bf16. SAME_ALIGNMENT 0 there, with 66 programs instead of 64: 0.86. Plain copies (see copy_vector_once): 0.02 less. Seven,
 // five or four vectors a thread and so many more warps: 0.89 to 0.90 at 50257 in bf16 (nine: 0.915 in that run), 0.90
 // and 0.91 in fp32 (0.91), four instead of eight 0.95 at 32768 in fp32 (0.97); 64, 63 or 60 programs there, that rows
 // divide among evenly, instead of 66: 0.96 to 0.95. Weights at 50257 by the aligned 16 bytes that hold them, shifted:
 // within 0.01.
 //
-// ALIKE 0 has programs far apart in memory at any time, which alone takes layer norm at 65536 in fp32 from 0.97 to
-// 0.94; in the order of shares.cuh, where they are together, 0.925 at 50257 (0.90 without), RMS norm 0.94 (0.915), but
+// SAME_ALIGNMENT 0 has programs far apart in memory at any time, which alone takes layer norm at 65536 in fp32 from 0.97 to
+// 0.94; in the order of row_schedule.cuh, where they are together, 0.925 at 50257 (0.90 without), RMS norm 0.94 (0.915), but
 // with a residual 0.90 (0.90).
-#include "mail.cuh"
+#include "cluster_reduce.cuh"
 #include "moments.cuh"
 
 constexpr int STEP = CLUSTER * THREADS;
-constexpr int SLOT = VECTORS * THREADS;           // vectors
-constexpr int AHEAD = ROWS - LAG;                 // rows fetched before the first is summed; slots of the residual
+constexpr int SLOT_VECTORS = VECTORS * THREADS;           // vectors
+constexpr int PREFETCH = STAGES - LAG;                 // rows fetched before the first is summed; slots of the residual
 constexpr int CHUNK = VECTORS < 4 ? VECTORS : 4;  // vectors that are loaded before the first is used
 
 extern __shared__ __align__(128) uint4 slots[];
@@ -48,23 +48,23 @@ extern __shared__ __align__(128) uint4 slots[];
 // A thread's vectors of a row: number vector(0), + STEP, ...
 __device__ __forceinline__ int vector(int i) { return (cluster_rank() + i * CLUSTER) * THREADS + threadIdx.x; }
 // Whether the i-th may be only partly the row's.
-__device__ __forceinline__ constexpr bool ragged(int i) { return EDGES == RAGGED && (i == 0 || i >= FULL); }
+__device__ __forceinline__ constexpr bool may_be_partial(int i) { return ALIGNMENT == PEELED && (i == 0 || i >= WHOLE_VECTORS); }
 __device__ __forceinline__ bool has(const Elements &row, int i) {
-    return (i < FULL && !ragged(i)) || row.holds(vector(i));
+    return (i < WHOLE_VECTORS && !may_be_partial(i)) || row.holds(vector(i));
 }
 __device__ __forceinline__ uint4 inside(const Elements &row, int i, uint4 x) {
-    return ragged(i) ? row.inside(vector(i), x, 0.f) : x;
+    return may_be_partial(i) ? row.masked(vector(i), x, 0.f) : x;
 }
 __device__ __forceinline__ void store(const Elements &row, int i, uint4 x) {
-    if (ragged(i))
+    if (may_be_partial(i))
         row.store(vector(i), x);
     else
         store_vector(row.base + (long long)vector(i) * LANES, x);
 }
 
-// This thread's first vector of the row of turn `turn` in a ring of `count` slots that begins at slot `start`.
-__device__ __forceinline__ uint4 *slot_of(int turn, int start, int count) {
-    return slots + (start + turn % count) * SLOT + threadIdx.x;
+// This thread's first vector of the row of iteration `iteration` in a ring of `count` slots that begins at slot `start`.
+__device__ __forceinline__ uint4 *slot_of(int iteration, int start, int count) {
+    return slots + (start + iteration % count) * SLOT_VECTORS + threadIdx.x;
 }
 
 __device__ __forceinline__ void fetch(uint4 *slot, const Elements &row) {
@@ -74,12 +74,12 @@ __device__ __forceinline__ void fetch(uint4 *slot, const Elements &row) {
 }
 
 // The rows of a program, one after another.
-struct Walk {
+struct RowWalk {
     int row, step, rows;
 
     // Every programs-th row, or a run of those ordered by what they leave over from `period`.
-    __device__ __forceinline__ Walk(int program, int programs, int all, int period) : rows(all) {
-        if constexpr (ALIKE) {
+    __device__ __forceinline__ RowWalk(int program, int programs, int all, int period) : rows(all) {
+        if constexpr (SAME_ALIGNMENT) {
             row = program, step = programs;
         } else {
             const int place = first(program, programs), few = all / period, more = all % period * (few + 1);
@@ -92,13 +92,13 @@ struct Walk {
     __device__ __forceinline__ int first(int program, int programs) const {
         return int((long long)program * rows / programs);
     }
-    __device__ __forceinline__ int turns(int program, int programs) const {
-        if (!ALIKE) return first(program + 1, programs) - first(program, programs);
+    __device__ __forceinline__ int iterations(int program, int programs) const {
+        if (!SAME_ALIGNMENT) return first(program + 1, programs) - first(program, programs);
         return program < rows ? (rows - program + programs - 1) / programs : 0;
     }
     __device__ __forceinline__ void next() {
         row += step;
-        if (!ALIKE && row >= rows) row = row % step + 1;
+        if (!SAME_ALIGNMENT && row >= rows) row = row % step + 1;
     }
 };
 
@@ -128,7 +128,7 @@ __device__ __forceinline__ Moments gather(uint4 *slot, const uint4 *residual, co
             if (i >= VECTORS || !has(row, i)) continue;
             x[k] = slot[i * THREADS];
             if constexpr (RESIDUAL) {
-                x[k] = sum_of(x[k], residual[i * THREADS]);
+                x[k] = add_residual(x[k], residual[i * THREADS]);
                 store(sum, i, x[k]);
                 slot[i * THREADS] = x[k];
             }
@@ -137,19 +137,19 @@ __device__ __forceinline__ Moments gather(uint4 *slot, const uint4 *residual, co
 #pragma unroll
         for (int k = 0; k < CHUNK; k++) add(x[k], share, found);
     }
-    found[0].join(found[1]);
+    found[0].combine(found[1]);
     return {found[0].mean, found[0].square * share};
 }
 
 // This thread's part of the mean and mean square of x - mean, of the row in `slot`.
-__device__ __forceinline__ Moments centre(const uint4 *slot, const Elements &row, float share, float mean) {
-    Moments found = Moments::none();
+__device__ __forceinline__ Moments recentre(const uint4 *slot, const Elements &row, float share, float mean) {
+    Moments found = Moments::identity();
     // Few rows come here; unrolled, it would take registers from all.
 #pragma unroll 1
     for (int i = 0; i < VECTORS; i++)
         if (row.holds(vector(i))) {
             float off[LANES];
-            centred(row, vector(i), row.inside(vector(i), slot[i * THREADS], 0.f), mean, off);
+            centered(row, vector(i), row.masked(vector(i), slot[i * THREADS], 0.f), mean, off);
 #pragma unroll
             for (int k = 0; k < LANES; k++) {
                 found.mean = fmaf(off[k], share, found.mean);
@@ -159,18 +159,18 @@ __device__ __forceinline__ Moments centre(const uint4 *slot, const Elements &row
     return {found.mean, found.square * share};
 }
 
-// Weight where HELD is 1, and bias where it is 2, of the columns that this thread has, as they lie in memory.
+// Weight where KEPT is 1, and bias where it is 2, of the columns that this thread has, as they lie in memory.
 template <class W>
 struct Weights {
     static constexpr int words = LANES * sizeof(W) / 4;
-    unsigned packed[HELD > 0 ? HELD : 1][VECTORS][words];
+    unsigned packed[KEPT > 0 ? KEPT : 1][VECTORS][words];
     int head = -1;  // of the rows that they are for
 
     __device__ __forceinline__ void hold(const W *weight, const W *bias, const Elements &row) {
         if (head == row.head) return;
         head = row.head;
 #pragma unroll
-        for (int kind = 0; kind < HELD; kind++)
+        for (int kind = 0; kind < KEPT; kind++)
 #pragma unroll
             for (int i = 0; i < VECTORS; i++) {
                 float w[LANES] = {};
@@ -185,7 +185,7 @@ struct Weights {
     }
     // Those of the i-th vector.
     __device__ __forceinline__ void of(const W *from, int kind, const Elements &row, int i, float (&to)[LANES]) {
-        if (kind >= HELD) return weights_at(from, row.column(vector(i)), row.columns, to);
+        if (kind >= KEPT) return weights_at(from, row.column(vector(i)), row.columns, to);
 #pragma unroll
         for (int k = 0; k < words; k++) {
             // What the compiler unpacked for one row it shall unpack again for the next.
@@ -198,8 +198,8 @@ struct Weights {
     }
 };
 
-__device__ __forceinline__ void write(const uint4 *slot, const Elements &y, Normal found, const WEIGHT *weight,
-                                      const WEIGHT *bias, Weights<WEIGHT> &held) {
+__device__ __forceinline__ void write(const uint4 *slot, const Elements &y, Statistics found, const WEIGHT *weight,
+                                      const WEIGHT *bias, Weights<WEIGHT> &kept) {
     const float shift = -found.mean * found.rstd;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
@@ -214,12 +214,12 @@ __device__ __forceinline__ void write(const uint4 *slot, const Elements &y, Norm
             normalise(a, found);
         }
         if constexpr (HAS_WEIGHT) {
-            held.of(weight, 0, y, i, b);
+            kept.of(weight, 0, y, i, b);
 #pragma unroll
             for (int k = 0; k < LANES; k++) a[k] *= b[k];
         }
         if constexpr (HAS_BIAS) {
-            held.of(bias, 1, y, i, b);
+            kept.of(bias, 1, y, i, b);
 #pragma unroll
             for (int k = 0; k < LANES; k++) a[k] += b[k];
         }
@@ -227,84 +227,84 @@ __device__ __forceinline__ void write(const uint4 *slot, const Elements &y, Norm
     }
 }
 
-PROGRAM norm_streamed(ELEMENT *x, ELEMENT *residual, ELEMENT *y, ELEMENT *sum, const WEIGHT *weight,
+ROW_KERNEL norm_persistent(ELEMENT *x, ELEMENT *residual, ELEMENT *y, ELEMENT *sum, const WEIGHT *weight,
                       const WEIGHT *bias, float *means, float *rstds, long long rows, int columns, long long x_stride,
                       long long residual_stride, int period, float eps) {
-    __shared__ Mail<Moments> mail;
-    __shared__ Mail<Moments> looks;
+    __shared__ ClusterReduce<Moments> reduction;
+    __shared__ ClusterReduce<Moments> recentring;
     const int program = blockIdx.x / CLUSTER, programs = gridDim.x / CLUSTER;
-    Walk fetching(program, programs, int(rows), period), summing = fetching, writing = fetching;
-    const int turns = fetching.turns(program, programs);
+    RowWalk fetching(program, programs, int(rows), period), summing = fetching, writing = fetching;
+    const int iterations = fetching.iterations(program, programs);
     const float share = 1.f / columns;
     const Elements shape(x + fetching.row * x_stride, columns);
-    const auto in_x = [&](const Walk &at) {
+    const auto in_x = [&](const RowWalk &at) {
         const ELEMENT *start = x + at.row * x_stride;
-        return ALIKE ? Elements(start, shape) : Elements(start, columns);
+        return SAME_ALIGNMENT ? Elements(start, shape) : Elements(start, columns);
     };
-    const auto in_result = [&](ELEMENT *of, const Walk &at) {
+    const auto in_result = [&](ELEMENT *of, const RowWalk &at) {
         return Elements(of + (long long)at.row * columns, in_x(at));
     };
-    const auto fetch_turn = [&](int turn) {
-        if (turn < turns) {
+    const auto fetch_row = [&](int iteration) {
+        if (iteration < iterations) {
             const Elements row = in_x(fetching);
-            // Told by a lane, the turn is not known to be the same in all of them, and slots have no addresses that
+            // Told by a lane, the iteration is not known to be the same in all of them, and slots have no addresses that
             // are: see copy_vector_once.
-            const int told = __shfl_sync(~0u, turn, 0);
-            fetch(slot_of(told, 0, ROWS), row);
+            const int opaque = __shfl_sync(~0u, iteration, 0);
+            fetch(slot_of(opaque, 0, STAGES), row);
             if constexpr (RESIDUAL)
-                fetch(slot_of(told, ROWS, AHEAD), Elements(residual + fetching.row * residual_stride, row));
+                fetch(slot_of(opaque, STAGES, PREFETCH), Elements(residual + fetching.row * residual_stride, row));
             fetching.next();
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
 #pragma unroll 1
-    for (int turn = 0; turn < AHEAD; turn++) fetch_turn(turn);
-    Weights<WEIGHT> held;
-    if constexpr (ALIKE) held.hold(weight, bias, shape);
-    mail.start();
-    if (CENTERED) looks.start();
-    int looked = 0;
-    Moments before = Moments::none();
+    for (int iteration = 0; iteration < PREFETCH; iteration++) fetch_row(iteration);
+    Weights<WEIGHT> kept;
+    if constexpr (SAME_ALIGNMENT) kept.hold(weight, bias, shape);
+    reduction.start();
+    if (CENTERED) recentring.start();
+    int recentred = 0;
+    Moments before = Moments::identity();
 #pragma unroll 1
-    for (int turn = 0; turn < turns + LAG; turn++) {
-        Moments found = Moments::none();
-        if (turn < turns) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+    for (int iteration = 0; iteration < iterations + LAG; iteration++) {
+        Moments found = Moments::identity();
+        if (iteration < iterations) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(PREFETCH - 1) : "memory");
             const Elements row = in_x(summing), total = in_result(sum, summing);
-            found = gather(slot_of(turn, 0, ROWS), slot_of(turn, ROWS, AHEAD), row, total, share);
-            mail.post(found, turn);
+            found = gather(slot_of(iteration, 0, STAGES), slot_of(iteration, STAGES, PREFETCH), row, total, share);
+            reduction.post(found, iteration);
             summing.next();
         }
-        if (turn >= LAG) {
-            const uint4 *slot = slot_of(turn - LAG, 0, ROWS);
+        if (iteration >= LAG) {
+            const uint4 *slot = slot_of(iteration - LAG, 0, STAGES);
             const Elements row = in_result(y, writing);
-            const Moments joined = mail.collect(LAG ? before : found, turn - LAG);
+            const Moments joined = reduction.collect(LAG ? before : found, iteration - LAG);
             float mean = joined.mean, variance = joined.square;
             if constexpr (CENTERED) {
                 float taken = mean * mean;
                 variance -= taken;
                 // Not a number, too, as where both are infinite.
 #pragma unroll 1
-                for (int n = 0; n < 2 && !(variance * CANCELS - taken >= 0.f); n++) {
-                    Moments off = centre(slot, row, share, mean);
-                    looks.post(off, looked);
-                    off = looks.collect(off, looked++);
+                for (int n = 0; n < 2 && !(variance * CANCELLATION - taken >= 0.f); n++) {
+                    Moments off = recentre(slot, row, share, mean);
+                    recentring.post(off, recentred);
+                    off = recentring.collect(off, recentred++);
                     mean += off.mean, taken = off.mean * off.mean;
                     variance = fmaf(-off.mean, off.mean, off.square);
                 }
             }
-            const Normal normal{mean, rstd_of(variance, eps)};
+            const Statistics normal{mean, rstd_of(variance, eps)};
             if (vector(0) == 0) {
                 if (CENTERED) means[writing.row] = normal.mean;
                 rstds[writing.row] = normal.rstd;
             }
-            if constexpr (!ALIKE) held.hold(weight, bias, row);
-            write(slot, row, normal, weight, bias, held);
+            if constexpr (!SAME_ALIGNMENT) kept.hold(weight, bias, row);
+            write(slot, row, normal, weight, bias, kept);
             writing.next();
         }
-        fetch_turn(turn + AHEAD);
+        fetch_row(iteration + PREFETCH);
         before = found;
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
-    mail.meet();
+    reduction.sync();
 }

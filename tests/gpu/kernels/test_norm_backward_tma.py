@@ -1,4 +1,4 @@
-"""Backward of wide rows on a GPU: the numbers contract where rows begin anywhere, few and many a program."""
+"""Backward by bulk copies on a GPU: the numbers contract where rows begin anywhere, few and many a program."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.catalogue import suite
-from tilewright.kernels.norm import wide
+from tilewright.kernels.norm import cuda
+from tilewright.kernels.norm.schedule import schedule_of
+from tilewright.kernels.row_schedule import Schedule
 from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
@@ -40,9 +43,10 @@ def test_the_numbers_contract(name: str, shape: tuple[int, int], dtype: str) -> 
     inputs = inputs_of(name, shape, dtype)
     sums = 1 if name == "rms_norm" else 2
     lined = shape[1] % 64 == 0
-    assert (wide.plan(shape[1], inputs[0].itemsize, 2, inputs[0].itemsize, sums) is None) == (
-        lined and dtype == "float32"
-    )
+    call = cuda.contiguous("backward", *shape, inputs[0].dtype, 3 if "add" in name else 2, sums, sums > 1)
+    found = schedule_of(call, limits_of(GPU))
+    assert isinstance(found, Schedule)
+    assert found.storage == ("ring" if lined and dtype == "float32" else "tma")
     assert [row for row in prove(suite(name), suite(name).variant("tilewright").function, inputs) if not row.ok] == []
 
 

@@ -1,49 +1,42 @@
 // Softmax and log-softmax over rows, forward and backward; one trip through HBM.
 //
-// A row lies in the registers of WIDTH threads (several rows a block), of a block, or of a cluster of
+// A row lies in the registers of ROW_THREADS threads (several rows a block), of a block, or of a cluster of
 // CLUSTER blocks, VECTORS vectors of 16 bytes a thread; all loads are under way before the first is used.
 // Rows longer than that are streamed twice by a cluster, the second time out of L2.
 //
-// Defined by whoever compiles: ELEMENT (float, bf16, fp16), EDGES, LINE, THREADS (a block), WIDTH (threads of a
+// Defined by whoever compiles: ELEMENT (float, bf16, fp16), ALIGNMENT, LINE, THREADS (a block), ROW_THREADS (threads of a
 // block that share a row), VECTORS, CLUSTER, LOG (0 softmax, 1 log-softmax).
 #include "row.cuh"
 
-// Registers of a thread: 64 where it holds 32 of data or fewer, else 128. In a cluster, whose blocks wait for each
-// other, 28 of a softmax's data do with 48.
-template <int Tensors>
-constexpr int blocks = CLUSTER > 1 && !LOG && Tensors == 1 && VECTORS <= 7 ? 1280 / THREADS
-                       : VECTORS * 4 * Tensors <= 32                       ? 1024 / THREADS
-                                                                           : (512 + THREADS - 1) / THREADS;
-
 #if CLUSTER > 1
-#define KERNEL(TENSORS) extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, blocks<TENSORS>)
+#define KERNEL extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, BLOCKS)
 #else
-#define KERNEL(TENSORS) extern "C" __global__ void __launch_bounds__(THREADS, blocks<TENSORS>)
+#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
 
 constexpr int LANES = lanes<ELEMENT>;
-// In fp32 a vector's registers take its exponentials; narrower elements are kept as they are and
+// In fp32 a vector's registers accumulate its exponentials; narrower elements are kept as they are and
 // exponentiated again, which costs less than twice the registers would.
-constexpr bool KEEPS = sizeof(ELEMENT) == 4 && !LOG;
-using Elements = Row<ELEMENT, EDGES>;
+constexpr bool KEEPS_EXPONENTIALS = sizeof(ELEMENT) == 4 && !LOG;
+using Elements = Row<ELEMENT, ALIGNMENT>;
 
-__device__ __forceinline__ float exp_of(float x) { return power_of_two(x * LOG2E); }
+__device__ __forceinline__ float exp_of(float x) { return exp2_approx(x * LOG2E); }
 
 __device__ __forceinline__ long long row_number() {
-    return (long long)(blockIdx.x / CLUSTER) * (THREADS / WIDTH) + threadIdx.x / WIDTH;
+    return (long long)(blockIdx.x / CLUSTER) * (THREADS / ROW_THREADS) + threadIdx.x / ROW_THREADS;
 }
 // The i-th vector of this thread: they go round the cluster block by block, so that its blocks have alike much
 // to do.
 __device__ __forceinline__ int vector_number(int i) {
-    return (i * CLUSTER + (CLUSTER > 1 ? cluster_rank() : 0)) * WIDTH + threadIdx.x % WIDTH;
+    return (i * CLUSTER + (CLUSTER > 1 ? cluster_rank() : 0)) * ROW_THREADS + threadIdx.x % ROW_THREADS;
 }
 
 template <class State>
-__device__ __forceinline__ State across_row(State state, Exchange<THREADS, CLUSTER, State> &exchange) {
-    if constexpr (WIDTH <= 32)
-        return across_lanes<WIDTH>(state);
+__device__ __forceinline__ State across_row(State state, RowReduce<THREADS, CLUSTER, State> &row_reduce) {
+    if constexpr (ROW_THREADS <= 32)
+        return reduce_lanes<ROW_THREADS>(state);
     else
-        return exchange(state, 0);
+        return row_reduce(state, 0);
 }
 
 // What the row does not hold is `fill`. `Once`: nobody reads them again.
@@ -52,31 +45,31 @@ __device__ __forceinline__ void load(const Elements &row, int first, float fill,
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         const int v = vector_number(first + i);
-        loaded[i] = row.holds(v) ? (Once ? row.load_once(v) : row.load(v)) : Elements::full_of(fill);
+        loaded[i] = row.holds(v) ? (Once ? row.load_once(v) : row.load(v)) : Elements::filled(fill);
     }
 }
 // After the last load: this waits for them.
-__device__ __forceinline__ void clear_edges(const Elements &row, int first, float fill, uint4 (&loaded)[VECTORS]) {
+__device__ __forceinline__ void mask_edges(const Elements &row, int first, float fill, uint4 (&loaded)[VECTORS]) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         const int v = vector_number(first + i);
-        if (row.holds(v)) loaded[i] = row.inside(v, loaded[i], fill);
+        if (row.holds(v)) loaded[i] = row.masked(v, loaded[i], fill);
     }
 }
 
 // Keeps the compiler from holding what it unpacked until it is unpacked again: registers are for loads.
-__device__ __forceinline__ void forget(uint4 (&loaded)[VECTORS]) {
+__device__ __forceinline__ void drop_unpacked(uint4 (&loaded)[VECTORS]) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
         asm volatile("" : "+r"(loaded[i].x), "+r"(loaded[i].y), "+r"(loaded[i].z), "+r"(loaded[i].w));
 }
 
 // Joins the vectors to `state`.
-__device__ __forceinline__ void take(uint4 (&loaded)[VECTORS], MaxSum &state) {
-    Greatest<ELEMENT> greatest{state.max};
+__device__ __forceinline__ void accumulate(uint4 (&loaded)[VECTORS], MaxSum &state) {
+    ElementMax<ELEMENT> element_max{state.max};
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++) greatest.see(loaded[i]);
-    const float most = greatest.most;
+    for (int i = 0; i < VECTORS; i++) element_max.update(loaded[i]);
+    const float most = element_max.value;
     state.sum *= exp_of(state.max - most);
     state.max = most;
 #pragma unroll
@@ -88,15 +81,15 @@ __device__ __forceinline__ void take(uint4 (&loaded)[VECTORS], MaxSum &state) {
             a[k] = exp_of(a[k] - most);
             state.sum += a[k];
         }
-        if (KEEPS) loaded[i] = pack<ELEMENT>(a);
+        if (KEEPS_EXPONENTIALS) loaded[i] = pack<ELEMENT>(a);
     }
 }
 
-// `own` is the maximum that exponentials in `loaded` were taken against, if that is what it holds.
+// `thread_max` is the maximum that exponentials in `loaded` were taken against, if that is what it holds.
 template <bool Exponentials>
-__device__ __forceinline__ void give(const Elements &row, int first, const uint4 (&loaded)[VECTORS], MaxSum state,
-                                     float own) {
-    const float scale = LOG ? logf(state.sum) : (Exponentials ? exp_of(own - state.max) : 1.f) / state.sum;
+__device__ __forceinline__ void write(const Elements &row, int first, const uint4 (&loaded)[VECTORS], MaxSum state,
+                                     float thread_max) {
+    const float scale = LOG ? logf(state.sum) : (Exponentials ? exp_of(thread_max - state.max) : 1.f) / state.sum;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         const int v = vector_number(first + i);
@@ -114,47 +107,47 @@ __device__ __forceinline__ void give(const Elements &row, int first, const uint4
     }
 }
 
-KERNEL(1) forward(const ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_stride, long long y_stride) {
-    __shared__ Exchange<THREADS, CLUSTER, MaxSum> exchange;
-    exchange.start();
+KERNEL forward(const ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_stride, long long y_stride) {
+    __shared__ RowReduce<THREADS, CLUSTER, MaxSum> row_reduce;
+    row_reduce.start();
     const long long row = row_number();
     const int here = row < rows ? columns : 0;
     const Elements in(x + row * x_stride, here), out(y + row * y_stride, in);
     uint4 loaded[VECTORS];
     load<true>(in, 0, minus_infinity(), loaded);
-    clear_edges(in, 0, minus_infinity(), loaded);
+    mask_edges(in, 0, minus_infinity(), loaded);
     MaxSum state{LOWEST, 0.f};
-    take(loaded, state);
-    forget(loaded);
-    const float own = state.max;
-    exchange.ready();
-    give<KEEPS>(out, 0, loaded, across_row(state, exchange), own);
+    accumulate(loaded, state);
+    drop_unpacked(loaded);
+    const float thread_max = state.max;
+    row_reduce.ready();
+    write<KEEPS_EXPONENTIALS>(out, 0, loaded, across_row(state, row_reduce), thread_max);
 }
 
 // Walks the row to its end and back: what was read last is still in L2.
-KERNEL(1) forward_streamed(const ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_stride,
+KERNEL forward_two_pass(const ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_stride,
                         long long y_stride) {
-    __shared__ Exchange<THREADS, CLUSTER, MaxSum> exchange;
-    exchange.start();
+    __shared__ RowReduce<THREADS, CLUSTER, MaxSum> row_reduce;
+    row_reduce.start();
     const Elements in(x + row_number() * x_stride, columns), out(y + row_number() * y_stride, in);
     MaxSum state{LOWEST, 0.f};
     uint4 loaded[VECTORS];
     int first = 0;
     for (; vector_number(first) < in.vectors; first += VECTORS) {
         load(in, first, minus_infinity(), loaded);
-        clear_edges(in, first, minus_infinity(), loaded);
-        take(loaded, state);
+        mask_edges(in, first, minus_infinity(), loaded);
+        accumulate(loaded, state);
     }
-    exchange.ready();
-    state = across_row(state, exchange);
+    row_reduce.ready();
+    state = across_row(state, row_reduce);
     for (first -= VECTORS; first >= 0; first -= VECTORS) {
         load(in, first, 0.f, loaded);
-        give<false>(out, first, loaded, state, 0.f);
+        write<false>(out, first, loaded, state, 0.f);
     }
 }
 
 // sum y dy, or sum dy.
-__device__ __forceinline__ void take(const Elements &row, int first, const uint4 (&results)[VECTORS],
+__device__ __forceinline__ void accumulate(const Elements &row, int first, const uint4 (&results)[VECTORS],
                                      const uint4 (&gradients)[VECTORS], Sum &state) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
@@ -169,7 +162,7 @@ __device__ __forceinline__ void take(const Elements &row, int first, const uint4
 }
 
 // dx = y (dy - sum y dy), or dx = dy - exp(y) sum dy.
-__device__ __forceinline__ void give(const Elements &row, int first, const uint4 (&results)[VECTORS],
+__device__ __forceinline__ void write(const Elements &row, int first, const uint4 (&results)[VECTORS],
                                      const uint4 (&gradients)[VECTORS], Sum state) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
@@ -184,10 +177,10 @@ __device__ __forceinline__ void give(const Elements &row, int first, const uint4
     }
 }
 
-KERNEL(2) backward(const ELEMENT *y, const ELEMENT *dy, ELEMENT *dx, long long rows, int columns, long long y_stride,
+KERNEL backward(const ELEMENT *y, const ELEMENT *dy, ELEMENT *dx, long long rows, int columns, long long y_stride,
                 long long dy_stride, long long dx_stride) {
-    __shared__ Exchange<THREADS, CLUSTER, Sum> exchange;
-    exchange.start();
+    __shared__ RowReduce<THREADS, CLUSTER, Sum> row_reduce;
+    row_reduce.start();
     const long long row = row_number();
     const int here = row < rows ? columns : 0;
     const Elements result(y + row * y_stride, here), gradient(dy + row * dy_stride, result);
@@ -195,19 +188,19 @@ KERNEL(2) backward(const ELEMENT *y, const ELEMENT *dy, ELEMENT *dx, long long r
     uint4 results[VECTORS], gradients[VECTORS];
     load(gradient, 0, 0.f, gradients);
     load(result, 0, 0.f, results);
-    clear_edges(gradient, 0, 0.f, gradients);
-    clear_edges(result, 0, 0.f, results);
+    mask_edges(gradient, 0, 0.f, gradients);
+    mask_edges(result, 0, 0.f, results);
     Sum state{0.f};
-    take(result, 0, results, gradients, state);
-    forget(results), forget(gradients);
-    exchange.ready();
-    give(out, 0, results, gradients, across_row(state, exchange));
+    accumulate(result, 0, results, gradients, state);
+    drop_unpacked(results), drop_unpacked(gradients);
+    row_reduce.ready();
+    write(out, 0, results, gradients, across_row(state, row_reduce));
 }
 
-KERNEL(2) backward_streamed(const ELEMENT *y, const ELEMENT *dy, ELEMENT *dx, long long rows, int columns,
+KERNEL backward_two_pass(const ELEMENT *y, const ELEMENT *dy, ELEMENT *dx, long long rows, int columns,
                          long long y_stride, long long dy_stride, long long dx_stride) {
-    __shared__ Exchange<THREADS, CLUSTER, Sum> exchange;
-    exchange.start();
+    __shared__ RowReduce<THREADS, CLUSTER, Sum> row_reduce;
+    row_reduce.start();
     const Elements result(y + row_number() * y_stride, columns), gradient(dy + row_number() * dy_stride, result);
     const Elements out(dx + row_number() * dx_stride, result);
     uint4 results[VECTORS], gradients[VECTORS];
@@ -216,15 +209,15 @@ KERNEL(2) backward_streamed(const ELEMENT *y, const ELEMENT *dy, ELEMENT *dx, lo
     for (; vector_number(first) < result.vectors; first += VECTORS) {
         load(gradient, first, 0.f, gradients);
         load(result, first, 0.f, results);
-        clear_edges(gradient, first, 0.f, gradients);
-        clear_edges(result, first, 0.f, results);
-        take(result, first, results, gradients, state);
+        mask_edges(gradient, first, 0.f, gradients);
+        mask_edges(result, first, 0.f, results);
+        accumulate(result, first, results, gradients, state);
     }
-    exchange.ready();
-    state = across_row(state, exchange);
+    row_reduce.ready();
+    state = across_row(state, row_reduce);
     for (first -= VECTORS; first >= 0; first -= VECTORS) {
         load(gradient, first, 0.f, gradients);
         load(result, first, 0.f, results);
-        give(out, first, results, gradients, state);
+        write(out, first, results, gradients, state);
     }
 }

@@ -1,0 +1,250 @@
+"""Which kernel of a norm takes a call, and how it shares out the rows: from metadata and the device's limits alone."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from tilewright.hardware.architectures import DeviceLimits
+from tilewright.kernels import ring
+from tilewright.kernels.ring import needed
+from tilewright.kernels.row import (
+    ELEMENTS,
+    LINE,
+    VECTOR,
+    RowLayout,
+    alignment_of,
+    line_of,
+    period_of,
+    vectors_of,
+)
+from tilewright.kernels.row_schedule import CLUSTERS, Schedule, cluster_of, room_of
+
+Direction = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """All of a call that a schedule depends on."""
+
+    direction: Direction
+    columns: int
+    dtype: torch.dtype
+    inputs: tuple[RowLayout, ...]
+    """Forward x and residual, backward x, dy and dsum; the last may be missing."""
+    weight_dtype: torch.dtype | None
+    """None without a weight."""
+    has_bias: bool
+    centered: bool
+    """Layer norm; else RMS norm."""
+    weights_aligned: bool = True
+    """Whether weight and bias begin on 16 bytes."""
+
+    @property
+    def residual(self) -> bool:
+        """Whether a third matrix is read beside x and dy, or a second beside x."""
+        return len(self.inputs) == (2 if self.direction == "forward" else 3)
+
+    @property
+    def weights(self) -> int:
+        """Vectors over the columns: weight and bias forward, sums over rows backward."""
+        return (self.weight_dtype is not None) + self.has_bias
+
+    @property
+    def weight_vector_bytes(self) -> int:
+        """Of the weights that belong to one vector of x; 0 without a weight."""
+        return 0 if self.weight_dtype is None else self.weight_dtype.itemsize * VECTOR // self.dtype.itemsize
+
+    def definitions(self) -> tuple[tuple[str, int | str], ...]:
+        """The macros that the sources read beside those of a schedule."""
+        return (
+            ("ELEMENT", ELEMENTS[self.dtype]),
+            ("WEIGHT", ELEMENTS[self.weight_dtype or self.dtype]),
+            ("WEIGHTS_ALIGNED", int(self.weights_aligned)),
+            ("CENTERED", int(self.centered)),
+            ("HAS_WEIGHT", int(self.weight_dtype is not None)),
+            ("HAS_BIAS", int(self.has_bias)),
+            ("RESIDUAL", int(self.residual)),
+        )
+
+
+@functools.lru_cache(1024)
+def schedule_of(call: Call, limits: DeviceLimits) -> Schedule | str:
+    """The schedule, or why no CUDA C++ kernel takes the call."""
+    if call.dtype not in ELEMENTS:
+        return f"{call.dtype} has no CUDA C++ kernel"
+    size, (first, *_) = call.dtype.itemsize, call.inputs
+    result = RowLayout(0, first.rows, call.columns)
+    line = line_of(call.columns, size) if call.direction == "forward" else VECTOR
+    alignment = alignment_of(call.columns, size, (*call.inputs, result), line)
+    if call.direction == "forward":
+        found = _registers(vectors_of(call.columns, size, alignment))
+        if found is None and alignment != "SCALAR":
+            found = _persistent(call, alignment == "PEELED", limits)
+    elif alignment != "SCALAR":
+        found = _tma(call, limits) or _ring(call, limits)
+    else:
+        found = None
+    if found is None and alignment == "SCALAR":
+        return "rows do not lie within 16 bytes as the result's do"
+    return (
+        replace(found, alignment=alignment, line=max(line, found.line))
+        if found
+        else (f"no cluster holds rows of {call.columns} columns")
+    )
+
+
+_REGISTER_STEPS = ((256, 32), (512, 64), (1024, 128), (2048, 256), (4096, 512))
+"""`registers.cu`: up to so many vectors, threads of a row."""
+
+
+def _registers(vectors: int) -> Schedule | None:
+    """For rows of so many vectors; None if no block holds such a row in registers."""
+    if vectors <= 64:
+        row_threads = next((threads for threads in (1, 2, 4, 8, 16) if 4 * threads >= vectors), 32)
+        threads = 128
+    else:
+        row_threads = next((threads for most, threads in _REGISTER_STEPS if vectors <= most), 0)
+        threads = max(128, row_threads) if row_threads <= 32 else row_threads
+    if not row_threads:
+        return None
+    each = max(1, -(-vectors // row_threads))
+    # Registers of a thread: 64 where it holds 32 of data or fewer, else 128.
+    return Schedule(threads, row_threads, each, blocks=1024 // threads if each * 4 <= 32 else -(-512 // threads))
+
+
+_SLOT_SHAPES = ((9, 384), (8, 512))
+"""`persistent_cluster.cu`: vectors a thread and threads a block at most, of which the smaller cluster is taken."""
+_SLOT_SHAPES_WITH_RESIDUAL = ((4, 512), (8, 512))
+_MOST_SLOTS = 6
+_WEIGHT_REGISTERS = 72
+"""Of a thread, that hold weights and biases."""
+_STATE_BYTES = 16
+"""Of two reductions, from each warp of a cluster."""
+
+
+def _persistent(call: Call, peeled: bool, limits: DeviceLimits) -> Schedule | None:
+    """Rows in slots of shared memory; None if no cluster holds one."""
+    lanes = VECTOR // call.dtype.itemsize
+    count = -(-(call.columns + (LINE // call.dtype.itemsize - 1 if peeled else 0)) // lanes)
+    shapes = _SLOT_SHAPES_WITH_RESIDUAL if call.residual else _SLOT_SHAPES
+    fits = [(size, each) for each, most in shapes if (size := cluster_of(count, each, most, limits)) is not None]
+    if not fits:
+        return None
+    cluster, vectors = fits[0] if call.residual else min(fits, key=lambda fit: fit[0])
+    threads = -(-count // (vectors * cluster * 32)) * 32
+    slot_bytes = vectors * threads * VECTOR
+    reductions = 4 * (cluster * (threads // 32) * _STATE_BYTES + 32)
+    slots = (limits.shared_bytes_per_block - reductions) // slot_bytes
+    # A residual's rows are done with once they are added: `stages - lag` slots hold them.
+    stages = min(_MOST_SLOTS, (slots + 1) // 2 if call.residual else slots)
+    lag = int(stages >= (2 if call.residual else 3))
+    used = stages + (stages - lag if call.residual else 0)
+    if stages < 1 or used > slots:
+        return None
+    weight_registers = vectors * (call.weight_vector_bytes or VECTOR) // 4
+    return Schedule(
+        threads, threads, vectors, cluster, 1, "slots", stages, lag,
+        kept=min(call.weights, _WEIGHT_REGISTERS // weight_registers),
+        whole_vectors=min(vectors, call.columns // lanes // (threads * cluster)),
+        shared_bytes=used * slot_bytes,
+    )  # fmt: skip
+
+
+def programs_and_period(at_once: int, rows: int, pitch_bytes: int) -> tuple[int, int]:
+    """Programs of `persistent_cluster.cu` to launch for rows `pitch_bytes` apart, and its `period`.
+
+    Rows that begin alike after `period` rows are taken in turn by as many programs as run at once, in a multiple of
+    `period` if that costs few of them; else (a period above 1) each takes its share of rows that begin alike.
+    """
+    period = period_of(pitch_bytes, LINE)
+    alike = at_once // period * period
+    if rows <= at_once:
+        return rows, 1
+    return (alike, 1) if 20 * alike >= 19 * at_once else (at_once, period)
+
+
+def _ring(call: Call, limits: DeviceLimits) -> Schedule | None:
+    """Backward, rows in the rings of `backward.cu`."""
+    task = ring.Task(
+        needed(call.columns, call.dtype.itemsize), len(call.inputs), 8 if call.centered else 4,
+        int(call.weight_dtype is not None), call.weight_vector_bytes,
+    )  # fmt: skip
+    return ring.plan(task, _ring_shapes(call.columns, call.dtype.itemsize, call.weights), limits)
+
+
+def _ring_shapes(columns: int, itemsize: int, sums: int) -> tuple[ring.Shape, ...]:
+    """The fastest of those measured on an H200 first; `sums` over rows: 0, 1 or 2."""
+    vectors, shape = needed(columns, itemsize), ring.Shape
+    if columns * itemsize % VECTOR:
+        return shape(4, 256), shape(4), shape(8)
+    if columns % 256:
+        return shape(4), shape(8)
+    # Sums over rows of two columns a register pair are what bounds the registers of a 16-bit layer norm.
+    if vectors <= (2048 if sums == 2 and itemsize == 2 else 8192):
+        return shape(2), shape(4), shape(8)
+    return (shape(4, 256), shape(4), shape(8)) if vectors <= 8192 else (shape(4), shape(8))
+
+
+_TMA_LEAST = 256
+"""`backward_tma.cu`: vectors of a row; fewer are for rings."""
+_TMA_LEAST_ON_LINES = {0: 8192, 1: 8192, 2: 512}
+"""The same of rows of 16 bits that all begin on lines, by the sums over rows. Of 32 bits all are for rings."""
+_ALONE, _ALONE_ON_LINES, _TOGETHER = (4, 16), (2, 18), ((2, 28), (5, 16))
+"""Vectors of a thread, and warps of a multiprocessor: where a block has a row alone, also of rows that begin on lines,
+and where several have one of 16 bits. 16 warps have registers for five vectors, 28 for two."""
+_LEAST_STAGES, _MOST_STAGES = 3, 8
+"""Rows in shared memory: one for each pass, and at least one on its way."""
+PIPELINE_BYTES = 2048
+"""More than the static shared memory of `backward_tma.cu`."""
+
+
+def _tma(call: Call, limits: DeviceLimits) -> Schedule | None:
+    """Backward, rows fetched by bulk copies; None if they are for rings."""
+    size = call.dtype.itemsize
+    vectors, on_lines = needed(call.columns, size), call.columns * size % LINE == 0
+    if vectors < (_TMA_LEAST_ON_LINES[call.weights] if on_lines else _TMA_LEAST) or (on_lines and size != 2):
+        return None
+    together = _TOGETHER if size == 2 else (_ALONE,)
+    shapes = [(_ALONE_ON_LINES if on_lines else _ALONE, 1)] + [(s, size) for s in together for size in CLUSTERS[1:]]
+    tried = (_tma_shape(call, shape, cluster, -(-vectors // cluster), limits) for shape, cluster in shapes)
+    found = next(filter(None, tried), None)
+    pitch = call.inputs[0].stride * size if call.inputs[0].rows > 1 else VECTOR
+    return found and replace(found, line=LINE if on_lines else VECTOR, period=period_of(pitch))
+
+
+def _tma_shape(
+    call: Call, shape: tuple[int, int], cluster: int, block_vectors: int, limits: DeviceLimits
+) -> Schedule | None:
+    if cluster > limits.largest_cluster:
+        return None
+    vectors, most_warps = shape
+    threads = -(-block_vectors // (vectors * 32)) * 32
+    warps, row_bytes = threads // 32 + helper_warps(cluster), len(call.inputs) * block_vectors * VECTOR
+    weights = block_vectors * call.weight_vector_bytes
+    # Clusters of several blocks a multiprocessor are no faster than of one.
+    for blocks in range(most_warps // warps if cluster == 1 else min(1, most_warps // warps), 0, -1):
+        stages = min(_MOST_STAGES, (room_of(blocks, limits) - PIPELINE_BYTES - weights) // row_bytes)
+        if stages >= _LEAST_STAGES:
+            return Schedule(
+                threads, threads, vectors, cluster, blocks, "tma", stages, lag=1, block_vectors=block_vectors,
+                shared_bytes=stages * row_bytes + weights,
+            )  # fmt: skip
+    return None
+
+
+def helper_warps(cluster: int) -> int:
+    """Warps of `backward_tma.cu` beside those that compute: one fetches, and one reduces over a cluster."""
+    return 2 if cluster > 1 else 1
+
+
+@functools.lru_cache(256)
+def segments(rows: int, programs: int, period: int) -> int:
+    """How many there are (`row_schedule.cuh`): one begins where a program does, and where a class of rows does."""
+    begins = {
+        number * (rows // parts) + min(number, rows % parts) for parts in (programs, period) for number in range(parts)
+    }
+    return len(begins - {rows})

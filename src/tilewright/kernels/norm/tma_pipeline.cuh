@@ -1,0 +1,144 @@
+// How rows come to the threads of backward_tma.cu, and what these reduce_cluster each other; with BULK_STORE dx goes out the same way.
+//
+// Of a block one thread fetches rows into a ring in shared memory, ahead of THREADS others; a warp tells the other
+// blocks of a cluster the sums of this one.
+//
+// Defined by whoever compiles, and by backward_tma.cu before: its sizes, State, which is sent, and Statistics.
+#pragma once
+#include "row_schedule.cuh"
+
+struct Matrix {
+    const ELEMENT *base;
+    long long stride;  // elements from row to row
+};
+
+// In shared memory: what the threads of a block reduce_cluster each other.
+struct Pipeline {
+    Barrier full[STAGES], empty[STAGES][PARTS];
+    Barrier found_ready[SETS], received[SETS], averages_ready[SETS];
+    State found[SETS][WARPS], sent[SETS][CLUSTER], averages[SETS];
+    Statistics statistics[STAGES];
+    long long rows[STAGES];     // numbers of the rows in the ring
+    Segment segments[PERIOD];  // of the program: it comes into every class once at most
+    int count;
+    uint4 inside[2];  // ones where the first and the last vector of a segment's rows are the row's
+};
+
+extern __shared__ __align__(128) uint4 ring[];  // [STAGES][INPUTS][BLOCK_VECTORS], then the weights of the columns
+
+// Vector v of those that the block has of a row.
+__device__ __forceinline__ uint4 *in_ring(int row, int input, int v) {
+    return ring + (row * INPUTS + input) * BLOCK_VECTORS + v;
+}
+__device__ __forceinline__ WEIGHT *kept_weights(int v) {
+    return reinterpret_cast<WEIGHT *>(in_ring(STAGES, 0, 0)) + v * LANES;
+}
+
+__device__ __forceinline__ void copy_bulk(uint4 *to, const void *from, int bytes, const Barrier &barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(bytes), "r"(barrier.address())
+                 : "memory");
+}
+
+// Vectors of a row that this block has.
+__device__ __forceinline__ int vectors_here(const Elements &shape, const Place &at) {
+    return max(0, min(BLOCK_VECTORS, shape.vectors - at.first));
+}
+
+// And back: until `await_reads` what is at `from` must stay.
+__device__ __forceinline__ void store_bulk(ELEMENT *to, const uint4 *from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 ::"l"(to), "r"(unsigned(__cvta_generic_to_shared(from))), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void await_reads() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// One thread: rows into the ring, as far ahead as there is room, and what is known of each; with BULK_STORE, dx out of it.
+__device__ __forceinline__ void fetch(Pipeline &pipeline, const Matrix (&inputs)[INPUTS], ELEMENT *dx, const float *means,
+                                      const float *rstds, int columns, const RowSchedule &schedule, const Place &at) {
+    int slot = 0, count = 0;
+    unsigned round = 0;
+    long long turn = 0;
+    const auto send = [&] {
+        if (count > 0) store_bulk(dx + pipeline.rows[slot] * columns + at.first * LANES, in_ring(slot, 0, 0), count * 16);
+    };
+    for (int n = 0; n < pipeline.count; n++) {
+        const Segment part = pipeline.segments[n];
+        const Elements shape(inputs[0].base + part.row * inputs[0].stride, columns);
+        const RowOrder order = schedule.order_of(part);
+        count = vectors_here(shape, at);
+        for (int i = 0; i < part.row_count; i++) {
+            const long long row = order.row_of(turn + i);
+            // Not ahead of their turn, which takes 7 % at 5000 columns of bf16, 1 % at 50257.
+            const Statistics normal{CENTERED ? __ldg(means + row) : 0.f, __ldg(rstds + row)};
+            for (int k = 0; k < PARTS; k++) {
+                if (round > 0) {
+                    pipeline.empty[slot][k].wait_block(round - 1);
+                    if (BULK_STORE) send(), await_reads();
+                }
+                if (k == 0) {
+                    pipeline.statistics[slot] = normal, pipeline.rows[slot] = row;
+                    pipeline.full[slot].expect(INPUTS * count * 16);
+                }
+                const int vectors = min(PART, count - k * PART);
+#pragma unroll
+                for (int n = 0; n < INPUTS; n++)
+                    if (vectors > 0)
+                        copy_bulk(in_ring(slot, n, k * PART),
+                                  inputs[n].base + row * inputs[n].stride + shape.column(at.first + k * PART),
+                                  vectors * 16, pipeline.full[slot]);
+            }
+            if (++slot == STAGES) slot = 0, round++;
+        }
+        turn += part.row_count;
+    }
+    if (!BULK_STORE) return;
+    // The rows that are still in the ring.
+    const int rows = min(schedule.row_count(), STAGES);
+    slot = (schedule.row_count() - rows) % STAGES, round = (schedule.row_count() - rows) / STAGES;
+    for (int i = 0; i < rows; i++) {
+        pipeline.empty[slot][0].wait_block(round);
+        send();
+        if (++slot == STAGES) slot = 0, round++;
+    }
+    await_reads();
+}
+
+// One warp: the sums of each row from the block's warps, then from the cluster's blocks; averages for this block's.
+__device__ __forceinline__ void reduce_cluster(Pipeline &pipeline, int row_count, int columns, const Place &at) {
+    const int lane = threadIdx.x % 32;
+    constexpr int width = WARPS > 16 ? 32 : 16;
+    constexpr int together = CLUSTER > 8 ? 16 : CLUSTER > 4 ? 8 : CLUSTER > 2 ? 4 : 2;
+    for (int i = 0; i < row_count; i++) {
+        const int set = i % SETS;
+        pipeline.found_ready[set].wait_block(i / SETS);
+        State state = reduce_lanes<width>(lane < WARPS ? pipeline.found[set][lane] : State::identity());
+        if (lane == 0) pipeline.received[set].expect(sizeof(pipeline.sent[0]));
+        if (lane < CLUSTER) send(&pipeline.sent[set][at.block], state, pipeline.received[set], lane);
+        pipeline.received[set].wait(i / SETS);
+        state = reduce_lanes<together>(lane < CLUSTER ? pipeline.sent[set][lane] : State::identity());
+        if (lane == 0) pipeline.averages[set] = state.over(columns), pipeline.averages_ready[set].arrive();
+    }
+}
+
+__device__ __forceinline__ void post(Pipeline &pipeline, State state, int number) {
+    state = reduce_lanes<32>(state);
+    if (threadIdx.x % 32 == 0) {
+        pipeline.found[number % SETS][threadIdx.x / 32] = state;
+        pipeline.found_ready[number % SETS].arrive();
+    }
+}
+// Averages over the row.
+__device__ __forceinline__ State collect(const Pipeline &pipeline, int number, int columns) {
+    const int set = number % SETS;
+    if constexpr (CLUSTER > 1) {
+        pipeline.averages_ready[set].wait_block(number / SETS);
+        return pipeline.averages[set];
+    } else {
+        constexpr int width = WARPS > 16 ? 32 : WARPS > 8 ? 16 : WARPS > 4 ? 8 : WARPS > 2 ? 4 : WARPS > 1 ? 2 : 1;
+        pipeline.found_ready[set].wait_block(number / SETS);
+        const int lane = threadIdx.x % width;
+        return reduce_lanes<width>(lane < WARPS ? pipeline.found[set][lane] : State::identity()).over(columns);
+    }
+}

@@ -1,0 +1,80 @@
+"""How a kernel of rows (norms, softmax, cross entropy) shares them out: plain data, decided from metadata alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tilewright.hardware.architectures import DeviceLimits
+from tilewright.kernels.row import VECTOR, Alignment
+
+Storage = Literal["registers", "ring", "slots", "tma", "stream"]
+CLUSTERS = (1, 2, 4, 8, 16)
+"""Blocks that may share a row."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One build of a kernel of rows. The sources see the fields as macros of the same names in capitals."""
+
+    threads: int
+    """Of a block, that compute."""
+    row_threads: int
+    """Of a block, that share a row: all of them, or a power of two within a warp."""
+    vectors: int
+    """Of 16 bytes, that a thread has of a row at once."""
+    cluster: int = 1
+    """Blocks that share a row."""
+    blocks: int = 1
+    """Blocks that a multiprocessor must hold at once: bounds the registers of a thread."""
+    storage: Storage = "registers"
+    """Where a row waits between its passes: `registers`; a `ring` of `stages` vectors a thread; `slots` for `stages`
+    rows; the same filled by `tma`; or nowhere: a `stream` of `vectors` at a time, read again for a second pass."""
+    stages: int = 0
+    lag: int = 0
+    """1: a row's reduction is collected after the next row's is posted."""
+    kept: int = 0
+    """Weight vectors (1: weight, 2: and bias) that a program keeps on chip; others come from the caches."""
+    whole_vectors: int = 0
+    """Of a thread's vectors, those that every thread has and the end of a row is not in."""
+    block_vectors: int = 0
+    """With `tma`: vectors of a row that a block has at most."""
+    period: int = 1
+    """With `tma`: rows after which a row begins at the same place within a vector."""
+    alignment: Alignment = "ALIGNED"
+    line: int = VECTOR
+    """Bytes on whose multiples a row's first vector begins."""
+    shared_bytes: int = 0
+    """Dynamic shared memory of a block."""
+    waves: int = 1
+    """Programs to launch at most, in multiples of those that run at once; more let early blocks make room."""
+
+    @property
+    def rows_per_block(self) -> int:
+        """Rows that a program has at a time."""
+        return self.threads // self.row_threads
+
+    def programs(self, rows: int) -> int:
+        """Programs that take all rows once."""
+        return -(-rows // self.rows_per_block)
+
+    def definitions(self) -> tuple[tuple[str, int | str], ...]:
+        """The macros that `row.cuh`, `ring.cuh`, `cluster_reduce.cuh` and the kernels read."""
+        return tuple((name.upper(), getattr(self, name)) for name in _MACROS)
+
+
+_MACROS = (
+    "threads", "row_threads", "vectors", "cluster", "blocks", "stages", "lag", "kept", "whole_vectors",
+    "block_vectors", "period", "alignment", "line",
+)  # fmt: skip
+
+
+def cluster_of(vectors: int, vectors_a_thread: int, most_threads: int, limits: DeviceLimits) -> int | None:
+    """The smallest cluster whose blocks of `most_threads` hold a row of so many vectors; None if none does."""
+    fits = (size for size in CLUSTERS if -(-vectors // (vectors_a_thread * size)) <= most_threads)
+    return next((size for size in fits if size <= limits.largest_cluster), None)
+
+
+def room_of(blocks: int, limits: DeviceLimits) -> int:
+    """Bytes of shared memory that a block may have where a multiprocessor holds so many."""
+    return min(limits.shared_bytes_per_block, limits.shared_bytes // blocks - limits.shared_reserved)

@@ -1,0 +1,125 @@
+"""Schedules of the norms: they hold every row, fit the device, and compile without spills."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.devices import H200
+from tests.kernels.nvcc import instructions, spilled
+from tilewright.kernels.norm import cuda
+from tilewright.kernels.norm.schedule import Call, Direction, programs_and_period, schedule_of
+from tilewright.kernels.nvrtc import Definitions
+from tilewright.kernels.row import VECTOR, RowLayout
+from tilewright.kernels.row_schedule import Schedule
+
+COLUMNS = (
+    1, 2, 31, 256, 257, 1000, 1024, 4096, 4097, 5000, 8192, 16384, 32768, 32769, 50257, 65536, 100003, 131072, 200000,
+    262144,
+)  # fmt: skip
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def call(
+    direction: Direction, columns: int, dtype: torch.dtype, residual: bool = False, weights: int = 2, rows: int = 5000
+) -> Call:
+    inputs = (1 if direction == "forward" else 2) + residual
+    return cuda.contiguous(direction, rows, columns, dtype, inputs, weights, weights > 1)
+
+
+def scheduled(made: Call) -> Schedule | None:
+    found = schedule_of(made, H200)
+    assert isinstance(found, Schedule) or "no cluster holds rows" in found
+    return found if isinstance(found, Schedule) else None
+
+
+def macros(schedule: Schedule, made: Call) -> Definitions:
+    return (*schedule.definitions(), *made.definitions(), ("SAME_ALIGNMENT", 1))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_schedule_holds_its_rows_and_fits_the_device(
+    direction: Direction, dtype: torch.dtype, residual: bool
+) -> None:
+    lanes, inputs = VECTOR // dtype.itemsize, (1 if direction == "forward" else 2) + residual
+    for columns in COLUMNS:
+        made = call(direction, columns, dtype, residual)
+        found = scheduled(made)
+        if found is None:
+            assert columns * dtype.itemsize > 2**19, "a row of 512 KiB is held"
+            continue
+        # Of a row at the worst place where it can begin, every vector has a thread.
+        before = found.line // dtype.itemsize - 1 if found.alignment == "PEELED" else 0
+        assert found.row_threads * found.cluster * found.vectors * lanes >= columns + before
+        assert found.row_threads == found.threads or (32 % found.row_threads == 0 and found.cluster == 1)
+        # Every thread has these vectors, whole but for the first, wherever a row begins.
+        assert found.whole_vectors * found.threads * found.cluster * lanes <= columns
+        assert found.threads * found.blocks <= 2048 and found.shared_bytes <= H200.shared_bytes_per_block
+        if found.storage == "ring":
+            # Sums of a block's rows meet where the ring was, in fp32.
+            assert found.rows_per_block == 1 or found.stages * inputs * VECTOR >= found.vectors * lanes * 4
+        if found.storage == "tma":
+            assert found.block_vectors * found.cluster * lanes >= columns + before and found.stages >= 3
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_rows_of_models_end_with_their_block_forward(dtype: torch.dtype) -> None:
+    """Up to 64 KiB, at any alignment."""
+    columns = 65536 // dtype.itemsize
+    layouts = (RowLayout(0, 9, columns), RowLayout(2 * dtype.itemsize, 9, columns))
+    for inputs, alignment in (((layouts[0],), "ALIGNED"), (layouts, "SCALAR")):
+        found = schedule_of(Call("forward", columns, dtype, inputs, dtype, True, True), H200)
+        assert isinstance(found, Schedule) and (found.storage, found.alignment) == ("registers", alignment)
+    longer = schedule_of(cuda.contiguous("forward", 9, columns + 1, dtype, 1, 2, True), H200)
+    assert isinstance(longer, Schedule) and longer.storage == "slots"
+
+
+def test_rows_that_lie_otherwise_than_the_results_are_refused() -> None:
+    assert "not lie within 16 bytes" in str(
+        schedule_of(Call("backward", 4096, BF16, (RowLayout(2, 9, 4096),) * 2, BF16, True, True), H200)
+    )
+    assert schedule_of(Call("forward", 8, torch.float64, (RowLayout(0, 1, 8),), None, False, True), H200) == (
+        "torch.float64 has no CUDA C++ kernel"
+    )
+
+
+def test_programs_read_their_weights_seldom() -> None:
+    """Rows that begin alike are one program's, one after another, where that leaves next to no multiprocessor idle."""
+    assert programs_and_period(66, 4096, 65536 * 2) == (66, 1)
+    assert programs_and_period(66, 5341, 50257 * 2) == (64, 1)
+    assert programs_and_period(30, 5341, 50257 * 4) == (30, 32)
+    assert programs_and_period(30, 5341, 50256 * 4) == (30, 1)
+    assert programs_and_period(66, 5, 50257 * 2) == (5, 1)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("direction, columns, storage", [
+    ("forward", 5000, "registers"), ("forward", 16384, "registers"), ("forward", 50257, "slots"),
+    ("forward", 262144, "slots"), ("backward", 2048, "ring"), ("backward", 5000, "tma"), ("backward", 50257, "tma"),
+])  # fmt: skip
+def test_no_kernel_spills(direction: Direction, columns: int, storage: str, dtype: torch.dtype) -> None:
+    """Layer norm with weight and bias, which has the most to keep in registers."""
+    made = call(direction, columns, dtype)
+    found = scheduled(made)
+    assert found is not None and found.storage == storage
+    source, entry, _ = cuda.SOURCES[direction, found.storage]
+    assert spilled(cuda.HERE / source, macros(found, made)) == {entry: 0}
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("columns, dtype", [(33000, BF16), (16500, FP32), (100003, BF16), (50257, FP32)], ids=str)
+def test_no_copy_loses_its_policy(columns: int, dtype: torch.dtype, residual: bool) -> None:
+    """Of these rows ptxas 13.0 took the slots' addresses apart: an illegal instruction (see `copy_vector_once`)."""
+    made = call("forward", columns, dtype, residual, weights=1)
+    found = scheduled(made)
+    assert found is not None and found.storage == "slots"
+    code = instructions(cuda.HERE / "persistent_cluster.cu", macros(found, made))
+    copies = [line for line in code if "LDGSTS" in line]
+    assert copies and not [line for line in copies if "+UR" in line]
+
+
+def test_the_sum_over_programs_compiles() -> None:
+    definitions = (("WEIGHT", "bf16"), ("THREADS", 256))
+    assert spilled(cuda.HERE / "column_sums.cu", definitions) == {"norm_column_sums": 0}
