@@ -149,6 +149,11 @@ class DeviceLimits(NamedTuple):
     l2_bytes: int = 0
     warp_size: int = 32
 
+    @property
+    def name(self) -> str:
+        """For reasons: `compute capability 9.0`, or `the CPU`."""
+        return f"compute capability {self.capability}" if self.capability else "the CPU"
+
 
 INTERPRETER = DeviceLimits("", multiprocessors=2, shared_bytes_per_block=2**31)
 """Triton's interpreter: every block fits, and two programs are enough to have more than one."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tilewright.hardware.architectures import stated_limits
 from tilewright.kernels.attention import dispatch
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.hopper import forward as hopper_forward
@@ -21,6 +22,7 @@ from tilewright.kernels.nvrtc import Kernel
 FORWARD, PREPARE, MAIN, FINISH = range(1, 5)
 MAP = "QI4Q3Q"
 """Address, kind, sizes and strides in bytes, innermost first: what the imagined driver makes of a tensor map."""
+H200 = stated_limits("9.0", multiprocessors=132, l2_bytes=60 << 20)
 CONTEXT, STREAM = 77, 99
 _DTYPES = {6: torch.float16, 9: torch.bfloat16}
 Launched = ctypes.CFUNCTYPE(
@@ -149,18 +151,12 @@ def kernels(request: Request) -> tuple[hopper_forward.Bound, hopper_backward.Bou
     def made(number: int) -> Kernel:
         return Kernel(number, "", 0, 128, 0, 1)
 
-    span = hopper_forward._span(request)
     strides = dispatch.strides_like(torch.empty_strided(*_lies(request), device="meta"), request.value_size)[1]
-    with (
-        mock.patch.object(hopper_forward, "built", lambda *_: made(FORWARD)),
-        mock.patch.object(torch.cuda, "current_device", lambda: 0),
-    ):
-        forward = hopper_forward._launch(request, strides, span, 7, None)
-    shape = hopper_backward.SHAPES[64]
-    q_blocks, k_blocks = -(-request.queries // shape.queries), -(-request.keys // hopper_backward.KEYS)
-    main, prepare, finish = made(MAIN), made(PREPARE), made(FINISH)
-    plan = hopper_backward.Plan(shape, main, prepare, finish, q_blocks, k_blocks, 5, 2**30, 2**30)
-    return forward, hopper_backward.bind(plan, request)
+    with mock.patch.object(hopper_forward, "built", lambda *_: made(FORWARD)):
+        forward = hopper_forward.bind(hopper_forward.plan(request, H200, strides), torch.device("cuda", 0))
+    plan = hopper_backward.planned(request, H200, hopper_backward.SHAPES[64], dq_warps=False)
+    loaded = hopper_backward.Kernels(made(PREPARE), made(MAIN), made(FINISH))
+    return forward, hopper_backward.bind(plan, request, loaded)
 
 
 def request_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Request:

@@ -10,12 +10,14 @@ import torch
 
 from tests.kernels.attention.calls import Call
 from tests.kernels.machine_code import compiled, spilled
+from tilewright.hardware.architectures import stated_limits
 from tilewright.kernels.attention import _unseen, attention, reference
 from tilewright.kernels.attention.dispatch import empty_gradient, strides_like, with_aligned_rows
 from tilewright.kernels.catalogue import suite
 from tilewright.measure.truth.proof import prove
 
 CPU = torch.device("cpu")
+H200 = stated_limits("9.0", multiprocessors=132, l2_bytes=60 << 20)
 CALLS = [
     Call(dtype=torch.float64),
     Call(dtype=torch.float64, heads=4, kv_heads=1, value_size=24, options={"causal": True}),
@@ -209,10 +211,8 @@ def test_a_bench_is_told_why_the_kernels_for_hopper_refuse(monkeypatch: pytest.M
     assert torch.cuda.is_available() or refuses(one.workload((64, 512, 1), "bfloat16")) == "there is no GPU"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    dispatch.select.cache_clear()
-    assert "compute capability 9.0" in str(variants._not_hopper(one.workload((64, 512, 1), "bfloat16")))
-    dispatch.select.cache_clear()
+    monkeypatch.setattr(dispatch, "limits_of", lambda _: stated_limits("8.0", multiprocessors=108, l2_bytes=40 << 20))
+    assert "which compute capability 8.0 lacks" in str(variants._not_hopper(one.workload((64, 512, 1), "bfloat16")))
 
 
 @pytest.mark.parametrize("most", [1500, 10000, 2**27])
@@ -239,43 +239,40 @@ def test_pieces_of_a_long_cache_repeat_few_of_its_keys() -> None:
 
 
 def test_blocks_are_cut_down_to_the_shared_memory_there_is() -> None:
-    from tilewright.kernels.attention.portable.plan import Blocks, fitting
+    from tilewright.kernels.attention.portable.blocks import SPARE_BYTES, Blocks, fitted
+
+    def cut(nbytes: int) -> Blocks:
+        return fitted(wide, 512, 512, H200._replace(shared_bytes_per_block=nbytes + SPARE_BYTES))
 
     wide = Blocks(128, 64, 8, 3)
-    assert fitting(wide, 512, 512, 2**18) == wide
-    assert fitting(wide, 512, 512, 131072) == wide._replace(stages=2)
-    assert fitting(wide, 512, 512, 98304) == wide._replace(stages=1)
-    assert fitting(wide, 512, 512, 65536) == wide._replace(queries=64, stages=1)
-    assert fitting(wide, 512, 512, 1) == wide._replace(queries=16, keys=16, stages=1)
+    assert cut(2**18) == wide
+    assert cut(131072) == wide._replace(stages=2)
+    assert cut(98304) == wide._replace(stages=1)
+    assert cut(65536) == wide._replace(queries=64, stages=1)
+    assert cut(1) == wide._replace(queries=16, keys=16, stages=1)
 
 
-def test_programs_on_an_h200_have_the_blocks_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewright.kernels.attention.portable import launch as triton_launch
-    from tilewright.kernels.attention.portable.plan import SPARE_BYTES
+def test_programs_on_an_h200_have_the_blocks_that_were_measured() -> None:
+    from tilewright.kernels.attention.portable import blocks
     from tilewright.kernels.attention.registered import request_of
 
-    monkeypatch.setattr(triton_launch, "shared_bytes", lambda _: 232448 - SPARE_BYTES)
     for width in (64, 128, 256):
         q = torch.empty(1, 1, 64, width, dtype=torch.bfloat16)
         request = request_of(q, q, q, *[None] * 4, 1.0, None, None, 0.0, 0.0, 0, 0, False)
-        forward = triton_launch._blocks(request, triton_launch.FORWARD, "keys", (width,))
-        assert forward == triton_launch.FORWARD[width]
-        dq = triton_launch._blocks(request, triton_launch.QUERIES_ONLY, "keys", (width, width))
-        assert dq == triton_launch.QUERIES_ONLY[width]
-    for table, held in ((triton_launch.KEYS_ALONE, (256, 256)), (triton_launch.VALUES_ALONE, (256,))):
-        assert triton_launch._blocks(request, table, "queries", held) == table[256]
+        assert blocks.blocks_of(request, H200, blocks.FORWARD, "keys", (width,)) == blocks.FORWARD[width]
+        assert blocks.blocks_of(request, H200, blocks.DQ, "keys", (width, width)) == blocks.DQ[width]
+    for table, resident in ((blocks.DK_ALONE, (256, 256)), (blocks.DV_ALONE, (256,))):
+        assert blocks.blocks_of(request, H200, table, "queries", resident) == table[256]
 
 
-def test_narrow_tiles_are_widened_where_elements_come_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewright.kernels.attention.portable import plan as triton_plan
+def test_narrow_tiles_are_widened_where_elements_come_alone() -> None:
+    from tilewright.kernels.attention.portable.blocks import padded_widths
     from tilewright.kernels.attention.registered import request_of
-
-    monkeypatch.setattr(triton_plan, "_has_bulk_copies", lambda _: True)
 
     def widths(head_size: int, value_size: int, sequences: int) -> tuple[int, int]:
         q, v = (torch.empty(2, 3, 64, size, dtype=torch.bfloat16) for size in (head_size, value_size))
         request = request_of(q, q, v, *[None] * 4, 1.0, None, None, 0.0, 0.0, 0, 0, False)
-        return triton_plan.widths_of(request._replace(sequences=sequences))
+        return padded_widths(request._replace(sequences=sequences), H200)
 
     assert widths(32, 16, 0) == widths(32, 16, 5) == (32, 16)
     assert widths(40, 24, 0) == (64, 32)
@@ -284,12 +281,12 @@ def test_narrow_tiles_are_widened_where_elements_come_alone(monkeypatch: pytest.
 
 
 def test_a_cache_is_split_into_as_many_parts_as_fill_the_gpu() -> None:
-    from tilewright.kernels.attention.decode.triton import _parts
+    from tilewright.kernels.attention.decode.triton import _splits
 
-    # Steps of keys, lanes → programs, on the 132 multiprocessors of an H200.
+    # Steps of keys, key heads → programs, on the 132 multiprocessors of an H200.
     programs = {(64, 64): 256, (2048, 64): 256, (64, 512): 1024, (2048, 1): 128, (1, 1): 1, (1, 500): 500}
-    for (steps, lanes), count in programs.items():
-        assert _parts(steps, lanes, 132) * lanes == count
+    for (steps, heads), count in programs.items():
+        assert _splits(steps, heads, 132) * heads == count
 
 
 def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition() -> None:
@@ -321,14 +318,10 @@ def built(name: str, width: int) -> Any:
     """A kernel of the backward or the forward with the blocks it is launched with for bf16 on an H200."""
     from tilewright.kernels.attention.portable import backward as triton_backward
     from tilewright.kernels.attention.portable import backward_queries as triton_backward_queries
+    from tilewright.kernels.attention.portable import blocks as cut
     from tilewright.kernels.attention.portable import forward as triton_forward
-    from tilewright.kernels.attention.portable import launch as triton_launch
 
-    tables = {
-        "forward": triton_launch.FORWARD,
-        "keys_and_values": triton_launch.KEYS_AND_VALUES,
-        "queries_only": triton_launch.QUERIES_ONLY,
-    }
+    tables = {"forward": cut.FORWARD, "keys_and_values": cut.DK_DV, "queries_only": cut.DQ}
     kernels = {
         "forward": triton_forward.forward,
         "keys_and_values": triton_backward.keys_and_values,

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tests.kernels.hopper import assembled
+from tilewright.hardware.architectures import INTERPRETER, stated_limits
 from tilewright.kernels import nvrtc
 from tilewright.kernels.attention.decode import cuda as cuda_decode
 from tilewright.kernels.attention.request import Request
 
-SHARED_LIMIT = 232448
-"""Bytes of shared memory that a program can have on compute capability 9.0."""
+H200 = stated_limits("9.0", multiprocessors=132, l2_bytes=60 << 20)
 BUILDS = [(head, rows) for head in cuda_decode.HEADS for rows in (8, 16)]
 
 
@@ -39,7 +39,7 @@ def test_products_run_on_the_matrix_units_and_registers_suffice(head: int, rows:
 
 @pytest.mark.parametrize(("head", "rows"), BUILDS)
 def test_programs_fit(head: int, rows: int) -> None:
-    assert cuda_decode.shared_bytes(head, rows) <= SHARED_LIMIT
+    assert cuda_decode.shared_bytes(head, rows) <= H200.shared_bytes_per_block
 
 
 def test_arguments_lie_as_the_source_declares_them() -> None:
@@ -47,15 +47,14 @@ def test_arguments_lie_as_the_source_declares_them() -> None:
 
 
 def test_the_cpu_is_refused() -> None:
-    assert "GPU" in (cuda_decode.supports(request()) or "")
+    assert "GPU" in (cuda_decode.supports(request(), INTERPRETER) or "")
 
 
 def test_what_the_kernel_does_not_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(nvrtc, "available", lambda _: True)
     there = request(device=torch.device("cuda", 0))
-    assert cuda_decode.supports(there) is None
-    assert cuda_decode.supports(there._replace(queries=2, left=100, right=0)) is None
+    assert cuda_decode.supports(there, H200) is None
+    assert cuda_decode.supports(there._replace(queries=2, left=100, right=0), H200) is None
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"softcap": 1.0}, "a soft cap"),
         ({"mask": "boolean"}, "a mask"),
@@ -69,7 +68,7 @@ def test_what_the_kernel_does_not_compute_is_refused(monkeypatch: pytest.MonkeyP
         ({"dtype": torch.float32}, "only 16-bit floats"),
     )
     for changes, reason in refused:
-        assert reason in (cuda_decode.supports(there._replace(**changes)) or "")
+        assert reason in (cuda_decode.supports(there._replace(**changes), H200) or "")
 
 
 @pytest.mark.parametrize(("lanes", "tiles"), [(64, 256), (1, 49), (512, 256), (7, 33), (1, 8192), (300, 32)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.kernels.hopper import assembled
+from tilewright.hardware.architectures import INTERPRETER, stated_limits
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.request import Request
 
@@ -20,8 +21,7 @@ BUILDS = (
     (True, torch.bfloat16, False, True),
 )
 """Banded, dtype, attended, turns."""
-SHARED_LIMIT = 232448
-"""Bytes of shared memory that a program can have on compute capability 9.0."""
+H200 = stated_limits("9.0", multiprocessors=132, l2_bytes=60 << 20)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -36,7 +36,7 @@ def test_products_run_ahead_and_registers_suffice(shape: hopper_backward.Shape, 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_programs_fit(shape: hopper_backward.Shape) -> None:
-    assert shape.shared_bytes <= SHARED_LIMIT
+    assert shape.shared_bytes <= H200.shared_bytes_per_block
 
 
 def test_arguments_lie_as_the_source_declares_them() -> None:
@@ -49,4 +49,4 @@ def test_the_cpu_is_refused() -> None:
     request = Request(
         torch.device("cpu"), torch.bfloat16, 1, 1, 1, 1, 1, 64, 64, strides, strides, strides, True, 1.0, None, None
     )
-    assert "GPU" in (hopper_backward.supports(request) or "")
+    assert "GPU" in (hopper_backward.supports(request, INTERPRETER) or "")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
 from tests.processes import run_interpreted
+from tilewright.hardware.architectures import stated_limits
 from tilewright.kernels.attention.request import Request
 from tilewright.passes.attention import kernel
 from tilewright.passes.attention.fused import PEERS
@@ -87,7 +88,8 @@ def request(batch: int, **others: Any) -> Request:
 
 
 def test_what_is_known_to_be_fast_without_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    limits = stated_limits("9.0", multiprocessors=132, l2_bytes=60 << 20)
+    monkeypatch.setattr(kernel, "limits_of", lambda device: limits)
     monkeypatch.setattr("tilewright.kernels.attention.hopper.backward.available", lambda device: True)
     hopper = ["hopper.forward", "hopper.backward"]
     kernel._check_fast(request(16), hopper)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from tilewright.kernels.attention.request import NARROWEST, VECTOR_STEP, Operands, Request, Strides
+from tilewright.hardware.architectures import DeviceLimits, limits_of
+from tilewright.kernels.attention.request import DIVISIBILITY, MIN_SCALAR_WIDTH, Operands, Request, Strides
 from tilewright.kernels.device import current
 from tilewright.kernels.dropout_add import generator
 
@@ -17,7 +18,7 @@ FORWARDS = ("decode.cuda", "decode.triton", "hopper.forward", "portable.launch")
 BACKWARDS = ("hopper.backward", "portable.launch")
 """Modules with `supports` and `forward` or `backward`; the first that supports a call takes it.
 
-One that has `bound` gives there the launch of a request whose result has certain strides, which costs less."""
+Where a module has `bound`, that gives the launch of all calls of a request whose result has certain strides."""
 IMPLEMENTATIONS = {
     "auto": (FORWARDS, BACKWARDS),
     "triton": (FORWARDS[-1:], BACKWARDS[-1:]),
@@ -26,21 +27,34 @@ IMPLEMENTATIONS = {
 }
 
 
-@functools.lru_cache(maxsize=4096)
+class Choice(NamedTuple):
+    """The implementation that a call gets, and why."""
+
+    module: Any
+    refused: tuple[str, ...]
+    """The modules that come before it, each with its reason: `hopper.forward: needs …`."""
+
+
 def select(request: Request, impl: str, backward: bool) -> Any:
-    """The module that computes `request` one of `IMPLEMENTATIONS`; NotImplementedError says why there is none."""
-    reasons = []
+    """The module that computes `request`, of `IMPLEMENTATIONS[impl]`; NotImplementedError says why there is none."""
+    return choose(request, limits_of(request.device), impl, backward).module
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(request: Request, limits: DeviceLimits, impl: str, backward: bool) -> Choice:
+    """`select` for a device with these limits, with its reasons."""
+    refused: list[str] = []
     names = IMPLEMENTATIONS[impl][backward]
     if backward and request.is_short:
-        # The portable kernels alone are exact where the only weight is nearly one.
+        # Only the portable kernels are exact where one weight is nearly one.
         names = names[-1:]
     for name in names:
         module = importlib.import_module(f"tilewright.kernels.attention.{name}")
-        reason = module.supports(request)
+        reason = module.supports(request, limits)
         if reason is None:
-            return module
-        reasons.append(f"{name}: {reason}")
-    raise NotImplementedError(f"no attention kernel takes this call ({'; '.join(reasons)})")
+            return Choice(module, tuple(refused))
+        refused.append(f"{name}: {reason}")
+    raise NotImplementedError(f"no attention kernel takes this call ({'; '.join(refused)})")
 
 
 def launch_of(request: Request, strides: Strides, impl: str) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
@@ -88,8 +102,8 @@ def backward(
     if 0 in (*out.shape, *k.shape):
         return dq.zero_(), dk.zero_(), dv.zero_()
     batch, head, place, _ = dout.stride()
-    # The gradient of a sum repeats along its axes, which bulk copies do not; narrow values come in vectors alone.
-    if 0 in (batch, head, place) or (v.shape[3] < NARROWEST and (batch | head | place) % VECTOR_STEP):
+    # The gradient of a sum has strides of 0, which TMA does not take; narrow rows must be loaded as vectors.
+    if 0 in (batch, head, place) or (v.shape[3] < MIN_SCALAR_WIDTH and (batch | head | place) % DIVISIBILITY):
         dout = dout.contiguous()
     dout = with_aligned_rows(dout)
     with current(q):
@@ -101,7 +115,7 @@ def backward(
             dlse = dlse if dlse is None else dlse.contiguous()
             portable.backward(request, operands, out, lse, dout, dq, dk, dv, lse64, dlse)
     if request.single_key and dlse is None:
-        # What q and k have is rounding, NaN apart.
+        # The gradients of q and k are zero; what was computed is rounding, or NaN, which stays.
         for gradient in (dq, dk):
             gradient.mul_(0.0)
     return dq, dk, dv

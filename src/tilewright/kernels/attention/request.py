@@ -9,10 +9,10 @@ import torch
 Strides = tuple[int, int, int, int]
 Mask = Literal["none", "boolean", "additive"]
 FEW_KEYS, FEW_QUERIES = 64, 16
-NARROWEST = 64
-"""Columns of 16 bits that every assembler takes one element at a time."""
-VECTOR_STEP = 16
-"""What strides are multiples of where the compiler can tell that a row begins at one of 16 bytes."""
+MIN_SCALAR_WIDTH = 64
+"""Columns to which 16-bit tiles are padded where they are loaded one element at a time (`padded_widths` says why)."""
+DIVISIBILITY = 16
+"""Triton knows of an integer argument whether it is a multiple of this: only then it loads vectors."""
 
 
 class Request(NamedTuple):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from tilewright.graph.source import source_line
-from tilewright.hardware.architectures import known
+from tilewright.hardware.architectures import known, limits_of
 from tilewright.hardware.language import language_of, planned_capability, stands_for_gpu
 from tilewright.passes.attention.fused import BY_FORWARD, ON_CPU, FusedAttention, value_of
 from tilewright.passes.attention.pinned import is_pinned
@@ -115,14 +115,14 @@ def _planned_ways(request: Request, training: bool) -> list[str]:
     """`_ways` on a GPU that a program is planned for and that is not there; Refusal where none is known to be fast."""
     if importlib.util.find_spec("triton") is None:
         raise Refusal("Triton is not installed")
-    from tilewright.kernels.attention.decode.triton import supports as splits
+    from tilewright.kernels.attention.decode import triton as decode
     from tilewright.kernels.attention.hopper import backward, forward
 
     planned = known(planned_capability())
     if planned is None or not planned.wgmma:
         raise Refusal("the kernels that are known to be as fast take the matrix instructions of a warpgroup (wgmma)")
     why = forward.refuses(request)
-    if why is None and splits(request) is None:
+    if why is None and decode.refuses(request) is None:
         why = f"the kernel in {WRITTEN_IN['decode.cuda']} comes first"
     if why is None and training:
         why = "few queries or keys" if request.is_short else backward.refuses(request)
@@ -141,6 +141,6 @@ def _check_fast(request: Request, ways: list[str]) -> None:
         return
     for way, own in zip(ways, ("hopper.forward", "hopper.backward"), strict=False):
         if way not in FOR_HOPPER:
-            why = importlib.import_module(f"{KERNELS}.{own}").supports(request)
+            why = importlib.import_module(f"{KERNELS}.{own}").supports(request, limits_of(request.device))
             what = why or f"the kernel in {WRITTEN_IN[way]} comes first"
             raise Refusal(f"{what}, and what takes it was not raced against it here")

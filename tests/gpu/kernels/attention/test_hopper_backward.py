@@ -13,6 +13,7 @@ import math
 import pytest
 import torch
 
+from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.attention.dispatch import aligned
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.reference import attention as written_out
@@ -89,17 +90,18 @@ def computed(
     inputs: Tensors,
     out: torch.Tensor,
     lse: torch.Tensor,
-    attended: bool | None = None,
-    turns: bool = False,
+    dq_warps: bool | None = None,
+    ping_pong: bool = False,
 ) -> Tensors:
     """dq, dk and dv in memory that held NaN; as is thought best, or by spare warps or not, in turns or not."""
-    assert hopper_backward.supports(request) is None
+    assert hopper_backward.supports(request, limits_of(GPU)) is None
     q, k, v, dout = inputs
     made = tuple(torch.full_like(x, math.nan) for x in (q, k, v))
     run = hopper_backward.bound(request)
-    if attended is not None:
+    if dq_warps is not None:
         shape = hopper_backward.SHAPES[64 if q.shape[3] <= 64 else 128]
-        run = hopper_backward.bind(hopper_backward.planned(request, shape, attended, turns), request)
+        plan = hopper_backward.planned(request, limits_of(GPU), shape, dq_warps, ping_pong)
+        run = hopper_backward.bind(plan, request, hopper_backward.built(plan, request))
     run(Operands(q, k, v), out, lse, dout, *made)
     return made
 
@@ -111,14 +113,14 @@ def forward_of(request: Request, inputs: Tensors) -> tuple[Tensors, torch.Tensor
 
 
 def assert_contract(
-    request: Request, inputs: Tensors, whole: bool = False, attended: bool | None = None, turns: bool = False
+    request: Request, inputs: Tensors, whole: bool = False, dq_warps: bool | None = None, ping_pong: bool = False
 ) -> None:
     """Against the true gradients of what the kernel is given, or of the `whole`, forward and backward."""
     truth, out, lse = forward_of(request, inputs)
     if not whole:
         truth, _, _ = gradients(request, inputs, torch.float64, out)
     eager, _, _ = gradients(request, inputs, request.dtype)
-    ours = computed(request, inputs, out, lse, attended, turns)
+    ours = computed(request, inputs, out, lse, dq_warps, ping_pong)
     for name, *three in zip(("dq", "dk", "dv"), ours, eager, truth, strict=True):
         verified = compare(*three, direction="bwd", tensor=name)
         assert verified.ok, verified
@@ -168,10 +170,10 @@ def test_spare_warps_zero_and_round_dq(head_size: int) -> None:
     """Few heads, so that all are zero before; many; grouped; blocks that no query sees; long walks."""
     for heads, lengths, band in itertools.product([(4, 2), (80, 80)], [(1, 3), (203, 799), (640, 384)], BANDS[:3]):
         inputs = tensors(*lengths, head_size, torch.bfloat16, heads=heads)
-        assert_contract(request_of(*inputs[:3], band), inputs, attended=True)
+        assert_contract(request_of(*inputs[:3], band), inputs, dq_warps=True)
     for band in BANDS[:2]:
         inputs = tensors(1500, 1500, head_size, torch.float16, heads=(32, 16), along="bshd")
-        assert_contract(request_of(*inputs[:3], band), inputs, attended=True)
+        assert_contract(request_of(*inputs[:3], band), inputs, dq_warps=True)
 
 
 @pytest.mark.parametrize("head_size", [104, 128])
@@ -181,12 +183,12 @@ def test_warpgroups_take_turns(head_size: int) -> None:
     cases = (few, (1, 3)), (few, (203, 113)), (few, (1023, 64)), (few, (799, 1025)), (many, (203, 799))
     for (heads, (queries, keys)), band in itertools.product(cases, BANDS[:3]):
         inputs = tensors(queries, keys, head_size, torch.bfloat16, heads=heads)
-        assert_contract(request_of(*inputs[:3], band), inputs, attended=False, turns=True)
+        assert_contract(request_of(*inputs[:3], band), inputs, dq_warps=False, ping_pong=True)
     inputs = tensors(8200, 8200, head_size, torch.float16, batch=1, heads=(2, 1))
     request = request_of(*inputs[:3], (None, 0))
     _, out, lse = forward_of(request, inputs)
     expected, *again = (
-        computed(request, inputs, out, lse, attended=False, turns=turns) for turns in (False, *[True] * 20)
+        computed(request, inputs, out, lse, dq_warps=False, ping_pong=ping_pong) for ping_pong in (False, *[True] * 20)
     )
     for dq, dk, dv in again:
         assert torch.equal(dk, expected[1]) and torch.equal(dv, expected[2])
@@ -267,6 +269,16 @@ def test_side_stream_and_graph(head_size: int) -> None:
         assert torch.equal(given[1], expected[1]) and torch.equal(given[2], expected[2])
 
 
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_a_plan_has_as_many_programs_as_run_at_once(head_size: int) -> None:
+    """The plan computes from the device's limits what the driver says of the kernel."""
+    q, k, v, _ = tensors(2048, 2048, head_size, torch.bfloat16, heads=(96, 96))
+    request = request_of(q, k, v)
+    plan = hopper_backward.plan(request, limits_of(GPU))
+    main = hopper_backward.built(plan, request).main
+    assert plan.programs == main.programs_at_once() * plan.shape.cluster
+
+
 def test_what_is_refused_says_why() -> None:
     q, k, v, _ = tensors(64, 64, 64, torch.bfloat16)
     request = request_of(q, k, v)
@@ -277,5 +289,5 @@ def test_what_is_refused_says_why() -> None:
         ({"dtype": torch.float32}, "float32"), ({"k_strides": (0, 4096, 64, 1)}, "expanded"),
         ({"scale": -1.0}, "scale"),
     ):  # fmt: skip
-        reason = hopper_backward.supports(request._replace(**change))
+        reason = hopper_backward.supports(request._replace(**change), limits_of(GPU))
         assert reason is not None and word in reason

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.waiting import HANG_S
+from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.attention.dispatch import aligned
 from tilewright.kernels.attention.hopper import forward as hopper_forward
 from tilewright.kernels.attention.reference import attention as written_out
@@ -80,7 +81,7 @@ def request_of(
 
 def computed(request: Request, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Result and log-sum-exp, in memory that held NaN."""
-    assert hopper_forward.supports(request) is None
+    assert hopper_forward.supports(request, limits_of(GPU)) is None
     out = torch.empty_like(q) if request.head_size == request.value_size else q.new_empty(*q.shape[:3], v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=GPU)
     hopper_forward.forward(request, Operands(q, k, v), out.fill_(math.nan), lse.fill_(math.nan))
@@ -194,7 +195,7 @@ def test_a_plan_made_while_a_graph_is_captured() -> None:
     hopper_forward.untabled(request, out.stride())(Operands(q, k, v), out, lse)  # its code is loaded before
     expected = out.clone(), lse.clone()
     kept = dict(hopper_forward._ORDERS)
-    hopper_forward.plan.cache_clear()
+    hopper_forward.launch_of.cache_clear()
     hopper_forward._ORDERS.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.waiting import HANG_S
+from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.registered import attend, request_of
 from tilewright.kernels.attention.request import Operands
@@ -65,9 +66,10 @@ def call_spare_warps() -> None:
         options = *[None] * 4, size**-0.5, None, None, 0.0, 0.0, 0, 0, False
         out, lse, *_ = attend(q, k, v, *options, "hopper")
         request = request_of(q, k, v, *options)
-        plan = hopper_backward.planned(request, hopper_backward.SHAPES[size], attended=True)
+        plan = hopper_backward.planned(request, limits_of(q.device), hopper_backward.SHAPES[size], dq_warps=True)
         gradients = (torch.empty_like(x) for x in (q, k, v))
-        hopper_backward.bind(plan, request)(Operands(q, k, v), out, lse, dout, *gradients)
+        launch = hopper_backward.bind(plan, request, hopper_backward.built(plan, request))
+        launch(Operands(q, k, v), out, lse, dout, *gradients)
 
 
 def tool() -> str | None:

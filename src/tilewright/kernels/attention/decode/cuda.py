@@ -1,15 +1,17 @@
-"""Launches of `cuda.cu`: a few queries against a long cache, on Hopper."""
+"""Attention of a few queries against a long cache in CUDA C++ (`cuda.cu`): plans and launches."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels import nvrtc
-from tilewright.kernels.attention.decode.triton import LEAST_KEYS, keys_seen
+from tilewright.kernels.attention.decode.triton import LEAST_COUNTERS, LEAST_KEYS, visible_keys
 from tilewright.kernels.attention.portable.plan import LOG2E
 from tilewright.kernels.attention.request import Operands, Request, Strides, strides_of
 from tilewright.kernels.device import NARROW
@@ -29,12 +31,13 @@ UNLIMITED = 2**30
 MOST_TILES = 2**31 - 1
 
 
-def supports(request: Request) -> str | None:
+def supports(request: Request, limits: DeviceLimits) -> str | None:
     """Why a call is not computed here, or None."""
     if request.device.type != "cuda" or request.dtype not in NARROW:
         return f"{request.dtype} on {request.device.type}: only 16-bit floats on a GPU"
-    if torch.cuda.get_device_capability(request.device) != (9, 0):
-        return "its shared memory is that of compute capability 9.0"
+    asked = max(shared_bytes(head, MOST_ROWS) for head in HEADS)
+    if limits.shared_bytes_per_block < asked:
+        return f"{asked} bytes of shared memory a block, and {limits.name} has {limits.shared_bytes_per_block}"
     if not nvrtc.available(request.device.index or 0):
         return "the package cuda-bindings is not installed"
     refused = {
@@ -56,18 +59,50 @@ def supports(request: Request) -> str | None:
     return ", ".join(reasons) or None
 
 
+class DecodePlan(NamedTuple):
+    """The launch of a request as plain data."""
+
+    definitions: tuple[tuple[str, int], ...]
+    shared_bytes: int
+    programs: int
+    scalars: tuple[float, ...]
+    """`Problem` after its pointers: q, k, v, out, lse, scratch, counters."""
+    scratch: int
+    """Numbers of fp32."""
+    counters: int
+    """Numbers of int32, zero before and after: programs of each batch entry and key head that are done."""
+
+
+def plan(request: Request, limits: DeviceLimits, out_strides: Strides) -> DecodePlan:
+    """The launch into a result with these strides, decided without a tensor."""
+    head, rows = request.head_size, 8 if request.queries * request.group <= 8 else 16
+    origin, limit = visible_keys(request)
+    origin = origin // KEYS * KEYS
+    kv_heads, tiles = request.batch * request.kv_heads, max(1, -(-(limit - origin) // KEYS))
+    programs = programs_for(kv_heads, tiles, limits.multiprocessors)
+    scalars = (
+        *request.q_strides[:3], *request.k_strides[:3], *request.v_strides[:3], *out_strides[:3], request.heads,
+        request.kv_heads, request.group, request.queries, request.keys, origin, tiles,
+        *divmod(kv_heads * tiles, programs), UNLIMITED if request.left is None else request.left,
+        UNLIMITED if request.right is None else request.right, request.scale * LOG2E,
+    )  # fmt: skip
+    definitions = settings(head, rows, request.dtype)
+    scratch = 2 * programs * rows * (head + 1)
+    return DecodePlan(definitions, shared_bytes(head, rows), programs, scalars, scratch, kv_heads)
+
+
 Launch = Callable[[Operands, torch.Tensor, torch.Tensor], None]
 
 
 def forward(request: Request, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Fill `out` and `lse`, in memory of the stream's own or, while a graph is captured, of the graph's."""
+    """Fill `out` and `lse`, with scratch of the stream's own or, while a graph is captured, of the graph's."""
     bound(request, strides_of(out))(operands, out, lse)
 
 
 @functools.lru_cache(maxsize=1024)
 def bound(request: Request, strides: Strides) -> Launch:
     """`forward` of a request whose result has these strides. CompilerError where the kernel cannot be built."""
-    head, rows = request.head_size, 8 if request.queries * request.group <= 8 else 16
+    made = plan(request, limits_of(request.device), strides)
     device = torch.cuda.current_device() if request.device.index is None else request.device.index
     kernel = nvrtc.kernel(
         SOURCE,
@@ -75,60 +110,50 @@ def bound(request: Request, strides: Strides) -> Launch:
         PROBLEM,
         device=device,
         threads=32 * WARPS,
-        shared_bytes=shared_bytes(head, rows),
-        definitions=settings(head, rows, request.dtype),
+        shared_bytes=made.shared_bytes,
+        definitions=made.definitions,
     )
-    origin, limit = keys_seen(request)
-    origin = origin // KEYS * KEYS
-    lanes, tiles = request.batch * request.kv_heads, max(1, -(-(limit - origin) // KEYS))
-    programs = programs_for(lanes, tiles, torch.cuda.get_device_properties(device).multi_processor_count)
-    numbers = (
-        *request.q_strides[:3], *request.k_strides[:3], *request.v_strides[:3], *strides[:3], request.heads,
-        request.kv_heads, request.group, request.queries, request.keys, origin, tiles, *divmod(lanes * tiles, programs),
-        UNLIMITED if request.left is None else request.left, UNLIMITED if request.right is None else request.right,
-        request.scale * LOG2E,
-    )  # fmt: skip
-    shared = 2 * programs * rows * (head + 1)
 
     def launch(operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
         q, k, v = operands[:3]
-        scratch, arrived = _room(q.device, device, shared, lanes)
-        pointers = (x.data_ptr() for x in (q, k, v, out, lse, scratch, arrived))
-        kernel((programs,), *pointers, *numbers)
+        scratch, counters = _scratch(q.device, device, made)
+        pointers = (x.data_ptr() for x in (q, k, v, out, lse, scratch, counters))
+        kernel((made.programs,), *pointers, *made.scalars)
 
     return launch
 
 
-def programs_for(lanes: int, tiles: int, multiprocessors: int) -> int:
-    """One a multiprocessor: less than a tile for each warp is not worth a program's part in the join."""
-    return max(1, min(multiprocessors, lanes * tiles // WARPS))
+def programs_for(kv_heads: int, tiles: int, multiprocessors: int) -> int:
+    """One a multiprocessor, and a tile at least for each of its warps: combining costs more than fewer save."""
+    return max(1, min(multiprocessors, kv_heads * tiles // WARPS))
 
 
 def settings(head: int, rows: int, dtype: torch.dtype) -> tuple[tuple[str, int], ...]:
-    """What the source names at its top."""
+    """The constants that the source names at its top."""
     sizes = ("HEAD", head), ("ROWS", rows), ("KEYS", KEYS), ("WARPS", WARPS), ("STAGES", RING_KEYS[head] // KEYS)
     return *sizes, ("HALF", int(dtype == torch.float16))
 
 
 def shared_bytes(head: int, rows: int) -> int:
-    """Rings of keys and values; what the warps found, 8 rows at a time; two numbers a row of each; who came last."""
+    """Rings of keys and values; partial results of the warps, 8 rows at a time; two numbers a row of each; a flag."""
     return WARPS * (RING_KEYS[head] * 4 * head + 8 * head * 4 + rows * 8) + 16
 
 
-_rooms: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-"""By device and stream: launches of one stream follow each other, and each leaves zeros behind."""
+_kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+"""Scratch and counters by device and stream: a stream's launches follow one another, and each leaves zeros behind."""
 
 
-def _room(where: torch.device, device: int, shared: int, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 for the programs' parts and int32 zeros, one a lane, that no other launch uses meanwhile."""
+def _scratch(where: torch.device, device: int, made: DecodePlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp32 scratch and zeroed int32 counters that no concurrent launch uses."""
     if torch.cuda.is_current_stream_capturing():
         # A graph may be replayed on any stream.
-        return torch.empty(shared, device=where), torch.zeros(lanes, dtype=torch.int32, device=where)
+        counters = torch.zeros(made.counters, dtype=torch.int32, device=where)
+        return torch.empty(made.scratch, dtype=torch.float32, device=where), counters
     key = device, nvrtc.stream(device)
-    room = _rooms.get(key)
-    if room is None or len(room[0]) < shared or len(room[1]) < lanes:
-        room = _rooms[key] = (
-            torch.empty(shared, device=where, dtype=torch.float32),
-            torch.zeros(max(lanes, 1024), dtype=torch.int32, device=where),
+    both = _kept.get(key)
+    if both is None or len(both[0]) < made.scratch or len(both[1]) < made.counters:
+        both = _kept[key] = (
+            torch.empty(made.scratch, device=where, dtype=torch.float32),
+            torch.zeros(max(made.counters, LEAST_COUNTERS), dtype=torch.int32, device=where),
         )
-    return room
+    return both

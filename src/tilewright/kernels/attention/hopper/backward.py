@@ -1,4 +1,4 @@
-"""Attention's backward on Hopper (`backward.cu`): what it takes, its plan for a request, its launches."""
+"""Attention's backward on Hopper (`backward.cu`): which calls it takes, their plans and launches."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import ctypes
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels.attention.hopper.chain import At, Block, Chain, Launch, Map, Parameter
 from tilewright.kernels.attention.hopper.launch import Tensor
+from tilewright.kernels.attention.hopper.tiles import needs_wgmma
 from tilewright.kernels.attention.request import Operands, Request
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.nvrtc import Kernel, available, kernel, stream
@@ -37,8 +40,8 @@ LARGEST_GRID = 65535
 PREPARE, FINISH = "PPPPPPPqqqqqqiii", "PPqqqiif"
 COUNTS, COUNTS_OF_A_HEAD = 4, 2
 """Numbers of 32 bits by which programs agree."""
-ATTENDANTS = 2
-"""Warps beside those that multiply which zero and round sums of dQ."""
+DQ_WARPS = 2
+"""Warps that zero and round sums of dQ."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,18 @@ class Shape:
         barriers = 8 * (4 * (self.q_stages + self.dout_stages) + 20) + 128
         if self.cluster == 1:
             # A warpgroup's sums of 64 columns of dQ.
-            shared = ATTENDANTS * WIDTH * (self.queries if self.head == 128 else self.queries // 2) * 4
+            shared = DQ_WARPS * WIDTH * (self.queries if self.head == 128 else self.queries // 2) * 4
         else:
             # Half of the neighbour's K, and the weights that one warpgroup hands to the other.
             shared = keys // 2 + self.queries * KEYS
         return 2 * keys + ring + 2 * self.queries * KEYS * 2 + shared + barriers
 
-    def definitions(self, banded: bool, dtype: torch.dtype, attended: bool, turns: bool) -> tuple[tuple[str, int], ...]:
-        """The settings that the source names at its top."""
+    def definitions(
+        self, banded: bool, dtype: torch.dtype, dq_warps: bool, ping_pong: bool
+    ) -> tuple[tuple[str, int], ...]:
+        """The constants that the source names at its top."""
         sizes = ("HEAD", self.head), ("QUERIES", self.queries), ("Q_STAGES", self.q_stages)
-        more = ("DO_STAGES", self.dout_stages), ("ATTENDED", int(attended)), ("TURNS", int(turns))
+        more = ("DO_STAGES", self.dout_stages), ("ATTENDED", int(dq_warps)), ("TURNS", int(ping_pong))
         alone = (*sizes, *more) if self.cluster == 1 else ()
         return (*alone, ("BANDED", int(banded)), ("HALF", int(dtype == torch.float16)))
 
@@ -88,12 +93,12 @@ SHAPES = {
 SHORT = Shape(head=64, queries=64, q_stages=4, dout_stages=2)
 """For head size 64 and up to SHORTEST queries, of which blocks of 96 would leave a part empty."""
 SHORTEST = 512
-ATTENDED = 4096
-"""Queries up to which sums of dQ gain by being zeroed and rounded while they are in the L2 cache."""
+LONGEST_FOR_DQ_WARPS = 4096
+"""Queries up to which it pays to zero and round the sums of dQ while they are in the L2 cache."""
 MANY_BLOCKS = 8 * 132
-"""Of keys: the spare warps' last sums come after an H200's last products, which must be worth it."""
+"""Blocks of keys on an H200 from which the spare warps' last sums, after the last products, are worth their time."""
 SHORT_WALKS = 2048
-"""Queries that a program gets through soon."""
+"""Queries up to which programs are persistent."""
 LONG_WALKS = 8192
 """Queries from which warpgroups take turns."""
 
@@ -129,19 +134,20 @@ class Problem(ctypes.Structure):
     )
 
 
-def supports(request: Request) -> str | None:
+def supports(request: Request, limits: DeviceLimits) -> str | None:
     """Why the backward of `request` is not computed here, or None."""
     if request.device.type != "cuda":
         return f"only on a GPU, not on {request.device.type}"
-    if torch.cuda.get_device_capability(request.device) != (9, 0):
-        return "the matrix instructions are those of compute capability 9.0"
+    lacking = needs_wgmma(limits)
+    if lacking is not None:
+        return lacking
     if not available(request.device.index or 0):
         return "the package cuda-bindings is not installed"
     return refuses(request)
 
 
 def refuses(request: Request) -> str | None:
-    """What of `supports` the call decides and not the machine."""
+    """The reasons of `supports` that lie in the call, not in the machine."""
     if request.dtype not in NARROW:
         return f"{request.dtype}: only 16-bit floats"
     extras = {
@@ -175,12 +181,13 @@ def _expanded(request: Request) -> bool:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is built and counted once for all calls of a request."""
+    """The launches of a request as plain data, but for its tensors."""
 
     shape: Shape
-    main: Kernel
-    prepare: Kernel
-    finish: Kernel
+    dq_warps: bool
+    """Whether spare warps zero and round the sums of dQ, in place of the launches before and after."""
+    ping_pong: bool
+    """Whether the two math warpgroups take turns."""
     q_blocks: int
     k_blocks: int
     """Of a head."""
@@ -193,45 +200,30 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(request: Request) -> Plan:
-    """Kernels and counts for `request`, which `supports` takes. CompilerError where they cannot be built."""
+def plan(request: Request, limits: DeviceLimits) -> Plan:
+    """The launches of `request`, which `supports` takes, decided without a tensor."""
     head = next(head for head in HEADS if request.head_size <= head)
     shape = SHORT if head == SHORT.head and request.queries <= SHORTEST else SHAPES[head]
-    return planned(request, shape, _attended(request, shape), _take_turns(request, shape))
+    return planned(request, limits, shape, _uses_dq_warps(request, shape), _uses_ping_pong(request, shape))
 
 
-def planned(request: Request, shape: Shape, attended: bool, turns: bool = False) -> Plan:
-    """`plan` with a shape of one's own, whether spare warps take care of the sums of dQ, and whether warpgroups take
-    turns; clusters do neither.
-    """
-    device = request.device.index or 0
+def planned(request: Request, limits: DeviceLimits, shape: Shape, dq_warps: bool, ping_pong: bool = False) -> Plan:
+    """`plan` with a given shape, and with or without `dq_warps` and `ping_pong`; clusters have neither."""
     more = request.keys - request.queries
-    half = (("HALF", int(request.dtype == torch.float16)),)
-    ends = (("HEAD", shape.head), ("QUERIES", shape.queries), *half)
-    main = kernel(
-        shape.source,
-        "attention_backward",
-        "",
-        device=device,
-        threads=THREADS,
-        shared_bytes=shape.shared_bytes,
-        cluster=shape.cluster,
-        definitions=shape.definitions(request.banded, request.dtype, attended, turns),
-    )
     k_blocks, heads = -(-request.keys // KEYS), request.kv_heads * request.batch
+    # A program's registers fill a multiprocessor; clusters pair neighbouring multiprocessors.
+    at_once = limits.multiprocessors // shape.cluster
     clusters, ahead = k_blocks * heads, 0
-    if attended:
-        clusters = min(clusters, main.programs_at_once())
-        # Three times those that all programs begin with: zeros are there before they are waited for. With the first
-        # alone, causal, 512 to 2048 positions took 1.11 to 1.27 times as long; six times as many won nothing more.
+    if dq_warps:
+        clusters = min(clusters, at_once)
+        # Three times the heads that all programs begin with, so that zeros are there before they are waited for.
         ahead = min(heads, 3 * -(-clusters // k_blocks) + 2)
-    elif _stay(request, shape):
-        clusters = min(clusters, main.programs_at_once())
+    elif _is_persistent(request, shape):
+        clusters = min(clusters, at_once)
     return Plan(
         shape=shape,
-        main=main,
-        prepare=kernel(ENDS, "attention_prepare", PREPARE, device=device, threads=END_THREADS, definitions=ends),
-        finish=kernel(ENDS, "attention_finish", FINISH, device=device, threads=END_THREADS, definitions=ends),
+        dq_warps=dq_warps,
+        ping_pong=ping_pong,
         q_blocks=-(-request.queries // shape.queries),
         k_blocks=k_blocks,
         programs=clusters * shape.cluster,
@@ -241,31 +233,20 @@ def planned(request: Request, shape: Shape, attended: bool, turns: bool = False)
     )
 
 
-def _attended(request: Request, shape: Shape) -> bool:
-    """Whether spare warps zero the sums of dQ and round them, in place of the kernels before and after.
-
-    They need the time of long walks. On an H200, 16384 positions in all, heads of 64 and 128, 512 to 4096 positions:
-    1.01 to 1.09 times as fast without a mask, causal 1.02 to 1.10.
-    """
+def _uses_dq_warps(request: Request, shape: Shape) -> bool:
+    """Whether spare warps zero and round the sums of dQ. They need the time of long walks."""
     blocks = -(-request.keys // KEYS) * request.kv_heads * request.batch
-    long = request.left is None and request.queries <= ATTENDED and request.keys >= SHORTEST
+    long = request.left is None and request.queries <= LONGEST_FOR_DQ_WARPS and request.keys >= SHORTEST
     return shape.cluster == 1 and long and blocks >= MANY_BLOCKS
 
 
-def _take_turns(request: Request, shape: Shape) -> bool:
-    """Whether the warpgroups take turns in computing dS.
-
-    On an H200, head size 128, 8192 positions: 1.04 times as fast, with a causal mask and without one.
-    """
+def _uses_ping_pong(request: Request, shape: Shape) -> bool:
+    """Whether one warpgroup multiplies while the other computes dS: 1.04 times as fast in long walks of size 128."""
     return shape.head == 128 and request.left is None and request.queries >= LONG_WALKS
 
 
-def _stay(request: Request, shape: Shape) -> bool:
-    """Whether programs take one block of keys after another, as each gets through its last.
-
-    With long walks there is little to win between blocks: at 4096 queries and more, a program for each block was up
-    to 5 % faster where walks differ in length, and 1 to 2 % in head size 128; 1 to 3 % slower elsewhere.
-    """
+def _is_persistent(request: Request, shape: Shape) -> bool:
+    """Whether programs take one block of keys after another. In long walks there is little to win between blocks."""
     return request.queries <= SHORT_WALKS or not (request.banded or shape.head == 128)
 
 
@@ -290,8 +271,38 @@ def backward(
 
 @functools.lru_cache(maxsize=1024)
 def bound(request: Request) -> Bound:
-    """`backward` of every call of `request`, which `supports` takes."""
-    return bind(plan(request), request)
+    """`backward` of every call of `request`, which `supports` takes. CompilerError where it cannot be built."""
+    made = plan(request, limits_of(request.device))
+    return bind(made, request, built(made, request))
+
+
+class Kernels(NamedTuple):
+    """The kernels of a plan, loaded on its device."""
+
+    prepare: Kernel
+    main: Kernel
+    finish: Kernel
+
+
+def built(made: Plan, request: Request) -> Kernels:
+    """The kernels of a plan, compiled and loaded on the request's device."""
+    shape, device = made.shape, request.device.index or 0
+    ends = (("HEAD", shape.head), ("QUERIES", shape.queries), ("HALF", int(request.dtype == torch.float16)))
+    main = kernel(
+        shape.source,
+        "attention_backward",
+        "",
+        device=device,
+        threads=THREADS,
+        shared_bytes=shape.shared_bytes,
+        cluster=shape.cluster,
+        definitions=shape.definitions(request.banded, request.dtype, made.dq_warps, made.ping_pong),
+    )
+    return Kernels(
+        kernel(ENDS, "attention_prepare", PREPARE, device=device, threads=END_THREADS, definitions=ends),
+        main,
+        kernel(ENDS, "attention_finish", FINISH, device=device, threads=END_THREADS, definitions=ends),
+    )
 
 
 @dataclass(frozen=True)
@@ -329,8 +340,8 @@ def steps_of(tensor: int) -> int:
     return SCRATCH + 1 + 3 * (tensor - OUT)
 
 
-def bind(made: Plan, request: Request) -> Bound:
-    """All of a plan's launches that does not change from call to call."""
+def bind(made: Plan, request: Request, kernels: Kernels) -> Bound:
+    """A plan's launches, but for what changes from call to call."""
     shape, grid = made.shape, (made.q_blocks, request.heads, request.batch)
     rows = request.batch * request.heads * made.q_blocks * shape.queries
     heads = request.batch * request.heads
@@ -359,13 +370,13 @@ def bind(made: Plan, request: Request) -> Bound:
     begin += *steps(OUT), *steps(DOUT), *sizes, made.ahead * request.group if made.ahead else heads
     end: list[Parameter] = [sums, At(DQ), *steps(DQ), *sizes, scale]
     launches = [
-        Launch(made.prepare, grid, PREPARE, begin),
-        Launch(made.main, (made.programs, 1, 1), "", (*_maps(request, shape), Block(bytes(problem), patches))),
+        Launch(kernels.prepare, grid, PREPARE, begin),
+        Launch(kernels.main, (made.programs, 1, 1), "", (*_maps(request, shape), Block(bytes(problem), patches))),
     ]
     if not made.ahead:
-        launches.append(Launch(made.finish, grid, FINISH, end))
+        launches.append(Launch(kernels.finish, grid, FINISH, end))
     scratch = rows * (shape.head + 2) + COUNTS + COUNTS_OF_A_HEAD * heads
-    return Bound(Chain(launches), scratch, made.main.device)
+    return Bound(Chain(launches), scratch, kernels.main.device)
 
 
 def _maps(request: Request, shape: Shape) -> list[Map]:

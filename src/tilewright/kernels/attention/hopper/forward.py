@@ -1,7 +1,6 @@
-"""FlashAttention forward for Hopper: which calls it takes, and their launch.
+"""FlashAttention forward for Hopper (`forward_kernel.py`): which calls it takes, their plans and launches.
 
-Persistent programs; a producer warp, and one to three warpgroups that multiply (`forward_kernel.py`). `tiles.py` has
-the builds and which a call takes, `schedule.py` the order of tiles. Head sizes between are padded by the copy engine.
+`tiles.py` has the builds and which one a call takes, `schedule.py` the order of tiles. TMA pads head sizes with zeros.
 """
 
 from __future__ import annotations
@@ -11,36 +10,36 @@ import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels import nvrtc
 from tilewright.kernels.attention.hopper.chain import At, Chain, Launch, Map, Parameter
 from tilewright.kernels.attention.hopper.launch import Tensor, built
 from tilewright.kernels.attention.hopper.schedule import Span, table
-from tilewright.kernels.attention.hopper.tiles import NO_LIMIT, ROWS, WIDEST, band, tiles_for
+from tilewright.kernels.attention.hopper.tiles import NO_LIMIT, ROWS, WIDEST, Tiles, band, needs_wgmma, tiles_for
 from tilewright.kernels.attention.request import Operands, Request, Strides
 from tilewright.kernels.device import NARROW
 
 TRITON = "3.6."
-"""Gluon is experimental: what its functions are called and do is that of one release."""
+"""Gluon is experimental: its functions change between releases."""
 STRIDE_LIMIT = 1 << 39
-"""Elements of 16 bits in the 2⁴⁰ bytes that a stride of the copy engine must be below."""
+"""Of a tensor map, in elements of 16 bits: below 2⁴⁰ bytes."""
 ORDER_BYTES = 64 << 20
-"""Of all tables of tiles together."""
-_ORDERS: dict[tuple[Span, int, torch.device], torch.Tensor] = {}
-"""Tables, never freed: a captured graph reads its own whenever it is replayed."""
+"""The most that all tables of tiles take together."""
+_ORDERS: dict[tuple[Order, torch.device], torch.Tensor] = {}
+"""Tables on devices, never freed: a captured graph reads its own whenever it is replayed."""
 
 
-def supports(request: Request) -> str | None:
+def supports(request: Request, limits: DeviceLimits) -> str | None:
     """Why these kernels cannot compute `request`; None where they can."""
-    if request.device.type != "cuda" or torch.cuda.get_device_capability(request.device) != (9, 0):
-        return "the matrix instructions are those of compute capability 9.0"
-    return refuses(request) or _missing()
+    return needs_wgmma(limits) or refuses(request) or _missing()
 
 
 def refuses(request: Request) -> str | None:
-    """What of `supports` the call decides and not the machine."""
+    """The reasons of `supports` that lie in the call, not in the machine."""
     r = request
     if r.dtype not in NARROW:
         return f"{r.dtype}: the matrix instructions take 16-bit floats"
@@ -49,14 +48,14 @@ def refuses(request: Request) -> str | None:
     if max(r.head_size, r.value_size) > WIDEST:
         return f"head size {max(r.head_size, r.value_size)}: the sums of {WIDEST} fill the registers"
     if not r.aligned or r.value_size % 8:
-        return "the copy engine takes rows that begin at multiples of 16 bytes"
+        return "TMA takes rows that begin at multiples of 16 bytes"
     if max(r.queries, r.keys) >= NO_LIMIT or r.batch * r.heads * (r.queries // ROWS + 1) >= 1 << 31:
-        return "places are counted in 32 bits"
+        return "positions are counted in 32 bits"
     for name, sizes, strides in zip("qkv", _shapes(r), (r.q_strides, r.k_strides, r.v_strides), strict=False):
         if any(size > 1 and not 0 < stride < STRIDE_LIMIT for size, stride in zip(sizes[:3], strides, strict=False)):
-            return f"{name} has strides {strides}: the copy engine takes those above zero and below 2⁴⁰ bytes"
+            return f"{name} has strides {strides}: TMA takes those above zero and below 2⁴⁰ bytes"
     if not r.scale > 0:
-        return f"scale {r.scale}: the largest score is looked for before it is scaled"
+        return f"scale {r.scale}: the maximum is taken before the scores are scaled"
     wanted = {"a mask": r.mask != "none", "ALiBi": r.alibi, "dropout": r.dropout, "packed sequences": r.sequences}
     return next((f"{what}: not in these kernels" for what, is_wanted in wanted.items() if is_wanted), None)
 
@@ -73,23 +72,87 @@ def _missing() -> str | None:
     return None
 
 
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One launch as plain data, but for the addresses of the tensors and of the tile order."""
+
+    tiles: Tiles
+    """The build."""
+    programs: int
+    tensors: tuple[Tensor, ...]
+    """q, k, v and out, which the kernel reads and writes through tensor maps."""
+    scale: float
+    """Of the scores, times log₂ e; with a soft cap c, c · log₂ e."""
+    inner: float
+    """With a soft cap c, 2 · log₂ e · scale of the scores / c; else 0."""
+    counts: tuple[int, ...]
+    """The kernel's parameters from `heads` to `tiles`."""
+    order: Order | None
+    """The table of tiles that the launch reads; None: tiles are of one length, or the hardware orders them."""
+
+
+class Order(NamedTuple):
+    """A table of tiles, `schedule.table` of these arguments."""
+
+    span: Span
+    programs: int
+    head_bytes: int
+    """Keys and values of one query head."""
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(request: Request, limits: DeviceLimits, out_strides: Strides, with_table: bool = True) -> Plan:
+    """The launch of a request into a result with these strides, decided without a tensor.
+
+    `with_table`: a table may order tiles of different lengths; without, each has a program of its own.
+    """
+    r, span = request, _span(request)
+    at_once = limits.multiprocessors * tiles_for(r, table=False).programs_per_multiprocessor
+    programs, order = min(span.tiles, at_once), None
+    if with_table and span.tabled(programs):
+        order = Order(span, programs, 2 * r.keys * (r.head_size + r.value_size) // r.group)
+    elif r.banded:
+        programs = span.tiles
+    tiles = tiles_for(r, table=order is not None)
+    rows = ROWS, tiles.block, tiles.block, ROWS
+    strides = r.q_strides, r.k_strides, r.v_strides, out_strides
+    tensors = tuple(Tensor(*sized, r.dtype) for sized in zip(_shapes(r), strides, rows, strict=True))
+    log2e = math.log2(math.e)
+    # The kernel's tanh takes twice its argument, in powers of two.
+    scale, inner = (r.softcap * log2e, 2 * log2e * r.scale / r.softcap) if r.softcap else (r.scale * log2e, 0.0)
+    counts = r.heads, r.group, r.queries, r.keys, span.right, span.left, span.row_blocks, span.tiles
+    return Plan(tiles, programs, tensors, scale, inner, counts, order)
+
+
 def forward(request: Request, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Attention of `operands` into `out` [B, H, Sq, Dv] and `lse` fp32 [B, H, Sq], the natural log-sum-exp.
 
-    For a request that `supports` takes, on the current device and its current stream. Nothing is allocated but
-    in the first call of a request; nothing waits. A query that sees no key gets zeros, and -inf in `lse`.
+    For a request that `supports` takes, on the current device and its current stream. Allocates only in a
+    request's first call, and never waits. A query that sees no key gets zeros, and -inf in `lse`.
     """
     strides = out.stride()
     try:
-        launch = plan(request, strides)
+        launch = launch_of(request, strides)
     except NoTable:
         launch = untabled(request, strides)
     launch(operands, out, lse)
 
 
+def bound(request: Request, out_strides: Strides) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
+    """The launch of every call of `request` into results with these strides."""
+    try:
+        return launch_of(request, out_strides)
+    except NoTable:
+        return functools.partial(forward, request)
+
+
+class NoTable(Exception):
+    """A new table of tiles is wanted while a CUDA graph is captured: it cannot be sent to the device then."""
+
+
 @dataclass(frozen=True)
 class Bound:
-    """The launch of every call of a request, on its device. The values of a call: where q, k, v, out and lse begin."""
+    """The launch of every call of a request, on its device. A call's values: addresses of q, k, v, out and lse."""
 
     chain: Chain
     device: int
@@ -100,77 +163,44 @@ class Bound:
         self.chain.run(values, nvrtc.stream(self.device))
 
 
-def bound(request: Request, out_strides: Strides) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
-    """The launch of every call of `request` into results with these strides."""
-    try:
-        return plan(request, out_strides)
-    except NoTable:
-        return functools.partial(forward, request)
-
-
-class NoTable(Exception):
-    """A table of tiles is wanted while a CUDA graph is captured: it cannot be sent to the device then."""
-
-
 @functools.lru_cache(maxsize=1024)
-def plan(request: Request, out_strides: Strides) -> Bound:
+def launch_of(request: Request, out_strides: Strides) -> Bound:
     """The launch of a request into a result with these strides; raises `NoTable`."""
-    span = _span(request)
-    programs = min(span.tiles, _at_once(request))
-    order = _order(request, span, programs) if span.tabled(programs) else None
-    if order is None:
+    made = plan(request, limits_of(request.device), out_strides)
+    order = None if made.order is None else _on_device(made.order, request.device)
+    if made.order is not None and order is None:
         return untabled(request, out_strides)
-    return _launch(request, out_strides, span, programs, order)
+    return bind(made, request.device, order)
 
 
 @functools.lru_cache(maxsize=1024)
 def untabled(request: Request, out_strides: Strides) -> Bound:
-    """`plan` for tiles that take equally long, or that the hardware deals out, one a program."""
-    span = _span(request)
-    programs = span.tiles
-    if not request.banded:
-        programs = min(programs, _at_once(request))
-    return _launch(request, out_strides, span, programs, None)
+    """`launch_of` without a table of tiles."""
+    return bind(plan(request, limits_of(request.device), out_strides, with_table=False), request.device)
 
 
-def _at_once(request: Request) -> int:
-    multiprocessors: int = torch.cuda.get_device_properties(request.device).multi_processor_count
-    return multiprocessors * tiles_for(request, table=False).neighbours
-
-
-def _order(request: Request, span: Span, programs: int) -> torch.Tensor | None:
-    """The table of a call on its device; None where there are too many already."""
-    head_bytes = 2 * request.keys * (request.head_size + request.value_size) // request.group
-    key = span, head_bytes, request.device
-    if key not in _ORDERS:
+def _on_device(order: Order, device: torch.device) -> torch.Tensor | None:
+    """The table of an order, on a device; None where there are too many already."""
+    if (order, device) not in _ORDERS:
         if torch.cuda.is_current_stream_capturing():
             raise NoTable
-        if sum(order.nbytes for order in _ORDERS.values()) > ORDER_BYTES:
+        if sum(kept.nbytes for kept in _ORDERS.values()) > ORDER_BYTES:
             return None
-        made = torch.tensor(table(span, programs, head_bytes), dtype=torch.int32, device=request.device)
-        _ORDERS.setdefault(key, made)
-    return _ORDERS[key]
+        _ORDERS.setdefault((order, device), torch.tensor(table(*order), dtype=torch.int32, device=device))
+    return _ORDERS[order, device]
 
 
-def _launch(request: Request, out_strides: Strides, span: Span, programs: int, order: torch.Tensor | None) -> Bound:
-    r = request
-    device = torch.cuda.current_device() if r.device.index is None else r.device.index
-    tiles = tiles_for(r, table=order is not None)
-    rows = ROWS, tiles.block, tiles.block, ROWS
-    strides = r.q_strides, r.k_strides, r.v_strides, out_strides
-    tensors = [Tensor(*sized, r.dtype) for sized in zip(_shapes(r), strides, rows, strict=True)]
-    log2e = math.log2(math.e)
-    # A soft cap is cap · tanh(s / cap): the kernel's tanh takes twice its argument, in powers of two.
-    scale, inner = (r.softcap * log2e, 2 * log2e * r.scale / r.softcap) if r.softcap else (r.scale * log2e, 0.0)
-    counts = r.heads, r.group, r.queries, r.keys, span.right, span.left, span.row_blocks, span.tiles
+def bind(plan: Plan, on: torch.device, order: torch.Tensor | None = None) -> Bound:
+    """A plan's launch on a device, with its table there."""
+    device = torch.cuda.current_device() if on.index is None else on.index
     parameters: list[Parameter] = []
-    for i, tensor in enumerate(tensors):
+    for i, tensor in enumerate(plan.tensors):
         parameters += Map(tensor, i), *tensor.shape, *tensor.strides
-    lse = At(len(tensors))
-    # Last, the addresses of two scratch areas that these kernels do not use.
-    parameters += lse, lse if order is None else order.data_ptr(), scale, inner, *counts, 0, 0
-    signature = "iiiiqqqq" * len(tensors) + "PPff" + "i" * len(counts) + "PP"
-    return Bound(Chain([Launch(built(tiles, device), (programs, 1, 1), signature, parameters)]), device)
+    lse = At(len(plan.tensors))
+    # The last two are addresses of scratch, which these kernels do not use.
+    parameters += lse, lse if order is None else order.data_ptr(), plan.scale, plan.inner, *plan.counts, 0, 0
+    signature = "iiiiqqqq" * len(plan.tensors) + "PPff" + "i" * len(plan.counts) + "PP"
+    return Bound(Chain([Launch(built(plan.tiles, device), (plan.programs, 1, 1), signature, parameters)]), device)
 
 
 def _span(request: Request) -> Span:

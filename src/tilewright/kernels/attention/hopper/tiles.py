@@ -1,4 +1,4 @@
-"""How the Hopper kernels cut a call of attention into tiles: what each build is told, and which is taken."""
+"""How the Hopper forward cuts a call into tiles: the constants of each build, and the build that a request takes."""
 
 from __future__ import annotations
 
@@ -8,66 +8,67 @@ from typing import Literal
 
 import torch
 
+from tilewright.hardware.architectures import DeviceLimits
 from tilewright.kernels.attention.request import Request
 
 Masked = Literal["never", "last", "diagonal", "any"]
-"""Which key blocks of a tile need a mask: none; the last alone; the last alone, which begins at the place of the
+"""Which key blocks of a tile need a mask: none; only the last; only the last, which begins at the position of the
 tile's first query; or any."""
 NO_LIMIT = 1 << 30
-"""Stands for a band without an end: beyond every difference of two places."""
+"""Of a band: beyond every difference of two positions."""
 ROWS = 64
 """Queries of a warpgroup."""
 WIDEST = 256
-"""Head size."""
+"""The largest head size."""
 FEW_TILES = 264
-"""Tiles of one warpgroup that an H200 holds at once, two on each of 132 multiprocessors."""
+"""Tiles of one warpgroup that an H200 runs at once, two on each of 132 multiprocessors."""
 SHORT = 512
-"""Keys of which one warpgroup has few blocks."""
+"""Keys up to which a tile of one warpgroup pays."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """One build of a kernel: everything here is a constant of its code."""
+    """One build of the kernel: the constants of its code."""
 
     head_size: int
     """Padded: 64, 128 or 256."""
     block: int
     """Keys of a block."""
     consumers: int
-    """Warpgroups that multiply, 64 queries each; with one of them, two programs share a multiprocessor."""
+    """Warpgroups that compute, 64 queries each; with one of them, two programs share a multiprocessor."""
     stages: int
     """Slots of the ring of key blocks, and of that of value blocks."""
     registers: int
-    """Of a thread that multiplies."""
+    """Of a thread of a consumer warpgroup."""
     masked: Masked
     banded: bool
-    """Whether a query's place hides keys from it: causal or a window."""
+    """Whether a query's position hides keys from it: causal or a window."""
     table: bool
-    """Whether a table says which tiles a program owns."""
+    """Whether a table in memory assigns tiles to programs."""
     half: bool
     """fp16 rather than bf16."""
     capped: bool = False
-    """Whether scores are bent by a soft cap."""
+    """Whether there is a soft cap."""
     q_in_registers: bool = False
     """Whether Q is kept in registers: a third less traffic of shared memory in Q Kᵀ."""
     own_output: bool = True
-    """Whether the result has room of its own in shared memory, or takes that of Q."""
+    """Whether the result has its own shared memory; else it overwrites Q."""
     late: bool = True
-    """Whether the wait for a product is held behind the softmax that hides it."""
+    """Whether the wait for P V comes after the softmax that hides it."""
 
     @property
-    def neighbours(self) -> int:
-        """Programs of a multiprocessor."""
+    def programs_per_multiprocessor(self) -> int:
+        """Programs that share a multiprocessor."""
         return 2 if self.consumers == 1 else 1
 
     @property
     def skips(self) -> bool:
-        """Whether a warpgroup may have nothing to do in the last block of its tile."""
+        """Whether the last key block of a tile may be hidden from all of a warpgroup's queries."""
         return self.banded and self.consumers == 3
 
 
 def tiles_for(request: Request, table: bool) -> Tiles:
-    """The build that was measured to be the fastest for a request (`forward_kernel.py` has the figures)."""
+    """The fastest build for a request on an H200; docs/experiments.md has the figures."""
     widest, banded = max(request.head_size, request.value_size), request.banded
     build = functools.partial(
         Tiles, banded=banded, table=table, half=request.dtype == torch.float16, capped=request.softcap > 0
@@ -86,6 +87,11 @@ def tiles_for(request: Request, table: bool) -> Tiles:
         return build(head_size, block, consumers=1, stages=2, registers=232, masked=masked, q_in_registers=True)
     masked = _masked(request, row_block=128, key_block=128)
     return build(head_size, 128, consumers=2, stages=2, registers=240, masked=masked, q_in_registers=True, late=banded)
+
+
+def needs_wgmma(limits: DeviceLimits) -> str | None:
+    """Why the kernels of this folder do not run on a device; None where they do."""
+    return None if limits.wgmma else f"needs a GPU with wgmma instructions, which {limits.name} lacks"
 
 
 def band(request: Request) -> tuple[int, int]:

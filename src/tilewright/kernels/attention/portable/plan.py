@@ -1,78 +1,184 @@
-"""What the launches of the portable attention kernels share: plans, and the numbers and constants of a call."""
+"""Plans of the portable kernels: launches as plain data, decided from a request and a device's limits alone."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import triton
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tilewright.kernels.attention.request import NARROWEST, VECTOR_STEP, Request
-from tilewright.kernels.device import interpreted
+from tilewright.hardware.architectures import DeviceLimits
+from tilewright.kernels.attention.portable.backward import keys_and_values, prepare
+from tilewright.kernels.attention.portable.backward_queries import queries_only
+from tilewright.kernels.attention.portable.blocks import (
+    DK_ALONE,
+    DK_DV,
+    DK_DV_MORE_REGISTERS,
+    DQ,
+    DV_ALONE,
+    FORWARD,
+    Blocks,
+    blocks_of,
+    padded_widths,
+    shapes_of,
+    uses_tma,
+)
+from tilewright.kernels.attention.portable.forward import forward
+from tilewright.kernels.attention.request import Request, Strides
+from tilewright.kernels.dropout_add import generator
 
 LOG2E = math.log2(math.e)
-SPARE_BYTES = 4096
-"""Of a program's shared memory, for barriers and what the compiler moves through it."""
+PREPARED_ROWS = 64
 
 
-Box = tuple[tuple[int, ...], int, int]
-"""Strides of a tensor [batch, head, place, column], and the places and columns of a piece of it."""
+class Descriptor(NamedTuple):
+    """What a tensor descriptor (TMA) of [batch, head, position, column] is made of, but for the tensor."""
+
+    strides: tuple[int, ...]
+    rows: int
+    columns: int
 
 
-class Blocks(NamedTuple):
-    """How a kernel is cut: positions of a program's block and of a step, warps, steps on their way at once."""
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One launch without its tensors. Arguments: the tensors, `scalars`, then `constants`."""
 
-    queries: int
-    keys: int
+    kernel: Any
+    grid: int
+    scalars: Sequence[float]
+    constants: dict[str, Any]
     warps: int
     stages: int
+    descriptors: Sequence[Descriptor | None] = ()
+    """Of the first tensors, where the kernel takes them as descriptors; the others are pointers."""
 
 
-class Plan:
-    """A launch without its tensors."""
-
-    def __init__(
-        self, kernel: Any, grid: int, numbers: Sequence[float], constants: dict[str, Any], blocks: Blocks,
-        boxes: Sequence[Box] = (),
-    ) -> None:  # fmt: skip
-        self.kernel, self.grid, self.numbers, self.constants, self.blocks = kernel, grid, numbers, constants, blocks
-        self.boxes = boxes
-        self._built: Any = None
-
-    def described(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
-        """The tensors as the kernel takes them: tensor descriptors where it has `boxes` (strides, rows, columns)."""
-        if not self.boxes:
-            return tensors
-        return [
-            TensorDescriptor(tensor, list(tensor.shape), list(strides), [1, 1, rows, columns])
-            for tensor, (strides, rows, columns) in zip(tensors, self.boxes, strict=True)
-        ]
-
-    def run(self, *tensors: Any) -> None:
-        """Launch on the current stream of the current device."""
-        aligned = all(t.data_ptr() % 16 == 0 for t in tensors if isinstance(t, torch.Tensor))
-        if self._built is not None and aligned:
-            # What the compiler was told of the arguments holds: the numbers are the same, the pointers aligned.
-            self._built[self.grid, 1, 1](*tensors, *self.numbers, *self.constants.values())
-            return
-        built = self.kernel[self.grid,](
-            *tensors, *self.numbers, **self.constants, num_warps=self.blocks.warps, num_stages=self.blocks.stages
-        )
-        if aligned and not interpreted():
-            self._built = built
+@functools.lru_cache(maxsize=1024)
+def forward_plan(request: Request, limits: DeviceLimits, out: Strides, mask: Strides) -> Plan:
+    """Tensors: q, k, v, out, lse, lse64, mask, slopes, starts_q, starts_k, state."""
+    widths = padded_widths(request, limits)
+    blocks = blocks_of(request, limits, FORWARD, "keys", widths[:1])
+    steps = triton.cdiv(request.longest_q or request.queries, blocks.queries)
+    descriptors = descriptors_of(request, limits, (blocks.queries, blocks.keys, blocks.keys), widths)
+    factor, softcap = factors_of(request)
+    scalars = (
+        *sizes_of(request, steps), *request.q_strides[:3], *request.k_strides[:3], *request.v_strides[:3], *out[:3],
+        *mask, abs(factor), softcap, *band_of(request), generator.threshold(request.dropout),
+        generator.scale(request.dropout),
+    )  # fmt: skip
+    constants = {"NEGATED": factor < 0.0, **constants_of(request, blocks, widths, bool(descriptors))}
+    grid = steps * sequences_of(request) * request.heads
+    return Plan(forward, grid, scalars, constants, blocks.warps, blocks.stages, descriptors)
 
 
-def lanes_of(request: Request) -> int:
+class BackwardPlan(NamedTuple):
+    """The launches of a backward, in order."""
+
+    prepare: Plan | None
+    """Tensors: out, dout, lse, dlse, delta, row_lse. None where `dq` computes delta itself."""
+    dq: Plan
+    """Tensors: q, k, v, dout, row_lse, delta, dlse, dq, mask, slopes, starts_q, starts_k, state."""
+    dk_dv: Sequence[Plan]
+    """Tensors: q, k, v, dout, row_lse, delta, dk, dv, mask, slopes, starts_q, starts_k, state."""
+    computes_delta: bool
+    """Whether the launch for dq sums delta from P ∘ dP, which takes another pass over the keys and dlse."""
+
+
+class BackwardStrides(NamedTuple):
+    """Of the tensors that a request does not describe."""
+
+    out: Strides
+    dout: Strides
+    dq: Strides
+    dk: Strides
+    dv: Strides
+    mask: Strides
+
+
+@functools.lru_cache(maxsize=1024)
+def backward_plan(
+    request: Request, limits: DeviceLimits, strides: BackwardStrides, exact: bool, with_dlse: bool
+) -> BackwardPlan:
+    """`exact`: the forward left lse in fp64. `with_dlse` tells plans apart: Triton compiles for an absent tensor."""
+    computes_delta = exact or request.is_short
+    return BackwardPlan(
+        None if exact else _prepare_plan(request, limits, strides),
+        _dq_plan(request, limits, strides, computes_delta),
+        _dk_dv_plans(request, limits, strides),
+        computes_delta,
+    )
+
+
+def _prepare_plan(request: Request, limits: DeviceLimits, strides: BackwardStrides) -> Plan:
+    scalars = (request.heads, request.queries, request.value_size, *strides.out[:3], *strides.dout[:3])
+    constants = {"ROWS": PREPARED_ROWS, "VALUE_WIDTH": padded_widths(request, limits)[1]}
+    grid = triton.cdiv(request.queries, PREPARED_ROWS) * request.batch * request.heads
+    return Plan(prepare, grid, scalars, constants, warps=4, stages=1)
+
+
+def _dq_plan(request: Request, limits: DeviceLimits, strides: BackwardStrides, computes_delta: bool) -> Plan:
+    blocks = blocks_of(request, limits, DQ, "keys", padded_widths(request, limits))
+    steps = triton.cdiv(request.longest_q or request.queries, blocks.queries)
+    gradients = (*strides.dout[:3], *strides.dq[:3])
+    more = {"OWN_DELTA": computes_delta}
+    return _backward_launch(request, limits, queries_only, blocks, steps, request.heads, gradients, strides.mask, more)
+
+
+def _dk_dv_plans(request: Request, limits: DeviceLimits, strides: BackwardStrides) -> list[Plan]:
+    gradients = (*strides.dout[:3], *strides.dk[:3], *strides.dv[:3])
+    full_precision = request.dtype == torch.float32 and not request.tf32
+    widths = padded_widths(request, limits)
+    more_registers = request.mask != "none" or request.softcap or request.alibi or request.dropout
+    if full_precision or max(widths) <= max(DK_DV):
+        table = DK_DV_MORE_REGISTERS if more_registers or not uses_tma(request, limits) else DK_DV
+        tables = [(table, {"DK": True, "DV": True})]
+    else:
+        tables = [(DV_ALONE, {"DK": False, "DV": True}), (DK_ALONE, {"DK": True, "DV": False})]
+    plans = []
+    for table, more in tables:
+        blocks = blocks_of(request, limits, table, "queries", widths if more["DK"] else widths[:1])
+        steps = triton.cdiv(request.longest_k or request.keys, blocks.keys)
+        heads, kernel = request.kv_heads, keys_and_values
+        plans.append(_backward_launch(request, limits, kernel, blocks, steps, heads, gradients, strides.mask, more))
+    return plans
+
+
+def _backward_launch(
+    request: Request,
+    limits: DeviceLimits,
+    kernel: Any,
+    blocks: Blocks,
+    steps: int,
+    heads: int,
+    gradients: tuple[int, ...],
+    mask: Strides,
+    more: dict[str, bool],
+) -> Plan:
+    widths = padded_widths(request, limits)
+    rows = (blocks.queries, blocks.keys, blocks.keys, blocks.queries)
+    descriptors = descriptors_of(request, limits, rows, widths, gradients)
+    factor, softcap = factors_of(request)
+    scalars = (
+        *sizes_of(request, steps), *request.q_strides[:3], *request.k_strides[:3], *request.v_strides[:3], *gradients,
+        *mask, factor, request.scale, softcap, *band_of(request), generator.threshold(request.dropout),
+        generator.scale(request.dropout),
+    )  # fmt: skip
+    constants = constants_of(request, blocks, widths, bool(descriptors)) | more
+    grid = steps * sequences_of(request) * heads
+    return Plan(kernel, grid, scalars, constants, blocks.warps, blocks.stages, descriptors)
+
+
+def sequences_of(request: Request) -> int:
     """Batch entries, or packed sequences."""
     return request.sequences or request.batch
 
 
 def sizes_of(request: Request, steps: int) -> tuple[int, ...]:
-    """What the kernels take from `heads` to `value_size`."""
+    """The kernels' parameters from `heads` to `value_size`."""
     sizes = (request.queries, request.keys, request.head_size, request.value_size)
     return (request.heads, request.group, steps, *sizes)
 
@@ -86,11 +192,11 @@ def factors_of(request: Request) -> tuple[float, float]:
 
 
 def band_of(request: Request) -> tuple[int, int]:
-    """`left` and `right`, which the kernels read only where there are limits."""
+    """`left` and `right`, which the kernels read only where LEFT and RIGHT."""
     return request.left or 0, request.right or 0
 
 
-def constants_of(request: Request, blocks: Blocks, widths: tuple[int, int], described: bool) -> dict[str, Any]:
+def constants_of(request: Request, blocks: Blocks, widths: tuple[int, int], tma: bool) -> dict[str, Any]:
     """What the kernels are compiled for, in the order of their parameters."""
     return {
         "LEFT": request.left is not None,
@@ -106,96 +212,22 @@ def constants_of(request: Request, blocks: Blocks, widths: tuple[int, int], desc
         "WIDTH": widths[0],
         "VALUE_WIDTH": widths[1],
         "WHOLE": widths == (request.head_size, request.value_size),
-        "DESCRIBED": described,
+        "DESCRIBED": tma,
     }
 
 
-def widths_of(request: Request) -> tuple[int, int]:
-    """Head sizes padded to what a product of tiles takes: powers of two, 16 at least.
-
-    NARROWEST at least for 16 bits that come one element at a time on Hopper. Of 23 such kinds, ptxas 12.8, which
-    Triton 3.6 brings, made code of 13 that is wrong on an H200 and of 2 that leaves its memory: all that have values
-    of 16 or 32 columns and wider heads. ptxas 13 made none such of 54, nor did 12.8 of the 22 that come in vectors.
-    """
-    narrow = request.dtype != torch.float32 and _has_bulk_copies(request.device)
-    least = NARROWEST if narrow and not (fetches_in_bulk(request) or fetches_in_vectors(request)) else 16
-    head_size, value_size = (triton.next_power_of_2(x) for x in (request.head_size, request.value_size))
-    return max(least, head_size), max(least, value_size)
-
-
-def fitting(blocks: Blocks, kept: int, step: int, most: int) -> Blocks:
-    """`blocks`, or fewer steps on their way, or smaller ones, that take `most` bytes of shared memory at most.
-
-    A program holds tiles of `kept` bytes a position of its block, and of `step` bytes a position of each step.
-    `blocks.queries` counts the block's positions and `blocks.keys` those of a step.
-    """
-    while blocks.queries * kept + blocks.stages * blocks.keys * step > most:
-        if blocks.stages > 1:
-            blocks = blocks._replace(stages=blocks.stages - 1)
-        elif max(blocks.queries, blocks.keys) == 16:
-            break
-        elif blocks.queries > blocks.keys:
-            blocks = blocks._replace(queries=blocks.queries // 2)
-        else:
-            blocks = blocks._replace(keys=blocks.keys // 2)
-    return blocks
-
-
-@functools.cache
-def shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program may have; no limit where the kernels are interpreted."""
-    if device.type != "cuda":
-        return 2**31
-    index = torch.cuda.current_device() if device.index is None else device.index
-    most: int = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
-    return most - SPARE_BYTES
-
-
-@functools.cache
-def _has_bulk_copies(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def _repeats(strides: Sequence[int], shape: Sequence[int]) -> bool:
-    return any(step == 0 and count > 1 for step, count in zip(strides, shape, strict=False))
-
-
-def _shapes(request: Request) -> tuple[tuple[int, int, int], ...]:
-    """Batch, heads and places of q, k, v and the gradient of the result."""
-    own = (request.batch, request.heads, request.queries)
-    shared = (request.batch, request.kv_heads, request.keys)
-    return own, shared, shared, own
-
-
-def fetches_in_bulk(request: Request) -> bool:
-    """Whether tiles of q, k and v come by bulk copies: from compute capability 9.0 on, without repeated axes.
-
-    Packed sequences do not: beyond the end of one lie the values of the next, not zeros.
-    """
-    strides = (request.q_strides, request.k_strides, request.v_strides)
-    if not request.aligned or request.sequences or not _has_bulk_copies(request.device):
-        return False
-    return not any(_repeats(step, shape) for step, shape in zip(strides, _shapes(request), strict=False))
-
-
-def fetches_in_vectors(request: Request) -> bool:
-    """Whether 16 bytes at a time come through pointers."""
-    strides = (*request.q_strides[:3], *request.k_strides[:3], *request.v_strides[:3])
-    return request.aligned and not any(x % VECTOR_STEP for x in (*strides, request.head_size, request.value_size))
-
-
-def boxes_of(
-    request: Request, blocks: Sequence[int], widths: tuple[int, int], dout: Sequence[int] = ()
-) -> Sequence[Box]:
-    """Of q, k, v and, where its strides are given, dout: what a bulk copy fetches; nothing where there are none."""
-    if not fetches_in_bulk(request):
+def descriptors_of(
+    request: Request, limits: DeviceLimits, rows: Sequence[int], widths: tuple[int, int], dout: Sequence[int] = ()
+) -> Sequence[Descriptor]:
+    """Of q, k, v and, where its strides are given, dout; none where the device or the layout rules out TMA."""
+    if not uses_tma(request, limits):
         return ()
     sizes = (request.head_size, request.head_size, request.value_size, request.value_size)
     strides = [request.q_strides, request.k_strides, request.v_strides, *([tuple(dout[:3])] if dout else [])]
-    boxes: list[Box] = []
-    padded = (widths[0], *widths, widths[1])
-    for stride, shape, size, rows, width in zip(strides, _shapes(request), sizes, blocks, padded, strict=False):
-        # The step along an axis of one is free, and must still be a multiple of 16 bytes.
-        steps = [step if count > 1 else 16 * size for step, count in zip(stride, shape, strict=False)]
-        boxes.append(((*steps, 1), rows, width))
-    return boxes
+    found: list[Descriptor] = []
+    columns = (widths[0], *widths, widths[1])
+    for stride, shape, size, count, width in zip(strides, shapes_of(request), sizes, rows, columns, strict=False):
+        # An axis of one may have any stride; TMA wants a multiple of 16 bytes all the same.
+        steps = [step if extent > 1 else 16 * size for step, extent in zip(stride, shape, strict=False)]
+        found.append(Descriptor((*steps, 1), count, width))
+    return found
