@@ -1,1 +1,1 @@
-"""Nests to source: C++ with OpenMP for the CPU, Triton for a GPU."""
+"""Emits source code for nests: C++ with OpenMP for the CPU, Triton for a GPU."""

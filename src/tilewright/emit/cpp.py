@@ -1,11 +1,11 @@
-"""A nest as C++ with OpenMP.
+"""Emits a nest as C++ with OpenMP.
 
-The rows are shared among threads; the columns are walked once a stage in a `simd` loop. A value of
-an earlier stage is computed again where that is cheap and kept in a row-sized scratch array where
-it is not (the exponentials of a softmax). Sums are carried in double, because their terms may cancel;
-where all terms have one sign, in fp32 over at most `BLOCK` of them, then in double. Column sums go
-to doubles after `ROW_BLOCK` rows, per thread, combined in thread order (the result is the same at
-every run with the same number of threads). Random numbers are drawn ahead of the innermost loop.
+Threads share the rows; each stage loops over the columns in a `simd` loop. A stage recomputes cheap values of
+an earlier stage and reads expensive ones (the exponentials of a softmax) from a row-sized scratch array. Sums
+accumulate in double, because their terms may cancel; sums of nonnegative terms accumulate up to `BLOCK` terms in
+fp32, then in double. Column sums go to doubles after `ROW_BLOCK` rows, per thread, and are combined in thread
+order, so results are reproducible for a given number of threads. Random numbers are drawn before each innermost
+loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 
 from tilewright.emit import cpp_draw
-from tilewright.emit.cpp_form import Form
+from tilewright.emit.cpp_schedule import CppSchedule
 from tilewright.emit.cpp_text import (
     COMPUTED,
     STORED,
@@ -28,15 +28,13 @@ from tilewright.emit.cpp_text import (
 from tilewright.loops.nest import Access, Level, Nest, Step, Store
 
 BLOCK = 512
-"""Elements of one sign summed in fp32 before the partial sum goes to a double."""
+"""Nonnegative elements summed in fp32 before the partial sum is added to a double."""
 ROW_BLOCK = 32
-"""Rows summed in fp32, column by column, before the partial sums go to doubles."""
+"""Rows summed in fp32, column by column, before the partial sums are added to doubles."""
 SERIAL = 16384
-"""Nests of fewer elements run on the calling thread."""
-
-
+"""Nests with fewer elements run on the calling thread."""
 FLAT_BLOCK = 8192
-"""Elements of an elementwise nest that a thread takes at once."""
+"""Elements of an elementwise nest per unit of work of a thread."""
 
 
 @cache
@@ -45,7 +43,7 @@ def prelude(name: str = "prelude.h") -> str:
 
 
 def translation_unit(kernels: list[str]) -> str:
-    """One source for all kernels of a model; with `tw_take`, where one of them draws random numbers."""
+    """One source for all kernels of a model, with the random-number functions if a kernel draws."""
     draws = any("tw_stream" in kernel for kernel in kernels)
     return "\n".join([prelude(), *([prelude("random.h")] if draws else []), *kernels])
 
@@ -58,7 +56,7 @@ def emit_cpp(nest: Nest, comment: str = "") -> str:
 class _Kernel:
     def __init__(self, nest: Nest, comment: str) -> None:
         self.nest = nest
-        self.form = Form(nest)
+        self.schedule = CppSchedule(nest)
         self.comment = comment
         self.lines: list[str] = []
         self.depth = 1
@@ -66,7 +64,7 @@ class _Kernel:
         self.column_sums = list(nest.reductions("reduce_rows"))
         self.draws = cpp_draw.draws_of(nest)
         self.begin = "0"
-        """Where the innermost loop begins."""
+        """The first index of the innermost loop."""
 
     def put(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
@@ -86,10 +84,10 @@ class _Kernel:
             self.put(
                 f"{const}{STORED[buffer.dtype]}* const {name} = ({const}{STORED[buffer.dtype]}*)buffers[{number}];"
             )
-        # Without rows there is nothing to share, and a result may lie where an operand is still to be read.
-        if nest.row_count * nest.col_count < SERIAL or not (nest.rows or self.form.elementwise()):
+        # Without rows threads have nothing to share, and a result may alias an operand that is still to be read.
+        if nest.row_count * nest.col_count < SERIAL or not (nest.rows or self.schedule.elementwise()):
             self.put("threads = 1;")
-        if self.form.elementwise():
+        if self.schedule.elementwise():
             self._flat()
         else:
             self._rows()
@@ -97,7 +95,7 @@ class _Kernel:
         body = "\n".join(self.lines)
         return f'{head}extern "C" void {nest.name}(void** buffers, int threads) {{\n{body}\n}}\n'
 
-    # Elementwise nests: no stages, no sums; columns are cut into blocks that threads share.
+    # Elementwise nests: no stages, no sums; threads share blocks of columns.
 
     def _flat(self) -> None:
         extent = self.nest.cols[0] if self.nest.cols else 1
@@ -120,14 +118,14 @@ class _Kernel:
             self.open("")
             self.put(f"const int64_t block = 0, end = {extent};")
         roots = [store.value for store in self.nest.stores]
-        outside = [i for i in self.form.closure(roots, stash_from=None) if self.form.varies_by_row_only(i)]
+        outside = [i for i in self.schedule.closure(roots, stage=None) if self.schedule.varies_by_row_only(i)]
         for i in outside:
             self._declare(i)
         self.begin = "block"
         self._draw(self.draws, "end - block")
         self.put("#pragma omp simd")
         self.open("for (int64_t c0 = block; c0 < end; ++c0)")
-        for i in self.form.closure(roots, stash_from=None):
+        for i in self.schedule.closure(roots, stage=None):
             if i not in outside:
                 self._declare(i)
         for store in self.nest.stores:
@@ -144,7 +142,7 @@ class _Kernel:
         nest = self.nest
         width = nest.col_count
         for i, step in self.column_sums:
-            kind = self.form.sum_type(step)
+            kind = self.schedule.sum_type(step)
             count = width if step.level is Level.COL else 1
             self.put(f"{kind}* const all{i} = ({kind}*)__builtin_malloc(sizeof({kind}) * {count} * threads);")
             self.put(
@@ -153,20 +151,20 @@ class _Kernel:
         self.open("\n  #pragma omp parallel num_threads(threads) if(threads > 1)\n  ")
         self.put("const int thread = threads > 1 ? omp_get_thread_num() : 0;")
         for i, step in self.column_sums:
-            kind = self.form.sum_type(step)
+            kind = self.schedule.sum_type(step)
             count = width if step.level is Level.COL else 1
             self.put(f"{kind}* const total{i} = all{i} + {count}L * thread;")
-            if self.form.in_blocks(step):
+            if self.schedule.sums_in_row_blocks(step):
                 self.put(f"float* const part{i} = (float*)__builtin_malloc(sizeof(float) * {width});")
                 self.put(f"for (int64_t c = 0; c < {width}; ++c) part{i}[c] = 0;")
-        for i in sorted(self.form.stash):
+        for i in sorted(self.schedule.kept):
             kind = COMPUTED[nest.steps[i].dtype]
             self.put(f"{kind}* const kept{i} = ({kind}*)__builtin_malloc(sizeof({kind}) * {width});")
         self._open_streams(nest.cols[-1])
-        if any(self.form.in_blocks(step) for _, step in self.column_sums):
+        if any(self.schedule.sums_in_row_blocks(step) for _, step in self.column_sums):
             self.put("int64_t rows_in_part = 0;")
         if nest.rows:
-            # Column sums need every thread to walk the rows in order; a static schedule does.
+            # The static schedule gives each thread consecutive rows, so column sums are reproducible.
             self.put(f"#pragma omp for collapse({len(nest.rows)}) schedule(static)")
             for axis, size in enumerate(nest.rows):
                 self.put(f"for (int64_t r{axis} = 0; r{axis} < {size}; ++r{axis})")
@@ -176,10 +174,10 @@ class _Kernel:
         self._flush_parts(last=False)
         self.close()
         self._flush_parts(last=True)
-        for i in sorted(self.form.stash):
+        for i in sorted(self.schedule.kept):
             self.put(f"__builtin_free(kept{i});")
         for i, step in self.column_sums:
-            if self.form.in_blocks(step):
+            if self.schedule.sums_in_row_blocks(step):
                 self.put(f"__builtin_free(part{i});")
         self._close_streams()
         self.close()
@@ -188,7 +186,7 @@ class _Kernel:
             self.put(f"__builtin_free(all{i});")
 
     def _flush_parts(self, last: bool) -> None:
-        parts = [i for i, step in self.column_sums if self.form.in_blocks(step)]
+        parts = [i for i, step in self.column_sums if self.schedule.sums_in_row_blocks(step)]
         if not parts:
             return
         if not last:
@@ -203,7 +201,7 @@ class _Kernel:
             self.close()
 
     def _stage(self, stage: int) -> None:
-        """Row values known by now, then one walk over the columns."""
+        """Compute the row values available at this stage, then loop over the columns."""
         nest = self.nest
         for i, step in enumerate(nest.steps):
             if step.where == "body" and step.stage == stage and step.level in (Level.ROW, Level.SCALAR):
@@ -218,26 +216,32 @@ class _Kernel:
                 step.where == "body"
                 and step.name != "reduce_rows"
                 and row_known == stage
-                and not self.form.wide(store.access)
+                and not self.schedule.covers_columns(store.access)
             ):
                 self._store(store.value, store.access)
-        self._walk(stage)
+        self._loop_over_columns(stage)
 
-    def _walk(self, stage: int) -> None:
+    def _loop_over_columns(self, stage: int) -> None:
         nest = self.nest
         col_reductions = [(i, s) for i, s in nest.reductions("reduce_cols") if s.stage == stage]
         row_reductions = [(i, s) for i, s in self.column_sums if s.stage == stage and s.level is Level.COL]
-        stores = [s for s in nest.stores if self.form.wide(s.access) and self.form.store_stage(s.value) == stage]
-        keep = [i for i in sorted(self.form.stash) if nest.steps[i].stage == stage]
+        stores = [
+            s
+            for s in nest.stores
+            if self.schedule.covers_columns(s.access) and self.schedule.store_stage(s.value) == stage
+        ]
+        keep = [i for i in sorted(self.schedule.kept) if nest.steps[i].stage == stage]
         roots = [s.args[0] for _, s in col_reductions + row_reductions] + [s.value for s in stores] + keep
         if not roots:
             return
         for i, step in col_reductions:
-            self.put(f"{self.form.sum_type(step)} total{i} = {identity(step.kind or '', step.dtype)};")
+            self.put(f"{self.schedule.sum_type(step)} total{i} = {identity(step.kind or '', step.dtype)};")
         for axis, size in enumerate(nest.cols[:-1]):
             self.open(f"for (int64_t c{axis} = 0; c{axis} < {size}; ++c{axis})")
         last, extent = len(nest.cols) - 1, nest.cols[-1]
-        blocked = extent > BLOCK and any(s.kind == "sum" and self.form.carrier(s) == "float" for _, s in col_reductions)
+        blocked = extent > BLOCK and any(
+            s.kind == "sum" and self.schedule.accumulator_type(s) == "float" for _, s in col_reductions
+        )
         if blocked:
             self.open(f"for (int64_t block = 0; block < {extent}; block += {BLOCK})")
             self.put(f"const int64_t end = block + {BLOCK} < {extent} ? block + {BLOCK} : {extent};")
@@ -257,26 +261,30 @@ class _Kernel:
         clauses = []
         for i, step in col_reductions:
             clauses += self._accumulator(i, step)
-        needed = self.form.closure(roots, stash_from=stage)
+        needed = self.schedule.closure(roots, stage=stage)
         self.begin = begin
-        self._draw([i for i in self.draws if i in needed and not self.form.kept_before(i, stage)], f"{end} - {begin}")
+        self._draw(
+            [i for i in self.draws if i in needed and not self.schedule.kept_before(i, stage)], f"{end} - {begin}"
+        )
         self.put("#pragma omp simd" + "".join(f" reduction({c})" for c in clauses))
         self.open(f"for (int64_t c{axis} = {begin}; c{axis} < {end}; ++c{axis})")
         for i in needed:
-            self._declare(i, stashed=self.form.kept_before(i, stage))
+            self._declare(i, kept=self.schedule.kept_before(i, stage))
         for i in keep:
             self.put(f"kept{i}[{self._column()}] = v{i};")
         for i, step in col_reductions:
             self._accumulate(i, step)
         for i, step in row_reductions:
-            target = f"{'part' if self.form.in_blocks(step) else 'total'}{i}[{self._column()}]"
+            target = f"{'part' if self.schedule.sums_in_row_blocks(step) else 'total'}{i}[{self._column()}]"
             self.put(f"{target} = {combine(step.kind or '', target, f'v{step.args[0]}')};")
         for store in stores:
             self._store(store.value, store.access)
         self.close()
         for i, step in col_reductions:
-            dirty = f"nan{i} ? {'TW_NAN'} : acc{i}" if self.form.watches_nan(step) else f"acc{i}"
-            self.put(f"total{i} = {combine(step.kind or '', f'total{i}', f'({self.form.sum_type(step)})({dirty})')};")
+            dirty = f"nan{i} ? {'TW_NAN'} : acc{i}" if self.schedule.tracks_nan(step) else f"acc{i}"
+            self.put(
+                f"total{i} = {combine(step.kind or '', f'total{i}', f'({self.schedule.sum_type(step)})({dirty})')};"
+            )
 
     # Random numbers
 
@@ -290,7 +298,7 @@ class _Kernel:
             self.put(cpp_draw.close_stream(i))
 
     def _draw(self, steps: list[int], count: str) -> None:
-        """For the innermost loop that comes next."""
+        """Draw for the next innermost loop."""
         for i in steps:
             step = self.nest.steps[i]
             assert step.access and step.strides
@@ -298,10 +306,10 @@ class _Kernel:
             self.put(cpp_draw.draw(i, self.nest, self.pointers[step.access.buffer], first, count))
 
     def _accumulator(self, i: int, step: Step) -> list[str]:
-        kind = "int32_t" if step.dtype == "bool" else self.form.carrier(step)
+        kind = "int32_t" if step.dtype == "bool" else self.schedule.accumulator_type(step)
         self.put(f"{kind} acc{i} = {identity(step.kind or '', step.dtype)};")
         symbol = dict(sum="+", prod="*", max="max", min="min", any="|", all="&")[step.kind or ""]
-        if not self.form.watches_nan(step):
+        if not self.schedule.tracks_nan(step):
             return [f"{symbol}:acc{i}"]
         self.put(f"{'int64_t' if step.dtype == 'float64' else 'int32_t'} nan{i} = 0;")
         return [f"{symbol}:acc{i}", f"|:nan{i}"]
@@ -310,29 +318,29 @@ class _Kernel:
         value = f"v{step.args[0]}"
         if step.kind in ("max", "min"):
             self.put(f"acc{i} = {value} {'>' if step.kind == 'max' else '<'} acc{i} ? {value} : acc{i};")
-            if self.form.watches_nan(step):
+            if self.schedule.tracks_nan(step):
                 self.put(f"nan{i} |= {value} != {value};")
         else:
             self.put(f"acc{i} = {combine(step.kind or '', f'acc{i}', value)};")
 
     def _after(self) -> None:
-        """Combine the threads' column sums and finish what depends on them."""
+        """Combine the threads' column sums and compute the steps that depend on them."""
         nest = self.nest
         late = [
             s for s in nest.stores if nest.steps[s.value].where == "after" or nest.steps[s.value].name == "reduce_rows"
         ]
         if not late:
             return
-        wide = any(self.form.wide(s.access) for s in late)
+        covers_columns = any(self.schedule.covers_columns(s.access) for s in late)
         for axis, size in enumerate(nest.cols):
-            self.open(f"for (int64_t c{axis} = 0; c{axis} < {size if wide else 1}; ++c{axis})")
-        for i in self.form.closure([s.value for s in late], stash_from=None):
+            self.open(f"for (int64_t c{axis} = 0; c{axis} < {size if covers_columns else 1}; ++c{axis})")
+        for i in self.schedule.closure([s.value for s in late], stage=None):
             step = nest.steps[i]
             if step.name != "reduce_rows":
                 self._declare(i)
                 continue
             count, at = (nest.col_count, self._column()) if step.level is Level.COL else (1, "0")
-            self.put(f"{self.form.sum_type(step)} w{i} = all{i}[{at}];")
+            self.put(f"{self.schedule.sum_type(step)} w{i} = all{i}[{at}];")
             gathered = combine(step.kind or "", f"w{i}", f"all{i}[{count}L * t + {at}]")
             self.put(f"for (int t = 1; t < threads; ++t) w{i} = {gathered};")
             self.put(f"const {COMPUTED[step.dtype]} v{i} = ({COMPUTED[step.dtype]})w{i};")
@@ -352,7 +360,7 @@ class _Kernel:
         return " + ".join(terms) or "0"
 
     def _index(self, strides: tuple[int, ...], innermost: str | None = None) -> str:
-        """The place of an access; with `innermost`, at that position of the innermost axis."""
+        """The index expression of an access; `innermost` replaces the index of the innermost axis."""
         rows, cols = self.nest.split(strides)
         named = [(f"r{i}", s) for i, s in enumerate(rows)] + [(f"c{i}", s) for i, s in enumerate(cols)]
         if innermost is not None:
@@ -360,9 +368,9 @@ class _Kernel:
         terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in named if stride]
         return " + ".join(terms) or "0"
 
-    def _declare(self, i: int, stashed: bool = False) -> None:
+    def _declare(self, i: int, kept: bool = False) -> None:
         step = self.nest.steps[i]
-        if stashed:
+        if kept:
             value = f"kept{i}[{self._column()}]"
         elif step.name == "draw":
             value = cpp_draw.drawn(i, f"c{len(self.nest.cols) - 1} - {self.begin}")
@@ -377,8 +385,8 @@ class _Kernel:
             return from_storage(element, self.nest.buffers[step.access.buffer].dtype)
         if step.strides is not None:
             return f"(int64_t)({self._index(step.strides)})"
-        if step.name == "div" and step.level in (Level.ROW, Level.SCALAR) and self.form.is_double_sum(step.args[0]):
-            # Divided before it is rounded: the mean of equal values is that value. Overflow stays.
+        if step.name == "div" and step.level in (Level.ROW, Level.SCALAR) and self.schedule.is_double_sum(step.args[0]):
+            # Divide the double before rounding, so that the mean of equal values is that value; keep overflow.
             total = step.args[0]
             return f"tw_isinf(v{total}) ? v{total} : ({COMPUTED[step.dtype]})(total{total} / {args[1]})"
         return scalar(step, args)

@@ -1,7 +1,6 @@
-"""How a C++ kernel draws random numbers: ahead of each innermost loop, for the elements that it visits.
+"""Random numbers in a C++ kernel, drawn before each innermost loop for the elements that it visits.
 
-Every thread has its own copy of the stream, which `random.h` moves to where the thread's elements
-begin; from there it is read in order.
+Each thread has a copy of the stream, which `random.h` positions at the thread's first element and reads in order.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ def draws_of(nest: Nest) -> list[int]:
 
 
 def open_stream(i: int, room: int) -> list[str]:
-    """The stream of step `i`, and room for what it gives one innermost loop."""
+    """Declare the stream of step `i` and a buffer for the draws of one innermost loop (`room` elements)."""
     return [
         f"tw_stream stream{i};",
         f"stream{i}.block = -1;",
@@ -28,10 +27,10 @@ def close_stream(i: int) -> str:
 
 
 def draw(i: int, nest: Nest, saved: str, first: str, count: str) -> str:
-    """Fills `drawn{i}` for `count` elements from the `first` on; `saved` points to the stream's state."""
+    """Fill `drawn{i}` for `count` elements from `first` on; `saved` points to the stream's state."""
     return f"tw_draw(&stream{i}, {saved}, {first}, {count}, {nest.steps[i].constant}L, drawn{i});"
 
 
 def drawn(i: int, position: str) -> str:
-    """What was drawn for the element at `position` of the innermost loop."""
+    """The draw of the element at `position` of the innermost loop."""
     return f"drawn{i}[{position}] != 0"

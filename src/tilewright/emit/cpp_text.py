@@ -1,4 +1,4 @@
-"""How C++ spells what a nest is made of: types, constants, scalar functions, reductions, names."""
+"""The C++ text of a nest's parts: types, constants, scalar functions, reductions, names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", 
 CHEAP = frozenset(INFIX) | {"load", "const", "index", "cast", "round", "neg", "abs", "where", "maximum", "minimum",
                             "isnan", "isinf", "bitnot", "floor", "ceil", "trunc", "sign"}  # fmt: skip
 WIDE = {"float32": "double", "float64": "double"}
-"""What long sums are carried in; integers carry themselves."""
+"""Accumulator types of long sums; integers accumulate in their own type."""
 
 
 def constant(value: bool | int | float, dtype: str) -> str:
@@ -47,21 +47,21 @@ def identity(kind: str, dtype: str) -> str:
 
 
 def combine(kind: str, a: str, b: str) -> str:
-    """`a` combined with `b`; NaN wins in extremes."""
+    """`a` combined with `b`; max and min propagate NaN."""
     if kind in ("max", "min"):
         return f"tw_{kind}imum({a}, {b})"
     return f"{a} {dict(sum='+', prod='*', any='|', all='&')[kind]} {b}"
 
 
 def from_storage(element: str, dtype: str) -> str:
-    """An element of a buffer as what it computes in."""
+    """An element of a buffer converted to its compute type."""
     if dtype in ("bfloat16", "float16"):
         return f"tw_from_{dtype}({element})"
     return f"{element} != 0" if dtype == "bool" else element
 
 
 def to_storage(value: str, dtype: str) -> str:
-    """A computed value as an element of a buffer."""
+    """A computed value converted to an element of a buffer."""
     if dtype in ("bfloat16", "float16"):
         return f"tw_to_{dtype}({value})"
     return f"(uint8_t)({value} != 0)" if dtype == "bool" else value
@@ -96,7 +96,7 @@ def _cast(value: str, dtype: str) -> str:
 
 
 def identifiers(nest: Nest) -> list[str]:
-    """One distinct C identifier a buffer, from its graph name."""
+    """A distinct C identifier for each buffer, from its graph name."""
     names: list[str] = []
     for number, buffer in enumerate(nest.buffers):
         name = f"{buffer.name}_"

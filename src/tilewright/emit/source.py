@@ -1,4 +1,4 @@
-"""The source of a region's kernel, in the language of its device."""
+"""The source code of a region's kernel, in the language of its device."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""A nest as Triton: one kernel that a person can read, and where there are column sums a second that ends them.
+"""Emits a nest as a readable Triton kernel, with a second kernel that combines column sums if there are any.
 
-Values are blocks: `[BLOCK_ROWS, BLOCK_COLS]` where they vary with both, with length 1 along what they
-do not vary with. A row is held whole where it fits (`Form.whole_row`); a longer one is walked in
-blocks of columns once a stage, and what a later stage needs is computed again. Column sums are
-carried by each program over its strip of rows, and its share of the columns where no reduction needs
-whole rows, left in a scratch buffer `[strips, columns]` and combined in their order: the result is
-the same at every run. All sums are carried in double, because their terms may cancel.
+Values are blocks `[BLOCK_ROWS, BLOCK_COLS]`, with length 1 along axes that they do not vary with. A program holds
+a whole row if it fits (`TritonSchedule.whole_row`); over a longer row each stage loops in blocks of columns and
+recomputes the values that it needs of earlier stages. For column sums each program accumulates over a strip of
+rows (and over a part of the columns, if no reduction needs whole rows) and writes to a scratch buffer
+`[strips, columns]`; the second kernel combines the strips in order, so results are reproducible. All sums
+accumulate in double, because their terms may cancel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tilewright.emit.triton_form import Form, carrier
 from tilewright.emit.triton_printer import Printer
+from tilewright.emit.triton_schedule import TritonSchedule, accumulator_dtype
 from tilewright.emit.triton_step import combine, identity, reduce, type_name
 from tilewright.loops.nest import Level, Nest, Step, Store
 
@@ -21,44 +21,44 @@ HEAD = "import triton\nimport triton.language as tl\n\nfrom tilewright.emit impo
 
 
 def emit_triton(nest: Nest, comment: str = "") -> str:
-    """The source of a module with the kernel `NAME` and, after column sums, `NAME_after`.
+    """The source of a module with the kernel `NAME` and, if there are column sums, `NAME_after`.
 
-    Both take a pointer for every buffer of the nest in order, then one for the scratch of each column
-    sum, then block sizes (`tilewright.runtime.gpu` chooses them).
+    Both take a pointer for each buffer of the nest in order, then one for the scratch of each column sum, then
+    block sizes (`tilewright.runtime.gpu` chooses them).
     """
-    form = Form(nest)
+    schedule = TritonSchedule(nest)
     text = f"# {comment}\n{HEAD}" if comment else HEAD
-    text += "\n\n" + _Main(form).text()
-    return text + "\n\n" + _After(form).text() if form.sums else text
+    text += "\n\n" + _Main(schedule).text()
+    return text + "\n\n" + _After(schedule).text() if schedule.sums else text
 
 
 class _Main(Printer):
     """The kernel that runs over the rows."""
 
     def text(self) -> str:
-        self.stores = [s for s in self.nest.stores if not self.form.is_late(s.value)]
-        roots = [s.value for s in self.stores] + list(self.form.scratch)
+        self.stores = [s for s in self.nest.stores if not self.schedule.is_late(s.value)]
+        roots = [s.value for s in self.stores] + list(self.schedule.scratch)
         self.needed = self.closure(roots)
-        if self.form.kind == "flat":
+        if self.schedule.kind == "flat":
             self._flat()
             return self.define(self.nest.name, ["BLOCK"])
         self.put(f'"""{self._extents()}."""')
-        if self.form.kind == "tiles":
+        if self.schedule.kind == "tiles":
             self._tiles()
         else:
             self._rows()
         return self.define(
-            self.nest.name, ["BLOCK_ROWS", "BLOCK_COLS"] + (["TILES", "AHEAD"] if self.form.sums else [])
+            self.nest.name, ["BLOCK_ROWS", "BLOCK_COLS"] + (["TILES", "AHEAD"] if self.schedule.sums else [])
         )
 
     def _extents(self) -> str:
         rows, cols = (" × ".join(map(str, extents)) for extents in (self.nest.rows, self.nest.cols))
         if not rows:
             return f"One row of {cols} columns"
-        if self.form.kind == "tiles":
+        if self.schedule.kind == "tiles":
             return f"{rows} rows of {cols} columns"
-        owned = "TILES × BLOCK_ROWS" if self.form.sums else "BLOCK_ROWS"
-        part = " and BLOCK_COLS of the columns" if self.form.splits_columns else ""
+        owned = "TILES × BLOCK_ROWS" if self.schedule.sums else "BLOCK_ROWS"
+        part = " and BLOCK_COLS of the columns" if self.schedule.splits_columns else ""
         return f"{rows} rows of {cols} columns; a program owns {owned} of the rows{part}"
 
     # Elementwise
@@ -90,31 +90,31 @@ class _Main(Printer):
 
     def _place_columns(self, begin: str) -> None:
         columns = "tl.arange(0, BLOCK_COLS)[None, :]"
-        if self.form.wide_index and self.form.kind == "rows":
+        if self.schedule.wide_index and self.schedule.kind == "rows":
             columns += ".to(tl.int64)"
         self.put(f"col = {begin}{' + ' if begin else ''}{columns}")
         self.put(f"col_ok = col < {self.nest.col_count}")
         self.unravel("col", self.col_axes, self.nest.cols)
-        if self.nest.rows and not (self.form.sums and self.form.whole_row):
+        if self.nest.rows and not (self.schedule.sums and self.schedule.whole_row):
             self.put("ok = row_ok & col_ok")
 
     # Rows with reductions
 
     def _rows(self) -> None:
-        whole, columns = self.form.whole_row, self.form.uses_columns
-        if self.form.splits_columns:
+        whole, columns = self.schedule.whole_row, self.schedule.uses_columns
+        if self.schedule.splits_columns:
             self._place_strip()
-        elif whole and columns and self.form.sums:
+        elif whole and columns and self.schedule.sums:
             self._place_columns("")
-        before = self._independent_of_rows() if whole and self.form.sums else []
+        before = self._independent_of_rows() if whole and self.schedule.sums else []
         for i in before:
             self._step(i)
         self._begin_sums()
-        if self.form.sums:
+        if self.schedule.sums:
             self.open("for tile in tl.range(TILES, num_stages=AHEAD):")
-        self._place_rows(f"({self._strip()} * TILES + tile)" if self.form.sums else self.program())
+        self._place_rows(f"({self._strip()} * TILES + tile)" if self.schedule.sums else self.program())
         if whole:
-            if columns and not self.form.sums:
+            if columns and not self.schedule.sums:
                 self._place_columns("")
             elif columns and self.nest.rows:
                 self.put("ok = row_ok & col_ok")
@@ -127,7 +127,7 @@ class _Main(Printer):
                 self._stage(stage)
             if self._sums_in_memory():
                 self.put("tl.debug_barrier()")
-        if self.form.sums:
+        if self.schedule.sums:
             self.close()
         self._end_sums()
 
@@ -138,58 +138,58 @@ class _Main(Printer):
         self._place_columns(f"(program % {across}) * BLOCK_COLS")
 
     def _strip(self) -> str:
-        return "strip" if self.form.splits_columns else self.program()
+        return "strip" if self.schedule.splits_columns else self.program()
 
     def _independent_of_rows(self) -> list[int]:
-        """What all rows of a strip share, loaded and computed once."""
+        """Steps that do not vary with the rows: computed once per strip."""
         alike = (Level.COL, Level.SCALAR)
-        return [i for i in self.needed if self.nest.steps[i].level in alike and i not in self.form.sums]
+        return [i for i in self.needed if self.nest.steps[i].level in alike and i not in self.schedule.sums]
 
     def _loads_first(self, steps: Iterable[int]) -> list[int]:
-        """In order, but no load waits for a reduction, at whose barriers compilers leave it."""
+        """Loads first, then the rest in order: the compiler does not hoist a load over a reduction's barrier."""
         return sorted(steps, key=lambda i: (self.nest.steps[i].name != "load", i))
 
     def _step(self, i: int) -> None:
         step = self.nest.steps[i]
         if step.name == "reduce_cols":
-            self._finish(i, reduce(step.kind or "", carrier(step), self._bounded(step, 1), 1))
+            self._finish(i, reduce(step.kind or "", accumulator_dtype(step), self._bounded(step, 1), 1))
         elif step.name == "reduce_rows":
             self._add_to_sum(i, step)
         else:
             self.declare(i)
 
-    def _finish(self, i: int, carried: str) -> None:
+    def _finish(self, i: int, accumulated: str) -> None:
         step = self.nest.steps[i]
-        convert = "" if carrier(step) == step.dtype else f".to({type_name(step.dtype)})"
-        self.put(f"{self.values[i]} = {carried}{convert}")
-        if i in self.form.carried:
+        convert = "" if accumulator_dtype(step) == step.dtype else f".to({type_name(step.dtype)})"
+        self.put(f"{self.values[i]} = {accumulated}{convert}")
+        if i in self.schedule.late_scalars:
             self.put(f"tl.store(part{i}_ptr + origin, {self.values[i]})")
 
     def _bounded(self, step: Step, axis: int) -> str:
-        """The operand of a reduction as it is carried, lanes outside the nest set to what changes nothing."""
+        """The operand of a reduction in its accumulator dtype, with the identity in lanes outside the nest."""
         source = self.nest.steps[step.args[0]]
         rows = axis == 0
         cols = source.level in (Level.FULL, Level.COL)
-        # Rows outside take part only in a reduction over the rows, columns outside only in one over them.
+        # Only the lanes outside the reduced axis must be masked.
         inside = self.bounds(rows, cols and axis == 1)
         text = f"tl.where({inside}, {self.operand(step.args[0])}, {identity(step.kind or '', step.dtype)})"
-        return text if carrier(step) == step.dtype else f"{text}.to({type_name(carrier(step))})"
+        return text if accumulator_dtype(step) == step.dtype else f"{text}.to({type_name(accumulator_dtype(step))})"
 
-    # Long rows: one walk over blocks of columns a stage
+    # Long rows: each stage loops over blocks of columns
 
     def _stage(self, stage: int) -> None:
         steps = self.nest.steps
         for i in self.needed:
             step = steps[i]
             if step.stage == stage and step.level in (Level.ROW, Level.SCALAR):
-                if i in self.form.sums:
+                if i in self.schedule.sums:
                     self._add_to_sum(i, step)
                 elif step.name != "reduce_cols":
                     self.declare(i)
         for store in self.stores:
             if not self._covers_columns(store) and self._known_at(store.value) == stage:
                 self.store(store)
-        self._walk(stage)
+        self._loop_over_columns(stage)
 
     def _known_at(self, i: int) -> int:
         step = self.nest.steps[i]
@@ -198,10 +198,10 @@ class _Main(Printer):
     def _covers_columns(self, store: Store) -> bool:
         return any(self.nest.split(store.access.strides)[1])
 
-    def _walk(self, stage: int) -> None:
+    def _loop_over_columns(self, stage: int) -> None:
         steps = self.nest.steps
         ends = [i for i in self.needed if steps[i].name == "reduce_cols" and steps[i].stage == stage]
-        sums = [i for i in self.form.sums if steps[i].level is Level.COL and steps[i].stage == stage]
+        sums = [i for i in self.schedule.sums if steps[i].level is Level.COL and steps[i].stage == stage]
         stores = [s for s in self.stores if self._covers_columns(s) and self._known_at(s.value) == stage]
         roots = [steps[i].args[0] for i in ends + sums] + [s.value for s in stores]
         if not roots:
@@ -222,10 +222,10 @@ class _Main(Printer):
             self.store(store)
         self.close()
         for i in ends:
-            self._finish(i, reduce(steps[i].kind or "", carrier(steps[i]), f"acc{i}", 1))
+            self._finish(i, reduce(steps[i].kind or "", accumulator_dtype(steps[i]), f"acc{i}", 1))
 
     def _column_steps(self, roots: list[int]) -> list[int]:
-        """What each block of columns computes for `roots`; row values are known by then."""
+        """The steps that each block of columns computes for `roots`; row values are already available."""
         needed: set[int] = set()
         todo = list(roots)
         while todo:
@@ -238,20 +238,20 @@ class _Main(Printer):
     # Column sums
 
     def _sums_in_memory(self) -> bool:
-        return not self.form.whole_row and any(self.nest.steps[i].level is Level.COL for i in self.form.sums)
+        return not self.schedule.whole_row and any(self.nest.steps[i].level is Level.COL for i in self.schedule.sums)
 
     def _in_memory(self, i: int) -> bool:
-        return not self.form.whole_row and self.nest.steps[i].level is Level.COL
+        return not self.schedule.whole_row and self.nest.steps[i].level is Level.COL
 
     def _partial(self, i: int) -> str:
-        """Where this program leaves its part of sum `i`."""
-        strip = "strip" if self.form.splits_columns else "tl.program_id(0)"
+        """The address of this program's partial sum `i`."""
+        strip = "strip" if self.schedule.splits_columns else "tl.program_id(0)"
         if self.nest.steps[i].level is Level.COL:
             return f"part{i}_ptr + {strip}.to(tl.int64) * {self.nest.col_count} + col"
         return f"part{i}_ptr + {strip} + origin"
 
     def _begin_sums(self) -> None:
-        for i in self.form.sums:
+        for i in self.schedule.sums:
             step = self.nest.steps[i]
             if not self._in_memory(i):
                 self.put(f"total{i} = {self.blank(step)}")
@@ -265,7 +265,7 @@ class _Main(Printer):
 
     def _add_to_sum(self, i: int, step: Step) -> None:
         kind, dtype = step.kind or "", step.dtype
-        part = reduce(kind, carrier(step), self._bounded(step, 0), 0)
+        part = reduce(kind, accumulator_dtype(step), self._bounded(step, 0), 0)
         if dtype == "bool":
             part = f"({part})"
         if not self._in_memory(i):
@@ -275,27 +275,27 @@ class _Main(Printer):
         self.put(f"tl.store({self._partial(i)}, {combine(kind, dtype, f'total{i}', part)}, mask=col_ok)")
 
     def _end_sums(self) -> None:
-        for i in self.form.sums:
+        for i in self.schedule.sums:
             if not self._in_memory(i):
                 mask = ", mask=col_ok" if self.nest.steps[i].level is Level.COL else ""
                 self.put(f"tl.store({self._partial(i)}, total{i}{mask})")
 
 
 class _After(Printer):
-    """The kernel that combines the programs' column sums and computes what depends on them."""
+    """The kernel that combines the programs' column sums and computes the steps that depend on them."""
 
     def text(self) -> str:
-        late = [s for s in self.nest.stores if self.form.is_late(s.value)]
+        late = [s for s in self.nest.stores if self.schedule.is_late(s.value)]
         sizes = ["PARTS", "BLOCK_PARTS"]
-        if self.form.late_columns:
+        if self.schedule.late_columns:
             sizes.append("BLOCK_COLS")
             self.put(f"col = {self.program()} * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]")
             self.put(f"col_ok = col < {self.nest.col_count}")
             self.unravel("col", self.col_axes, self.nest.cols)
-        for i in self.closure((s.value for s in late), known=self.form.scratch):
-            if i in self.form.sums:
+        for i in self.closure((s.value for s in late), known=self.schedule.scratch):
+            if i in self.schedule.sums:
                 self._combine(i)
-            elif i in self.form.carried:
+            elif i in self.schedule.late_scalars:
                 self.put(f"{self.values[i]} = tl.load(part{i}_ptr + origin)")
             else:
                 self.declare(i)
@@ -305,7 +305,7 @@ class _After(Printer):
 
     def _combine(self, i: int) -> None:
         step = self.nest.steps[i]
-        kind, carried = step.kind or "", carrier(step)
+        kind, accumulated = step.kind or "", accumulator_dtype(step)
         wide = step.level is Level.COL
         start = identity(kind, step.dtype)
         self.put(f"total{i} = {self.blank(step)}")
@@ -315,10 +315,10 @@ class _After(Printer):
         place = f"part.to(tl.int64) * {self.nest.col_count} + col" if wide else "part"
         mask = "part_ok & col_ok" if wide else "part_ok"
         self.put(f"found = tl.load(part{i}_ptr + {place}, mask={mask}, other={start})")
-        gathered = reduce(kind, carried, "found", 0)
+        gathered = reduce(kind, accumulated, "found", 0)
         if step.dtype == "bool":
             gathered = f"({gathered})"
         self.put(f"total{i} = {combine(kind, step.dtype, f'total{i}', gathered)}")
         self.close()
-        convert = f".to({type_name(step.dtype)})" if carried != step.dtype else ""
+        convert = f".to({type_name(step.dtype)})" if accumulated != step.dtype else ""
         self.put(f"{self.values[i]} = total{i}{convert}")

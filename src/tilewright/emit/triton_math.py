@@ -1,8 +1,7 @@
-"""Scalar functions that generated Triton kernels call, for what `triton.language` has not or has too coarsely.
+"""Scalar functions of generated Triton kernels that `triton.language` lacks or has with too little accuracy.
 
-All run on a GPU and in Triton's interpreter alike, so that a machine without a GPU tests the very code.
-Floating arguments are fp32 or fp64; results are within a few units in the last place. NaN comes out
-where it goes in. The polynomials are Chebyshev fits made for this file.
+All run on a GPU and in Triton's interpreter, so tests without a GPU run the same code. Floating arguments are fp32
+or fp64; results are within a few ulp, and NaN propagates. The polynomials are Chebyshev fits made for this file.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
@@ -11,8 +10,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-INFINITY = tl.constexpr(float("inf"))
+from tilewright.emit.triton_arithmetic import (
+    INFINITY,
+    div,
+    fused,
+    is_negative,
+    max_over,
+    maximum,
+    min_over,
+    minimum,
+    neg,
+    polynomial,
+    product_over,
+    round_even,
+    rsqrt,
+    sign,
+    sqrt,
+    to_bfloat16,
+    trunc,
+)
+
 LN2_HIGH = tl.constexpr(0.6931471805598903)
 """ln 2 to 42 bits: its product with any exponent of a double is exact."""
 LN2_LOW = tl.constexpr(5.497923018708371e-14)
@@ -58,131 +75,10 @@ LOG = tl.constexpr(
 
 
 @triton.jit
-def polynomial(u: tl.tensor, coefficients: tl.constexpr, degree: tl.constexpr) -> tl.tensor:
-    """Horner's rule, the highest power first."""
-    p = u * coefficients[0] + coefficients[1]
-    for k in tl.static_range(2, degree + 1):
-        p = p * u + coefficients[k]
-    return p
-
-
-@triton.jit
-def is_negative(x: tl.tensor) -> tl.tensor:
-    """Whether the sign bit is set."""
-    if x.dtype == tl.float64:
-        return x.to(tl.int64, bitcast=True) < 0
-    else:
-        return x.to(tl.int32, bitcast=True) < 0
-
-
-@triton.jit
-def neg(x: tl.tensor) -> tl.tensor:
-    """-x; Triton's own minus is 0 - x, which loses the sign of a zero."""
-    return x * -1.0
-
-
-@triton.jit
-def div(x: tl.tensor, y: tl.tensor) -> tl.tensor:
-    """The quotient rounded as IEEE 754 asks; Triton's own `/` is coarser in fp32."""
-    if y.dtype == tl.float64:
-        return x / y
-    else:
-        return tl.div_rn(x, y)
-
-
-@triton.jit
-def sqrt(x: tl.tensor) -> tl.tensor:
-    if x.dtype == tl.float64:
-        return tl.sqrt(x)
-    else:
-        return tl.sqrt_rn(x)
-
-
-@triton.jit
-def rsqrt(x: tl.tensor) -> tl.tensor:
-    return div(1.0, sqrt(x))
-
-
-@triton.jit
-def maximum(x: tl.tensor, y: tl.tensor) -> tl.tensor:
-    """The larger; NaN wins."""
-    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def minimum(x: tl.tensor, y: tl.tensor) -> tl.tensor:
-    """The smaller; NaN wins."""
-    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def max_over(x: tl.tensor, axis: tl.constexpr, keep_dims: tl.constexpr) -> tl.tensor:
-    """The largest along `axis`; NaN wins, which `tl.max` drops."""
-    nan = tl.max((x != x).to(tl.int32), axis=axis, keep_dims=keep_dims)
-    largest = tl.max(tl.where(x != x, -INFINITY, x), axis=axis, keep_dims=keep_dims)
-    return tl.where(nan != 0, float("nan"), largest)
-
-
-@triton.jit
-def min_over(x: tl.tensor, axis: tl.constexpr, keep_dims: tl.constexpr) -> tl.tensor:
-    """The smallest along `axis`; NaN wins, which `tl.min` drops."""
-    return neg(max_over(neg(x), axis, keep_dims))
-
-
-@triton.jit
-def _multiply(x: tl.tensor, y: tl.tensor) -> tl.tensor:
-    return x * y
-
-
-@triton.jit
-def product_over(x: tl.tensor, axis: tl.constexpr, keep_dims: tl.constexpr) -> tl.tensor:
-    return tl.reduce(x, axis, _multiply, keep_dims=keep_dims)
-
-
-@triton.jit
-def to_bfloat16(x: tl.tensor) -> tl.tensor:
-    """fp32 rounded to the nearest bf16, ties to even. The interpreter's own conversion only truncates."""
-    if INTERPRETED:
-        bits = x.to(tl.uint32, bitcast=True)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        return tl.where(x != x, 0x7FC0, rounded).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        return x.to(tl.bfloat16)
-
-
-@triton.jit
-def sign(x: tl.tensor) -> tl.tensor:
-    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
-
-
-@triton.jit
-def trunc(x: tl.tensor) -> tl.tensor:
-    return tl.where(x < 0, tl.ceil(x), tl.floor(x))
-
-
-@triton.jit
-def round_even(x: tl.tensor) -> tl.tensor:
-    """The nearest integer, ties to even: adding 2²³ (2⁵² in fp64) leaves no room for a fraction."""
-    whole: tl.constexpr = 4503599627370496.0 if x.dtype == tl.float64 else 8388608.0
-    size = tl.abs(x)
-    rounded = (size + whole) - whole
-    return tl.where(size < whole, tl.where(is_negative(x), neg(rounded), rounded), x)
-
-
-@triton.jit
-def fused(x: tl.tensor, y: tl.tensor, z: tl.tensor) -> tl.tensor:
-    """x · y + z of fp32, rounded once. The interpreter's own would round the product too."""
-    if INTERPRETED:
-        return (x.to(tl.float64) * y + z).to(tl.float32)
-    else:
-        return tl.fma(x, y, z)
-
-
-@triton.jit
 def exp(x: tl.tensor) -> tl.tensor:
-    """2ᵗ · (1 + ln 2 · rest), t = x · log₂ e as it is rounded: `tl.exp` loses the rest, digits of large arguments.
+    """2ᵗ · (1 + ln 2 · rest), where t = x · log₂ e rounded and `rest` is its rounding error, which `tl.exp` drops.
 
-    `tl.exp2` makes a zero of what is subnormal, which is therefore computed 2²⁴ times as large.
+    `tl.exp2` flushes subnormal results to zero, so these are computed 2²⁴ times as large and scaled back.
     """
     if x.dtype == tl.float64:
         return tl.exp(x)
@@ -231,7 +127,7 @@ def _with_sign(size: tl.tensor, x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _tanh_far(size: tl.tensor) -> tl.tensor:
-    """1 - 2e / (1 + e), e = exp(-2 · size): to a few units of the last place of 1."""
+    """1 - 2e / (1 + e), e = exp(-2 · size), with an absolute error of a few ulp of 1."""
     e = tl.exp2(size * (-2.0 * LOG2_E))
     return 1.0 - e * (2.0 / (1.0 + e))
 
@@ -250,14 +146,14 @@ def tanh(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def tanh_beside_one(x: tl.tensor) -> tl.tensor:
-    """tanh(x) to 2⁻²³, for a sum with 1."""
+def tanh_absolute(x: tl.tensor) -> tl.tensor:
+    """tanh(x) with an absolute error of 2⁻²³, for sums with 1."""
     return _with_sign(_tanh_far(tl.abs(x)), x)
 
 
 @triton.jit
-def erf_beside_one(x: tl.tensor) -> tl.tensor:
-    """erf(x) to 2⁻²³, for a sum with 1: 1 - 2^q(|x|), which is not exact to the last digits near 0 as `tl.erf` is.
+def erf_absolute(x: tl.tensor) -> tl.tensor:
+    """erf(x) = 1 - 2^q(|x|) with an absolute error of 2⁻²³, for sums with 1; `tl.erf` is also accurate near 0.
 
     Eight elements of a GELU in bf16 take 168 instructions with it and 304 with `tl.erf` (sm_90a).
     """
@@ -288,7 +184,7 @@ def tan(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def atan2(y: tl.tensor, x: tl.tensor) -> tl.tensor:
-    """The angle of (x, y): atan of the smaller over the larger, turned into its octant."""
+    """The angle of (x, y): atan of the smaller over the larger, mapped to its octant."""
     run, rise = tl.abs(x), tl.abs(y)
     larger, smaller = tl.maximum(run, rise), tl.minimum(run, rise)
     equal = run == rise
@@ -398,7 +294,7 @@ def _power_float(x: tl.tensor, y: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _power_integer(x: tl.tensor, y: tl.tensor) -> tl.tensor:
-    """Squaring, wrapped around as the machine's integers do; negative powers of all but ±1 are 0."""
+    """By squaring, with wrap-around; negative powers of all but ±1 are 0."""
     result = x * 0 + 1
     base, left = x, y
     for _ in range(63):
@@ -415,3 +311,40 @@ def pow(x: tl.tensor, y: tl.tensor) -> tl.tensor:
         return _power_float(x, y)
     else:
         return _power_integer(x, y)
+
+
+__all__ = [
+    "acos",
+    "asin",
+    "atan",
+    "atan2",
+    "cosh",
+    "div",
+    "erf_absolute",
+    "erfc",
+    "exp",
+    "expm1",
+    "fused",
+    "is_negative",
+    "log1p",
+    "log10",
+    "max_over",
+    "maximum",
+    "min_over",
+    "minimum",
+    "neg",
+    "polynomial",
+    "pow",
+    "product_over",
+    "round_even",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "tanh_absolute",
+    "to_bfloat16",
+    "trunc",
+]

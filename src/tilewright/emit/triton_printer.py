@@ -1,11 +1,11 @@
-"""What the kernels of a nest have in common as Triton text: names, indices, masks, single steps."""
+"""The Triton text shared by the kernels of a nest: names, indices, masks, single steps."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from tilewright.emit.triton_form import Form, carrier
+from tilewright.emit.triton_schedule import TritonSchedule, accumulator_dtype
 from tilewright.emit.triton_step import expression, identity, literal, to_storage, type_name
 from tilewright.loops.nest import Level, Nest, Step, Store
 
@@ -13,19 +13,19 @@ RESERVED = frozenset(
     ["row", "col", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part", "part_ok",
      "found", "tl", "tw", "float", "range"]
 )  # fmt: skip
-"""Names that the kernels use themselves, beside those that start with one of `NUMBERED`."""
+"""Names that the emitted code uses, besides those that start with one of `NUMBERED`."""
 NUMBERED = ("row", "col", "total", "acc", "part")
 BYTES = ("bool", "int8", "uint8")
 LINE = 110
-"""Longer signatures are broken."""
+"""Longer signatures are wrapped."""
 
 
 class Printer:
-    """What both kernels share: names, indices, masks, and the text of a step."""
+    """Base of both kernels: names, indices, masks, and the text of a step."""
 
-    def __init__(self, form: Form) -> None:
-        self.form = form
-        self.nest = form.nest
+    def __init__(self, schedule: TritonSchedule) -> None:
+        self.schedule = schedule
+        self.nest = schedule.nest
         self.lines: list[str] = []
         self.depth = 1
         self.names = _names(self.nest)
@@ -33,7 +33,7 @@ class Printer:
         loads = [s.access.buffer for s in self.nest.steps if s.access]
         self.values = [_value_name(i, s, self.names, loads, taken) for i, s in enumerate(self.nest.steps)]
         self.row_axes = _axes("row", len(self.nest.rows))
-        self.col_axes = _axes("i" if form.kind == "flat" else "col", len(self.nest.cols))
+        self.col_axes = _axes("i" if schedule.kind == "flat" else "col", len(self.nest.cols))
 
     def put(self, line: str = "") -> None:
         self.lines.append("    " * self.depth + line if line else "")
@@ -46,7 +46,7 @@ class Printer:
         self.depth -= 1
 
     def define(self, name: str, sizes: Iterable[str]) -> str:
-        pointers = [f"{n}_ptr" for n in self.names] + [f"part{i}_ptr" for i in self.form.scratch]
+        pointers = [f"{n}_ptr" for n in self.names] + [f"part{i}_ptr" for i in self.schedule.scratch]
         constants = [f"{size}: tl.constexpr" for size in sizes]
         signature = f"def {name}({', '.join(pointers + constants)}):"
         if len(signature) > LINE:
@@ -55,15 +55,15 @@ class Printer:
         return f"@triton.jit\n{signature}\n" + "\n".join(self._with_origin()) + "\n"
 
     def _with_origin(self) -> list[str]:
-        """Single elements are blocks too: the interpreter does not broadcast bare scalars faithfully."""
+        """Declare `origin`, the index of single elements as a block: the interpreter mishandles scalar pointers."""
         if not any("origin" in line for line in self.lines):
             return self.lines
         first = next(k for k, line in enumerate(self.lines) if not line.strip().startswith('"""'))
-        shape = "(1,)" if self.form.kind == "flat" else "(1, 1)"
+        shape = "(1,)" if self.schedule.kind == "flat" else "(1, 1)"
         return [*self.lines[:first], f"    origin = tl.full({shape}, 0, tl.int32)", *self.lines[first:]]
 
     def program(self) -> str:
-        return "tl.program_id(0).to(tl.int64)" if self.form.wide_index else "tl.program_id(0)"
+        return "tl.program_id(0).to(tl.int64)" if self.schedule.wide_index else "tl.program_id(0)"
 
     def unravel(self, name: str, axes: list[str], extents: tuple[int, ...]) -> None:
         """Declare the index of each axis from the linear index `name`."""
@@ -88,7 +88,7 @@ class Printer:
         return f", mask={self.bounds(rows, cols)}"
 
     def bounds(self, rows: bool, cols: bool) -> str:
-        if self.form.kind == "flat" or (rows and cols):
+        if self.schedule.kind == "flat" or (rows and cols):
             return "ok"
         return "row_ok" if rows else "col_ok"
 
@@ -103,8 +103,8 @@ class Printer:
             buffer = self.nest.buffers[step.access.buffer]
             strides = step.access.strides
             place = self.index(strides)
-            if self.form.sums and self.nest.split(strides)[1] == (1,) and buffer.dtype in BYTES:
-                # Sixteen neighbours for a thread, as Triton would have it, would spread a tile's rows over warps.
+            if self.schedule.sums and self.nest.split(strides)[1] == (1,) and buffer.dtype in BYTES:
+                # By default Triton gives a thread 16 neighbouring bytes, which spreads a tile's rows over warps.
                 place = f"tl.max_contiguous({place}, (1, 8))"
             loaded = f"tl.load({self.names[step.access.buffer]}_ptr + {place}{self.mask(strides)})"
             return loaded if buffer.dtype == step.dtype else f"{loaded}.to({type_name(step.dtype)})"
@@ -112,8 +112,8 @@ class Printer:
             assert step.strides is not None
             return f"({self.index(step.strides)}).to(tl.int64)"
         operands = [a for a in step.args if self.nest.steps[a].dtype == self.nest.steps[step.args[-1]].dtype]
-        if i in self.form.beside_one:
-            return f"tw.{step.name}_beside_one({self.operand(step.args[0])})"
+        if i in self.schedule.absolute_accuracy:
+            return f"tw.{step.name}_absolute({self.operand(step.args[0])})"
         varying = any(self.nest.steps[a].name != "const" for a in operands)
         last = self.nest.steps[step.args[-1]].dtype
         return expression(step, lambda a, literals: self.operand(a, literals and varying), last)
@@ -124,7 +124,7 @@ class Printer:
             return self.values[i]
         assert step.constant is not None
         number = literal(step.constant, step.dtype)
-        shape = "(1,)" if self.form.kind == "flat" else "(1, 1)"
+        shape = "(1,)" if self.schedule.kind == "flat" else "(1, 1)"
         return number if as_literal else f"tl.full({shape}, {number}, {type_name(step.dtype)})"
 
     def store(self, store: Store) -> None:
@@ -134,12 +134,13 @@ class Printer:
         self.put(f"tl.store({pointer}, {to_storage(buffer.dtype, self.operand(store.value))}{self.mask(strides)})")
 
     def blank(self, step: Step, rows: str = "1") -> str:
-        """A block that leaves the reduction `step` as it is: `rows` × the columns it keeps or walks."""
+        """A block of the identity of the reduction `step`: `rows` × its columns."""
         columns = "BLOCK_COLS" if step.name == "reduce_cols" or step.level is Level.COL else "1"
-        return f"tl.full(({rows}, {columns}), {identity(step.kind or '', step.dtype)}, {type_name(carrier(step))})"
+        dtype = type_name(accumulator_dtype(step))
+        return f"tl.full(({rows}, {columns}), {identity(step.kind or '', step.dtype)}, {dtype})"
 
     def closure(self, roots: Iterable[int], known: Sequence[int] = ()) -> list[int]:
-        """`roots` and all they are computed from, in order; the `known` come from elsewhere."""
+        """`roots` and their transitive operands, in order; operands of the `known` steps are left out."""
         needed: set[int] = set()
         todo = list(roots)
         while todo:
@@ -156,7 +157,7 @@ def _axes(name: str, count: int) -> list[str]:
 
 
 def _names(nest: Nest) -> list[str]:
-    """One distinct identifier a buffer, from its graph name."""
+    """A distinct identifier for each buffer, from its graph name."""
     names: list[str] = []
     for number, buffer in enumerate(nest.buffers):
         names.append(f"{buffer.name}_{number}" if buffer.name in names else buffer.name)
@@ -164,7 +165,7 @@ def _names(nest: Nest) -> list[str]:
 
 
 def _value_name(i: int, step: Step, names: list[str], loads: list[int], taken: set[str]) -> str:
-    """A buffer loaded in one place lends its name; other values are named after what they are."""
+    """The buffer's name for a load, if the buffer is loaded once; else the step's name and number."""
     if step.access and loads.count(step.access.buffer) == 1:
         name = names[step.access.buffer]
         if name not in RESERVED and not name.startswith(NUMBERED):

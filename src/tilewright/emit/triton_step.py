@@ -9,9 +9,9 @@ from tilewright.loops.nest import Step
 INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
          "and": "&", "or": "|", "xor": "^"}  # fmt: skip
 BOOLEAN = {"add": "|", "mul": "&", "maximum": "|", "minimum": "&"}
-"""What arithmetic on bool means."""
+"""Arithmetic on bool."""
 LANGUAGE = frozenset({"exp2", "log", "log2", "sin", "cos", "erf", "floor", "ceil", "abs"})
-"""Functions of `triton.language` that are accurate as they are; the others are in `triton_math`."""
+"""Functions of `triton.language` that are accurate enough; the others are in `triton_math`."""
 FLOATS = ("float32", "float64")
 UNSIGNED_LIMIT = {"uint8": 1 << 8}
 SIGNED_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
@@ -25,7 +25,7 @@ def type_name(dtype: str) -> str:
 
 
 def literal(value: bool | int | float, dtype: str) -> str:
-    """A constant as Python text, integers wrapped into their range as PyTorch does."""
+    """A constant as Python text; integers wrap around as in PyTorch."""
     if dtype == "bool":
         return str(bool(value))
     if dtype in FLOATS:
@@ -39,7 +39,7 @@ def literal(value: bool | int | float, dtype: str) -> str:
 
 
 def identity(kind: str, dtype: str) -> str:
-    """What leaves a reduction as it is."""
+    """The identity of a reduction."""
     if kind in ("sum", "prod"):
         return literal(kind == "prod", dtype)
     if kind in ("any", "all"):
@@ -55,7 +55,7 @@ def identity(kind: str, dtype: str) -> str:
 
 
 def combine(kind: str, dtype: str, a: str, b: str) -> str:
-    """Two partial results of a reduction as one."""
+    """Two partial results of a reduction, combined."""
     if kind in ("any", "all") or dtype == "bool":
         return f"{a} {'|' if kind in ('any', 'max', 'sum') else '&'} {b}"
     if kind in ("max", "min"):
@@ -64,7 +64,7 @@ def combine(kind: str, dtype: str, a: str, b: str) -> str:
 
 
 def reduce(kind: str, dtype: str, value: str, axis: int) -> str:
-    """All of `value`, a block of `dtype`, along one axis, which stays with length 1."""
+    """`value`, a block of `dtype`, reduced along one axis, which keeps length 1."""
     along = f"axis={axis}, keep_dims=True"
     if dtype == "bool":
         extreme = "max" if kind in ("any", "max", "sum") else "min"
@@ -124,13 +124,13 @@ def _cast(value: str, source: str, target: str) -> str:
     if target == "bool":
         return f"{value} != 0"
     if target in VIA and source in FLOATS:
-        # Numbers out of range wrap around, as in PyTorch; a direct conversion leaves them undefined.
+        # Out-of-range numbers wrap around, as in PyTorch; a direct conversion leaves them undefined.
         return f"{value}.to(tl.{VIA[target]}).to(tl.{target})"
     return f"{value}.to({type_name(target)})"
 
 
 def to_storage(dtype: str, value: str) -> str:
-    """A computed value as it lies in memory."""
+    """A computed value converted to the dtype of memory."""
     if dtype == "bfloat16":
         return f"tw.to_bfloat16({value})"
     return f"{value}.to(tl.float16)" if dtype == "float16" else value

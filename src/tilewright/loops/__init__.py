@@ -1,1 +1,1 @@
-"""Loop nests: a set of operators as plain data that cost counts and emitters print."""
+"""Loop nests: a set of operators as plain data, which the cost model counts and the emitters print."""

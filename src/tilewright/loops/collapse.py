@@ -1,4 +1,4 @@
-"""The axes of a nest made as few as its accesses allow, so that loops are long."""
+"""Merges the axes of a nest as far as its accesses allow, so that the innermost loops are long."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tilewright.operators.axes import Unfusable
 
 
 @dataclass
-class Shape:
-    """Merges neighbouring axes that every access walks as one."""
+class AxisCollapser:
+    """Merges neighbouring axes whose strides are contiguous with each other in every access."""
 
     rows: list[int]
     cols: list[int]
@@ -31,12 +31,12 @@ class Shape:
             self.cols.append(1)
             self._change(lambda strides: (*strides, 0))
 
-    def refuse_draws_out_of_order(self) -> None:
-        """A stream is read in its own order: to begin anew for each few elements would cost more than a mask."""
+    def check_draw_order(self) -> None:
+        """Raise Unfusable unless the nest reads its random draws in stream order: seeking is slower than a mask."""
         extents = self.rows + self.cols
-        places = tuple(prod(extents[at + 1 :]) for at in range(len(extents)))
+        in_order = tuple(prod(extents[at + 1 :]) for at in range(len(extents)))
         for step in self.steps:
-            if step.name == "draw" and step.strides != places:
+            if step.name == "draw" and step.strides != in_order:
                 raise Unfusable("the nest does not visit each element once in the order of its random numbers")
 
     def _collapse_part(self, start: int, extents: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""From a trace to a nest: which axes are rows, which are columns, and in which stage each step runs."""
+"""Lowers a trace to a nest: divides its axes into rows and columns, and assigns each step a stage."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from torch import fx
 
-from tilewright.loops.collapse import Shape
-from tilewright.loops.distinct import live_and_distinct
+from tilewright.loops.collapse import AxisCollapser
 from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where
+from tilewright.loops.redundant import eliminate_redundant
 from tilewright.loops.trace import dtype_name, trace_nodes
 from tilewright.operators.axes import Axis, Unfusable, leaves, split, strides_of
 from tilewright.operators.language import Drawn, Op, Source, Value
 
 FEW_COLUMNS = 1024
-"""A reduction over everything is cut into rows of at least this many elements, if it has the axes for it."""
+"""A reduction over all axes is cut into rows of at least this many elements, if it has several axes left."""
 LEAST_COLUMNS = 64
-"""Rather shorter rows than none at all."""
+"""The same when only one axis is left for the rows."""
 
 Strides = dict[Axis, int]
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A nest and the graph nodes its buffers stand for, in buffer order."""
+    """A nest and the graph nodes of its buffers, in buffer order."""
 
     nest: Nest
     inputs: tuple[fx.Node, ...]
@@ -34,14 +34,14 @@ class Lowered:
 
 
 def lower(members: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str) -> Lowered:
-    """One nest that computes `outputs` from what the members read.
+    """One nest that computes `outputs` from the inputs of `members`.
 
-    `members` are in topological order; outputs keep the strides of their metadata. Raises
-    `Unfusable`, with the reason, where the members cannot share a nest.
+    `members` are in topological order; outputs keep the strides of their metadata. Raises `Unfusable` with the
+    reason if the members cannot share a nest.
     """
     try:
         return _lower(members, outputs, name, share_loads=True)
-    except OwnTranspose:
+    except AxisUsedTwice:
         return _lower(members, outputs, name, share_loads=False)
 
 
@@ -53,8 +53,8 @@ def _lower(members: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str, *,
     return _Lowering(traced.trace.ops, [(n, traced.values[n]) for n in outputs], name).build()
 
 
-class OwnTranspose(Unfusable):
-    """One axis would have to serve two dimensions of the same tensor."""
+class AxisUsedTwice(Unfusable):
+    """A tensor is used together with its transpose, so one axis would index two of its dimensions."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class _Lowering:
     def __init__(self, ops: list[Op], outputs: list[tuple[fx.Node, Value]], name: str) -> None:
         self.name = name
         self.outputs = outputs
-        self.ops, self.ids = live_and_distinct(ops, [value.id for _, value in outputs])
+        self.ops, self.ids = eliminate_redundant(ops, [value.id for _, value in outputs])
         self.output_strides = [
             strides_of(value.dims, [int(s) for s in node.meta["val"].stride()]) for node, value in outputs
         ]
@@ -77,7 +77,7 @@ class _Lowering:
         for dims in tensors:
             flat = leaves(axis for g in dims for axis in g)
             if len(set(flat)) != len(flat):
-                raise OwnTranspose("a value meets its own transpose")
+                raise AxisUsedTwice("a value is combined with its own transpose")
 
     def build(self) -> Lowered:
         self._dependencies()
@@ -86,7 +86,7 @@ class _Lowering:
         return self._assemble(rows, cols)
 
     def _dependencies(self) -> None:
-        """For each op the axes its value varies with; reductions over other axes become products."""
+        """For each op the axes its value varies with; a reduction keeps only axes its operand varies with."""
         self.deps: list[frozenset[Axis]] = []
         self.reductions: list[_Reduction] = []
         for position, op in enumerate(self.ops):
@@ -110,7 +110,7 @@ class _Lowering:
         self.domain = frozenset().union(*self.deps, *(r.axes for r in self.reductions), *self.output_strides)
 
     def _align(self) -> None:
-        """Let independent axes of equal length share one loop, as where a row's sum scales another tensor."""
+        """Unify independent axes of equal length: a row sum of one tensor that scales another shares its row loop."""
         together = [
             deps | frozenset().union(*(self.deps[a] for a in op.args))
             for deps, op in zip(self.deps, self.ops, strict=True)
@@ -136,7 +136,7 @@ class _Lowering:
             return order[:-1], order[-1:]
         again = {r.axes for r in self.reductions if r.axes and self._used_again(r)}
         if len(again) > 1:
-            raise Unfusable("reductions over different axes are needed again inside one nest")
+            raise Unfusable("the nest uses reductions over different axes again")
         if again:
             return self._split_by(order, next(iter(again)))
         if over == {self.domain}:
@@ -155,7 +155,7 @@ class _Lowering:
         return [a for a in order if a not in cols], [a for a in order if a in cols]
 
     def _cut(self, order: list[Axis]) -> tuple[list[Axis], list[Axis]]:
-        """Everything is reduced: long rows inside, the rest outside, so that threads share the work."""
+        """For a reduction over all axes: long columns inside, the rest as rows, which threads share."""
         cols: list[Axis] = []
         rows = list(order)
         while rows and prod(a.extent for a in cols) < (FEW_COLUMNS if len(rows) > 1 else LEAST_COLUMNS):
@@ -176,16 +176,16 @@ class _Lowering:
         self._dependencies()
 
     def _used_again(self, reduction: _Reduction) -> bool:
-        """Whether something that depends on this reduction varies with the reduced axes again."""
-        tainted = {reduction.position}
+        """Whether a value that depends on this reduction varies with the reduced axes."""
+        dependent = {reduction.position}
         for position, op in enumerate(self.ops):
-            if tainted & set(op.args):
-                tainted.add(position)
+            if dependent & set(op.args):
+                dependent.add(position)
                 if self.deps[position] & reduction.axes:
                     return True
         ids = {self.ids[value.id] for _, value in self.outputs}
         return any(
-            self.ids[value.id] in tainted & ids and set(strides) & reduction.axes
+            self.ids[value.id] in dependent & ids and set(strides) & reduction.axes
             for (_, value), strides in zip(self.outputs, self.output_strides, strict=True)
         )
 
@@ -234,8 +234,8 @@ class _Lowering:
             elif op.name == "const":
                 step = replace(step, constant=op.detail)
             elif op.name == "index":
-                own = strides_of([op.detail], [1])
-                step = replace(step, strides=tuple(own.get(a, 0) for a in rows + cols))
+                index = strides_of([op.detail], [1])
+                step = replace(step, strides=tuple(index.get(a, 0) for a in rows + cols))
             elif op.name in ("cast", "round"):
                 step = replace(step, to=op.detail or op.dtype)
             steps.append(step)
@@ -256,7 +256,7 @@ class _Lowering:
         rows: set[Axis],
         cols: set[Axis],
     ) -> int:
-        """Append the one or two steps of a reduction; give the position of its result."""
+        """Append the one or two steps of a reduction; returns the position of its result."""
         kind = r.kind
         value = args[0]
         deps = self.deps[op.args[0]]
@@ -288,18 +288,18 @@ class _Lowering:
             elif late & set(op.args):
                 late.add(position)
                 if self.deps[position] & rows:
-                    raise Unfusable("a sum over all rows is needed again by each row")
+                    raise Unfusable("each row uses a sum over all rows")
         for (node, value), strides in zip(self.outputs, self.output_strides, strict=True):
-            held = frozenset(strides)
+            axes = frozenset(strides)
             position = self.ids[value.id]
             if position in late:
-                if held & rows:
-                    raise Unfusable("a sum over all rows is spread over the rows again")
-            elif rows - held:
-                raise Unfusable(f"{node.name} is smaller than the nest around it")
-            if held & cols and cols - held:
+                if axes & rows:
+                    raise Unfusable("a sum over all rows is broadcast over the rows")
+            elif rows - axes:
+                raise Unfusable(f"{node.name} does not vary with all rows of the nest")
+            if axes & cols and cols - axes:
                 raise Unfusable(f"{node.name} varies with only some of the columns")
-            if self.deps[position] - held:
+            if self.deps[position] - axes:
                 raise Unfusable(f"{node.name} varies with more than its own axes")
 
     def _finish(
@@ -309,28 +309,28 @@ class _Lowering:
         inputs = tuple(Buffer(key.name, dtype_name(key.meta["val"].dtype), _touched(key.meta["val"])) for key in keys)
         outputs = tuple(Buffer(n.name, dtype_name(n.meta["val"].dtype), n.meta["val"].numel()) for n in nodes)
         row_extents, col_extents = [a.extent for a in rows], [a.extent for a in cols]
-        shape = Shape(row_extents, col_extents, steps, stores)
-        shape.collapse()
-        shape.refuse_draws_out_of_order()
+        collapser = AxisCollapser(row_extents, col_extents, steps, stores)
+        collapser.collapse()
+        collapser.check_draw_order()
         nest = Nest(
             self.name,
-            tuple(shape.rows),
-            tuple(shape.cols),
+            tuple(collapser.rows),
+            tuple(collapser.cols),
             inputs,
             outputs,
-            tuple(shape.steps),
-            tuple(shape.stores),
+            tuple(collapser.steps),
+            tuple(collapser.stores),
         )
         return Lowered(nest, tuple(keys), tuple(nodes))
 
 
 def _refuse_sums_of_columns_after_rows(steps: list[Step]) -> None:
-    """What one row sums over its columns is gone once all rows are done."""
+    """Raise Unfusable if a step after all rows uses a sum over the columns of one row."""
     of_columns: set[int] = set()
     for position, step in enumerate(steps):
         if step.name == "reduce_cols" or (step.name != "reduce_rows" and of_columns & set(step.args)):
             if step.where == "after":
-                raise Unfusable("a sum over all rows meets a sum over the columns")
+                raise Unfusable("a sum over all rows is combined with a sum over the columns")
             of_columns.add(position)
 
 

@@ -1,16 +1,16 @@
 """A loop nest as plain data.
 
-A nest runs over `rows` (outer, independent, run in parallel) and `cols` (inner). For each row the
-columns may be walked several times: a reduction over the columns that ends in *stage* k is known
-to every step of stage k + 1, as the row maximum is to the exponentials of a softmax. A reduction
-over the rows (a column sum) is known only *after* all rows.
+A nest runs over `rows` (outer, independent, run in parallel) and `cols` (inner). Each row may loop over its
+columns several times: the result of a reduction over the columns in *stage* k is available from stage k + 1 on
+(the row maximum for the exponentials of a softmax). The result of a reduction over the rows (a column sum) is
+available only *after* all rows.
 
     for row in rows:                       # parallel
-        stage 0: for col in cols: …        # may end in row values
+        stage 0: for col in cols: …        # may reduce to row values
         stage 1: for col in cols: …
-    after:   for col in cols: …            # column sums, over all rows, are known here
+    after:   for col in cols: …            # column sums are available here
 
-Steps are in static single assignment; a step names its operands by position.
+Steps are in SSA form; a step refers to its operands by position.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Where = Literal["body", "after"]
 
 
 class Level(Enum):
-    """What a step's value varies with inside its part of the nest."""
+    """The axes that a step's value varies with: none, rows, columns, or both."""
 
     SCALAR = "scalar"
     ROW = "row"
@@ -55,9 +55,9 @@ class Step:
     """One scalar operation.
 
     `name`: `load` (`access`), `const` (`constant`), `index` (`strides`, one per axis), `draw` (the stream's
-    buffer in `access`, the element's place in the stream by `strides`, the threshold in `constant`),
+    buffer in `access`, the element's position in the stream by `strides`, the threshold in `constant`),
     `reduce_cols` and `reduce_rows` (`kind`), `round` and `cast` (`to`), or a scalar function.
-    `dtype` is what the value computes in.
+    `dtype` is the dtype of the computation.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Nest:
-    """Everything an emitter prints and a cost model counts. Buffers: the inputs, then the outputs."""
+    """A loop nest. Buffers: the inputs, then the outputs."""
 
     name: str
     rows: tuple[int, ...]
@@ -107,22 +107,19 @@ class Nest:
 
     @property
     def stages(self) -> int:
-        """How many times the columns of a row are walked."""
+        """How many times each row loops over its columns."""
         return 1 + max((s.stage for s in self.steps if s.where == "body"), default=0)
 
     def reductions(self, name: Literal["reduce_cols", "reduce_rows"]) -> Iterator[tuple[int, Step]]:
         return ((i, step) for i, step in enumerate(self.steps) if step.name == name)
 
     def split(self, strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Strides of the rows, strides of the columns."""
+        """The strides of the rows and those of the columns."""
         return strides[: len(self.rows)], strides[len(self.rows) :]
 
 
 def describe(nest: Nest) -> str:
-    """The nest as text a person can read; golden tests hold it.
-
-    One line a step: position, level, stage, name, operands.
-    """
+    """The nest as readable text, which golden tests compare: one line per step."""
     lines = [f"{nest.name}: rows {list(nest.rows)} × cols {list(nest.cols)}"]
     for number, buffer in enumerate(nest.buffers):
         role = "in" if number < len(nest.inputs) else "out"

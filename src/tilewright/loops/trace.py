@@ -1,4 +1,4 @@
-"""Runs the bodies of a set of graph nodes and leaves a trace of scalar operations."""
+"""Runs the bodies of a set of graph nodes and records their scalar operations."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SUPPORTED = frozenset(["float16", "bfloat16", "float32", "float64", "int8", "uin
 
 @dataclass(frozen=True)
 class Traced:
-    """A trace and the value of each member and of each output node."""
+    """A trace, and the value of each member and of each output node."""
 
     trace: Trace
     values: dict[fx.Node, Value]
 
 
 def results(node: fx.Node) -> list[torch.Tensor]:
-    """The tensors a node gives, without the absent ones."""
+    """The result tensors of a node, without those that are None."""
     val = node.meta.get("val")
     many = val if isinstance(val, (tuple, list)) else [val]
     return [v for v in many if isinstance(v, torch.Tensor)]
@@ -39,9 +39,9 @@ def results(node: fx.Node) -> list[torch.Tensor]:
 def trace_nodes(members: Sequence[fx.Node], outputs: Sequence[fx.Node], *, share_loads: bool) -> Traced:
     """Run the bodies of `members` (topological order) and of the views between them and the outputs.
 
-    Operands that no member computes are loaded from memory. With `share_loads` every use of a tensor
-    runs over the same axes; without, each use has axes of its own, so that a tensor may meet its
-    transpose. Raises `Unfusable` where bodies cannot share a nest.
+    Operands that no member computes are loaded from memory. With `share_loads` all uses of a tensor share their
+    axes; without, each use gets separate axes, so that a tensor can be combined with its transpose. Raises
+    `Unfusable` if the bodies cannot share a nest.
     """
     return _Tracer(members, share_loads).run(outputs)
 
@@ -84,15 +84,16 @@ class _Tracer:
         return self._finish(node, value)
 
     def _finish(self, node: fx.Node, value: Any) -> Any:
-        """Give each result the dtype and, where a discontinuous operator will look at it, eager's rounding."""
+        """Convert each result to its dtype; round it as eager does if a discontinuous operator reads it."""
         vals = node.meta["val"]
         if not isinstance(vals, (tuple, list)):
-            return self._settle(node, value, vals)
+            return self._convert_result(node, value, vals)
         return tuple(
-            self._settle(node, v, meta) if isinstance(v, Value) else v for v, meta in zip(value, vals, strict=True)
+            self._convert_result(node, v, meta) if isinstance(v, Value) else v
+            for v, meta in zip(value, vals, strict=True)
         )
 
-    def _settle(self, node: fx.Node, value: Value, meta: torch.Tensor) -> Value:
+    def _convert_result(self, node: fx.Node, value: Value, meta: torch.Tensor) -> Value:
         name = dtype_name(meta.dtype)
         value = value.to_compute(name)
         if tuple(value.shape) != tuple(meta.shape):
@@ -107,17 +108,17 @@ class _Tracer:
             return self.values[node]
         meta = node.meta.get("val")
         if not isinstance(meta, torch.Tensor):
-            raise Unfusable(f"{node.name} is no tensor")
+            raise Unfusable(f"{node.name} is not a tensor")
         name = dtype_name(meta.dtype)
         if name not in SUPPORTED or meta.layout is not torch.strided or meta.is_conj() or meta.is_neg():
-            raise Unfusable(f"{name} {meta.layout} tensors have no loop form")
+            raise Unfusable(f"loop nests do not support {name} {meta.layout} tensors")
         value = self.trace.load(node, name, [int(s) for s in meta.shape], [int(s) for s in meta.stride()])
         if self.share_loads:
             self.values[node] = value
         return value
 
     def _is_view_of_member(self, node: fx.Node) -> bool:
-        """Whether this value is a member under other indices (through any number of views)."""
+        """Whether this value is a member, or a view (of a view ...) of one."""
         while node.op == "call_function" and node not in self.inside:
             row = row_of(node.target)
             if row is None or row.operator_class != "layout":
@@ -146,7 +147,7 @@ def _refuse(node: fx.Node) -> bool:
 
 
 def _converted(row: Row, given: Any, value: Any, wanted: str) -> Any:
-    """An operand in the dtype the operator computes in; a comparison of 16-bit floats sees a wider number rounded."""
+    """An operand in the operator's compute dtype; a wider operand is rounded first, as PyTorch's promotion does."""
     if not isinstance(value, Value):
         return value
     value = value.to_compute(wanted)
@@ -155,7 +156,7 @@ def _converted(row: Row, given: Any, value: Any, wanted: str) -> Any:
 
 
 def _common_dtype(node: fx.Node, row: Row, dtype: str) -> str:
-    """The dtype PyTorch promotes the first two operands to."""
+    """The dtype to which PyTorch promotes the first two operands."""
     if row.promotion != "common":
         return dtype
     operands: list[Any] = [a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args[:2]]
@@ -163,10 +164,7 @@ def _common_dtype(node: fx.Node, row: Row, dtype: str) -> str:
 
 
 def _feeding_discontinuous(members: Sequence[fx.Node]) -> set[fx.Node]:
-    """Members whose 16-bit results reach a discontinuous operator, and so must be rounded as eager does.
-
-    That operator may be in another kernel: what it reads in memory comes from the members all the same.
-    """
+    """Members whose 16-bit results a discontinuous operator reads, in this kernel or another: eager rounds them."""
     needed = set[fx.Node]()
     for node in reversed(members):
         users = {u for user in node.users for u in _through_views(user)}

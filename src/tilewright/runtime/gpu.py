@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from tilewright.emit.triton_form import REGISTERS, Form, power_of_two
+from tilewright.emit.triton_schedule import REGISTERS, TritonSchedule, power_of_two
 from tilewright.loops.nest import Level, Nest
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError, warn_once
@@ -91,25 +91,25 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
 
     `shared_bytes`: what tiles on their way may take of a program's shared memory.
     """
-    form = Form(nest)
+    schedule = TritonSchedule(nest)
     rows, columns = nest.row_count, nest.col_count
-    if form.kind == "flat":
+    if schedule.kind == "flat":
         block = min(power_of_two(columns), tile)
         return Launch(-(-columns // block), {"BLOCK": block}, 4)
-    if form.kind == "tiles":
+    if schedule.kind == "tiles":
         block_cols = min(power_of_two(columns), 64 if _transposes(nest) else tile)
         block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
         programs = -(-rows // block_rows) * -(-columns // block_cols)
         return Launch(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, 4)
-    if form.sums:
-        return _in_strips(nest, form, processors, tile, shared_bytes)
-    block_cols = power_of_two(columns) if form.whole_row else LONG_BLOCK
+    if schedule.sums:
+        return _in_strips(nest, schedule, processors, tile, shared_bytes)
+    block_cols = power_of_two(columns) if schedule.whole_row else LONG_BLOCK
     block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
     warps = min(max(block_rows * block_cols // 512, 4), 16)
     return Launch(-(-rows // block_rows), {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, warps)
 
 
-def _in_strips(nest: Nest, form: Form, processors: int, tile: int, shared_bytes: int) -> Launch:
+def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int, shared_bytes: int) -> Launch:
     """Column sums: each program walks a strip of rows, the next tiles on their way while it is at one.
 
     H200, bf16, 16384 rows: the derivative of GELU and its sums, 8192 columns, 223 us (192 at the bandwidth of copies),
@@ -117,29 +117,33 @@ def _in_strips(nest: Nest, form: Form, processors: int, tile: int, shared_bytes:
     time 151.
     """
     rows, columns = nest.row_count, nest.col_count
-    wide = power_of_two(columns) if form.whole_row else LONG_BLOCK
-    block_cols = min(wide, tile) if form.splits_columns else wide
+    wide = power_of_two(columns) if schedule.whole_row else LONG_BLOCK
+    block_cols = min(wide, tile) if schedule.splits_columns else wide
     # Two rows share the barriers of one reduction.
     block_rows = min(power_of_two(rows), max(4 * tile // block_cols, 1 if block_cols > 4 * tile else 2))
     elements = block_rows * block_cols
     # 32 elements a thread, or as many columns as it has registers for.
-    warps = max(elements // (32 * WARP), power_of_two(-(-block_cols * form.held // (COLUMN_REGISTERS * WARP))), 1)
-    across = -(-columns // block_cols) if form.splits_columns else 1
+    warps = max(
+        elements // (32 * WARP),
+        power_of_two(-(-block_cols * schedule.registers_per_column // (COLUMN_REGISTERS * WARP))),
+        1,
+    )
+    across = -(-columns // block_cols) if schedule.splits_columns else 1
     tiles = -(-rows // block_rows)
     strip = -(-tiles // min(tiles, max(WAVES * processors // across, 1)))
     strips = -(-tiles // strip)
     loads = [nest.buffers[s.access.buffer] for s in nest.steps if s.access and s.level is Level.FULL]
     on_their_way = elements * sum(getattr(torch, b.dtype).itemsize for b in loads)
-    most = MOST_AHEAD if wide * form.held <= REGISTERS or form.splits_columns else 1
-    ahead = 1 + min(most, shared_bytes // max(on_their_way, 1)) if form.whole_row else 1
+    most = MOST_AHEAD if wide * schedule.registers_per_column <= REGISTERS or schedule.splits_columns else 1
+    ahead = 1 + min(most, shared_bytes // max(on_their_way, 1)) if schedule.whole_row else 1
     after = {
         "PARTS": strips,
         "BLOCK_PARTS": min(power_of_two(strips), 128),
         "BLOCK_COLS": min(power_of_two(columns), 16),
     }
-    after_programs = -(-columns // after["BLOCK_COLS"]) if form.late_columns else 1
+    after_programs = -(-columns // after["BLOCK_COLS"]) if schedule.late_columns else 1
     sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "TILES": strip, "AHEAD": ahead}
-    scratch = tuple(form.scratch_size(i, strips) for i in form.scratch)
+    scratch = tuple(schedule.scratch_size(i, strips) for i in schedule.scratch)
     return Launch(strips * across, sizes, min(warps, 16), after_programs, after, scratch)
 
 
@@ -163,7 +167,7 @@ class TritonKernel:
         module = _module(source)
         self.main = getattr(module, nest.name)
         self.after = getattr(module, f"{nest.name}_after", None)
-        self.contracts = Form(nest).contracts
+        self.allows_fma = TritonSchedule(nest).allows_fma
         self._plans: dict[torch.device, Launch] = {}
         self._compiled: dict[torch.device, list[_Compiled]] = {}
 
@@ -225,7 +229,7 @@ class TritonKernel:
         done = []
         for kernel, programs, sizes, warps in calls:
             constants = {name: sizes[name] for name in kernel.arg_names[len(pointers) :]}
-            fitting = on(kernel, programs)(*pointers, **constants, num_warps=warps, enable_fp_fusion=self.contracts)
+            fitting = on(kernel, programs)(*pointers, **constants, num_warps=warps, enable_fp_fusion=self.allows_fma)
             done.append(_Compiled(fitting, programs, tuple(constants.values())))
         return done
 

@@ -1,4 +1,4 @@
-"""Which of the recorded operations a nest needs: the live ones, equal ones once."""
+"""Dead-code and common-subexpression elimination on recorded operations."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from tilewright.operators.axes import leaves, strides_of
 from tilewright.operators.language import Op
 
 
-def live_and_distinct(ops: list[Op], wanted: list[int]) -> tuple[list[Op], dict[int, int]]:
-    """The ops that `wanted` needs, equal ones merged; and where each old op is now."""
+def eliminate_redundant(ops: list[Op], wanted: list[int]) -> tuple[list[Op], dict[int, int]]:
+    """The ops that `wanted` needs, with equal ones merged; and the new position of each old op."""
     live = set(wanted)
     for position in reversed(range(len(ops))):
         if position in live:
             live.update(ops[position].args)
     kept: list[Op] = []
     where: dict[int, int] = {}
-    seen: dict[Any, int] = {}
+    known: dict[Any, int] = {}
     for position, op in enumerate(ops):
         if position not in live:
             continue
         op = replace(op, args=tuple(where[a] for a in op.args))
         key = (op.name, op.args, op.dtype, _identity(op))
-        if key not in seen:
-            seen[key] = len(kept)
+        if key not in known:
+            known[key] = len(kept)
             kept.append(op)
-        where[position] = seen[key]
+        where[position] = known[key]
     return kept, where
 
 
@@ -40,6 +40,6 @@ def _identity(op: Op) -> Any:
     if op.name == "draw":
         return op.detail.key, frozenset(strides_of([op.detail.axes], [1]).items()), op.detail.below
     if op.name == "const":
-        # repr tells 1, 1.0 and True, 0.0 and -0.0 apart, and NaN equal to itself.
+        # repr distinguishes 1, 1.0 and True, and 0.0 and -0.0; NaN's equals itself.
         return repr(op.detail)
     return op.detail

@@ -1,4 +1,4 @@
-"""How a nest is cut into Triton programs: what the emitter prints and the launcher must agree on."""
+"""The schedule of a nest's Triton programs, on which the emitter and the launcher agree."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tilewright.loops.nest import Access, Level, Nest, Step
 WHOLE_ROW = 16384
 """The widest row, padded to a power of two, that one program holds at once."""
 REGISTERS = 65536
-"""Elements, counted in fp32, that a program may keep alive over a whole row."""
+"""Live 32-bit values that a program may have over a whole row."""
 SPILLED = 3 * REGISTERS // 2
-"""The same beside column sums, which in memory cost more than what spills: layer norm's backward of 4096 rows of 8192
-columns, bf16, takes 133 us on an H200, by blocks of columns 266."""
+"""The same with column sums: some spilling is cheaper than column sums in memory. Layer norm's backward of 4096 rows
+of 8192 columns, bf16, takes 133 us on an H200, and 266 in blocks of columns."""
 WIDE = {"float32": "float64", "float64": "float64"}
-"""What sums are carried in; integers carry themselves."""
+"""Accumulator dtypes of sums; integers accumulate in their own dtype."""
 
-DECISIVE = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "floor", "ceil", "trunc", "round_even", "sign", "pow"})
-"""What a last bit can change by a lot; and `pow`, whose error terms are exact products."""
+DISCONTINUOUS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "floor", "ceil", "trunc", "round_even", "sign", "pow"})
+"""Discontinuous functions; and `pow`, whose error terms are exact products."""
 
 Kind = Literal["flat", "tiles", "rows"]
 
@@ -33,22 +33,21 @@ def power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def carrier(step: Step) -> str:
+def accumulator_dtype(step: Step) -> str:
     """The dtype that a reduction accumulates in."""
     return WIDE.get(step.dtype, step.dtype) if step.kind == "sum" else step.dtype
 
 
-def _is_decisive(step: Step) -> bool:
-    return step.name in DECISIVE or (step.name == "cast" and step.dtype not in WIDE)
+def _is_discontinuous(step: Step) -> bool:
+    return step.name in DISCONTINUOUS or (step.name == "cast" and step.dtype not in WIDE)
 
 
 @dataclass(frozen=True)
-class Form:
-    """The shape of the programs of one nest.
+class TritonSchedule:
+    """How one nest is divided into programs.
 
-    `flat`: elementwise along one axis. `tiles`: elementwise over rows × columns. `rows`: with
-    reductions; a program owns whole rows, and where there are column sums a strip of them, whose
-    partial sums a second kernel combines.
+    `flat`: elementwise along one axis. `tiles`: elementwise over rows × columns. `rows`: with reductions; a
+    program computes whole rows, or with column sums a strip of rows, whose partial sums a second kernel combines.
     """
 
     nest: Nest
@@ -65,8 +64,8 @@ class Form:
         return tuple(i for i, _ in self.nest.reductions("reduce_rows"))
 
     @cached_property
-    def carried(self) -> tuple[int, ...]:
-        """Positions of single values, reduced from the columns alone, that are needed again after all rows."""
+    def late_scalars(self) -> tuple[int, ...]:
+        """Positions of scalars reduced over the columns that steps after all rows use."""
         late = [s.value for s in self.nest.stores if self.is_late(s.value)]
         found: set[int] = set()
         while late:
@@ -79,38 +78,38 @@ class Form:
 
     @property
     def scratch(self) -> tuple[int, ...]:
-        """Positions of the steps whose results go from the first kernel to the second through memory."""
-        return self.sums + self.carried
+        """Positions of the steps whose results the first kernel passes to the second through memory."""
+        return self.sums + self.late_scalars
 
     @cached_property
     def splits_columns(self) -> bool:
-        """Whether programs share the columns of a strip of rows out: no reduction needs whole rows."""
+        """Whether several programs share the columns of a strip of rows: possible if no reduction needs whole rows."""
         kept = all(any(self.nest.split(s.access.strides)[1]) for s in self.nest.stores if not self.is_late(s.value))
         whole = any(step.name == "reduce_cols" for step in self.nest.steps)
         return bool(self.sums) and kept and not whole and self.uses_columns
 
     @cached_property
     def whole_row(self) -> bool:
-        """Whether a program holds all columns of its rows, or all of its share of them, or walks them in blocks."""
+        """Whether a program holds all columns of its rows (or of its part of them); else it loops over blocks."""
         if self.splits_columns:
             return True
         columns = power_of_two(self.nest.col_count)
-        return columns <= WHOLE_ROW and columns * self.held <= (SPILLED if self.sums else REGISTERS)
+        return columns <= WHOLE_ROW and columns * self.registers_per_column <= (SPILLED if self.sums else REGISTERS)
 
     @cached_property
-    def held(self) -> int:
-        """Registers that a column takes while a program is at a row."""
-        held = 0
+    def registers_per_column(self) -> int:
+        """Registers that a column takes while a program computes a row."""
+        count = 0
         for step in self.nest.steps:
             if step.name == "load" and step.level in (Level.FULL, Level.COL):
-                held += 2 if step.dtype in ("float64", "int64") else 1
+                count += 2 if step.dtype in ("float64", "int64") else 1
             elif step.name == "reduce_rows" and step.level is Level.COL:
-                held += 4  # a double that lives across rows and its next value
-        return held
+                count += 4  # a double that is live across rows, and its next value
+        return count
 
     @cached_property
     def wide_index(self) -> bool:
-        """Whether an element's position, or the count of padded rows or columns, needs 64 bits."""
+        """Whether an element's index, or the padded number of rows or columns, needs 64 bits."""
         accesses = [s.access for s in self.nest.steps if s.access] + [s.access for s in self.nest.stores]
         farthest = max((self._last(access) for access in accesses), default=0)
         return max(farthest, self.nest.row_count, self.nest.col_count) >= 2**31 - 2**20
@@ -120,36 +119,36 @@ class Form:
         return sum((n - 1) * stride for n, stride in zip(extents, access.strides, strict=True))
 
     @cached_property
-    def contracts(self) -> bool:
-        """Whether a product may be added without being rounded first, as eager's kernels do inside one operator.
+    def allows_fma(self) -> bool:
+        """Whether the compiler may contract a product and a sum to an FMA, as eager's kernels do inside one operator.
 
-        Not where a discontinuous operator would see it: its operands must be eager's, and a value that
-        is computed again for a later stage must be the same value.
+        Not if a discontinuous operator reads the result: its operands must equal eager's, and a value recomputed in
+        a later stage must be bitwise the same.
         """
         steps = self.nest.steps
         if any(step.name == "pow" for step in steps):
             return False
-        sums = (steps[i] for i in self._decided_by if steps[i].name in ("add", "sub"))
+        sums = (steps[i] for i in self._feeds_discontinuous if steps[i].name in ("add", "sub"))
         return not any(steps[a].name == "mul" for step in sums for a in step.args)
 
     @cached_property
-    def _decided_by(self) -> set[int]:
-        """Positions of what a discontinuous operator sees, at once or through others."""
+    def _feeds_discontinuous(self) -> set[int]:
+        """Positions of all steps on which a discontinuous operator depends."""
         steps = self.nest.steps
-        seen: set[int] = set()
-        todo = [i for i, step in enumerate(steps) if _is_decisive(step)]
+        found: set[int] = set()
+        todo = [i for i, step in enumerate(steps) if _is_discontinuous(step)]
         while todo:
             for i in steps[todo.pop()].args:
-                if i not in seen:
-                    seen.add(i)
+                if i not in found:
+                    found.add(i)
                     todo.append(i)
-        return seen
+        return found
 
     @cached_property
-    def beside_one(self) -> frozenset[int]:
-        """Positions of `erf` and `tanh` in fp32 that end in sums with 1 alone, which hide a small one's last digits."""
+    def absolute_accuracy(self) -> frozenset[int]:
+        """Positions of `erf` and `tanh` in fp32 used only in sums with 1, which need only absolute accuracy."""
         steps = self.nest.steps
-        stored = {store.value for store in self.nest.stores} | self._decided_by
+        stored = {store.value for store in self.nest.stores} | self._feeds_discontinuous
         users: dict[int, list[int]] = {}
         for place, step in enumerate(steps):
             for a in step.args:
@@ -168,25 +167,25 @@ class Form:
 
     @cached_property
     def uses_columns(self) -> bool:
-        """Whether anything varies with the columns (a nest of single rows has a column axis of one)."""
+        """Whether any access varies with the columns (a nest without columns has a column axis of length 1)."""
         strides = [s.access.strides for s in self.nest.steps if s.access]
         strides += [s.strides for s in self.nest.steps if s.strides is not None]
         strides += [s.access.strides for s in self.nest.stores]
         return any(any(self.nest.split(s)[1]) for s in strides)
 
     def is_late(self, value: int) -> bool:
-        """Whether a step is known only after all rows."""
+        """Whether a step's value is available only after all rows."""
         return self.nest.steps[value].where == "after" or value in self.sums
 
     @cached_property
     def late_columns(self) -> bool:
-        """Whether what is computed after all rows varies with the columns."""
+        """Whether a value stored after all rows varies with the columns."""
         late = [s for s in self.nest.stores if self.is_late(s.value)]
         return any(any(self.nest.split(s.access.strides)[1]) for s in late)
 
     def scratch_size(self, value: int, programs: int) -> tuple[int, str]:
         """Elements and dtype of the scratch buffer of step `value`."""
         step = self.nest.steps[value]
-        if value in self.carried:
+        if value in self.late_scalars:
             return 1, step.dtype
-        return programs * (self.nest.col_count if step.level is Level.COL else 1), carrier(step)
+        return programs * (self.nest.col_count if step.level is Level.COL else 1), accumulator_dtype(step)

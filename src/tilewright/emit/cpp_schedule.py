@@ -1,4 +1,4 @@
-"""What the C++ of a nest follows from: the types of its sums, what a stage keeps, what a loop needs."""
+"""The schedule of a nest's C++: accumulator types, values kept between stages, and the steps of each loop."""
 
 from __future__ import annotations
 
@@ -6,69 +6,69 @@ from tilewright.emit.cpp_text import CHEAP, COMPUTED, WIDE
 from tilewright.loops.nest import Access, Level, Nest, Step
 
 
-class Form:
-    """The choices that the emitter makes for one nest."""
+class CppSchedule:
+    """The emitter's choices for one nest."""
 
     def __init__(self, nest: Nest) -> None:
         self.nest = nest
-        self.stash = self._stashed()
+        self.kept = self._values_to_keep()
         """Steps whose values one stage keeps in a row-sized scratch array for a later one."""
 
     def elementwise(self) -> bool:
-        """Whether one loop over blocks of columns is all there is."""
+        """Whether the nest has no reductions and a single column axis."""
         return not any(s.name.startswith("reduce") for s in self.nest.steps) and len(self.nest.cols) == 1
 
     def sum_type(self, step: Step) -> str:
-        """The C++ type of a reduction's result before it is rounded."""
+        """The C++ type of a reduction's total, before rounding."""
         return WIDE.get(step.dtype, COMPUTED[step.dtype]) if step.kind == "sum" else COMPUTED[step.dtype]
 
-    def in_blocks(self, step: Step) -> bool:
-        """Whether a column sum is carried in fp32 over a block of rows."""
+    def sums_in_row_blocks(self, step: Step) -> bool:
+        """Whether a column sum accumulates in fp32 over a block of rows."""
         return step.kind == "sum" and step.dtype == "float32" and step.level is Level.COL
 
-    def wide(self, access: Access) -> bool:
+    def covers_columns(self, access: Access) -> bool:
         """Whether a store covers the columns."""
         return any(self.nest.split(access.strides)[1])
 
     def store_stage(self, value: int) -> int:
-        """The walk over the columns that can store a value; -1: none can."""
+        """The first stage whose column loop can store a value; -1: none can."""
         step = self.nest.steps[value]
         return step.stage + (step.name == "reduce_cols") if step.where == "body" and step.name != "reduce_rows" else -1
 
     def kept_before(self, i: int, stage: int) -> bool:
-        """Whether an earlier stage left the value in its scratch array."""
-        return i in self.stash and self.nest.steps[i].stage < stage
+        """Whether an earlier stage kept the value in its scratch array."""
+        return i in self.kept and self.nest.steps[i].stage < stage
 
-    def carrier(self, step: Step) -> str:
-        """The C++ type that a reduction over the columns is carried in inside the innermost loop."""
-        if step.kind == "sum" and not self.one_sign(step.args[0]):
+    def accumulator_type(self, step: Step) -> str:
+        """The C++ type in which the innermost loop accumulates a reduction over the columns."""
+        if step.kind == "sum" and not self.is_nonnegative(step.args[0]):
             return self.sum_type(step)
         return COMPUTED[step.dtype]
 
     def is_double_sum(self, i: int) -> bool:
-        """Whether `total{i}` holds the value of a step more exactly than the step itself."""
+        """Whether `total{i}` holds the value of step `i` in double."""
         step = self.nest.steps[i]
         return step.name == "reduce_cols" and step.kind == "sum" and step.dtype == "float32"
 
-    def one_sign(self, i: int) -> bool:
-        """Whether a value is known to be positive or zero wherever it is computed."""
+    def is_nonnegative(self, i: int) -> bool:
+        """Whether a value is known to be nonnegative."""
         step = self.nest.steps[i]
         if step.name == "const":
             return step.constant is not None and step.constant >= 0
         if step.name == "mul" and step.args[0] == step.args[1]:
             return True
         if step.name in ("add", "mul", "div", "maximum", "round", "sqrt"):
-            return all(self.one_sign(a) for a in step.args)
+            return all(self.is_nonnegative(a) for a in step.args)
         return step.name in ("exp", "exp2", "abs", "sigmoid")
 
-    def watches_nan(self, step: Step) -> bool:
+    def tracks_nan(self, step: Step) -> bool:
         return step.kind in ("max", "min") and step.dtype in ("float32", "float64")
 
-    def _stashed(self) -> set[int]:
-        """Column values of one stage that a later one needs and that cost more than a load to compute."""
-        stashed: set[int] = set()
+    def _values_to_keep(self) -> set[int]:
+        """Column values of one stage that a later one reads and that are more expensive to compute than a load."""
+        kept: set[int] = set()
         if self.elementwise():
-            return stashed
+            return kept
         for step in self.nest.steps:
             if step.where != "body":
                 continue
@@ -78,24 +78,23 @@ class Form:
                     "reduce_cols",
                     "reduce_rows",
                 )
-                if column and source.stage < step.stage and self._costly(arg, stashed):
-                    stashed.add(arg)
-        return stashed
+                if column and source.stage < step.stage and self._costly(arg, kept):
+                    kept.add(arg)
+        return kept
 
-    def _costly(self, i: int, stashed: set[int]) -> bool:
+    def _costly(self, i: int, kept: set[int]) -> bool:
         step = self.nest.steps[i]
-        if i in stashed or step.level not in (Level.FULL, Level.COL):
-            return i in stashed
-        return step.name not in CHEAP or step.name == "div" or any(self._costly(a, stashed) for a in step.args)
+        if i in kept or step.level not in (Level.FULL, Level.COL):
+            return i in kept
+        return step.name not in CHEAP or step.name == "div" or any(self._costly(a, kept) for a in step.args)
 
     def varies_by_row_only(self, i: int) -> bool:
         return self.nest.steps[i].level in (Level.ROW, Level.SCALAR)
 
-    def closure(self, roots: list[int], stash_from: int | None) -> list[int]:
-        """Steps to run at each column for `roots`, in order: those of the columns, and what they need.
+    def closure(self, roots: list[int], stage: int | None) -> list[int]:
+        """The steps to compute at each column for `roots`, in order.
 
-        With `stash_from`, values kept from an earlier stage stand for themselves and row values
-        are already declared.
+        With `stage`, a stage: values kept by earlier stages are read, and row values are already declared.
         """
         needed: set[int] = set()
         todo = list(roots)
@@ -104,10 +103,10 @@ class Form:
             step = self.nest.steps[i]
             if i in needed:
                 continue
-            if stash_from is not None and step.level in (Level.ROW, Level.SCALAR):
+            if stage is not None and step.level in (Level.ROW, Level.SCALAR):
                 continue
             needed.add(i)
-            if step.name == "reduce_rows" or (stash_from is not None and i in self.stash and step.stage < stash_from):
+            if step.name == "reduce_rows" or (stage is not None and i in self.kept and step.stage < stage):
                 continue
             todo.extend(step.args)
         return sorted(needed)
