@@ -42,7 +42,8 @@ def test_opcheck() -> None:
     logits = torch.randn(6, 9, requires_grad=True)
     for reduction in ("mean", "none"):
         torch.library.opcheck(
-            torch.ops.tilewright.cross_entropy.default, (logits, targets(logits), -100, 0.1, 1e-3, reduction, "auto")
+            torch.ops.tilewright.cross_entropy.default,
+            (logits, targets(logits), -100, 0.1, 1e-3, reduction, False, "auto"),
         )
 
 

@@ -16,6 +16,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from examples import mlp, transformer_block
 from tests.passes.graphs import is_view
 from tilewright.graph.capture import cut
+from tilewright.hardware.target import target_named
 from tilewright.passes.dropout import keep_mask
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
@@ -65,7 +66,7 @@ def partitions(model: Model, *inputs: Tensor, min_cut: bool = True) -> dict[str,
                 theirs, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options
             )
             found["torch"] = Partition(forward, backward, kept(forward, num_fwd_outputs))
-        optimise_joint(joint.graph)
+        optimise_joint(joint.graph, target_named("cpu"))
         forward, backward = cut(joint, num_fwd_outputs, values_to_save)
         found["ours"] = Partition(forward, backward, kept(forward, num_fwd_outputs))
         return forward, backward

@@ -43,7 +43,7 @@ class Planner:
 
     def joint(self, graph: fx.Graph) -> list[Decision]:
         """Rewrite a joint forward and backward graph, or one for inference, of ATen operators."""
-        return self._noted(optimise_joint(graph, race if self.measure else raced))
+        return self._noted(optimise_joint(graph, self.target, race if self.measure else raced))
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         """Of the forward values that backward needs, those to keep."""

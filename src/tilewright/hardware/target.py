@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from tilewright.hardware.language import Language
 from tilewright.hardware.profiles import DeviceProfile, kept_profile, profile_for
 
 if TYPE_CHECKING:
@@ -23,6 +25,11 @@ class Target:
     @property
     def is_gpu(self) -> bool:
         return self.profile.device == "cuda"
+
+    @property
+    def language(self) -> Language:
+        """What its kernels are generated in; `TILEWRIGHT_TARGET=triton` forces Triton, for its interpreter."""
+        return "triton" if self.is_gpu or os.environ.get("TILEWRIGHT_TARGET") == "triton" else "c++"
 
     @property
     def is_planned_gpu(self) -> bool:

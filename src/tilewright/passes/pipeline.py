@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from torch import fx
 
+from tilewright.hardware.target import Target
 from tilewright.passes.attention.kernel import Raced, choose_kernels, not_raced
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.recognise import Price, recognise_attention, unpriced
 from tilewright.passes.attention.sdpa import settle_calls
 from tilewright.passes.attention.shift import settle_shifts
+from tilewright.passes.candidates import choose_candidates
+from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
-from tilewright.passes.simplify import simplify
+from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.records.program import Decision
 
 
@@ -23,13 +26,17 @@ def optimise_module(module: fx.GraphModule, price: Price = unpriced) -> list[Dec
     return decisions
 
 
-def optimise_joint(graph: fx.Graph, raced: Raced = not_raced) -> list[Decision]:
-    """Before the cut into forward and backward: copies, common subexpressions, dead code, attention, dropout.
+def optimise_joint(graph: fx.Graph, target: Target, raced: Raced = not_raced) -> list[Decision]:
+    """Before the cut: copies, common subexpressions, dead code, attention, hand-written kernels, dropout.
 
     `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured.
     """
     drop_copies(graph)
     simplify(graph)
     decisions = choose_kernels(graph, raced)
+    chosen = choose_candidates(graph, target)
+    if any(decision.verdict == "taken" for decision in chosen):
+        drop_round_trips(graph)
+        drop_unread(graph)
     split_dropout(graph)
-    return decisions
+    return decisions + chosen

@@ -86,10 +86,15 @@ def simplify(graph: fx.Graph) -> int:
                 shown.add(original)
             node.replace_all_uses_with(original)
             graph.erase_node(node)
+    drop_unread(graph)
+    return before - len(graph.nodes)
+
+
+def drop_unread(graph: fx.Graph) -> None:
+    """Erase pure calls that nobody reads."""
     for node in reversed(list(graph.nodes)):
         if is_pure(node) and not node.users:
             graph.erase_node(node)
-    return before - len(graph.nodes)
 
 
 def _stands_for(node: fx.Node) -> fx.Node | None:

@@ -67,7 +67,8 @@ def by_impl(
 ) -> torch.Tensor:
     """Cross entropy by one of `IMPLS`, forward and backward; a impl that cannot take the logits raises."""
     _check(logits, target, label_smoothing, reduction)
-    loss: torch.Tensor = _forward(logits, target.long(), ignore_index, label_smoothing, z_loss, reduction, impl)[0]
+    options = (ignore_index, label_smoothing, z_loss, reduction, False)
+    loss: torch.Tensor = _forward(logits, target.long(), *options, impl)[0]
     return loss
 
 
@@ -99,16 +100,33 @@ def _chosen(logits: torch.Tensor, impl: str) -> str:
 
 
 def _loss(
-    logits: torch.Tensor, target: torch.Tensor, ignored: int, smoothing: float, z_loss: float, reduction: str, impl: str
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignored: int,
+    smoothing: float,
+    z_loss: float,
+    reduction: str,
+    wide: bool,
+    impl: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for []."""
+    """The loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
+
+    `wide`: the loss is in fp32, as of logits that were cast to it, not in the dtype of the logits; not for `none`.
+    """
+    if wide and reduction == "none":
+        raise ValueError("cross_entropy gives the losses of single rows in the dtype of the logits")
+    dtype = _loss_dtype(logits, wide)
     impl = _chosen(logits, impl)
     if impl == "torch":
-        return formula.forward(logits, target, ignored, smoothing, z_loss, reduction)
+        return formula.forward(logits, target, ignored, smoothing, z_loss, reduction, dtype)
     rows, target = rows_of(logits), target.contiguous()
     with current(logits):
-        loss, statistics, weight = _kernels(impl).forward(rows, target, ignored, smoothing, z_loss, reduction)
+        loss, statistics, weight = _kernels(impl).forward(rows, target, ignored, smoothing, z_loss, reduction, dtype)
         return loss, statistics, weight
+
+
+def _loss_dtype(logits: torch.Tensor, wide: bool) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32) if wide else logits.dtype
 
 
 def _loss_backward(
@@ -143,19 +161,20 @@ def _loss_fake(
     logits: torch.Tensor, target: torch.Tensor, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     wide = torch.promote_types(logits.dtype, torch.float32)
-    loss = logits.new_empty(target.shape if options[3] == "none" else ())
+    shape = target.shape if options[3] == "none" else ()
+    loss = logits.new_empty(shape, dtype=_loss_dtype(logits, options[4]))
     return loss, logits.new_empty((2, logits.shape[0]), dtype=wide), logits.new_empty((), dtype=wide)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    logits, target, ignored, smoothing, z_loss, _, impl = inputs
+    logits, target, ignored, smoothing, z_loss, _, _, impl = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(logits, target, *output[1:])
     ctx.options = (ignored, smoothing, z_loss, impl)
 
 
 def _gradient(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-    return (_backward(gradient, *ctx.saved_tensors, *ctx.options), *[None] * 6)
+    return (_backward(gradient, *ctx.saved_tensors, *ctx.options), *[None] * 7)
 
 
 _backward = define(
@@ -167,8 +186,8 @@ _backward = define(
     repeats=True,
 )
 _forward = define(
-    "cross_entropy(Tensor logits, Tensor target, int ignored, float smoothing, float z_loss, str reduction, str impl)"
-    " -> (Tensor, Tensor, Tensor)",
+    "cross_entropy(Tensor logits, Tensor target, int ignored, float smoothing, float z_loss, str reduction, bool wide,"
+    " str impl) -> (Tensor, Tensor, Tensor)",
     _loss,
     _loss_fake,
     backward=_gradient,

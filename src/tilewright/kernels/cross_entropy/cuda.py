@@ -90,9 +90,15 @@ def _backward(device: int, dtype: torch.dtype, schedule: Schedule, smooth: bool)
 
 
 def forward(
-    logits: torch.Tensor, target: torch.Tensor, ignored: int, smoothing: float, z_loss: float, reduction: str
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignored: int,
+    smoothing: float,
+    z_loss: float,
+    reduction: str,
+    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
+    """The loss in `dtype`, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
 
     Logits [N, C] with rows at any distance, target [N] contiguous int64.
     """
@@ -111,10 +117,10 @@ def forward(
     )  # fmt: skip
     if losses is not None:
         return losses, statistics, torch.ones((), dtype=torch.float32, device=device)
-    total = torch.empty((), dtype=logits.dtype, device=device)
+    total = torch.empty((), dtype=dtype, device=device)
     weight = torch.empty((), dtype=torch.float32, device=device)
     pointers = total.data_ptr(), weight.data_ptr()
-    _finish(device.index, logits.dtype)((1,), block_sums.data_ptr(), blocks, *pointers, reduction == "mean")
+    _finish(device.index, dtype)((1,), block_sums.data_ptr(), blocks, *pointers, reduction == "mean")
     return total, statistics, weight
 
 

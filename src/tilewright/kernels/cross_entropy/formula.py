@@ -7,9 +7,15 @@ import torch.nn.functional as F
 
 
 def forward(
-    logits: torch.Tensor, target: torch.Tensor, ignored: int, smoothing: float, z_loss: float, reduction: str
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignored: int,
+    smoothing: float,
+    z_loss: float,
+    reduction: str,
+    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
+    """The loss in `dtype`, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
 
     The last two in at least fp32. IndexError for a target that is no column.
     """
@@ -24,7 +30,7 @@ def forward(
         losses = losses + z_loss * (maximum + log_sum).square()
     losses = losses.where(target != ignored, losses.new_zeros(()))
     total, weight = reduced(losses, target, ignored, reduction)
-    return total.to(logits.dtype), torch.stack([maximum, log_sum]), weight
+    return total.to(dtype), torch.stack([maximum, log_sum]), weight
 
 
 def reduced(

@@ -116,9 +116,18 @@ def blocks(columns: int) -> dict[str, int]:
 
 
 def forward(
-    logits: torch.Tensor, target: torch.Tensor, ignored: int, smoothing: float, z_loss: float, reduction: str
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignored: int,
+    smoothing: float,
+    z_loss: float,
+    reduction: str,
+    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for []; logits [N, C]."""
+    """The loss in `dtype`, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
+
+    Logits [N, C].
+    """
     rows, columns = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     statistics = torch.empty((2, rows), dtype=torch.float32, device=logits.device)
@@ -129,7 +138,7 @@ def forward(
         SMOOTH=smoothing != 0, **sizes,
     )  # fmt: skip
     loss, weight = reduced(losses, target, ignored, reduction)
-    return loss.to(logits.dtype), statistics, weight
+    return loss.to(dtype), statistics, weight
 
 
 def backward(

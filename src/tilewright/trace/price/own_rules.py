@@ -23,7 +23,7 @@ _ARGUMENTS = {
     "deterministic impl",
     "attention_backward": "dout dlse q k v out lse lse64 state mask slopes starts_q starts_k scale left right softcap "
     "dropout longest_q longest_k deterministic impl",
-    "cross_entropy": "logits target ignored smoothing z_loss reduction impl",
+    "cross_entropy": "logits target ignored smoothing z_loss reduction wide impl",
     "cross_entropy_backward": "gradient logits target statistics weight ignored smoothing z_loss impl",
     "dropout_add": "x residual p kind alignment",
     "dropout_add_backward": "dout x state p kind alignment",

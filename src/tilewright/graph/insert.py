@@ -1,0 +1,31 @@
+"""Calls written into a captured graph, with the fake tensors of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tilewright.graph import calls
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+
+def insert_call(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+    """A call written in front of `before`, as part of what that computes: it keeps its line of the user's program.
+
+    Operands are nodes with fake tensors (`meta["val"]`), at least one of them; the result's is computed from theirs.
+    """
+    import torch
+    from torch import fx
+
+    with before.graph.inserting_before(before):
+        name = calls.operator_name(target).rpartition(".")[2]
+        node = before.graph.create_node("call_function", target, args, kwargs, name=name)
+    node.meta = {key: value for key, value in before.meta.items() if key not in ("val", "tensor_meta")}
+    values = [value for operand in node.all_input_nodes for value in calls.outputs(operand) if value is not None]
+    mode = next(mode for value in values if (mode := getattr(value, "fake_mode", None)) is not None)
+    fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda operand: operand.meta["val"])
+    with mode, torch.no_grad():
+        node.meta["val"] = target(*fake_args, **fake_kwargs)
+    return node

@@ -1,0 +1,79 @@
+"""Values that are another value laid out anew: through views, slices, copies and casts that lose nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_call
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import Node
+
+MOVES = {
+    "clone", "view", "_unsafe_view", "reshape", "slice", "select", "squeeze", "unsqueeze", "expand", "t", "transpose",
+    "permute", "slice_backward", "select_backward",
+}  # fmt: skip
+"""Operators that move elements of their first operand, and at most put zeros beside them."""
+
+
+def before_widening(node: Node) -> Node:
+    """`node` without a cast to a wider dtype below it, its moves written again on what was cast; else `node`.
+
+    view(_to_copy(x, float32))  →  view(x)
+    """
+    moves, cast = _below_moves(node)
+    source = widened(cast)
+    if source is None:
+        return node
+    for move in reversed(moves):
+        source = insert_call(move, move.target, source, *move.args[1:], **move.kwargs)  # type: ignore[arg-type]
+    return source
+
+
+def widening_below(node: Node) -> Node | None:
+    """The cast to a wider dtype that `node` is, or moves."""
+    _, cast = _below_moves(node)
+    return None if widened(cast) is None else cast
+
+
+def _below_moves(node: Node) -> tuple[list[Node], Node]:
+    """The moves from `node` down, and what the last of them moves."""
+    moves: list[Node] = []
+    while node.op == "call_function" and calls.operator_name(node.target) in MOVES:
+        moves.append(node)
+        node = node.all_input_nodes[0]
+    return moves, node
+
+
+def readers_through_moves(node: Node) -> Iterator[Node]:
+    """What reads `node` as it is or laid out anew."""
+    for user in node.users:
+        if user.op == "call_function" and calls.operator_name(user.target) in MOVES:
+            yield from readers_through_moves(user)
+        else:
+            yield user
+
+
+def widened(node: Node) -> Node | None:
+    """The operand of a cast that changes the dtype alone and loses nothing; None for any other call."""
+    if calls.operator_name(node.target) != "_to_copy":
+        return None
+    source = node.all_input_nodes[0]
+    before, after = calls.output(source), calls.output(node)
+    if before is None or after is None or not _changes_dtype_alone(before, after):
+        return None
+    return source if _holds(after.dtype, before.dtype) else None
+
+
+def _changes_dtype_alone(before: torch.Tensor, after: torch.Tensor) -> bool:
+    return before.device == after.device and calls.strides_of(before) == calls.strides_of(after)
+
+
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether every value of `narrow` is one of `wide`."""
+    import torch
+
+    return narrow != wide and narrow.is_floating_point and torch.promote_types(narrow, wide) == wide

@@ -1,0 +1,66 @@
+"""What a hand-written kernel declares so that it can stand for ATen operators in a compiled program.
+
+Each folder that has such a kernel has a `candidate.py` with one `Candidate`; `passes/candidates.py` proposes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilewright.hardware.floor import floor_us
+from tilewright.hardware.profiles import DeviceProfile
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from tilewright.hardware.target import Target
+
+
+@dataclass(frozen=True)
+class Work:
+    """One launch of a hand-written kernel: what it moves and computes, and how near its floor it was measured."""
+
+    bytes_read: int
+    bytes_written: int
+    share_of_floor: float
+    """Floor over measured time, at shapes that models have."""
+    flops: int = 0
+    transcendentals: int = 0
+
+    def predicted_us(self, profile: DeviceProfile) -> float:
+        moved = self.bytes_read + self.bytes_written
+        floor, _ = floor_us(
+            moved, self.flops, self.transcendentals, "float32", moved, profile, "pointwise",
+            bytes_written=self.bytes_written,
+        )  # fmt: skip
+        return floor / self.share_of_floor
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A hand-written kernel in place of some operators of one graph."""
+
+    replaces: tuple[Node, ...]
+    """The operators that it computes, forward and backward."""
+    work: tuple[Work, ...]
+    """Its launches, forward and backward."""
+    apply: Callable[[], Node]
+    """Rewrites the graph; gives the forward's call. The operators that nobody reads any more may stay."""
+    refusal: str | None = None
+    """Why the kernel does not take these operands or this target; None where it does."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The pattern that a hand-written kernel stands for."""
+
+    kernel: str
+    """`tilewright.cross_entropy`, as in the operator table."""
+    stands_for: str
+    """In words, for a decision's reason: `log_softmax and nll_loss`."""
+    roots: frozenset[str]
+    """The operators at which a match begins, by full name."""
+    offer: Callable[[Node, Target], Offer | None]
+    """The offer for a match at a node; None where the pattern is not there."""

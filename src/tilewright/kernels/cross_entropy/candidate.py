@@ -1,0 +1,149 @@
+"""Cross entropy in a compiled program: the logits are read, and two numbers a row kept, instead of log_softmax.
+
+y = _log_softmax(x.float(), 1)                      [N, C] fp32 →   loss, statistics, weight = cross_entropy(x, t)
+loss, count = nll_loss_forward(y, t, …)
+dy = nll_loss_backward(g, y, t, …, count)           [N, C] fp32 →   dx = cross_entropy_backward(g, x, t, …)
+dx = _log_softmax_backward_data(dy, y, 1)           [N, C]
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_call
+from tilewright.graph.layouts import before_widening, readers_through_moves, widening_below
+from tilewright.hardware.target import Target
+from tilewright.kernels.candidate import Candidate, Offer, Work
+from tilewright.kernels.row import ELEMENTS
+
+REDUCTIONS = ("none", "mean", "sum")
+"""By ATen's number for them."""
+FORWARD_SHARE, BACKWARD_SHARE = 0.97, 0.98
+"""Of the copy bandwidth, bf16, 50257 columns (`cuda.py`)."""
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class _Match:
+    """log_softmax and its loss, and in training their gradients."""
+
+    softmax: Node
+    loss: Node
+    backward: tuple[Node, Node] | None
+    """nll_loss_backward and _log_softmax_backward_data."""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.softmax, self.loss, *(self.backward or ()))
+
+
+def offer(node: Node, target: Target) -> Offer | None:
+    """Cross entropy in place of the `nll_loss_forward` that `node` is, if a log_softmax over rows is below it."""
+    softmax = node.args[0]
+    if not isinstance(softmax, Node) or calls.operator_name(softmax.target) != "_log_softmax":
+        return None
+    logits = calls.output(softmax.all_input_nodes[0])
+    if logits is None or logits.dim() != 2 or softmax.args[1] not in (1, -1):
+        return None
+    match, refusal = _matched(node, softmax)
+    refusal = refusal or _refusal(node, logits, target)
+    return Offer(tuple(_with_casts(match)), _work(match, logits), lambda: _apply(match), refusal)
+
+
+def _matched(node: Node, softmax: Node) -> tuple[_Match, str | None]:
+    """The pattern around a loss, and why it is not whole."""
+    readers = [user for user in softmax.users if user is not node]
+    of_loss = [user for user in readers if calls.operator_name(user.target) == "nll_loss_backward"]
+    of_softmax = [user for user in readers if calls.operator_name(user.target) == "_log_softmax_backward_data"]
+    match = _Match(softmax, node, None)
+    if len(of_loss) == len(of_softmax) == 1 and of_softmax[0].args[0] is of_loss[0] and len(of_loss[0].users) == 1:
+        match = replace(match, backward=(of_loss[0], of_softmax[0]))
+    counts = [user for result in node.users if result.args[1] == 1 for user in result.users]
+    if any(reader not in match.nodes for reader in (*readers, *counts)):
+        return match, "something else reads log_softmax, or the count of rows"
+    return match, None
+
+
+def _refusal(node: Node, logits: torch.Tensor, target: Target) -> str | None:
+    """Why the kernels do not take these logits here; None where they do."""
+    if target.language != "triton":
+        return "its kernels are for GPUs"
+    if logits.dtype not in ELEMENTS:
+        return f"its kernels take {', '.join(str(dtype) for dtype in ELEMENTS)}, not {logits.dtype}"
+    if 0 in calls.shape_of(logits):
+        return "there are no logits"
+    if REDUCTIONS[_reduction(node)] == "none" and widening_below(node.all_input_nodes[0].all_input_nodes[0]):
+        return "it gives the losses of single rows in the dtype of the logits"
+    if calls.arguments(node).get("weight") is not None:
+        return "classes have weights"
+    return None
+
+
+def _reduction(loss: Node) -> int:
+    number = calls.arguments(loss)["reduction"]
+    assert isinstance(number, int)
+    return number
+
+
+def _work(match: _Match, logits: torch.Tensor) -> tuple[Work, ...]:
+    rows, columns = calls.shape_of(logits)
+    cast = widening_below(match.softmax.all_input_nodes[0])
+    source = calls.output(cast.all_input_nodes[0]) if cast is not None else logits
+    assert source is not None
+    nbytes = rows * columns * source.element_size()
+    forward = Work(nbytes + 8 * rows, 8 * rows, FORWARD_SHARE, 4 * rows * columns, rows * columns)
+    backward = Work(nbytes + 16 * rows, nbytes, BACKWARD_SHARE, 3 * rows * columns, rows * columns)
+    return (forward, backward) if match.backward else (forward,)
+
+
+def _with_casts(match: _Match) -> Iterator[Node]:
+    """What the kernels stand for: the match, the cast that widened its logits, and that which narrows the gradient."""
+    yield from match.nodes
+    cast = widening_below(match.softmax.all_input_nodes[0])
+    if cast is None or any(reader is not match.softmax for reader in readers_through_moves(cast)):
+        return
+    yield cast
+    if match.backward is not None:
+        narrow = [user for user in readers_through_moves(match.backward[1]) if widening_below(user) is None]
+        yield from (user for user in narrow if calls.operator_name(user.target) == "_to_copy")
+
+
+def _apply(match: _Match) -> Node:
+    from tilewright.kernels import cross_entropy as _defines_the_operators  # noqa: F401
+
+    ours: Any = torch.ops.tilewright
+    wide = match.softmax.all_input_nodes[0]
+    logits = before_widening(wide)
+    named = calls.arguments(match.loss)
+    classes, ignored = named["target"], named["ignore_index"]
+    options = (ignored, 0.0, 0.0)
+    reduction = REDUCTIONS[_reduction(match.loss)]
+    is_wide = logits is not wide
+    new = insert_call(match.loss, ours.cross_entropy.default, logits, classes, *options, reduction, is_wide, "auto")
+    loss, statistics, weight = (insert_call(match.loss, operator.getitem, new, i) for i in range(3))
+    for result in list(match.loss.users):
+        if result.args[1] == 0:
+            result.replace_all_uses_with(loss)
+    if match.backward is not None:
+        of_loss, of_softmax = match.backward
+        saved = (logits, classes, statistics, weight)
+        gradient = insert_call(
+            of_softmax, ours.cross_entropy_backward.default, of_loss.args[0], *saved, *options, "auto"
+        )
+        if is_wide:
+            dtype = calls.output(wide).dtype  # type: ignore[union-attr]
+            gradient = insert_call(of_softmax, aten._to_copy.default, gradient, dtype=dtype)
+        of_softmax.replace_all_uses_with(gradient)
+    return new
+
+
+CANDIDATE = Candidate(
+    "tilewright.cross_entropy", "log_softmax and nll_loss", frozenset({"aten.nll_loss_forward.default"}), offer
+)

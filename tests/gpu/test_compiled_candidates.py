@@ -1,0 +1,30 @@
+"""Hand-written kernels that a compiled program chose, on a GPU: the numbers contract, memory, and explain's word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.passes.losses import LOSSES, Head, inputs
+from tilewright.backend import backend, recording
+from tilewright.measure.truth.verify import verify
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_cross_entropy(loss: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    model = Head(loss, dtype).cuda()
+    arguments = [x.detach().cuda().requires_grad_(x.requires_grad) for x in inputs(dtype)]
+    with recording() as record:
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        compiled(*arguments).sum().backward()
+    model.zero_grad()
+    ran = {kernel for graph in record.graphs for _, kernel in graph.plan.launches() if "tilewright" in kernel}
+    assert ran == {"tilewright.cross_entropy.default", "tilewright.cross_entropy_backward.default"}
+    assert [row for row in verify(model, compiled, arguments) if not row.ok] == []

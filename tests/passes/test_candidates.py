@@ -1,0 +1,96 @@
+"""Hand-written kernels in compiled programs: what is chosen for which device, and why; run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.passes.losses import CLASSES, LOSSES, Head, padded
+from tilewright.compile.price import PricedCase, price_case
+from tilewright.hardware.target import target_named
+from tilewright.records.case import Case, InputSpec
+from tilewright.records.program import Decision
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def test_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:::triton", "-W", "ignore:::numpy", "--show-capture=no"]
+    command = [sys.executable, "-m", "pytest", *options, str(HERE / "interpreted_candidates.py")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout
+
+
+def priced(model: Callable[..., object], shapes: str, device: str = "h200", training: bool = True) -> PricedCase:
+    case = Case("subject", lambda: model, InputSpec.parse_many(shapes), training=training)
+    return price_case(case, target_named(device))
+
+
+def chosen(found: PricedCase) -> list[Decision]:
+    return [decision for decision in found.program.decisions if decision.passed_by == "candidates"]
+
+
+def ours(found: PricedCase) -> list[str]:
+    """Tilewright's operators that the plan launches, in order."""
+    return [kernel.split(".")[1] for _, _, kernel in found.plan.launches() if kernel.startswith("tilewright.")]
+
+
+# Cross entropy.
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("training", [False, True])
+def test_cross_entropy_is_planned_for_a_gpu(loss: Callable[[Tensor, Tensor], Tensor], training: bool) -> None:
+    found = priced(Head(loss, torch.float32), "fp32[8,1024,16],int64[8,1024]", training=training)
+    assert ours(found) == ["cross_entropy", "cross_entropy_backward"][: 1 + training]
+    (decision,) = chosen(found)
+    assert decision.verdict == "taken" and decision.predicted_us
+    left = {str(node.target) for graph in found.plan.graphs for node in graph.graph.nodes}
+    assert not any("log_softmax" in target or "nll_loss" in target for target in left)
+
+
+def test_the_peak_of_training_is_the_logits_and_their_gradient() -> None:
+    found = priced(Head(padded, torch.bfloat16), "bf16[8,1024,16],int64[8,1024]")
+    logits = 8 * 1024 * CLASSES * 2
+    peaks: dict[tuple[str, str], int] = {}
+    for point in found.program.memory:
+        place = (point.stage, point.graph)
+        peaks[place] = max(peaks.get(place, 0), point.live_bytes)
+    assert peaks["after", "forward"] < 1.2 * logits < 3 * logits <= peaks["before", "forward"]
+    assert peaks["after", "backward"] < 2.3 * logits < 5 * logits <= peaks["before", "backward"]
+
+
+def test_a_cpu_keeps_its_generated_kernels() -> None:
+    found = priced(Head(padded, torch.float32), "fp32[8,64,16],int64[8,64]", device="cpu")
+    (decision,) = chosen(found)
+    assert ours(found) == [] and decision.verdict == "refused" and "its kernels are for GPUs" in decision.reason
+
+
+def test_what_cross_entropy_does_not_take_says_why() -> None:
+    def weighted(x: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(x, t, x.detach()[0])
+
+    def kept(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.log_softmax(-1)
+        return F.nll_loss(y, t), y
+
+    for model, shapes, why in (
+        (weighted, "fp32[64,1000],int64[64]", "classes have weights"),
+        (kept, "fp32[64,1000],int64[64]", "something else reads log_softmax"),
+        (F.cross_entropy, "fp64[64,1000],int64[64]", "not torch.float64"),
+    ):
+        found = priced(model, shapes)
+        (decision,) = chosen(found)
+        assert ours(found) == [] and decision.verdict == "refused" and why in decision.reason
