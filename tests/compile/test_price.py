@@ -309,7 +309,11 @@ def test_the_plan_is_that_of_the_device_asked() -> None:
             "tilewright's kernels in place of PyTorch's attention, seen here as its kernel for CPUs: Gluon",
         ),
         ("fp32", "h200", "torch.float32: the matrix instructions take 16-bit floats, and what takes it was not raced"),
-        ("bf16", "a100", "the kernels that are known to be as fast take matrix instructions of compute capability 9.0"),
+        (
+            "bf16",
+            "a100",
+            "the kernels that are known to be as fast take the matrix instructions of a warpgroup (wgmma)",
+        ),
         ("bf16", "cpu", "stays with PyTorch's attention for CPUs: tilewright's own kernels are for GPUs"),
     ],
 )
