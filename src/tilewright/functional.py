@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tilewright.kernels.embedding import embedding
     from tilewright.kernels.linear import linear_dropout_add, linear_gelu
     from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
-    from tilewright.kernels.matmul import matmul
     from tilewright.kernels.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
     from tilewright.kernels.rotary import rotary
     from tilewright.kernels.softmax import log_softmax, softmax
@@ -42,7 +41,6 @@ __all__ = [
     "linear_dropout_add",
     "linear_gelu",
     "log_softmax",
-    "matmul",
     "rms_norm",
     "rotary",
     "silu",

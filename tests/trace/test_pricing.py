@@ -136,7 +136,6 @@ MATRIX, LOGITS, VECTOR = "float32[N,M]", ("float32[N,K]", "int64[N]"), "float32[
             lambda x, w, r: own.linear_dropout_add(x, w, None, r, 0.0),
             (MATRIX, "float32[K,M]", "float32[N,K]"),
         ),
-        (lambda a, b: own.matmul(a, b), ("float32[N,K]", "float32[K,M]")),
         (lambda x, w: own.weighted_sum(x, w), (MATRIX, VECTOR)),
         (lambda dy, x, w: own.weighted_sum_backward(dy, x, w, False, True), ("float32[N]", MATRIX, VECTOR)),
         (lambda i, w: own.embedding(i, w, -1), ("int64[99]", "float32[K,M]")),

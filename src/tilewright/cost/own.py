@@ -157,10 +157,6 @@ def _columns(launch: Launch) -> Count:
 # Products and sums.
 
 
-def _matmul(launch: Launch) -> Count:
-    return 2 * elements(launch.result()) * launch.operand()[-1]
-
-
 # x · weightᵀ, where a bias is what the accumulator starts from, and what follows for each element of it.
 
 
@@ -209,8 +205,6 @@ def _weighted_sum_backward(launch: Launch) -> Count:
 _TABLE = {
     "activation": _each("x", acts=True),
     "activation_backward": _each("x", slopes=True),
-    "gelu_cuda": _each("x", acts=True),
-    "gelu_cuda_backward": _each("x", slopes=True),
     "gated_activation": _each("gate", 1, acts=True),
     # dgate = (dy · up) · act'(gate), dup = dy · act(gate): each takes a product more than what it calls.
     "gated_activation_backward": _each("gate", 2, acts=True, slopes=True),
@@ -227,7 +221,6 @@ _TABLE = {
     "linear_cross_entropy_backward": Arithmetic(_linear_cross_entropy_backward, _linear_cross_entropy_exponentials),
     # Nothing where the factor is 1, which is not known before the program runs.
     "scale_gradient_": _each("gradient", 1),
-    "matmul": Arithmetic(_matmul, _nothing),
     "linear_gelu": Arithmetic(_linear_gelu, _linear_gelu_transcendentals),
     "linear_dropout_add": Arithmetic(_linear_dropout_add, _nothing),
     "weighted_sum": _each("x", 2),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tilewright.graph.axis_names import Axes
 from tilewright.graph.layout_rules import RULES
-from tilewright.graph.shape_rules import Call, Result, broadcast, pointwise, product, rule
+from tilewright.graph.shape_rules import Call, Result, broadcast, pointwise, rule
 
 __all__ = ["RULES"]
 
@@ -17,11 +17,10 @@ def _rule_of(names: str) -> str:
 
 
 ALIKE = """
-activation activation_backward gated_activation gated_activation_backward gelu_cuda gelu_cuda_backward
+activation activation_backward gated_activation gated_activation_backward
 softmax softmax_backward
 """
 RULES.update(dict.fromkeys(_rule_of(ALIKE).split(), pointwise))
-RULES["tilewright.matmul"] = product
 
 
 @rule(_rule_of("dropout_add dropout_add_backward"))

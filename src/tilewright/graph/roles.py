@@ -90,7 +90,6 @@ def _of_ours(node: Node, name: str) -> str:
     fused = {
         "activation": [activation],
         "gated_activation": [activation, "gate"],
-        "gelu_cuda": [activation],
         "norm": [norm],
         "add_norm": ["residual", norm],
         "dropout_add": [activation, "dropout", "residual"],

@@ -1,13 +1,20 @@
-"""The peers of a suite that are made alike for every operator: Inductor, and libraries that may be missing."""
+"""Implementations that every suite makes alike: compiled ones, libraries and examples that may be missing."""
 
 from __future__ import annotations
 
-import importlib
+import functools
 import importlib.util
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from tilewright.records.suite import Variant, Workload
+from tilewright.records.errors import UsageError
+from tilewright.records.suite import Language, Variant, Workload
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+"""Of a checkout; an installed package has none."""
 
 
 def inductor(function: Callable[..., Any], **options: Any) -> Variant:
@@ -15,6 +22,22 @@ def inductor(function: Callable[..., Any], **options: Any) -> Variant:
     import torch
 
     return Variant("inductor", "inductor", torch.compile(function, dynamic=False), **options)
+
+
+def generated(function: Callable[..., Any], **options: Any) -> Variant:
+    """`function`, written in plain PyTorch, under `torch.compile(backend="tilewright")`: kernels that are generated.
+
+    A hand-written kernel is worth its lines where it is 5 % faster. The backend is PyTorch's to find by its name,
+    since it stands above this room.
+    """
+
+    @functools.cache
+    def compiled() -> Callable[..., Any]:
+        import torch
+
+        return torch.compile(function, backend="tilewright", dynamic=False)
+
+    return Variant("generated", "inductor", lambda *inputs: compiled()(*inputs), **options)
 
 
 def library(name: str, module: str, function: Callable[..., Any], **options: Any) -> Variant:
@@ -27,3 +50,58 @@ def library(name: str, module: str, function: Callable[..., Any], **options: Any
         return None if importlib.util.find_spec(module.split(".")[0]) else f"{module} is not installed"
 
     return Variant(name, "library", function, refuses=refuses, **options)
+
+
+def example(
+    name: str,
+    language: Language,
+    target: str,
+    note: str = "",
+    *,
+    refuses: Callable[[Workload], str | None] = lambda _: None,
+    **options: Any,
+) -> Variant:
+    """An implementation that teaches: the function `target` (`kernels/gelu.py:gelu`) of `examples/`.
+
+    It is refused where tilewright is installed without its examples, and in CUDA C++ where that cannot be built.
+    """
+    file, _, function = target.partition(":")
+
+    def reason(workload: Workload) -> str | None:
+        if not (EXAMPLES / file).exists():
+            return f"it is examples/{file} of a checkout, and this installation has no examples"
+        return (no_cuda_cpp(workload) if language == "cuda" else None) or refuses(workload)
+
+    return Variant(
+        name,
+        language,
+        lambda *inputs: getattr(example_module(file), function)(*inputs),
+        note,
+        refuses=reason,
+        **options,
+    )
+
+
+@functools.cache
+def example_module(file: str) -> ModuleType:
+    """The module `examples/<file>`; UsageError where there are no examples."""
+    path = EXAMPLES / file
+    if not path.exists():
+        raise UsageError(f"no file {path}: tilewright is installed without its examples")
+    spec = importlib.util.spec_from_file_location(f"tilewright_examples.{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def no_cuda_cpp(_: Workload) -> str | None:
+    """Why CUDA C++ cannot be built for the current device, or None."""
+    import torch
+
+    from tilewright.kernels import nvrtc
+
+    if torch.cuda.is_available() and nvrtc.available(torch.cuda.current_device()):
+        return None
+    return "CUDA C++ needs the package cuda-bindings and a GPU with thread-block clusters"

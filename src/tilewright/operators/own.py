@@ -12,12 +12,12 @@ def _named(names: str) -> list[str]:
     return [f"tilewright.{name}.default" for name in names.split()]
 
 
-COMPUTE = _named("attention_backward linear_cross_entropy linear_cross_entropy_backward linear_gelu matmul")
+COMPUTE = _named("attention_backward linear_cross_entropy linear_cross_entropy_backward linear_gelu")
 # Attention may drop weights, and then it draws.
 COMPUTE_AND_DRAW = _named("attention linear_dropout_add")
 POINTWISE = _named("""
 activation activation_backward cross_entropy_backward dropout_add_backward gated_activation
-gated_activation_backward gelu_cuda gelu_cuda_backward rotary
+gated_activation_backward rotary
 """)
 DRAW_OR_WRITE = _named("dropout_add scale_gradient_")
 REDUCTION = _named("cross_entropy softmax softmax_backward weighted_sum weighted_sum_backward")

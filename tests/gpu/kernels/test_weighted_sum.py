@@ -8,7 +8,7 @@ import torch
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.layouts import layouts
 from tilewright.kernels.catalogue import suite
-from tilewright.kernels.weighted_sum import in_tiles, weighted_sum
+from tilewright.kernels.weighted_sum import weighted_sum
 from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
@@ -23,11 +23,6 @@ def test_the_numbers_contract(shape: tuple[int, int], dtype: torch.dtype) -> Non
     for way, x in layouts(*shape, dtype, "cuda").items():
         rows = prove(suite("weighted_sum"), weighted_sum, (x.requires_grad_(), w))
         assert [row for row in rows if not row.ok] == [], way
-
-
-def test_the_textbook_tiles() -> None:
-    inputs = suite("weighted_sum").workload((1000, 512), "float32").make(GPU, torch.Generator(GPU).manual_seed(0))
-    assert all(row.ok for row in prove(suite("weighted_sum"), in_tiles(16, 64), inputs, backward=False))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

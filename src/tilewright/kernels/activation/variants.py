@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from tilewright.kernels.activation import cuda, gelu, reference, swiglu
+from tilewright.kernels.activation import gelu, reference, swiglu
 from tilewright.kernels.naming import SHORT
-from tilewright.kernels.peers import inductor, library
+from tilewright.kernels.peers import example, generated, inductor, library
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 FULL = (16384, 16384)
@@ -35,6 +35,10 @@ def _workloads(tensors: int, fwd: int, bwd: int) -> Callable[[tuple[int, ...], s
     return workload
 
 
+def _no_fp64(workload: Workload) -> str | None:
+    return "not in float64" if workload.dtype == "float64" else None
+
+
 def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
@@ -53,9 +57,14 @@ SUITES = {
         workload=_workloads(1, fwd=2, bwd=3),
         variants=(
             Variant("tilewright", "triton", gelu, "memory"),
-            Variant(
-                "tilewright-cuda", "cuda", cuda.gelu, "memory: the same arithmetic in CUDA C++", refuses=cuda.refuses
+            example(
+                "tilewright-cuda",
+                "cuda",
+                "kernels/gelu.py:gelu",
+                "memory: the same arithmetic in CUDA C++",
+                refuses=_no_fp64,
             ),
+            generated(F.gelu, note="memory"),
             Variant("torch", "torch", F.gelu, "instructions in 16 bits: the exact erf"),
             Variant("eager", "torch", reference.gelu, "memory, five kernels: nine reads and writes more"),
             inductor(F.gelu, note="instructions in 16 bits: the exact erf"),
@@ -71,6 +80,7 @@ SUITES = {
         variants=(
             Variant("tilewright", "triton", swiglu, "memory"),
             Variant("eager", "torch", _swiglu, "memory, two kernels"),
+            generated(_swiglu, note="memory"),
             inductor(_swiglu, note="memory"),
             # Its backward writes the gradients over its inputs, which may not be called twice.
             library("liger", "liger_kernel", _liger_swiglu, note="memory", directions=("fwd",)),

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.kernels.cross_entropy import by_impl, cross_entropy, reference
-from tilewright.kernels.peers import inductor, library
-from tilewright.kernels.softmax.variants import COLUMNS, SHORT, no_cuda
+from tilewright.kernels.peers import generated, inductor, library, no_cuda_cpp
+from tilewright.kernels.softmax.variants import COLUMNS, SHORT
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 ELEMENTS = 2**29
@@ -70,10 +70,11 @@ SUITES = {
                 "cuda",
                 functools.partial(by_impl, impl="cuda"),
                 note="logits once, vectors at any row length",
-                refuses=no_cuda,
+                refuses=no_cuda_cpp,
             ),
             Variant("torch", "torch", _torch, note="writes log-softmax and reads it again"),
             Variant("eager", "torch", reference.cross_entropy, note="log-sum-exp in steps: 4NM values and more"),
+            generated(_torch, note="writes log-softmax and reads it again"),
             inductor(_torch, note="one or two reads, by the row's length"),
             library("liger", "liger_kernel", _liger, note="gradient in forward, over a copy of the logits"),
             library("quack", "quack", _quack, note="clusters to 16 blocks, CuTe DSL"),

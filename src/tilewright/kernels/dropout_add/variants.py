@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tilewright.kernels.activation import formula
 from tilewright.kernels.dropout_add import drawn_by_pytorch, dropout_add, reference
 from tilewright.kernels.naming import SHORT
-from tilewright.kernels.peers import inductor
+from tilewright.kernels.peers import generated, inductor
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 P = 0.1
@@ -54,6 +54,7 @@ SUITES = {
         variants=(
             Variant("tilewright", "triton", ours, "instructions: ten Philox rounds, and memory close behind"),
             Variant("eager", "torch", eager, "memory, three kernels and a stored mask"),
+            generated(eager, note="instructions: the ten Philox rounds of eager's mask"),
             inductor(
                 eager,
                 note="instructions: one Philox call an element, and another mask",

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tilewright.kernels.embedding import embedding, reference
 from tilewright.kernels.naming import SHORT
-from tilewright.kernels.peers import inductor, library
+from tilewright.kernels.peers import generated, inductor, library
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 
@@ -44,6 +44,7 @@ SUITES = {
         variants=(
             Variant("tilewright", "triton", embedding, "memory; backward also the sort of the indices"),
             Variant("torch", "torch", F.embedding, "memory"),
+            generated(F.embedding, note="PyTorch's own kernels, called from the compiled program"),
             inductor(F.embedding, note="backward adds with atomics into an fp32 table"),
             library("liger", "liger_kernel", _liger),
         ),

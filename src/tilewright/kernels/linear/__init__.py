@@ -116,7 +116,6 @@ def _gelu_forward(
         return gelu_apart(x, weight, bias, approximate, keep)
     ways: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
         "fused": functools.partial(gelu_fused, x, weight, bias, approximate, keep),
-        "narrow": functools.partial(gelu_fused, x, weight, bias, approximate, keep, cuda.NARROW),
         "apart": functools.partial(gelu_apart, x, weight, bias, approximate, keep),
     }
     if approximate == "tanh" and bias is not None and not keep:
@@ -205,7 +204,6 @@ def _dropout_add_forward(
         return dropout_add_apart(x, weight, bias, residual, p)
     ways = {
         "fused": functools.partial(dropout_add_fused, x, weight, bias, residual, p),
-        "narrow": functools.partial(dropout_add_fused, x, weight, bias, residual, p, cuda.NARROW),
         "apart": functools.partial(dropout_add_apart, x, weight, bias, residual, p),
     }
     return ways[choice.fastest(f"linear_dropout_add {p > 0} {bias is None}", x, weight, ways)]()

@@ -58,7 +58,6 @@ class Shape:
 
 
 WIDE = Shape(columns=256, epilogue_warps=3, ring_rows=8, mask_bytes=ROWS * COLUMNS // 8 - 3 * 2 * 512)
-NARROW = Shape(columns=128, epilogue_warps=7, ring_rows=4, mask_bytes=0)
 
 
 class Draw(ctypes.Structure):

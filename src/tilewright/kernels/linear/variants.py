@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,7 @@ from tilewright.kernels.linear import (
     reference,
 )
 from tilewright.kernels.naming import SHORT
-from tilewright.kernels.peers import inductor
+from tilewright.kernels.peers import example, generated, inductor
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
@@ -111,10 +110,10 @@ def _gelu_suite(name: str, approximate: str) -> Suite:
             directions=FORWARD,
             refuses=_refuses,
         ),
-        Variant(
+        example(
             "tilewright-narrow",
             "cuda",
-            lambda *inputs: functools.partial(gelu_fused, shape=cuda.NARROW)(*inputs)[0],
+            "kernels/linear_narrow.py:linear_gelu",
             "products of 128 columns in place of 256: x is read twice, seven epilogue warps in place of three",
             directions=FORWARD,
             refuses=_refuses,
@@ -129,6 +128,7 @@ def _gelu_suite(name: str, approximate: str) -> Suite:
         ),
         Variant("tilewright-apart", "torch", lambda *inputs: gelu_apart(*inputs)[0], "the second pass over y"),
         Variant("eager", "torch", _eager_gelu, "the second pass over y"),
+        generated(_eager_gelu, note="the second pass over y, where no epilogue is generated"),
         inductor(_eager_gelu, note="the second pass over y"),
         _BARE,
     ]
@@ -173,10 +173,10 @@ SUITES = {
                 directions=FORWARD,
                 refuses=_refuses,
             ),
-            Variant(
+            example(
                 "tilewright-narrow",
                 "cuda",
-                lambda *inputs: functools.partial(dropout_add_fused, shape=cuda.NARROW)(*inputs)[0],
+                "kernels/linear_narrow.py:linear_dropout_add",
                 "products of 128 columns in place of 256: x is read twice, seven epilogue warps in place of three",
                 directions=FORWARD,
                 refuses=_refuses,
@@ -189,6 +189,7 @@ SUITES = {
                 directions=FORWARD,
             ),
             Variant("eager", "torch", _eager_dropout_add, "two more passes over y, and the mask"),
+            generated(_eager_dropout_add, note="one more pass over y, where no epilogue is generated"),
             inductor(_eager_dropout_add, unverified="it draws another mask"),
             _BARE,
         ),

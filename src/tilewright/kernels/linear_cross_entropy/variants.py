@@ -8,7 +8,7 @@ from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
 from tilewright.kernels.linear_cross_entropy import peers as chunked
 from tilewright.kernels.linear_cross_entropy import reference as plain
 from tilewright.kernels.naming import SHORT
-from tilewright.kernels.peers import library
+from tilewright.kernels.peers import generated, library
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
@@ -54,6 +54,7 @@ SUITES = {
                 note="holds all logits, their softmax and its gradient",
                 directions=BOTH,
             ),
+            generated(plain.linear_cross_entropy, note="holds all logits", directions=BOTH),
             Variant("inductor", "inductor", chunked.in_chunks, note="chunks of 2048 tokens", directions=BOTH),
             library("liger", "liger_kernel", chunked.liger, note="chunks of 256 tokens", directions=BOTH),
         ),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from tilewright.kernels.matmul import cuda, matmul, reference
+from tilewright.kernels.matmul import reference
 from tilewright.kernels.naming import SHORT
+from tilewright.kernels.peers import example, generated
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 STEPS_BYTES = 2**30
@@ -40,6 +41,10 @@ def _steps_refuse(workload: Workload) -> str | None:
     return None if nbytes <= STEPS_BYTES else f"the {m}x{k}x{n} products would take {nbytes / 2**30:.0f} GiB"
 
 
+def _only_fp32(workload: Workload) -> str | None:
+    return None if workload.dtype == "float32" else f"fp32 only, not {workload.dtype}: it has no matrix instructions"
+
+
 SUITES = {
     "matmul": Suite(
         name="matmul",
@@ -47,15 +52,21 @@ SUITES = {
         reference=reference.matmul,
         workload=workload,
         variants=(
-            Variant("tilewright", "triton", matmul, "matrix rate: one tile a program, its store not hidden"),
-            Variant(
+            example(
+                "tilewright-triton",
+                "triton",
+                "kernels/matmul.py:in_triton",
+                "matrix rate: one tile a program, its store not hidden",
+            ),
+            example(
                 "tilewright-cuda",
                 "cuda",
-                cuda.matmul,
+                "kernels/matmul.py:in_cuda",
                 "reads of shared memory: 16 for 64 multiply-adds; no matrix units",
                 directions=("fwd",),
-                refuses=cuda.refuses,
+                refuses=_only_fp32,
             ),
+            generated(torch.mm, note="the library's product, called from the compiled program"),
             Variant("torch", "torch", torch.mm, "matrix rate, and the power cap"),
             Variant("eager-steps", "torch", _steps, "memory: every product is written", refuses=_steps_refuse),
         ),

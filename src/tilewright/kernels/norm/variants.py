@@ -13,7 +13,7 @@ from torch import Tensor
 from tilewright.kernels import norm
 from tilewright.kernels.norm import cuda, reference
 from tilewright.kernels.norm.schedule import Direction
-from tilewright.kernels.peers import inductor, library
+from tilewright.kernels.peers import generated, inductor, library
 from tilewright.kernels.row import rows_of
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
@@ -182,6 +182,7 @@ def _suite(
             # Ahead of the steps, so that PyTorch's own kernels are the yardstick of errors.
             Variant("torch", "torch", torch_way, note="long rows and the weights' gradients are read twice"),
             Variant("eager", "torch", formula, note="every step through memory"),
+            generated(torch_way, note="rows that a program does not hold are read again"),
             inductor(torch_way, note="a second read of long rows; weights' gradients by a second pass"),
             *peers,
         ),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tilewright.kernels.naming import SHORT
-from tilewright.kernels.peers import inductor, library
+from tilewright.kernels.peers import generated, inductor, library
 from tilewright.kernels.rotary import reference, rotary
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
@@ -47,6 +47,7 @@ SUITES = {
         variants=(
             Variant("tilewright", "triton", rotary, "memory"),
             Variant("eager", "torch", reference.rotary, "memory, fourteen kernels"),
+            generated(reference.rotary, note="memory"),
             inductor(reference.rotary, note="memory"),
             library("liger", "liger_kernel", _liger, note="turns q and k where they lie; the copies it needs count"),
         ),

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from tilewright.kernels.peers import inductor, library
-from tilewright.kernels.softmax import by_impl, eager, log_softmax, reference, softmax
+from tilewright.kernels.peers import example, generated, inductor, library, no_cuda_cpp
+from tilewright.kernels.softmax import by_impl, log_softmax, reference, softmax
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 ELEMENTS = 2**28
@@ -61,14 +61,6 @@ def _small(workload: Workload) -> str | None:
     return None if rows * columns <= LONGEST_LOOP else f"{7 * columns + 5} kernel launches a call"
 
 
-def no_cuda(_: Workload) -> str | None:
-    from tilewright.kernels import nvrtc
-
-    if torch.cuda.is_available() and nvrtc.available(torch.cuda.current_device()):
-        return None
-    return "needs the package cuda-bindings and a device with thread-block clusters"
-
-
 def _ours(log: bool, function: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Variant, ...]:
     return (
         Variant("tilewright", "cuda", function, note="one trip through HBM: bandwidth"),
@@ -83,7 +75,7 @@ def _ours(log: bool, function: Callable[[torch.Tensor], torch.Tensor]) -> tuple[
             "cuda",
             functools.partial(by_impl, log=log, impl="cuda"),
             note="one trip; a long row lies in the registers of a cluster",
-            refuses=no_cuda,
+            refuses=no_cuda_cpp,
         ),
     )
 
@@ -102,8 +94,16 @@ SUITES = {
         variants=(
             *_ours(False, softmax),
             Variant("torch", "torch", _torch, note="reads long rows twice"),
-            Variant("eager", "torch", eager.steps, note="five kernels: 8NM + 4N values through memory"),
-            Variant("online-loop", "torch", eager.online_loop, "7M + 5 launches", directions=("fwd",), refuses=_small),
+            example("eager", "torch", "kernels/softmax.py:steps", "five kernels: 8NM + 4N values through memory"),
+            example(
+                "online-loop",
+                "torch",
+                "kernels/softmax.py:online_loop",
+                "7M + 5 launches",
+                directions=("fwd",),
+                refuses=_small,
+            ),
+            generated(_torch, note="the row is read again where a program does not hold it"),
             inductor(_torch, note="one or two reads, by the row's length"),
             library("liger", "liger_kernel", _liger, note="a program a row; to 65536 columns"),
             library("quack", "quack", _quack, note="clusters to 16 blocks, CuTe DSL"),
@@ -120,6 +120,7 @@ SUITES = {
             *_ours(True, log_softmax),
             Variant("torch", "torch", _torch_log, note="reads long rows twice"),
             Variant("eager", "torch", reference.log_softmax, note="six kernels: 8NM + 6N values through memory"),
+            generated(_torch_log, note="the row is read again where a program does not hold it"),
             inductor(_torch_log, note="one or two reads, by the row's length"),
         ),
         sizes=_SIZES,

@@ -10,7 +10,6 @@ computed by PyTorch's operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,17 +38,6 @@ def weighted_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         )
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     return _weighted_sum(rows, w).reshape(x.shape[:-1])  # type: ignore[no-any-return]
-
-
-def in_tiles(rows: int, columns: int, warps: int = 4) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The forward with tiles of so many rows and columns (powers of two), to show what they cost; x is [N, D]."""
-
-    def tiled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        if not runs_triton(x):
-            return _forward(x, w)
-        return launch.forward(_neighbours(x), w.contiguous(), (rows, columns, warps))
-
-    return tiled
 
 
 def _neighbours(x: torch.Tensor) -> torch.Tensor:

@@ -28,12 +28,12 @@ PARTS = 64
 PART_COLUMNS = 32
 
 
-def forward(x: torch.Tensor, w: torch.Tensor, tile: tuple[int, int, int] | None = None) -> torch.Tensor:
-    """y[n] = Σ_d x[n, d]·w[d] for x[N, D] with neighbouring columns; `tile`: rows, columns, warps, powers of two."""
+def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """y[n] = Σ_d x[n, d]·w[d] for x[N, D] with neighbouring columns."""
     rows, columns = x.shape
     y = torch.empty(rows, dtype=x.dtype, device=x.device)
     pitch = math.gcd(x.stride(0), PITCH)
-    tile_rows, tile_columns, warps = tile or forward_tile(rows, columns)
+    tile_rows, tile_columns, warps = forward_tile(rows, columns)
     if rows:
         with current(x):
             launch(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from tilewright.kernels.naming import SHORT
-from tilewright.kernels.peers import inductor
-from tilewright.kernels.weighted_sum import in_tiles, reference, weighted_sum
+from tilewright.kernels.peers import example, generated, inductor
+from tilewright.kernels.weighted_sum import reference, weighted_sum
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 
@@ -35,15 +35,16 @@ SUITES = {
         workload=workload,
         variants=(
             Variant("tilewright", "triton", weighted_sum, "memory; at 1000x512 the latency of two dependent reads"),
-            Variant(
+            example(
                 "tilewright-16x64",
                 "triton",
-                in_tiles(16, 64),
+                "kernels/weighted_sum.py:weighted_sum",
                 "the textbook tiles: at 1000x512 63 programs for 132 multiprocessors, eight steps one after another",
                 directions=("fwd",),
             ),
             Variant("torch", "torch", torch.matmul, "memory: cuBLAS's matrix-vector product"),
             Variant("eager", "torch", reference.weighted_sum, "memory: the product is written and read again"),
+            generated(reference.weighted_sum, note="memory"),
             inductor(reference.weighted_sum, note="memory; backward reads and writes in separate kernels"),
         ),
         sizes=((1000, 512), (16384, 16384)),

@@ -31,11 +31,8 @@ _ARGUMENTS = {
     "embedding_backward": "dout indices entries padding",
     "gated_activation": "gate up kind",
     "gated_activation_backward": "dy gate up kind",
-    "gelu_cuda": "x",
-    "gelu_cuda_backward": "dy x",
     "linear_dropout_add": "x weight bias residual p",
     "linear_gelu": "x weight bias approximate keep",
-    "matmul": "a b",
     "norm": "x weight bias eps centered",
     "norm_backward": "dy x dsum weight has_bias mean rstd centered",
     "rotary": "q k cos sin interleaved backward",
@@ -112,11 +109,6 @@ def _weighted_sum_backward(named: _Named) -> list[Tensor]:
     return _like(*wanted)(named)
 
 
-def _matmul(named: _Named) -> list[Tensor]:
-    a, b = named.tensor("a"), named.tensor("b")
-    return [dense((a.shape[0], b.shape[1]), a)]
-
-
 def _embedding(named: _Named) -> list[Tensor]:
     weight = named.tensor("weight")
     return [dense((*named.tensor("indices").shape, weight.shape[1]), weight)]
@@ -137,7 +129,7 @@ def _attention(named: _Named) -> list[Tensor]:
 
 
 WRITES: Mapping[str, Write] = {
-    **dict.fromkeys(("activation", "activation_backward", "gelu_cuda", "gelu_cuda_backward", "softmax"), _like("x")),
+    **dict.fromkeys(("activation", "activation_backward", "softmax"), _like("x")),
     "softmax_backward": _like("y"),
     "gated_activation": _like("gate"),
     "gated_activation_backward": _like("gate", "up"),
@@ -150,7 +142,6 @@ WRITES: Mapping[str, Write] = {
     "cross_entropy_backward": _like("logits"),
     "linear_gelu": _linear_gelu,
     "linear_dropout_add": lambda named: _linear(named, STATE),
-    "matmul": _matmul,
     "weighted_sum": lambda named: [dense(named.tensor("x").shape[:-1], named.tensor("x"))],
     "weighted_sum_backward": _weighted_sum_backward,
     "embedding": _embedding,

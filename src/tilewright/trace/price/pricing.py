@@ -120,7 +120,7 @@ def is_product(name: str) -> bool:
     return name in (*products, *OWN_PRODUCTS) or "attention" in name
 
 
-OWN_PRODUCTS = ("tilewright::linear_gelu", "tilewright::linear_dropout_add", "tilewright::matmul")
+OWN_PRODUCTS = ("tilewright::linear_gelu", "tilewright::linear_dropout_add")
 _WORD_COST = {**PER_RESULT, **PER_OPERAND, "gelu": (4, 1), "gelu_backward": (9, 2), "native_layer_norm": (7, 0)}
 _WORD_COST["native_layer_norm_backward"] = (12, 0)
 

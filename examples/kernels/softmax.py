@@ -1,4 +1,8 @@
-"""Softmax as one should not write it: the ways that teach what fusion saves."""
+"""Softmax without fusion: what one kernel saves.
+
+tilewright bench softmax --sweep reference
+tilewright bench softmax --impl eager,online-loop,torch --shapes 100x5000
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import torch
 
 
 def steps(x: torch.Tensor) -> torch.Tensor:
-    """One PyTorch operator a step over x: [N, M]: five kernels, 5NM + 2N values read and 3NM + 2N written.
+    """One PyTorch operator a step over x [N, M]: five kernels, 5NM + 2N values read and 3NM + 2N written.
 
     `max` also finds the indices of the maxima: N more values, written and never used.
     """
@@ -18,10 +22,10 @@ def steps(x: torch.Tensor) -> torch.Tensor:
 
 
 def online_loop(x: torch.Tensor) -> torch.Tensor:
-    """The online algorithm (Milakov and Gimelshein 2018) column by column in Python, over x: [N, M].
+    """The online algorithm (Milakov and Gimelshein 2018) column by column in Python, over x [N, M].
 
-    It reads x once and needs 7M + 5 kernels for that: on a GPU their launches are all there is to see. The sum is
-    kept in float64, since thousands of terms are added one after another.
+    It reads x once and needs 7M + 5 kernels for that: on a GPU only their launches show. The sum is kept in float64,
+    since thousands of terms are added one after another. No gradient.
     """
     maximum = torch.full_like(x[:, 0], -torch.inf)
     total = torch.zeros_like(maximum, dtype=torch.float64)

@@ -1,0 +1,85 @@
+"""The kernels of `examples/` on a GPU: the numbers contract, and how they are launched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from examples.kernels import gelu, linear_narrow, matmul, weighted_sum
+from tests.gpu.kernels.launching import on_a_side_stream, replayed, values_of
+from tests.kernels.layouts import layouts
+from tilewright.hardware.architectures import limits_of
+from tilewright.kernels.catalogue import suite
+from tilewright.measure.truth.proof import prove
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda:0")
+SIZES = [(0, 4, 5), (1, 1, 1), (131, 37, 7), (1000, 1, 64), (257, 300, 129), (1024, 520, 2048)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_the_product_in_triton(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    m, n, k = sizes
+    left, right = layouts(m, k, dtype, "cuda"), layouts(k, n, dtype, "cuda", seed=1)
+    for name in left:
+        rows = prove(suite("matmul"), matmul.in_triton, (left[name].requires_grad_(), right[name].requires_grad_()))
+        assert [row for row in rows if not row.ok] == [], name
+
+
+@pytest.mark.parametrize("sizes", SIZES[1:], ids=str)
+def test_the_product_in_cuda(sizes: tuple[int, int, int]) -> None:
+    m, n, k = sizes
+    for name, a in layouts(m, k, torch.float32, "cuda").items():
+        rows = prove(suite("matmul"), matmul.in_cuda, (a, torch.randn(k, n, device="cuda")))
+        assert [row for row in rows if not row.ok] == [], name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (131, 37), (7, 2049), (1024, 4096)], ids=str)
+def test_gelu_in_cuda(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    for name, x in layouts(*shape, dtype, "cuda").items():
+        rows = prove(suite("gelu"), gelu.gelu, (x.requires_grad_(),))
+        assert [row for row in rows if not row.ok] == [], name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_weighted_sum(dtype: torch.dtype) -> None:
+    for sizes in ((1000, 512), (333, 5000), (1, 1)):
+        inputs = torch.randn(sizes, device=GPU).to(dtype), torch.randn(sizes[1], device=GPU).to(dtype)
+        rows = prove(suite("weighted_sum"), weighted_sum.weighted_sum, inputs, backward=False)
+        assert [row for row in rows if not row.ok] == []
+
+
+def test_streams_and_graphs() -> None:
+    product = [torch.randn(shape, device="cuda").bfloat16().requires_grad_() for shape in ((300, 72), (72, 264))]
+    pointwise = [torch.randn(300, 1000, device=GPU, requires_grad=True)]
+    for function, given in ((matmul.in_triton, product), (gelu.gelu, pointwise)):
+        plain = values_of(function, given)
+        for launched in (on_a_side_stream(function, given), replayed(function, given)):
+            for found, expected in zip(launched, plain, strict=True):
+                torch.testing.assert_close(found, expected)
+
+
+def test_the_product_beyond_32_bits() -> None:
+    a, b = (
+        torch.randn(2**31 // 8192 + 300, 16, device="cuda").bfloat16(),
+        torch.randn(16, 8192, device="cuda").bfloat16(),
+    )
+    c = matmul.in_triton(a, b)
+    torch.testing.assert_close(c[-64:], a[-64:] @ b)
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or not limits_of(GPU).wgmma, reason="the kernel needs wgmma: compute capability 9.0"
+)
+@pytest.mark.parametrize("sizes", [(1, 8, 8), (1000, 776, 72), (8192, 512, 64)], ids=str)
+def test_the_narrow_linear(sizes: tuple[int, int, int]) -> None:
+    m, n, k = sizes
+    x, residual = (torch.randn(shape, device=GPU).bfloat16() for shape in ((m, k), (m, n)))
+    weight, bias = torch.randn(n, k, device=GPU).mul_(k**-0.5).bfloat16(), torch.randn(n, device=GPU).bfloat16()
+    rows = prove(suite("linear_gelu"), linear_narrow.linear_gelu, (x, weight, bias, "none"), backward=False)
+    inputs = x, weight, bias, residual, 0.1
+    rows += prove(suite("linear_dropout_add"), linear_narrow.linear_dropout_add, inputs, backward=False)
+    assert [row for row in rows if not row.ok] == []

@@ -1,0 +1,43 @@
+"""The Triton kernels of `examples/` in Triton's interpreter.
+
+The product not in bf16: the interpreter multiplies its bits as if they were integers.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from examples.kernels import matmul, weighted_sum
+from tests.kernels.interpreter import install
+from tests.kernels.layouts import layouts
+from tilewright.kernels.catalogue import suite
+from tilewright.measure.truth.proof import prove
+
+install()
+SIZES = [(1, 1, 1), (0, 5, 3), (5, 3, 0), (67, 130, 37), (64, 1, 65)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_the_product_keeps_the_contract(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    m, n, k = sizes
+    left, right = layouts(m, k, dtype), layouts(k, n, dtype, seed=1)
+    for name in left:
+        rows = prove(suite("matmul"), matmul.in_triton, (left[name].requires_grad_(), right[name].requires_grad_()))
+        assert [row for row in rows if not row.ok] == [], name
+
+
+def test_nan_and_infinity_spread_as_in_eager() -> None:
+    a, b = torch.randn(40, 20), torch.randn(20, 30)
+    a[3, 4], a[5, 6], b[7, 8] = float("nan"), float("inf"), float("-inf")
+    found, expected = matmul.in_triton(a, b), a @ b
+    assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isinf(), expected.isinf())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (13, 1), (37, 259), (40, 512)], ids=str)
+def test_the_weighted_sum_keeps_the_contract(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    inputs = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
+    rows = prove(suite("weighted_sum"), weighted_sum.weighted_sum, inputs, backward=False)
+    assert [row for row in rows if not row.ok] == []

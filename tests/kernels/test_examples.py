@@ -1,0 +1,101 @@
+"""The kernels of `examples/` without a GPU: how the bench finds them, and their machine code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from examples.kernels import gelu, linear_narrow, matmul, softmax, weighted_sum
+from tests.kernels.hopper import assembled
+from tilewright.kernels import peers
+from tilewright.kernels.catalogue import suite
+from tilewright.kernels.linear import cuda
+from tilewright.records.errors import UsageError
+
+TAUGHT = (
+    ("softmax", "eager"),
+    ("softmax", "online-loop"),
+    ("gelu", "tilewright-cuda"),
+    ("matmul", "tilewright-triton"),
+    ("matmul", "tilewright-cuda"),
+    ("weighted_sum", "tilewright-16x64"),
+    ("linear_gelu", "tilewright-narrow"),
+    ("linear_dropout_add", "tilewright-narrow"),
+)
+
+
+@pytest.mark.parametrize(("name", "impl"), TAUGHT)
+def test_an_installation_without_examples_says_so(name: str, impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "EXAMPLES", Path("/nowhere"))
+    found = suite(name)
+    reason = found.variant(impl).refuses(found.workload(found.sizes[0], "float32"))
+    assert reason is not None and "this installation has no examples" in reason
+
+
+def test_a_missing_example_cannot_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "EXAMPLES", Path("/nowhere"))
+    with pytest.raises(UsageError, match=r"no file /nowhere/kernels/absent\.py: .* without its examples"):
+        peers.example_module("kernels/absent.py")
+
+
+def test_the_bench_runs_the_example_of_the_checkout() -> None:
+    x = torch.randn(7, 33)
+    ours = suite("softmax").variant("eager").function(x)
+    torch.testing.assert_close(ours, torch.softmax(x, -1))
+
+
+def test_softmax_in_steps_and_online() -> None:
+    x = torch.randn(7, 33, dtype=torch.float64)
+    for function in (softmax.steps, softmax.online_loop):
+        torch.testing.assert_close(function(x), torch.softmax(x, -1))
+
+
+def test_gelu_is_refused_on_a_cpu() -> None:
+    with pytest.raises(ValueError, match=r"on a CUDA device, not torch\.float32 on cpu"):
+        gelu.gelu(torch.randn(3))
+
+
+@pytest.mark.parametrize("dtype", list(gelu.ELEMENTS), ids=str)
+@pytest.mark.parametrize("backward", [False, True])
+def test_gelu_in_cuda_does_not_spill(dtype: torch.dtype, backward: bool, tmp_path: Path) -> None:
+    settings = gelu.definitions(dtype, True, backward)
+    assert assembled(gelu.SOURCE, settings, tmp_path)["spilled"] == 0
+
+
+def test_the_product_in_cuda_does_not_spill(tmp_path: Path) -> None:
+    assert assembled(matmul.SOURCE, (), tmp_path)["spilled"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_product_in_triton_compiles_without_spills(dtype: torch.dtype) -> None:
+    pytest.importorskip("triton")
+    from tests.kernels.machine_code import compiled, spilled
+
+    short = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
+    types = dict.fromkeys("abc", f"*{short}") | dict.fromkeys(("m", "n", "k", "a_stride", "b_stride"), "i32")
+    tile = dict(zip(("ROWS", "COLUMNS", "DEPTH"), matmul.tile_of(dtype), strict=True))
+    fp32 = dtype == torch.float32
+    code = compiled(matmul._matmul, types, tile, ("n", "k", "a_stride", "b_stride"), 4 if fp32 else 8)
+    assert spilled(code) == 0
+    assert ("wgmma" in code.asm["ptx"]) == (not fp32)
+
+
+def test_the_weighted_sum_compiles_without_spills() -> None:
+    pytest.importorskip("triton")
+    from tests.kernels.machine_code import compiled, spilled
+
+    types = dict.fromkeys("xwy", "*bf16") | dict.fromkeys(("rows", "columns", "x_row"), "i32")
+    tile = {"ROWS": weighted_sum.ROWS, "COLUMNS": weighted_sum.COLUMNS}
+    code = compiled(weighted_sum.forward, types, tile, ("columns", "x_row"), weighted_sum.WARPS)
+    assert spilled(code) == 0 and "ld.global.v4.b32" in code.asm["ptx"]
+
+
+@pytest.mark.parametrize("epilogue", cuda.EPILOGUES)
+def test_the_narrow_linear_does_not_spill(epilogue: cuda.Epilogue, tmp_path: Path) -> None:
+    shape = linear_narrow.NARROW
+    settings = cuda.definitions(shape, epilogue, True, epilogue in ("gelu", "gelu_tanh"), torch.bfloat16)
+    found = assembled(cuda.SOURCE, settings, tmp_path)
+    assert found["spilled"] == 0 and found["serialized"] == 0
+    assert found["registers"] * shape.threads <= 65536 and shape.shared_bytes <= 227 * 1024
