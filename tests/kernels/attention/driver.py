@@ -109,16 +109,21 @@ class Imagined:
 
     def finish(self, parameters: int) -> None:
         sums, dq_at, *steps, queries, width, scale = _read(parameters, hopper_backward.FINISH.replace("P", "Q"))
-        out_at, dout_at, lse_at, scaled_lse, delta, also_sums, handed_out, *more = self._begun
+        out_at, dout_at, lse_at, scaled_lse, delta, also_sums, work_counters, *more = self._begun
         (q, k, v, dout, dk, dv), problem = self._main
-        assert (problem.dq, problem.lse, problem.delta, problem.handed_out) == (sums, scaled_lse, delta, handed_out)
+        assert (problem.dq_sums, problem.lse, problem.delta, problem.work_counters) == (
+            sums,
+            scaled_lse,
+            delta,
+            work_counters,
+        )
         assert also_sums == sums and dout.data_ptr() == dout_at and (queries, width) == q.shape[2:]
         assert [x for x, size in zip(more[3:6], q.shape, strict=False) if size > 1] == [
             x for x, size in zip(dout.stride()[:3], q.shape, strict=False) if size > 1
         ]
         out = _at(out_at, q.dtype, q.shape, (*more[:3], 1))
         dq = _at(dq_at, q.dtype, q.shape, (*steps, 1))
-        _floats(sums, (handed_out - sums) // 4 + 1).fill_(math.nan)
+        _floats(sums, (work_counters - sums) // 4 + 1).fill_(math.nan)
         lse = _floats(lse_at, q.shape[:3].numel()).view(q.shape[:3])
         for to, gradient in zip((dq, dk, dv), differentiated(q, k, v, out, lse, dout, scale), strict=True):
             to.copy_(gradient)

@@ -19,27 +19,27 @@ from tilewright.kernels.device import NARROW
 from tilewright.kernels.nvrtc import Kernel, available, kernel, stream
 
 HERE = Path(__file__).parent
-ENDS = HERE / "backward_ends.cu"
+ENDS = HERE / "backward_prepare_finish.cu"
 HEADS = (64, 128, 256)
-"""Head sizes that there are kernels for; others are padded up with zeros by the copies."""
+"""Head sizes of the builds; TMA pads others with zeros."""
 KEYS = 128
-"""That a program owns, or a cluster of two."""
+"""Of a block, which a program owns, or a cluster of two."""
 WIDTH = 64
 """Columns of a tile in shared memory."""
 VECTOR = 8
-"""16-bit values in 16 bytes: what rows must be multiples of."""
+"""16-bit values in 16 bytes, of which rows must be multiples."""
 GROUPS, GROUP_THREADS = 2, 128
-"""Warpgroups that multiply."""
+"""Math warpgroups."""
 THREADS = GROUP_THREADS * (1 + GROUPS)
 END_THREADS = 256
 LOG2_E = 1.4426950408889634
 UNLIMITED = 2**30
-"""A band's width where there is no limit: more than any distance of two positions."""
+"""A band's width without a limit: more than any distance of two positions."""
 LONGEST = 2**24
 LARGEST_GRID = 65535
 PREPARE, FINISH = "PPPPPPPqqqqqqiii", "PPqqqiif"
-COUNTS, COUNTS_OF_A_HEAD = 4, 2
-"""Numbers of 32 bits by which programs agree."""
+COUNTERS, COUNTERS_OF_A_HEAD = 4, 2
+"""Of 32 bits, in scratch: work that was taken, and blocks of each key head that are zeroed and added."""
 DQ_WARPS = 2
 """Warps that zero and round sums of dQ."""
 
@@ -59,19 +59,19 @@ class Shape:
     @property
     def source(self) -> Path:
         """The kernel of one program a block of keys, or of two."""
-        return HERE / ("backward.cu" if self.cluster == 1 else "backward_wide.cu")
+        return HERE / ("backward.cu" if self.cluster == 1 else "backward_cluster.cu")
 
     @property
     def shared_bytes(self) -> int:
-        """K, V, rings of Q and dO with a number for each row, dSᵀ twice, what warps or programs share, barriers."""
+        """K, V, rings of Q with lse and of dO with Δ, two buffers of dSᵀ, scratch of warps or clusters, barriers."""
         keys, queries = KEYS // self.cluster * self.head * 2, self.queries * (self.head * 2 + 4)
         ring = (self.q_stages + self.dout_stages) * queries
         barriers = 8 * (4 * (self.q_stages + self.dout_stages) + 20) + 128
         if self.cluster == 1:
-            # A warpgroup's sums of 64 columns of dQ.
+            # Sums of 64 columns of dQ, for each warp that rounds them.
             shared = DQ_WARPS * WIDTH * (self.queries if self.head == 128 else self.queries // 2) * 4
         else:
-            # Half of the neighbour's K, and the weights that one warpgroup hands to the other.
+            # Half of the other program's K, and P on its way from one warpgroup to the other.
             shared = keys // 2 + self.queries * KEYS
         return 2 * keys + ring + 2 * self.queries * KEYS * 2 + shared + barriers
 
@@ -80,7 +80,7 @@ class Shape:
     ) -> tuple[tuple[str, int], ...]:
         """The constants that the source names at its top."""
         sizes = ("HEAD", self.head), ("QUERIES", self.queries), ("Q_STAGES", self.q_stages)
-        more = ("DO_STAGES", self.dout_stages), ("ATTENDED", int(dq_warps)), ("TURNS", int(ping_pong))
+        more = ("DO_STAGES", self.dout_stages), ("DQ_WARPS", int(dq_warps)), ("PING_PONG", int(ping_pong))
         alone = (*sizes, *more) if self.cluster == 1 else ()
         return (*alone, ("BANDED", int(banded)), ("HALF", int(dtype == torch.float16)))
 
@@ -91,7 +91,7 @@ SHAPES = {
     256: Shape(head=256, queries=64, q_stages=2, dout_stages=1, cluster=2),
 }
 SHORT = Shape(head=64, queries=64, q_stages=4, dout_stages=2)
-"""For head size 64 and up to SHORTEST queries, of which blocks of 96 would leave a part empty."""
+"""For head size 64 and up to SHORTEST queries, which blocks of 96 would fill badly."""
 SHORTEST = 512
 LONGEST_FOR_DQ_WARPS = 4096
 """Queries up to which it pays to zero and round the sums of dQ while they are in the L2 cache."""
@@ -104,17 +104,17 @@ LONG_WALKS = 8192
 
 
 class Problem(ctypes.Structure):
-    """`Problem` of the source."""
+    """`Problem` of `backward_scores.cuh`."""
 
     _fields_ = (
-        ("dq", ctypes.c_void_p),
+        ("dq_sums", ctypes.c_void_p),
         ("lse", ctypes.c_void_p),
         ("delta", ctypes.c_void_p),
-        ("handed_out", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("row_batch", ctypes.c_uint64),
-        ("row_head", ctypes.c_uint64),
-        ("row_position", ctypes.c_uint64),
+        ("work_counters", ctypes.c_void_p),
+        ("dq", ctypes.c_void_p),
+        ("dq_batch", ctypes.c_uint64),
+        ("dq_head", ctypes.c_uint64),
+        ("dq_position", ctypes.c_uint64),
         ("zeroed", ctypes.c_void_p),
         ("added", ctypes.c_void_p),
         ("queries", ctypes.c_int),
@@ -331,7 +331,7 @@ class Bound:
         self.chain.run(values, stream(self.device))
 
 
-# The values of a call: where tensors begin, then strides of batch, head and position of those from OUT to DV.
+# The values of a call: addresses of its tensors, then the batch, head and position strides of those from OUT to DV.
 Q, K, V, LSE, OUT, DOUT, DQ, DK, DV, SCRATCH = range(10)
 
 
@@ -345,11 +345,11 @@ def bind(made: Plan, request: Request, kernels: Kernels) -> Bound:
     shape, grid = made.shape, (made.q_blocks, request.heads, request.batch)
     rows = request.batch * request.heads * made.q_blocks * shape.queries
     heads = request.batch * request.heads
-    # Sums of dQ, then lse and Δ: what one program takes is a multiple of 16 bytes everywhere. Last the counts.
+    # Scratch: sums of dQ, lse, Δ, counters. A program's part of each is a multiple of 16 bytes.
     sums, scaled_lse = At(SCRATCH), At(SCRATCH, 4 * rows * shape.head)
-    delta, handed_out = (At(SCRATCH, scaled_lse.added + 4 * rows * i) for i in (1, 2))
-    zeroed, added = (At(SCRATCH, handed_out.added + 4 * (COUNTS + heads * i)) for i in (0, 1))
-    # The weight of a single key is 1 whatever its score: its gradients are zero, without the roundings of dP - Δ.
+    delta, work_counters = (At(SCRATCH, scaled_lse.added + 4 * rows * i) for i in (1, 2))
+    zeroed, added = (At(SCRATCH, work_counters.added + 4 * (COUNTERS + heads * i)) for i in (0, 1))
+    # The weight of a single key is 1 whatever its score, so dQ and dK are zero; dP - Δ would leave roundings.
     scale = 0.0 if request.single_key else request.scale
     problem = Problem(width=request.head_size, ahead=made.ahead, heads=request.heads)
     problem.queries, problem.keys, problem.q_blocks = request.queries, request.keys, made.q_blocks
@@ -361,12 +361,12 @@ def bind(made: Plan, request: Request, kernels: Kernels) -> Bound:
     def steps(tensor: int) -> list[At]:
         return [At(steps_of(tensor) + i) for i in range(3)]
 
-    pointers = {"dq": sums, "lse": scaled_lse, "delta": delta, "handed_out": handed_out, "zeroed": zeroed}
-    pointers |= {"added": added, "rows": At(DQ)}
-    pointers |= zip(("row_batch", "row_head", "row_position"), steps(DQ), strict=True)
+    pointers = {"dq_sums": sums, "lse": scaled_lse, "delta": delta, "work_counters": work_counters, "zeroed": zeroed}
+    pointers |= {"added": added, "dq": At(DQ)}
+    pointers |= zip(("dq_batch", "dq_head", "dq_position"), steps(DQ), strict=True)
     patches = {getattr(Problem, name).offset: at for name, at in pointers.items()}
     sizes = request.queries, request.head_size
-    begin: list[Parameter] = [At(OUT), At(DOUT), At(LSE), scaled_lse, delta, sums, handed_out]
+    begin: list[Parameter] = [At(OUT), At(DOUT), At(LSE), scaled_lse, delta, sums, work_counters]
     begin += *steps(OUT), *steps(DOUT), *sizes, made.ahead * request.group if made.ahead else heads
     end: list[Parameter] = [sums, At(DQ), *steps(DQ), *sizes, scale]
     launches = [
@@ -375,7 +375,7 @@ def bind(made: Plan, request: Request, kernels: Kernels) -> Bound:
     ]
     if not made.ahead:
         launches.append(Launch(kernels.finish, grid, FINISH, end))
-    scratch = rows * (shape.head + 2) + COUNTS + COUNTS_OF_A_HEAD * heads
+    scratch = rows * (shape.head + 2) + COUNTERS + COUNTERS_OF_A_HEAD * heads
     return Bound(Chain(launches), scratch, kernels.main.device)
 
 

@@ -1,34 +1,32 @@
-// What attention alone asks of Hopper beside `hopper.cuh`: tiles of four axes, bulk stores and reductions, what the
-// programs of a cluster send each other, products of any width with either operand across.
+// Hopper's instructions that only attention uses, beside `hopper.cuh`: four-dimensional tiles, bulk stores and
+// reductions, messages between the programs of a cluster, wgmma of any width with either operand MN-major.
 //
-// HALF (fp16, otherwise bf16) is set before this is included. A matrix wider than 64 columns is several tiles side by
-// side.
+// The including file sets HALF (fp16, else bf16). A matrix wider than 64 columns is several tiles side by side.
 
 #pragma once
 
 #include "hopper.cuh"
 
-// Of the program's. By a shuffle, after which the compiler knows that all lanes have the same: what it computes from
-// it, descriptors of matrices above all, stays in the warp's own registers. Else it is moved there for every product:
-// attention's backward took 1.03 times as long (head size 128, S 8192, full).
+// The warp's index in its program. The shuffle tells the compiler that it is uniform, so that matrix descriptors made of
+// it stay in uniform registers; without it attention's backward took 1.03 times as long (d 128, S 8192, full).
 __device__ __forceinline__ int warp_index() { return __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0); }
 
 __device__ __forceinline__ u32 warp_cluster_rank() { return __shfl_sync(0xFFFFFFFF, cluster_rank(), 0); }
 
-// One arrival for all lanes of the warp, after all of them.
+// One arrival for the whole warp.
 __device__ __forceinline__ void warp_arrive(u32 barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-// The same at the barriers of both programs of a cluster.
+// The same, at the barrier of each program of a cluster of two.
 __device__ __forceinline__ void warp_arrive_at_both(u32 barrier) {
     __syncwarp();
     if (threadIdx.x % 32 < 2) barrier_arrive_at(barrier, threadIdx.x % 32);
 }
 
-// Counts among the threads that `meet` there, and goes on.
-__device__ __forceinline__ void meet_without_waiting(int name, int threads) {
+// Arrives at a named barrier without waiting; `meet` waits.
+__device__ __forceinline__ void named_barrier_arrive(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
@@ -40,8 +38,8 @@ __device__ __forceinline__ void load_tile(u32 to, const TensorMap* map, u32 barr
         "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
 }
 
-// The tile goes to the same place in both programs of a cluster, and each is told at the same barrier of its own.
-__device__ __forceinline__ void load_tile_to_both(u32 to, const TensorMap* map, u32 barrier, int column, int row,
+// Multicasts a tile to the same address and barrier in both programs of a cluster.
+__device__ __forceinline__ void load_tile_multicast(u32 to, const TensorMap* map, u32 barrier, int column, int row,
                                                   int head, int batch) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -55,25 +53,25 @@ __device__ __forceinline__ void store_tile(const TensorMap* map, u32 from, int c
         "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
 }
 
-// From this program's shared memory to that of another of the cluster, which is told at a barrier of its own.
+// Copies shared memory to another program of the cluster, and completes the bytes at that program's barrier.
 __device__ __forceinline__ void send_bytes(u32 to, u32 from, u32 nbytes, u32 barrier, u32 rank) {
     asm volatile(
         "{\n"
-        ".reg .b32 place, told;\n"
-        "mapa.shared::cluster.u32 place, %0, %4;\n"
-        "mapa.shared::cluster.u32 told, %3, %4;\n"
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [place], [%1], %2, [told];\n"
+        ".reg .b32 address, remote_bar;\n"
+        "mapa.shared::cluster.u32 address, %0, %4;\n"
+        "mapa.shared::cluster.u32 remote_bar, %3, %4;\n"
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [address], [%1], %2, [remote_bar];\n"
         "}" ::"r"(to), "r"(from), "r"(nbytes), "r"(barrier), "r"(rank) : "memory");
 }
 
-// A word to the shared memory of another program of the cluster, which is told of four bytes at a barrier of its own.
+// Stores a word to another program of the cluster, and completes four bytes at that program's barrier.
 __device__ __forceinline__ void send_word(u32 to, u32 word, u32 barrier, u32 rank) {
     asm volatile(
         "{\n"
-        ".reg .b32 place, told;\n"
-        "mapa.shared::cluster.u32 place, %0, %3;\n"
-        "mapa.shared::cluster.u32 told, %2, %3;\n"
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], %1, [told];\n"
+        ".reg .b32 address, remote_bar;\n"
+        "mapa.shared::cluster.u32 address, %0, %3;\n"
+        "mapa.shared::cluster.u32 remote_bar, %2, %3;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [address], %1, [remote_bar];\n"
         "}" ::"r"(to), "r"(word), "r"(barrier), "r"(rank) : "memory");
 }
 
@@ -83,13 +81,13 @@ __device__ __forceinline__ u32 load_word(u32 from) {
     return word;
 }
 
-// As barrier_arrive_at, and what this thread wrote before is seen by whoever of the cluster waits there.
-__device__ __forceinline__ void arrive_at(u32 barrier, u32 rank) {
+// barrier_arrive_at with release semantics over the cluster.
+__device__ __forceinline__ void barrier_release_at(u32 barrier, u32 rank) {
     asm volatile(
         "{\n"
-        ".reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
         "}" ::"r"(barrier), "r"(rank) : "memory");
 }
 
@@ -100,15 +98,15 @@ __device__ __forceinline__ void add_vector(float* to, const float* values) {
 }
 
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until this thread's bulk stores have read their shared memory.
+// Waits until this thread's bulk stores have read their shared memory.
 __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Until they are complete.
+// Waits until they are complete.
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// What this thread stored to shared memory is seen by the tensor cores and the copy engine after the next barrier.
-__device__ __forceinline__ void stores_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Makes this thread's stores to shared memory visible to wgmma and TMA, after the next barrier.
+__device__ __forceinline__ void fence_shared_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// What others stored to global memory, as far as this thread knows of it, is seen by the copies that it starts now.
-__device__ __forceinline__ void others_to_async() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+// Makes stores to global memory that this thread has observed visible to the TMA loads it issues next.
+__device__ __forceinline__ void fence_global_to_async() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 __device__ __forceinline__ void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
@@ -145,19 +143,19 @@ __device__ __forceinline__ u32 load_acquire(const u32* from) {
     return word;
 }
 
-// As along_k, where rows run across the inner axis; the next 64 columns are `tile` bytes further.
+// Descriptor of an MN-major operand (along_k: K-major); the next 64 columns are `tile` bytes further.
 __device__ __forceinline__ u64 across_k(u32 address, u32 tile) {
     return (u64)((address & 0x3FFFF) >> 4) | (u64)(tile >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 
-// Registers that products under way use stay where they are until here.
+// Stops the compiler from moving registers of products in flight above this point.
 template <int N>
-__device__ __forceinline__ void settle(float (&d)[N]) {
+__device__ __forceinline__ void fence_registers(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 template <int N>
-__device__ __forceinline__ void settle(u32 (&d)[N]) {
+__device__ __forceinline__ void fence_registers(u32 (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
@@ -183,32 +181,32 @@ __device__ __forceinline__ void settle(u32 (&d)[N]) {
     "%101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, " \
     "%119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// d[64, N] += a[64, 16] · b[16, N], or = where not `accumulate`. Both from shared memory, A_ACROSS and B_ACROSS
-// where their descriptors are made by across_k; or a from registers.
-template <int A_ACROSS, int B_ACROSS, int R>
+// d[64, N] += a[64, 16] · b[16, N], or = where not `accumulate`. Both from shared memory, A_MN_MAJOR and B_MN_MAJOR
+// where their descriptors are of across_k; or a from registers.
+template <int A_MN_MAJOR, int B_MN_MAJOR, int R>
 __device__ __forceinline__ void mma(float (&d)[R], u64 a, u64 b, int accumulate);
-template <int B_ACROSS, int R>
+template <int B_MN_MAJOR, int R>
 __device__ __forceinline__ void mma(float (&d)[R], const u32* a, u64 b, int accumulate);
 
 // N columns; R = N / 2 registers of the sum, which are operands %0 to %(R - 1); then those that follow.
 #define PRODUCTS(N, R, P0, P1, P2, P3, P4, P5, P6) \
-    template <int A_ACROSS, int B_ACROSS> \
+    template <int A_MN_MAJOR, int B_MN_MAJOR> \
     __device__ __forceinline__ void mma(float (&d)[R], u64 a, u64 b, int accumulate) { \
         asm volatile( \
             "{\n.reg .pred add;\nsetp.ne.b32 add, %" #P2 ", 0;\n" \
             "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" NAMES##R "}, %" #P0 ", %" #P1 \
             ", add, 1, 1, %" #P3 ", %" #P4 ";\n}" \
             : OUT##R \
-            : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS)); \
+            : "l"(a), "l"(b), "r"(accumulate), "n"(A_MN_MAJOR), "n"(B_MN_MAJOR)); \
     } \
-    template <int B_ACROSS> \
+    template <int B_MN_MAJOR> \
     __device__ __forceinline__ void mma(float (&d)[R], const u32* a, u64 b, int accumulate) { \
         asm volatile( \
             "{\n.reg .pred add;\nsetp.ne.b32 add, %" #P5 ", 0;\n" \
             "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" NAMES##R "}, {%" #P0 ", %" #P1 ", %" #P2 \
             ", %" #P3 "}, %" #P4 ", add, 1, 1, %" #P6 ";\n}" \
             : OUT##R \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(B_ACROSS)); \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(B_MN_MAJOR)); \
     }
 
 PRODUCTS(32, 16, 16, 17, 18, 19, 20, 21, 22)
