@@ -29,7 +29,7 @@ from tilewright.runtime.executable import Executable
 ONLY_ON_GPUS = "_fused_rms_norm_backward.default"
 WITH_BODY = [
     name.removeprefix("aten.")
-    for name, row in table.ROWS.items()
+    for name, row in table.rows().items()
     if row.body is not None and name.startswith("aten.") and name != f"aten.{ONLY_ON_GPUS}"
 ]
 BY_PYTORCH = (

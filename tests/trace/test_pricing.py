@@ -17,9 +17,10 @@ from tilewright.cost.operators import operator_cost
 from tilewright.graph import calls
 from tilewright.graph.dims import symbolic_shapes
 from tilewright.hardware.language import planned_for
+from tilewright.operators.shapes import CallAxes, NumberAxes, UnknownShape
+from tilewright.operators.table import rows
 from tilewright.records.program import Cost
-from tilewright.trace.price.pricing import ARGUMENTS, price, price_generated
-from tilewright.trace.price.pricing_rules import RULES, broadcast
+from tilewright.trace.price.pricing import price, price_generated
 from tilewright.trace.price.recorded_call import Tensor as Operand
 from tilewright.trace.price.recorded_call import read_call
 
@@ -169,8 +170,8 @@ def test_tilewrights_operators_cost_in_a_trace_what_they_cost_in_a_graph(
 def test_tilewrights_attention(direction: str, window: tuple[int | None, int | None]) -> None:
     graph = fx.Graph()
     schema = getattr(own, f"attention{direction}").default._schema
-    shapes = {"lse": ([2, 4, 9], torch.float32), "level": ([0], torch.float64), "state": ([0], torch.int64)}
-    says = {"left": window[0], "right": window[1], "scale": 0.125, "softcap": 0.0, "dropout": 0.0, "way": "auto"}
+    shapes = {"lse": ([2, 4, 9], torch.float32), "lse64": ([0], torch.float64), "state": ([0], torch.int64)}
+    says = {"left": window[0], "right": window[1], "scale": 0.125, "softcap": 0.0, "dropout": 0.0, "impl": "auto"}
     says |= {"longest_q": 0, "longest_k": 0, "deterministic": False}
     arguments, operands, values = [], [], []
     for argument in schema.arguments:
@@ -202,16 +203,6 @@ def test_tilewrights_attention(direction: str, window: tuple[int | None, int | N
     assert priced.cost.bytes_read == expected.bytes_read
 
 
-def test_names_of_arguments_are_those_of_the_schemas() -> None:
-    for name, names in ARGUMENTS.items():
-        if name.startswith("tilewright::"):
-            schema = getattr(own, name.removeprefix("tilewright::")).default._schema
-            assert names == tuple(argument.name for argument in schema.arguments), name
-    ours = {name.removeprefix("tilewright::") for name in ARGUMENTS if name.startswith("tilewright::")}
-    without = {"linear_cross_entropy", "linear_cross_entropy_backward", "scale_gradient_"}
-    assert ours | without == {name.removeprefix("tilewright::") for name in all_operators()}
-
-
 def recorded_call(name: str, *operands: tuple[list[int], str], values: list[str] | None = None) -> dict[str, object]:
     return {
         "Input Dims": [shape for shape, _ in operands],
@@ -220,8 +211,9 @@ def recorded_call(name: str, *operands: tuple[list[int], str], values: list[str]
     }
 
 
-OWN = [name for name in ARGUMENTS if name.startswith("tilewright::")]
-ATTENTION = [name for name in RULES if "attention" in name]
+OWN = [f"tilewright::{row.name.split('.')[1]}" for row in rows().values() if row.own]
+ATTENTION = [row.name.split(".")[1] for row in rows().values() if row.operator_class == "compute" and row.priced]
+ATTENTION = [name for name in ATTENTION if name.startswith("_") and "attention" in name]
 
 
 @pytest.mark.parametrize("name", ATTENTION)
@@ -234,8 +226,9 @@ def test_attention_in_the_librarys_layout(name: str, causal: bool) -> None:
     operands: list[tuple[list[int], str]] = []
     values: list[str] = []
     for argument in getattr(aten, name).default._schema.arguments:
-        is_tensor = argument.name in ("grad_out", "grad_out_", "query", "key", "value", "out")
-        operands.append(one if is_tensor else ([], "Scalar"))
+        is_tensor = argument.name in ("grad_out", "grad_out_", "query", "key", "value", "out", "logsumexp")
+        lse = ([B, H, S], "float")
+        operands.append((lse if argument.name == "logsumexp" else one) if is_tensor else ([], "Scalar"))
         says = {"is_causal": str(causal), "custom_mask_type": str(int(causal))}
         values.append(says.get(argument.name, "" if is_tensor else "0"))
     call = read_call(f"aten::{name}", recorded_call(name, *operands, values=values))
@@ -307,9 +300,17 @@ def test_an_unknown_operator_is_unknown() -> None:
     assert call is not None and price(call) is None
 
 
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = NumberAxes()
+    call = CallAxes(sizes, {}, lambda _: None, [], None, None, str)
+    return tuple(map(sizes.size_of, call.broadcast(*map(sizes.unknown_shape, shapes))))
+
+
 def test_broadcasting_is_pytorchs() -> None:
     for shapes in ([(4, 1), (3,)], [(), (2,)], [(1, 5, 1), (7, 1, 6)], [(0, 3), (1, 3)]):
-        assert broadcast(shapes) == tuple(torch.broadcast_shapes(*shapes))
+        assert broadcast(*shapes) == tuple(torch.broadcast_shapes(*shapes))
+    with pytest.raises(UnknownShape):
+        broadcast((2, 3), (2,))
 
 
 def test_an_operand_counts_the_storage_that_it_addresses() -> None:

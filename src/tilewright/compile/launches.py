@@ -28,9 +28,7 @@ from tilewright.records.program import Cost, Decision, GraphName, OperatorClass
 def operator_class(node: fx.Node) -> OperatorClass:
     """The class of an operator by its row of the table; `unknown` without one."""
     row = row_of(node.target)
-    if row is not None:
-        return row.operator_class
-    return "random" if getattr(node.target, "__name__", "") == "keep_mask" else "unknown"
+    return "unknown" if row is None else row.operator_class
 
 
 def operators_before(
@@ -63,7 +61,7 @@ def _operator(
         stage=stage,
         index=index,
         name=node.name,
-        target=str(node.target) if row_of(node.target) else calls.operator_name(node.target),
+        target=row.name if (row := row_of(node.target)) else calls.operator_name(node.target),
         operator_class=kind,
         shape=calls.shape_of(value) if value is not None else (),
         dtype=_dtype(value),

@@ -9,18 +9,19 @@ several kernels counts, too.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 import sympy
 
-from tilewright.cost import own
-from tilewright.cost.arithmetic import ARITHMETIC, Arithmetic, Count, Shape
 from tilewright.cost.symbols import total
-from tilewright.cost.traffic import ALL, BETWEEN, GATHERED, UNREAD, UNWRITTEN
 from tilewright.graph import calls
+from tilewright.operators.arithmetic import Count, NoFormula, Shape, UnknownCost
+from tilewright.operators.counting import arithmetic_of
+from tilewright.operators.row import ALL, Row
+from tilewright.operators.table import row_of
 from tilewright.records.program import Cost
 
 if TYPE_CHECKING:
@@ -29,10 +30,7 @@ if TYPE_CHECKING:
 
     from tilewright.graph.dims import SymbolicShapes
 
-__all__ = ["FREE", "RULES", "UNKNOWN", "operator_cost", "total"]
-
-RULES: Mapping[str, Arithmetic] = {**ARITHMETIC, **own.ARITHMETIC}
-"""The arithmetic of every operator, by `calls.operator_name`."""
+__all__ = ["FREE", "UNKNOWN", "operator_cost", "total"]
 
 FREE = Cost(reads_symbolic="0", writes_symbolic="0", unused_symbolic="0", flops_symbolic="0")
 UNKNOWN = Cost(provenance="unknown")
@@ -52,7 +50,7 @@ class Moved:
         return self.number * self.itemsize
 
 
-class Launch:
+class NodeSizes:
     """One operator call, its shapes as numbers (`symbolic` None) or as formulas."""
 
     def __init__(self, node: Node, symbolic: SymbolicShapes | None) -> None:
@@ -82,6 +80,11 @@ class Launch:
     def number(self, count: Count) -> int:
         return int(count if self._symbolic is None else self._symbolic.number(count))
 
+    def only_number(self, count: Count) -> int:
+        if self._symbolic is not None:
+            raise NoFormula
+        return int(count)
+
 
 def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
     """The cost of one node of a captured graph; `symbolic` holds the shapes of all of them.
@@ -93,13 +96,18 @@ def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
     """
     if node.op in INERT or node.target is operator.getitem or calls.is_view(node):
         return FREE
-    arithmetic = RULES.get(calls.operator_name(node.target))
-    if node.op != "call_function" or arithmetic is None or not _is_plain(node) or _depends_on_data(node):
+    row = row_of(node.target)
+    arithmetic = None if row is None else arithmetic_of(row)
+    if row is None or arithmetic is None or not _is_plain(node):
         return UNKNOWN
-    numbers, formulas = Launch(node, None), Launch(node, symbolic)
-    reads = list(_reads(node, numbers, formulas, symbolic))
-    used, unused = _writes(node, symbolic)
-    if between := BETWEEN.get(calls.operator_name(node.target)):
+    numbers, formulas = NodeSizes(node, None), NodeSizes(node, symbolic)
+    try:
+        flops = int(arithmetic.flops(numbers))
+    except UnknownCost:
+        return UNKNOWN
+    reads = list(_reads(node, row, numbers, formulas, symbolic))
+    used, unused = _writes(node, row, symbolic)
+    if between := row.traffic.between:
         for moved, elements in zip((reads, used), between, strict=True):
             moved.append(Moved(int(elements(numbers)), sympy.sympify(elements(formulas)), reads[0].itemsize))
 
@@ -113,7 +121,10 @@ def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
 
     (read, read_formula), (written, written_formula) = count(reads), count(used)
     wasted, wasted_formula = count(unused)
-    flops = int(arithmetic.flops(numbers))
+    try:
+        flops_formula = formula(arithmetic.flops(formulas), flops)
+    except NoFormula:
+        flops_formula = None
     return Cost(
         reads=read,
         writes=written,
@@ -125,7 +136,7 @@ def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
         reads_symbolic=read_formula,
         writes_symbolic=written_formula,
         unused_symbolic=wasted_formula,
-        flops_symbolic=None if _has_window(node) else formula(arithmetic.flops(formulas), flops),
+        flops_symbolic=flops_formula,
     )
 
 
@@ -137,17 +148,6 @@ def _operands(node: Node) -> Iterator[tuple[str, Node]]:
         for value in argument if isinstance(argument, list | tuple) else (argument,):
             if isinstance(value, torch.fx.Node) and calls.output(value) is not None:
                 yield name, value
-
-
-def _depends_on_data(node: Node) -> bool:
-    """Attention over packed sequences, whose lengths are in a tensor."""
-    return calls.arguments(node).get("starts_q") is not None
-
-
-def _has_window(node: Node) -> bool:
-    """Attention whose queries see keys up to some places away."""
-    named = calls.arguments(node)
-    return named.get("left") is not None or named.get("right") not in (None, 0)
 
 
 def _is_plain(node: Node) -> bool:
@@ -181,16 +181,14 @@ def _storage(node: Node) -> Node:
     return node
 
 
-def _reads(node: Node, numbers: Launch, formulas: Launch, symbolic: SymbolicShapes) -> Iterator[Moved]:
-    name = calls.operator_name(node.target)
-    overload = str(node.target).removeprefix("aten.")
-    unread = UNREAD.get(name, UNREAD.get(overload, frozenset()))
+def _reads(node: Node, row: Row, numbers: NodeSizes, formulas: NodeSizes, symbolic: SymbolicShapes) -> Iterator[Moved]:
+    unread = row.traffic.unread
     by_storage: dict[Node, dict[Node, Moved]] = {}
     for argument, operand in _operands(node):
-        if argument in unread or unread == ALL:
+        if argument in unread or ALL in unread:
             continue
         moved = _own_of(operand, symbolic)
-        places = GATHERED.get((name, argument))
+        places = row.traffic.gathered.get(argument)
         if places is not None and (count := int(places(numbers))) < moved.number:
             moved = Moved(count, sympy.sympify(places(formulas)), moved.itemsize)
         by_storage.setdefault(_storage(operand), {})[operand] = moved
@@ -214,11 +212,11 @@ def _written_operands(node: Node) -> Iterator[Node]:
     yield from (operand for name, operand in _operands(node) if name in written)
 
 
-def _writes(node: Node, symbolic: SymbolicShapes) -> tuple[list[Moved], list[Moved]]:
+def _writes(node: Node, row: Row, symbolic: SymbolicShapes) -> tuple[list[Moved], list[Moved]]:
     """The results that somebody takes, and those that nobody does."""
     used: list[Moved] = []
     unused: list[Moved] = []
-    if calls.operator_name(node.target) in UNWRITTEN:
+    if row.traffic.reserves:
         return used, unused
     if calls.is_mutation(node) and not any(tensor is not None for tensor in calls.outputs(node)):
         return [_own_of(operand, symbolic) for operand in _written_operands(node)], unused

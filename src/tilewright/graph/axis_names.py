@@ -222,6 +222,10 @@ class AxisNames:
                 return (axis[0] / (whole // size),)
         return self.unknown(size)
 
+    def divided(self, axis: Axis, by: int) -> Axis:
+        """A `by`-th of the axis."""
+        return (self.product(self.resolved(axis)) / by,)
+
     def concatenated(self, axes: Sequence[Axis]) -> Axis:
         return (sympy.Add(*(self.product(self.resolved(axis)) for axis in axes)),)
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, cast
 import sympy
 
 from tilewright.graph import calls
-from tilewright.graph.axis_names import Axes, Axis, AxisNames
-from tilewright.graph.kernel_rules import RULES
-from tilewright.graph.shape_rules import Call, Result, pointwise
+from tilewright.graph.axis_names import AxisNames
+from tilewright.operators.shapes import Axes, Axis, CallAxes, Result, pointwise
 from tilewright.operators.table import row_of
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def symbolic_shapes(
         elif node.op in ("placeholder", "get_attr"):
             known[node] = _input(node, names, named_inputs.get(node.name))
         else:
-            known[node] = _checked(node, names, _apply(Call(node, names, known)))
+            known[node] = _checked(node, names, _apply(node, names, known))
     names.settle()
     for node, result in known.items():
         factors = _finished(node, names, result)
@@ -133,26 +132,44 @@ def _named(names: AxisNames, name: str | None, size: int) -> Axis:
     return names.unknown(size) if symbol is None or names.size(symbol) != size else (symbol,)
 
 
-def _apply(call: Call) -> Result:
-    if call.node.target is operator.getitem:
-        source = call.known.get(call.node.all_input_nodes[0])
-        index = call.node.args[1]
+def _apply(node: Node, names: AxisNames, known: Mapping[Node, Result]) -> Result:
+    call = _call(node, names, known)
+    if node.target is operator.getitem:
+        source = known.get(node.all_input_nodes[0])
+        index = node.args[1]
         axes = source[index] if isinstance(source, list) and isinstance(index, int) else None
-        return call.names.unknown_shape(call.shape) if axes is None else axes
-    if _is_pointwise(call.node):
-        return pointwise(call)
-    rule = RULES.get(calls.operator_name(call.node.target))
-    if rule is not None:
-        return rule(call)
-    unknown = [None if shape is None else call.names.unknown_shape(shape) for shape in call.shapes]
-    return unknown if calls.has_many_outputs(call.node) else unknown[0] or ()
-
-
-def _is_pointwise(node: Node) -> bool:
-    if any(tag.name == "pointwise" for tag in getattr(node.target, "tags", ())):
-        return True
+        return names.unknown_shape(call.shape) if axes is None else axes
     row = row_of(node.target)
-    return row is not None and row.operator_class == "pointwise" and row.body is not None
+    if row is None and any(tag.name == "pointwise" for tag in getattr(node.target, "tags", ())):
+        return pointwise(call)
+    if row is not None and row.shapes is not None:
+        return row.shapes(call)
+    unknown = [None if shape is None else names.unknown_shape(shape) for shape in call.shapes]
+    return unknown if calls.has_many_outputs(node) else unknown[0] or ()
+
+
+def _call(node: Node, names: AxisNames, known: Mapping[Node, Result]) -> CallAxes:
+    """What a row's rule may ask about a node."""
+    arguments, tensors = calls.arguments(node), calls.outputs(node)
+
+    def axes_of(argument: object) -> Axes | None:
+        found = known.get(cast("Node", argument))
+        return found if isinstance(found, tuple) else None
+
+    def dtype_of(name: str) -> str:
+        tensor = calls.output(cast("Node", arguments[name]))
+        assert tensor is not None
+        return str(tensor.dtype).removeprefix("torch.")
+
+    return CallAxes(
+        names,
+        arguments,
+        axes_of,
+        [axes for axes in map(axes_of, node.all_input_nodes) if axes is not None],
+        len(tensors) if calls.has_many_outputs(node) else None,
+        [None if tensor is None else calls.shape_of(tensor) for tensor in tensors],
+        dtype_of,
+    )
 
 
 def _checked(node: Node, names: AxisNames, result: Result) -> Result:

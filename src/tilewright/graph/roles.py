@@ -16,26 +16,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from tilewright.graph import calls
+from tilewright.operators.table import row_of
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
-NAMES = {
-    "native_layer_norm": "LN",
-    "_fused_rms_norm": "RMS norm",
-    "_softmax": "softmax",
-    "gelu": "GELU",
-    "relu": "ReLU",
-    "silu": "SiLU",
-    "native_dropout": "dropout",
-}
 PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "matmul", "linear"])
 WEIGHTED = frozenset(["mm", "addmm", "linear"])
 ACTIVATIONS = frozenset(["gelu", "relu", "silu"])
 COPIES = frozenset(["clone", "_to_copy"])
 SCORING = frozenset(["mul", "div", "add", "sub", "where", "masked_fill"])
 GRADIENTS = {"linear": "linear backward", "residual": "gradient sum", "add": "gradient sum"}
-OURS = "tilewright."
 ATTENTION = ("_scaled_dot_product_", "tilewright.attention")
 
 Passes = Callable[["Node"], bool]
@@ -73,31 +64,15 @@ def _name(node: Node) -> str:
 
 def _own(node: Node) -> str:
     name = _name(node)
-    if name.startswith(ATTENTION):
-        return "attention backward" if name.endswith("_backward") else "attention"
-    if name.startswith(OURS):
-        return _of_ours(node, name.removeprefix(OURS))
-    return NAMES.get(name) or ("linear" if _is_linear(node) else name.strip("_").replace("_", " "))
+    row = row_of(node.target)
+    if row is not None and row.role:
+        return row.role if isinstance(row.role, str) else row.role(calls.arguments(node))
+    return "linear" if _is_linear(node) else _spelled(name.removeprefix("tilewright."))
 
 
-def _of_ours(node: Node, name: str) -> str:
-    """`GELU backward`, `linear + dropout + residual`: what one of tilewright's own operators stands for."""
-    named = calls.arguments(node)
-    name, backward = name.removesuffix("_backward"), " backward" if name.endswith("_backward") else ""
-    activation = str(named.get("kind", "gelu")).partition("_")[0]
-    activation = "" if activation == "none" else NAMES.get(activation, activation)
-    norm = "LN" if named.get("centered") else "RMS norm"
-    fused = {
-        "activation": [activation],
-        "gated_activation": [activation, "gate"],
-        "norm": [norm],
-        "add_norm": ["residual", norm],
-        "dropout_add": [activation, "dropout", "residual"],
-        "linear_gelu": ["linear", activation],
-        "linear_dropout_add": ["linear", "dropout", "residual"],
-        "linear_cross_entropy": ["linear", "cross entropy"],
-    }
-    return " + ".join(filter(None, fused.get(name, [name.strip("_").replace("_", " ")]))) + backward
+def _spelled(name: str) -> str:
+    """`cross_entropy_backward` is `cross entropy backward`."""
+    return name.strip("_").replace("_", " ")
 
 
 def _is_layout(node: Node) -> bool:

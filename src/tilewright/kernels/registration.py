@@ -10,6 +10,7 @@ import torch
 
 from tilewright.graph.capture import has_forward_level
 from tilewright.kernels.eager import called
+from tilewright.operators.table import rows
 
 _LIBRARY = torch.library.Library("tilewright", "FRAGMENT")
 Operator = Callable[..., Any]
@@ -18,32 +19,34 @@ IMPLEMENTATIONS: dict[str, Operator] = {}
 
 
 def define(
-    schema: str,
+    name: str,
     implementation: Operator,
     fake: Operator,
     *,
     backward: Operator | None = None,
     save: Operator | None = None,
-    draws: bool = False,
     repeats: bool = False,
 ) -> Operator:
-    """Register `schema` (`softmax(Tensor x, int dim) -> Tensor`) and return what to call (positionally) for it.
+    """Register the operator of the row `tilewright.<name>`, and return what to call (positionally) for it.
+
+    The row says its schema, and whether it is pure: one that is not, and writes nothing, takes random numbers from
+    PyTorch's generator, so that no two calls may become one and none be dropped.
 
     `implementation` runs on every device and decides itself what it can do there; `fake` gives the
     results' shapes, dtypes and strides from fake tensors; `backward(ctx, *grads)` and
     `save(ctx, inputs, output)` are as in `torch.library.register_autograd`, and themselves call
-    operators defined here, so that `torch.compile` and double tracing see through them. `draws`: it takes
-    random numbers from PyTorch's generator, so that no two calls may become one and none be dropped.
+    operators defined here, so that `torch.compile` and double tracing see through them.
 
     `repeats`: on a GPU the implementation does the same for all tensors of some shapes, strides, dtypes, device and
     addresses modulo 128, as its other arguments are the same, and launches by `nvrtc.Kernel` and `launches.launch`
     alone, with seed and offset from `launches.drawn` where it draws: then a call may be done as another one was
     (`repeat.py`).
     """
-    name = schema.split("(", 1)[0].strip()
+    row = rows()[f"tilewright.{name}.default"]
     full = f"tilewright::{name}"
+    draws = not row.pure and "!)" not in row.schema
     tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if draws else ()))
-    _LIBRARY.define(schema, tags=tags)
+    _LIBRARY.define(row.schema, tags=tags)
     _LIBRARY.impl(name, _without_tangents(name, implementation), "CompositeExplicitAutograd")
     IMPLEMENTATIONS[full] = implementation
     torch.library.register_fake(full, fake, lib=_LIBRARY)

@@ -11,10 +11,10 @@ from torch import fx
 
 from tilewright.loops.collapse import AxisCollapser
 from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where
-from tilewright.loops.redundant import eliminate_redundant
 from tilewright.loops.trace import dtype_name, trace_nodes
 from tilewright.operators.axes import Axis, Unfusable, leaves, split, strides_of
 from tilewright.operators.language import Drawn, Op, Source, Value
+from tilewright.operators.redundant import eliminate_redundant
 
 FEW_COLUMNS = 1024
 """A reduction over all axes is cut into rows of at least this many elements, if it has several axes left."""

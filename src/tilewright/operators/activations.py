@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 
+from tilewright.operators.arithmetic import per_result
 from tilewright.operators.language import Scalar, Unfusable, Value, call, where
-from tilewright.operators.row import Call, body
+from tilewright.operators.row import Call, body, calls
 
 SQRT_HALF = math.sqrt(0.5)
 GAUSSIAN = 1 / math.sqrt(2 * math.pi)
@@ -18,22 +19,22 @@ SIXTH = 0.1666666716337204
 """Rounded to fp32, as PyTorch has it for every dtype."""
 
 
-@body("relu.default")
+@body("relu.default(self)", role="ReLU")
 def relu(c: Call, x: Value) -> Value:
     return call("maximum", x, 0)
 
 
-@body("threshold_backward.default")
+@body("threshold_backward.default(grad_output, self, threshold)")
 def threshold_backward(c: Call, g: Value, x: Value, threshold: Scalar) -> Value:
     return where(x <= threshold, 0, g)
 
 
-@body("leaky_relu.default")
+@body("leaky_relu.default(self, negative_slope)")
 def leaky_relu(c: Call, x: Value, slope: Scalar = 0.01) -> Value:
     return where(x > 0, x, x * slope)
 
 
-@body("leaky_relu_backward.default")
+@body("leaky_relu_backward.default(grad_output, self, negative_slope, self_is_result)")
 def leaky_relu_backward(c: Call, g: Value, x: Value, slope: Scalar, from_result: bool) -> Value:
     return where(x > 0, g, g * slope)
 
@@ -46,7 +47,7 @@ def _tanh_gate(x: Value) -> Value:
     return call("tanh", TANH_GAIN * (x + TANH_CUBIC * (x * x * x)))
 
 
-@body("gelu.default")
+@body("gelu.default(self, approximate)", role="GELU")
 def gelu(c: Call, x: Value, approximate: str = "none") -> Value:
     """x·Φ(x); with `tanh`, Φ is approximated as in Hendrycks and Gimpel, arXiv:1606.08415."""
     if approximate == "tanh":
@@ -54,7 +55,7 @@ def gelu(c: Call, x: Value, approximate: str = "none") -> Value:
     return x * _normal_cdf(x)
 
 
-@body("gelu_backward.default")
+@body("gelu_backward.default(grad_output, self, approximate)")
 def gelu_backward(c: Call, g: Value, x: Value, approximate: str = "none") -> Value:
     if approximate == "tanh":
         t = _tanh_gate(x)
@@ -63,48 +64,54 @@ def gelu_backward(c: Call, g: Value, x: Value, approximate: str = "none") -> Val
     return g * (_normal_cdf(x) + x * GAUSSIAN * call("exp", -0.5 * (x * x)))
 
 
-@body("silu.default")
+@body("silu.default(self)", arithmetic=per_result(4, 1), role="SiLU")
 def silu(c: Call, x: Value) -> Value:
+    """x·σ(x), counted as it is written."""
     return x / (1 + call("exp", -x))
 
 
-@body("silu_backward.default")
+@body("silu_backward.default(grad_output, self)")
 def silu_backward(c: Call, g: Value, x: Value) -> Value:
     s = call("sigmoid", x)
     return g * s * (1 + x * (1 - s))
 
 
-@body("sigmoid_backward.default")
+@body("sigmoid_backward.default(grad_output, output)")
 def sigmoid_backward(c: Call, g: Value, y: Value) -> Value:
     return g * (1 - y) * y
 
 
-@body("tanh_backward.default")
+@body("tanh_backward.default(grad_output, output)")
 def tanh_backward(c: Call, g: Value, y: Value) -> Value:
     return g * (1 - y * y)
 
 
-@body("softplus.default")
+@body("softplus.default(self, beta, threshold)")
 def softplus(c: Call, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
     scaled = x * beta
     return where(scaled > threshold, x, call("log1p", call("exp", scaled)) / beta)
 
 
-@body("softplus_backward.default")
+@body("softplus_backward.default(grad_output, self, beta, threshold)")
 def softplus_backward(c: Call, g: Value, x: Value, beta: Scalar, threshold: Scalar) -> Value:
     scaled = x * beta
     z = call("exp", scaled)
     return where(scaled > threshold, g, g * z / (z + 1))
 
 
-@body("native_dropout_backward.default", promotion="none")
+@body(
+    "native_dropout_backward.default(grad_output, mask, scale)",
+    promotion="none",
+    arithmetic=per_result(2),
+    dtypes=("grad_output",),
+)
 def dropout_with_mask(c: Call, x: Value, mask: Value, scale: float) -> Value:
     """x·scale where the mask keeps; a dropped Inf or NaN becomes NaN as in eager."""
     x = x.to_compute(c.dtype)
     return x * where(mask, x.lift(scale), 0)
 
 
-@body("elu.default")
+@body("elu.default(self, alpha, scale, input_scale)")
 def elu(c: Call, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Value:
     """Clevert et al., arXiv:1511.07289; with other scales SELU and CELU."""
     return where(x < 0, call("expm1", x * input_scale) * (alpha * scale), x * scale)
@@ -116,23 +123,23 @@ def _hard_gate(c: Call, x: Value) -> Value:
     return call("minimum", call("maximum", x + 3, 0), 6)
 
 
-@body("hardsigmoid.default")
+@body("hardsigmoid.default(self)")
 def hardsigmoid(c: Call, x: Value) -> Value:
     return _hard_gate(c, x) / 6
 
 
-@body("hardsigmoid_backward.default")
+@body("hardsigmoid_backward.default(grad_output, self)")
 def hardsigmoid_backward(c: Call, g: Value, x: Value) -> Value:
     return where((x > -3) & (x < 3), g * SIXTH, 0)
 
 
-@body("hardswish.default")
+@body("hardswish.default(self)")
 def hardswish(c: Call, x: Value) -> Value:
     """Howard et al., arXiv:1905.02244."""
     return x * _hard_gate(c, x) / 6
 
 
-@body("hardtanh.default")
+@body("hardtanh.default(self, min_val, max_val)")
 def hardtanh(c: Call, x: Value, low: Scalar = -1, high: Scalar = 1) -> Value:
     return call("minimum", call("maximum", x, low), high)
 
@@ -141,23 +148,32 @@ def _mish_gate(x: Value) -> Value:
     return call("tanh", call("log1p", call("exp", x)))
 
 
-@body("mish.default")
+@body("mish.default(self)")
 def mish(c: Call, x: Value) -> Value:
     """Misra, arXiv:1908.08681."""
     return x * _mish_gate(x)
 
 
-@body("mish_backward.default")
+@body("mish_backward.default(grad_output, self)")
 def mish_backward(c: Call, g: Value, x: Value) -> Value:
     gate = _mish_gate(x)
     return g * (gate + x * call("sigmoid", x) * (1 - gate * gate))
 
 
-@body("_prelu_kernel.default")
+@body("_prelu_kernel.default(self, weight)")
 def prelu(c: Call, x: Value, weight: Value) -> Value:
     return where(x > 0, x, weight * x)
 
 
-@body("_prelu_kernel_backward.default")
+@body("_prelu_kernel_backward.default(grad_output, self, weight)")
 def prelu_backward(c: Call, g: Value, x: Value, weight: Value) -> tuple[Value, Value]:
     return where(x > 0, g, weight * g), where(x > 0, 0, x * g)
+
+
+calls(
+    "elu_backward.default(grad_output, alpha, scale, input_scale, is_result, self_or_result)",
+    "pointwise",
+    arithmetic=per_result(4, 1),
+)
+calls("hardtanh_backward.default(grad_output, self, min_val, max_val)", "pointwise", arithmetic=per_result(2))
+calls("hardswish_backward.default(grad_output, self)", "pointwise", arithmetic=per_result(5))

@@ -2,23 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from tilewright.operators.arithmetic import NOTHING
 from tilewright.operators.language import Unfusable, Value
-from tilewright.operators.row import Call, Row, body, declare
+from tilewright.operators.row import Call, F, body, calls
+from tilewright.operators.shapes import CallAxes, Result, Rule, same
+
+# How axes follow.
 
 
-@body("view.default", "_unsafe_view.default", "reshape.default", operator_class="layout", promotion="none")
+def _regrouped(call: CallAxes) -> Result:
+    return call.names.regroup(call.operands[0], call.shape)
+
+
+def _reversed(call: CallAxes) -> Result:
+    return call.operands[0][::-1]
+
+
+def _transposed(call: CallAxes) -> Result:
+    axes = list(call.operands[0])
+    if axes:
+        a, b = call.dim(len(axes), "dim0"), call.dim(len(axes), "dim1")
+        axes[a], axes[b] = axes[b], axes[a]
+    return tuple(axes)
+
+
+def _permuted(call: CallAxes) -> Result:
+    return tuple(call.operands[0][place] for place in call.arguments["dims"])
+
+
+def _expanded(call: CallAxes) -> Result:
+    wanted = call.names.unknown_shape(call.shape, guess=True)
+    source = call.operands[0]
+    padded = ((),) * (len(wanted) - len(source)) + source
+    sizes = zip(padded, wanted, call.shape, strict=True)
+    return tuple(axis if call.names.size_of(axis) == size else new for axis, new, size in sizes)
+
+
+def _unsqueezed(call: CallAxes) -> Result:
+    axes = list(call.operands[0])
+    axes.insert(call.dim(len(axes) + 1), ())
+    return tuple(axes)
+
+
+def _squeezed(call: CallAxes) -> Result:
+    source = call.operands[0]
+    places = call.dims(len(source)) if "dim" in call.arguments else range(len(source))
+    return tuple(axis for i, axis in enumerate(source) if i not in places or call.names.size_of(axis) != 1)
+
+
+def _sliced(call: CallAxes) -> Result:
+    axes = list(call.operands[0])
+    dim = call.dim(len(axes))
+    axes[dim] = call.names.part(axes[dim], call.shape[dim])
+    return tuple(axes)
+
+
+def _split(call: CallAxes) -> Result:
+    axes = call.operands[0]
+    dim = call.dim(len(axes))
+    sizes = [shape[dim] for shape in call.shapes if shape]
+    return [(*axes[:dim], call.names.part(axes[dim], size), *axes[dim + 1 :]) for size in sizes]
+
+
+def _selected(call: CallAxes) -> Result:
+    axes = call.operands[0]
+    dim = call.dim(len(axes))
+    return call.each(axes[:dim] + axes[dim + 1 :])
+
+
+def view_as(shapes: Rule, *texts: str) -> Callable[[F], F]:
+    """Declare rows of operators that are views in a nest."""
+    return body(*texts, operator_class="layout", promotion="none", arithmetic=NOTHING, shapes=shapes)
+
+
+@view_as(_regrouped, "view.default(self, size)", "_unsafe_view.default(self, size)", "reshape.default(self, shape)")
 def view(c: Call, x: Value, shape: Sequence[int]) -> Value:
     return x.view(c.shape)
 
 
-@body("permute.default", operator_class="layout", promotion="none")
+@view_as(_permuted, "permute.default(self, dims)")
 def permute(c: Call, x: Value, order: Sequence[int]) -> Value:
     return x.permute(order)
 
 
-@body("transpose.int", operator_class="layout", promotion="none")
+@view_as(_transposed, "transpose.int(self, dim0, dim1)")
 def transpose(c: Call, x: Value, a: int, b: int) -> Value:
     order = list(range(len(x.dims)))
     if order:
@@ -26,37 +95,37 @@ def transpose(c: Call, x: Value, a: int, b: int) -> Value:
     return x.permute(order)
 
 
-@body("t.default", operator_class="layout", promotion="none")
+@view_as(_reversed, "t.default(self)")
 def t(c: Call, x: Value) -> Value:
     return x.permute(list(reversed(range(len(x.dims)))))
 
 
-@body("expand.default", operator_class="layout", promotion="none")
+@view_as(_expanded, "expand.default(self, size, implicit)")
 def expand(c: Call, x: Value, shape: Sequence[int], **_: object) -> Value:
     return x.expand(c.shape)
 
 
-@body("unsqueeze.default", operator_class="layout", promotion="none")
+@view_as(_unsqueezed, "unsqueeze.default(self, dim)")
 def unsqueeze(c: Call, x: Value, dim: int) -> Value:
     return x.unsqueeze(dim)
 
 
-@body("squeeze.dim", "squeeze.dims", operator_class="layout", promotion="none")
+@view_as(_squeezed, "squeeze.dim(self, dim)", "squeeze.dims(self, dim)")
 def squeeze(c: Call, x: Value, dims: Sequence[int] | int) -> Value:
     return x.squeeze([dims] if isinstance(dims, int) else dims)
 
 
-@body("squeeze.default", operator_class="layout", promotion="none")
+@view_as(_squeezed, "squeeze.default(self)")
 def squeeze_all(c: Call, x: Value) -> Value:
     return x.squeeze(range(len(x.dims)))
 
 
-@body("alias.default", "detach.default", "lift_fresh_copy.default", operator_class="layout", promotion="none")
-def same(c: Call, x: Value) -> Value:
+@view_as(same, "alias.default(self)", "detach.default(self)", "lift_fresh_copy.default(self)")
+def alias(c: Call, x: Value) -> Value:
     return x
 
 
-@body("slice.Tensor", operator_class="layout", promotion="none")
+@view_as(_sliced, "slice.Tensor(self, dim, start, end, step)")
 def slice_(c: Call, x: Value, *_: object, **__: object) -> Value:
     if x.shape == c.shape:
         return x
@@ -64,22 +133,27 @@ def slice_(c: Call, x: Value, *_: object, **__: object) -> Value:
 
 
 # Views that only ever apply to a tensor in memory.
-declare(
-    *(
-        Row(f"aten.{name}", "layout")
-        for name in [
-            "select.int",
-            "split.Tensor",
-            "split_with_sizes.default",
-            "chunk.default",
-            "unbind.int",
-            "diagonal.default",
-            "as_strided.default",
-            "narrow.default",
-            "unfold.default",
-            "view.dtype",
-            "view_as_real.default",
-            "real.default",
-        ]
-    )
+
+calls("narrow.default(self, dim, start, length)", "layout", shapes=_sliced)
+calls("select.int(self, dim, index)\nunbind.int(self, dim)", "layout", shapes=_selected)
+calls(
+    """
+    split.Tensor(self, split_size, dim)
+    split_with_sizes.default(self, split_sizes, dim)
+    chunk.default(self, chunks, dim)
+    """,
+    "layout",
+    shapes=_split,
+)
+calls("real.default(self)\nlift_fresh.default(self)", "layout", shapes=same)
+calls(
+    """
+    diagonal.default(self, offset, dim1, dim2)
+    as_strided.default(self, size, stride, storage_offset)
+    unfold.default(self, dimension, size, step)
+    view.dtype(self, dtype)
+    view_as_real.default(self)
+    """,
+    "layout",
+    shapes=None,
 )

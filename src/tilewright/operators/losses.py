@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
+from tilewright.operators.arithmetic import per_operand
 from tilewright.operators.language import FLOATS, Scalar, Unfusable, Value, call, where
 from tilewright.operators.row import Call, body
+from tilewright.operators.shapes import CallAxes, Result, like
 
 MEAN, SUM = 1, 2
 """What the argument `reduction` means; 0 is no reduction."""
+
+
+def _loss(call: CallAxes) -> Result:
+    """One number, or, without a reduction, one for each element."""
+    each = call.broadcast(*call.operands)
+    return each if call.arguments.get("reduction") == 0 else ()
 
 
 def _refuse_integers(x: Value) -> None:
@@ -30,41 +38,57 @@ def _share(g: Value, x: Value, reduction: int) -> Value:
     return g / prod(x.shape) if reduction == MEAN else g
 
 
-def _of_distance(name: str, loss: Callable[[Value, Scalar], Value], slope: Callable[[Value, Scalar], Value]) -> None:
+def _of_distance(
+    name: str, width: str, loss: Callable[[Value, Scalar], Value], slope: Callable[[Value, Scalar], Value]
+) -> None:
     """A loss of |x - y| with a width within which it is a parabola, and its derivative by x - y."""
 
-    @body(f"{name}.default", operator_class="reduction")
+    @body(
+        f"{name}.default(self, target, reduction, {width})",
+        operator_class="reduction",
+        arithmetic=per_operand(8),
+        shapes=_loss,
+    )
     def _(c: Call, x: Value, y: Value, reduction: int = MEAN, width: Scalar = 1.0) -> Value:
         return _reduced(loss(call("abs", x - y), width), reduction)
 
-    @body(f"{name}_backward.default")
+    @body(
+        f"{name}_backward.default(grad_output, self, target, reduction, {width})", shapes=like("self"), dtypes=("self",)
+    )
     def _(c: Call, g: Value, x: Value, y: Value, reduction: int, width: Scalar) -> Value:
         return _share(g, x, reduction) * slope(x - y, width)
 
 
 _of_distance(
     "smooth_l1_loss",
+    "beta",
     lambda z, beta: where(z < beta, 0.5 * z * z / beta, z - 0.5 * beta),
     lambda d, beta: where(d <= -beta, -1, where(d >= beta, 1, d / beta)),
 )
 _of_distance(
     "huber_loss",
+    "delta",
     lambda z, delta: where(z <= delta, 0.5 * z * z, delta * (z - 0.5 * delta)),
     lambda d, delta: where(d <= -delta, -delta, where(d >= delta, delta, d)),
 )
 
 
-@body("mse_loss.default", operator_class="reduction")
+@body("mse_loss.default(self, target, reduction)", operator_class="reduction", arithmetic=per_operand(3), shapes=_loss)
 def mse_loss(c: Call, x: Value, y: Value, reduction: int = MEAN) -> Value:
     return _reduced((x - y) * (x - y), reduction)
 
 
-@body("mse_loss_backward.default")
+@body("mse_loss_backward.default(grad_output, self, target, reduction)", shapes=like("self"), dtypes=("self",))
 def mse_loss_backward(c: Call, g: Value, x: Value, y: Value, reduction: int) -> Value:
     return 2 * (x - y) * _share(g, x, reduction)
 
 
-@body("binary_cross_entropy_with_logits.default", operator_class="reduction")
+@body(
+    "binary_cross_entropy_with_logits.default(self, target, weight, pos_weight, reduction)",
+    operator_class="reduction",
+    arithmetic=per_operand(8, 2),
+    shapes=_loss,
+)
 def binary_cross_entropy_with_logits(
     c: Call, x: Value, y: Value, weight: Value | None = None, positive: Value | None = None, reduction: int = MEAN
 ) -> Value:
@@ -76,7 +100,12 @@ def binary_cross_entropy_with_logits(
     return _reduced(each if weight is None else each * weight, reduction)
 
 
-@body("binary_cross_entropy.default", operator_class="reduction")
+@body(
+    "binary_cross_entropy.default(self, target, weight, reduction)",
+    operator_class="reduction",
+    arithmetic=per_operand(8, 2),
+    shapes=_loss,
+)
 def binary_cross_entropy(c: Call, x: Value, y: Value, weight: Value | None = None, reduction: int = MEAN) -> Value:
     """-y·log x - (1 - y)·log(1 - x), no logarithm below -100."""
     yes, no = (call("maximum", logarithm, -100) for logarithm in (call("log", x), call("log1p", -x)))
@@ -84,7 +113,11 @@ def binary_cross_entropy(c: Call, x: Value, y: Value, weight: Value | None = Non
     return _reduced(each if weight is None else each * weight, reduction)
 
 
-@body("binary_cross_entropy_backward.default")
+@body(
+    "binary_cross_entropy_backward.default(grad_output, self, target, weight, reduction)",
+    shapes=like("self"),
+    dtypes=("self",),
+)
 def binary_cross_entropy_backward(
     c: Call, g: Value, x: Value, y: Value, weight: Value | None = None, reduction: int = MEAN
 ) -> Value:

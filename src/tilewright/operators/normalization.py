@@ -5,30 +5,145 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, elements, nothing, per_operand, wanted
 from tilewright.operators.language import Unfusable, Value, call
-from tilewright.operators.row import Call, body
+from tilewright.operators.row import Call, Traffic, body, calls
+from tilewright.operators.shapes import Axes, CallAxes, Result, same
 
 
-@body("_softmax.default", operator_class="reduction")
+@body(
+    "_softmax.default(self, dim, half_to_float)",
+    operator_class="reduction",
+    arithmetic=per_operand(4, 1),
+    shapes=same,
+    role="softmax",
+)
 def softmax(c: Call, x: Value, dim: int, half_to_float: bool) -> Value:
     e = call("exp", x - x.max(dim))
     return e / e.sum(dim)
 
 
-@body("_softmax_backward_data.default", operator_class="reduction")
+@body(
+    "_softmax_backward_data.default(grad_output, output, dim, input_dtype)",
+    operator_class="reduction",
+    arithmetic=per_operand(4),
+)
 def softmax_backward(c: Call, g: Value, y: Value, dim: int, dtype: object) -> Value:
     return y * (g - (g * y).sum(dim))
 
 
-@body("_log_softmax.default", operator_class="reduction")
+@body(
+    "_log_softmax.default(self, dim, half_to_float)",
+    operator_class="reduction",
+    arithmetic=per_operand(4, 1),
+    shapes=same,
+)
 def log_softmax(c: Call, x: Value, dim: int, half_to_float: bool) -> Value:
     shifted = x - x.max(dim)
     return shifted - call("log", call("exp", shifted).sum(dim))
 
 
-@body("_log_softmax_backward_data.default", operator_class="reduction")
+@body(
+    "_log_softmax_backward_data.default(grad_output, output, dim, input_dtype)",
+    operator_class="reduction",
+    arithmetic=per_operand(3, 1),
+)
 def log_softmax_backward(c: Call, g: Value, y: Value, dim: int, dtype: object) -> Value:
     return g - call("exp", y) * g.sum(dim)
+
+
+# Norms: their FLOPs, and how their axes follow.
+
+
+def _affine(sizes: CallSizes) -> int:
+    """1 for the weight and 1 for the bias, where there are any."""
+    return sum(sizes.shape(name) is not None for name in ("weight", "bias"))
+
+
+def _layer_norm_flops(sizes: CallSizes) -> Count:
+    # Mean 1, variance 3, scaling 1.
+    return elements(sizes.shape("input")) * (5 + _affine(sizes))
+
+
+def _layer_norm_backward_flops(sizes: CallSizes) -> Count:
+    # x̂ takes 2. Towards the input 7 (two sums, a product, the combination), 1 with a weight.
+    source, weight, bias = wanted(sizes, 3)
+    per_element = 2 + source * (7 + (sizes.shape("weight") is not None)) + weight * 2 + bias
+    return elements(sizes.shape("input")) * per_element
+
+
+def _rms_norm_flops(sizes: CallSizes) -> Count:
+    return elements(sizes.shape("input")) * (3 + _affine(sizes))
+
+
+def _rms_norm_backward_flops(sizes: CallSizes) -> Count:
+    source, weight = wanted(sizes, 2)
+    per_element = 1 + source * (5 + (sizes.shape("weight") is not None)) + weight * 2
+    return elements(sizes.shape("input")) * per_element
+
+
+def _batch_norm_inference_flops(sizes: CallSizes) -> Count:
+    # Centring and scaling.
+    return elements(sizes.shape("input")) * (2 + _affine(sizes))
+
+
+def _batch_norm_backward_flops(sizes: CallSizes) -> Count:
+    # x̂ takes 2, its sums 3; towards the input 4 (the combination and the scale of the channel).
+    return elements(sizes.shape("input")) * (5 + 4 * wanted(sizes, 3)[0])
+
+
+def _rows(sizes: CallSizes) -> Count:
+    """One root for each row that is normalised."""
+    return elements(sizes.result(1))
+
+
+def _channels(sizes: CallSizes) -> Count:
+    """One root for each channel."""
+    return elements(sizes.shape("running_mean"))
+
+
+def _normalised_rows(call: CallAxes) -> tuple[Axes, Axes, Axes]:
+    """Of a normalisation over trailing axes: the operand, its statistics, its weight."""
+    count = len(call.arguments["normalized_shape"])
+    source = call.tensor("input")
+    if (gradient := call.axes("grad_out")) is not None:
+        source = call.broadcast(source, gradient)
+    leading, trailing = source[: len(source) - count], source[len(source) - count :]
+    for name in ("weight", "bias"):
+        if (axes := call.axes(name)) is not None:
+            trailing = tuple(map(call.names.unify, trailing, axes))
+    return source, leading + ((),) * len(trailing), trailing
+
+
+def _row_norm(call: CallAxes) -> Result:
+    source, statistics, _ = _normalised_rows(call)
+    return [source, statistics, statistics]
+
+
+def _row_norm_backward(call: CallAxes) -> Result:
+    source, _, weight = _normalised_rows(call)
+    vectors = (weight if call.axes(name) is not None else None for name in ("weight", "bias"))
+    return call.wanted(source, *vectors)
+
+
+def _channel_norm(call: CallAxes) -> Result:
+    source = call.tensor("input")
+    vectors = [axes for axes in call.operands[1:] if len(axes) == 1]
+    for axes in vectors:
+        call.names.unify(source[1], axes[0])
+    return [source, *(None if shape is None else call.kept(*vectors, shape=shape) for shape in call.shapes[1:])]
+
+
+calls(
+    """
+    native_batch_norm.default(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    _native_batch_norm_legit.default(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    native_group_norm.default(input, weight, bias, N, C, HxW, group, eps)
+    """,
+    "reduction",
+    shapes=_channel_norm,
+    dtypes=("input", "statistic", "statistic"),
+)
 
 
 # Of two nearly equal elements, what is left of x - mean hangs on the rounding of x. The moments of forward meet the
@@ -39,7 +154,16 @@ def _last(x: Value, shape: Sequence[int]) -> list[int]:
     return list(range(len(x.dims) - len(shape), len(x.dims)))
 
 
-@body("native_layer_norm.default", operator_class="reduction", promotion="none", discontinuous=True)
+@body(
+    "native_layer_norm.default(input, normalized_shape, weight, bias, eps)",
+    operator_class="reduction",
+    promotion="none",
+    discontinuous=True,
+    arithmetic=Arithmetic(_layer_norm_flops, _rows),
+    shapes=_row_norm,
+    dtypes=("input", "statistic", "statistic"),
+    role="LN",
+)
 def layer_norm(
     c: Call, x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
@@ -55,7 +179,16 @@ def layer_norm(
     return y, mean, rstd
 
 
-@body("native_layer_norm_backward.default", operator_class="reduction", promotion="none", discontinuous=True)
+@body(
+    "native_layer_norm_backward.default(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)",
+    operator_class="reduction",
+    promotion="none",
+    discontinuous=True,
+    arithmetic=Arithmetic(_layer_norm_backward_flops, nothing),
+    shapes=_row_norm_backward,
+    dtypes=("input", "weight", "weight"),
+    traffic=Traffic(unread=("bias",)),
+)
 def layer_norm_backward(
     c: Call,
     g: Value,
@@ -79,7 +212,16 @@ def layer_norm_backward(
     return tuple(v if want else None for v, want in zip((dx, dw, db), wanted, strict=True))  # type: ignore[return-value]
 
 
-@body("_fused_rms_norm.default", operator_class="reduction", promotion="none", discontinuous=True)
+@body(
+    "_fused_rms_norm.default(input, normalized_shape, weight, eps)",
+    operator_class="reduction",
+    promotion="none",
+    discontinuous=True,
+    arithmetic=Arithmetic(_rms_norm_flops, _rows),
+    shapes=_row_norm,
+    dtypes=("input", "statistic"),
+    role="RMS norm",
+)
 def rms_norm(c: Call, x: Value, shape: Sequence[int], weight: Value | None, eps: float | None) -> tuple[Value, Value]:
     dims, count = _last(x, shape), prod(shape)
     smallest = {"float64": 2.220446049250313e-16}.get(c.dtype, 1.1920928955078125e-07)
@@ -88,7 +230,15 @@ def rms_norm(c: Call, x: Value, shape: Sequence[int], weight: Value | None, eps:
     return (y if weight is None else y * weight.to_compute(c.dtype)), rstd
 
 
-@body("_fused_rms_norm_backward.default", operator_class="reduction", promotion="none", discontinuous=True)
+@body(
+    "_fused_rms_norm_backward.default(grad_out, input, normalized_shape, rstd, weight, output_mask)",
+    operator_class="reduction",
+    promotion="none",
+    discontinuous=True,
+    arithmetic=Arithmetic(_rms_norm_backward_flops, nothing),
+    shapes=_row_norm_backward,
+    dtypes=("input", "weight"),
+)
 def rms_norm_backward(
     c: Call,
     g: Value,
@@ -123,7 +273,11 @@ def _normalised(c: Call, centred: Value, rstd: Value, weight: Value | None, bias
     return y if bias is None else y + _along_channels(y, bias.to_compute(c.dtype))
 
 
-@body("_native_batch_norm_legit_no_training.default", promotion="none")
+@body(
+    "_native_batch_norm_legit_no_training.default(input, weight, bias, running_mean, running_var, momentum, eps)",
+    promotion="none",
+    arithmetic=Arithmetic(_batch_norm_inference_flops, _channels),
+)
 def batch_norm_inference(
     c: Call,
     x: Value,
@@ -139,7 +293,15 @@ def batch_norm_inference(
     return _normalised(c, centred, rstd, weight, bias), None, None
 
 
-@body("_native_batch_norm_legit_functional.default", operator_class="reduction", promotion="none", discontinuous=True)
+@body(
+    "_native_batch_norm_legit_functional.default(input, weight, bias, running_mean, running_var, "
+    "training, momentum, eps)",
+    operator_class="reduction",
+    promotion="none",
+    discontinuous=True,
+    arithmetic=Arithmetic(_layer_norm_flops, _rows),
+    shapes=_channel_norm,
+)
 def batch_norm(
     c: Call,
     x: Value,
@@ -167,7 +329,15 @@ def batch_norm(
     return y, mean, rstd, *running  # type: ignore[return-value]
 
 
-@body("native_batch_norm_backward.default", operator_class="reduction", promotion="none", discontinuous=True)
+@body(
+    "native_batch_norm_backward.default(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, "
+    "train, eps, output_mask)",
+    operator_class="reduction",
+    promotion="none",
+    discontinuous=True,
+    arithmetic=Arithmetic(_batch_norm_backward_flops, nothing),
+    shapes=None,
+)
 def batch_norm_backward(
     c: Call,
     g: Value,

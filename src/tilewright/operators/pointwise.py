@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import sys
 
-from tilewright.operators.language import FLOATS, Scalar, Unfusable, Value, call, predicate, where
-from tilewright.operators.row import Call, Row, body, declare
+from tilewright.operators.arithmetic import NOTHING, per_result
+from tilewright.operators.language import FLOATS, Scalar, Value, call, predicate, where
+from tilewright.operators.row import Call, Row, Says, body, declare
 
 UNARY = [
     "exp",
@@ -31,17 +32,19 @@ UNARY = [
     "erfc",
     "sigmoid",
 ]
+PREDICATE: Says = {"promotion": "none", "discontinuous": True, "dtypes": ("bool",)}
+LOGIC: Says = {**PREDICATE, "arithmetic": NOTHING}
 ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round_even"}
 
 
 def _unary(name: str) -> None:
-    @body(f"{name}.default")
+    @body(f"{name}.default(self)")
     def _(c: Call, x: Value) -> Value:
         return call(name, x)
 
 
 def _rounding(name: str, function: str) -> None:
-    @body(f"{name}.default", discontinuous=True)
+    @body(f"{name}.default(self)", discontinuous=True)
     def _(c: Call, x: Value) -> Value:
         # Rounding an integer leaves it as it is.
         return call(function, x) if c.dtype in FLOATS else x
@@ -53,42 +56,42 @@ for _name, _function in ROUNDING.items():
     _rounding(_name, _function)
 
 
-@body("sign.default", "sgn.default", discontinuous=True)
+@body("sign.default(self)", "sgn.default(self)", discontinuous=True)
 def sign(c: Call, x: Value) -> Value:
     return call("sign", x)
 
 
-@body("isnan.default", promotion="none", discontinuous=True)
+@body("isnan.default(self)", **PREDICATE)
 def isnan(c: Call, x: Value) -> Value:
     return predicate("isnan", x)
 
 
-@body("isinf.default", promotion="none", discontinuous=True)
+@body("isinf.default(self)", **PREDICATE)
 def isinf(c: Call, x: Value) -> Value:
     return predicate("isinf", x)
 
 
-@body("logical_not.default", promotion="none", discontinuous=True)
+@body("logical_not.default(self)", **LOGIC)
 def logical_not(c: Call, x: Value) -> Value:
     return x.eq(0)
 
 
-@body("neg.default")
+@body("neg.default(self)")
 def neg(c: Call, x: Value) -> Value:
     return -x
 
 
-@body("abs.default")
+@body("abs.default(self)")
 def absolute(c: Call, x: Value) -> Value:
     return call("abs", x)
 
 
-@body("reciprocal.default")
+@body("reciprocal.default(self)")
 def reciprocal(c: Call, x: Value) -> Value:
     return 1 / x
 
 
-@body("bitwise_not.default")
+@body("bitwise_not.default(self)", arithmetic=NOTHING)
 def bitwise_not(c: Call, x: Value) -> Value:
     return x.eq(0) if c.dtype == "bool" else call("bitnot", x)
 
@@ -96,42 +99,42 @@ def bitwise_not(c: Call, x: Value) -> Value:
 # Arithmetic. `alpha` scales the second operand.
 
 
-@body("add.Tensor", "add.Scalar")
+@body("add.Tensor(self, other, alpha)", "add.Scalar(self, other, alpha)")
 def add(c: Call, x: Value, y: Value | Scalar, alpha: Scalar = 1) -> Value:
     return x + y if alpha == 1 else x + y * alpha
 
 
-@body("sub.Tensor", "sub.Scalar")
+@body("sub.Tensor(self, other, alpha)", "sub.Scalar(self, other, alpha)")
 def sub(c: Call, x: Value, y: Value | Scalar, alpha: Scalar = 1) -> Value:
     return x - y if alpha == 1 else x - y * alpha
 
 
-@body("rsub.Scalar", "rsub.Tensor")
+@body("rsub.Scalar(self, other, alpha)", "rsub.Tensor(self, other, alpha)")
 def rsub(c: Call, x: Value, y: Value | Scalar, alpha: Scalar = 1) -> Value:
     return y - x if alpha == 1 else y - x * alpha
 
 
-@body("mul.Tensor", "mul.Scalar")
+@body("mul.Tensor(self, other)", "mul.Scalar(self, other)")
 def mul(c: Call, x: Value, y: Value | Scalar) -> Value:
     return x * y
 
 
-@body("div.Tensor", "div.Scalar")
+@body("div.Tensor(self, other)", "div.Scalar(self, other)")
 def div(c: Call, x: Value, y: Value | Scalar) -> Value:
     return x / y
 
 
-@body("maximum.default")
+@body("maximum.default(self, other)")
 def maximum(c: Call, x: Value, y: Value) -> Value:
     return call("maximum", x, y)
 
 
-@body("minimum.default")
+@body("minimum.default(self, other)")
 def minimum(c: Call, x: Value, y: Value) -> Value:
     return call("minimum", x, y)
 
 
-@body("pow.Tensor_Scalar")
+@body("pow.Tensor_Scalar(self, exponent)")
 def power(c: Call, x: Value, exponent: Scalar) -> Value:
     if exponent == 2:
         return x * x
@@ -148,33 +151,33 @@ def power(c: Call, x: Value, exponent: Scalar) -> Value:
     return call("pow", x, exponent)
 
 
-@body("pow.Tensor_Tensor")
+@body("pow.Tensor_Tensor(self, exponent)")
 def power_tensor(c: Call, x: Value, exponent: Value) -> Value:
     return call("pow", x, exponent)
 
 
-@body("atan2.default")
+@body("atan2.default(self, other)")
 def atan2(c: Call, x: Value, y: Value) -> Value:
     return call("atan2", x, y)
 
 
-@body("addcmul.default")
+@body("addcmul.default(self, tensor1, tensor2, value)")
 def addcmul(c: Call, x: Value, a: Value, b: Value, value: Scalar = 1) -> Value:
     return x + (a * value) * b
 
 
-@body("addcdiv.default")
+@body("addcdiv.default(self, tensor1, tensor2, value)")
 def addcdiv(c: Call, x: Value, a: Value, b: Value, value: Scalar = 1) -> Value:
     return x + (a * value) / b
 
 
-@body("lerp.Scalar")
+@body("lerp.Scalar(self, end, weight)")
 def lerp(c: Call, x: Value, end: Value, weight: Scalar) -> Value:
     """From the nearer end, as PyTorch does, so that weights 0 and 1 give the ends."""
     return x + (end - x) * weight if weight < 0.5 else end - (end - x) * (1 - weight)
 
 
-@body("lerp.Tensor")
+@body("lerp.Tensor(self, end, weight)", arithmetic=per_result(3))
 def lerp_each(c: Call, x: Value, end: Value, weight: Value) -> Value:
     return where(call("abs", weight) < 0.5, x + (end - x) * weight, end - (end - x) * (1 - weight))
 
@@ -187,7 +190,7 @@ LARGEST = {
 }
 
 
-@body("nan_to_num.default")
+@body("nan_to_num.default(self, nan, posinf, neginf)", arithmetic=NOTHING)
 def nan_to_num(
     c: Call, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Value:
@@ -203,7 +206,13 @@ def nan_to_num(
 
 
 def _comparison(name: str) -> None:
-    @body(f"{name}.Tensor", f"{name}.Scalar", promotion="common", discontinuous=True)
+    @body(
+        f"{name}.Tensor(self, other)",
+        f"{name}.Scalar(self, other)",
+        promotion="common",
+        discontinuous=True,
+        dtypes=("bool",),
+    )
     def _(c: Call, x: Value, y: Value | Scalar) -> Value:
         other = x.lift(y)
         if not isinstance(y, Value):
@@ -216,11 +225,11 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 def _logical(name: str, symbol: str) -> None:
-    @body(f"logical_{name}.default", promotion="none", discontinuous=True)
+    @body(f"logical_{name}.default(self, other)", **LOGIC)
     def _(c: Call, x: Value, y: Value) -> Value:
         return x.ne(0)._call(symbol, y.ne(0))
 
-    @body(f"bitwise_{name}.Tensor")
+    @body(f"bitwise_{name}.Tensor(self, other)")
     def _(c: Call, x: Value, y: Value) -> Value:
         return x._call(symbol, y)
 
@@ -229,82 +238,56 @@ for _name in ("and", "or", "xor"):
     _logical(_name, _name)
 
 
-@body("where.self", promotion="none")
+@body("where.self(condition, self, other)", promotion="none")
 def where_self(c: Call, condition: Value, x: Value, y: Value) -> Value:
     return where(condition, x.to_compute(c.dtype), y.to_compute(c.dtype))
 
 
-@body("masked_fill.Scalar", promotion="none")
+@body("masked_fill.Scalar(self, mask, value)", promotion="none")
 def masked_fill_scalar(c: Call, x: Value, mask: Value, value: Scalar) -> Value:
     return where(mask, value, x)
 
 
-@body("masked_fill.Tensor", promotion="none")
+@body("masked_fill.Tensor(self, mask, value)", promotion="none")
 def masked_fill_tensor(c: Call, x: Value, mask: Value, value: Value) -> Value:
     return where(mask, value.to_compute(c.dtype), x)
 
 
-@body("clamp.default", "clamp.Tensor")
+@body("clamp.default(self, min, max)", "clamp.Tensor(self, min, max)")
 def clamp(c: Call, x: Value, low: Value | Scalar | None = None, high: Value | Scalar | None = None) -> Value:
     if low is not None:
         x = call("maximum", x, low)
     return x if high is None else call("minimum", x, high)
 
 
-@body("clamp_min.default", "clamp_min.Tensor")
+@body("clamp_min.default(self, min)", "clamp_min.Tensor(self, min)")
 def clamp_min(c: Call, x: Value, low: Value | Scalar) -> Value:
     return call("maximum", x, low)
 
 
-@body("clamp_max.default", "clamp_max.Tensor")
+@body("clamp_max.default(self, max)", "clamp_max.Tensor(self, max)")
 def clamp_max(c: Call, x: Value, high: Value | Scalar) -> Value:
     return call("minimum", x, high)
 
 
-# Conversions and constants.
+# Conversions.
 
 
 def _convert(c: Call, x: Value) -> Value:
     return x.cast(c.dtype)
 
 
-body("_to_copy.default", promotion="none", discontinuous=True)(lambda c, x, **_: _convert(c, x))
-declare(Row("prims.convert_element_type.default", "pointwise", lambda c, x, _: _convert(c, x), "none", True))
-body("clone.default", promotion="none")(lambda c, x, **_: x)
-body("full.default", promotion="none")(lambda c, shape, value, **_: c.trace.full(value, c.dtype, shape))
-body("full_like.default", promotion="none")(lambda c, x, value, **_: c.trace.full(value, c.dtype, c.shape))
-body("fill.Scalar", promotion="none")(lambda c, x, value: c.trace.full(value, c.dtype, c.shape))
-body("fill.Tensor", promotion="none")(lambda c, x, value: value.to_compute(c.dtype).expand(c.shape))
-body("zero.default", promotion="none")(lambda c, x: c.trace.full(0, c.dtype, c.shape))
-body("zeros.default", promotion="none")(lambda c, shape, **_: c.trace.full(0, c.dtype, shape))
-body("ones.default", promotion="none")(lambda c, shape, **_: c.trace.full(1, c.dtype, shape))
-body("zeros_like.default", promotion="none")(lambda c, x, **_: c.trace.full(0, c.dtype, c.shape))
-body("ones_like.default", promotion="none")(lambda c, x, **_: c.trace.full(1, c.dtype, c.shape))
-body("new_zeros.default", promotion="none")(lambda c, x, shape, **_: c.trace.full(0, c.dtype, shape))
-body("new_ones.default", promotion="none")(lambda c, x, shape, **_: c.trace.full(1, c.dtype, shape))
-body("new_full.default", promotion="none")(lambda c, x, shape, value, **_: c.trace.full(value, c.dtype, shape))
-body("scalar_tensor.default", promotion="none")(lambda c, value, **_: c.trace.full(value, c.dtype, ()))
-
-
-@body("arange.start_step", promotion="none")
-def arange(c: Call, start: Scalar, end: Scalar, step: Scalar = 1, **_: object) -> Value:
-    position = c.trace.arange(c.shape[0]).to_compute(c.dtype)
-    return position * step + start
-
-
-@body("scatter.src", "scatter.value", promotion="none")
-def scatter(c: Call, x: Value, dim: int, index: Value, source: Value | Scalar) -> Value:
-    """One element along `dim` replaced, as the gradient of a maximum is put where the maximum was."""
-    shape = list(c.shape)
-    if shape:
-        shape[dim] = 1
-    one = index.shape == tuple(shape) and (not isinstance(source, Value) or source.shape == index.shape)
-    if not one:
-        raise Unfusable("a scatter of several elements along an axis")
-    if isinstance(source, Value):
-        source = source.to_compute(c.dtype)
-    return where(x.index(dim).eq(index), source, x)
-
-
-body("arange.default", promotion="none")(lambda c, end, **_: arange(c, 0, end))
-body("arange.start", promotion="none")(lambda c, start, end, **_: arange(c, start, end))
+body("_to_copy.default(self, ...)", promotion="none", discontinuous=True, priced=False)(
+    lambda c, x, **_: _convert(c, x)
+)
+declare(
+    Row(
+        "prims.convert_element_type.default(a, dtype)",
+        "pointwise",
+        lambda c, x, _: _convert(c, x),
+        promotion="none",
+        discontinuous=True,
+        priced=False,
+    )
+)
+body("clone.default(self, memory_format)", promotion="none")(lambda c, x, **_: x)

@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tilewright.operators.arithmetic import NOTHING, per_result
 from tilewright.operators.language import Value
-from tilewright.operators.row import Call, Row, declare
+from tilewright.operators.row import ALL, Call, Row, Traffic, calls, declare
+from tilewright.operators.shapes import factory, same
 
 STREAM = "tilewright.draw_stream.default"
 KEEP = "tilewright.keep.default"
@@ -32,4 +34,66 @@ def keep(c: Call, stream: Value, size: Sequence[int], order: Sequence[int], p: f
     return c.trace.draw(stream, c.shape, order, threshold(p))
 
 
-declare(Row(STREAM, "random", pure=False), Row(KEEP, "pointwise", keep, promotion="none"))
+UNREAD = Traffic(unread=(ALL,))
+
+calls(
+    "native_dropout.default(input, p, train)",
+    "random",
+    arithmetic=per_result(2),
+    shapes=same,
+    dtypes=("input", "bool"),
+    pure=False,
+    role="dropout",
+)
+calls("bernoulli.default(self, generator)", "random", shapes=same, arithmetic=NOTHING, pure=False)
+calls("bernoulli.p(self, p, generator)", "random", shapes=same, traffic=UNREAD, arithmetic=NOTHING, pure=False)
+calls(
+    """
+    rand_like.default(self, ...)
+    randn_like.default(self, ...)
+    normal_functional.default(self, mean, std, generator)
+    uniform.default(self, from, to, generator)
+    """,
+    "random",
+    shapes=same,
+    traffic=UNREAD,
+    priced=False,
+    arithmetic=NOTHING,
+    pure=False,
+)
+calls(
+    "rand.default(size, ...)\nrandn.default(size, ...)\nrandint.low(low, high, size, ...)",
+    "random",
+    shapes=factory,
+    priced=False,
+    arithmetic=NOTHING,
+    pure=False,
+)
+calls("multinomial.default(self, num_samples, replacement, generator)", "random", shapes=None, pure=False)
+# In place, as traces have them.
+calls(
+    """
+    random_.default(self, generator)
+    random_.from(self, from, to, generator)
+    uniform_.default(self, from, to, generator)
+    normal_.default(self, mean, std, generator)
+    bernoulli_.float(self, p, generator)
+    """,
+    "random",
+    shapes=same,
+    traffic=UNREAD,
+    arithmetic=NOTHING,
+    pure=False,
+)
+declare(
+    # The mask of a dropout, drawn as PyTorch would draw it now (`passes/dropout.py`).
+    Row("keep_mask(like, p)", "random", shapes=None, arithmetic=NOTHING, pure=False),
+    Row(f"{STREAM}(SymInt[] size) -> Tensor", "random", shapes=None, arithmetic=NOTHING, pure=False),
+    Row(
+        f"{KEEP}(Tensor stream, SymInt[] size, int[] order, float p) -> Tensor",
+        "pointwise",
+        keep,
+        promotion="none",
+        arithmetic=NOTHING,
+    ),
+)

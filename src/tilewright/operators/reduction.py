@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from math import prod
 
+from tilewright.operators.arithmetic import NOTHING, per_operand
 from tilewright.operators.language import FLOATS, Scalar, Value, call, predicate, where
 from tilewright.operators.row import Call, body
+from tilewright.operators.shapes import reduction
 
 Dims = Sequence[int] | int | None
 FARTHEST = 2**62
+ONE, VARIANCE = per_operand(1), per_operand(4)
 
 
 def _all_if_empty(dims: Dims) -> Dims:
@@ -24,18 +27,36 @@ def _count(x: Value, dims: Dims) -> int:
     return prod(x.shape[d] for d in ([dims] if isinstance(dims, int) else dims)) if x.shape else 1
 
 
-@body("sum.default", "sum.dim_IntList", operator_class="reduction")
+@body(
+    "sum.default(self, dtype)",
+    "sum.dim_IntList(self, dim, keepdim, dtype)",
+    operator_class="reduction",
+    arithmetic=ONE,
+    shapes=reduction,
+)
 def sum_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False, dtype: object = None) -> Value:
     return x.sum(_all_if_empty(dims), keepdim)
 
 
-@body("mean.default", "mean.dim", operator_class="reduction")
+@body(
+    "mean.default(self, dtype)",
+    "mean.dim(self, dim, keepdim, dtype)",
+    operator_class="reduction",
+    arithmetic=ONE,
+    shapes=reduction,
+)
 def mean(c: Call, x: Value, dims: Dims = None, keepdim: bool = False, dtype: object = None) -> Value:
     dims = _all_if_empty(dims)
     return x.sum(dims, keepdim) / _count(x, dims)
 
 
-@body("prod.default", "prod.dim_int", operator_class="reduction")
+@body(
+    "prod.default(self, dtype)",
+    "prod.dim_int(self, dim, keepdim, dtype)",
+    operator_class="reduction",
+    arithmetic=ONE,
+    shapes=reduction,
+)
 def product(c: Call, x: Value, dim: Dims = None, keepdim: bool = False, dtype: object = None) -> Value:
     return x.reduce("prod", dim, keepdim)
 
@@ -43,22 +64,26 @@ def product(c: Call, x: Value, dim: Dims = None, keepdim: bool = False, dtype: o
 # The gradient of an extreme goes to the elements that equal it: backward must meet eager's own extreme.
 
 
-@body("amax.default", operator_class="reduction", discontinuous=True)
+@body(
+    "amax.default(self, dim, keepdim)", operator_class="reduction", arithmetic=ONE, shapes=reduction, discontinuous=True
+)
 def amax(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     return x.max(_all_if_empty(dims), keepdim)
 
 
-@body("amin.default", operator_class="reduction", discontinuous=True)
+@body(
+    "amin.default(self, dim, keepdim)", operator_class="reduction", arithmetic=ONE, shapes=reduction, discontinuous=True
+)
 def amin(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     return x.min(_all_if_empty(dims), keepdim)
 
 
-@body("max.default", operator_class="reduction", discontinuous=True)
+@body("max.default(self)", operator_class="reduction", arithmetic=ONE, shapes=reduction, discontinuous=True)
 def max_all(c: Call, x: Value) -> Value:
     return x.max(None, keepdim=False)
 
 
-@body("min.default", operator_class="reduction", discontinuous=True)
+@body("min.default(self)", operator_class="reduction", arithmetic=ONE, shapes=reduction, discontinuous=True)
 def min_all(c: Call, x: Value) -> Value:
     return x.min(None, keepdim=False)
 
@@ -71,36 +96,88 @@ def _first_at(x: Value, extreme: Value, dim: int, keepdim: bool) -> Value:
     return where(hit, x.index(dim), FARTHEST).min(dim, keepdim)
 
 
-@body("max.dim", operator_class="reduction", promotion="none", discontinuous=True)
+@body(
+    "max.dim(self, dim, keepdim)",
+    operator_class="reduction",
+    arithmetic=ONE,
+    shapes=reduction,
+    dtypes=("self", "int64"),
+    promotion="none",
+    discontinuous=True,
+)
 def max_dim(c: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     return x.max(dim, keepdim), _first_at(x, x.max(dim), dim, keepdim)
 
 
-@body("min.dim", operator_class="reduction", promotion="none", discontinuous=True)
+@body(
+    "min.dim(self, dim, keepdim)",
+    operator_class="reduction",
+    arithmetic=ONE,
+    shapes=reduction,
+    dtypes=("self", "int64"),
+    promotion="none",
+    discontinuous=True,
+)
 def min_dim(c: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     return x.min(dim, keepdim), _first_at(x, x.min(dim), dim, keepdim)
 
 
-@body("argmax.default", operator_class="reduction", promotion="none", discontinuous=True)
+@body(
+    "argmax.default(self, dim, keepdim)",
+    operator_class="reduction",
+    arithmetic=ONE,
+    shapes=reduction,
+    dtypes=("int64",),
+    promotion="none",
+    discontinuous=True,
+)
 def argmax(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     if dim is None:
         x, dim = x.view([prod(x.shape)]), 0
     return _first_at(x, x.max(dim), dim, keepdim)
 
 
-@body("argmin.default", operator_class="reduction", promotion="none", discontinuous=True)
+@body(
+    "argmin.default(self, dim, keepdim)",
+    operator_class="reduction",
+    arithmetic=ONE,
+    shapes=reduction,
+    dtypes=("int64",),
+    promotion="none",
+    discontinuous=True,
+)
 def argmin(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     if dim is None:
         x, dim = x.view([prod(x.shape)]), 0
     return _first_at(x, x.min(dim), dim, keepdim)
 
 
-@body("any.default", "any.dim", "any.dims", operator_class="reduction", promotion="none", discontinuous=True)
+@body(
+    "any.default(self)",
+    "any.dim(self, dim, keepdim)",
+    "any.dims(self, dim, keepdim)",
+    operator_class="reduction",
+    arithmetic=NOTHING,
+    shapes=reduction,
+    dtypes=("bool",),
+    promotion="none",
+    discontinuous=True,
+)
 def any_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     return x.ne(0).reduce("any", dims, keepdim)
 
 
-@body("all.default", "all.dim", "all.dims", operator_class="reduction", promotion="none", discontinuous=True)
+@body(
+    "all.default(self)",
+    "all.dim(self, dim, keepdim)",
+    "all.dims(self, dim, keepdim)",
+    operator_class="reduction",
+    arithmetic=NOTHING,
+    shapes=reduction,
+    dtypes=("bool",),
+    promotion="none",
+    discontinuous=True,
+)
 def all_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     return x.ne(0).reduce("all", dims, keepdim)
 
@@ -114,24 +191,36 @@ def variance(x: Value, dims: Dims, correction: Scalar | None, keepdim: bool) -> 
     return (centred * centred).sum(dims, keepdim) / freedom, x.sum(dims, keepdim) / count
 
 
-@body("var.correction", operator_class="reduction")
+@body(
+    "var.correction(self, dim, correction, keepdim)", operator_class="reduction", arithmetic=VARIANCE, shapes=reduction
+)
 def var(c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
     return variance(x, dims, correction, keepdim)[0]
 
 
-@body("std.correction", operator_class="reduction")
+@body(
+    "std.correction(self, dim, correction, keepdim)", operator_class="reduction", arithmetic=VARIANCE, shapes=reduction
+)
 def std(c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
     return call("sqrt", variance(x, dims, correction, keepdim)[0])
 
 
-@body("var_mean.correction", operator_class="reduction")
+@body(
+    "var_mean.correction(self, dim, correction, keepdim)",
+    operator_class="reduction",
+    arithmetic=VARIANCE,
+    shapes=reduction,
+    dtypes=("self", "self"),
+)
 def var_mean(
     c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
     return variance(x, dims, correction, keepdim)
 
 
-@body("logsumexp.default", operator_class="reduction")
+@body(
+    "logsumexp.default(self, dim, keepdim)", operator_class="reduction", arithmetic=per_operand(3, 1), shapes=reduction
+)
 def logsumexp(c: Call, x: Value, dims: Dims, keepdim: bool = False) -> Value:
     top = x.max(dims)
     shift = where(predicate("isinf", top), 0, top)
@@ -140,7 +229,12 @@ def logsumexp(c: Call, x: Value, dims: Dims, keepdim: bool = False) -> Value:
     return total if keepdim else total.squeeze([dims] if isinstance(dims, int) else list(dims or ()))
 
 
-@body("linalg_vector_norm.default", operator_class="reduction")
+@body(
+    "linalg_vector_norm.default(self, ord, dim, keepdim, dtype)",
+    operator_class="reduction",
+    arithmetic=per_operand(2),
+    shapes=reduction,
+)
 def vector_norm(
     c: Call, x: Value, ord: Scalar = 2, dims: Dims = None, keepdim: bool = False, dtype: object = None
 ) -> Value:

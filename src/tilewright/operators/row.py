@@ -1,15 +1,31 @@
-"""What a row of the operator table says, and how the files of this room declare theirs."""
+"""What a row of the operator table says, and how the files of this room declare theirs.
+
+A row is written `name(argument, …)`, with the names of PyTorch's schema, so that a trace, which has values without
+names, can be read where PyTorch is not installed:
+
+    @body("leaky_relu.default(self, negative_slope)")
+    def leaky_relu(c, x, slope=0.01):
+        return where(x > 0, x, x * slope)
+
+That is all there is to say of a pointwise operator: its FLOPs are those of the body, its axes and its dtype follow
+from its operands. Any other says what is not so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
+from tilewright.operators.arithmetic import Arithmetic, Formula
 from tilewright.operators.language import Trace
+from tilewright.operators.shapes import Rule, pointwise
 from tilewright.records.program import OperatorClass
 
 Promotion = Literal["result", "common", "none"]
+ALL = "*"
 
 
 @dataclass(frozen=True)
@@ -30,10 +46,34 @@ Body = Callable[..., Any]
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """Where the kernel of an operator does not read all of its operands once and write all of its results once."""
+
+    unread: tuple[str, ...] = ()
+    """Tensor arguments whose elements are never read; `*` for all of them."""
+    gathered: Mapping[str, Formula] = field(default_factory=dict)
+    """Arguments read at given places only, and how many elements those are.
+
+    Places that repeat are read from the cache or again; which do is not known before the program runs, so each
+    counts, up to the whole tensor.
+    """
+    writes: tuple[str, ...] = ()
+    """Arguments that are written to, where the schema is not at hand to say so."""
+    reserves: bool = False
+    """The results are memory without values."""
+    between: tuple[Formula, Formula] | None = None
+    """Elements that the several kernels of an operator read and write between the first and the last of them.
+
+    Those of the dtype of its first operand. Where a kernel runs once for each chunk of the tokens, it counts as one.
+    """
+
+
+@dataclass(frozen=True)
 class Row:
     """One operator. `body` is None for what stays a call: of a library, or of a hand-written kernel."""
 
-    name: str
+    text: str
+    """`aten.gelu.default(self, approximate)`; of tilewright's own the whole schema."""
     operator_class: OperatorClass
     body: Body | None = None
     promotion: Promotion = "result"
@@ -42,6 +82,50 @@ class Row:
     """Small differences of the operands can change the result by a lot; they must be eager's own."""
     pure: bool = True
     """False for an operator that draws random numbers or writes an operand."""
+    arithmetic: Arithmetic | None = None
+    """FLOPs and transcendentals; None: those of the body of a pointwise operator, else unknown."""
+    traffic: Traffic = Traffic()
+    shapes: Rule | None = pointwise
+    """How the axes of the results follow from those of the operands; None: unknown."""
+    dtypes: tuple[str, ...] = ("",)
+    """Of each result a dtype, the name of the argument that has it, or nothing: the operands' common dtype."""
+    priced: bool = True
+    """Whether a recorded call has a price: not if the operators that it calls are recorded in its place, or if what
+    it moves depends on values."""
+    role: str | Callable[[Mapping[str, Any]], str] = ""
+    """What people call it in a drawing of a model, by its arguments; nothing: its name."""
+    own: bool = False
+    """One of tilewright's hand-written kernels."""
+
+    @cached_property
+    def name(self) -> str:
+        """`aten.gelu.default`, as `str` writes an overload."""
+        return self.text.partition("(")[0]
+
+    @cached_property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the arguments, in the order of PyTorch's schema.
+
+        The list may end with `...`, where nobody asks for the others.
+
+        >>> Row("tilewright.f.default(Tensor x, str way='auto') -> Tensor", "library").arguments
+        ('x', 'way')
+        """
+        inside = self.text.partition("(")[2].partition(") ->")[0].removesuffix(")")
+        declared = [one.strip() for one in inside.split(",")]
+        return tuple(one.split()[-1].partition("=")[0] for one in declared if one not in ("", "*", "..."))
+
+    @cached_property
+    def has_more(self) -> bool:
+        """Whether there are arguments that the row does not name."""
+        return "..." in self.text
+
+    @cached_property
+    def schema(self) -> str:
+        """What `torch.library` takes to define it: of tilewright's own operators."""
+        namespace, name, rest = self.text.split(".", 2)
+        assert namespace == "tilewright"
+        return name + rest[rest.index("(") :]
 
 
 ROWS: dict[str, Row] = {}
@@ -53,16 +137,40 @@ def declare(*rows: Row) -> None:
         ROWS[row.name] = row
 
 
-def body(
-    *names: str,
-    operator_class: OperatorClass = "pointwise",
-    promotion: Promotion = "result",
-    discontinuous: bool = False,
-) -> Callable[[Body], Body]:
-    """Declare rows `aten.<name>` that share the decorated body."""
+F = TypeVar("F", bound=Body)
 
-    def register(function: Body) -> Body:
-        declare(*(Row(f"aten.{name}", operator_class, function, promotion, discontinuous) for name in names))
+
+class Says(TypedDict, total=False):
+    """What a row may say beside its name, its class and its body: fields of `Row`."""
+
+    promotion: Promotion
+    discontinuous: bool
+    pure: bool
+    arithmetic: Arithmetic | None
+    traffic: Traffic
+    shapes: Rule | None
+    dtypes: tuple[str, ...]
+    priced: bool
+    role: str | Callable[[Mapping[str, Any]], str]
+
+
+def body(*texts: str, operator_class: OperatorClass = "pointwise", **says: Unpack[Says]) -> Callable[[F], F]:
+    """Declare rows `aten.<text>` that share the decorated body; `says` is what else they say."""
+
+    def register(function: F) -> F:
+        declare(*(Row(f"aten.{text}", operator_class, function, **says) for text in texts))
         return function
 
     return register
+
+
+def calls(texts: str, operator_class: OperatorClass, **says: Unpack[Says]) -> None:
+    """Declare rows `aten.<text>`, one after the other, of operators that stay calls of a library."""
+    found = [" ".join(text.split()) for text in re.findall(r"[^()]+\([^()]*\)", texts)]
+    declare(*(Row(f"aten.{text}", operator_class, **says) for text in found))
+
+
+def own(schema: str, operator_class: OperatorClass, **says: Unpack[Says]) -> None:
+    """Declare the row of one of tilewright's own operators by its schema: `softmax(Tensor x, bool log) -> Tensor`."""
+    name, parenthesis, rest = schema.partition("(")
+    declare(Row(f"tilewright.{name}.default{parenthesis}{rest}", operator_class, own=True, **says))

@@ -7,28 +7,41 @@ as PyTorch runs it and its cost is unknown.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from functools import cache
 
 from tilewright.operators import (
     activations,
+    attention,
+    creation,
+    gathers,
     layout,
-    library,
     losses,
     normalization,
+    optimizers,
     own,
     pointwise,
+    products,
     random,
     reduction,
 )
 from tilewright.operators.row import ROWS, Row
 
 # Each declares its rows as it is imported.
-assert activations and layout and library and losses and normalization and own and pointwise and random and reduction
+assert activations and attention and creation and gathers and layout and losses and normalization
+assert optimizers and own and pointwise and products and random and reduction
 
-GETITEM = Row("getitem", "layout", lambda call, values, index: values[index], promotion="none")
+GETITEM = Row("getitem", "layout", lambda call, values, index: values[index], promotion="none", shapes=None)
+
+
+def rows() -> Mapping[str, Row]:
+    """All rows by name."""
+    return ROWS
 
 
 @cache
 def row_of(target: object) -> Row | None:
-    """The row of a node's target (an ATen overload, or `operator.getitem`), or None."""
-    return GETITEM if target is operator.getitem else ROWS.get(str(target))
+    """The row of a node's target, or None: an overload, `getitem`, or a function that stands for an operator."""
+    if target is operator.getitem:
+        return GETITEM
+    return ROWS.get(str(target)) or ROWS.get(getattr(target, "__name__", ""))

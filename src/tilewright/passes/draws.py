@@ -65,9 +65,9 @@ def _laid_out(size: Sequence[int], order: Sequence[int]) -> torch.Tensor:
     return torch.empty_strided(size, strides, dtype=torch.bool)
 
 
-define("draw_stream(SymInt[] size) -> Tensor", _draw_stream, lambda size: torch.empty(SHAPE, dtype=torch.int32))
+define("draw_stream", _draw_stream, lambda size: torch.empty(SHAPE, dtype=torch.int32))
 define(
-    "keep(Tensor stream, SymInt[] size, int[] order, float p) -> Tensor",
+    "keep",
     _keep,
     lambda stream, size, order, p: _laid_out(size, order),
 )

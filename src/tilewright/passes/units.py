@@ -12,7 +12,6 @@ from torch import fx
 from tilewright.graph.calls import shape_of
 from tilewright.hardware.language import runs_on_gpu
 from tilewright.loops.trace import SUPPORTED, dtype_name, results
-from tilewright.operators.own import OWN
 from tilewright.operators.table import row_of
 from tilewright.passes.dropout import keep_mask
 from tilewright.passes.simplify import is_pure
@@ -38,7 +37,7 @@ def is_fusible(node: fx.Node) -> str | None:
     row = row_of(node.target)
     if row is None:
         return f"{node.target} has no row in the operator table"
-    if row.name in OWN:
+    if row.own:
         return f"{node.target} {_ours(node)}"
     if row.operator_class in ("compute", "library", "random"):
         return f"{node.target} is a library call"

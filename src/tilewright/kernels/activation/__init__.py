@@ -121,14 +121,14 @@ def _like(x: torch.Tensor, *_: object) -> torch.Tensor:
 
 
 _activation_backward = define(
-    "activation_backward(Tensor dy, Tensor x, str kind) -> Tensor",
+    "activation_backward",
     _backward,
     lambda dy, x, kind: _like(x),
     backward=no_double_backward("activation_backward"),
     repeats=True,
 )
 _gated_activation_backward = define(
-    "gated_activation_backward(Tensor dy, Tensor gate, Tensor up, str kind) -> (Tensor, Tensor)",
+    "gated_activation_backward",
     _gated_backward,
     lambda dy, gate, up, kind: (_like(gate), _like(up)),
     backward=no_double_backward("gated_activation_backward"),
@@ -142,7 +142,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 _activation = define(
-    "activation(Tensor x, str kind) -> Tensor",
+    "activation",
     _forward,
     _like,
     backward=lambda ctx, dy: (_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
@@ -150,7 +150,7 @@ _activation = define(
     repeats=True,
 )
 _gated = define(
-    "gated_activation(Tensor gate, Tensor up, str kind) -> Tensor",
+    "gated_activation",
     _gated_forward,
     _like,
     backward=lambda ctx, dy: (*_gated_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),

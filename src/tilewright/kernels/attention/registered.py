@@ -13,12 +13,8 @@ from tilewright.kernels.attention.request import Mask, Operands, Request, stride
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 
-_OPTIONS = (
-    "Tensor? mask, Tensor? slopes, Tensor? starts_q, Tensor? starts_k, float scale, SymInt? left, SymInt? right, "
-    "float softcap, float dropout, SymInt longest_q, SymInt longest_k, bool deterministic, str impl"
-)
 _TENSORS = 4
-"""Of the options, the first."""
+"""Of the options after q, k and v, the first: mask, slopes, starts_q, starts_k."""
 
 
 def request_of(
@@ -111,17 +107,15 @@ def gradients(
 
 
 backward_operator = define(
-    "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"Tensor lse64, Tensor state, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    "attention_backward",
     backward,
     _backward_fake,
     backward=no_double_backward("attention_backward"),
 )
 attend = define(
-    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    "attention",
     forward,
     _forward_fake,
     backward=functools.partial(gradients, backward_operator),
     save=save,
-    draws=True,
 )

@@ -178,16 +178,14 @@ def _gradient(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor |
 
 
 _backward = define(
-    "cross_entropy_backward(Tensor gradient, Tensor logits, Tensor target, Tensor statistics, Tensor weight, "
-    "int ignored, float smoothing, float z_loss, str impl) -> Tensor",
+    "cross_entropy_backward",
     _loss_backward,
     lambda gradient, logits, *_: logits.new_empty(logits.shape),
     backward=no_double_backward("cross_entropy_backward"),
     repeats=True,
 )
 _forward = define(
-    "cross_entropy(Tensor logits, Tensor target, int ignored, float smoothing, float z_loss, str reduction, bool wide,"
-    " str impl) -> (Tensor, Tensor, Tensor)",
+    "cross_entropy",
     _loss,
     _loss_fake,
     backward=_gradient,

@@ -165,7 +165,7 @@ def _forward_fake(
 
 
 _backward_operator = define(
-    "dropout_add_backward(Tensor dout, Tensor? x, Tensor state, float p, str kind, int alignment) -> Tensor",
+    "dropout_add_backward",
     _backward,
     lambda dout, *_: torch.empty_like(dout, memory_format=torch.contiguous_format),
     backward=no_double_backward("dropout_add_backward"),
@@ -184,11 +184,10 @@ def _gradients(ctx: Any, dout: torch.Tensor, _: None) -> tuple[torch.Tensor | No
 
 
 _forward_operator = define(
-    "dropout_add(Tensor x, Tensor residual, float p, str kind, int alignment) -> (Tensor, Tensor)",
+    "dropout_add",
     _forward,
     _forward_fake,
     backward=_gradients,
     save=_save,
-    draws=True,
     repeats=True,
 )

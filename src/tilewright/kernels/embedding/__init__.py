@@ -73,13 +73,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 _embedding_backward = define(
-    "embedding_backward(Tensor dout, Tensor indices, SymInt entries, SymInt padding) -> Tensor",
+    "embedding_backward",
     _backward,
     lambda dout, indices, entries, padding: dout.new_empty((entries, dout.shape[-1])),
     backward=no_double_backward("embedding_backward"),
 )
 _embedding = define(
-    "embedding(Tensor indices, Tensor weight, SymInt padding) -> Tensor",
+    "embedding",
     _forward,
     _forward_fake,
     backward=lambda ctx, dout: (None, _embedding_backward(dout, *ctx.saved_tensors, ctx.entries, ctx.padding), None),

@@ -184,7 +184,7 @@ def _linear_backward(
 
 
 _gelu = define(
-    "linear_gelu(Tensor x, Tensor weight, Tensor? bias, str approximate, bool keep) -> (Tensor, Tensor)",
+    "linear_gelu",
     _gelu_forward,
     _gelu_fake,
     backward=_gelu_backward,
@@ -271,10 +271,9 @@ def _dropout_add_backward(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[torch.Ten
 
 
 _dropout_add = define(
-    "linear_dropout_add(Tensor x, Tensor weight, Tensor? bias, Tensor residual, float p) -> (Tensor, Tensor)",
+    "linear_dropout_add",
     _dropout_add_forward,
     _dropout_add_fake,
     backward=_dropout_add_backward,
     save=_dropout_add_save,
-    draws=True,
 )

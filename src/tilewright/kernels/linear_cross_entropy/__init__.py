@@ -148,20 +148,16 @@ def _times(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 _forward = define(
-    "linear_cross_entropy(Tensor x, Tensor weight, Tensor target, int ignore_index, float label_smoothing, "
-    "float z_loss, bool mean, bool[2] needs) -> (Tensor, Tensor, Tensor, Tensor)",
+    "linear_cross_entropy",
     _loss_and_gradients,
     _fake,
     backward=_backward,
     save=_save,
 )
 _gradients = define(
-    "linear_cross_entropy_backward(Tensor upstream, Tensor x, Tensor weight, Tensor target, int ignore_index, "
-    "float label_smoothing, float z_loss, bool mean, bool[2] needs) -> (Tensor, Tensor)",
+    "linear_cross_entropy_backward",
     _scaled_gradients,
     lambda upstream, *inputs: _fake(*inputs)[1:3],
     backward=no_double_backward("linear_cross_entropy_backward"),
 )
-_scale = define(
-    "scale_gradient_(Tensor(a!) gradient, Tensor factor) -> ()", chunks.scale, lambda gradient, factor: None
-)
+_scale = define("scale_gradient_", chunks.scale, lambda gradient, factor: None)

@@ -248,7 +248,7 @@ def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 
 _norm = define(
-    "norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centered) -> (Tensor, Tensor, Tensor)",
+    "norm",
     _norm_forward,
     _fake_norm,
     backward=_norm_gradients,
@@ -256,8 +256,7 @@ _norm = define(
     repeats=True,
 )
 _add_norm = define(
-    "add_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, bool centered)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
+    "add_norm",
     _add_norm_forward,
     _fake_add_norm,
     backward=_add_norm_gradients,
@@ -265,8 +264,7 @@ _add_norm = define(
     repeats=True,
 )
 _backward = define(
-    "norm_backward(Tensor dy, Tensor x, Tensor? dsum, Tensor? weight, bool has_bias, Tensor mean, Tensor rstd,"
-    " bool centered) -> (Tensor, Tensor, Tensor)",
+    "norm_backward",
     _norm_backward,
     _fake_backward,
     backward=no_double_backward("norm_backward"),

@@ -97,7 +97,7 @@ def _gradients(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tens
 
 
 _rotary = define(
-    "rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved, bool backward) -> (Tensor, Tensor)",
+    "rotary",
     _rotate,
     _fake,
     backward=_gradients,

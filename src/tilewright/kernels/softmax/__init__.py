@@ -109,14 +109,14 @@ def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
 
 
 _backward = define(
-    "softmax_backward(Tensor y, Tensor dy, bool log, str impl) -> Tensor",
+    "softmax_backward",
     _softmax_backward,
     lambda y, dy, log, impl: y.new_empty(y.shape),
     backward=no_double_backward("softmax_backward"),
     repeats=True,
 )
 _forward = define(
-    "softmax(Tensor x, bool log, str impl) -> Tensor",
+    "softmax",
     _softmax,
     lambda x, log, impl: x.new_empty(x.shape),
     backward=_gradient,

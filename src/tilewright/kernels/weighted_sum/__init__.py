@@ -80,14 +80,14 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.T
 
 
 _weighted_sum_backward = define(
-    "weighted_sum_backward(Tensor dy, Tensor x, Tensor w, bool want_dx, bool want_dw) -> (Tensor, Tensor)",
+    "weighted_sum_backward",
     _backward,
     _backward_fake,
     backward=no_double_backward("weighted_sum_backward"),
     repeats=True,
 )
 _weighted_sum = define(
-    "weighted_sum(Tensor x, Tensor w) -> Tensor",
+    "weighted_sum",
     _forward,
     lambda x, w: x.new_empty(x.shape[:1]),
     backward=_gradients,

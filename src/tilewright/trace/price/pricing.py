@@ -1,22 +1,26 @@
 """What one recorded operator call must move and compute, from the shapes and dtypes that the profiler wrote.
 
-The counting is that of `tilewright.cost`: FLOPs and exponentials come from its table, an element counts once,
-an expanded operand its own elements only. A trace tells the operands and not the results, so the shape of each
-result follows from a rule in `pricing_rules`; an operator without a rule has an unknown cost, never zero.
+The counting is that of `tilewright.cost`, by the same rows of the operator table: an element counts once, an expanded
+operand its own elements only. An operator without a row has an unknown cost, never zero. The profiler does not write
+text: which activation it was is not known, and the one that takes fewest FLOPs is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tilewright.cost.arithmetic import ARITHMETIC, PER_OPERAND, PER_RESULT, Count, Shape
+from tilewright.operators.arithmetic import NOTHING, Arithmetic, Count, NoFormula, Shape, UnknownCost
+from tilewright.operators.axes import Unfusable
+from tilewright.operators.counting import arithmetic_of, count_element, tensors_of
+from tilewright.operators.row import ALL, Row
+from tilewright.operators.shapes import UnknownShape
+from tilewright.operators.table import rows
 from tilewright.records.program import Cost
-from tilewright.trace.price.own_rules import ARGUMENTS as OWN_ARGUMENTS
-from tilewright.trace.price.own_rules import RULES as OWN_RULES
-from tilewright.trace.price.own_rules import UNTOLD as OWN_UNTOLD
-from tilewright.trace.price.pricing_rules import RULES, Traffic, pointwise
 from tilewright.trace.price.recorded_call import Call, Tensor
+from tilewright.trace.price.recorded_rows import RecordedCall, is_in_place, row_for, rows_of
+
+_FOREACH = "_foreach_"
 
 
 @dataclass(frozen=True)
@@ -28,101 +32,87 @@ class Price:
     kind: str
 
 
-@dataclass(frozen=True)
-class _Launch:
-    """A call as `tilewright.cost.arithmetic` asks for it."""
-
-    call: Call
-    operands: Sequence[Tensor]
-    results: Sequence[Tensor]
-
-    def argument(self, name: str) -> object:
-        if name == "approximate":
-            return next((text for text in self.call.operands if text == "tanh"), "none")
-        names = ARGUMENTS.get(self.call.name, ())
-        found = self.call.value(names.index(name)) if name in names else None
-        return OWN_UNTOLD.get((self.call.name, name)) if found is None else found
-
-    def shape(self, name: str) -> Shape | None:
-        names = ARGUMENTS.get(self.call.name, ())
-        if name not in names or names.index(name) >= len(self.call.operands):
-            return None
-        operand = self.call.operands[names.index(name)]
-        return operand.shape if isinstance(operand, Tensor) else None
-
-    def operand(self, index: int = 0) -> Shape:
-        return self.operands[index].shape
-
-    def result(self, index: int = 0) -> Shape:
-        return self.results[index].shape
-
-    def number(self, count: Count) -> int:
-        return int(count)
-
-
-# The arguments that a formula asks for by name, in the order of PyTorch's schema.
-ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "pow": ("self", "exponent"),
-    "native_layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
-    "native_layer_norm_backward": (
-        *("grad_out", "input", "normalized_shape", "mean", "rstd", "weight", "bias", "output_mask"),
-    ),
-    "_fused_rms_norm": ("input", "normalized_shape", "weight", "eps"),
-    "_fused_rms_norm_backward": ("grad_out", "input", "normalized_shape", "rstd", "weight", "output_mask"),
-    "nll_loss_forward": ("self", "target", "weight"),
-    "nll_loss_backward": ("grad_output", "self", "target", "weight"),
-    **OWN_ARGUMENTS,
-}
-
-
 def price(call: Call) -> Price | None:
-    """The price of a call; None where no rule knows it."""
-    inplace = call.name.endswith("_") and not call.name.endswith("__")
-    name = call.name.removesuffix("_") if inplace else call.name
-    rule = (
-        RULES.get(call.name)
-        or RULES.get(name)
-        or OWN_RULES.get(call.name)
-        or (pointwise if name in PER_RESULT else None)
-    )
-    if rule is None:
-        return None
+    """The price of a call; None where no row knows it."""
     try:
-        traffic = rule(replace(call, name=name), inplace)
-        if traffic is None:
+        if call.name.startswith(_FOREACH) and not rows_of(call.name):
+            return _price_each(call)
+        row = row_for(call)
+        arithmetic = None if row is None else arithmetic_of(row)
+        if row is None or arithmetic is None or not row.priced or row.traffic.reserves:
             return None
-        return _cost(replace(call, name=name), traffic)
-    except (IndexError, KeyError, ValueError, TypeError, OverflowError):
+        return _price(RecordedCall(call, row), arithmetic)
+    except (UnknownShape, UnknownCost, NoFormula, Unfusable):
+        return None
+    except (IndexError, KeyError, ValueError, TypeError, AttributeError, AssertionError, OverflowError):
         # The profile is somebody's file: shapes that no such operator takes have no cost.
         return None
 
 
-def _cost(call: Call, traffic: Traffic) -> Price | None:
-    arithmetic = traffic.arithmetic or ARITHMETIC.get(call.name)
-    if arithmetic is None:
-        return None
-    operands = traffic.reads if traffic.operands is None else traffic.operands
-    launch = _Launch(call, operands, traffic.writes)
+def _price(recorded: RecordedCall, arithmetic: Arithmetic) -> Price:
+    reads, writes = list(_reads(recorded)), _writes(recorded)
+    shown = next(iter([*writes, *reads]), None)
     cost = Cost(
-        reads=sum(tensor.own for tensor in traffic.reads),
-        writes=sum(tensor.own for tensor in traffic.writes),
-        bytes_read=sum(tensor.nbytes for tensor in traffic.reads),
-        bytes_written=sum(tensor.nbytes for tensor in traffic.writes),
-        flops=int(arithmetic.flops(launch)),
-        transcendentals=int(arithmetic.transcendentals(launch)),
+        reads=sum(tensor.own for tensor in reads),
+        writes=sum(tensor.own for tensor in writes),
+        bytes_read=sum(tensor.nbytes for tensor in reads),
+        bytes_written=sum(tensor.nbytes for tensor in writes),
+        flops=int(arithmetic.flops(recorded)),
+        transcendentals=int(arithmetic.transcendentals(recorded)),
     )
-    shown = next(iter([*traffic.writes, *traffic.reads]), None)
-    return Price(cost, shown.dtype if shown else "", "compute" if is_product(call.name) else "pointwise")
+    kind = "compute" if recorded.row.operator_class == "compute" else "pointwise"
+    return Price(cost, shown.dtype if shown else "", kind)
 
 
-def is_product(name: str) -> bool:
-    products = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear")
-    return name in (*products, *OWN_PRODUCTS) or "attention" in name
+def _reads(recorded: RecordedCall) -> Iterator[Tensor]:
+    traffic = recorded.row.traffic
+    for name, tensor in recorded.tensors:
+        if name in traffic.unread or ALL in traffic.unread:
+            continue
+        places = traffic.gathered.get(name)
+        yield replace(tensor, own=min(tensor.own, int(places(recorded)))) if places else tensor
 
 
-OWN_PRODUCTS = ("tilewright::linear_gelu", "tilewright::linear_dropout_add")
-_WORD_COST = {**PER_RESULT, **PER_OPERAND, "gelu": (4, 1), "gelu_backward": (9, 2), "native_layer_norm": (7, 0)}
-_WORD_COST["native_layer_norm_backward"] = (12, 0)
+def _writes(recorded: RecordedCall) -> list[Tensor]:
+    written = recorded.row.traffic.writes
+    if written:
+        return [tensor for name, tensor in recorded.tensors if name in written]
+    if is_in_place(recorded.call.name):
+        return [tensor for _, tensor in recorded.tensors][:1]
+    return recorded.results
+
+
+def _price_each(call: Call) -> Price | None:
+    """An operator over lists of tensors: that of one element, for each of them."""
+    single = replace(call, name=call.name.removeprefix(_FOREACH))
+    rows = rows_of(single.name) or rows_of(single.name.removesuffix("_"))
+    lists, values = call.lists, [single.value(place) for place in range(len(call.operands))]
+    given = [value if isinstance(operand, str) else ... for operand, value in zip(call.operands, values, strict=True)]
+    found = next(((row, count) for row in rows if (count := _count(row, given)) is not None), None)
+    if found is None:
+        return None
+    row, (flops, special) = found
+    elements = sum(tensor.elements for tensor in lists[0])
+    reads = list(_reads(RecordedCall(single, row)))
+    cost = Cost(
+        reads=sum(tensor.own for tensor in reads),
+        writes=sum(tensor.own for tensor in lists[0]),
+        bytes_read=sum(tensor.nbytes for tensor in reads),
+        bytes_written=sum(tensor.nbytes for tensor in lists[0]),
+        flops=flops * elements,
+        transcendentals=special * elements,
+    )
+    return Price(cost, lists[0][0].dtype if lists[0] else "", "pointwise")
+
+
+def _count(row: Row, given: list[object]) -> tuple[int, int] | None:
+    """FLOPs and transcendentals for one element; None where the row is of another overload, or counts no elements."""
+    if row.arithmetic is NOTHING:
+        return 0, 0
+    try:
+        return count_element(row, given) if row.operator_class == "pointwise" and row.body else None
+    except TypeError:
+        return None
 
 
 def price_generated(name: str, call: Call) -> Price | None:
@@ -139,12 +129,56 @@ def price_generated(name: str, call: Call) -> Price | None:
     text = name.split("_fused_", 1)[-1]
     largest = max(tensors, key=lambda tensor: tensor.elements)
     flops = transcendentals = 0
-    for word in sorted(_WORD_COST, key=len, reverse=True):
-        found = text.count(word)
-        text = text.replace(word, "|")
-        flops += found * _WORD_COST[word][0] * largest.elements
-        transcendentals += found * _WORD_COST[word][1] * largest.elements
+    for word in sorted(_words(), key=len, reverse=True):
+        if word in text:
+            found = text.count(word)
+            text = text.replace(word, "|")
+            each = _one_element(word)
+            flops += found * each[0] * largest.elements
+            transcendentals += found * each[1] * largest.elements
     moved = sum(tensor.nbytes for tensor in tensors)
     reads = sum(tensor.own for tensor in tensors)
     cost = Cost(reads=reads, bytes_read=moved, flops=flops, transcendentals=transcendentals)
     return Price(cost, largest.dtype, "pointwise")
+
+
+def _words() -> set[str]:
+    classes = ("pointwise", "reduction")
+    return {row.name.split(".")[1] for row in rows().values() if row.operator_class in classes and not row.own}
+
+
+def _one_element(word: str) -> tuple[int, int]:
+    """What an operator of this name does for one element; nothing where that hangs on its arguments."""
+    for row in rows_of(word):
+        if row.arithmetic is not None:
+            return int(row.arithmetic.flops(_ONE)), int(row.arithmetic.transcendentals(_ONE))
+        try:
+            return count_element(row, tensors_of(row))
+        except TypeError:
+            continue
+    return 0, 0
+
+
+class _OneElement:
+    """A call whose operands and first result have one element, and which asks for nothing special."""
+
+    def argument(self, name: str) -> object:
+        return None
+
+    def shape(self, name: str) -> Shape | None:
+        # Statistics are few.
+        return (0,) if name.startswith("running") else (1,)
+
+    def operand(self, index: int = 0) -> Shape:
+        return (1,)
+
+    def result(self, index: int = 0) -> Shape:
+        return (0,) if index else (1,)
+
+    def number(self, count: Count) -> int:
+        return int(count)
+
+    only_number = number
+
+
+_ONE = _OneElement()

@@ -1,0 +1,72 @@
+"""Constants, positions, and single elements put in place: tensors made of little or nothing."""
+
+from __future__ import annotations
+
+from tilewright.operators.arithmetic import NOTHING
+from tilewright.operators.language import Scalar, Unfusable, Value, where
+from tilewright.operators.row import ALL, Call, Says, Traffic, body
+from tilewright.operators.shapes import CallAxes, Result, factory, same
+
+UNREAD = Traffic(unread=(ALL,))
+
+
+def _filled(call: CallAxes) -> Result:
+    """Sizes that the call gives; a trace tells them where it wrote into a tensor that it was given."""
+    return call.operands[-1] if call.known is None and call.operands else factory(call)
+
+
+# Each is `empty` and a fill, which a profiler records instead of it.
+MADE: Says = {"promotion": "none", "arithmetic": NOTHING, "shapes": factory, "traffic": UNREAD, "priced": False}
+LIKE: Says = {**MADE, "shapes": same}
+ZERO: Says = {"promotion": "none", "arithmetic": NOTHING, "shapes": same, "dtypes": ("self",), "traffic": UNREAD}
+FILL: Says = {**ZERO, "traffic": Traffic(unread=("self",))}
+
+body("full.default(size, fill_value, ...)", **MADE)(lambda c, shape, value, **_: c.trace.full(value, c.dtype, shape))
+body("zeros.default(size, ...)", **MADE)(lambda c, shape, **_: c.trace.full(0, c.dtype, shape))
+body("ones.default(size, ...)", **MADE)(lambda c, shape, **_: c.trace.full(1, c.dtype, shape))
+body("scalar_tensor.default(s, ...)", **MADE)(lambda c, value, **_: c.trace.full(value, c.dtype, ()))
+body("new_zeros.default(self, size, ...)", **MADE)(lambda c, x, shape, **_: c.trace.full(0, c.dtype, shape))
+body("new_ones.default(self, size, ...)", **MADE)(lambda c, x, shape, **_: c.trace.full(1, c.dtype, shape))
+body("new_full.default(self, size, fill_value, ...)", **MADE)(
+    lambda c, x, shape, value, **_: c.trace.full(value, c.dtype, shape)
+)
+body("full_like.default(self, fill_value, ...)", **LIKE)(lambda c, x, value, **_: c.trace.full(value, c.dtype, c.shape))
+body("zeros_like.default(self, ...)", **LIKE)(lambda c, x, **_: c.trace.full(0, c.dtype, c.shape))
+body("ones_like.default(self, ...)", **LIKE)(lambda c, x, **_: c.trace.full(1, c.dtype, c.shape))
+
+body("zero.default(self)", **ZERO)(lambda c, x: c.trace.full(0, c.dtype, c.shape))
+body("fill.Scalar(self, value)", **FILL)(lambda c, x, value: c.trace.full(value, c.dtype, c.shape))
+body("fill.Tensor(self, value)", **FILL)(lambda c, x, value: value.to_compute(c.dtype).expand(c.shape))
+
+RANGE: Says = {"promotion": "none", "arithmetic": NOTHING, "shapes": _filled, "traffic": UNREAD}
+
+
+@body("arange.start_step(start, end, step, ...)", **RANGE)
+def arange(c: Call, start: Scalar, end: Scalar, step: Scalar = 1, **_: object) -> Value:
+    position = c.trace.arange(c.shape[0]).to_compute(c.dtype)
+    return position * step + start
+
+
+body("arange.default(end, ...)", **RANGE)(lambda c, end, **_: arange(c, 0, end))
+body("arange.start(start, end, ...)", **RANGE)(lambda c, start, end, **_: arange(c, start, end))
+
+
+@body(
+    "scatter.src(self, dim, index, src)",
+    "scatter.value(self, dim, index, value)",
+    promotion="none",
+    arithmetic=NOTHING,
+    shapes=same,
+    priced=False,
+)
+def scatter(c: Call, x: Value, dim: int, index: Value, source: Value | Scalar) -> Value:
+    """One element along `dim` replaced, as the gradient of a maximum is put where the maximum was."""
+    shape = list(c.shape)
+    if shape:
+        shape[dim] = 1
+    one = index.shape == tuple(shape) and (not isinstance(source, Value) or source.shape == index.shape)
+    if not one:
+        raise Unfusable("a scatter of several elements along an axis")
+    if isinstance(source, Value):
+        source = source.to_compute(c.dtype)
+    return where(x.index(dim).eq(index), source, x)

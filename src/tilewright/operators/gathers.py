@@ -1,0 +1,285 @@
+"""Gathers, scatters, concatenations and what else moves elements to other places: calls of a library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.operators.arithmetic import (
+    NOTHING,
+    CallSizes,
+    Count,
+    each,
+    elements,
+    of_argument,
+    of_result,
+    per_operand,
+)
+from tilewright.operators.row import Traffic, calls
+from tilewright.operators.shapes import CallAxes, Result, factory, kept, like, no_result, same
+
+
+def rows_of_weight(sizes: CallSizes) -> Count:
+    """Elements of the rows that the argument `indices` takes from a table."""
+    weight = sizes.shape("weight")
+    return elements(sizes.shape("indices")) * elements(weight[1:] if weight else ())
+
+
+def embedding_shapes(call: CallAxes) -> Result:
+    return call.tensor("indices") + call.tensor("weight")[1:]
+
+
+def table_gradient(rows: str, gradient: str, call: CallAxes) -> Result:
+    """The gradient of a table whose number of rows is the argument `rows`."""
+    entries = call.shape[0] if call.known is not None else call.arguments[rows]
+    return call.names.unknown_shape([entries], guess=True) + call.tensor(gradient)[-1:]
+
+
+def _embedding_backward(call: CallAxes) -> Result:
+    return table_gradient("num_weights", "grad_output", call)
+
+
+calls(
+    "embedding.default(weight, indices, padding_idx, scale_grad_by_freq, sparse)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=embedding_shapes,
+    dtypes=("weight",),
+    traffic=Traffic(gathered={"weight": rows_of_weight}),
+)
+calls(
+    "embedding_dense_backward.default(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)",
+    "library",
+    arithmetic=per_operand(1),
+    shapes=_embedding_backward,
+    dtypes=("grad_output",),
+)
+
+
+def _index_select(call: CallAxes) -> Result:
+    axes = call.tensor("self")
+    dim = call.dim(len(axes))
+    return axes[:dim] + call.tensor("index") + axes[dim + 1 :]
+
+
+def _index(call: CallAxes) -> Result:
+    """The indexed axes become those of the indices: in place where they are neighbours, else in front."""
+    axes, indices = call.tensor("self"), call.arguments["indices"]
+    assert isinstance(indices, Sequence)
+    places = [place for place, given in enumerate(indices) if given is not None]
+    found = call.broadcast(*call.list_of("indices"))
+    start = places[0] if places[-1] - places[0] + 1 == len(places) else 0
+    rest = tuple(axis for place, axis in enumerate(axes) if place not in places)
+    return rest[:start] + found + rest[start:]
+
+
+GATHERED = Traffic(gathered={"self": of_result})
+calls(
+    "index_select.default(self, dim, index)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=_index_select,
+    dtypes=("self",),
+    traffic=GATHERED,
+)
+calls(
+    "gather.default(self, dim, index, sparse_grad)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=like("index"),
+    dtypes=("self",),
+    traffic=GATHERED,
+)
+calls(
+    "index.Tensor(self, indices)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=_index,
+    dtypes=("self",),
+    traffic=GATHERED,
+    priced=False,
+)
+calls(
+    """
+    index_put.default(self, indices, values, accumulate)
+    slice_scatter.default(self, src, dim, start, end, step)
+    select_scatter.default(self, src, dim, index)
+    """,
+    "library",
+    arithmetic=NOTHING,
+    shapes=same,
+    dtypes=("self",),
+    priced=False,
+)
+calls(
+    "scatter_add.default(self, dim, index, src)",
+    "library",
+    arithmetic=each(of_argument("src"), 1),
+    shapes=same,
+    dtypes=("self",),
+    priced=False,
+)
+
+
+def _cat(call: CallAxes) -> Result:
+    parts = call.list_of("tensors")
+    rank = max(map(len, parts), default=0)
+    # PyTorch lets an empty vector of any rank join in.
+    parts = [axes for axes in parts if len(axes) == rank]
+    dim = call.dim(rank)
+    result = list(call.broadcast(*((*axes[:dim], (), *axes[dim + 1 :]) for axes in parts)))
+    result[dim] = call.names.concatenated([axes[dim] for axes in parts])
+    return tuple(result)
+
+
+def _stack(call: CallAxes) -> Result:
+    parts = call.list_of("tensors")
+    together = list(call.broadcast(*parts))
+    together.insert(call.dim(len(together) + 1), call.names.unknown(len(parts)))
+    return tuple(together)
+
+
+calls("cat.default(tensors, dim)", "library", arithmetic=NOTHING, shapes=_cat)
+calls("stack.default(tensors, dim)", "library", arithmetic=NOTHING, shapes=_stack, priced=False)
+
+
+def _like_the_input(call: CallAxes) -> Result:
+    """The gradient of a gather: an axis that the call was given keeps its name, the others wait for one."""
+    source = call.operands[0]
+    return call.kept(source) if len(source) == len(call.shape) else call.names.unknown_shape(call.shape)
+
+
+calls(
+    """
+    select_backward.default(grad_output, input_sizes, dim, index)
+    slice_backward.default(grad_output, input_sizes, dim, start, end, step)
+    value_selecting_reduction_backward.default(grad, dim, indices, sizes, keepdim)
+    """,
+    "library",
+    arithmetic=NOTHING,
+    shapes=_like_the_input,
+    priced=False,
+)
+calls(
+    """
+    constant_pad_nd.default(self, pad, value)
+    repeat.default(self, repeats)
+    """,
+    "library",
+    arithmetic=NOTHING,
+    shapes=kept,
+    priced=False,
+)
+calls(
+    """
+    tril.default(self, diagonal)
+    triu.default(self, diagonal)
+    flip.default(self, dims)
+    roll.default(self, shifts, dims)
+    """,
+    "library",
+    arithmetic=NOTHING,
+    shapes=same,
+)
+calls(
+    "cumsum.default(self, dim, dtype)\ncumprod.default(self, dim, dtype)",
+    "library",
+    arithmetic=per_operand(1),
+    shapes=same,
+)
+calls("sort.default(self, dim, descending)", "library", shapes=same, dtypes=("self", "int64"))
+calls("topk.default(self, k, dim, largest, sorted)", "library", shapes=kept, dtypes=("self", "int64"))
+calls(
+    """
+    max_pool2d_with_indices.default(self, kernel_size, stride, padding, dilation, ceil_mode)
+    avg_pool2d.default(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    _adaptive_avg_pool2d.default(self, output_size)
+    upsample_nearest2d.default(self, output_size, scales_h, scales_w)
+    """,
+    "library",
+    shapes=kept,
+)
+
+
+# Of a loss that is picked out of each row, and its gradient.
+
+
+def _nll_loss(call: CallAxes) -> Result:
+    return [call.tensor("target") if call.arguments.get("reduction") == 0 else (), ()]
+
+
+def _nll_loss_backward(call: CallAxes) -> Result:
+    return call.tensor("self")
+
+
+TARGETS = of_argument("target")
+calls(
+    "nll_loss_forward.default(self, target, weight, reduction, ignore_index)",
+    "library",
+    arithmetic=each(TARGETS, 1),
+    shapes=_nll_loss,
+    dtypes=("self", "self"),
+    traffic=Traffic(gathered={"self": TARGETS}),
+)
+calls(
+    "nll_loss_backward.default(grad_output, self, target, weight, reduction, ignore_index, total_weight)",
+    "library",
+    arithmetic=each(TARGETS, 1),
+    shapes=_nll_loss_backward,
+    dtypes=("self",),
+    traffic=Traffic(unread=("self",)),
+)
+
+
+# Copies, memory without values, and one element read by the host.
+
+
+def _copied(call: CallAxes) -> Result:
+    return call.broadcast(call.tensor("self"), call.tensor("src"))
+
+
+OVERWRITTEN = Traffic(unread=("self",))
+calls(
+    "copy.default(self, src, non_blocking)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=_copied,
+    dtypes=("self",),
+    traffic=OVERWRITTEN,
+)
+calls(
+    "copy_.default(self, src, non_blocking)",
+    "library",
+    pure=False,
+    arithmetic=NOTHING,
+    shapes=_copied,
+    dtypes=("self",),
+    traffic=OVERWRITTEN,
+)
+calls(
+    """
+    empty.memory_format(size, ...)
+    new_empty.default(self, size, ...)
+    new_empty_strided.default(self, size, stride, ...)
+    """,
+    "library",
+    arithmetic=NOTHING,
+    shapes=factory,
+    traffic=Traffic(unread=("*",), reserves=True),
+    priced=False,
+)
+calls(
+    "empty_like.default(self, ...)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=same,
+    traffic=Traffic(unread=("*",), reserves=True),
+    priced=False,
+)
+calls("eye.default(n, ...)\neye.m(n, m, ...)", "library", arithmetic=NOTHING, shapes=factory, priced=False)
+calls(
+    "_local_scalar_dense.default(self)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=no_result,
+    traffic=Traffic(gathered={"self": lambda _: 1}),
+)

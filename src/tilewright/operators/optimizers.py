@@ -1,0 +1,42 @@
+"""What optimizers call: one step over lists of parameters, gradients and states, as traces show them."""
+
+from __future__ import annotations
+
+from tilewright.operators.arithmetic import each, of_argument
+from tilewright.operators.row import Traffic, calls
+from tilewright.operators.shapes import CallAxes, Result, no_result
+
+
+def _norms(call: CallAxes) -> Result:
+    return [() for _ in call.list_of("self")]
+
+
+ELEMENTS = of_argument("self")
+MOMENTS = Traffic(writes=("self", "exp_avgs", "exp_avg_sqs"))
+BUFFERS = Traffic(writes=("self", "momentum_buffer_list"))
+
+calls(
+    "_fused_adamw_.default(self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, ...)",
+    "library",
+    arithmetic=each(ELEMENTS, 14, 1),
+    shapes=no_result,
+    traffic=MOMENTS,
+    pure=False,
+)
+calls(
+    "_fused_adam_.default(self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, ...)",
+    "library",
+    arithmetic=each(ELEMENTS, 13, 1),
+    shapes=no_result,
+    traffic=MOMENTS,
+    pure=False,
+)
+calls(
+    "_fused_sgd_.default(self, grads, momentum_buffer_list, ...)",
+    "library",
+    arithmetic=each(ELEMENTS, 4),
+    shapes=no_result,
+    traffic=BUFFERS,
+    pure=False,
+)
+calls("_foreach_norm.Scalar(self, ord, dtype)", "library", arithmetic=each(ELEMENTS, 2), shapes=_norms)

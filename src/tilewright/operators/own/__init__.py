@@ -1,0 +1,13 @@
+"""Rows of tilewright's own operators: a file for each folder of `kernels/`, which stands above this room.
+
+A row holds the operator's schema; the folder's `define("name", …)` takes it from here, so that cost, traces and
+`explain` know the operator where its kernels, and PyTorch, are not imported. Whoever imports this has all rows.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

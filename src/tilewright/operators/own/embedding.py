@@ -1,0 +1,23 @@
+"""Rows of a table by their indices, and the gradient of the table."""
+
+from __future__ import annotations
+
+from tilewright.operators.arithmetic import NOTHING, each, of_argument
+from tilewright.operators.gathers import embedding_shapes, rows_of_weight, table_gradient
+from tilewright.operators.row import Traffic, own
+
+own(
+    "embedding(Tensor indices, Tensor weight, SymInt padding) -> Tensor",
+    "library",
+    arithmetic=NOTHING,
+    shapes=embedding_shapes,
+    dtypes=("weight",),
+    traffic=Traffic(gathered={"weight": rows_of_weight}),
+)
+own(
+    "embedding_backward(Tensor dout, Tensor indices, SymInt entries, SymInt padding) -> Tensor",
+    "library",
+    arithmetic=each(of_argument("dout"), 1),
+    shapes=lambda call: table_gradient("entries", "dout", call),
+    dtypes=("dout",),
+)

@@ -1,0 +1,64 @@
+"""x · weightᵀ, where a bias is what the accumulator starts from, and what follows for each element of it."""
+
+from __future__ import annotations
+
+from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, elements, nothing
+from tilewright.operators.own.activation import ACTIVATION, dropped, kind_of, role
+from tilewright.operators.own.dropout_add import drawn_state
+from tilewright.operators.row import own
+from tilewright.operators.shapes import Axes, CallAxes, Result
+
+
+def _product_flops(sizes: CallSizes) -> Count:
+    x = sizes.shape("x")
+    return 2 * x[-1] if x else 0
+
+
+def _gelu_flops(sizes: CallSizes) -> Count:
+    return elements(sizes.result()) * (_product_flops(sizes) + ACTIVATION[kind_of(sizes)][0])
+
+
+def _gelu_transcendentals(sizes: CallSizes) -> Count:
+    return elements(sizes.result()) * ACTIVATION[kind_of(sizes)][1]
+
+
+def _dropout_add_flops(sizes: CallSizes) -> Count:
+    return elements(sizes.result()) * (_product_flops(sizes) + dropped(sizes) + 1)
+
+
+def _linear(call: CallAxes) -> Axes:
+    """x[rows, in] · weight[out, in]ᵀ."""
+    x, weight = call.tensor("x"), call.tensor("weight")
+    call.names.unify(x[1], weight[1])
+    added = [axes for name in ("bias", "residual") if (axes := call.axes(name)) is not None]
+    return call.broadcast((x[0], weight[0]), *added)
+
+
+def _gelu(call: CallAxes) -> Result:
+    """What is kept for backward is of the same shape, or nothing."""
+    out = _linear(call)
+    return [out, out if call.arguments.get("keep") is True else None]
+
+
+def _dropout_add(call: CallAxes) -> Result:
+    out = _linear(call)
+    return [out, drawn_state(call, out)]
+
+
+own(
+    "linear_gelu(Tensor x, Tensor weight, Tensor? bias, str approximate, bool keep) -> (Tensor, Tensor)",
+    "compute",
+    arithmetic=Arithmetic(_gelu_flops, _gelu_transcendentals),
+    shapes=_gelu,
+    dtypes=("x", "x"),
+    role=role("linear", "act"),
+)
+own(
+    "linear_dropout_add(Tensor x, Tensor weight, Tensor? bias, Tensor residual, float p) -> (Tensor, Tensor)",
+    "compute",
+    pure=False,
+    arithmetic=Arithmetic(_dropout_add_flops, nothing),
+    shapes=_dropout_add,
+    dtypes=("x", "int64"),
+    role=role("linear", "dropout", "residual"),
+)

@@ -1,0 +1,31 @@
+"""Softmax and log softmax of rows."""
+
+from __future__ import annotations
+
+from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, elements, per_operand
+from tilewright.operators.row import own
+from tilewright.operators.shapes import pointwise, same
+
+
+def _backward_flops(sizes: CallSizes) -> Count:
+    return elements(sizes.shape("y")) * (3 if sizes.argument("log") else 4)
+
+
+def _backward_exponentials(sizes: CallSizes) -> Count:
+    return elements(sizes.shape("y")) if sizes.argument("log") else 0
+
+
+own(
+    "softmax(Tensor x, bool log, str impl) -> Tensor",
+    "reduction",
+    arithmetic=per_operand(4, 1),
+    shapes=same,
+    dtypes=("x",),
+)
+own(
+    "softmax_backward(Tensor y, Tensor dy, bool log, str impl) -> Tensor",
+    "reduction",
+    arithmetic=Arithmetic(_backward_flops, _backward_exponentials),
+    shapes=pointwise,
+    dtypes=("y",),
+)

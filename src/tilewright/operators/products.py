@@ -1,0 +1,138 @@
+"""Matrix products and convolutions: calls of a library."""
+
+from __future__ import annotations
+
+from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, Shape, elements, nothing, wanted
+from tilewright.operators.row import calls
+from tilewright.operators.shapes import Axes, CallAxes, Result
+
+
+def _flops(sizes: CallSizes) -> Count:
+    # A bias is what the accumulator starts from: no FLOPs of its own.
+    return 2 * elements(sizes.result()) * sizes.operand(-2)[-1]
+
+
+def _linear_flops(sizes: CallSizes) -> Count:
+    source = sizes.shape("input")
+    assert source is not None
+    return 2 * elements(sizes.result()) * source[-1]
+
+
+def _batch_sum_flops(sizes: CallSizes) -> Count:
+    # addbmm: every product of the batch is added into one result.
+    left = sizes.operand(-2)
+    return 2 * elements(sizes.result()) * left[-1] * left[0]
+
+
+PRODUCT = Arithmetic(_flops, nothing)
+
+
+def _multiplied(call: CallAxes, left: Axes, right: Axes) -> Axes:
+    """[..., m, k] × [..., k, n] → [..., m, n]; a vector on either side loses its axis."""
+    if not left or not right:
+        return call.names.unknown_shape(call.shape)
+    call.names.unify(left[-1], right[-2] if len(right) > 1 else right[-1])
+    columns = right[-1:] if len(right) > 1 else ()
+    return call.broadcast(left[:-2], right[:-2]) + left[-2:-1] + columns
+
+
+def product(call: CallAxes) -> Result:
+    return _multiplied(call, call.operands[0], call.operands[-1])
+
+
+def _added_product(call: CallAxes) -> Result:
+    added, left, right = call.operands[:3]
+    return call.broadcast(_multiplied(call, left, right), added)
+
+
+def _linear(call: CallAxes) -> Result:
+    source, weight, bias = call.tensor("input"), call.tensor("weight"), call.axes("bias")
+    call.names.unify(source[-1], weight[-1])
+    return call.broadcast(source[:-1] + weight[:-1], *([bias] if bias else []))
+
+
+calls(
+    "mm.default(self, mat2)\nmv.default(self, vec)\ndot.default(self, tensor)\nbmm.default(self, mat2)",
+    "compute",
+    arithmetic=PRODUCT,
+    shapes=product,
+)
+calls("matmul.default(self, other)", "compute", arithmetic=PRODUCT, shapes=product, priced=False)
+calls(
+    """
+    addmm.default(self, mat1, mat2, beta, alpha)
+    baddbmm.default(self, batch1, batch2, beta, alpha)
+    addmv.default(self, mat, vec, beta, alpha)
+    """,
+    "compute",
+    arithmetic=PRODUCT,
+    shapes=_added_product,
+)
+calls(
+    "addbmm.default(self, batch1, batch2, beta, alpha)",
+    "compute",
+    arithmetic=Arithmetic(_batch_sum_flops, nothing),
+    shapes=None,
+)
+calls(
+    "linear.default(input, weight, bias)",
+    "compute",
+    arithmetic=Arithmetic(_linear_flops, nothing),
+    shapes=_linear,
+    priced=False,
+)
+
+
+def _convolution_of(sizes: CallSizes, result: Shape) -> Count:
+    # [N, C, …] with a kernel of [out, in / groups, …], or [in, out / groups, …] transposed.
+    source, weight = sizes.shape("input"), sizes.shape("weight")
+    assert source is not None and weight is not None
+    points = source if sizes.argument("transposed") else result
+    return 2 * points[0] * elements(points[2:]) * elements(weight)
+
+
+def _convolution_flops(sizes: CallSizes) -> Count:
+    return _convolution_of(sizes, sizes.result())
+
+
+def _convolution_backward_flops(sizes: CallSizes) -> Count:
+    source, weight, bias = wanted(sizes, 3)
+    gradient = sizes.shape("grad_output")
+    assert gradient is not None
+    return (source + weight) * _convolution_of(sizes, gradient) + bias * elements(gradient)
+
+
+def _convolution(call: CallAxes) -> Result:
+    source, weight, bias = call.tensor("input"), call.tensor("weight"), call.axes("bias")
+    if call.arguments["transposed"] or call.arguments["groups"] != 1 or len(source) != len(weight):
+        return call.kept(source[:1] + call.names.unknown_shape(call.shape[1:]))
+    call.names.unify(source[1], weight[1])
+    channels = call.names.unify(weight[0], bias[0]) if bias else weight[0]
+    same_size = [
+        axis if call.names.size_of(axis) == size else call.names.unknown(size)
+        for axis, size in zip(source[2:], call.shape[2:], strict=True)
+    ]
+    return (source[0], channels, *same_size)
+
+
+def _convolution_backward(call: CallAxes) -> Result:
+    weight = call.tensor("weight")
+    return call.wanted(call.tensor("input"), weight, weight[:1])
+
+
+calls(
+    "convolution.default(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)",
+    "compute",
+    arithmetic=Arithmetic(_convolution_flops, nothing),
+    shapes=_convolution,
+    priced=False,
+)
+calls(
+    "convolution_backward.default(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, "
+    "output_padding, groups, output_mask)",
+    "compute",
+    arithmetic=Arithmetic(_convolution_backward_flops, nothing),
+    shapes=_convolution_backward,
+    dtypes=("input", "weight", "weight"),
+    priced=False,
+)
