@@ -1,6 +1,6 @@
 """Writes docs/reference_cases.md from the result files: `python -m benchmarks.reference_cases [DIR]`.
 
-Three small cases that show what limits a kernel, each computed in every way there is. They are measured by
+Three small cases that show what limits a kernel, each with all its implementations. They are measured by
 
     tilewright bench softmax --shapes 100x5000 --dtype fp32 --direction fwd --device cuda --out DIR/softmax.jsonl
     tilewright bench gelu --shapes 16384x16384 --dtype fp32 --direction fwd --device cuda --out DIR/gelu.jsonl
@@ -36,37 +36,37 @@ CASES = (
     Reference(
         "softmax",
         "100x5000 fp32",
-        "Two megabytes in, two out: a microsecond of memory traffic. The steps of eager cost five launches, a loop "
-        "over columns in Python thirty-five thousand; a fused kernel takes one launch and two waits for memory.",
+        "Two megabytes in, two out: a microsecond of memory traffic. Eager takes five launches, a Python loop over "
+        "columns thirty-five thousand; a fused kernel takes one launch and two memory latencies.",
     ),
     Reference(
         "gelu",
         "16384x16384 fp32",
-        "One gibibyte in, one out, and a few dozen instructions an element: every way that touches memory once is at "
-        "the copy's speed, and every step written apart adds a trip.",
+        "One gibibyte in, one out, and a few dozen instructions per element: every implementation that reads and "
+        "writes memory once has the speed of a copy; each separate operator adds a read and a write.",
     ),
     Reference(
         "weighted_sum",
         "1000x512 fp32",
-        "Two megabytes read once. Tiles of 16 × 64 give 63 programs for 132 multiprocessors, each with 8 tiles one "
-        "after another: latency, not bandwidth, is the limit.",
+        "Two megabytes read once. Tiles of 16 × 64 give 63 programs for 132 multiprocessors, each with 8 tiles in "
+        "sequence: latency, not bandwidth, is the limit.",
     ),
 )
 
 
 def table(reference: Reference, rows: Sequence[Measurement]) -> str:
-    """Markdown: every way of one case, fastest first, and what limits it."""
+    """Markdown: the implementations of one case, fastest first, and what limits each."""
     notes = {variant.name: variant.note for variant in suite(reference.suite).variants}
-    own = [r for r in rows if (r.suite, r.case, r.direction) == (reference.suite, reference.case, "fwd")]
-    if not own:
+    measured = [r for r in rows if (r.suite, r.case, r.direction) == (reference.suite, reference.case, "fwd")]
+    if not measured:
         raise SystemExit(f"no row of {reference.suite} {reference.case}; see the commands in {__file__}")
-    eager = next(row for row in own if row.impl == "eager")
+    eager = next(row for row in measured if row.impl == "eager")
     lines = [
         f"## {reference.suite} {reference.case}\n\n{suite(reference.suite).summary}. {reference.lesson}\n",
-        "| way | time | × eager | GB/s | of limit | peak memory | error | what limits it |",
+        "| impl | time | × eager | GB/s | of limit | peak memory | error | what limits it |",
         "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
-    for row in sorted(own, key=lambda row: row.median_us):
+    for row in sorted(measured, key=lambda row: row.median_us):
         figures = [
             row.impl,
             duration(row.median_us),
@@ -78,7 +78,7 @@ def table(reference: Reference, rows: Sequence[Measurement]) -> str:
             notes.get(row.impl, ""),
         ]
         lines.append(f"| {' | '.join(figures)} |")
-    where = own[0]
+    where = measured[0]
     lines.append(f"\n{where.device}, torch {where.torch}, {where.date[:10]}.")
     return "\n".join(lines)
 

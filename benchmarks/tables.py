@@ -61,8 +61,8 @@ def share(figure: float | None) -> str:
     return NONE if figure is None else f"{figure:.2f}"
 
 
-def ways(name: str, case: str, directions: Sequence[Direction]) -> Callable[[Results], str]:
-    """Every way of computing one case, slowest first: time and share of a copy in each direction, and its limit."""
+def implementations(name: str, case: str, directions: Sequence[Direction]) -> Callable[[Results], str]:
+    """The implementations of one case, slowest first: time and share of a copy in each direction, and its limit."""
 
     def table(results: Results) -> str:
         notes = {variant.name: variant.note for variant in suite(name).variants}
@@ -73,7 +73,7 @@ def ways(name: str, case: str, directions: Sequence[Direction]) -> Callable[[Res
         slowest_first = sorted(rows, key=lambda impl: -rows[impl][directions[0]].median_us)
         headings = {"fwd": "forward", "bwd": "backward"}
         return markdown(
-            ["way", *(h for d in directions for h in (headings[d], "of copy")), "what limits it"],
+            ["impl", *(h for d in directions for h in (headings[d], "of copy")), "what limits it"],
             (
                 [f"`{impl}`", *_times_and_shares(results, rows[impl], directions), notes.get(impl, "")]
                 for impl in slowest_first
@@ -387,10 +387,10 @@ def _step_and_host(row: Measurement | None) -> tuple[float | None, float | None]
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
-    "gelu": ways("gelu", "16384x16384 bf16", ("fwd", "bwd")),
-    "small weighted sum": ways("weighted_sum", "1000x512 fp32", ("fwd",)),
-    "weighted sum": ways("weighted_sum", "16384x16384 bf16", ("fwd", "bwd")),
-    "dropout": ways("dropout_add", "16384x16384 bf16", ("fwd", "bwd")),
+    "gelu": implementations("gelu", "16384x16384 bf16", ("fwd", "bwd")),
+    "small weighted sum": implementations("weighted_sum", "1000x512 fp32", ("fwd",)),
+    "weighted sum": implementations("weighted_sum", "16384x16384 bf16", ("fwd", "bwd")),
+    "dropout": implementations("dropout_add", "16384x16384 bf16", ("fwd", "bwd")),
     "norms": row_kernel(both_dtypes({"layer_norm": "layer_norm", "rms_norm": "rms_norm"}, ("fwd", "bwd"))),
     "softmax": row_kernel(both_dtypes({"softmax": ""}, ("fwd", "bwd"))),
     "cross entropy": row_kernel(
