@@ -39,7 +39,7 @@ def price(call: Call) -> Price | None:
             return _price_each(call)
         row = row_for(call)
         arithmetic = None if row is None else arithmetic_of(row)
-        if row is None or arithmetic is None or not row.priced or row.traffic.reserves:
+        if row is None or arithmetic is None or not row.priced or row.operator_class == "layout":
             return None
         return _price(RecordedCall(call, row), arithmetic)
     except (UnknownShape, UnknownCost, NoFormula, Unfusable):
