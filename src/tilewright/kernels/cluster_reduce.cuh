@@ -1,8 +1,8 @@
-// What the threads of a row tell each other while they go on: by shared memory within a block, and between the blocks
-// of a cluster.
+// Reductions over the threads of a row that go on meanwhile: by shared memory within a block, by stores into the
+// other blocks' shared memory within a cluster.
 //
-// Defined by whoever compiles: THREADS (a block), ROW_THREADS (threads of it that share a row; the block, or 32 or fewer),
-// CLUSTER, BLOCKS (a multiprocessor), LAG (1 where a row's states are collected after the next row's are posted).
+// Macros: THREADS (of a block), ROW_THREADS (of it, that share a row: all, or 32 or fewer), CLUSTER (blocks that share
+// a row), BLOCKS (of a multiprocessor), LAG (1 where a row's states are collected after the next row's are posted).
 #pragma once
 #include "row.cuh"
 
@@ -12,7 +12,7 @@
 #define ROW_KERNEL extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
 
-// What the threads of a row find in one pass, joined for the next.
+// The states of a row's threads, posted in one pass and collected in the next.
 //
 // A warp may post number n + 2 once number n is complete, while another still reads number n - 1: hence four sets
 // of slots with a lag, two without.
@@ -22,20 +22,20 @@ struct ClusterReduce {
     State slots[sets][CLUSTER * warps];
     Barrier barriers[sets];
 
-    // By all threads of all blocks of a program, before anything is posted.
+    // By all threads of a program, before the first post().
     __device__ __forceinline__ void start() {
         if (threadIdx.x == 0)
             for (int i = 0; i < sets; i++) barriers[i].init(CLUSTER > 1 ? 1 : warps);
         sync();
     }
-    // All blocks of a program: none may end while another writes to it.
+    // All threads of a program: no block may end while another writes to it.
     static __device__ __forceinline__ void sync() {
         if constexpr (CLUSTER > 1)
             asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
         else
             __syncthreads();
     }
-    // Of all threads of row number `number`. Where a row has no more than a warp, that is what `state` becomes.
+    // This thread's state of row number `number`; afterwards `state` is its warp's (within a warp: the row's).
     __device__ __forceinline__ void post(State &state, int number) {
         state = reduce_lanes<(ROW_THREADS < 32 ? ROW_THREADS : 32)>(state);
         if constexpr (ROW_THREADS > 32) {
@@ -48,7 +48,7 @@ struct ClusterReduce {
             }
         }
     }
-    // What all threads posted of row number `number`, joined; `own` is what post() left.
+    // The states that all threads posted for row number `number`, combined; `own` is what post() left in `state`.
     __device__ __forceinline__ State collect(State own, int number) const {
         if constexpr (ROW_THREADS > 32) {
             constexpr int count = CLUSTER * warps;

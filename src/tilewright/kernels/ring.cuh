@@ -1,19 +1,14 @@
-// Rows that pass through shared memory while programs stay: for long rows, and for sums over rows.
+// Rows that pass through a ring in shared memory while programs stay: for long rows, and for sums over rows.
 //
-// A program is a thread block, or a cluster of them that shares a row; it walks rows number program * ROWS_PER_BLOCK,
-// + programs * ROWS_PER_BLOCK, ... Every thread fetches the vectors that it is going to use itself (cp.async), STAGES vectors
-// ahead, so no thread waits for another's data; a row's vectors stay in the ring from the first of PASSES passes over
-// them, all but the last of which take sums, to the last, which writes. With LAG 1 each pass is one row behind the one
-// before, and what the warps and blocks of a row tell each other has a whole row's time to arrive: nothing in the loop
-// waits for all.
+// A program (a block, or a cluster that shares a row) walks rows program * ROWS_PER_BLOCK, + programs * ROWS_PER_BLOCK,
+// ... Every thread fetches the vectors that it will use itself (cp.async), STAGES vectors ahead, so no thread waits for
+// another's data. A row stays in the ring from the first of PASSES passes over it, all but the last of which take sums,
+// to the last, which writes. With LAG 1 each pass is one row behind the one before, so that a reduction has a whole
+// row's time and nothing in the loop waits for all threads. Programs step by a number of rows after which rows begin at
+// the same place within LINE bytes: a thread owns the same columns of every row.
 //
-// Programs step by a number of rows after which rows begin at the same place within LINE bytes again, so a thread
-// owns the same columns of every row.
-//
-// Defined by whoever compiles: ELEMENT (float, bf16, fp16), ALIGNMENT (ALIGNED or PEELED) and LINE as in row.cuh, THREADS
-// (a block), ROW_THREADS (threads of it that share a row; the block, or 32 or fewer), VECTORS (of a row, a thread), CLUSTER,
-// BLOCKS (a multiprocessor), STAGES (vectors of a thread in the ring), LAG. By the including file: INPUTS (matrices
-// read), PASSES.
+// Macros: those of cluster_reduce.cuh; ELEMENT (float, bf16, fp16), ALIGNMENT (ALIGNED or PEELED), LINE, VECTORS (of a
+// row, a thread), STAGES. By the including file: INPUTS (matrices read), PASSES.
 #pragma once
 #include "cluster_reduce.cuh"
 
@@ -30,11 +25,11 @@ struct Matrix {
 
 // The rows and vectors of a thread.
 struct ThreadRows {
-    int first;            // its first vector of a row; from one to the next, STEP
+    int first;            // number of its first vector of a row; STEP to the next
     int program, programs;
     long long row, step;  // its first row, and from row to row
-    int rows, iterations;      // that it has; that its program has at most
-    bool has_partial = false;   // whether a vector of it is only partly the row's
+    int rows, iterations;      // that it has; that any thread of its program has
+    bool has_partial = false;  // whether a vector of it has lanes outside of the row
 
     __device__ __forceinline__ ThreadRows(long long all) {
         first = (CLUSTER > 1 ? cluster_rank() : 0) * ROW_THREADS + threadIdx.x % ROW_THREADS;
@@ -45,7 +40,7 @@ struct ThreadRows {
         rows = row < all ? int((all - row + step - 1) / step) : 0;
         iterations = begin < all ? int((all - begin + step - 1) / step) : 0;
     }
-    // In rows that lie as `shape`. Few threads are.
+    // For rows that lie as `shape`.
     __device__ __forceinline__ void find_partial(const Elements &shape) {
         for (int i = 0; i < VECTORS; i++)
             if (shape.holds(first + i * STEP) && shape.is_partial(first + i * STEP)) has_partial = true;
@@ -53,7 +48,7 @@ struct ThreadRows {
 };
 
 extern __shared__ __align__(128) char shared_bytes[];
-constexpr int RING_BYTES = STAGES * INPUTS * THREADS * 16;  // of these; what comes behind is the including file's
+constexpr int RING_BYTES = STAGES * INPUTS * THREADS * 16;  // shared memory behind them is the including file's
 
 // This thread's vector of an input.
 __device__ __forceinline__ uint4 &slot_vector(int slot, int input) {
@@ -65,7 +60,7 @@ struct Ring {
     long long step[INPUTS];       // elements from row to row
     int read_slot = 0, write_slot = 0, rows_left;  // slots of the first and the last pass; rows not yet fetched
 
-    // Fills the ring.
+    // Starts the loads that fill the ring.
     __device__ __forceinline__ Ring(const Matrix (&inputs)[INPUTS], const Elements &shape, const ThreadRows &at)
         : rows_left(at.rows) {
 #pragma unroll
@@ -76,7 +71,7 @@ struct Ring {
 #pragma unroll
         for (int p = 0; p < STAGES; p++) fetch(p, p % VECTORS, shape, at);
     }
-    // Vector i of the next row, all inputs; i goes round 0, 1, ..., VECTORS - 1.
+    // Loads vector i of the next row, all inputs; i cycles through 0, 1, ..., VECTORS - 1.
     __device__ __forceinline__ void fetch(int slot, int i, const Elements &shape, const ThreadRows &at) {
         if (rows_left > 0 && shape.holds(at.first + i * STEP)) {
 #pragma unroll
@@ -92,13 +87,13 @@ struct Ring {
             for (int n = 0; n < INPUTS; n++) from[n] += step[n];
         }
     }
-    // Until vector i of the row of the first pass is there.
+    // Until vector I of the row of the first pass has arrived.
     template <int I>
     __device__ __forceinline__ void wait() const {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - PASS_DISTANCE - I - 1) : "memory");
     }
     __device__ __forceinline__ static int next_slot(int slot) { return slot == STAGES - 1 ? 0 : slot + 1; }
-    // Vector i of the row of the last pass is done with: its slot takes the vector STAGES later.
+    // Reuses the slot of vector i of the row of the last pass for the vector STAGES later.
     __device__ __forceinline__ void release(int i, const Elements &shape, const ThreadRows &at) {
         fetch(write_slot, (i + STAGES) % VECTORS, shape, at);
         write_slot = next_slot(write_slot);

@@ -1,33 +1,13 @@
-// Rows of a matrix through 16-byte vectors, and reductions over warp, block and cluster. Included by
-// kernels that NVRTC compiles: no other header is needed.
+// Rows of a matrix in 16-byte vectors, and reductions over lanes, block and cluster. NVRTC compiles what includes this:
+// no other header is needed.
 //
-// Interface
-//   Elements    bf16, fp16, float; lanes<T> of them in 16 bytes. unpack<T>(uint4, float[lanes<T>]) widens,
-//               pack<T>(float[lanes<T>]) rounds to nearest even.
-//   Alignment       how rows lie in memory, known when compiling:
-//               ALIGNED   every row starts on LINE bytes and is a whole number of vectors;
-//               PEELED  anything else, the tensors of a kernel alike modulo 16 bytes in every row. Vectors are
-//                       counted from a multiple of LINE bytes, `head` lanes before the first column; lanes outside
-//                       of the row belong to somebody else: read and masked, never written;
-//               SCALAR   tensors that are not alike: element by element, in vectors counted from the first column.
-//   LINE        may be defined by whoever compiles: 16 (as it is without), or 128 so that the vectors of a warp
-//               lie in whole cache lines.
-//   Row<T, Alignment>(start, columns), or (start, row) for a tensor whose vectors go with those of another
-//               .holds(v)         whether vector v has a part of the row; .vectors: one past the last that has
-//               .column(v)        column of lane 0 of vector v (negative in a ragged first vector)
-//               .load(v)          16 bytes of a vector that it holds; lanes outside of the row hold anything
-//               .load_once(v)     the same for a kernel that reads them once and writes as much
-//               .masked(v, vector, fill)  the vector with its lanes outside of the row set to `fill`
-//               .store(v, vector) writes the lanes that lie in the row
-//   ElementMax<T> the element_max element of vectors; narrow ones are compared two at a time
-//   State       a struct of 4-byte words with `void combine(State)`: associative, commutative; identity() adds nothing.
-//               Here: MaxSum, Sum.
-//   reduce_lanes<Width>(state)                 over Width (power of two, <= 32) neighbouring lanes
-//   RowReduce<Threads, Cluster, State>          in shared memory; row_reduce(state, number) joins the states of all
-//                                              threads of a block or cluster; number is 0, 1, 2, ... Call
-//                                              start() first, ready() before the first row_reduce (loads fit
-//                                              between them). Cluster blocks: cluster_rank() says which this is.
-//                                              Every thread gets the result.
+//   ALIGNED, PEELED, SCALAR   how rows lie in memory, a constant of the build:
+//       ALIGNED  every row starts on LINE bytes and is a whole number of vectors;
+//       PEELED   rows of all tensors are alike modulo 16 bytes. Vectors are counted from a multiple of LINE bytes,
+//                `head` lanes before the first column; lanes outside of the row are read and masked, never written;
+//       SCALAR   tensors differ: element by element, in vectors counted from the first column.
+//   LINE      16 unless defined, or 128: the vectors of a warp lie in whole cache lines.
+//   State     what is reduced: a struct of 4-byte words; identity() and combine(State), associative and commutative.
 #pragma once
 
 constexpr float LOG2E = 1.4426950408889634f;
@@ -40,7 +20,7 @@ constexpr int ALIGNED = 0, PEELED = 1, SCALAR = 2;
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
 
-// 2^x, off by at value two units of the last place; 0 where the result is below normal.
+// 2^x, off by at most two units of the last place; 0 where the result is below normal.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -115,7 +95,7 @@ __device__ __forceinline__ uint4 pack(const float (&x)[lanes<T>]) {
     }
 }
 
-// The element_max element of the vectors seen; NaN are passed over. Narrow elements are compared two at a time.
+// The greatest element of the vectors given to update(); NaN are passed over. 16-bit elements are compared in pairs.
 template <class T>
 struct ElementMax {
     float value = LOWEST;
@@ -150,8 +130,7 @@ __device__ __forceinline__ T element(uint4 vector, int lane) {
         return T{(unsigned short)(words[lane / 2] >> (lane % 2 * 16))};
 }
 
-// Plain loads and stores: past L1 (no_allocate), with a 128-byte prefetch or streaming stores (.cs), softmax of
-// 4096 columns in bf16 moves 0.92 of copy bandwidth on an H200 instead of 1.00.
+// Plain: cache hints (no_allocate, prefetch, .cs) cost 8 % on an H200 (docs/experiments.md).
 __device__ __forceinline__ uint4 load_vector(const void *address) {
     uint4 v;
     asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -159,11 +138,8 @@ __device__ __forceinline__ uint4 load_vector(const void *address) {
         : "l"(address));
     return v;
 }
-// Of what a kernel reads once while it writes as much: these lines leave L2 after what is written (evict_last). On an
-// H200 norms of 256 to 32768 columns so move 1.00 to 1.03 of copy bandwidth instead of 0.95 to 0.99, with no data left
-// from before (two inputs in turn: the same); with evict_first a copy falls to 0.90. What runs next is as fast: of 1
-// GiB, y * 2 takes 253.8 us after a norm with the hint, 253.7 after one without and 254.3 after a copy, a copy of
-// something else 257.9, 258.1 and 257.4. Of 20 MB, which stay in L2, the norm itself takes 16.3 us instead of 15.3.
+// For what a kernel reads once while it writes as much: L2 keeps these lines longer than what is written. Worth 0.02 to
+// 0.05 of a copy's bandwidth on an H200; data that stays in L2 loses 6 % (docs/experiments.md).
 __device__ __forceinline__ unsigned long long evict_last_policy() {
     unsigned long long policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -176,10 +152,9 @@ __device__ __forceinline__ uint4 load_vector_once(const void *address) {
         : "l"(address), "l"(evict_last_policy()));
     return v;
 }
-// The same into shared memory, without waiting. The part of `to` that changes must not be one that the assembler knows
-// to be the same in all lanes: ptxas 13.0 puts such a part into a uniform register and then encodes neither it nor the
-// policy (LDGSTS [R + UR], desc[UR1]), which ends in an illegal instruction. Not for rings (ring.cuh), where it does so
-// and where the policy wins 0.00 to 0.02.
+// Asynchronously into shared memory. ptxas 13.0 must not know the changing part of `to` to be uniform over lanes: it
+// then encodes neither that register nor the policy (LDGSTS [R + UR], desc[UR1]), an illegal instruction. Rings
+// (ring.cuh) do not use it: there ptxas does so, and the policy wins 0.00 to 0.02.
 __device__ __forceinline__ void copy_vector_once(uint4 *to, const void *address) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
                  ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(address), "l"(evict_last_policy()) : "memory");
@@ -195,12 +170,12 @@ struct Row {
     T *base;      // lane 0 of vector 0
     int head;     // lanes before column 0
     int columns;
-    int vectors;  // one past the last that holds a part of the row
+    int vectors;  // one past the last that has lanes of the row
 
     // `start` points at column 0.
     __device__ __forceinline__ Row(const T *start, int columns_)
         : Row(start, columns_, Alignment == PEELED ? int((unsigned long long)start % LINE / sizeof(T)) : 0) {}
-    // In vectors numbered like those of `other`, which lies alike modulo 16 bytes.
+    // With the vectors of `other`, which lies alike modulo 16 bytes.
     __device__ __forceinline__ Row(const T *start, const Row &other) : Row(start, other.columns, other.head) {}
     __device__ __forceinline__ Row(const T *start, int columns_, int head_)
         : base(const_cast<T *>(start) - head_), head(head_), columns(columns_) {
@@ -218,8 +193,7 @@ struct Row {
         if constexpr (Alignment == ALIGNED) return false;
         return column(vector) < 0 || column(vector) + Lanes > columns;
     }
-    // Lanes outside of a ragged row are read with it: whoever owns one byte of an aligned 16-byte piece of
-    // memory can read all of it.
+    // Lanes outside of a peeled row are read too: an aligned 16-byte piece of memory is readable if one byte of it is.
     __device__ __forceinline__ uint4 load(int vector) const {
         const T *address = base + (long long)vector * Lanes;
         if constexpr (Alignment != SCALAR) {
@@ -231,7 +205,7 @@ struct Row {
             return pack<T>(x);
         }
     }
-    // As load(), of what a kernel reads once while it writes as much.
+    // load() of what a kernel reads once while it writes as much.
     __device__ __forceinline__ uint4 load_once(int vector) const {
         if constexpr (Alignment == SCALAR)
             return load(vector);
@@ -301,7 +275,7 @@ __device__ __forceinline__ State reduce_lanes(State state) {
     return state;
 }
 
-// Every warp joins `count` states that lie in shared memory.
+// Every warp combines `Count` states in shared memory.
 template <int Count, class State>
 __device__ __forceinline__ State reduce_slots(const State *slots) {
     constexpr int Width = Count < 32 ? Count : 32;
@@ -317,12 +291,12 @@ __device__ __forceinline__ int cluster_rank() {
     return rank;
 }
 
-// An mbarrier in shared memory. Its round 0, 1, 2, ... is over once `barriers` threads have said arrive() or expect()
-// and the bytes that they expect have come.
+// An mbarrier in shared memory. Phase 0, 1, 2, ... completes once `arrivals` threads have called arrive() or expect()
+// and the expected bytes have arrived.
 struct Barrier {
     unsigned long long state;
     __device__ __forceinline__ unsigned address() const { return unsigned(__cvta_generic_to_shared(&state)); }
-    // By one thread, before a barrier that everybody passes.
+    // By one thread, before all threads synchronise.
     __device__ __forceinline__ void init(int arrivals) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -333,24 +307,25 @@ struct Barrier {
     __device__ __forceinline__ void expect(unsigned bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
     }
-    __device__ __forceinline__ void wait(unsigned round) const {
+    __device__ __forceinline__ void wait(unsigned phase) const {
         asm volatile(
             "{\n.reg .pred done;\n"
             "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
             "@!done bra again;\n}"
-            ::"r"(address()), "r"(round & 1) : "memory");
+            ::"r"(address()), "r"(phase & 1) : "memory");
     }
-    // The same for what this block's own threads and bulk copies bring: without the scope of a cluster, L1 is kept.
-    __device__ __forceinline__ void wait_block(unsigned round) const {
+    // For arrivals of this block's threads and bulk copies only: without cluster scope, L1 is not invalidated.
+    __device__ __forceinline__ void wait_block(unsigned phase) const {
         asm volatile(
             "{\n.reg .pred done;\n"
             "again: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
             "@!done bra again;\n}"
-            ::"r"(address()), "r"(round & 1) : "memory");
+            ::"r"(address()), "r"(phase & 1) : "memory");
     }
 };
 
-// `state` to the same slot in the shared memory of block `rank` of the cluster, where `barrier` counts its bytes.
+// Stores `state` to the same slot in the shared memory of block `rank` of the cluster; `barrier` there counts its
+// bytes.
 template <class State>
 __device__ __forceinline__ void send(State *slot, State state, const Barrier &barrier, int rank) {
     const unsigned *words = reinterpret_cast<const unsigned *>(&state);
@@ -364,18 +339,19 @@ __device__ __forceinline__ void send(State *slot, State state, const Barrier &ba
                      ::"r"(place + 4 * i), "r"(words[i]), "r"(counter) : "memory");
 }
 
-// How the blocks of a cluster, and the warps of a block, learn each other's states. Two sets of slots take
-// turns: a block is at value one row_reduce ahead of another, for it needs the other's last state.
+// Combines the states of all threads of a block or cluster; every thread gets the result. Two sets of slots alternate:
+// a block is at most one reduction ahead of another, since it needs the other's last state.
 //
-// Blocks send through st.async, which counts the bytes it brings in the receiver's mbarrier. A barrier of the
-// whole cluster would do, but its release waits for every store to global memory under way.
+// Blocks send through st.async, whose bytes the receiver's mbarrier counts: the release of a cluster barrier would wait
+// for all stores to global memory.
 template <int Threads, int Cluster, class State>
 struct RowReduce {
     static constexpr int warps = Threads / 32;
     State slots[2][Cluster * warps];
     Barrier barriers[2];
 
-    // At the start of the kernel, by all threads. A block may be written to once it runs: ready() waits for that.
+    // At the start of the kernel, by all threads. ready() waits until all blocks of the cluster run; call it before the
+    // first reduction.
     __device__ __forceinline__ void start() {
         if constexpr (Cluster > 1) {
             if (threadIdx.x == 0) barriers[0].init(1), barriers[1].init(1);
@@ -386,7 +362,7 @@ struct RowReduce {
     __device__ __forceinline__ void ready() const {
         if constexpr (Cluster > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     }
-    // The states of all threads joined; `number` counts the exchanges: 0, 1, 2, ...
+    // `number` counts the reductions: 0, 1, 2, ...
     __device__ __forceinline__ State operator()(State state, unsigned number) {
         State *here = slots[number % 2];
         state = reduce_lanes<32>(state);

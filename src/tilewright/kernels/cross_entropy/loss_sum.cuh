@@ -1,6 +1,6 @@
-// The losses of rows added up: by each block its own, then by one block all of them.
+// The sum and count of losses: each block its own, then one block all of them.
 //
-// Defined by whoever compiles: THREADS (a block).
+// Macro: THREADS (of a block).
 #pragma once
 #include "row.cuh"
 
@@ -9,7 +9,7 @@ struct LossSum {
     __device__ __forceinline__ void combine(LossSum other) { loss += other.loss, count += other.count; }
 };
 
-// At the end of a kernel, by all threads of a block, each with what it found.
+// At the end of a kernel, by all threads of a block, each with its own sum.
 __device__ __forceinline__ void write_block_sum(LossSum found, LossSum *block_sums) {
     __shared__ RowReduce<THREADS, 1, LossSum> totals;
     found = totals(found, 0);

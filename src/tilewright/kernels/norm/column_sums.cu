@@ -1,6 +1,8 @@
-// What the programs of `backward.cu` or `backward_tma.cu` found for each column, added in a fixed order.
+// The programs' partial sums of each column, added in a fixed order and in fp64.
 //
-// Defined by whoever compiles: WEIGHT (float, bf16, fp16), THREADS (a block).
+// Macros: WEIGHT (float, bf16, fp16), THREADS (of a block).
+//
+// Limit: latency; 7 to 10 us at 50257 columns.
 #include "row.cuh"
 
 constexpr int AHEAD = 8;  // loads of a warp that are on their way at once: most have no more programs

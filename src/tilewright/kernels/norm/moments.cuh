@@ -1,6 +1,7 @@
-// Mean and reciprocal standard deviation of a row from its vectors: the mean, then squares about it; or the mean and
-// the mean square at once. Included by registers.cu and persistent_cluster.cu, which define CENTERED (1 layer norm, 0 RMS norm) and
-// what weights.cuh wants.
+// What the norms' kernels share: weights of a vector's columns, a row's mean and variance, normalisation.
+//
+// Macros: ELEMENT and WEIGHT (float, bf16, fp16), ALIGNMENT and LINE as in row.cuh, WEIGHTS_ALIGNED (1: weight and bias
+// begin on 16 bytes), CENTERED (1: layer norm, 0: RMS norm).
 #pragma once
 #include "row.cuh"
 
@@ -25,7 +26,7 @@ __device__ __forceinline__ void read_lanes(const Number *from, float (&to)[LANES
     }
 }
 
-// From memory: those of the columns `column`, `column + 1`, ... that are columns, 0 for the others.
+// Weights from memory of columns `column`, `column + 1`, ...; 0 outside of the row.
 __device__ __forceinline__ void weights_at(const WEIGHT *from, int column, int columns, float (&to)[LANES]) {
     if constexpr (ALIGNMENT == ALIGNED && WEIGHTS_ALIGNED) {
         read_lanes(from + column, to);
@@ -40,7 +41,7 @@ struct Statistics {
     float mean, rstd;
 };
 
-// Mean and mean square of a row, or what a thread found of them.
+// Mean and mean square of a row, or a thread's part of them.
 struct Moments {
     float mean, square;
     static __device__ __forceinline__ Moments identity() { return {0.f, 0.f}; }
@@ -50,16 +51,16 @@ struct Moments {
 // Squared mean over variance up to which the mean square tells the variance to within 2^-13 in 16 bits, 2^-21 in 32.
 constexpr float CANCELLATION = sizeof(ELEMENT) == 4 ? 4.f : 1024.f;
 
-// Of a row of one value in 16 bits (11 digits), 13 digits, so that their product is not rounded: x * rstd less
-// mean * rstd, as a multiply-add here and in backward_tma.cu, is 0 then. rstd itself moves by 2^-13.
+// For a row of one value of 16 bits rstd is rounded to 13 binary digits: its product with a value of 11 is exact, so
+// that fmaf(x, rstd, -mean * rstd) is 0. rstd moves by 2^-13.
 __device__ __forceinline__ float rstd_of(float variance, float eps) {
     const float rstd = rsqrtf(variance + eps);
     if (!CENTERED || sizeof(ELEMENT) == 4 || variance != 0.f) return rstd;
     return __uint_as_float((__float_as_uint(rstd) + 0x400) & ~0x7ffu);
 }
 
-// Adds x / columns of one vector, what is outside of the row being 0. Divided before they are summed, large values do
-// not overflow.
+// Adds x / columns of a vector, whose lanes outside of the row are 0. Divided before summing: large values do not
+// overflow.
 __device__ __forceinline__ float add_mean(uint4 vector, float share, float sum) {
     float x[LANES];
     unpack<ELEMENT>(vector, x);
@@ -68,7 +69,7 @@ __device__ __forceinline__ float add_mean(uint4 vector, float share, float sum) 
     return sum;
 }
 
-// x less the mean, or x in RMS norm, of vector v of a row; 0 outside of the row, where x is 0.
+// x - mean (RMS norm: x) of vector v of a row; 0 outside of the row.
 __device__ __forceinline__ void centered(const Elements &row, int v, uint4 vector, float mean, float (&x)[LANES]) {
     unpack<ELEMENT>(vector, x);
     if (CENTERED && row.is_partial(v)) {

@@ -1,20 +1,15 @@
-// Layer norm and RMS norm: y = (x - mean) * rstd * weight + bias, or x * rstd * weight; with RESIDUAL, of
-// sum = x + residual rounded to the element type, which is written too. One trip through HBM.
+// Layer norm y = (x - mean) * rstd * weight + bias, or RMS norm y = x * rstd * weight, forward; with RESIDUAL, of
+// sum = x + residual rounded to the element type, which is written too.
 //
-// As in softmax/registers.cu, a row lies as it came from memory in the registers of ROW_THREADS threads (several rows a block),
-// or of a block, VECTORS vectors of 16 bytes a thread; a block ends with its row. Weights come from the caches. Where
-// the squares about the mean are so few that what the mean lacks counts, it gains that, and they are taken again: of a
-// row of one value the mean is that value, and the variance 0.
+// A row lies in the registers of ROW_THREADS threads (several rows a block) or of a block, VECTORS vectors of 16 bytes
+// a thread; a block ends with its row. Two passes over the registers: the mean, then squares about it. If variance is
+// far below mean², the mean of x - mean is added and the squares are taken again: a row of one value has variance 0.
+// Weights come from the caches.
 //
-// Defined by whoever compiles, beside what weights.cuh wants: THREADS (a block), ROW_THREADS (threads of a block that
-// share a row), VECTORS, CENTERED (1 layer norm, 0 RMS norm), HAS_WEIGHT, HAS_BIAS, RESIDUAL.
+// Macros: those of a schedule (row_schedule.py) and of moments.cuh; HAS_WEIGHT, HAS_BIAS, RESIDUAL.
 //
-// Limit: DRAM. On an H200, of the bandwidth of a copy: 1.00 to 1.01 at 256 to 32768 columns in bf16, 1.02 to 1.03 at
-// 256 to 16384 in fp32; with plain loads (see load_vector_once) 0.97 to 0.99.
-// Lost: merging (count, mean, squares) of all threads in one row_reduce, layer norm 0.71 at 4096 and 0.75 at 5000; two
-// vectors a thread and more threads, 0.75 to 0.82; loads that stay in L1 too (L1::evict_last), 0.86 at 32768 in bf16
-// and 0.97 at 16384 in fp32, where the weights leave L1 instead; twice the threads with half the vectors, layer norm
-// 0.94 at 16384 and 0.79 at 32768.
+// Limit: DRAM. H200, of a copy's bandwidth: 1.00 to 1.01 at 256 to 32768 columns of bf16, 1.02 to 1.03 at 256 to 16384
+// of fp32.
 #include "moments.cuh"
 
 // Squared mean over variance up to which the mean, to a few times 2^-24 of itself, is exact enough.
@@ -35,7 +30,7 @@ __device__ __forceinline__ float across_row(float sum, RowReduce<THREADS, 1, Sum
         return row_reduce(Sum{sum}, number).sum;
 }
 
-// What the compiler unpacked it shall unpack again: registers are for loads.
+// Stop the compiler from keeping unpacked copies live; they cost registers that the loads need.
 __device__ __forceinline__ void drop_unpacked(uint4 (&vectors)[VECTORS]) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
@@ -96,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if constexpr (CENTERED) {
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
-            // Others add nothing, but without this branch the compiler unpacks all at once and runs out of registers.
+            // Without this branch the compiler unpacks all vectors at once and runs out of registers.
             if (!in.holds(first + i * ROW_THREADS)) continue;
             mean = add_mean(vectors[i], 1.f / columns, mean);
         }
@@ -106,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     float variance = across_row(squares_of_row(in, first, vectors, mean), row_reduce, CENTERED) / columns;
     if constexpr (CENTERED) {
         const bool cancels = variance * LARGE_MEAN < mean * mean;
-        // Of the rows that share a warp all go along, but only one that is cancels gains.
+        // Rows that share a warp shuffle together; only those whose variance cancels change.
         if (ROW_THREADS < 32 ? __any_sync(~0u, cancels) : cancels) {
             drop_unpacked(vectors);
             const float residual_mean = across_row(offsets_of_row(in, first, vectors, mean), row_reduce, 2) / columns;

@@ -1,7 +1,7 @@
 // Which rows a program of backward_tma.cu takes, where every PERIOD-th row begins alike: rows r, r + PERIOD, ... are a
-// class. Arithmetic on numbers of rows only.
+// class. Integer arithmetic only.
 //
-// Defined by whoever compiles: PERIOD.
+// Macro: PERIOD.
 #pragma once
 
 struct Place {
@@ -18,11 +18,11 @@ struct Segment {
 
 // The numbers of a segment's rows: known without a division, for one thread has to find them while rows are fetched.
 struct RowOrder {
-    // Of the class: its first row; turn and count of the rows of the first program; programs that have whole row_count of
-    // it, and those before this one; rows of the last program.
+    // Of the class: its first row; rows the first program skips, and has; programs between the first and the last, and
+    // those of them before this one; rows of the last program.
     long long row, skipped, early, whole, before, late;
 
-    // The row that is number `turn` of all rows of the program.
+    // Row number `turn` of the program.
     __device__ __forceinline__ long long row_of(long long turn) const {
         return row + PERIOD * (within(turn - skipped, early) + whole * turn + before + within(turn, late));
     }
@@ -31,11 +31,11 @@ struct RowOrder {
     }
 };
 
-// The rows of a program. Where all begin alike, programs take them in turn. Otherwise each has an equal schedule of them
-// in the order of classes, and of a class the rows in the order in which the programs come to them: programs that are
-// together in time are in memory, too, which is worth up to a tenth of the bandwidth.
+// The rows of a program. Where all begin alike, every programs-th row. Otherwise an equal run of the rows in the order
+// of classes; within a class, rows go to programs in the order in which they are reached, so that programs read close
+// to each other in memory at any time (worth up to a tenth of the bandwidth).
 struct RowSchedule {
-    long long rows, least, longer;  // `longer` programs have a row more than `least`
+    long long rows, least, longer;  // `longer` programs have `least` + 1
     int program, programs;
     long long begin, end, position;  // in the order of classes
     int slot;                        // of the next segment
@@ -69,18 +69,17 @@ struct RowSchedule {
         position = until;
         return {row_count, slot++, number, next - start, start};
     }
-    // How many rows of the class come before that of a turn: of each program those of earlier row_count, and of programs
-    // before this one those of the same turn.
+    // How the rows of a segment's class are numbered: by turn, then by program.
     __device__ __forceinline__ RowOrder order_of(const Segment &part) const {
         if (PERIOD == 1) return {program, 0, 0, programs, 0, 0};
         const long long first = program_at(part.start), last = program_at(part.start + part.size - 1);
-        const long long skipped = part.start - begin_of(first);  // by the first, which came from the class before
+        const long long skipped = part.start - begin_of(first);  // its rows of the class before
         if (first == last) return {part.row, skipped, part.size, 0, 0, 0};
         const long long whole = last - first - 1, before = program > first ? program - first - 1 : 0;
         return {part.row, skipped - (first < program), begin_of(first + 1) - part.start, whole,
                 before < whole ? before : whole, part.start + part.size - begin_of(last)};
     }
-    // The program that has the row at a place in the order of classes.
+    // The program whose run holds a place in the order of classes.
     __device__ __forceinline__ long long program_at(long long place) const {
         return place < longer * (least + 1) ? place / (least + 1) : (place - longer) / least;
     }

@@ -1,9 +1,9 @@
-// How rows come to the threads of backward_tma.cu, and what these reduce_cluster each other; with BULK_STORE dx goes out the same way.
+// How rows come to the threads of backward_tma.cu, and their sums to all threads of a row; with BULK_STORE dx leaves
+// the same way.
 //
-// Of a block one thread fetches rows into a ring in shared memory, ahead of THREADS others; a warp tells the other
-// blocks of a cluster the sums of this one.
-//
-// Defined by whoever compiles, and by backward_tma.cu before: its sizes, State, which is sent, and Statistics.
+// One thread of a block fetches rows into slots of shared memory, ahead of THREADS others; a warp exchanges the block's
+// sums with the cluster's other blocks. backward_tma.cu defines its sizes, State (what is reduced) and Statistics
+// before.
 #pragma once
 #include "row_schedule.cuh"
 
@@ -18,15 +18,15 @@ struct Pipeline {
     Barrier found_ready[SETS], received[SETS], averages_ready[SETS];
     State found[SETS][WARPS], sent[SETS][CLUSTER], averages[SETS];
     Statistics statistics[STAGES];
-    long long rows[STAGES];     // numbers of the rows in the ring
-    Segment segments[PERIOD];  // of the program: it comes into every class once at most
+    long long rows[STAGES];     // numbers of the rows in the slots
+    Segment segments[PERIOD];  // of the program: at most one a class
     int count;
-    uint4 inside[2];  // ones where the first and the last vector of a segment's rows are the row's
+    uint4 edge_masks[2];  // of the first and last vector of a segment's rows: ones where lanes are columns
 };
 
 extern __shared__ __align__(128) uint4 ring[];  // [STAGES][INPUTS][BLOCK_VECTORS], then the weights of the columns
 
-// Vector v of those that the block has of a row.
+// The block's vector v of a row.
 __device__ __forceinline__ uint4 *in_ring(int row, int input, int v) {
     return ring + (row * INPUTS + input) * BLOCK_VECTORS + v;
 }
@@ -40,12 +40,12 @@ __device__ __forceinline__ void copy_bulk(uint4 *to, const void *from, int bytes
                  : "memory");
 }
 
-// Vectors of a row that this block has.
+// How many vectors of a row this block has.
 __device__ __forceinline__ int vectors_here(const Elements &shape, const Place &at) {
     return max(0, min(BLOCK_VECTORS, shape.vectors - at.first));
 }
 
-// And back: until `await_reads` what is at `from` must stay.
+// Shared to global; `from` must stay unchanged until `await_reads`.
 __device__ __forceinline__ void store_bulk(ELEMENT *to, const uint4 *from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                  ::"l"(to), "r"(unsigned(__cvta_generic_to_shared(from))), "r"(bytes) : "memory");
@@ -54,14 +54,16 @@ __device__ __forceinline__ void store_bulk(ELEMENT *to, const uint4 *from, int b
 __device__ __forceinline__ void await_reads() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// One thread: rows into the ring, as far ahead as there is room, and what is known of each; with BULK_STORE, dx out of it.
-__device__ __forceinline__ void fetch(Pipeline &pipeline, const Matrix (&inputs)[INPUTS], ELEMENT *dx, const float *means,
-                                      const float *rstds, int columns, const RowSchedule &schedule, const Place &at) {
+// One thread: rows and their statistics into the slots, as far ahead as there is room; with BULK_STORE, dx out of them.
+__device__ __forceinline__ void fetch(Pipeline &pipeline, const Matrix (&inputs)[INPUTS], ELEMENT *dx,
+                                      const float *means, const float *rstds, int columns,
+                                      const RowSchedule &schedule, const Place &at) {
     int slot = 0, count = 0;
     unsigned round = 0;
     long long turn = 0;
     const auto send = [&] {
-        if (count > 0) store_bulk(dx + pipeline.rows[slot] * columns + at.first * LANES, in_ring(slot, 0, 0), count * 16);
+        if (count > 0)
+            store_bulk(dx + pipeline.rows[slot] * columns + at.first * LANES, in_ring(slot, 0, 0), count * 16);
     };
     for (int n = 0; n < pipeline.count; n++) {
         const Segment part = pipeline.segments[n];
@@ -70,7 +72,7 @@ __device__ __forceinline__ void fetch(Pipeline &pipeline, const Matrix (&inputs)
         count = vectors_here(shape, at);
         for (int i = 0; i < part.row_count; i++) {
             const long long row = order.row_of(turn + i);
-            // Not ahead of their turn, which takes 7 % at 5000 columns of bf16, 1 % at 50257.
+            // Not prefetched: that costs 7 % at 5000 columns of bf16.
             const Statistics normal{CENTERED ? __ldg(means + row) : 0.f, __ldg(rstds + row)};
             for (int k = 0; k < PARTS; k++) {
                 if (round > 0) {
@@ -94,7 +96,7 @@ __device__ __forceinline__ void fetch(Pipeline &pipeline, const Matrix (&inputs)
         turn += part.row_count;
     }
     if (!BULK_STORE) return;
-    // The rows that are still in the ring.
+    // dx of the rows that are still in the slots.
     const int rows = min(schedule.row_count(), STAGES);
     slot = (schedule.row_count() - rows) % STAGES, round = (schedule.row_count() - rows) / STAGES;
     for (int i = 0; i < rows; i++) {
@@ -105,7 +107,7 @@ __device__ __forceinline__ void fetch(Pipeline &pipeline, const Matrix (&inputs)
     await_reads();
 }
 
-// One warp: the sums of each row from the block's warps, then from the cluster's blocks; averages for this block's.
+// One warp: reduces each row over the block's warps, then over the cluster's blocks, and leaves the averages.
 __device__ __forceinline__ void reduce_cluster(Pipeline &pipeline, int row_count, int columns, const Place &at) {
     const int lane = threadIdx.x % 32;
     constexpr int width = WARPS > 16 ? 32 : 16;
@@ -129,7 +131,7 @@ __device__ __forceinline__ void post(Pipeline &pipeline, State state, int number
         pipeline.found_ready[number % SETS].arrive();
     }
 }
-// Averages over the row.
+// The averages over row number `number`.
 __device__ __forceinline__ State collect(const Pipeline &pipeline, int number, int columns) {
     const int set = number % SETS;
     if constexpr (CLUSTER > 1) {
