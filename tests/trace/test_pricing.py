@@ -126,7 +126,7 @@ MATRIX, LOGITS, VECTOR = "float32[N,M]", ("float32[N,K]", "int64[N]"), "float32[
         ),
         (lambda x, t: own.cross_entropy(x, t, -100, 0.1, 1e-4, "mean", False, "auto"), LOGITS),
         (
-            lambda g, x, t, s, w: own.cross_entropy_backward(g, x, t, s, w, -100, 0.0, 0.0, "auto"),
+            lambda g, x, t, s, w: own.cross_entropy_backward(g, x, t, s, w, -100, 0.0, 0.0, 0, "auto"),
             ("float32[]", *LOGITS, "float32[2,N]", "float32[]"),
         ),
         (lambda x, r: own.dropout_add(x, r, 0.1, "none", 16), (MATRIX, MATRIX)),

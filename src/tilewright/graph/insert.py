@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tilewright.graph import calls
@@ -29,3 +29,31 @@ def insert_call(before: Node, target: Callable[..., Any], *args: Any, **kwargs: 
     with mode, torch.no_grad():
         node.meta["val"] = target(*fake_args, **fake_kwargs)
     return node
+
+
+def retrace_views(node: Node) -> bool:
+    """Give the views of `node`, and theirs, the strides that follow from its own; False where one is no view of it."""
+    import torch
+    from torch import fx
+
+    found: dict[Node, Any] = {node: node.meta["val"]}
+    for view in _views(node):
+        target: Any = view.target
+        args, kwargs = fx.map_arg((view.args, view.kwargs), lambda operand: found.get(operand, operand.meta["val"]))
+        try:
+            with node.meta["val"].fake_mode, torch.no_grad():
+                found[view] = target(*args, **kwargs)
+        except RuntimeError:
+            # As eager would: "view size is not compatible with input tensor's size and stride".
+            return False
+    for view, value in found.items():
+        view.meta["val"] = value
+    return True
+
+
+def _views(node: Node) -> Iterator[Node]:
+    """Views of `node`, each before its own."""
+    for user in node.users:
+        if calls.is_view(user):
+            yield user
+            yield from _views(user)

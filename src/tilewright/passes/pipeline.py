@@ -14,6 +14,7 @@ from tilewright.passes.candidates import choose_candidates
 from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
+from tilewright.passes.pad_products import pad_products
 from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.records.program import Decision
 
@@ -27,7 +28,7 @@ def optimise_module(module: fx.GraphModule, price: Price = unpriced) -> list[Dec
 
 
 def optimise_joint(graph: fx.Graph, target: Target, raced: Raced = not_raced) -> list[Decision]:
-    """Before the cut: copies, common subexpressions, dead code, attention, hand-written kernels, dropout.
+    """Before the cut: copies, common subexpressions, dead code, attention, hand-written kernels, alignment, dropout.
 
     `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured.
     """
@@ -38,5 +39,8 @@ def optimise_joint(graph: fx.Graph, target: Target, raced: Raced = not_raced) ->
     if any(decision.verdict == "taken" for decision in chosen):
         drop_round_trips(graph)
         drop_unread(graph)
+    padded = pad_products(graph, target)
+    if any(decision.verdict == "taken" for decision in padded):
+        drop_unread(graph)
     split_dropout(graph)
-    return decisions + chosen
+    return [*decisions, *chosen, *padded]

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from tilewright.kernels import nvrtc
 from tilewright.kernels.cross_entropy import formula
@@ -138,16 +139,26 @@ def _loss_backward(
     ignored: int,
     smoothing: float,
     z_loss: float,
+    padding: int,
     impl: str,
 ) -> torch.Tensor:
+    """The gradient of the logits [N, C], with so many columns of zeros behind them [N, C + padding]."""
     impl = _chosen(logits, impl)
+    columns = logits.shape[1]
     if impl == "torch":
-        return formula.backward(gradient, logits, target, statistics, weight, ignored, smoothing, z_loss)
-    out = logits.new_empty(logits.shape)
+        found = formula.backward(gradient, logits, target, statistics, weight, ignored, smoothing, z_loss)
+        return F.pad(found, (0, padding)) if padding else found
+    out = _gradient_like(logits, padding)
     with current(logits):
-        options = (ignored, smoothing, z_loss)
-        _kernels(impl).backward(gradient, rows_of(logits), target.contiguous(), statistics, weight, out, *options)
+        if padding:
+            out[:, columns:].zero_()
+        rows, given, options = rows_of(logits), out[:, :columns] if padding else out, (ignored, smoothing, z_loss)
+        _kernels(impl).backward(gradient, rows, target.contiguous(), statistics, weight, given, *options)
     return out
+
+
+def _gradient_like(logits: torch.Tensor, padding: int) -> torch.Tensor:
+    return logits.new_empty((logits.shape[0], logits.shape[1] + padding))
 
 
 def _kernels(impl: str) -> Any:
@@ -174,13 +185,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
 
 
 def _gradient(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-    return (_backward(gradient, *ctx.saved_tensors, *ctx.options), *[None] * 7)
+    *options, impl = ctx.options
+    return (_backward(gradient, *ctx.saved_tensors, *options, 0, impl), *[None] * 7)
 
 
 _backward = define(
     "cross_entropy_backward",
     _loss_backward,
-    lambda gradient, logits, *_: logits.new_empty(logits.shape),
+    lambda gradient, logits, *options: _gradient_like(logits, options[-2]),
     backward=no_double_backward("cross_entropy_backward"),
     repeats=True,
 )

@@ -135,7 +135,7 @@ def _apply(match: _Match) -> Node:
         of_loss, of_softmax = match.backward
         saved = (logits, classes, statistics, weight)
         gradient = insert_call(
-            of_softmax, ours.cross_entropy_backward.default, of_loss.args[0], *saved, *options, "auto"
+            of_softmax, ours.cross_entropy_backward.default, of_loss.args[0], *saved, *options, 0, "auto"
         )
         if is_wide:
             dtype = calls.output(wide).dtype  # type: ignore[union-attr]

@@ -42,8 +42,12 @@ def _forward(call: CallAxes) -> Result:
 
 
 def _backward(call: CallAxes) -> Result:
+    """The gradient of the logits, with columns of zeros behind them."""
     logits = call.tensor("logits")
-    return (call.names.unify(logits[0], call.tensor("target")[0]), logits[1])
+    rows, columns = call.names.unify(logits[0], call.tensor("target")[0]), logits[1]
+    if padding := call.arguments.get("padding"):
+        columns = call.names.unknown(call.names.size_of(columns) + padding)
+    return (rows, columns)
 
 
 LOGITS = of_argument("logits")
@@ -57,7 +61,7 @@ own(
 )
 own(
     "cross_entropy_backward(Tensor gradient, Tensor logits, Tensor target, Tensor statistics, Tensor weight, "
-    "int ignored, float smoothing, float z_loss, str impl) -> Tensor",
+    "int ignored, float smoothing, float z_loss, int padding, str impl) -> Tensor",
     "pointwise",
     arithmetic=Arithmetic(lambda sizes: _rows(sizes).slope(), LOGITS),
     shapes=_backward,

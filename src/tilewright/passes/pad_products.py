@@ -1,0 +1,248 @@
+"""Products of 16-bit floats whose rows do not begin at 16 bytes are computed on padded operands.
+
+    y = mm(x, t(w))       [M, 50257]      →   y = slice(mm(x, t(pad(w))), 1, 0, 50257)       of [M, 50264]
+    dx = mm(dy, w)        dy [M, 50257]   →   dx = mm(pad(dy), pad(w))
+    dw = mm(t(dy), x)                     →   dw = slice(mm(t(pad(dy)), x), 0, 0, 50257)
+
+Padded are the extents that lie side by side in memory; what is padded of an operand is zero. The logits' gradient is
+written with its padding by cross entropy's kernel, anything else is copied. Where a caller or a view needs the result
+without gaps, it is copied once more. Only where all of it is predicted to be clearly faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_call, retrace_views
+from tilewright.graph.source import source_line
+from tilewright.hardware.architectures import known
+from tilewright.hardware.floor import floor_us
+from tilewright.hardware.profiles import DeviceProfile
+from tilewright.hardware.target import Target
+from tilewright.passes.simplify import written
+from tilewright.passes.units import behind_views, readers
+from tilewright.records.program import Decision, Verdict
+
+aten = torch.ops.aten
+ALIGNED = 8
+"""16-bit elements in 16 bytes, which the copies of tiles and their swizzles move at once."""
+SLOWER = {1: 4.9, 2: 2.9}
+"""By the largest power of two that divides the extent: how many times as long cuBLAS takes, at least (H200, bf16).
+8192 × 50257 × 768 took 6,682 µs forward, 4,528 and 4,296 backward, aligned 880; 4096 × 30522 × 768 took 815 and 281."""
+CLEAR = 0.8
+"""Share of the unaligned product's time below which padding pays."""
+OPERATORS: dict[object, int] = {aten.mm.default: 0, aten.addmm.default: 1}
+"""By operator, the place of the left operand."""
+OWN_GRADIENT = "tilewright.cross_entropy_backward.default"
+
+
+def pad_products(graph: fx.Graph, target: Target) -> list[Decision]:
+    """Rewrite `graph`, a joint or inference graph of ATen operators, in place; a decision for each such product."""
+    architecture = known(target.profile.capability or "")
+    if architecture is None or not architecture.wgmma:
+        # What unaligned products cost was measured on Hopper alone.
+        return []
+    padder = _Padder(target.profile)
+    products = [node for node in graph.nodes if node.target in OPERATORS]
+    return [padder.decide(product) for node in products if (product := _unaligned(node)) is not None]
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product [m, k] · [k, n] and by how much each of its extents is to be padded."""
+
+    node: fx.Node
+    left: fx.Node
+    right: fx.Node
+    extents: tuple[int, int, int]
+    padding: tuple[int, int, int]
+
+    @property
+    def slower(self) -> float:
+        """How many times as long it takes as it is."""
+        odd = [extent & -extent for extent, padding in zip(self.extents, self.padding, strict=True) if padding]
+        return SLOWER[min(odd)]
+
+    def operands(self) -> list[tuple[fx.Node, tuple[int, int]]]:
+        """Those that are padded, and by how much on each axis."""
+        m, k, n = self.padding
+        return [(x, by) for x, by in ((self.left, (m, k)), (self.right, (k, n))) if any(by)]
+
+
+def _unaligned(node: fx.Node) -> _Product | None:
+    first = OPERATORS[node.target]
+    left, right = node.args[first], node.args[first + 1]
+    if not isinstance(left, fx.Node) or not isinstance(right, fx.Node) or node.kwargs:
+        return None
+    x, y = calls.output(left), calls.output(right)
+    if x is None or y is None or x.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    if not all(isinstance(size, int) for size in (*x.shape, *y.shape)) or not (x.numel() and y.numel()):
+        return None
+    extents = (x.shape[0], x.shape[1], y.shape[1])
+    # Of which extents elements lie side by side: in the operands, and in the result.
+    beside = {1 if x.stride(1) == 1 else 0, 2 if y.stride(1) == 1 else 1, 2}
+    odd = {axis for axis in beside if extents[axis] % ALIGNED}
+    if not odd or any((extents[axis] & -extents[axis]) not in SLOWER for axis in odd):
+        return None
+    m, k, n = (-extent % ALIGNED if axis in odd else 0 for axis, extent in enumerate(extents))
+    if (m and k) or (k and n) or (m and first):
+        return None
+    return _Product(node, left, right, extents, (m, k, n))
+
+
+@dataclass
+class _Padder:
+    """Decides on one product after the other; what one has padded the next one finds."""
+
+    profile: DeviceProfile
+    padded: dict[tuple[fx.Node, int], fx.Node] = field(default_factory=dict)
+    """By tensor and axis."""
+
+    def decide(self, product: _Product) -> Decision:
+        node, (m, k, n) = product.node, product.extents
+        dtype = str(calls.output(product.left).dtype).removeprefix("torch.")  # type: ignore[union-attr]
+        aligned, _ = floor_us(0, 2 * m * k * n, 0, dtype, 0, self.profile, "compute")
+        copies = sum(self._copy_us(*operand) for operand in product.operands())
+        result = product.padding[2] > 0 and _needs_no_gaps(node)
+        copies += self._moved_us(2 * m * n * 2, m * n * 2) if result else 0.0
+        plain = aligned * product.slower
+        shape = f"{m} × {k} times {k} × {n}"
+        reason = f"{shape} is not aligned to 16 bytes: {plain:.0f} µs predicted as it is, {aligned:.0f} µs on operands "
+        reason += f"padded to multiples of {ALIGNED} and {copies:.0f} µs for their copies"
+        verdict: Verdict = "taken" if aligned + copies < CLEAR * plain else "refused"
+        source, producer = source_line(node), behind_views(product.left).name
+        consumer = self._apply(product).name if verdict == "taken" else node.name
+        return Decision(
+            "forward", producer, consumer, verdict, reason,
+            predicted_us=aligned + copies, source=source, passed_by="pad_products",
+        )  # fmt: skip
+
+    def _copy_us(self, operand: fx.Node, padding: tuple[int, int]) -> float:
+        """What it takes to pad an operand: zeros are written, and the operand is copied over them."""
+        base, axis, _ = _base(operand, padding)
+        if (base, axis) in self.padded or (axis == 1 and _is_own_gradient(base)):
+            return 0.0
+        nbytes = calls.output(base).numel() * 2  # type: ignore[union-attr]
+        return self._moved_us(3 * nbytes, 2 * nbytes)
+
+    def _moved_us(self, nbytes: int, bytes_written: int) -> float:
+        return floor_us(nbytes, 0, 0, "", nbytes, self.profile, "pointwise", bytes_written=bytes_written)[0]
+
+    def _apply(self, product: _Product) -> fx.Node:
+        node, (_, _, n) = product.node, product.extents
+        below, inner, right = product.padding
+        operands = (self._pad(node, product.left, (below, inner)), self._pad(node, product.right, (inner, right)))
+        target: Any = node.target
+        added = list(node.args[: OPERATORS[target]])
+        if added and right:
+            added = [insert_call(node, aten.constant_pad_nd.default, added[0], [0, right])]
+        new = insert_call(node, target, *added, *operands)
+        cut = new
+        for axis, padding, extent in ((0, below, product.extents[0]), (1, right, n)):
+            if padding:
+                cut = insert_call(node, aten.slice.Tensor, cut, axis, 0, extent)
+        self._put(node, cut)
+        return new
+
+    def _put(self, node: fx.Node, cut: fx.Node) -> None:
+        """Let `cut` take the place of `node`: as it lies where its readers allow that, else copied without gaps."""
+        if _needs_no_gaps(node) and not calls.output(cut).is_contiguous():  # type: ignore[union-attr]
+            cut = insert_call(node, aten.clone.default, cut, memory_format=torch.contiguous_format)
+        _replace(node, cut)
+        node.graph.erase_node(node)
+
+    def _pad(self, before: fx.Node, operand: fx.Node, padding: tuple[int, int]) -> fx.Node:
+        if not any(padding):
+            return operand
+        base, axis, by = _base(operand, padding)
+        found = self.padded.get((base, axis))
+        if base.op == "placeholder":
+            # A weight is padded anew for each product: it would be kept for backward otherwise.
+            found = insert_call(before, aten.constant_pad_nd.default, base, _behind(axis, by))
+        elif found is None:
+            found = self._padded_gradient(base, by) if axis == 1 and _is_own_gradient(base) else _padded(base, axis, by)
+            self.padded[base, axis] = found
+        return found if axis == _axis(padding) else insert_call(before, aten.t.default, found)
+
+    def _padded_gradient(self, base: fx.Node, by: int) -> fx.Node:
+        """Cross entropy's gradient written with `by` columns of zeros, of which all others see what they saw."""
+        target: Any = base.target
+        new = insert_call(base, target, *base.args[:-2], by, base.args[-1])
+        value = calls.output(base)
+        assert value is not None
+        cut = insert_call(base, aten.slice.Tensor, new, 1, 0, calls.shape_of(value)[1])
+        _replace(base, cut)
+        self.padded[cut, 1] = new
+        return new
+
+
+def _axis(padding: tuple[int, int]) -> int:
+    return 0 if padding[0] else 1
+
+
+def _base(operand: fx.Node, padding: tuple[int, int]) -> tuple[fx.Node, int, int]:
+    """The tensor behind an operand's transposition and its idle views, the axis of it to pad, and by how much."""
+    axis, by = _axis(padding), max(padding)
+    node = operand
+    while calls.is_view(node):
+        below = node.all_input_nodes[0]
+        if str(node.target) == "aten.t.default":
+            axis = 1 - axis
+        elif not _same_rows(node, below):
+            through = _idle(node)
+            if through is None:
+                break
+            below = through
+        node = below
+    return node, axis, by
+
+
+def _same_rows(view: fx.Node, below: fx.Node) -> bool:
+    first, second = calls.output(view), calls.output(below)
+    return first is not None and second is not None and calls.shape_of(first) == calls.shape_of(second)
+
+
+def _idle(view: fx.Node) -> fx.Node | None:
+    """What a view of a view shows as it is: [8, 64, N] of [512, N] seen as [512, N] again."""
+    below = view.all_input_nodes[0]
+    plain = all(str(node.target) in ("aten.view.default", "aten._unsafe_view.default") for node in (view, below))
+    return below.all_input_nodes[0] if plain and _same_rows(view, below.all_input_nodes[0]) else None
+
+
+def _is_own_gradient(node: fx.Node) -> bool:
+    """Whether tilewright's cross entropy can write this with padding."""
+    return str(node.target) == OWN_GRADIENT and bool(node.args[-2] == 0)
+
+
+def _padded(base: fx.Node, axis: int, by: int) -> fx.Node:
+    """`base` with zeros behind its rows or its columns."""
+    return insert_call(_after(base), aten.constant_pad_nd.default, base, _behind(axis, by))
+
+
+def _replace(node: fx.Node, cut: fx.Node) -> None:
+    """Let `cut` take the place of `node`; a copy without gaps where a view of it needs one."""
+    node.replace_all_uses_with(cut)
+    if not retrace_views(cut):
+        dense = insert_call(node, aten.clone.default, cut, memory_format=torch.contiguous_format)
+        cut.replace_all_uses_with(dense, delete_user_cb=lambda user: user is not dense)
+
+
+def _behind(axis: int, by: int) -> list[int]:
+    """`constant_pad_nd`'s argument for so many zeros behind an axis of a matrix."""
+    return [0, by] if axis else [0, 0, 0, by]
+
+
+def _after(node: fx.Node) -> fx.Node:
+    """Where to write a call that reads `node`, which is no input."""
+    return node.next
+
+
+def _needs_no_gaps(node: fx.Node) -> bool:
+    """Whether a caller gets the value, or a view of it, or somebody writes to it."""
+    return any(reader.op == "output" or node in map(behind_views, written(reader)) for reader in readers(node))
