@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.passes import test_pad_products
 from tests.passes.losses import LOSSES, Head, inputs
 from tilewright.backend import backend, recording
 from tilewright.measure.truth.verify import verify
@@ -27,4 +28,19 @@ def test_cross_entropy(loss: Callable[[Tensor, Tensor], Tensor], dtype: torch.dt
     model.zero_grad()
     ran = {kernel for graph in record.graphs for _, kernel in graph.plan.launches() if "tilewright" in kernel}
     assert ran == {"tilewright.cross_entropy.default", "tilewright.cross_entropy_backward.default"}
+    assert [row for row in verify(model, compiled, arguments) if not row.ok] == []
+
+
+@pytest.mark.parametrize("classes", [50257, 30522])
+@pytest.mark.parametrize("loss", [torch.nn.functional.cross_entropy, None], ids=["loss", "logits"])
+def test_products_that_are_not_aligned(loss: Callable[..., Tensor] | None, classes: int) -> None:
+    torch._dynamo.reset()
+    model = test_pad_products.Head(classes, 768, loss, bias=True).cuda()
+    x = torch.randn(4096, 768, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    arguments = [x, torch.randint(0, classes, (4096,), device="cuda")]
+    with recording() as record:
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        compiled(*arguments).sum().backward()
+    model.zero_grad()
+    assert [d.verdict for d in record.decisions if d.passed_by == "pad_products"] == ["taken"] * 3
     assert [row for row in verify(model, compiled, arguments) if not row.ok] == []
