@@ -1,16 +1,15 @@
 """Activations and their slopes as scalar code that Triton kernels call: fp32 in, fp32 out.
 
-Two special-function instructions each (an exponential and a reciprocal), since a kernel on 16-bit
-numbers at full memory speed has issue slots for about 45 instructions an element and no more.
+Each takes two special-function instructions (an exponential and a reciprocal): at full memory speed a kernel on
+16-bit numbers can issue about 45 instructions an element.
 
 The erf GELU needs Φ(x), the normal distribution. With h(|x|) = Φ(-|x|) = ½ erfc(|x|/√2),
 
     h(s) = exp(-s²/2) · (p₁t + p₂t² + …),   t = 1 / (1 + c·s)
 
-which is the shape of Abramowitz & Stegun 7.1.26, fitted here anew (least relative error for
-0 ≤ s ≤ 13.5, by Lawson's reweighted least squares): five terms are within 2.9e-5 of h everywhere,
-for 16-bit results, nine within 1.4e-8, for fp32. Being relative, the error stays small for negative
-x, where eager's 1 + erf cancels.
+the form of Abramowitz & Stegun 7.1.26 with new coefficients (least relative error for 0 ≤ s ≤ 13.5, by
+Lawson's reweighted least squares): five terms are within 2.9e-5 of h, for 16-bit results, nine within
+1.4e-8, for fp32. The error is relative, so it stays small for negative x, where eager's 1 + erf cancels.
 
 Where eager gives NaN or an infinity these do: gelu(-∞) and silu(-∞) are NaN, gelu(∞) is ∞.
 """

@@ -1,15 +1,12 @@
-"""The embedding and its gradient in Triton, limited by memory: rows are copied, and summed in order.
+"""The embedding and its gradient in Triton: rows are copied, and summed in the order of their positions.
 
-The gradient is deterministic. Atomic additions would need an fp32 table beside the gradient's own and
-give another result at every run; here the positions are sorted by index (stably, so the order of the
-sum is that of the sequence), and one program owns one row of the table: it adds up its positions' rows
-in fp32 and writes the row once, zeros where nobody asked for it. The sum of a row that many positions ask
-for is first made in chunks of positions by a kernel that finds nothing to do elsewhere.
+The gradient is deterministic: atomic additions would need an fp32 table and give another result at every run.
+The positions are sorted by index, stably. One program owns one row of the table: it adds its positions' rows in fp32
+and writes the row once (zeros where it has no position). A row with many positions is first summed in chunks of
+positions, by a kernel that returns at once for other rows.
 
-On an H200, bf16, 65536 positions in 50257 x 4096, share of a copy in the same run: forward 1.01 (PyTorch 0.92),
-backward 0.75 (PyTorch 0.08), of which the sort takes 84 of 307 us. Lost, backward: 1024 columns and one row
-at a time 0.69, two 0.68, four 0.55; 2048 columns and two rows 0.65; a program alone with a row that all of
-16384 positions ask for: 7.7 ms, in chunks 0.6 ms.
+Limit: memory. Share of a copy on an H200, bf16, 65536 positions in 50257 x 4096: forward 1.01 (PyTorch 0.92),
+backward 0.75 (PyTorch 0.08), of which the sort takes 84 of 307 µs.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 

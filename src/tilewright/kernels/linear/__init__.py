@@ -37,7 +37,7 @@ def linear_gelu(
         ValueError: shapes, dtypes, devices or approximations that do not fit.
 
     In bf16 and fp16 on an H100 or H200, where the rows are multiples of 16 bytes, the product and what
-    follows are one kernel (`cuda.cu`), or cuBLASLt's, or two kernels, whichever was measured to be fastest
+    follows are one kernel (`cuda.cu`), or cuBLASLt's, or two kernels, whichever was measured as fastest
     at these sizes (`choice.py`); elsewhere two kernels of PyTorch's. Where a gradient is asked for, the
     value before the GELU is saved for the backward. Under autocast x, weight and bias are taken in its dtype.
     """
@@ -114,13 +114,13 @@ def _gelu_forward(
     """The result, and the value before the GELU (empty unless `keep`)."""
     if cuda.refuses(x, weight):
         return gelu_apart(x, weight, bias, approximate, keep)
-    ways: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
+    impls: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
         "fused": functools.partial(gelu_fused, x, weight, bias, approximate, keep),
         "apart": functools.partial(gelu_apart, x, weight, bias, approximate, keep),
     }
     if approximate == "tanh" and bias is not None and not keep:
-        ways["library"] = functools.partial(gelu_by_library, x, weight, bias)
-    return ways[choice.fastest(f"linear_gelu {approximate} {keep} {bias is None}", x, weight, ways)]()
+        impls["library"] = functools.partial(gelu_by_library, x, weight, bias)
+    return impls[choice.fastest(f"linear_gelu {approximate} {keep} {bias is None}", x, weight, impls)]()
 
 
 def gelu_fused(
@@ -202,11 +202,11 @@ def _dropout_add_forward(
     # At p = 1 nothing is drawn and all is dropped; no word is kept where p is too near to 1 for fp32.
     if cuda.refuses(x, weight) or generator.threshold(p) == 0 or not cuda.factors(generator.scale(p), x.dtype):
         return dropout_add_apart(x, weight, bias, residual, p)
-    ways = {
+    impls = {
         "fused": functools.partial(dropout_add_fused, x, weight, bias, residual, p),
         "apart": functools.partial(dropout_add_apart, x, weight, bias, residual, p),
     }
-    return ways[choice.fastest(f"linear_dropout_add {p > 0} {bias is None}", x, weight, ways)]()
+    return impls[choice.fastest(f"linear_dropout_add {p > 0} {bias is None}", x, weight, impls)]()
 
 
 def dropout_add_fused(

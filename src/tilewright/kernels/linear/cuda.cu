@@ -1,26 +1,26 @@
-// y = epilogue(x · wᵀ + bias) for Hopper: one persistent cluster of two programs for each pair of SMs.
+// y = epilogue(x · wᵀ + bias) for Hopper: one persistent cluster of two programs for each pair of multiprocessors.
 //
 //   x [M, K], w [N, K], bias [N], residual [M, N], y [M, N]: one 16-bit dtype, rows contiguous; sums in fp32.
 //
-// A program owns tiles of 128 × 256 and has twelve warps, or sixteen:
+// A program computes tiles of 128 × 256 and has twelve warps (sixteen where COLUMNS is 128):
 //
 //   0      producer   one thread issues bulk tensor copies of x and w into a ring of STAGES slots. Both programs
 //                     of a cluster need the same rows of w: each fetches half and multicasts it to both. In a deep
 //                     product they are copied into L2 AHEAD steps before.
-//   next   epilogue   three warps, or seven: they read the hand-over buffer by rows, apply GELU, or dropout and
-//                     residual, and store, while the math warps are in the main loop of the next tile. A product
-//                     instruction of 256 columns needs so many registers that three is all; with two of 128
-//                     columns in its place, which read x twice, there is room for seven.
+//   next   epilogue   three warps (seven) read the hand-over buffer by rows, apply GELU, or dropout and residual, and
+//                     store, while the math warps are in the main loop of the next tile. The registers of a matrix
+//                     instruction of 256 columns leave room for three; two of 128 columns, which read x twice,
+//                     leave room for seven.
 //   last   math       two warpgroups of 64 rows each: wgmma into registers, then + bias, rounded, into the
 //                     hand-over buffer in shared memory, and on to the next tile at once.
 //
-// The last tile of a program is finished by all warps: the matrix units have nothing more to do. The mask of dropout
-// is drawn by the epilogue warps where a tile takes long enough (PIECES), else by the math warps after the hand-over,
-// while the matrix units rest.
+// All warps finish the last tile of a program, since the matrix units have nothing more to do. Where a tile takes long
+// enough (PIECES), the epilogue warps draw the mask of dropout; else the math warps draw it after the hand-over, while
+// the matrix units rest.
 //
-// Limit: the matrix rate under the power cap; at K = 768, and with dropout, the instructions of the epilogue, of
-// which a busy multiprocessor takes few (dropout.cuh) and the quarter with the producer none. H200, bf16,
-// interleaved medians, cuBLAS's product alone in TFLOP/s and ours as a share of that, twelve warps (sixteen):
+// Limit: the matrix rate under the power cap; at K = 768, and with dropout, the instructions of the epilogue: a busy
+// multiprocessor issues few (dropout.cuh), and its quarter with the producer none. H200, bf16, medians of interleaved
+// runs: cuBLAS's product alone in TFLOP/s, this kernel as a share of that, with twelve warps (sixteen):
 //
 //   M x N x K               8192x16384x4096  8192x4096x16384  16384x3072x768  4096x4096x4096
 //   cuBLAS, product alone        726              705              657             755
@@ -30,42 +30,8 @@
 //   residual                     1.03             1.00             0.93            0.97
 //   dropout and residual         1.00             1.00             0.65 (0.63)     0.93 (0.84)
 //
-// The mask of a tile takes each quarter of a multiprocessor 64 calls of Philox. A call of 17.5 wide products takes 90
-// cycles at rest, with two or three warps, and 400 beside the matrix units, which lose 72 of them: either way some 5000
-// cycles a tile, and a tile at K = 768 takes 15,000. So 0.75 would be all that there is.
-//
-// What it took, and what lost:
-//   - an arrival at the neighbour's barrier with .release.cluster is a fence of the whole GPU: 550 in place of 700
-//   - epilogue warps that compute 2 rows together, 4: 568, 603 (erf, K = 768)
-//   - instructions: addresses by running sums, pairs of 16-bit values added as pairs, GELU by the logistic function
-//     of a polynomial, the rounds of Philox that rows share computed once: erf 557 to 603, tanh 595 to 626 (K = 768)
-//   - copies into L2 AHEAD steps before: 739 to 745 at 4096, but 647 to 635 at K = 768; by every program and not by
-//     one of those that share a tile, 586 and 607
-//   - the residual fetched into registers one group ahead: 519 in place of 600 (K = 768)
-//   - the last tile finished by the epilogue warps alone: 532 in place of 540 (K = 768), 727 in place of 741 (4096)
-//   - the math warpgroups in turns, so that one hands over while the other multiplies: 592 in place of 603
-//     (K = 768), 692 in place of 739 (4096)
-//   - tiles of 192 columns and seven epilogue warps: 522 in place of 557 (erf, K = 768), 645 of 730 (4096)
-//   - the words of a product of 32-bit numbers as two instructions, or the high one by an fp64 multiply-add: the
-//     latter waits for the matrix units, one in 200 cycles
-//   - biases in fp32 before the tile ends, and addresses of stores that differ by constants: the hand-over takes 260
-//     instructions in place of 350; product and bias 0.97 to 0.99 of cuBLAS (K = 768; without a bias 1.01)
-//   - GELU in fp16 pairs (activate): erf 0.90 to 0.96 of cuBLAS (K = 768), tanh 0.94 to 0.97. In fp32 0.94, as each
-//     multiply-add takes a cycle from the matrix units. With a cubic for erf 0.99 where the quintic has 0.975, but off
-//     by 2.8 units in the last place at -3 and not by 1.3
-//   - the bias added to rounded pairs: 0.978 in place of 0.961, but an error of 2.8e-3, eager's being 2.4e-3; in fp32
-//     by the epilogue warps 0.97
-//   - steps of 32 in six slots: 0.97 in place of 0.98 (product, K = 768), 0.83 (4096)
-//   - products of 128 columns at both ends of a tile, so that one half is handed over while the matrix units have the
-//     other: ptxas puts them one after the other; by 128 columns throughout 0.96 in place of 0.98, 0.91 (4096)
-//   - the mask drawn a tile ahead by the epilogue warps: 0.51 in place of 0.59 (K = 768), 0.93 as before (4096)
-//   - the mask drawn at rest: 0.65 in place of 0.59 (K = 768), 0.81 of 0.78 (K = 2048), 0.89 of 0.93 (4096); by all
-//     warps, who share the rows out as they go, 0.64; half of it so and half by the epilogue warps 0.56 (K = 768)
-//   - the high words at rest by fp64 multiply-adds that round down, exact in one instruction: 88 cycles a call
-//   - the mask of the last tile in the first main loop: 0.94 in place of 0.93 (4096), but 0.98 of 1.00 and 0.97 of 1.01
-//   - the residual leaves L2 first: 0.934 in place of 0.919 (K = 768), 0.967 of 0.962 (4096); y too: the same
-//   - the residual into L2 a tile before, by bulk copies or by lines: 0.90, 0.88 (K = 768), 0.956, 0.944 (4096)
-//   - plain Triton over tensor descriptors (triton.py), GELU by erf: 622, 683, 442, 697
+// A tile's mask takes each quarter of a multiprocessor 64 calls of Philox, some 5000 cycles at rest or beside the matrix
+// units; a tile at K = 768 takes 15,000. So 0.75 is the bound for dropout there. docs/experiments.md: what was tried.
 //
 // Settings: COLUMNS, STAGES, EPILOGUE (0 none, 1 GELU by erf, 2 GELU by tanh, 3 residual, 4 dropout and residual),
 // BIAS, KEEP_PRE (the value before the activation is stored too), HALF (fp16, otherwise bf16), PIECES (Philox

@@ -19,29 +19,29 @@ from tilewright.records.errors import CompilerError
 
 Epilogue = Literal["none", "gelu", "gelu_tanh", "add", "dropout_add"]
 EPILOGUES: tuple[Epilogue, ...] = ("none", "gelu", "gelu_tanh", "add", "dropout_add")
-"""By number, as the source counts them."""
+"""In the order of the source's EPILOGUE numbers."""
 SOURCE = Path(__file__).parent / "cuda.cu"
 ROWS, COLUMNS, DEPTH = 128, 256, 64
-"""Of a program's tile, and of a step along K."""
+"""A program's tile, and its step along K."""
 STAGES = 3
 """Slots of the ring of steps."""
 CLUSTER = 2
-"""Programs that share columns of the result."""
+"""Programs of a cluster: their tiles have the same columns."""
 VECTOR = 8
-"""16-bit values in 16 bytes: what rows must be multiples of."""
+"""16-bit values in 16 bytes; rows must be multiples of it."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One build of the kernel: the narrower its product instructions, the more warps fit, and the more is read."""
+    """One build of the kernel. Narrower matrix instructions leave registers for more warps and read more."""
 
     columns: int
-    """Of the result of a product instruction."""
+    """Columns of a matrix instruction's result."""
     epilogue_warps: int
     ring_rows: int
-    """Rows of the residual on their way to an epilogue warp; fewer where a tile's mask is kept."""
+    """Rows of the residual that an epilogue warp has in flight; fewer where a tile's mask is kept."""
     mask_bytes: int
-    """For a tile's mask, with the room of the rows that are fewer."""
+    """For a tile's mask, less the rows of the residual that it displaces."""
 
     @property
     def threads(self) -> int:
@@ -50,7 +50,7 @@ class Shape:
 
     @property
     def shared_bytes(self) -> int:
-        """The ring, the hand-over buffer, residuals and mask, the biases under way and two in fp32, barriers."""
+        """The ring, the hand-over buffer, residuals and mask, biases in flight and two in fp32, barriers."""
         ring = STAGES * (ROWS + COLUMNS) * DEPTH * 2
         residuals = self.epilogue_warps * self.ring_rows * 512 + self.mask_bytes
         biases = (STAGES + 1) * COLUMNS * 2 + 2 * COLUMNS * 4
@@ -79,9 +79,9 @@ class Draw(ctypes.Structure):
 
 @functools.cache
 def factors(scale: float, dtype: torch.dtype) -> tuple[float, int] | None:
-    """1 / (1 - p) as a product: what sums are multiplied by, at most 1, and the bits of a 16-bit value, rounded up.
+    """1 / (1 - p) as a product: a factor of at most 1 for the sums, and the bits of a 16-bit factor, rounded up.
 
-    So nothing overflows that eager leaves finite. None where the dtype holds no such value.
+    Nothing overflows that eager leaves finite. None where 1 / (1 - p) exceeds the dtype's largest value.
 
     >>> factors(1.25, torch.float16), factors(1e5, torch.float16)
     ((1.0, 15616), None)
@@ -96,12 +96,9 @@ def factors(scale: float, dtype: torch.dtype) -> tuple[float, int] | None:
 
 
 def by_pieces(k: int) -> bool:
-    """Whether Philox multiplies in instructions that leave the matrix units alone.
+    """Whether Philox multiplies in ten instructions that do not stop the matrix units, in place of one that does.
 
-    They are ten in place of one, so there must be time for them: 1024 cycles for each 64 of k. An H200 takes 272 in
-    place of 179 µs at 16384x3072x768, 396 in place of 344 at 16384x3072x2048, but 193 in place of 202 at
-    4096x4096x4096; at 8192x16384x4096 and 8192x4096x16384, where neither is drawn at rest and the first two of ten
-    rounds are not made so, 1657 in place of 1843 and 1579 in place of 1642.
+    A tile takes 1024 cycles for each 64 of k; from k = 4096 on they suffice for the ten (docs/experiments.md).
     """
     return k >= 4096
 
@@ -122,7 +119,7 @@ class Problem(ctypes.Structure):
 
 
 def refuses(x: torch.Tensor, weight: torch.Tensor) -> str | None:
-    """Why x [M, K] · weight [N, K]ᵀ cannot be computed here, by what shapes, dtypes and device say; or None."""
+    """Why this kernel does not compute x [M, K] · weight [N, K]ᵀ, by shapes, dtypes and device; or None."""
     (m, k), n = x.shape, len(weight)
     if not x.is_cuda or x.dtype not in HALVES:
         return f"{x.dtype} on {x.device.type}: only 16-bit floats on a GPU"
@@ -151,7 +148,7 @@ def linear(
     """epilogue(x · weightᵀ + bias) [M, N], and the value before the activation where `keep` (else empty).
 
     x [M, K] and weight [N, K] in bf16 or fp16 for which `refuses` is None; bias [N]; residual [M, N].
-    What is not contiguous or not aligned to 16 bytes is copied first.
+    Operands that are not contiguous or not aligned to 16 bytes are copied first.
     """
     x, weight = _aligned(x), _aligned(weight)
     bias = None if bias is None else _aligned(bias)
@@ -179,7 +176,7 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 def definitions(
     shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: bool = False
 ) -> tuple[tuple[str, int], ...]:
-    """The settings that the source names at its top."""
+    """The macros that the source is compiled with."""
     settings = {
         "COLUMNS": shape.columns,
         "STAGES": STAGES,
@@ -210,7 +207,7 @@ def _built(
 
 @functools.lru_cache(maxsize=4096)
 def _tensor_map(address: int, rows: int, columns: int, box_rows: int, dtype: torch.dtype) -> Any:
-    """How the copy engine finds tiles of box_rows x DEPTH in a contiguous matrix: 128 bytes of Hopper's."""
+    """The tensor map (128 bytes) by which TMA copies tiles of box_rows x DEPTH of a contiguous matrix."""
     driver = importlib.import_module("cuda.bindings.driver")
     kinds = driver.CUtensorMapDataType
     bf16, fp16 = kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16

@@ -1,22 +1,21 @@
 // Dropout with eager's own mask, on pairs of 16-bit values, and the sum with a residual.
 //
-// Measured on an H200 beside an endless m64n256k16: while the matrix units work, a quarter of a multiprocessor takes
-// one other instruction of a unit in about 4.5 cycles, and so few instructions are what counts. A product of 32-bit
-// numbers with both words of its result takes 24 cycles and stops the matrix units for 6 of them; of the others here
-// only fp32 ones that come in a row stop them, for a cycle each.
+// Limit: instructions. Beside an endless m64n256k16 on an H200, a quarter of a multiprocessor issues one other
+// instruction in about 4.5 cycles. A product of 32-bit numbers with both words of its result takes 24 cycles and stops
+// the matrix units for 6 of them; of the other instructions here only consecutive fp32 ones stop them, a cycle each.
 
 #pragma once
 
 #include "epilogue.cuh"
 
-// Where eager's dropout takes the random number of an element from: eight neighbours are drawn by one of
-// `threads` threads, in its `turn`-th pair of Philox calls.
+// Which random number eager's dropout gives an element: one of `threads` threads draws eight neighbours, in its
+// `turn`-th pair of Philox calls.
 struct Draw {
     u64 seed, offset;     // of the generator; in a graph that is being captured they are in `state`
     u64* state;           // seed and offset for the backward
     u32 captured;
     u32 limit;            // kept if the drawn word is at most this
-    float rest;           // what 1 / (1 - p) is times `factor`, at most 1
+    float rest;           // 1 / (1 - p) divided by `factor`, at most 1
     u32 factor;           // 1 / (1 - p) in the result's dtype, rounded up
     u32 threads;          // of eager's launch
     u32 row_turn, row_thread;  // N / 8 divided by `threads`: quotient and remainder
@@ -54,8 +53,8 @@ __device__ __forceinline__ uint2 multiply(u32 x) {
     return BY_PIECES ? multiply_by_pieces<M>(x) : multiply_wide(x, M);
 }
 
-// What the first two of ten rounds owe to the key and to the call's number, which is the same for `threads` pieces
-// of the result: the counter is (call, thread) as cuRAND counts.
+// The part of the first two of ten rounds that depends on the key and the call's number alone, shared by `threads`
+// pieces of the result. The counter is (call, thread), as cuRAND counts.
 struct Call {
     u32 s, p, q, r;
 };
@@ -127,7 +126,7 @@ __device__ __forceinline__ uint4 drop_and_add(uint4 v, uint4 r, const Dealt& d, 
                       drop_and_add(v.z, r.z, b.x, b.y, draw), drop_and_add(v.w, r.w, b.z, b.w, draw));
 }
 
-// Which of a piece are kept, as bits: the four even ones', then the four odd ones'.
+// Which elements of a piece are kept, as bits: the four even ones, then the four odd ones.
 __device__ __forceinline__ u32 kept(const Dealt& d, u32 thread, const Draw& draw) {
     auto [a, b] = words_of<false>(d, thread, draw);
     const u32 words[] = {a.x, a.z, b.x, b.z, a.y, a.w, b.y, b.w};
@@ -162,7 +161,7 @@ __device__ __forceinline__ void draw_masks(u32 masks, u32 piece, u32 pieces_a_ro
         u32 below_turn = turn + draw.row_turn, below = thread + draw.row_thread;
         if (below >= draw.threads) below -= draw.threads, ++below_turn;
         u32 bits[AT_ONCE] = {kept(numbers, thread, draw), kept(numbers, below, draw)};
-        // Seldom, and so not in the way of the two together.
+        // Rare: the row below is in another turn. Apart, so that the usual two stay one basic block.
         if (below_turn != turn) bits[1] = kept(dealt(draw, below_turn), below, draw);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)

@@ -101,7 +101,9 @@ def _draws(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[torch.Ten
 
 def _gelu_suite(name: str, approximate: str) -> Suite:
     variants = [
-        Variant("tilewright", "cuda", linear_gelu, "the fastest of the ways below, as measured at these sizes"),
+        Variant(
+            "tilewright", "cuda", linear_gelu, "the fastest of the implementations below, as measured at these sizes"
+        ),
         Variant(
             "tilewright-cuda",
             "cuda",
@@ -163,7 +165,10 @@ SUITES = {
         workload=_workload(residual=True),
         variants=(
             Variant(
-                "tilewright", "cuda", linear_dropout_add, "the fastest of the ways below, as measured at these sizes"
+                "tilewright",
+                "cuda",
+                linear_dropout_add,
+                "the fastest of the implementations below, as measured at these sizes",
             ),
             Variant(
                 "tilewright-cuda",

@@ -49,9 +49,7 @@ def linear_cross_entropy(
 
     Limit: the matrix rate under the power cap. 8192 tokens, hidden 4096, vocabulary 131072 in bf16, forward
     and backward on an H200: 38.7 ms, 683 TFLOP/s; the same chunks by hand under Inductor 46.0 ms, Liger 56.1,
-    PyTorch with all logits 41.6 (and 5 GiB more). Ruled out before it was written: logits computed again for
-    chunks of the vocabulary, whose sums need no memory between chunks, since a fourth product asks for 720
-    TFLOP/s where the card sustains 690.
+    PyTorch with all logits 41.6 (and 5 GiB more).
     """
     _check(x, weight, target, label_smoothing, reduction)
     rows = x.reshape(-1, x.shape[-1])

@@ -34,11 +34,11 @@ def by_chunks(
     mean: bool,
     needs: tuple[bool, bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Loss [] in x's dtype, gradients of x and of weight (empty where not needed), and what is still to be
-    multiplied into the gradients, [] in fp32 (fp64 for fp64).
+    """Loss [] in x's dtype, gradients of x and of weight (empty where not needed), and the factor that backward
+    multiplies into the gradients, [] in fp32 (fp64 for fp64).
 
-    Three products for each chunk: logits, and, from their gradient in the same memory, those of x (each
-    row whole) and of weight, which is summed in its own dtype between chunks and in fp32 within one.
+    Each chunk takes three products: the logits; then, from their gradient in the same memory, the gradient of x
+    (each row whole) and that of weight, summed in its own dtype between chunks and in fp32 within one.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     counted = (target != ignore_index).sum().to(wide) if mean else torch.ones((), dtype=wide, device=x.device)
@@ -66,11 +66,10 @@ def by_chunks(
 
 
 def _split_scale(counted: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """1 / counted in two factors: one for the gradients of the logits as they are rounded, one for after.
+    """1 / counted in two factors: one applied before the gradients of the logits are rounded, one in backward.
 
-    In fp16 gradients of a mean over thousands of tokens vanish and sums over them overflow, so that half
-    of the (logarithmic) way is gone before and half after; elsewhere all is gone before. With every token
-    ignored all gradients are zero.
+    In fp16 the gradients of a mean over thousands of tokens underflow, and sums over unscaled ones overflow, so each
+    factor is the square root; in other dtypes the first is all. With every token ignored all gradients are zero.
     """
     inverse = 1.0 / counted.clamp(min=1)
     if dtype == torch.float16:

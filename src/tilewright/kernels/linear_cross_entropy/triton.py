@@ -6,11 +6,8 @@
 
 The maximum and the sum travel together (Milakov and Gimelshein 2018).
 
-Limit: memory. A chunk of 3072x131072 in bf16 takes 0.61 ms on an H200, 2630 GB/s for one read and one
-write (copy: 4240): the second read comes from memory too, although the 132 rows at work are 34 MB and L2
-is 60. It is 4 % of the time of the whole loss. Tried and lost: `evict_last` on the first read with
-`evict_first`, `.cs` or `.wt` after it (2140 to 2420 GB/s), the second walk backwards (2290), blocks of
-8192 or 32768 columns and 8 or 16 warps (2450 to 2590).
+Limit: memory, 0.62 of a copy on an H200 (2630 GB/s at 3072x131072 in bf16), since the second read comes from
+memory too; 4 % of the time of the whole loss.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs
 

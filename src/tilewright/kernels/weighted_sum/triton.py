@@ -1,23 +1,17 @@
 """The weighted sum of rows in Triton, tiled in two dimensions.
 
-Geometry of the forward: a program owns ROWS rows and walks along them in tiles of COLUMNS columns, adding
-products into a tile of sums that stays in registers; the sum across the tile comes once, at the end. So
-rows / ROWS programs run, with columns / COLUMNS steps each: x[1000, 512] in tiles of 16 x 64 gives 63
-programs with 8 steps, on 132 multiprocessors of which 69 have nothing to do.
+Forward: a program owns ROWS rows and walks along them in tiles of COLUMNS columns, adding products into a tile of
+sums that stays in registers; it sums across the tile once, at the end. ⌈rows / ROWS⌉ programs run, with
+⌈columns / COLUMNS⌉ steps each.
 
-Geometry of the backward: a program owns COLUMNS columns of every S-th tile of rows, so that programs that run
-together work on rows that lie together. It writes its tiles of dx and keeps its part of dw in registers all
-the way down; a second kernel adds up the S parts, always in the same order.
+Backward: a program owns COLUMNS columns of every S-th tile of rows, so that programs that run together work on
+neighbouring rows. It writes its tiles of dx and keeps its partial sum of dw in registers; a second kernel adds the S
+partial sums, always in the same order.
 
 Where tiles do not fill the rows, only the last of a row has a mask over columns, which splits 16-byte vectors.
 
-Limit: memory. On an H200, 16384 x 16384 bf16: forward, one row and 2048 columns, 0.98 of the read bandwidth of
-`torch.sum` over 1 GiB in the same run; backward 0.93 of a copy. Lost, forward: 8192 columns in eight warps
-0.95, a whole row in sixteen 0.89, eight rows 0.91, three tiles ahead through shared memory 0.91, a mask over
-rows in every load 0.94, marking lines first to be evicted 0.96. Backward: strips of neighbouring rows 0.91,
-the next tile loaded ahead 0.86 to 0.92, 1024 strips 0.83, three tiles ahead 0.92, eviction marks 0.87.
-Shorter rows want smaller tiles: 65536 x 5000 takes 193 us in tiles of 2048 columns, 166 in two rows of 1024;
-1000 x 512 takes 6.2 us in four rows of four warps, 5.1 in two rows of two.
+Limit: memory. On an H200, 16384 x 16384 bf16: forward 0.98 of the read bandwidth of `torch.sum` over 1 GiB,
+backward 0.93 of a copy. Shorter rows have smaller tiles.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
