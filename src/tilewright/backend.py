@@ -21,7 +21,7 @@ from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import language_of
 from tilewright.graph.capture import (
     Boxed,
-    Called,
+    CallableGraph,
     compilations,
     first_line,
     graph_break,
@@ -157,7 +157,7 @@ class _Compiler:
     def compile_inference(self, module: fx.GraphModule) -> Boxed:
         return self._compile({"forward": module})[0]
 
-    def repeated(self, graph: Called, run: Boxed) -> Boxed:
+    def repeated(self, graph: CallableGraph, run: Boxed) -> Boxed:
         forward = self.replayed_forward
         backward = graph.kind == "backward"
         if not self.replays or (backward and forward is None):

@@ -177,7 +177,7 @@ def test_a_captured_shape_that_depends_on_data(lenient: None, capsys: pytest.Cap
         for rows in (8, 9):
             x = torch.randn(rows, 20)
             assert_same(run(x), picking(x))
-    assert "has no shape before it runs" in capsys.readouterr().err
+    assert "is unknown before it runs" in capsys.readouterr().err
 
 
 def test_the_last_variant_before_pytorch_s_limit_is_announced(capsys: pytest.CaptureFixture[str]) -> None:

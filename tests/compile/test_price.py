@@ -445,7 +445,7 @@ def test_a_model_that_raises() -> None:
     [(breaks, r"torch\._dynamo\.graph_break\(\)"), (branches, r"if x\.sum\(\) > 0:")],
 )
 def test_a_program_of_several_graphs(model: Callable[..., Any], line: str) -> None:
-    with pytest.raises(CaptureError, match=rf"subject is not one graph, it breaks at test_price\.py:\d+: {line}\n"):
+    with pytest.raises(CaptureError, match=rf"subject is not one graph; it breaks at test_price\.py:\d+: {line}\n"):
         capture(case(model, "fp32[N=4]"))
 
 

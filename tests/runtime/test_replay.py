@@ -14,7 +14,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tilewright.graph.capture import Boxed, Called, Kind
+from tilewright.graph.capture import Boxed, CallableGraph, Kind
 from tilewright.runtime import replay
 from tilewright.runtime.executable import MOST_SIZES
 from tilewright.runtime.replay import WAITS, Replay, obstacle, overlaps, watched
@@ -25,7 +25,7 @@ CPU, GPU, OTHER = "cpu", "cuda:0", "cuda:1"
 
 def graph_of(
     inputs: Sequence[Any], target: Any = aten.neg.default, *, kind: Kind = "inference", static: Sequence[int] = ()
-) -> Called:
+) -> CallableGraph:
     """A graph that calls `target` on all its inputs; strings are the devices of tensors [2, 3]."""
     graph = fx.Graph()
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -35,7 +35,7 @@ def graph_of(
         call = graph.call_function(target, tuple(nodes))
         call.meta["val"] = torch.empty(2, 3, device=inputs[-1] if isinstance(inputs[-1], str) else GPU)
     graph.output((call,))
-    return Called(fx.GraphModule({}, graph), kind, static)
+    return CallableGraph(fx.GraphModule({}, graph), kind, static)
 
 
 def test_one_device_and_nothing_written_can_be_recorded() -> None:
@@ -55,7 +55,7 @@ def test_one_device_and_nothing_written_can_be_recorded() -> None:
     ],
     ids=["cpu", "cpu beside cuda", "two devices", "float", "written", "scalar read"],
 )
-def test_obstacles_have_a_reason(graph: Called, reason: str) -> None:
+def test_obstacles_have_a_reason(graph: CallableGraph, reason: str) -> None:
     found = obstacle(graph)
     assert found is not None and reason in found
 
@@ -72,7 +72,7 @@ class Trees:
         self.log: list[str] = []
         self.waits = False
 
-    def recorded(self, run: Boxed, graph: Called, device: int, args: list[Any]) -> tuple[Boxed, Sequence[Any]]:
+    def recorded(self, run: Boxed, graph: CallableGraph, device: int, args: list[Any]) -> tuple[Boxed, Sequence[Any]]:
         def again(args: list[Any]) -> Sequence[Any]:
             self.log.append(f"{graph.kind} replayed")
             return ["replay", args.pop()]
@@ -183,10 +183,10 @@ def test_a_forward_that_stays_with_calls_keeps_its_backward_there(trees: Trees) 
     assert [(forward([x])[0], backward([x])[0]) for _ in range(5)] == [("call", "call")] * 5
 
 
-def symbolic() -> Called:
+def symbolic() -> CallableGraph:
     """A graph whose input has a size that each call brings."""
     module = make_fx(lambda x: x + 1, tracing_mode="symbolic")(torch.zeros(5))
-    return Called(module, "inference", ())
+    return CallableGraph(module, "inference", ())
 
 
 def test_each_size_has_a_recording_of_its_own_up_to_as_many_as_are_compiled(trees: Trees) -> None:

@@ -12,7 +12,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from tilewright import backend as wiring
 from tilewright.backend import Recording, backend, recording
-from tilewright.graph.capture import Boxed, Called
+from tilewright.graph.capture import Boxed, CallableGraph
 from tilewright.graph.cuda_graph import written_inputs
 from tilewright.records import errors
 from tilewright.records.program import Decision
@@ -100,7 +100,9 @@ class Told:
 
     made: list[Told]
 
-    def __init__(self, run: Boxed, graph: Called, refuse: Callable[[str], None], forward: Told | None = None) -> None:
+    def __init__(
+        self, run: Boxed, graph: CallableGraph, refuse: Callable[[str], None], forward: Told | None = None
+    ) -> None:
         self.run, self.graph, self.forward, self.refuse = run, graph, forward, refuse
         self.addresses: list[list[int]] = []
         Told.made.append(self)
@@ -162,7 +164,7 @@ def test_a_backward_with_an_obstacle_leaves_its_forward_be(
 ) -> None:
     made: list[tuple[str, bool]] = []
 
-    def replay(run: Boxed, graph: Called, *_: Any, is_refused: bool = False) -> Boxed:
+    def replay(run: Boxed, graph: CallableGraph, *_: Any, is_refused: bool = False) -> Boxed:
         made.append((graph.kind, is_refused))
         return run
 

@@ -12,11 +12,11 @@ import torch
 from torch import fx
 from torch._inductor import config, cudagraph_trees
 
-from tilewright.graph.capture import Called
+from tilewright.graph.capture import CallableGraph
 from tilewright.graph.cuda_graph import end_forward, recorded, written_inputs
 
 
-def graph_with_everything() -> Called:
+def graph_with_everything() -> CallableGraph:
     """Two inputs, of which the first is written to, a tensor of its own, two results and a None."""
     root = torch.nn.Module()
     root.register_buffer("table", torch.ones(3))
@@ -29,7 +29,7 @@ def graph_with_everything() -> Called:
         node.meta["val"] = torch.empty(3)
     total.stack_trace = "model.py, line 3"
     graph.output((total, None, back))
-    return Called(fx.GraphModule(root, graph), "forward", (0,))
+    return CallableGraph(fx.GraphModule(root, graph), "forward", (0,))
 
 
 def test_a_recording_is_told_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from torch import fx
 from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
 from tilewright.graph import calls
-from tilewright.graph.capture import Boxed, Called, through_aot
-from tilewright.graph.refusal import refusal
+from tilewright.graph.capture import Boxed, CallableGraph, through_aot
+from tilewright.graph.capture_errors import capture_error
 from tilewright.graph.source import source_line
 from tilewright.measure.inputs import make_inputs, on_device
 from tilewright.records.case import Case
@@ -61,7 +61,7 @@ def capture(case: Case, planner: Planner | None = None, *, device: str = "cpu") 
     except _Seen:
         pass
     except torch._dynamo.exc.TorchDynamoException as error:
-        raise refusal(case.name, error) from error
+        raise capture_error(case.name, error) from error
     finally:
         torch._dynamo.reset()
     if not captured.graphs:
@@ -132,5 +132,5 @@ class _Observer:
         self.captured.graphs = {"forward": module.graph}
         raise _Seen
 
-    def repeated(self, graph: Called, run: Boxed) -> Boxed:
+    def repeated(self, graph: CallableGraph, run: Boxed) -> Boxed:
         return run

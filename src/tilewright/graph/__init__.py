@@ -1,1 +1,1 @@
-"""graph."""
+"""Captured graphs: capture through Dynamo and AOTAutograd, symbolic shapes, roles, source lines."""

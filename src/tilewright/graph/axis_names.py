@@ -1,11 +1,10 @@
-"""The solver behind symbolic shapes: axes as products of named factors, unified as operators meet them.
+"""The solver of symbolic shapes: axes are products of named factors, unified by the operators that combine them.
 
 An *axis* is a tuple of factors, major to minor; a size-1 axis without a name is `()`. A factor is
 a sympy expression: a named dimension `D`, a part of one (`D/H`, `4*D`), or a placeholder (a sympy
-`Dummy`) for a factor of known size whose name is not known yet. Placeholders get their names by
-use, when they meet a named factor in a broadcast or a contraction; what stays without one becomes
-a number. Nothing here looks at two equal sizes and calls them the same dimension, except
-`_guess`, which says when it may.
+`Dummy`) for a factor of known size whose name is not known yet. A placeholder gets its name when a
+broadcast or a contraction unifies it with a named factor; if none does, it becomes a number. Equal
+sizes alone do not identify two dimensions, except in `_guess`, under the conditions stated there.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ SMALL_MULTIPLE = 8
 
 
 class AxisNames:
-    """The named dimensions of a case, and what is known so far of every other axis of a graph.
+    """The named dimensions of a case, and the names inferred so far for the other axes of a graph.
 
     `sizes`: every named dimension; `input_names`: those that name an axis of an input. The others
-    are there to name parts of axes (heads) and axes of parameters (hidden width).
+    name parts of axes (heads) and axes of parameters (hidden width).
     """
 
     def __init__(self, sizes: Mapping[str, int], input_names: Iterable[str]) -> None:
-        # A name that is no identifier could not be read back from a stored formula.
+        # A stored formula can be parsed only if its names are identifiers.
         usable = {name for name in sizes if name.isidentifier() and not keyword.iskeyword(name)}
         self.named = {name: sympy.Symbol(name, positive=True, integer=True) for name in sizes if name in usable}
         inner = usable - set(input_names)
@@ -45,7 +44,7 @@ class AxisNames:
     # -- factors ------------------------------------------------------------------------------
 
     def unknown(self, size: int, *, guess: bool = False) -> Axis:
-        """An axis of `size` elements without a name yet; with `guess`, its size may name it at the end."""
+        """An axis of `size` elements without a name; with `guess`, its size may name it at the end."""
         if size == 1:
             return ()
         factor = sympy.Dummy(f"size{size}", positive=True, integer=True)
@@ -58,7 +57,7 @@ class AxisNames:
         return tuple(self.unknown(size, guess=guess) for size in shape)
 
     def parameter(self, shape: Iterable[int]) -> Axes:
-        """An input without names: its axes are named by use, else by their size and by each other."""
+        """The axes of an unnamed input: named by use, else guessed from their sizes and from each other."""
         axes = self.unknown_shape(shape, guess=True)
         for axis in axes:
             for factor in axis:
@@ -72,7 +71,7 @@ class AxisNames:
         return prod(self.size(factor) for factor in axis)
 
     def resolved(self, axis: Axis) -> Axis:
-        """The axis with every placeholder that has found its name replaced, and split parts joined again."""
+        """The axis with every bound placeholder replaced by its value."""
         factors: list[sympy.Expr] = []
         for factor in axis:
             if factor in self._bound:
@@ -88,10 +87,10 @@ class AxisNames:
     def product(axis: Axis) -> sympy.Expr:
         return sympy.Mul(*axis)
 
-    # -- two axes meet ------------------------------------------------------------------------
+    # -- unification --------------------------------------------------------------------------
 
     def unify(self, left: Axis, right: Axis) -> Axis:
-        """The one axis that two axes of equal size are, as in a broadcast or a contraction."""
+        """Unify two axes of equal size, as a broadcast or a contraction requires."""
         a, b = self.resolved(left), self.resolved(right)
         if a == b or not b:
             return a
@@ -103,18 +102,18 @@ class AxisNames:
             return b
         if len(b) == 1 and self._bind(b[0], a):
             return a
-        return min(a, b, key=lambda axis: self._strangeness(self.product(axis)))
+        return min(a, b, key=lambda axis: self._complexity(self.product(axis)))
 
     def _equal(self, x: sympy.Expr, y: sympy.Expr) -> Axis:
         if x == y:
             return (x,)
-        # Of two placeholders, the one that may be guessed at the end stays.
+        # Of two placeholders, keep the one that may be guessed at the end.
         first, second = (x, y) if x not in self._neighbours else (y, x)
         if self._bind(first, (second,)):
             return (second,)
         if self._bind(second, (first,)):
             return (first,)
-        return (min(x, y, key=self._strangeness),)
+        return (min(x, y, key=self._complexity),)
 
     def _bind(self, expression: sympy.Expr, axis: Axis) -> bool:
         """Solve `expression == axis` for the one placeholder in `expression`, if it is a factor of it."""
@@ -133,7 +132,7 @@ class AxisNames:
         return True
 
     @staticmethod
-    def _strangeness(expression: sympy.Expr) -> tuple[int, bool, int]:
+    def _complexity(expression: sympy.Expr) -> tuple[int, bool, int]:
         """Fewest placeholders first, then a name before a number, then the shorter."""
         symbols = expression.free_symbols
         placeholders = sum(isinstance(symbol, sympy.Dummy) for symbol in symbols)
@@ -142,7 +141,7 @@ class AxisNames:
     # -- views --------------------------------------------------------------------------------
 
     def regroup(self, axes: Axes, shape: Sequence[int]) -> Axes:
-        """The axes of the same elements viewed with `shape`, in row-major order."""
+        """The axes of a row-major view with `shape` of the same elements."""
         if 0 in shape:
             return self.unknown_shape(shape)
         pending = [factor for axis in axes for factor in self.resolved(axis)][::-1]
@@ -166,7 +165,7 @@ class AxisNames:
         return tuple(grouped)
 
     def _split(self, factor: sympy.Expr, major: int) -> Axis:
-        """The factors of one factor cut so that the first of them has `major` elements."""
+        """Split a factor in two, the first with `major` elements."""
         if factor in self._neighbours and (guess := self._guess(factor)):
             self._bound[factor] = (guess,)
             factor = guess
@@ -183,7 +182,7 @@ class AxisNames:
         minor = self.size(factor) // major
         high, low = self._inner_name(major), self._inner_name(minor)
         if high == low:
-            # As many heads as each is wide: the name is that of the heads, which come first.
+            # The number of heads equals their width: the name belongs to the heads, which come first.
             low = None
         if high is None and low is None:
             (high,), (low,) = self.unknown(major), self.unknown(minor)
@@ -199,7 +198,7 @@ class AxisNames:
         return fitting[0] if len(fitting) == 1 else None
 
     def _joined(self, factors: list[sympy.Expr]) -> Axis:
-        """Adjacent factors that one factor was split into, as that factor again."""
+        """The factors, with adjacent parts of a split factor joined again."""
         for high, low, whole in reversed(self._splits):
             pair = [*self.resolved((high,)), *self.resolved((low,))]
             for start in range(len(factors) - 1):
@@ -208,7 +207,7 @@ class AxisNames:
         return tuple(factors)
 
     def part(self, axis: Axis, size: int) -> Axis:
-        """`size` of the axis's elements, as a slice takes them: a whole fraction of `3*D` is `D`."""
+        """The axis of a slice of `size` elements: a third of `3*D` is `D`."""
         axis = self.resolved(axis)
         if len(axis) == 1 and axis[0] in self._neighbours and (guess := self._guess(axis[0])):
             self._bound[axis[0]] = (guess,)
@@ -223,19 +222,19 @@ class AxisNames:
         return self.unknown(size)
 
     def divided(self, axis: Axis, by: int) -> Axis:
-        """A `by`-th of the axis."""
+        """The axis divided by `by`."""
         return (self.product(self.resolved(axis)) / by,)
 
     def concatenated(self, axes: Sequence[Axis]) -> Axis:
         return (sympy.Add(*(self.product(self.resolved(axis)) for axis in axes)),)
 
-    # -- names at the end ---------------------------------------------------------------------
+    # -- guesses ------------------------------------------------------------------------------
 
     def _guess(self, placeholder: sympy.Dummy, *, by_input: bool = True) -> sympy.Expr | None:
-        """A name for an axis that no use has named: by its size, where that leaves one reading.
+        """A name for an axis that no use has named, from its size, if exactly one candidate fits.
 
-        In this order: a dimension that names no input axis and has this size; k times (or a k-th
-        of) the axis beside it in the same parameter, k ≤ 8; `by_input`, any dimension of this size.
+        In this order: a dimension of this size that names no input axis; k times (or a k-th of) a
+        neighbouring axis of the same parameter, k ≤ 8; with `by_input`, any dimension of this size.
         """
         size = self.size(placeholder)
         if inner := self._inner_name(size):
@@ -258,8 +257,8 @@ class AxisNames:
         same = [symbol for symbol in self.named.values() if self._sizes[symbol] == size]
         return same[0] if len(same) == 1 else None
 
-    def settle(self) -> None:
-        """Name what was split by its parts, and guess the others where that is allowed, the surest first."""
+    def infer_names(self) -> None:
+        """Name split factors by their parts, then guess the other placeholders, the most certain first."""
         by_input = False
         while True:
             self._name_by_parts()
@@ -267,7 +266,7 @@ class AxisNames:
             guesses = ((p, guess) for p in waiting if (guess := self._guess(p, by_input=by_input)) is not None)
             found = next(guesses, None)
             if found:
-                # One at a time: a name found may be the neighbour that another axis is a multiple of.
+                # One at a time: another axis may be a multiple of this one.
                 self._bound[found[0]] = (found[1],)
                 by_input = False
             elif by_input:
@@ -284,7 +283,7 @@ class AxisNames:
                     self._bind(rest[0], parts)
 
     def finished(self, axis: Axis, size: int) -> Axis:
-        """The axis in names and numbers only; the bare number where its names do not give `size`."""
+        """The axis in names and numbers only; the number `size` if the names do not give it."""
         numbers = {symbol: value for symbol, value in self._sizes.items() if isinstance(symbol, sympy.Dummy)}
         factors = tuple(factor.xreplace(numbers) for factor in self.resolved(axis))
         return factors if self.size_of(factors) == size else (sympy.Integer(size),)

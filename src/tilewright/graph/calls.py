@@ -1,4 +1,4 @@
-"""What a node of a captured graph was called with and what it gave, as plain shapes and arguments."""
+"""The arguments and results of a captured node, as plain values and shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def operator_name(target: object) -> str:
-    """An ATen operator's name without its overload, tilewright's with the library's name; else the full name.
+    """`mm` for an ATen operator, `tilewright.softmax` for one of tilewright's; else the function's name.
 
     >>> import torch
     >>> operator_name(torch.ops.aten.mm.default), operator_name(operator.getitem)
@@ -29,7 +29,7 @@ def operator_name(target: object) -> str:
 
 
 def arguments(node: Node) -> dict[str, Argument]:
-    """Every argument of an operator call by its name in the schema, with defaults; {} without a schema."""
+    """All arguments of an operator call by schema name, defaults included; {} without a schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return {}
@@ -43,22 +43,22 @@ def arguments(node: Node) -> dict[str, Argument]:
 
 
 def is_view(node: Node) -> bool:
-    """Whether the call returns its first operand's own storage under other indices."""
+    """Whether the call returns a view of its first operand."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
         return is_view(node.all_input_nodes[0])
-    # `_unsafe_view` is declared as a fresh tensor, because nothing else holds its operand.
+    # The schema of `_unsafe_view` declares a new tensor, but it shares storage.
     return operator_name(node.target) == "_unsafe_view" or bool(getattr(node.target, "is_view", False))
 
 
 def is_mutation(node: Node) -> bool:
-    """Whether the call writes into one of its operands."""
+    """Whether the call writes to one of its operands."""
     return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
 
 
 def outputs(node: Node) -> tuple[Tensor | None, ...]:
-    """The tensors a node gives, one per output; None for an output that is no tensor."""
+    """The result tensors of a node; None for a result that is not a tensor."""
     import torch
 
     value = node.meta.get("val")
@@ -69,7 +69,7 @@ def outputs(node: Node) -> tuple[Tensor | None, ...]:
 
 
 def has_many_outputs(node: Node) -> bool:
-    """Whether the node gives a tuple, whose elements `getitem` nodes take."""
+    """Whether the node's result is a tuple, whose elements `getitem` nodes select."""
     return isinstance(node.meta.get("val"), tuple | list)
 
 
@@ -79,9 +79,9 @@ def output(node: Node) -> Tensor | None:
 
 
 def number(size: int | SymInt) -> int:
-    """A size as a number; of a dynamic size, the one it was captured with.
+    """A size as a number; a dynamic size has the value with which it was captured.
 
-    Raises `CaptureError` for a size that depends on the data.
+    Raises `CaptureError` for a size that depends on data.
     """
     if isinstance(size, int):
         return size

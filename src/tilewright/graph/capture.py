@@ -1,9 +1,10 @@
-"""Programs as ATen graphs. This, `cuda_graph.py` and `skipped.py` touch PyTorch's private modules (2.11 to 2.13).
+"""Captures programs as ATen graphs. Only this file, `cuda_graph.py` and `skipped.py` use private modules of PyTorch
+(2.11 to 2.13).
 
-Dynamo captures, a hook rewrites what it captured (attention, while it still is one), AOTAutograd
-differentiates and functionalises, the joint graph is simplified and cut here into forward and
-backward, and a compiler turns each into something callable. Where Dynamo left sizes symbolic,
-`specialise` gives the graph for the sizes of one call.
+Dynamo captures; a hook rewrites the captured graph (attention, before it is decomposed); AOTAutograd
+differentiates and functionalises; the joint graph is simplified and partitioned here into forward and
+backward; a compiler makes each callable. If Dynamo left sizes symbolic, `specialise` gives the graph
+for the sizes of one call.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Kind = Literal["forward", "backward", "inference"]
 
 
 class Compiler(Protocol):
-    """What a backend does at each step of a capture."""
+    """The hooks of a backend at each step of a capture."""
 
     def before_autograd(self, module: fx.GraphModule) -> None:
         """Rewrite the captured torch-level graph in place."""
@@ -36,33 +37,33 @@ class Compiler(Protocol):
         """Rewrite the joint forward and backward graph in place."""
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
-        """Of the forward values that backward needs, those to keep; it computes the others again."""
+        """Of the forward values that backward needs, those to save; backward recomputes the others."""
 
     def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]: ...
 
     def compile_inference(self, module: fx.GraphModule) -> Boxed: ...
 
-    def repeated(self, graph: Called, run: Boxed) -> Boxed:
-        """What is called in place of `run`, which computes `graph`: `run` itself, or something that replays it."""
+    def repeated(self, graph: CallableGraph, run: Boxed) -> Boxed:
+        """The function to call instead of `run`, which computes `graph`: `run` itself, or a replay of it."""
 
 
 @dataclass(frozen=True)
-class Called:
-    """A graph as it is called."""
+class CallableGraph:
+    """A compiled graph, its kind, and its static inputs."""
 
     module: fx.GraphModule
     kind: Kind
     static: Sequence[int]
-    """Inputs that lie at one address in every call: parameters and buffers, in backward what forward saved."""
+    """Indices of inputs with the same address in every call: parameters and buffers; in backward, saved tensors."""
 
 
 def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compile a captured module with `compiler`; gives a callable with autograd attached.
+    """Compile a captured module with `compiler`; returns a callable with autograd.
 
-    Raises CaptureError where AOTAutograd or a rewrite cannot handle the module; what the compiler
-    itself raises as a TilewrightError, and what Dynamo uses to steer itself, passes through.
+    Raises CaptureError if AOTAutograd or a rewrite cannot handle the module. TilewrightErrors of the
+    compiler and Dynamo's control-flow exceptions pass through.
     """
-    # Not torch._dynamo.backends.common.aot_autograd, which imports Inductor's scheduler for its logs.
+    # torch._dynamo.backends.common.aot_autograd would import Inductor's scheduler.
     from torch._dynamo import disable
     from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.utils import GmWrapper, flatten_graph_inputs
@@ -86,7 +87,7 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any
     try:
         compiler.before_autograd(module)
         if any(isinstance(x, (list, tuple, dict)) for x in inputs):
-            # Compiled autograd hands its tensors over in a list.
+            # Compiled autograd passes its tensors in a list.
             flat: Callable[..., Any] = flatten_graph_inputs(module, inputs, through)
             return flat
         return through(module, inputs)
@@ -102,7 +103,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def in_real_tensors() -> Iterator[None]:
-    """What is computed inside is computed, though a capture may be running in fake tensors."""
+    """Compute with real tensors inside, also during a capture with fake tensors."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
@@ -110,40 +111,40 @@ def in_real_tensors() -> Iterator[None]:
 
 
 def watched() -> bool:
-    """Whether a mode, a transform or a tracer sees the operators that are called now, other than autograd."""
+    """Whether a dispatch mode, a functorch transform or a tracer observes operator calls (autograd not counted)."""
     watching = torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
     return bool(watching) or torch._C._functorch.peek_interpreter_stack() is not None or has_forward_level()
 
 
 def has_forward_level() -> bool:
-    """Whether derivatives are carried forward now: `torch.autograd.forward_ad.dual_level`, `torch.func.jvp`."""
+    """Whether forward-mode differentiation is active: `torch.autograd.forward_ad.dual_level`, `torch.func.jvp`."""
     return torch.autograd.forward_ad._current_level >= 0
 
 
 def lies_in_memory(x: torch.Tensor) -> bool:
-    """Whether x has an address: it is not fake, nor what a transform of `torch.func` shows of another tensor."""
+    """Whether x has an address: it is neither a fake tensor nor a functorch wrapper."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return not isinstance(x, FakeTensor) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def functions_watched() -> bool:
-    """Whether a mode sees the functions of PyTorch that are called now, operators among them."""
+    """Whether a `TorchFunctionMode` is active."""
     return bool(torch._C._len_torch_function_stack())
 
 
 def profiled() -> bool:
-    """Whether a profiler sees the operators that are called now."""
+    """Whether a profiler is recording operators."""
     return bool(torch._C._autograd._profiler_enabled())
 
 
 def below_autograd() -> bool:
-    """Whether this is the inside of an operator, of which autograd has seen the outside."""
+    """Whether this code runs inside an operator, below its autograd kernel."""
     return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
 
 
 def graph_break(module: fx.GraphModule) -> Fallback | None:
-    """Where and why Dynamo ended this graph before the end of the user's function, if it did."""
+    """The graph break that ended this graph, if there was one."""
     reason = getattr(module, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return None
@@ -155,7 +156,7 @@ def graph_break(module: fx.GraphModule) -> Fallback | None:
 
 
 def compilations() -> tuple[int, int]:
-    """How often Dynamo has compiled the function it is compiling now, and how often it will at most."""
+    """How often Dynamo has compiled the current function, this time included, and its recompile limit."""
     from torch._dynamo import config
     from torch._guards import CompileContext
 
@@ -165,7 +166,7 @@ def compilations() -> tuple[int, int]:
 
 @dataclass
 class _Pairs:
-    """Compiles forward and backward together when the joint graph is cut, and hands each out when asked."""
+    """Compiles forward and backward together when AOTAutograd partitions; returns each when AOTAutograd asks."""
 
     compiler: Compiler
     compiled: tuple[Boxed, Boxed] | None = None
@@ -180,7 +181,7 @@ class _Pairs:
 
     def forward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         assert self.compiled is not None
-        return _boxed(self.compiler.repeated(Called(gm, "forward", _static_inputs()), self.compiled[0]))
+        return _boxed(self.compiler.repeated(CallableGraph(gm, "forward", _static_inputs()), self.compiled[0]))
 
     def backward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         from torch._dynamo import disable
@@ -188,19 +189,19 @@ class _Pairs:
         assert self.compiled is not None
         inputs = gm.graph.find_nodes(op="placeholder")
         saved = [place for place, node in enumerate(inputs) if not _is_tangent(node)]
-        run = self.compiler.repeated(Called(gm, "backward", saved), self.compiled[1])
-        # Autograd calls it from wherever the user calls backward, maybe while Dynamo traces that.
+        run = self.compiler.repeated(CallableGraph(gm, "backward", saved), self.compiled[1])
+        # Dynamo may be tracing the user's call of backward.
         untraced: Boxed = disable(_boxed(run), reason="it is compiled already")
         return untraced
 
     def inference(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         self.compiler.joint(gm.graph)
         run = self.compiler.compile_inference(gm)
-        return _boxed(self.compiler.repeated(Called(gm, "inference", _static_inputs()), run))
+        return _boxed(self.compiler.repeated(CallableGraph(gm, "inference", _static_inputs()), run))
 
 
 def _static_inputs() -> Sequence[int]:
-    """The parameters and buffers among the inputs of the forward graph that is compiled now."""
+    """Indices of parameters and buffers among the inputs of the forward graph that is being compiled."""
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
@@ -208,7 +209,7 @@ def _static_inputs() -> Sequence[int]:
 
 
 def _boxed(function: Boxed) -> Boxed:
-    """AOTAutograd hands a boxed function the list it may empty."""
+    """Mark a function that takes its arguments as a list and may empty it."""
 
     def call(args: list[Any]) -> Sequence[Any]:
         return function(args)
@@ -221,7 +222,7 @@ Saver = Callable[[fx.Graph, Sequence[fx.Node], set[fx.Node]], Sequence[fx.Node]]
 
 
 def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward and the backward graph; `saver` chooses which forward values cross."""
+    """Partition a joint graph into forward and backward; `saver` chooses which forward values are saved."""
     from torch._functorch.partitioners import _extract_fwd_bwd_modules
 
     graph = joint.graph
@@ -233,7 +234,7 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
     forward_results, backward_results = (
         [n for n in part if isinstance(n, fx.Node)] for part in (results[:num_fwd_outputs], results[num_fwd_outputs:])
     )
-    # What forward's results need is forward's; eager computes all else in backward, even what no gradient enters.
+    # Forward computes only what its results need; eager computes the rest in backward too.
     forward = _closure({*forward_results, *inputs} - tangents, lambda n: n.all_input_nodes)
     forward |= {user for n in forward for user in n.users if user.target is operator.getitem}
     backward = _closure(set(backward_results), lambda n: n.all_input_nodes) - forward
@@ -248,12 +249,12 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
 
 
 def _is_tangent(node: fx.Node) -> bool:
-    """Whether an input is a gradient that comes in."""
+    """Whether an input is an incoming gradient."""
     return "tangents" in str(node.target)
 
 
 OVERWRITTEN = "overwritten"
-"""Metadata of an input that the forward call writes to: backward cannot compute from what it was."""
+"""Metadata key: the forward call writes to this input, so backward cannot recompute from its old value."""
 
 
 def _mark_overwritten(graph: fx.Graph, inputs: Sequence[fx.Node]) -> None:
@@ -277,7 +278,7 @@ def _closure(start: set[fx.Node], step: Callable[[fx.Node], Any]) -> set[fx.Node
 
 
 def is_symbolic(module: fx.GraphModule) -> bool:
-    """Whether a size in this graph is a symbol that each call binds anew."""
+    """Whether a size in this graph is symbolic."""
     values = (node.meta.get("val") for node in module.graph.nodes)
     return any(
         v._has_symbolic_sizes_strides if isinstance(v, torch.Tensor) else isinstance(v, torch.SymInt) for v in values
@@ -285,9 +286,9 @@ def is_symbolic(module: fx.GraphModule) -> bool:
 
 
 def binding(args: Sequence[Any], *, offsets: bool) -> Hashable:
-    """What one call binds the symbols of a graph to: its whole numbers, and how its tensors lie.
+    """The key of the values that a call gives a graph's symbols: its integers, and its tensors' shapes and strides.
 
-    `offsets`: where in their storage they begin, too, for a graph that asks (`reads_offsets`).
+    With `offsets` also their storage offsets, for a graph that reads them (`reads_offsets`).
     """
     return tuple(
         (a.shape, a.stride(), a.storage_offset() if offsets else 0)
@@ -306,14 +307,14 @@ def specialise(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
 
         n = sym_size(x, 0); m = n * 4; y = view(x, [m])      →   y = view(x, [32])
 
-    Numbers computed from sizes become constants, and metadata become those of `args`. Other numbers
-    (a learning rate) stay values of the graph. Nothing is computed. Raises CaptureError
-    where a shape depends on data.
+    Numbers computed from sizes become constants, and metadata are those of `args`. Other numbers
+    (a learning rate) stay values of the graph. Runs on fake tensors. Raises CaptureError if a shape
+    depends on data.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # Nothing becomes symbolic here, but the offsets of a nested tensor bring a symbol of their own.
+    # Sizes are static; the shape environment is for the symbolic offsets of nested tensors.
     symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols) as mode, torch.no_grad():
         return _Specialiser(module, mode).run(list(args))
@@ -325,7 +326,7 @@ class _Specialiser:
         self.mode = mode
         self.graph = fx.Graph()
         self.known: dict[fx.Node, Any] = {}
-        """A node's counterpart in the new graph, or the number it always is."""
+        """A node's counterpart in the new graph, or its constant value."""
 
     def run(self, args: list[Any]) -> fx.GraphModule:
         for node in self.module.graph.nodes:
@@ -348,7 +349,7 @@ class _Specialiser:
         if fixed and isinstance(value, (int, float)):
             self.known[node] = value
         elif isinstance(value, int):
-            raise CaptureError(f"{node.name} is a whole number that depends on the data")
+            raise CaptureError(f"{node.name} is an integer that depends on data")
         else:
             self.known[node] = self._copy(node, value)
 
@@ -360,7 +361,7 @@ class _Specialiser:
         try:
             return target(*args, **kwargs)
         except Exception as error:
-            raise CaptureError(f"{node.target} has no shape before it runs: {first_line(error)}") from error
+            raise CaptureError(f"the shape of {node.target} is unknown before it runs: {first_line(error)}") from error
 
     def _without_data(self, value: Any) -> Any:
         return self.mode.from_tensor(value.detach(), static_shapes=True) if isinstance(value, torch.Tensor) else value

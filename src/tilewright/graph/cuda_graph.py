@@ -1,8 +1,7 @@
-"""Compiled graphs as CUDA graphs: what PyTorch's trees of CUDA graphs (torch 2.11 to 2.13) are asked and told.
+"""Captures compiled graphs with PyTorch's CUDA graph trees (private modules of torch 2.11 to 2.13).
 
-With `capture.py` the only file that touches PyTorch's private modules. The trees keep the memory, one pool for
-forward and backward; copy inputs that are not static; record again where something lies elsewhere; end the life of
-what the last step left; and move the generators on with each replay.
+The trees own one memory pool for forward and backward, copy inputs that are not static, capture again if an address
+changes, invalidate the results of the previous step, and advance the generators with each replay.
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.capture import Boxed, Called
+from tilewright.graph.capture import Boxed, CallableGraph
 
 
 def written_inputs(module: fx.GraphModule) -> set[int]:
-    """The inputs that a graph writes to, by their places."""
+    """Indices of the inputs that a graph writes to."""
     from torch._dynamo.backends.cudagraphs import find_input_mutations
 
     return find_input_mutations(module.graph)
 
 
 def unrecordable(module: fx.GraphModule) -> fx.Node | None:
-    """The first operator that PyTorch knows not to work in a CUDA graph."""
+    """The first operator that PyTorch excludes from CUDA graphs."""
     from torch._inductor.utils import get_first_incompatible_cudagraph_node
 
     return get_first_incompatible_cudagraph_node(module)
 
 
-def recorded(run: Boxed, graph: Called, device: int, args: list[Any]) -> tuple[Boxed, Sequence[Any]]:
-    """`run` as a CUDA graph, and its results for `args`, which are emptied.
+def recorded(run: Boxed, graph: CallableGraph, device: int, args: list[Any]) -> tuple[Boxed, Sequence[Any]]:
+    """Capture `run` as a CUDA graph; returns the graph and its results for `args`, which are emptied.
 
-    `run` must have been called with such arguments before. The trees would call it once more themselves, in their
-    memory, where what a kernel allocates once and keeps would be overwritten; so they are told that they have.
+    `run` must have been called with such arguments before. The trees' own warm-up call is skipped: it would run in
+    their pool, where buffers that a kernel allocates once and keeps would be overwritten.
     """
     from torch._inductor import config
     from torch._inductor.cudagraph_trees import cudagraphify_impl, get_manager
@@ -66,7 +65,7 @@ def recorded(run: Boxed, graph: Called, device: int, args: list[Any]) -> tuple[B
 
 
 def records_here() -> bool:
-    """Whether this thread can record CUDA graphs: the one that was the first to, and autograd's on its behalf."""
+    """Whether this thread can capture CUDA graphs: the first one that did, and autograd's threads for it."""
     from torch._inductor import cudagraph_trees
 
     name = "tree_manager_containers"
@@ -74,7 +73,7 @@ def records_here() -> bool:
 
 
 def end_forward(device: int) -> None:
-    """Tell the trees of a backward that they do not run: what forward left may be overwritten from the next step on."""
+    """Tell the trees that a backward runs without a graph, so that the next step may overwrite forward's results."""
     from torch._inductor.cudagraph_trees import get_manager
 
     if manager := get_manager(device, create_if_none_exists=False):

@@ -2,10 +2,9 @@
 
     x[N, M] → max over M → [N] → unsqueeze → [N, 1] → x − · → [N, M]
 
-Names travel through the operators from the inputs whose axes the case names, so two dimensions
-stay two even where their sizes are equal. A parameter's axes get their names from what they meet.
-Where no rule gives a name the number stands, and every expression has been checked to give the
-captured size.
+Names propagate through the operators from the inputs that the case names, so two dimensions stay
+distinct even if their sizes are equal. A parameter's axes get their names from the operators that use
+it. An axis without a name is a number. Every expression is checked against the captured size.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ if TYPE_CHECKING:
 
 Shape = tuple[sympy.Expr, ...]
 Shapes = Shape | tuple[Shape | None, ...]
-"""The shape of a node's tensor; of a node with several results, a tuple of shapes (None: no tensor)."""
+"""The shape of a node's tensor; for several results, a tuple of shapes (None: not a tensor)."""
 
 
 class SymbolicShapes(dict["Node", Shapes]):
-    """The symbolic shape of every node that gives tensors.
+    """The symbolic shape of every node whose result is a tensor.
 
-    `sizes` gives each named dimension its number, in the order in which the case names them, and
-    `input_names` says which of them name an input's axis; `factors` keeps what each axis is a
-    product of, major to minor (`B·S` is not `S·B`).
+    `sizes` has each named dimension's size, in the case's order, and `input_names` those that name an
+    input's axis; `factors` has the factors of each axis, major to minor (`B·S` is not `S·B`).
     """
 
     def __init__(self, graph: Graph, sizes: Mapping[str, int], input_names: Iterable[str]) -> None:
@@ -60,7 +58,7 @@ class SymbolicShapes(dict["Node", Shapes]):
         return shapes if calls.has_many_outputs(node) else (shapes,)
 
     def of_result(self, value: object) -> tuple[tuple[int, ...], Axes] | None:
-        """Sizes and factors of a node with one result; None of anything else."""
+        """Sizes and factors of a node with one result; None for anything else."""
         factors = self.factors.get(cast("Node", value))
         if not isinstance(factors, tuple):
             return None
@@ -68,12 +66,12 @@ class SymbolicShapes(dict["Node", Shapes]):
 
 
 def axis_text(expression: sympy.Expr) -> str:
-    """An axis as people write it: `4·D`, `D/H`."""
+    """An axis as text: `4·D`, `D/H`."""
     return str(expression).replace("**", "^").replace("*", "·")
 
 
 def shape_text(shape: Shape) -> str:
-    """A shape as people write it: `[B, S, 4·D]`."""
+    """A shape as text: `[B, S, 4·D]`."""
     return f"[{', '.join(map(axis_text, shape))}]"
 
 
@@ -91,7 +89,7 @@ def symbolic_shapes(
     the shapes of the forward graph that its saved tensors and tangents come from. The result's
     symbols are sympy symbols, positive and integer.
 
-    Raises `CaptureError` where a size depends on the data.
+    Raises `CaptureError` if a size depends on data.
     """
     input_names = {name for axes in named_inputs.values() for name in axes if name}
     if forward is not None:
@@ -99,18 +97,18 @@ def symbolic_shapes(
         input_names |= forward.input_names
     names = AxisNames(sizes, input_names)
     shapes = SymbolicShapes(graph, sizes, input_names)
-    carried = dict(_carried(forward, graph)) if forward is not None else {}
+    inherited = dict(_inherited(forward, graph)) if forward is not None else {}
     known: dict[Node, Result] = {}
     for node in graph.nodes:
         if node.op == "output" or not any(tensor is not None for tensor in calls.outputs(node)):
             continue
-        if node in carried:
-            known[node] = carried[node]
+        if node in inherited:
+            known[node] = inherited[node]
         elif node.op in ("placeholder", "get_attr"):
             known[node] = _input(node, names, named_inputs.get(node.name))
         else:
             known[node] = _checked(node, names, _apply(node, names, known))
-    names.settle()
+    names.infer_names()
     for node, result in known.items():
         factors = _finished(node, names, result)
         shapes.factors[node] = factors
@@ -149,7 +147,7 @@ def _apply(node: Node, names: AxisNames, known: Mapping[Node, Result]) -> Result
 
 
 def _call(node: Node, names: AxisNames, known: Mapping[Node, Result]) -> CallAxes:
-    """What a row's rule may ask about a node."""
+    """The facts about a node for its row's shape rule."""
     arguments, tensors = calls.arguments(node), calls.outputs(node)
 
     def axes_of(argument: object) -> Axes | None:
@@ -173,7 +171,7 @@ def _call(node: Node, names: AxisNames, known: Mapping[Node, Result]) -> CallAxe
 
 
 def _checked(node: Node, names: AxisNames, result: Result) -> Result:
-    """The result with every axis that is not of the captured size replaced by one without a name."""
+    """The result, with each axis that does not have the captured size replaced by an unnamed one."""
 
     def check(tensor: Tensor | None, axes: Axes | None) -> Axes | None:
         if tensor is None:
@@ -187,7 +185,7 @@ def _checked(node: Node, names: AxisNames, result: Result) -> Result:
     tensors = calls.outputs(node)
     if isinstance(result, tuple):
         return check(tensors[0], result) or ()
-    # A rule may know fewer results than there are.
+    # A rule may omit results.
     padded = [*result, *[None] * len(tensors)]
     return [check(tensor, axes) for tensor, axes in zip(tensors, padded, strict=False)]
 
@@ -210,11 +208,11 @@ def _shape(axes: Axes | None) -> Shape | None:
     return None if axes is None else tuple(sympy.Mul(*axis) for axis in axes)
 
 
-def _carried(forward: SymbolicShapes, backward: Graph) -> Iterator[tuple[Node, Axes]]:
-    """The placeholders of a backward graph that are values of the forward graph, or gradients of its outputs.
+def _inherited(forward: SymbolicShapes, backward: Graph) -> Iterator[tuple[Node, Axes]]:
+    """The axes of a backward graph's placeholders that are saved forward values or gradients of forward outputs.
 
-    AOTAutograd gives a saved tensor the name it has in the forward graph, and passes the tangents
-    (`tangents_1`, …) in the order of the outputs that they are gradients of.
+    AOTAutograd keeps a saved tensor's name from the forward graph, and passes the tangents
+    (`tangents_1`, …) in the order of their outputs.
     """
     saved = {node.name: node for node in forward}
     result = next(node for node in forward.graph.nodes if node.op == "output")

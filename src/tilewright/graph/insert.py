@@ -1,4 +1,4 @@
-"""Calls written into a captured graph, with the fake tensors of their results."""
+"""Inserts calls into a captured graph, with the fake tensors of their results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def insert_call(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-    """A call written in front of `before`, as part of what that computes: it keeps its line of the user's program.
+    """Insert a call in front of `before`, with that node's source line and module.
 
-    Operands are nodes with fake tensors (`meta["val"]`), at least one of them; the result's is computed from theirs.
+    At least one operand is a node with a fake tensor (`meta["val"]`), from which the result's is computed.
     """
     import torch
     from torch import fx

@@ -1,4 +1,4 @@
-"""Values that are another value laid out anew: through views, slices, copies and casts that lose nothing."""
+"""Values that only rearrange another value: through views, slices, copies and lossless casts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MOVES = {
     "clone", "view", "_unsafe_view", "reshape", "slice", "select", "squeeze", "unsqueeze", "expand", "t", "transpose",
     "permute", "slice_backward", "select_backward",
 }  # fmt: skip
-"""Operators that move elements of their first operand, and at most put zeros beside them."""
+"""Operators that rearrange the elements of their first operand, or pad them with zeros."""
 
 
 def before_widening(node: Node) -> Node:
-    """`node` without a cast to a wider dtype below it, its moves written again on what was cast; else `node`.
+    """`node` without the widening cast below it: its moves are applied to the operand of the cast; else `node`.
 
     view(_to_copy(x, float32))  →  view(x)
     """
@@ -34,13 +34,13 @@ def before_widening(node: Node) -> Node:
 
 
 def widening_below(node: Node) -> Node | None:
-    """The cast to a wider dtype that `node` is, or moves."""
+    """The widening cast that `node` is, or whose result it rearranges."""
     _, cast = _below_moves(node)
     return None if widened(cast) is None else cast
 
 
 def _below_moves(node: Node) -> tuple[list[Node], Node]:
-    """The moves from `node` down, and what the last of them moves."""
+    """The chain of moves that ends in `node`, last first, and their source."""
     moves: list[Node] = []
     while node.op == "call_function" and calls.operator_name(node.target) in MOVES:
         moves.append(node)
@@ -49,7 +49,7 @@ def _below_moves(node: Node) -> tuple[list[Node], Node]:
 
 
 def readers_through_moves(node: Node) -> Iterator[Node]:
-    """What reads `node` as it is or laid out anew."""
+    """The nodes that read `node` directly or through moves."""
     for user in node.users:
         if user.op == "call_function" and calls.operator_name(user.target) in MOVES:
             yield from readers_through_moves(user)
@@ -58,7 +58,7 @@ def readers_through_moves(node: Node) -> Iterator[Node]:
 
 
 def widened(node: Node) -> Node | None:
-    """The operand of a cast that changes the dtype alone and loses nothing; None for any other call."""
+    """The operand of a lossless cast that changes only the dtype; None for any other call."""
     if calls.operator_name(node.target) != "_to_copy":
         return None
     source = node.all_input_nodes[0]

@@ -1,12 +1,12 @@
-"""What each operator does in the model, in the words people draw a Transformer with.
+"""The role of each operator in the model, in the terms of Transformer diagrams.
 
     LN → Q,K,V → heads → QKᵀ/√d → softmax → PV → merge → out-projection → residual
        → LN → FF1 → GELU → FF2 → residual
 
-A role is read off the graph alone: a softmax between two products is attention, its operands' linear
-layers are Q, K and V, the one behind it is the out-projection; linear layers around an activation are
-FF1 and FF2; a sum of a value with something computed from it is a residual. An operator in no such
-place, as those of a backward graph, has its own name as its role.
+Roles follow from the graph alone: a softmax between two products is attention, the linear layers of its
+operands are Q, K and V, the linear layer after it is the out-projection; linear layers around an activation
+are FF1 and FF2; a sum of a value and a value computed from it is a residual. The role of any other operator,
+such as those of a backward graph, is its name.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def roles(graph: Graph) -> dict[Node, str]:
     for node in graph.nodes:
         name = _name(node)
         if name == "_softmax":
-            _written_out(node, found)
+            _unfused_attention(node, found)
         elif name.startswith(ATTENTION) and not name.endswith("_backward"):
-            _fused(node, found)
+            _fused_attention(node, found)
         elif name in ACTIVATIONS:
             _feed_forward(node, found)
         elif name == "add" and _is_residual(node):
@@ -49,12 +49,12 @@ def roles(graph: Graph) -> dict[Node, str]:
     operators = [node for node in graph.nodes if node.op == "call_function"]
     for node in operators:
         if node not in found and not _is_step(node):
-            found[node] = _own(node)
+            found[node] = _operator_role(node)
         if backward and found.get(node) in GRADIENTS:
             found[node] = GRADIENTS[found[node]]
     for node in operators:
         if node not in found:
-            found[node] = _of_neighbour(node, found)
+            found[node] = _neighbour_role(node, found)
     return found
 
 
@@ -62,15 +62,15 @@ def _name(node: Node) -> str:
     return calls.operator_name(node.target) if node.op == "call_function" else ""
 
 
-def _own(node: Node) -> str:
+def _operator_role(node: Node) -> str:
     name = _name(node)
     row = row_of(node.target)
     if row is not None and row.role:
         return row.role if isinstance(row.role, str) else row.role(calls.arguments(node))
-    return "linear" if _is_linear(node) else _spelled(name.removeprefix("tilewright."))
+    return "linear" if _is_linear(node) else _words(name.removeprefix("tilewright."))
 
 
-def _spelled(name: str) -> str:
+def _words(name: str) -> str:
     """`cross_entropy_backward` is `cross entropy backward`."""
     return name.strip("_").replace("_", " ")
 
@@ -80,12 +80,12 @@ def _is_layout(node: Node) -> bool:
 
 
 def _is_step(node: Node) -> bool:
-    """Whether the node's value is its operand's, in another layout or as one of several results."""
+    """Whether the node only changes its operand's layout or selects one of several results."""
     return _is_layout(node) or node.target is operator.getitem
 
 
 def _is_linear(node: Node) -> bool:
-    """A product with a parameter: one operand is an input of the graph under some view."""
+    """Whether the node is a product with a parameter: one operand is a graph input or a view of one."""
     if _name(node) not in WEIGHTED:
         return False
     return any(_source(operand).op in ("placeholder", "get_attr") for operand in node.all_input_nodes[-2:])
@@ -98,7 +98,7 @@ def _source(node: Node) -> Node:
 
 
 def _upstream(node: Node, passes: Passes) -> tuple[list[Node], Node]:
-    """From `node` towards first operands as long as `passes`: the nodes passed, the one that stopped it."""
+    """Follow first operands from `node` while `passes`: the nodes passed, and the first that does not pass."""
     passed = []
     while passes(node) and node.all_input_nodes:
         passed.append(node)
@@ -107,7 +107,7 @@ def _upstream(node: Node, passes: Passes) -> tuple[list[Node], Node]:
 
 
 def _downstream(node: Node, passes: Passes) -> Iterable[tuple[list[Node], Node]]:
-    """Every way from `node` through users that `passes`, with the user that ends it."""
+    """Every path from `node` through users that pass, with the first user that does not."""
     for user in node.users:
         if passes(user):
             for passed, end in _downstream(user, passes):
@@ -116,8 +116,8 @@ def _downstream(node: Node, passes: Passes) -> Iterable[tuple[list[Node], Node]]
             yield [], user
 
 
-def _written_out(softmax: Node, found: dict[Node, str]) -> None:
-    """Attention spelled out around a softmax: the product of its scores, the product of its weights."""
+def _unfused_attention(softmax: Node, found: dict[Node, str]) -> None:
+    """Name the operators of unfused attention around a softmax: the products of the scores and of the weights."""
     scoring, scores = _upstream(softmax.all_input_nodes[0], lambda n: _is_layout(n) or _name(n) in SCORING)
     if _name(scores) not in PRODUCTS or _is_linear(scores):
         return
@@ -134,7 +134,7 @@ def _written_out(softmax: Node, found: dict[Node, str]) -> None:
         _merged(mixed, found)
 
 
-def _fused(attention: Node, found: dict[Node, str]) -> None:
+def _fused_attention(attention: Node, found: dict[Node, str]) -> None:
     arguments = calls.arguments(attention)
     found[attention] = "attention"
     names = ("query", "key", "value") if "query" in arguments else ("q", "k", "v")
@@ -144,17 +144,17 @@ def _fused(attention: Node, found: dict[Node, str]) -> None:
 
 
 def _projections(operands: list[Node], found: dict[Node, str]) -> None:
-    """Name the linear layers that make the queries, keys and values, and the layout between."""
+    """Name the linear layers that compute queries, keys and values, and the layout operators in between."""
     for role, operand in zip("QKV", operands, strict=False):
         passed, linear = _upstream(operand, lambda n: _is_layout(n) or _name(n) in ("mul", "div"))
         if _is_linear(linear):
-            # One linear layer may make all three.
+            # One linear layer may compute all three.
             found[linear] = role if linear not in found else f"{found[linear]},{role}"
             found.update({node: "heads" for node in passed if not _is_inside(node, linear)})
 
 
 def _is_inside(view: Node, linear: Node) -> bool:
-    """Whether this view is the linear layer's own: it only folds leading axes into one, or back."""
+    """Whether this view belongs to the linear layer: it only flattens leading axes, or restores them."""
     before, after = calls.output(view.all_input_nodes[0]), calls.output(view)
     beside = view.all_input_nodes[0] is linear or linear in view.users
     return beside and before is not None and after is not None and before.shape[-1] == after.shape[-1]
@@ -169,8 +169,8 @@ def _merged(attention: Node, found: dict[Node, str]) -> None:
 
 def _feed_forward(activation: Node, found: dict[Node, str]) -> None:
     _, before = _upstream(activation.all_input_nodes[0], _is_layout)
-    ways = _downstream(activation, lambda node: _is_step(node) or _name(node) == "native_dropout")
-    behind = [end for _, end in ways if _is_linear(end)]
+    paths = _downstream(activation, lambda node: _is_step(node) or _name(node) == "native_dropout")
+    behind = [end for _, end in paths if _is_linear(end)]
     if not _is_linear(before) or len(behind) != 1:
         return
     for linear, role in ((before, "FF1"), (behind[0], "FF2")):
@@ -188,25 +188,25 @@ def _is_residual(add: Node) -> bool:
 
 
 def _computed_from(node: Node, ancestor: Node) -> bool:
-    seen, todo = {node}, [node]
+    visited, todo = {node}, [node]
     while todo:
         for operand in todo.pop().all_input_nodes:
             if operand is ancestor:
                 return True
-            if operand not in seen and operand.op == "call_function":
-                seen.add(operand)
+            if operand not in visited and operand.op == "call_function":
+                visited.add(operand)
                 todo.append(operand)
     return False
 
 
-def _of_neighbour(node: Node, found: dict[Node, str]) -> str:
-    """A layout operator belongs to the product that it follows, else that it leads to, else to a neighbour.
+def _neighbour_role(node: Node, found: dict[Node, str]) -> str:
+    """A layout operator has the role of the product before it, else of the product after it, else of a neighbour.
 
-    A `getitem` belongs to the operator whose result it takes.
+    A `getitem` has the role of its operand.
     """
     made_from = node.all_input_nodes[0] if node.all_input_nodes else None
     if made_from in found and (node.target is operator.getitem or _name(made_from) in PRODUCTS):
         return found[made_from]
     products = (found[end] for _, end in _downstream(node, _is_layout) if _name(end) in PRODUCTS)
     beside = (found[neighbour] for neighbour in (made_from, *node.users) if neighbour in found)
-    return next(products, None) or next(beside, None) or _own(node)
+    return next(products, None) or next(beside, None) or _operator_role(node)

@@ -1,4 +1,4 @@
-"""The line of the user's program that a node of a captured graph comes from."""
+"""The source line of a captured node in the user's program."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+).*(?:\n +(?P
 
 
 @cache
-def _not_the_users() -> tuple[str, ...]:
+def _library_prefixes() -> tuple[str, ...]:
     import torch
 
     folders = [Path(torch.__file__).parent, Path(__file__).parents[1]]
-    # torch.fx runs the code it generates under names such as <eval_with_key>.3.
+    # Generated code of torch.fx has file names such as <eval_with_key>.3.
     return *(f"{folder}{os.sep}" for folder in folders), "<eval_with_key>"
 
 
 def source_line(node: Node) -> str | None:
     """The innermost frame outside torch and tilewright: `model.py:12: y = x + 1`.
 
-    Where there is none, as in a module made of PyTorch's own alone, the layer, `layer 2: GELU`; else None.
+    If there is none, as in a module that consists of PyTorch's layers, the layer, `layer 2: GELU`; else None.
 
     >>> from torch.fx import Graph
     >>> node = Graph().placeholder("x")
@@ -49,8 +49,8 @@ def _layer(node: Node) -> str | None:
 
 
 def user_line(trace: str) -> str | None:
-    """The innermost frame outside torch and tilewright of a traceback as text."""
-    frames = [frame for frame in FRAME.finditer(trace) if not frame["file"].startswith(_not_the_users())]
+    """The innermost frame outside torch and tilewright in the text of a traceback."""
+    frames = [frame for frame in FRAME.finditer(trace) if not frame["file"].startswith(_library_prefixes())]
     if not frames:
         return None
     frame = frames[-1]

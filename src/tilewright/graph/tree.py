@@ -36,7 +36,7 @@ STYLES: dict[OperatorClass, str] = {
 
 @dataclass(frozen=True)
 class TensorNote:
-    """One tensor: the node that gives it, its shape in the case's names and in numbers, its dtype."""
+    """One tensor: its node, its shape in the case's names and in numbers, its dtype."""
 
     name: str
     shape: tuple[str, ...]
@@ -49,7 +49,7 @@ class TensorNote:
 
 @dataclass(frozen=True)
 class OperatorNote:
-    """One operator call with every tensor that it takes and gives."""
+    """One operator call with its operands and results."""
 
     name: str
     target: str
@@ -81,7 +81,7 @@ class Group:
 
 
 def annotated_tree(graph: Graph, symbolic: SymbolicShapes, title: str = "graph") -> Group:
-    """The operators of `graph` by module path (where capture recorded one) and role, in the graph's order."""
+    """The operators of `graph` grouped by module path (if capture recorded one) and role, in the graph's order."""
     role_of = roles(graph)
     notes = [
         (_modules(node), _note(node, role_of[node], symbolic))
@@ -92,7 +92,7 @@ def annotated_tree(graph: Graph, symbolic: SymbolicShapes, title: str = "graph")
 
 
 Module = tuple[str, str]
-"""Its path from the model and its class."""
+"""Path in the model, and class."""
 
 
 def _grouped(notes: list[tuple[tuple[Module, ...], OperatorNote]], depth: int) -> Iterator[Group]:
@@ -121,7 +121,7 @@ def _modules(node: Node) -> tuple[Module, ...]:
 
 
 def _path(path: str) -> str:
-    """`layers.0.norm` of the ways in which Dynamo writes it: `L['self'].layers[0].norm` and others."""
+    """`layers.0.norm` for Dynamo's `L['self'].layers[0].norm` and its other notations."""
     path = re.sub(r"getattr\((.*), ['\"](\w+)['\"]\)", r"\1.\2", path)
     path = re.sub(r"^L\[['\"]\w+['\"]\]", "", path).replace("._modules", "")
     return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).strip(".")
@@ -153,7 +153,7 @@ def _axes(shape: Shape | None, sizes: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def steps(tree: Group) -> list[str]:
-    """The model in one line: its roles in order, Q, K and V together, layout only where it is a step.
+    """The roles of a model in order, with Q, K and V merged and repetitions removed.
 
     >>> steps(Group("graph", "", None, ()))
     []

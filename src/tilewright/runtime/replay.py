@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.capture import Boxed, Called, binding, is_symbolic, reads_offsets
+from tilewright.graph.capture import Boxed, CallableGraph, binding, is_symbolic, reads_offsets
 from tilewright.graph.cuda_graph import end_forward, recorded, records_here, unrecordable, written_inputs
 from tilewright.runtime.executable import MOST_SIZES
 
@@ -30,7 +30,7 @@ WAITS = "called a synchronizing CUDA operation"
 """What PyTorch's synchronisation debug mode says of an operator that waits for the device."""
 
 
-def obstacle(graph: Called) -> str | None:
+def obstacle(graph: CallableGraph) -> str | None:
     """Why no CUDA graph can stand for the calls of `graph`; None where nothing is in its way."""
     devices: dict[torch.device, fx.Node] = {}
     for node in graph.module.graph.nodes:
@@ -53,7 +53,7 @@ def obstacle(graph: Called) -> str | None:
     return None if node is None else f"{node.target} cannot be recorded"
 
 
-def device_of(graph: Called) -> int:
+def device_of(graph: CallableGraph) -> int:
     """The number of the one CUDA device of a graph without obstacles."""
     values = (node.meta.get("val") for node in graph.module.graph.nodes)
     found = next(value.device.index for value in values if isinstance(value, torch.Tensor))
@@ -72,7 +72,7 @@ class Replay:
     def __init__(
         self,
         run: Boxed,
-        graph: Called,
+        graph: CallableGraph,
         refuse: Callable[[str], None],
         forward: Replay | None = None,
         *,

@@ -1,4 +1,4 @@
-"""What PyTorch says when it cannot capture a program, in one message that names the user's line."""
+"""Translates Dynamo's capture errors into one message with the user's line."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ OPERATOR = re.compile(
     r"call_\w+ (?:<built-in (?:function|method) )?(?P<name>[\w.]+)[^(]*\((?P<operands>.*)\): "
     r"got \w+\((?P<quote>['\"])(?P<reason>.*)(?P=quote)\)"
 )
-"""How Dynamo reports an operator that refused its operands: `call_function NAME(…): got ERROR('…')`."""
+"""Dynamo's message for an operator that rejects its operands: `call_function NAME(…): got ERROR('…')`."""
 SIZE = re.compile(r"FakeTensor\(\.\.\.[^)]*?size=\(([^)]*)\)")
 RAISED = re.compile(r"raised exception (.+)")
 CONSTANT = re.compile(r"\[?ConstantVariable\(\w+: (.*?)\)\]?")
-"""How torch 2.11 writes an argument of that exception."""
+"""An argument of that exception in torch 2.11."""
 
 
-def refusal(name: str, error: TorchDynamoException) -> TilewrightError:
-    """What Dynamo raised while capturing the case `name`, as the failure that the command line documents.
+def capture_error(name: str, error: TorchDynamoException) -> TilewrightError:
+    """The documented error for what Dynamo raised while capturing the case `name`.
 
-    InputError where an operator or the user's own code refuses the inputs, with the operator, its
-    operands' shapes and the line; a TilewrightError that a backend raised as it was; else
-    CaptureError, with the line at which the graph breaks.
+    InputError if an operator or the user's code rejects the inputs, with the operator, its operands' shapes and
+    the line; a backend's TilewrightError unchanged; else CaptureError with the line of the graph break.
     """
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, TilewrightError):
@@ -38,13 +37,17 @@ def refusal(name: str, error: TorchDynamoException) -> TilewrightError:
     if found := OPERATOR.search(text):
         shapes = ", ".join(f"[{size.rstrip(', ')}]" for size in SIZE.findall(found["operands"]))
         what = f"{found['name']} of {shapes or 'no tensor'}: {found['reason']}"
-        hint = " In training, inputs are leaves; --inference leaves gradients out." if "leaf Variable" in what else ""
+        hint = (
+            " In training, inputs are leaves; use --inference to capture without gradients."
+            if "leaf Variable" in what
+            else ""
+        )
         return InputError(f"{name} does not accept its inputs {place}\n  {what}{hint}")
     if found := RAISED.search(text):
         raised = CONSTANT.sub(r"\1", found[1])
         return InputError(f"{name} does not accept its inputs {place}\n  {raised}")
     first = text.strip().partition("\n")[0]
     return CaptureError(
-        f"{name} is not one graph, it breaks {place}\n  {first}; "
-        "torch.compile would run it in pieces: name one of them, or rewrite the line"
+        f"{name} is not one graph; it breaks {place}\n  {first}; "
+        "torch.compile would run it as several graphs: name a part as the target, or rewrite the line"
     )
