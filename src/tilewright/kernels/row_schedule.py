@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tilewright.hardware.architectures import DeviceLimits
+import torch
+
+from tilewright.hardware.architectures import DeviceLimits, limits_of
+from tilewright.kernels import nvrtc
 from tilewright.kernels.row import VECTOR, Alignment
 
 Storage = Literal["registers", "ring", "slots", "tma", "stream"]
@@ -67,6 +70,14 @@ _MACROS = (
     "threads", "row_threads", "vectors", "cluster", "blocks", "stages", "lag", "kept", "whole_vectors",
     "block_vectors", "period", "alignment", "line",
 )  # fmt: skip
+
+
+def no_kernel(device: torch.device) -> str | None:
+    """Why no CUDA C++ kernel of rows runs on a GPU, so that Triton's do; or None."""
+    limits = limits_of(device)
+    if limits.max_cluster == 1:
+        return f"compute capability {limits.capability} has no thread-block clusters"
+    return None if nvrtc.available(device.index) else "the package cuda-bindings is missing"
 
 
 def cluster_of(vectors: int, vectors_a_thread: int, most_threads: int, limits: DeviceLimits) -> int | None:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tilewright.kernels import nvrtc
 from tilewright.kernels.cross_entropy import formula
 from tilewright.kernels.device import current, interpreted, runs_triton
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
+from tilewright.kernels.row_schedule import no_kernel
 
 REDUCTIONS = ("mean", "sum", "none")
 IMPLS = ("auto", "torch", "triton", "cuda")
@@ -97,7 +97,7 @@ def _chosen(logits: torch.Tensor, impl: str) -> str:
         return impl
     if not runs_triton(logits):
         return "torch"
-    return "cuda" if logits.is_cuda and not interpreted() and nvrtc.available(logits.device.index) else "triton"
+    return "cuda" if logits.is_cuda and not interpreted() and no_kernel(logits.device) is None else "triton"
 
 
 def _loss(

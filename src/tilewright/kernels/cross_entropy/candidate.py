@@ -26,7 +26,7 @@ from tilewright.kernels.row import ELEMENTS
 REDUCTIONS = ("none", "mean", "sum")
 """By ATen's number for them."""
 FORWARD_SHARE, BACKWARD_SHARE = 0.97, 0.98
-"""Of the copy bandwidth, bf16, 50257 columns (`cuda.py`)."""
+"""Of the copy bandwidth, bf16, 50257 columns (`cuda.cu`)."""
 aten = torch.ops.aten
 
 

@@ -20,7 +20,7 @@ from tilewright.kernels.norm.schedule import (
     segments,
 )
 from tilewright.kernels.row import ELEMENTS, VECTOR, RowLayout, layout_of, period_of
-from tilewright.kernels.row_schedule import Schedule
+from tilewright.kernels.row_schedule import Schedule, no_kernel
 
 HERE = Path(__file__).parent
 SOURCES = {
@@ -35,8 +35,8 @@ COLUMN_WARPS = (2, 4, 8, 16)
 
 def refusal(call: Call, device: torch.device) -> str | None:
     """Why the kernels cannot take a call on a GPU, or None."""
-    if not nvrtc.available(device.index):
-        return "needs the package cuda-bindings and a device with clusters"
+    if why := no_kernel(device):
+        return why
     found = schedule_of(call, limits_of(device))
     return found if isinstance(found, str) else None
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels import nvrtc
 from tilewright.kernels.device import current, interpreted, runs_triton
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
+from tilewright.kernels.row_schedule import no_kernel
 
 IMPLS = ("auto", "torch", "triton", "cuda")
 
@@ -64,7 +64,7 @@ def _chosen(x: torch.Tensor, impl: str) -> str:
         return impl
     if not runs_triton(x):
         return "torch"
-    return "cuda" if x.is_cuda and not interpreted() and nvrtc.available(x.device.index) else "triton"
+    return "cuda" if x.is_cuda and not interpreted() and no_kernel(x.device) is None else "triton"
 
 
 def _softmax(x: torch.Tensor, log: bool, impl: str) -> torch.Tensor:
