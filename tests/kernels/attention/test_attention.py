@@ -297,12 +297,12 @@ def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition() -> No
     kernel, blocks = triton_decode.decode, decode.BLOCKS[128]
     types = {argument: "i32" for argument in kernel.arg_names} | {"factor": "fp32", "softcap": "fp32"}
     types |= {argument: "*bf16" for argument in ("q", "k", "v", "out")}
-    types |= {"lse": "*fp32", "scratch": "*fp32", "arrived": "*i32"}
+    types |= {"lse": "*fp32", "scratch": "*fp32", "counters": "*i32"}
     constants: dict[str, object] = {"mask": None, "slopes": None, "head_size": 128, "value_size": 128, "MASK": "none"}
-    constants |= dict.fromkeys(("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "DESCRIBED"), False)
-    constants |= {"PRECISION": "ieee", "WHOLE": True, "ROWS": 16, "PARTS": 4}
+    constants |= dict.fromkeys(("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "TMA"), False)
+    constants |= {"PRECISION": "ieee", "NO_PADDING": True, "ROWS": 16, "SPLITS": 4}
     constants |= {"BLOCK_K": blocks.keys, "WIDTH": 128, "VALUE_WIDTH": 128}
-    aligned = [x for x in kernel.arg_names if x.endswith(("_place", "_head", "_batch"))]
+    aligned = [x for x in kernel.arg_names if "_stride_" in x]
     code = compiled(kernel, types, constants, aligned, blocks.warps, blocks.stages)
     assert "cp.async.cg.shared.global" in code.asm["ptx"]
     assert "atom.global.gpu.acq_rel.add" in code.asm["ptx"]
@@ -310,22 +310,22 @@ def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition() -> No
     assert decode.RESIDENT * code.metadata.shared < 227 * 1024
 
 
-NONE = ("mask", "slopes", "starts_q", "starts_k", "state", "level", "dlse")
+NONE = ("mask", "slopes", "starts_q", "starts_k", "state", "lse64", "dlse")
 FLOATS = ("factor", "softcap", "kept_scale", "scale")
 
 
 def built(name: str, width: int) -> Any:
     """A kernel of the backward or the forward with the blocks it is launched with for bf16 on an H200."""
     from tilewright.kernels.attention.portable import backward as triton_backward
-    from tilewright.kernels.attention.portable import backward_queries as triton_backward_queries
+    from tilewright.kernels.attention.portable import backward_dq as triton_backward_dq
     from tilewright.kernels.attention.portable import blocks as cut
     from tilewright.kernels.attention.portable import forward as triton_forward
 
-    tables = {"forward": cut.FORWARD, "keys_and_values": cut.DK_DV, "queries_only": cut.DQ}
+    tables = {"forward": cut.FORWARD, "backward_dk_dv": cut.DK_DV, "backward_dq": cut.DQ}
     kernels = {
         "forward": triton_forward.forward,
-        "keys_and_values": triton_backward.keys_and_values,
-        "queries_only": triton_backward_queries.queries_only,
+        "backward_dk_dv": triton_backward.backward_dk_dv,
+        "backward_dq": triton_backward_dq.backward_dq,
     }
     kernel = kernels[name]
     blocks = tables[name][width]
@@ -333,29 +333,27 @@ def built(name: str, width: int) -> Any:
     types = {argument: "i32" for argument in kernel.arg_names} | {argument: "fp32" for argument in FLOATS}
     types |= {argument: f"tensordesc<bf16[1,1,{count},{width}]>" for argument, count in rows.items()}
     types |= {argument: "*bf16" for argument in ("out", "dq", "dk", "dv")} | {"threshold": "i64"}
-    types |= {argument: "*fp32" for argument in ("lse", "level", "delta")}
+    types |= {argument: "*fp32" for argument in ("lse", "row_lse", "delta")}
     constants: dict[str, object] = {argument: None for argument in NONE}
-    if name != "forward":
-        del constants["level"]
     constants |= {"NEGATED": False, "LEFT": False, "RIGHT": True, "SOFTCAP": False, "ALIBI": False, "MASK": "none"}
     constants |= {
-        "DROPS": False,
+        "DROPOUT": False,
         "PACKED": False,
         "PRECISION": "ieee",
-        "WHOLE": True,
-        "DESCRIBED": True,
+        "NO_PADDING": True,
+        "TMA": True,
         "DK": True,
         "DV": True,
-        "OWN_DELTA": False,
+        "COMPUTES_DELTA": False,
     }
     constants |= {"BLOCK_Q": blocks.queries, "BLOCK_K": blocks.keys, "WIDTH": width, "VALUE_WIDTH": width}
     constants |= {"head_size": width, "value_size": width}
-    aligned = [x for x in kernel.arg_names if x.endswith(("_place", "_head", "_batch")) or x in ("queries", "keys")]
+    aligned = [x for x in kernel.arg_names if "_stride_" in x or x in ("queries", "keys")]
     return compiled(kernel, types, constants, aligned, blocks.warps, blocks.stages)
 
 
 @pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("name", ["forward", "keys_and_values", "queries_only"])
+@pytest.mark.parametrize("name", ["forward", "backward_dk_dv", "backward_dq"])
 def test_the_kernels_use_the_matrix_units_and_hardly_spill(name: str, width: int) -> None:
     pytest.importorskip("triton")
     code = built(name, width)

@@ -48,8 +48,8 @@ def test_forward_and_backward_are_portable(profile: str, capability: str, head_s
     assert [name_of(choice) for choice in both] == ["portable.launch"] * 2
     lacking = f"needs a GPU with wgmma instructions, which compute capability {capability} lacks"
     assert f"hopper.forward: {lacking}" in both[0].refused and both[1].refused == (f"hopper.backward: {lacking}",)
-    dk_dv = ["keys_and_values"] * (2 if head_size == 256 else 1)
-    assert_compiled(found, ["forward", "prepare", "queries_only", *dk_dv], capability)
+    dk_dv = ["backward_dk_dv"] * (2 if head_size == 256 else 1)
+    assert_compiled(found, ["forward", "backward_prepare", "backward_dq", *dk_dv], capability)
 
 
 @pytest.mark.parametrize(("profile", "capability"), DEVICES)

@@ -86,12 +86,12 @@ def plan(request: Request, limits: DeviceLimits, out: Strides, mask: Strides) ->
         *request.v_strides[:3], *out[:3], *mask, factor, softcap, *band_of(request),
     )  # fmt: skip
     known = constants_of(request, blocks, widths, bool(descriptors))
-    taken = ("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "MASK", "PRECISION", "BLOCK_K", "WIDTH", "VALUE_WIDTH", "WHOLE")
+    taken = ("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "MASK", "PRECISION", "BLOCK_K", "WIDTH", "VALUE_WIDTH", "NO_PADDING")
     rows = request.queries * request.group
     constants = {name: known[name] for name in taken} | {
         "ROWS": max(16, triton.next_power_of_2(rows)),
-        "DESCRIBED": bool(descriptors),
-        "PARTS": triton.next_power_of_2(splits),
+        "TMA": bool(descriptors),
+        "SPLITS": triton.next_power_of_2(splits),
     }
     launch = Plan(decode, splits * kv_heads, scalars, constants, blocks.warps, blocks.stages, descriptors)
     return DecodePlan(launch, 0 if splits == 1 else splits * kv_heads * rows * (request.value_size + 1), kv_heads)

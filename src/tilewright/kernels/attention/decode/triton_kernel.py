@@ -1,15 +1,13 @@
-"""Attention of few queries against a long cache, split over the keys: limited by memory (Flash-Decoding, Dao 2023).
+"""Attention of few queries against a long cache, split over the keys (Flash-Decoding, Dao 2023), in Triton.
 
-One program would read all the keys and values of a head while most of the GPU idles. Here `decode` gives every
-part of the keys a program of its own, which takes all query heads that share them as the rows of one tile, so
-that they are read once. Each leaves O and the logarithm L of its sum; the last to arrive weighs the parts:
+Each program takes a split of one key head's keys, with the queries of all heads that share it as the rows of one tile,
+so that keys and values are read once. It leaves O and the log-sum-exp L of its keys; the last program of a key head
+combines the splits:
 
     L = log Σₚ exp(Lₚ)              O = Σₚ exp(Lₚ - L) · Oₚ
 
-On an H200, bf16, 64 heads of 128 on 8 of k and v, shares of the copy bandwidth: 0.97 to 1.08 for caches of 1 GB and
-more, 0.69 (46 us) for 134 MB. There `cuda.cu` takes what it can of such calls. Lost at 134 MB: a second kernel
-that joins (49 us), bulk copies (47, and their tensor maps cost the host), four stages (47), blocks of 128 keys (48).
-Tiles loaded into registers a step ahead, to be evicted first, take 44 us, but with 32768 keys 271 where this takes 254.
+Limit: memory. On an H200 0.97 to 1.08 of the copy bandwidth for caches of 1 GB and more, 0.69 (46 µs) for 134 MB.
+docs/experiments.md has the variants that lost.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
@@ -19,142 +17,148 @@ import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
-from tilewright.kernels.attention.portable.tile import LN2, rows, scores
+from tilewright.kernels.attention.portable.tile import LN2, load_rows, scores
 
-AT_ONCE = tl.constexpr(4)
-"""Parts whose loads are on their way together while parts are joined."""
+UNROLL = tl.constexpr(4)
+"""Splits whose loads are in flight together while they are combined."""
 
 
 @triton.jit(do_not_specialize=["left", "right", "origin", "limit"])
 def decode(
-    q: tl.tensor, k: tl.tensor, v: tl.tensor, out: tl.tensor, lse: tl.tensor, scratch: tl.tensor, arrived: tl.tensor,
-    mask: tl.tensor, slopes: tl.tensor,
-    heads: tl.tensor, group: tl.tensor, parts: tl.tensor, length: tl.tensor, origin: tl.tensor, limit: tl.tensor,
-    queries: tl.tensor, keys: tl.tensor, head_size: tl.constexpr, value_size: tl.constexpr,
-    q_batch: tl.tensor, q_head: tl.tensor, q_place: tl.tensor, k_batch: tl.tensor, k_head: tl.tensor,
-    k_place: tl.tensor, v_batch: tl.tensor, v_head: tl.tensor, v_place: tl.tensor, out_batch: tl.tensor,
-    out_head: tl.tensor, out_place: tl.tensor, mask_batch: tl.tensor, mask_head: tl.tensor, mask_query: tl.tensor,
-    mask_key: tl.tensor, factor: tl.float32, softcap: tl.float32, left: tl.int32, right: tl.int32,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, DESCRIBED: tl.constexpr, PARTS: tl.constexpr,
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, out: tl.tensor, lse: tl.tensor, scratch: tl.tensor, counters: tl.tensor,
+    mask: tl.tensor, slopes: tl.tensor, heads: tl.tensor, group: tl.tensor, splits: tl.tensor, length: tl.tensor,
+    origin: tl.tensor, limit: tl.tensor, queries: tl.tensor, keys: tl.tensor, head_size: tl.constexpr,
+    value_size: tl.constexpr, q_stride_b: tl.tensor, q_stride_h: tl.tensor, q_stride_s: tl.tensor,
+    k_stride_b: tl.tensor, k_stride_h: tl.tensor, k_stride_s: tl.tensor, v_stride_b: tl.tensor, v_stride_h: tl.tensor,
+    v_stride_s: tl.tensor, out_stride_b: tl.tensor, out_stride_h: tl.tensor, out_stride_s: tl.tensor,
+    mask_stride_b: tl.tensor, mask_stride_h: tl.tensor, mask_stride_q: tl.tensor, mask_stride_k: tl.tensor,
+    factor: tl.float32, softcap: tl.float32, left: tl.int32, right: tl.int32, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr,
+    SPLITS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Program (batch · key heads + key head) · parts + part: its keys, from origin + part · length on, for all queries.
+    """Program (batch · key heads + key head) · splits + split: all queries, keys from origin + split · length on.
 
-    Row r of the tile is query r mod `queries` of the group's head r // queries. No query sees a key before
-    `origin` or from `limit` on. PARTS is `parts`, padded to a power of two. Where there are several,
-    scratch, fp32, holds O of each [program, row, :], then L of each [program, row], 0 and -inf where no key of a
-    part is seen; and arrived, int32 [batch · key heads], is zero before and after. The rest is as in `forward`,
-    `factor` with its sign.
+    Row r of the tile is query r mod `queries` of the group's head r // queries. Keys before `origin` and from `limit`
+    on are hidden from all. SPLITS is `splits`, padded to a power of two. For several splits, scratch (fp32) holds O of
+    each [program, row, :], then L of each [program, row], 0 and -inf where all keys of a split are hidden; counters,
+    int32 [batch · key heads], is zero before and after. The rest is as in `forward`, `factor` with its sign.
     """
-    part = tl.program_id(0) % parts
-    lane = tl.program_id(0) // parts
+    split = tl.program_id(0) % splits
+    kv_index = tl.program_id(0) // splits
     kv_heads = heads // group
-    kv_head = lane % kv_heads
-    batch = lane // kv_heads
-    wide_batch = batch.to(tl.int64)
+    kv_head = kv_index % kv_heads
+    batch = kv_index // kv_heads
+    batch64 = batch.to(tl.int64)
     row = tl.arange(0, ROWS)
     head = kv_head * group + row // queries
     i = row % queries
-    there = row < group * queries
+    valid = row < group * queries
     column = tl.arange(0, WIDTH)[None, :]
-    at = q + wide_batch * q_batch + (head.to(tl.int64) * q_head + i * q_place)[:, None] + column
-    q_tile = tl.load(at, mask=there[:, None] & (column < head_size), other=0.0)
-    out += wide_batch * out_batch + (head.to(tl.int64) * out_head + i * out_place)[:, None]
-    lse += (wide_batch * heads + head) * queries + i
-    if not DESCRIBED:
-        k += wide_batch * k_batch + kv_head.to(tl.int64) * k_head
-        v += wide_batch * v_batch + kv_head.to(tl.int64) * v_head
+    at = q + batch64 * q_stride_b + (head.to(tl.int64) * q_stride_h + i * q_stride_s)[:, None] + column
+    q_tile = tl.load(at, mask=valid[:, None] & (column < head_size), other=0.0)
+    out += batch64 * out_stride_b + (head.to(tl.int64) * out_stride_h + i * out_stride_s)[:, None]
+    lse += (batch64 * heads + head) * queries + i
+    if not TMA:
+        k += batch64 * k_stride_b + kv_head.to(tl.int64) * k_stride_h
+        v += batch64 * v_stride_b + kv_head.to(tl.int64) * v_stride_h
     slope = 0.0
     if ALIBI:
-        slope = tl.load(slopes + batch * heads + head, mask=there, other=0.0)[:, None]
+        slope = tl.load(slopes + batch * heads + head, mask=valid, other=0.0)[:, None]
     if MASK != "none":
-        mask = mask + wide_batch * mask_batch + (head.to(tl.int64) * mask_head)[:, None]
+        mask = mask + batch64 * mask_stride_b + (head.to(tl.int64) * mask_stride_h)[:, None]
     acc = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-    mass = tl.zeros([ROWS], tl.float32)
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
-    begin = origin + part * length
+    row_sum = tl.zeros([ROWS], tl.float32)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    begin = origin + split * length
     end = tl.minimum(begin + length, limit)
-    # Rows that do not exist must not reach into the mask.
-    i = tl.where(there, i, queries)[:, None]
+    # Rows beyond the last must not read the mask.
+    i = tl.where(valid, i, queries)[:, None]
     for step in tl.range(0, tl.cdiv(end - begin, BLOCK_K)):
         start = begin + step * BLOCK_K
-        k_tile = rows(k, batch, kv_head, start, keys, head_size, k_place, BLOCK_K, WIDTH, WHOLE, DESCRIBED)
+        k_tile = load_rows(k, batch, kv_head, start, keys, head_size, k_stride_s, BLOCK_K, WIDTH, NO_PADDING, TMA)
         s = tl.dot(q_tile.to(k_tile.dtype), tl.trans(k_tile), input_precision=PRECISION)
         j = start + tl.arange(0, BLOCK_K)[None, :]
         s, _ = scores(
-            s, i, j, queries, keys, factor, softcap, slope, mask, mask_query, mask_key, left, right,
+            s, i, j, queries, keys, factor, softcap, slope, mask, mask_stride_q, mask_stride_k, left, right,
             True, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, False,
         )  # fmt: skip
-        new = tl.maximum(peak, tl.max(s, 1))
-        base = tl.where(new == float("-inf"), 0.0, new)
+        new_max = tl.maximum(row_max, tl.max(s, 1))
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
         p = tl.exp2(s - base[:, None])
-        decay = tl.exp2(peak - base)
-        mass = mass * decay + tl.sum(p, 1)
-        v_tile = rows(v, batch, kv_head, start, keys, value_size, v_place, BLOCK_K, VALUE_WIDTH, WHOLE, DESCRIBED)
-        acc = tl.dot(rounded(p, v_tile.dtype), v_tile, acc * decay[:, None], input_precision=PRECISION)
-        peak = new
-    empty = mass == 0.0
-    acc *= tl.where(empty, 0.0, 1.0 / mass)[:, None]
-    total = tl.where(empty, float("-inf"), peak + tl.log2(mass))
-    _leave(
-        acc, total, lane, part, row, there, group * queries, parts, value_size, out, lse, scratch, arrived,
-        ROWS, PARTS, VALUE_WIDTH,
+        rescale = tl.exp2(row_max - base)
+        row_sum = row_sum * rescale + tl.sum(p, 1)
+        v_tile = load_rows(
+            v, batch, kv_head, start, keys, value_size, v_stride_s, BLOCK_K, VALUE_WIDTH, NO_PADDING, TMA
+        )
+        acc = tl.dot(rounded(p, v_tile.dtype), v_tile, acc * rescale[:, None], input_precision=PRECISION)
+        row_max = new_max
+    empty = row_sum == 0.0
+    acc *= tl.where(empty, 0.0, 1.0 / row_sum)[:, None]
+    lse2 = tl.where(empty, float("-inf"), row_max + tl.log2(row_sum))
+    _store_or_combine(
+        acc, lse2, kv_index, split, row, valid, group * queries, splits, value_size, out, lse, scratch, counters,
+        ROWS, SPLITS, VALUE_WIDTH,
     )  # fmt: skip
 
 
 @triton.jit
-def _leave(
-    acc: tl.tensor, total: tl.tensor, lane: tl.tensor, part: tl.tensor, row: tl.tensor, there: tl.tensor,
-    count: tl.tensor, parts: tl.tensor, value_size: tl.constexpr, out: tl.tensor, lse: tl.tensor,
-    scratch: tl.tensor, arrived: tl.tensor, ROWS: tl.constexpr, PARTS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+def _store_or_combine(
+    acc: tl.tensor, lse2: tl.tensor, kv_index: tl.tensor, split: tl.tensor, row: tl.tensor, valid: tl.tensor,
+    count: tl.tensor, splits: tl.tensor, value_size: tl.constexpr, out: tl.tensor, lse: tl.tensor,
+    scratch: tl.tensor, counters: tl.tensor, ROWS: tl.constexpr, SPLITS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """acc and total, L of each of `count` rows, to out and lse; or to scratch, which the last to arrive joins."""
+    """Stores acc and lse2, L of each of `count` rows: of a single split to out and lse, else to scratch.
+
+    The last of a key head's splits then combines them.
+    """
     column = tl.arange(0, VALUE_WIDTH)[None, :]
-    inside = there[:, None] & (column < value_size)
-    if PARTS == 1:
+    inside = valid[:, None] & (column < value_size)
+    if SPLITS == 1:
         tl.store(out + column, rounded(acc, out.dtype.element_ty), mask=inside)
-        tl.store(lse, total * LN2, mask=there)
+        tl.store(lse, lse2 * LN2, mask=valid)
     else:
-        sums = scratch + tl.num_programs(0).to(tl.int64) * count * value_size
-        own = (lane.to(tl.int64) * parts + part) * count + row
-        tl.store(sums + own, total, mask=there)
+        split_lse = scratch + tl.num_programs(0).to(tl.int64) * count * value_size
+        own = (kv_index.to(tl.int64) * splits + split) * count + row
+        tl.store(split_lse + own, lse2, mask=valid)
         tl.store(scratch + own[:, None] * value_size + column, acc, mask=inside)
-        # The addition releases what its thread knows of, and that is all once the others have met it here.
+        # The barrier makes the stores of all threads visible to the one whose atomic releases them.
         tl.debug_barrier()
-        if tl.atomic_add(arrived + lane, 1, sem="acq_rel") == parts - 1:
-            first = lane.to(tl.int64) * parts * count + row
-            _join(scratch, sums, first, count, parts, value_size, out, lse, there, ROWS, PARTS, VALUE_WIDTH)
-            tl.store(arrived + lane, 0)
+        if tl.atomic_add(counters + kv_index, 1, sem="acq_rel") == splits - 1:
+            first = kv_index.to(tl.int64) * splits * count + row
+            _combine(scratch, split_lse, first, count, splits, value_size, out, lse, valid, ROWS, SPLITS, VALUE_WIDTH)
+            tl.store(counters + kv_index, 0)
 
 
 @triton.jit
-def _join(
-    scratch: tl.tensor, sums: tl.tensor, first: tl.tensor, count: tl.tensor, parts: tl.tensor,
-    value_size: tl.constexpr, out: tl.tensor, lse: tl.tensor, there: tl.tensor,
-    ROWS: tl.constexpr, PARTS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+def _combine(
+    scratch: tl.tensor, split_lse: tl.tensor, first: tl.tensor, count: tl.tensor, splits: tl.tensor,
+    value_size: tl.constexpr, out: tl.tensor, lse: tl.tensor, valid: tl.tensor,
+    ROWS: tl.constexpr, SPLITS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out and lse of the rows whose first part is row `first` of `scratch` and `sums`, the next `count` further."""
-    part = tl.arange(0, PARTS)[None, :]
-    known = there[:, None] & (part < parts)
-    # Past the first level of cache, where no other multiprocessor's stores arrive.
-    parted = tl.load(sums + first[:, None] + part * count, mask=known, other=float("-inf"), cache_modifier=".cg")
-    top = tl.max(parted, 1)
-    base = tl.where(top == float("-inf"), 0.0, top)
-    mass = tl.sum(tl.exp2(parted - base[:, None]), 1)
+    """Stores out and lse. A row's splits are at `first`, `first` + count, … of `scratch` and `split_lse`."""
+    split = tl.arange(0, SPLITS)[None, :]
+    known = valid[:, None] & (split < splits)
+    # Through L2: L1 does not see the stores of other multiprocessors.
+    row_lse2 = tl.load(
+        split_lse + first[:, None] + split * count, mask=known, other=float("-inf"), cache_modifier=".cg"
+    )
+    max_lse2 = tl.max(row_lse2, 1)
+    base = tl.where(max_lse2 == float("-inf"), 0.0, max_lse2)
+    row_sum = tl.sum(tl.exp2(row_lse2 - base[:, None]), 1)
     column = tl.arange(0, VALUE_WIDTH)[None, :]
     acc = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-    for start in range(0, parts, AT_ONCE):
-        for n in tl.static_range(AT_ONCE):
+    for start in range(0, splits, UNROLL):
+        for n in tl.static_range(UNROLL):
             at = first + (start + n) * count
-            read = there & (start + n < parts)
-            weight = tl.exp2(tl.load(sums + at, mask=read, other=float("-inf"), cache_modifier=".cg") - base)
+            read = valid & (start + n < splits)
+            weight = tl.exp2(tl.load(split_lse + at, mask=read, other=float("-inf"), cache_modifier=".cg") - base)
             value = tl.load(
                 scratch + at[:, None] * value_size + column, mask=read[:, None] & (column < value_size), other=0.0,
                 cache_modifier=".cg",
             )  # fmt: skip
             acc += weight[:, None] * value
-    empty = mass == 0.0
-    acc *= tl.where(empty, 0.0, 1.0 / mass)[:, None]
-    tl.store(out + column, rounded(acc, out.dtype.element_ty), mask=there[:, None] & (column < value_size))
-    tl.store(lse, tl.where(empty, float("-inf"), (base + tl.log2(mass)) * LN2), mask=there)
+    empty = row_sum == 0.0
+    acc *= tl.where(empty, 0.0, 1.0 / row_sum)[:, None]
+    tl.store(out + column, rounded(acc, out.dtype.element_ty), mask=valid[:, None] & (column < value_size))
+    tl.store(lse, tl.where(empty, float("-inf"), (base + tl.log2(row_sum)) * LN2), mask=valid)

@@ -1,27 +1,17 @@
-"""FlashAttention-2 backward in Triton, for any GPU: limited by the matrix units (Dao, arXiv:2307.08691).
+"""FlashAttention-2 backward in Triton, for any GPU (Dao, arXiv:2307.08691).
 
 With L the log-sum-exp of the forward, O its result and dO the gradient of that,
 
-    Δ  = rowsum(dO ∘ O)             P  = exp(S - L)              S = scores(Q Kᵀ), drawn again
+    Δ  = rowsum(dO ∘ O)             P  = exp(S - L)              S = scores(Q Kᵀ), recomputed
     dV = Pᵀ dO                      dS = P ∘ (dO Vᵀ - Δ)         times the slope of the soft cap
     dK = scale · dSᵀ Q              dQ = scale · dS K
 
-Three kernels: `prepare` gives Δ and L · log₂e, with +inf where a query saw no key, so that its P is zero;
-`keys_and_values` walks over the queries of a block of keys, in all heads that share it, and works with Sᵀ;
-`queries_only` (`backward_queries.py`) walks over the keys of a block of queries. No two programs add to the
-same element, so the gradients have the same bits in every run. P is computed twice: seven products instead of five.
+`backward_prepare` computes Δ and L · log₂ e (+inf where a query sees no key, so that its P is zero); `backward_dk_dv`
+loops over the queries of a block of keys, with Sᵀ; `backward_dq` (backward_dq.py) over the keys of a block of queries.
+No two programs add to one element, so gradients have the same bits in every run; seven products instead of five.
+For fp32, and in 16 bits for few keys or queries, `backward_dq` sums Δ = rowsum(P ∘ dP) instead, since dP - Δ cancels.
 
-Where one weight is nearly one, dP - Δ cancels, and the rounding of O is seen in Δ. fp32 bears none of that: the
-forward has left L in fp64, taken off in two parts, and instead of `prepare`, `queries_only` runs first and sums
-Δ = rowsum(P ∘ dP) from the very numbers that it is taken off from, in a pass of its own. So it does in 16 bits where
-there are few keys or few queries, for then nothing else may be large beside that rounding.
-
-On an H200, bf16, 16384 tokens, heads times size 2048, the three kernels together against FlashAttention-2's
-backward as PyTorch ships it, by `tilewright bench attention --sweep portable`: 1.52 to 1.67 times as fast for d 64,
-1.43 to 1.79 for d 128, 1.17 to 1.30 for d 256; geometric mean of twelve 1.45. Lost at d 64, S 4096, full, for dk and
-dv: 64 x 128 in eight warps 3074 us and 128 x 128 in eight 2779, where 128 x 64 (queries x keys) in four takes 2012.
-d 256 with dk and dv together spills 720 bytes a thread and is at 0.80 to 0.97; so they are computed apart there, which
-repeats one product. There dv with one stage takes 1462 us at S 4096, full, with two 1038.
+Limit: the matrix units. On an H200 1.45 times FlashAttention-2 as PyTorch ships it (docs/experiments.md).
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
@@ -31,17 +21,26 @@ import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
-from tilewright.kernels.attention.portable.tile import LOG2E, kept, power, product, rows, scores, sequence, store_rows
+from tilewright.kernels.attention.portable.tile import (
+    LOG2E,
+    dot_accumulate,
+    dropout_mask,
+    exponential,
+    load_rows,
+    scores,
+    sequence_bounds,
+    store_rows,
+)
 
 
 @triton.jit(do_not_specialize=["queries"])
-def prepare(
-    out: tl.tensor, dout: tl.tensor, lse: tl.tensor, dlse: tl.tensor | None, delta: tl.tensor, level: tl.tensor,
-    heads: tl.tensor, queries: tl.tensor, value_size: tl.constexpr, out_batch: tl.tensor, out_head: tl.tensor,
-    out_place: tl.tensor, dout_batch: tl.tensor, dout_head: tl.tensor, dout_place: tl.tensor,
+def backward_prepare(
+    out: tl.tensor, dout: tl.tensor, lse: tl.tensor, dlse: tl.tensor | None, delta: tl.tensor, row_lse: tl.tensor,
+    heads: tl.tensor, queries: tl.tensor, value_size: tl.constexpr, out_stride_b: tl.tensor, out_stride_h: tl.tensor,
+    out_stride_s: tl.tensor, dout_stride_b: tl.tensor, dout_stride_h: tl.tensor, dout_stride_s: tl.tensor,
     ROWS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """delta = rowsum(dout ∘ out) less dlse if there is one, level = lse · log₂e: fp32 [batch, head, query].
+    """delta = rowsum(dout ∘ out) less dlse if there is one, row_lse = lse · log₂e: fp32 [batch, head, query].
 
     Program (batch · heads + head) · ⌈queries / ROWS⌉ + block.
     """
@@ -50,35 +49,34 @@ def prepare(
     index = (tl.program_id(0) // blocks).to(tl.int64)
     batch = index // heads
     head = index % heads
-    out += batch * out_batch + head * out_head
-    dout += batch * dout_batch + head * dout_head
-    o = rows(out, 0, 0, first, queries, value_size, out_place, ROWS, VALUE_WIDTH, False, False)
-    do = rows(dout, 0, 0, first, queries, value_size, dout_place, ROWS, VALUE_WIDTH, False, False)
+    out += batch * out_stride_b + head * out_stride_h
+    dout += batch * dout_stride_b + head * dout_stride_h
+    o = load_rows(out, 0, 0, first, queries, value_size, out_stride_s, ROWS, VALUE_WIDTH, False, False)
+    dout_tile = load_rows(dout, 0, 0, first, queries, value_size, dout_stride_s, ROWS, VALUE_WIDTH, False, False)
     row = first + tl.arange(0, ROWS)
     inside = row < queries
     at = index * queries + row
-    sums = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    sums = tl.sum(o.to(tl.float32) * dout_tile.to(tl.float32), 1)
     if dlse is not None:
         sums -= tl.load(dlse + at, mask=inside, other=0.0)
     tl.store(delta + at, sums, mask=inside)
     total = tl.load(lse + at, mask=inside, other=0.0)
-    tl.store(level + at, tl.where(total == float("-inf"), float("inf"), total * LOG2E), mask=inside)
+    tl.store(row_lse + at, tl.where(total == float("-inf"), float("inf"), total * LOG2E), mask=inside)
 
 
 @triton.jit
-def levels(level: tl.tensor, place: tl.tensor, end: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """L of some queries in two parts, the second zero unless L is kept in fp64; +inf where there is no query,
-    which makes its P zero."""
-    whole = tl.load(level + place, mask=place < end, other=float("inf"))
-    high = whole.to(tl.float32)
-    rest = tl.where(high == float("inf"), 0.0, whole - high)
-    return high, rest.to(tl.float32)
+def load_row_lse(row_lse: tl.tensor, position: tl.tensor, end: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """L of some queries as fp32 and its remainder, zero unless L is fp64; +inf past the last query: its P is zero."""
+    whole = tl.load(row_lse + position, mask=position < end, other=float("inf"))
+    lse_high = whole.to(tl.float32)
+    lse_low = tl.where(lse_high == float("inf"), 0.0, whole - lse_high)
+    return lse_high, lse_low.to(tl.float32)
 
 
 @triton.jit
-def weights(s: tl.tensor, high: tl.tensor, rest: tl.tensor, NATURAL: tl.constexpr) -> tl.tensor:
-    """P of scores and their L in two parts, with one axis more than the queries have."""
-    return power((s - high) - rest, NATURAL) if NATURAL else power(s - high, NATURAL)
+def probabilities(s: tl.tensor, lse_high: tl.tensor, lse_low: tl.tensor, NATURAL: tl.constexpr) -> tl.tensor:
+    """P from scores and L in two parts, which broadcast to the scores."""
+    return exponential((s - lse_high) - lse_low, NATURAL) if NATURAL else exponential(s - lse_high, NATURAL)
 
 
 @triton.jit
@@ -86,184 +84,183 @@ def _query_range(
     first: tl.tensor, queries: tl.tensor, keys: tl.tensor, left: tl.tensor, right: tl.tensor,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Of keys [first, first + BLOCK_K): the same as `key_range` of a block of queries, from the other side."""
+    """`key_range` with queries and keys exchanged: the queries that see keys [first, first + BLOCK_K)."""
     shift = keys - queries
     last = tl.minimum(first + BLOCK_K, keys) - 1
     begin = queries * 0
     end = queries
-    all_begin = queries * 0
-    all_end = queries
+    full_begin = queries * 0
+    full_end = queries
     if RIGHT:
         begin = tl.maximum(first - shift - right, 0) // BLOCK_Q * BLOCK_Q
-        all_begin = tl.cdiv(tl.maximum(last - shift - right, 0), BLOCK_Q) * BLOCK_Q
+        full_begin = tl.cdiv(tl.maximum(last - shift - right, 0), BLOCK_Q) * BLOCK_Q
     if LEFT:
         end = tl.maximum(tl.minimum(queries, last - shift + left + 1), 0)
-        all_end = tl.maximum(tl.minimum(queries, first - shift + left + 1), 0) // BLOCK_Q * BLOCK_Q
-    all_begin = tl.minimum(all_begin, tl.cdiv(end, BLOCK_Q) * BLOCK_Q)
-    all_end = tl.maximum(all_end, all_begin)
-    return begin, all_begin, all_end, end
+        full_end = tl.maximum(tl.minimum(queries, first - shift + left + 1), 0) // BLOCK_Q * BLOCK_Q
+    full_begin = tl.minimum(full_begin, tl.cdiv(end, BLOCK_Q) * BLOCK_Q)
+    full_end = tl.maximum(full_end, full_begin)
+    return begin, full_begin, full_end, end
 
 
 @triton.jit
-def _gather_keys(
+def _accumulate_dk_dv(
     dk_tile: tl.tensor, dv_tile: tl.tensor, k_tile: tl.tensor, v_tile: tl.tensor, q: tl.tensor, dout: tl.tensor,
-    level: tl.tensor, delta: tl.tensor, mask: tl.tensor, state: tl.tensor, begin: tl.tensor, end: tl.tensor,
-    first: tl.tensor, q_first: tl.tensor, batch: tl.tensor, head: tl.tensor, random_row: tl.tensor,
-    queries: tl.tensor, keys: tl.tensor, head_size: tl.tensor, value_size: tl.tensor, q_place: tl.tensor,
-    dout_place: tl.tensor, mask_query: tl.tensor, mask_key: tl.tensor, factor: tl.tensor, softcap: tl.tensor,
-    slope: tl.tensor, left: tl.tensor, right: tl.tensor, threshold: tl.tensor, kept_scale: tl.tensor,
+    row_lse: tl.tensor, delta: tl.tensor, mask: tl.tensor, state: tl.tensor, begin: tl.tensor, end: tl.tensor,
+    first: tl.tensor, q_first: tl.tensor, batch: tl.tensor, head: tl.tensor, dropout_row: tl.tensor,
+    queries: tl.tensor, keys: tl.tensor, head_size: tl.tensor, value_size: tl.tensor, q_stride_s: tl.tensor,
+    dout_stride_s: tl.tensor, mask_stride_q: tl.tensor, mask_stride_k: tl.tensor, factor: tl.tensor, softcap: tl.tensor,
+    slope: tl.tensor, left: tl.tensor, right: tl.tensor, threshold: tl.tensor, dropout_scale: tl.tensor,
     EDGE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
-    MASK: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-    DESCRIBED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    MASK: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr,
+    TMA: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """dK / scale where DK and dV where DV of a block of keys, with what the queries [begin, end) of a head add."""
-    NATURAL: tl.constexpr = level.dtype.element_ty == tl.float64
+    """dK / scale (where DK) and dV (where DV) of a block of keys, with the queries [begin, end) of a head added."""
+    NATURAL: tl.constexpr = row_lse.dtype.element_ty == tl.float64
     j = first + tl.arange(0, BLOCK_K)[:, None]
     for start in tl.range(begin, end, BLOCK_Q):
-        place = start + tl.arange(0, BLOCK_Q)
-        q_tile = rows(
-            q, batch, head, q_first + start, q_first + queries, head_size, q_place, BLOCK_Q, WIDTH, WHOLE, DESCRIBED
+        position = start + tl.arange(0, BLOCK_Q)
+        q_tile = load_rows(
+            q, batch, head, q_first + start, q_first + queries, head_size, q_stride_s, BLOCK_Q, WIDTH, NO_PADDING, TMA
         )
-        high, rest = levels(level + q_first, place, queries)
+        lse_high, lse_low = load_row_lse(row_lse + q_first, position, queries)
         s = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
-        s, bend = scores(
-            s, place[None, :], j, queries, keys, factor, softcap, slope, mask, mask_query, mask_key, left, right,
-            EDGE, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, NATURAL,
+        s, cap_slope = scores(
+            s, position[None, :], j, queries, keys, factor, softcap, slope, mask, mask_stride_q, mask_stride_k, left,
+            right, EDGE, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, NATURAL,
         )  # fmt: skip
-        p = weights(s, high[None, :], rest[None, :], NATURAL)
-        do = rows(
-            dout, batch, head, q_first + start, q_first + queries, value_size, dout_place, BLOCK_Q, VALUE_WIDTH, WHOLE,
-            DESCRIBED,
+        p = probabilities(s, lse_high[None, :], lse_low[None, :], NATURAL)
+        dout_tile = load_rows(
+            dout, batch, head, q_first + start, q_first + queries, value_size, dout_stride_s, BLOCK_Q, VALUE_WIDTH,
+            NO_PADDING, TMA,
         )  # fmt: skip
         keep = None
-        if DROPS:
-            keep = tl.trans(kept(state, random_row + start, first, threshold, BLOCK_Q, BLOCK_K))
+        if DROPOUT:
+            keep = tl.trans(dropout_mask(state, dropout_row + start, first, threshold, BLOCK_Q, BLOCK_K))
         if DV:
-            thinned = tl.where(keep, p, 0.0) if DROPS else p
-            dv_tile = product(rounded(thinned, do.dtype), do, dv_tile, PRECISION, NATURAL)
+            dropped = tl.where(keep, p, 0.0) if DROPOUT else p
+            dv_tile = dot_accumulate(rounded(dropped, dout_tile.dtype), dout_tile, dv_tile, PRECISION, NATURAL)
         if DK:
-            dp = tl.dot(v_tile, tl.trans(do), input_precision=PRECISION)
-            less = tl.load(delta + q_first + place, mask=place < queries, other=0.0)
-            if DROPS:
-                dp = tl.where(keep, dp * kept_scale, 0.0)
-            ds = p * (dp - less[None, :])
+            dp = tl.dot(v_tile, tl.trans(dout_tile), input_precision=PRECISION)
+            delta_tile = tl.load(delta + q_first + position, mask=position < queries, other=0.0)
+            if DROPOUT:
+                dp = tl.where(keep, dp * dropout_scale, 0.0)
+            ds = p * (dp - delta_tile[None, :])
             if SOFTCAP:
-                ds *= bend
-            dk_tile = product(rounded(ds, q_tile.dtype), q_tile, dk_tile, PRECISION, NATURAL)
+                ds *= cap_slope
+            dk_tile = dot_accumulate(rounded(ds, q_tile.dtype), q_tile, dk_tile, PRECISION, NATURAL)
     return dk_tile, dv_tile
 
 
 @triton.jit
-def _over_queries(
+def _loop_over_queries(
     dk_tile: tl.tensor, dv_tile: tl.tensor, k_tile: tl.tensor, v_tile: tl.tensor, q: tl.tensor, dout: tl.tensor,
-    level: tl.tensor, delta: tl.tensor, mask: tl.tensor, state: tl.tensor, first: tl.tensor, q_first: tl.tensor,
-    batch: tl.tensor, head: tl.tensor, random_row: tl.tensor, queries: tl.tensor, keys: tl.tensor,
-    head_size: tl.tensor, value_size: tl.tensor, q_place: tl.tensor, dout_place: tl.tensor, mask_query: tl.tensor,
-    mask_key: tl.tensor, factor: tl.tensor, softcap: tl.tensor, slope: tl.tensor, left: tl.tensor,
-    right: tl.tensor, threshold: tl.tensor, kept_scale: tl.tensor,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr,
-    DROPS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, WHOLE: tl.constexpr, DESCRIBED: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr,
+    row_lse: tl.tensor, delta: tl.tensor, mask: tl.tensor, state: tl.tensor, first: tl.tensor, q_first: tl.tensor,
+    batch: tl.tensor, head: tl.tensor, dropout_row: tl.tensor, queries: tl.tensor, keys: tl.tensor,
+    head_size: tl.tensor, value_size: tl.tensor, q_stride_s: tl.tensor, dout_stride_s: tl.tensor,
+    mask_stride_q: tl.tensor, mask_stride_k: tl.tensor, factor: tl.tensor, softcap: tl.tensor, slope: tl.tensor,
+    left: tl.tensor, right: tl.tensor, threshold: tl.tensor, dropout_scale: tl.tensor, LEFT: tl.constexpr,
+    RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr, TMA: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """`_gather_keys` over all the queries of a head that see a block of keys."""
-    begin, all_begin, all_end, end = _query_range(first, queries, keys, left, right, BLOCK_Q, BLOCK_K, LEFT, RIGHT)
+    """`_accumulate_dk_dv` over all the queries of a head that see a block of keys."""
+    begin, full_begin, full_end, end = _query_range(first, queries, keys, left, right, BLOCK_Q, BLOCK_K, LEFT, RIGHT)
     if RIGHT:
-        dk_tile, dv_tile = _gather_keys(
-            dk_tile, dv_tile, k_tile, v_tile, q, dout, level, delta, mask, state, begin, tl.minimum(all_begin, end),
-            first, q_first, batch, head, random_row, queries, keys, head_size, value_size, q_place, dout_place,
-            mask_query, mask_key, factor, softcap, slope, left, right, threshold, kept_scale, True, LEFT, RIGHT,
-            SOFTCAP, ALIBI, MASK, DROPS, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, WHOLE, DESCRIBED, DK, DV,
+        dk_tile, dv_tile = _accumulate_dk_dv(
+            dk_tile, dv_tile, k_tile, v_tile, q, dout, row_lse, delta, mask, state, begin, tl.minimum(full_begin, end),
+            first, q_first, batch, head, dropout_row, queries, keys, head_size, value_size, q_stride_s, dout_stride_s,
+            mask_stride_q, mask_stride_k, factor, softcap, slope, left, right, threshold, dropout_scale, True, LEFT,
+            RIGHT, SOFTCAP, ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, DK,
+            DV,
         )  # fmt: skip
-    dk_tile, dv_tile = _gather_keys(
-        dk_tile, dv_tile, k_tile, v_tile, q, dout, level, delta, mask, state, all_begin, all_end, first,
-        q_first, batch, head, random_row, queries, keys, head_size, value_size, q_place, dout_place, mask_query,
-        mask_key, factor, softcap, slope, left, right, threshold, kept_scale, False, LEFT, RIGHT, SOFTCAP, ALIBI,
-        MASK, DROPS, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, WHOLE, DESCRIBED, DK, DV,
+    dk_tile, dv_tile = _accumulate_dk_dv(
+        dk_tile, dv_tile, k_tile, v_tile, q, dout, row_lse, delta, mask, state, full_begin, full_end, first, q_first,
+        batch, head, dropout_row, queries, keys, head_size, value_size, q_stride_s, dout_stride_s, mask_stride_q,
+        mask_stride_k, factor, softcap, slope, left, right, threshold, dropout_scale, False, LEFT, RIGHT, SOFTCAP,
+        ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, DK, DV,
     )  # fmt: skip
     if LEFT:
-        dk_tile, dv_tile = _gather_keys(
-            dk_tile, dv_tile, k_tile, v_tile, q, dout, level, delta, mask, state, all_end, end, first,
-            q_first, batch, head, random_row, queries, keys, head_size, value_size, q_place, dout_place, mask_query,
-            mask_key, factor, softcap, slope, left, right, threshold, kept_scale, True, LEFT, RIGHT, SOFTCAP, ALIBI,
-            MASK, DROPS, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, WHOLE, DESCRIBED, DK, DV,
+        dk_tile, dv_tile = _accumulate_dk_dv(
+            dk_tile, dv_tile, k_tile, v_tile, q, dout, row_lse, delta, mask, state, full_end, end, first, q_first,
+            batch, head, dropout_row, queries, keys, head_size, value_size, q_stride_s, dout_stride_s, mask_stride_q,
+            mask_stride_k, factor, softcap, slope, left, right, threshold, dropout_scale, True, LEFT, RIGHT, SOFTCAP,
+            ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, DK, DV,
         )  # fmt: skip
     return dk_tile, dv_tile
 
 
 @triton.jit(do_not_specialize=["left", "right", "threshold"])
-def keys_and_values(
-    q: tl.tensor, k: tl.tensor, v: tl.tensor, dout: tl.tensor, level: tl.tensor, delta: tl.tensor,
-    dk: tl.tensor, dv: tl.tensor, mask: tl.tensor, slopes: tl.tensor,
-    starts_q: tl.tensor, starts_k: tl.tensor, state: tl.tensor,
-    heads: tl.tensor, group: tl.tensor, blocks: tl.tensor, queries: tl.tensor, keys: tl.tensor,
-    head_size: tl.constexpr, value_size: tl.constexpr,
-    q_batch: tl.tensor, q_head: tl.tensor, q_place: tl.tensor, k_batch: tl.tensor, k_head: tl.tensor,
-    k_place: tl.tensor, v_batch: tl.tensor, v_head: tl.tensor, v_place: tl.tensor, dout_batch: tl.tensor,
-    dout_head: tl.tensor, dout_place: tl.tensor, dk_batch: tl.tensor, dk_head: tl.tensor, dk_place: tl.tensor,
-    dv_batch: tl.tensor, dv_head: tl.tensor, dv_place: tl.tensor, mask_batch: tl.tensor, mask_head: tl.tensor,
-    mask_query: tl.tensor, mask_key: tl.tensor, factor: tl.float32, scale: tl.float32, softcap: tl.float32,
-    left: tl.int32, right: tl.int32, threshold: tl.int64, kept_scale: tl.float32,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
-    MASK: tl.constexpr, DROPS: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    WHOLE: tl.constexpr, DESCRIBED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+def backward_dk_dv(
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, dout: tl.tensor, row_lse: tl.tensor, delta: tl.tensor, dk: tl.tensor,
+    dv: tl.tensor, mask: tl.tensor, slopes: tl.tensor, starts_q: tl.tensor, starts_k: tl.tensor, state: tl.tensor,
+    heads: tl.tensor, group: tl.tensor, blocks: tl.tensor, queries: tl.tensor, keys: tl.tensor, head_size: tl.constexpr,
+    value_size: tl.constexpr, q_stride_b: tl.tensor, q_stride_h: tl.tensor, q_stride_s: tl.tensor,
+    k_stride_b: tl.tensor, k_stride_h: tl.tensor, k_stride_s: tl.tensor, v_stride_b: tl.tensor, v_stride_h: tl.tensor,
+    v_stride_s: tl.tensor, dout_stride_b: tl.tensor, dout_stride_h: tl.tensor, dout_stride_s: tl.tensor,
+    dk_stride_b: tl.tensor, dk_stride_h: tl.tensor, dk_stride_s: tl.tensor, dv_stride_b: tl.tensor,
+    dv_stride_h: tl.tensor, dv_stride_s: tl.tensor, mask_stride_b: tl.tensor, mask_stride_h: tl.tensor,
+    mask_stride_q: tl.tensor, mask_stride_k: tl.tensor, factor: tl.float32, scale: tl.float32, softcap: tl.float32,
+    left: tl.int32, right: tl.int32, threshold: tl.int64, dropout_scale: tl.float32, LEFT: tl.constexpr,
+    RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr,
+    PACKED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr, TMA: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ) -> None:  # fmt: skip
     """Program (sequence · key heads + key head) · blocks + block of keys: dk and dv [batch, key head, key, :].
 
-    Each where DK and DV say so: for the widest heads both together do not fit into the registers.
-
-    `factor` and `softcap` are those of `scores`; `scale` multiplies dk.
+    DK and DV say which of them; for the widest heads both do not fit into the registers. `factor` and `softcap` are
+    those of `scores`; `scale` multiplies dk.
     """
     first = tl.program_id(0) % blocks * BLOCK_K
     kv_heads = heads // group
     kv_head = tl.program_id(0) // blocks % kv_heads
     index = tl.program_id(0) // blocks // kv_heads
-    total = queries
-    batch, q_first, k_first, queries, keys = sequence(starts_q, starts_k, index, queries, keys, PACKED)
+    all_queries = queries
+    batch, q_first, k_first, queries, keys = sequence_bounds(starts_q, starts_k, index, queries, keys, PACKED)
     if first >= keys:
         return
-    wide_batch = batch.to(tl.int64)
-    if not DESCRIBED:
-        k += wide_batch * k_batch + kv_head.to(tl.int64) * k_head
-        v += wide_batch * v_batch + kv_head.to(tl.int64) * v_head
-    k_tile = rows(
-        k, batch, kv_head, k_first + first, k_first + keys, head_size, k_place, BLOCK_K, WIDTH, WHOLE, DESCRIBED
+    batch64 = batch.to(tl.int64)
+    if not TMA:
+        k += batch64 * k_stride_b + kv_head.to(tl.int64) * k_stride_h
+        v += batch64 * v_stride_b + kv_head.to(tl.int64) * v_stride_h
+    k_tile = load_rows(
+        k, batch, kv_head, k_first + first, k_first + keys, head_size, k_stride_s, BLOCK_K, WIDTH, NO_PADDING, TMA
     )
     v_tile = k_tile
     if DK:
-        v_tile = rows(
-            v, batch, kv_head, k_first + first, k_first + keys, value_size, v_place, BLOCK_K, VALUE_WIDTH, WHOLE,
-            DESCRIBED,
+        v_tile = load_rows(
+            v, batch, kv_head, k_first + first, k_first + keys, value_size, v_stride_s, BLOCK_K, VALUE_WIDTH,
+            NO_PADDING, TMA,
         )  # fmt: skip
     dk_tile = tl.zeros([BLOCK_K, WIDTH], tl.float32)
     dv_tile = tl.zeros([BLOCK_K, VALUE_WIDTH], tl.float32)
     for member in range(group):
         head = kv_head * group + member
-        lane = (wide_batch * heads + head) * total
+        row_start = (batch64 * heads + head) * all_queries
         slope = 0.0
         if ALIBI:
             slope = tl.load(slopes + index * heads + head)
         q_at = q
         dout_at = dout
-        if not DESCRIBED:
-            q_at = q + wide_batch * q_batch + head.to(tl.int64) * q_head
-            dout_at = dout + wide_batch * dout_batch + head.to(tl.int64) * dout_head
+        if not TMA:
+            q_at = q + batch64 * q_stride_b + head.to(tl.int64) * q_stride_h
+            dout_at = dout + batch64 * dout_stride_b + head.to(tl.int64) * dout_stride_h
         mask_at = mask
         if MASK != "none":
-            mask_at = mask + wide_batch * mask_batch + head.to(tl.int64) * mask_head
-        random_row = lane + q_first + tl.arange(0, BLOCK_Q)
-        dk_tile, dv_tile = _over_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q_at, dout_at, level + lane, delta + lane, mask_at, state, first, q_first,
-            batch, head, random_row, queries, keys, head_size, value_size, q_place, dout_place, mask_query, mask_key,
-            factor, softcap, slope, left, right, threshold, kept_scale, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, DROPS,
-            PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, WHOLE, DESCRIBED, DK, DV,
+            mask_at = mask + batch64 * mask_stride_b + head.to(tl.int64) * mask_stride_h
+        dropout_row = row_start + q_first + tl.arange(0, BLOCK_Q)
+        dk_tile, dv_tile = _loop_over_queries(
+            dk_tile, dv_tile, k_tile, v_tile, q_at, dout_at, row_lse + row_start, delta + row_start, mask_at, state,
+            first, q_first, batch, head, dropout_row, queries, keys, head_size, value_size, q_stride_s, dout_stride_s,
+            mask_stride_q, mask_stride_k, factor, softcap, slope, left, right, threshold, dropout_scale, LEFT, RIGHT,
+            SOFTCAP, ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, DK, DV,
         )  # fmt: skip
     end = k_first + keys
     if DK:
-        dk += wide_batch * dk_batch + kv_head.to(tl.int64) * dk_head
-        store_rows(dk, dk_tile * scale, k_first + first, end, head_size, dk_place, BLOCK_K, WIDTH, WHOLE)
+        dk += batch64 * dk_stride_b + kv_head.to(tl.int64) * dk_stride_h
+        store_rows(dk, dk_tile * scale, k_first + first, end, head_size, dk_stride_s, BLOCK_K, WIDTH, NO_PADDING)
     if DV:
-        dv += wide_batch * dv_batch + kv_head.to(tl.int64) * dv_head
-        store_rows(dv, dv_tile * kept_scale, k_first + first, end, value_size, dv_place, BLOCK_K, VALUE_WIDTH, WHOLE)
+        dv += batch64 * dv_stride_b + kv_head.to(tl.int64) * dv_stride_h
+        store_rows(
+            dv, dv_tile * dropout_scale, k_first + first, end, value_size, dv_stride_s, BLOCK_K, VALUE_WIDTH, NO_PADDING
+        )

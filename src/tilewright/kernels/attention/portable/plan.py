@@ -12,8 +12,8 @@ import torch
 import triton
 
 from tilewright.hardware.architectures import DeviceLimits
-from tilewright.kernels.attention.portable.backward import keys_and_values, prepare
-from tilewright.kernels.attention.portable.backward_queries import queries_only
+from tilewright.kernels.attention.portable.backward import backward_dk_dv, backward_prepare
+from tilewright.kernels.attention.portable.backward_dq import backward_dq
 from tilewright.kernels.attention.portable.blocks import (
     DK_ALONE,
     DK_DV,
@@ -117,15 +117,15 @@ def _prepare_plan(request: Request, limits: DeviceLimits, strides: BackwardStrid
     scalars = (request.heads, request.queries, request.value_size, *strides.out[:3], *strides.dout[:3])
     constants = {"ROWS": PREPARED_ROWS, "VALUE_WIDTH": padded_widths(request, limits)[1]}
     grid = triton.cdiv(request.queries, PREPARED_ROWS) * request.batch * request.heads
-    return Plan(prepare, grid, scalars, constants, warps=4, stages=1)
+    return Plan(backward_prepare, grid, scalars, constants, warps=4, stages=1)
 
 
 def _dq_plan(request: Request, limits: DeviceLimits, strides: BackwardStrides, computes_delta: bool) -> Plan:
     blocks = blocks_of(request, limits, DQ, "keys", padded_widths(request, limits))
     steps = triton.cdiv(request.longest_q or request.queries, blocks.queries)
     gradients = (*strides.dout[:3], *strides.dq[:3])
-    more = {"OWN_DELTA": computes_delta}
-    return _backward_launch(request, limits, queries_only, blocks, steps, request.heads, gradients, strides.mask, more)
+    more = {"COMPUTES_DELTA": computes_delta}
+    return _backward_launch(request, limits, backward_dq, blocks, steps, request.heads, gradients, strides.mask, more)
 
 
 def _dk_dv_plans(request: Request, limits: DeviceLimits, strides: BackwardStrides) -> list[Plan]:
@@ -142,7 +142,7 @@ def _dk_dv_plans(request: Request, limits: DeviceLimits, strides: BackwardStride
     for table, more in tables:
         blocks = blocks_of(request, limits, table, "queries", widths if more["DK"] else widths[:1])
         steps = triton.cdiv(request.longest_k or request.keys, blocks.keys)
-        heads, kernel = request.kv_heads, keys_and_values
+        heads, kernel = request.kv_heads, backward_dk_dv
         plans.append(_backward_launch(request, limits, kernel, blocks, steps, heads, gradients, strides.mask, more))
     return plans
 
@@ -204,15 +204,15 @@ def constants_of(request: Request, blocks: Blocks, widths: tuple[int, int], tma:
         "SOFTCAP": request.softcap != 0.0,
         "ALIBI": request.alibi,
         "MASK": request.mask,
-        "DROPS": request.dropout > 0.0,
+        "DROPOUT": request.dropout > 0.0,
         "PACKED": request.sequences > 0,
         "PRECISION": "tf32" if request.tf32 else "ieee",
         "BLOCK_Q": blocks.queries,
         "BLOCK_K": blocks.keys,
         "WIDTH": widths[0],
         "VALUE_WIDTH": widths[1],
-        "WHOLE": widths == (request.head_size, request.value_size),
-        "DESCRIBED": tma,
+        "NO_PADDING": widths == (request.head_size, request.value_size),
+        "TMA": tma,
     }
 
 

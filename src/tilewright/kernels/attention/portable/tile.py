@@ -1,8 +1,7 @@
-"""What the attention kernels share: tiles of rows, what becomes of a tile of products, the dropout mask.
+"""Tiles of the portable attention kernels: loads and stores of rows, scores of a tile of products, dropout masks.
 
-Scores of 16-bit inputs are in powers of two: with c = scale · log₂e, exp(scale · qk) = 2^(c · qk), which is one
-multiply-add and the machine's own exponential. Those of fp32 are in powers of e (NATURAL), for in the hundreds
-the rounding of c would be seen in the weights.
+Scores of 16-bit inputs are powers of two: with c = scale · log₂ e, exp(scale · qk) = 2^(c · qk), one multiply-add and
+one instruction. Those of fp32 are powers of e (NATURAL): for scores in the hundreds, rounding c would show in P.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
@@ -19,22 +18,22 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def rows(
+def load_rows(
     x: tl.tensor, batch: tl.tensor, head: tl.tensor, first: tl.tensor, end: tl.tensor, width: tl.tensor,
-    stride: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr, DESCRIBED: tl.constexpr,
+    stride: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr, NO_PADDING: tl.constexpr, TMA: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Rows [first, first + ROWS) of one head as [ROWS, COLUMNS], zero from row `end` and column `width` on.
 
-    `x` points to row 0 of the head; or, where DESCRIBED, is a tensor descriptor of [batch, head, row, column],
-    which is zero where there is nothing. WHOLE: there are no columns beyond `width`.
+    `x` points to row 0 of the head or, where TMA, is a tensor descriptor of [batch, head, row, column], which gives
+    zeros outside of the tensor. NO_PADDING: COLUMNS is `width`.
     """
-    if DESCRIBED:
+    if TMA:
         return tl.reshape(x.load([batch, head, first, 0]), [ROWS, COLUMNS])
     else:
         row = tl.arange(0, ROWS)[:, None]
         column = tl.arange(0, COLUMNS)[None, :]
         inside = row < end - first
-        if not WHOLE:
+        if not NO_PADDING:
             inside &= column < width
         tile = tl.load(x + first.to(tl.int64) * stride + row * stride + column, mask=inside, other=0.0)
         # The interpreter multiplies the bits of bf16 as if they were integers.
@@ -44,23 +43,23 @@ def rows(
 @triton.jit
 def store_rows(
     x: tl.tensor, tile: tl.tensor, first: tl.tensor, end: tl.tensor, width: tl.tensor, stride: tl.tensor,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, NO_PADDING: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The counterpart of `rows`; `x` points to row 0."""
+    """Stores what `load_rows` loads; `x` points to row 0."""
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     inside = row < end - first
-    if not WHOLE:
+    if not NO_PADDING:
         inside &= column < width
     tl.store(x + first.to(tl.int64) * stride + row * stride + column, rounded(tile, x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def tanh(x: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Hyperbolic tangent to about an ulp of fp32, and its slope.
+def tanh_and_slope(x: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Hyperbolic tangent to about an ulp of fp32, and its derivative.
 
-    Near zero Cephes' polynomial (tanhf.c, Moshier). Else 1 - r for x > 0, with r = 2 / (e^2x + 1), and the slope is
-    r (2 - r): 1 - tanh² would keep no digit where tanh is nearly one.
+    Near zero Cephes' polynomial (tanhf.c, Moshier); else 1 - r for x > 0, with r = 2 / (e^2x + 1). The derivative is
+    r (2 - r), since 1 - tanh² cancels where tanh is nearly one.
     """
     z = x * x
     near = ((((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
@@ -72,24 +71,24 @@ def tanh(x: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
 
 
 @triton.jit
-def power(x: tl.tensor, NATURAL: tl.constexpr) -> tl.tensor:
+def exponential(x: tl.tensor, NATURAL: tl.constexpr) -> tl.tensor:
     """e^x where NATURAL, else 2^x."""
     return tl.exp(x) if NATURAL else tl.exp2(x)
 
 
 @triton.jit
 def logarithm(x: tl.tensor, NATURAL: tl.constexpr) -> tl.tensor:
-    """The inverse of `power`."""
+    """The inverse of `exponential`."""
     return tl.log(x) if NATURAL else tl.log2(x)
 
 
 @triton.jit
-def product(
+def dot_accumulate(
     a: tl.tensor, b: tl.tensor, acc: tl.tensor, PRECISION: tl.constexpr, NATURAL: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
-    """acc + a b. Where NATURAL the block is summed alone: one chain of fp32 over thousands would be too rough."""
+    """acc + a b. Where NATURAL the block is summed alone: one chain of fp32 over thousands of keys loses digits."""
     if NATURAL:
-        # Not a sum, which the compiler would make one with the product again.
+        # An fma, since the compiler would fold a plain sum into the product.
         return tl.fma(acc, 1.0, tl.dot(a, b, input_precision=PRECISION))
     else:
         return tl.dot(a, b, acc, input_precision=PRECISION)
@@ -98,43 +97,42 @@ def product(
 @triton.jit
 def scores(
     products: tl.tensor, i: tl.tensor, j: tl.tensor, queries: tl.tensor, keys: tl.tensor, factor: tl.tensor,
-    softcap: tl.tensor, slope: tl.tensor, mask: tl.tensor, mask_query: tl.tensor, mask_key: tl.tensor,
+    softcap: tl.tensor, slope: tl.tensor, mask: tl.tensor, mask_stride_q: tl.tensor, mask_stride_k: tl.tensor,
     left: tl.tensor, right: tl.tensor,
     EDGE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
     MASK: tl.constexpr, NATURAL: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """(scores, slope of the soft cap) of a tile of products q·k; -inf where a key is not seen.
+    """(scores, derivative of the soft cap) of a tile of products q·k; -inf where a key is hidden.
 
-    `i` and `j` are the tile's queries and keys, of shapes that broadcast to the tile's, which may lie either
-    way. `factor` is scale, or scale / softcap where SOFTCAP. Unless NATURAL, the scores are times log₂e, and so
-    are `factor` or, where SOFTCAP, `softcap` already.
-    EDGE: the tile may hold keys that its queries do not see by place, or that do not exist.
+    `i` and `j` are the tile's queries and keys and broadcast to its shape, of which either may be the rows. `factor`
+    is scale, or scale / softcap where SOFTCAP. Unless NATURAL, scores are times log₂ e, which `factor` or, where
+    SOFTCAP, `softcap` already holds. EDGE: positions may hide keys of the tile, or keys may not exist.
     """
     UNIT: tl.constexpr = 1.0 if NATURAL else 1.4426950408889634
-    bend = 1.0
+    cap_slope = 1.0
     if SOFTCAP:
-        bent, bend = tanh(products * factor)
-        products = bent * softcap
+        capped, cap_slope = tanh_and_slope(products * factor)
+        products = capped * softcap
     else:
         products = products * factor
-    place = j - i - (keys - queries)
+    position = j - i - (keys - queries)
     if ALIBI:
-        products -= slope * UNIT * tl.abs(place).to(tl.float32)
+        products -= slope * UNIT * tl.abs(position).to(tl.float32)
     inside = (i < queries) & (j < keys)
     if MASK == "additive":
-        at = i.to(tl.int64) * mask_query + j.to(tl.int64) * mask_key
+        at = i.to(tl.int64) * mask_stride_q + j.to(tl.int64) * mask_stride_k
         products += tl.load(mask + at, mask=inside, other=0.0).to(tl.float32) * UNIT
     if MASK == "boolean":
-        at = i.to(tl.int64) * mask_query + j.to(tl.int64) * mask_key
+        at = i.to(tl.int64) * mask_stride_q + j.to(tl.int64) * mask_stride_k
         products = tl.where(tl.load(mask + at, mask=inside, other=0) != 0, products, float("-inf"))
     if EDGE:
         visible = j < keys
         if LEFT:
-            visible &= place >= -left
+            visible &= position >= -left
         if RIGHT:
-            visible &= place <= right
+            visible &= position <= right
         products = tl.where(visible, products, float("-inf"))
-    return products, bend
+    return products, cap_slope
 
 
 @triton.jit
@@ -143,7 +141,7 @@ def _low(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def kept(
+def dropout_mask(
     state: tl.tensor, row: tl.tensor, first: tl.tensor, threshold: tl.tensor, ROWS: tl.constexpr, KEYS: tl.constexpr
 ) -> tl.tensor:
     """bool [ROWS, KEYS]: which weights of keys [first, first + KEYS) dropout keeps; `first` is a multiple of 4.
@@ -161,7 +159,7 @@ def kept(
 
 
 @triton.jit
-def sequence(
+def sequence_bounds(
     starts_q: tl.tensor, starts_k: tl.tensor, index: tl.tensor, queries: tl.tensor, keys: tl.tensor,
     PACKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
