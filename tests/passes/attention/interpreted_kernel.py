@@ -325,3 +325,104 @@ def test_rows_that_see_nothing_are_zeros_where_attention_is_called() -> None:
     out = compiled.call(*heads(d=16), ~DROPPED_ROW)
     compiled.check_taken(training=False)
     assert torch.equal(out[:, :, 3], torch.zeros_like(out[:, :, 3])) and out.isfinite().all()
+
+
+def columns(size: int) -> Tensor:
+    return torch.arange(size)[None, None, None, :]
+
+
+def rows(size: int) -> Tensor:
+    return torch.arange(size)[None, None, :, None]
+
+
+def in_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each query sees itself and the 7 keys before it, as Mistral and Gemma build it."""
+    seen = (columns(33) <= rows(33)) & (columns(33) > rows(33) - 8)
+    return F.scaled_dot_product_attention(q, k, v, seen.expand(len(q), 1, 33, 33))
+
+
+def causal_from_the_start(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, torch.where(columns(33) <= rows(20), 0.0, -torch.inf))
+
+
+def causal_to_the_end(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, columns(33) <= rows(20) + 13)
+
+
+def rows_without_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, columns(20) <= rows(33) - 13)
+
+
+@pytest.mark.parametrize(
+    ("fn", "sizes", "band"),
+    [
+        (in_window, (33, 33), (7, 0)),
+        (causal_from_the_start, (20, 33), (None, -13)),
+        (causal_to_the_end, (20, 33), (None, 0)),
+        (rows_without_keys, (33, 20), (None, 0)),
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_a_band_is_no_mask(fn: Function, sizes: tuple[int, int], band: tuple[int | None, int | None]) -> None:
+    compiled = check(fn, with_gradients(heads(n=sizes[0], m=sizes[1], d=16)))
+    mask, (left, right) = options_of(compiled)
+    assert mask is None and (left, right) == band
+    assert not any("where" in str(n.target) or "le." in str(n.target) for n in nodes_of(compiled))
+
+
+def nodes_of(compiled: Compiled) -> list[torch.fx.Node]:
+    return [node for graph in compiled.record.graphs for node in graph.plan.graph.nodes]
+
+
+def options_of(compiled: Compiled) -> tuple[torch.fx.Node | None, tuple[int | None, int | None]]:
+    """The mask of the only attention, and its window."""
+    (call,) = (n for n in nodes_of(compiled) if str(n.target) == "tilewright.attention.default")
+    return call.args[3], call.args[8:10]
+
+
+def padded(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    seen = (columns(33) <= rows(33)) & (torch.arange(33) < lengths[:, None])[:, None, None, :]
+    return F.scaled_dot_product_attention(q, k, v, seen)
+
+
+def test_a_band_beside_padding() -> None:
+    compiled = check(padded, [*with_gradients(heads(n=33, m=33, d=16)), torch.tensor([33, 20])])
+    mask, window = options_of(compiled)
+    assert window == (None, 0) and mask is not None
+    assert mask.meta["val"].stride()[1:3] == (0, 0) and mask.meta["val"].dtype == torch.bool
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    bias = torch.where(columns(33) <= rows(33), table.permute(2, 0, 1)[None], -torch.inf)
+    return F.scaled_dot_product_attention(q, k, v, bias)
+
+
+def test_a_bias_is_read_through_its_strides() -> None:
+    inputs = [*with_gradients(heads(n=33, m=33, d=16)), torch.randn(33, 33, 3)]
+    compiled = check(biased, inputs)
+    mask, window = options_of(compiled)
+    assert window == (None, 0) and mask is not None
+    assert mask.meta["val"].stride() == (0, 1, 99, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("position", [0, 70, 127])
+def test_a_token_against_a_static_cache(dtype: torch.dtype, position: int) -> None:
+    """Places behind the token are hidden by a mask that all heads share; the keys are split."""
+
+    def decode(q: Tensor, k: Tensor, v: Tensor, position: Tensor) -> Tensor:
+        seen = (columns(128) <= position).expand(len(q), 1, 1, 128)
+        return F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+
+    torch.manual_seed(0)
+    shapes = (2, 8, 1, 64), (2, 2, 128, 64), (2, 2, 128, 64)
+    inputs = [*(torch.randn(shape, dtype=dtype) for shape in shapes), torch.tensor(position)]
+    compiled = Compiled(decode)
+    with torch.no_grad():
+        actual, eager = compiled.call(*inputs), decode(*inputs)
+        truth = decode(*(x.double() if x.is_floating_point() else x for x in inputs))
+    (choice,) = compiled.choices
+    assert choice.verdict == "taken" and "split over the keys" in choice.reason
+    mask, window = options_of(compiled)
+    assert window == (None, None) and mask is not None and mask.meta["val"].stride()[:2] == (0, 0)
+    check_numbers([actual], [eager], [truth])

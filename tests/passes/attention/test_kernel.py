@@ -44,6 +44,8 @@ def test_on_a_cpu_pytorch_computes_it_and_the_graph_stays() -> None:
 def refusal(function: object, monkeypatch: pytest.MonkeyPatch, *inputs: Tensor) -> str:
     """Why a graph as for a GPU keeps PyTorch's kernel."""
     monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    # Imported first: what it takes from `device` would stay replaced for the tests that follow.
+    pytest.importorskip("tilewright.kernels.attention.decode.triton")
     monkeypatch.setattr("tilewright.kernels.device.interpreted", lambda: True)
     graph = aten(function, *(inputs or tuple(torch.randn(shape) for shape in SHAPES)))  # type: ignore[arg-type]
     before = calls(graph)
@@ -101,6 +103,18 @@ def test_what_is_known_to_be_fast_without_a_race(monkeypatch: pytest.MonkeyPatch
         kernel._check_fast(request(16, deterministic=True), ["hopper.forward", "portable.launch"])
     with pytest.raises(Refusal, match="float32: the matrix instructions take 16-bit floats"):
         kernel._check_fast(request(16, dtype=torch.float32), ["portable.launch"])
+
+
+def test_a_token_that_sees_a_cache_through_a_mask_is_split_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    split = ["decode.triton"]
+    kernel._check_fast(request(32, mask="boolean", queries=1, kv_heads=4), split)
+    kernel._check_fast(request(8, mask="boolean", queries=1), split)
+    monkeypatch.setattr(kernel, "limits_of", lambda device: None)
+    monkeypatch.setattr("tilewright.kernels.attention.hopper.forward.supports", lambda request, limits: None)
+    for refused in (request(32, mask="boolean", queries=1), request(8, mask="none", queries=1)):
+        with pytest.raises(Refusal, match="the kernel in Triton, split over the keys comes first, and what takes it"):
+            kernel._check_fast(refused, split)
 
 
 def test_every_fused_attention_of_pytorch_is_known_with_its_backward() -> None:

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from tilewright.graph.capture import in_real_tensors
 from tilewright.passes.attention.spelling import ALIASES, argument, mutates, spelled, static
 
 MOST_BYTES = 2**27
@@ -68,7 +69,8 @@ class Constants:
         """The constant on the CPU; None for anything that is no constant, or too large to compute here."""
         if node not in self._known:
             self._known[node] = None
-            self._known[node] = self._compute(node)
+            with in_real_tensors():
+                self._known[node] = self._compute(node)
         return self._known[node]
 
     def scalar(self, x: object) -> float | None:

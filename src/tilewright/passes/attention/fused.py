@@ -19,7 +19,9 @@ from torch import fx
 from tilewright.graph import calls
 from tilewright.graph.capture import in_real_tensors
 from tilewright.hardware.language import runs_on_gpu, stands_for_gpu
+from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.spelling import Refusal
+from tilewright.passes.attention.visible import Band, band_of, visible
 
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
@@ -73,7 +75,7 @@ BY_FORWARD = {peer.forward: peer for peer in PEERS}
 class FusedAttention:
     """One fused attention of a graph and its backward, read and found to fit; raises Refusal where it does not."""
 
-    def __init__(self, node: fx.Node, peer: Peer) -> None:
+    def __init__(self, node: fx.Node, peer: Peer, constants: Constants) -> None:
         self.node, self.peer = node, peer
         named = calls.arguments(node)
         self.q, self.k, self.v = (_node(named[name]) for name in ("query", "key", "value"))
@@ -88,14 +90,15 @@ class FusedAttention:
         if causal and str(queries) != str(keys):
             if not (isinstance(queries, int) and isinstance(keys, int) and peer.from_start):
                 raise Refusal("causal, over queries and keys of different lengths")
-            self.right: int | None = queries - keys
+            self.band = Band(None, queries - keys)
         else:
-            self.right = 0 if causal else None
+            self.band = Band(None, 0 if causal else None)
         # A kernel is for one head size: where it was dynamic, another one is another compilation.
         width, scale = int(value_of(self.q).shape[3]), named["scale"]
         self.scale = width**-0.5 if scale is None else scale
         self._check_operands()
-        self._check_mask()
+        self.masks = self._read_mask(constants)
+        """What the kernels are given beside a band: tensors of which a key must pass all, or one that is added."""
         self._check_results()
         self.request = self._request()
 
@@ -142,13 +145,24 @@ class FusedAttention:
         if not isinstance(self.scale, float):
             raise Refusal("a scale that differs from call to call")
 
-    def _check_mask(self) -> None:
+    def _read_mask(self, constants: Constants) -> tuple[fx.Node, ...]:
+        """The parts of the mask that are no band; sets `band`."""
         if self.mask is None:
-            return
-        if self.right is not None:
+            return ()
+        if self.band.right is not None:
             raise Refusal("a mask beside a causal one")
-        if not self._mask_fits() and not all(isinstance(size, int) for size in self._scores()):
+        queries, keys = self._scores()[2:]
+        if isinstance(queries, int) and isinstance(keys, int):
+            found = visible(self.mask, constants, keys)
+            band = band_of(found.known, queries, keys)
+            taken = (value_of(self.q).dtype, torch.float32)
+            one_kind = not found.added or (not found.kept and len(found.added) == 1)
+            if band is not None and one_kind and all(value_of(x).dtype in taken for x in found.added):
+                self.band = band
+                return found.kept or found.added
+        if not self._fits(self.mask) and not all(isinstance(size, int) for size in self._scores()):
             raise Refusal("a mask that broadcasts over sizes that differ from call to call")
+        return (self.mask,)
 
     def _check_results(self) -> None:
         """That every result which is read is dense, so that another can be laid out like it."""
@@ -160,9 +174,9 @@ class FusedAttention:
         """[B, H, Sq, Sk], what a mask is for."""
         return (*value_of(self.q).shape[:3], value_of(self.k).shape[2])
 
-    def _mask_fits(self) -> bool:
-        """Whether the mask has the shape of the scores, symbols compared by name."""
-        return self.mask is not None and [*map(str, value_of(self.mask).shape)] == [*map(str, self._scores())]
+    def _fits(self, mask: fx.Node) -> bool:
+        """Whether a mask has the shape of the scores, symbols compared by name."""
+        return [*map(str, value_of(mask).shape)] == [*map(str, self._scores())]
 
     def _request(self) -> Request:
         """The call as plain data, with the sizes it was captured with; aligned as its strides are."""
@@ -171,21 +185,23 @@ class FusedAttention:
 
         with in_real_tensors():
             q, k, v = (with_aligned_rows(_without_data(value_of(x))) for x in (self.q, self.k, self.v))
-            mask = None if self.mask is None else torch.empty((), dtype=value_of(self.mask).dtype, device="meta")
+            mask = torch.empty((), dtype=value_of(self.masks[0]).dtype, device="meta") if self.masks else None
             mask = mask if mask is None else mask.expand(*q.shape[:3], k.shape[2])
             return request_of(q, k, v, mask, *self._options()[:-1])._replace(device=value_of(self.q).device)
 
     def _options(self) -> tuple[Any, ...]:
         deterministic = torch.are_deterministic_algorithms_enabled()
-        return None, None, None, self.scale, None, self.right, 0.0, 0.0, 0, 0, deterministic, "auto"
+        return None, None, None, self.scale, *self.band, 0.0, 0.0, 0, 0, deterministic, "auto"
 
     def rewrite(self) -> fx.Node:
         """Put tilewright's operators in place; gives the forward's."""
         import tilewright.kernels.attention.registered  # noqa: F401, what defines the operators
 
         ours = torch.ops.tilewright
-        mask = self.mask
-        if mask is not None and not self._mask_fits():
+        mask = self.masks[0] if self.masks else None
+        for part in self.masks[1:]:
+            mask = _call(self.node, aten.logical_and.default, mask, part)
+        if mask is not None and not self._fits(mask):
             mask = _call(self.node, aten.expand.default, mask, list(self._scores()))
         operands, options = (self.q, self.k, self.v), (mask, *self._options())
         new = _call(self.node, ours.attention.default, *operands, *options)

@@ -3,15 +3,19 @@
     out, lse, … = _scaled_dot_product_flash_attention(q, k, v, …)        →   out, lse, … = attention(q, k, v, …)
     dq, dk, dv = …_attention_backward(dout, q, k, v, out, lse, …)        →   dq, dk, dv = attention_backward(dout, …)
 
+    m = where((k_places <= q_places) & (k_places > q_places - 8) & padding, 0, -inf)
+    out, … = …_attention(q, k, v, m, …)                        →   out, … = attention(q, k, v, padding, left=7, right=0)
+
 PyTorch has chosen one of its own kernels when this pass sees the joint graph, whether attention was written out, a
 call of `scaled_dot_product_attention`, or inside one of its modules. What PyTorch fuses gives zeros for a query that
 sees no key, and so do the kernels that take its place.
 
 Without a race on this machine, the kernels for Hopper are taken, and the others are not: those were measured on an
 H200 alone, where the portable ones lose to cuDNN (161 µs to 90 for a masked forward) and those for decoding take 0.96
-to 1.04 times as long. A training step of a bf16 block with Hopper's takes 0.95 to 0.97 of the time with cuDNN's as a
-CUDA graph (0.03 to 8.6 GFLOP of attention in a forward), and 0.88 to 0.94 of it by calls (D1024, S128 and S512).
-The same is planned for a GPU that is not there, by its compute capability.
+to 1.04 times as long. But few queries that see a cache through a mask go to the kernel that splits its keys: none of
+PyTorch's does that under a mask. A training step of a bf16 block with Hopper's takes 0.95 to 0.97 of the time with
+cuDNN's as a CUDA graph (0.03 to 8.6 GFLOP of attention in a forward), and 0.88 to 0.94 of it by calls (D1024, S128 and
+S512). The same is planned for a GPU that is not there, by its compute capability.
 """
 
 from __future__ import annotations
@@ -25,9 +29,11 @@ from torch import fx
 from tilewright.graph.source import source_line
 from tilewright.hardware.architectures import known, limits_of
 from tilewright.hardware.language import language_of, planned_capability, stands_for_gpu
+from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import BY_FORWARD, ON_CPU, FusedAttention, value_of
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.spelling import Refusal
+from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision, Verdict
 
@@ -49,6 +55,9 @@ WRITTEN_IN = {
 }
 """By module of `KERNELS`."""
 FOR_HOPPER = frozenset({"hopper.forward", "hopper.backward"})
+SPLIT = "decode.triton"
+FEW_PROGRAMS = 128
+"""Heads of all batch entries that leave multiprocessors of a large GPU idle, one program each."""
 
 
 def not_raced(request: Request, training: bool) -> None:
@@ -58,10 +67,15 @@ def not_raced(request: Request, training: bool) -> None:
 
 def choose_kernels(graph: fx.Graph, raced: Raced = not_raced) -> list[Decision]:
     """Rewrite `graph`, a joint or inference graph of ATen operators, in place; one decision for each attention."""
-    return [_decide(node, raced) for node in list(graph.nodes) if node.target in BY_FORWARD]
+    nodes = [node for node in graph.nodes if node.target in BY_FORWARD]
+    constants = Constants(graph)
+    decisions = [_decide(node, constants, raced) for node in nodes]
+    if any(decision.verdict == "taken" for decision in decisions):
+        drop_unread(graph)
+    return decisions
 
 
-def _decide(node: fx.Node, raced: Raced) -> Decision:
+def _decide(node: fx.Node, constants: Constants, raced: Raced) -> Decision:
     peer = BY_FORWARD[node.target]
     theirs = peer.name
     source, producer = source_line(node), behind_views(node.all_input_nodes[0]).name
@@ -76,7 +90,7 @@ def _decide(node: fx.Node, raced: Raced) -> Decision:
             raise Refusal("tilewright's own kernels are for GPUs, and this was captured on a CPU")
         if is_pinned(node):
             raise Refusal("the user chose among PyTorch's attention kernels")
-        call = FusedAttention(node, peer)
+        call = FusedAttention(node, peer, constants)
         training = bool(call.backwards)
         ways = _planned_ways(call.request, training) if absent else _ways(call.request, training)
         times = None if absent else raced(call.request, training)
@@ -121,6 +135,8 @@ def _planned_ways(request: Request, training: bool) -> list[str]:
     planned = known(planned_capability())
     if planned is None or not planned.wgmma:
         raise Refusal("the kernels that are known to be as fast take the matrix instructions of a warpgroup (wgmma)")
+    if not training and _splits_masked(request):
+        return [SPLIT]
     why = forward.refuses(request)
     if why is None and decode.refuses(request) is None:
         why = f"the kernel in {WRITTEN_IN['decode.cuda']} comes first"
@@ -131,13 +147,25 @@ def _planned_ways(request: Request, training: bool) -> list[str]:
     return ["hopper.forward", "hopper.backward"][: 1 + training]
 
 
+def _splits_masked(request: Request) -> bool:
+    """Whether few queries see a long cache through a mask, and splitting its keys is predicted to pay.
+
+    None of PyTorch's kernels that take a mask splits the keys: each query head reads its whole cache in one program,
+    anew for every head that shares it. The Triton kernel reads a cache once and fills the GPU.
+    """
+    from tilewright.kernels.attention.decode import triton as decode
+
+    pays = request.group > 1 or request.batch * request.heads < FEW_PROGRAMS
+    return request.mask != "none" and pays and decode.refuses(request) is None
+
+
 def _described(ways: list[str]) -> str:
     return "; backward ".join(WRITTEN_IN[way] for way in ways)
 
 
 def _check_fast(request: Request, ways: list[str]) -> None:
     """Refuse kernels that are not known to be as fast as PyTorch's. In the interpreter nobody asks."""
-    if request.device.type != "cuda":
+    if request.device.type != "cuda" or (ways == [SPLIT] and _splits_masked(request)):
         return
     for way, own in zip(ways, ("hopper.forward", "hopper.backward"), strict=False):
         if way not in FOR_HOPPER:

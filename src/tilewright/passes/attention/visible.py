@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch.fx import Node
 
+from tilewright.graph.capture import in_real_tensors
 from tilewright.passes.attention.constants import SAME, Constants, name_of, once, value_of
 from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.spelling import argument
@@ -40,13 +42,13 @@ class Visible:
     """What hidden scores become."""
 
     @property
+    @in_real_tensors()
     def shows_all(self) -> bool:
         """Whether what is known hides nothing."""
         return bool(self.known.all())
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(NamedTuple):
     """Query i of Sq sees key j of Sk where -left ≤ j - (i + Sk - Sq) ≤ right; None: no limit on that side."""
 
     left: int | None
@@ -56,6 +58,7 @@ class Band:
 ALL = torch.ones((), dtype=torch.bool)
 
 
+@in_real_tensors()
 def visible(mask: Node, constants: Constants, keys: int | torch.SymInt) -> Visible:
     """What `mask`, bool or added, of an attention over so many keys is made of.
 
@@ -169,6 +172,7 @@ def _before_padding(node: Node, padded: Node) -> Node | None:
     return source if tuple(value.shape) == tuple(was.shape) else None
 
 
+@in_real_tensors()
 def band_of(known: torch.Tensor, queries: int, keys: int) -> Band | None:
     """The band that `known`, broadcastable to [B, H, Sq, Sk], is in every entry and head; None where it is none."""
     known = once(known)
