@@ -28,16 +28,17 @@ from tilewright.records import cache
 from tilewright.records.errors import CompilerError
 from tilewright.records.measurement import Verified
 from tilewright.runtime import gpu
+from tilewright.runtime.blocking import Blocking, plan
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import TensorSpec
-from tilewright.runtime.gpu import TritonKernel, TritonStep, plan
+from tilewright.runtime.gpu import TritonKernel, TritonStep
 
 CPU = torch.device("cpu")
 FUSED = {"addcmul.default specials torch.float32", "tanh_backward.default one torch.int64"}
 """Calls that depend on eager's fused multiply-add, which the interpreter rounds in between."""
 
 
-def in_small_blocks(lowered: Lowered) -> gpu.Launch:
+def in_small_blocks(lowered: Lowered) -> Blocking:
     """Many programs and many blocks, so that every edge falls inside the tensors."""
     return plan(lowered.nest, processors=3, tile=256)
 

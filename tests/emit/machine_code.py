@@ -20,7 +20,8 @@ from triton.compiler import ASTSource
 from tests.emit.triton_programs import golden, nests_of
 from tilewright.emit.triton import emit_triton
 from tilewright.loops.nest import Nest
-from tilewright.runtime.gpu import TritonKernel, plan
+from tilewright.runtime.blocking import plan
+from tilewright.runtime.gpu import TritonKernel
 
 POINTERS = {"bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1"}
 H200 = GPUTarget("cuda", 90, 32)

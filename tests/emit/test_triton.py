@@ -13,7 +13,7 @@ import torch
 from tests import processes
 from tests.emit.triton_programs import golden, nests_of
 from tilewright.emit.triton import emit_triton
-from tilewright.runtime.gpu import plan
+from tilewright.runtime.blocking import plan
 
 HERE = Path(__file__).parent
 

@@ -25,7 +25,8 @@ from tilewright.measure.truth.reference import reference_run
 from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.schedule import schedule
 from tilewright.records.measurement import Verified
-from tilewright.runtime.gpu import Launch, TritonKernel
+from tilewright.runtime.blocking import Blocking
+from tilewright.runtime.gpu import TritonKernel
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
@@ -206,7 +207,7 @@ def nests_of(function: Function, *inputs: torch.Tensor) -> list[Lowered]:
 
 Runner = Callable[[Lowered, list[torch.Tensor]], None]
 """Runs one nest over a tensor for each of its buffers."""
-Choice = Callable[[Lowered], Launch | None]
+Choice = Callable[[Lowered], Blocking | None]
 
 
 def by_triton(choose: Choice = lambda _: None) -> Runner:

@@ -19,7 +19,8 @@ from tests.emit.triton_programs import (
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.emit.triton import emit_triton
 from tilewright.records.measurement import Verified
-from tilewright.runtime.gpu import TritonKernel, plan
+from tilewright.runtime.blocking import plan
+from tilewright.runtime.gpu import TritonKernel
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

@@ -116,6 +116,15 @@ def watched() -> bool:
     return bool(watching) or torch._C._functorch.peek_interpreter_stack() is not None or has_forward_level()
 
 
+def computes_nothing() -> bool:
+    """Whether operators called now only say what they would give: under `FakeTensorMode` or a tracer."""
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _INFRASTRUCTURE)
+
+
+_MODES = torch._C._TorchDispatchModeKey
+_INFRASTRUCTURE = (_MODES.FAKE, _MODES.PROXY, _MODES.FUNCTIONAL)
+
+
 def has_forward_level() -> bool:
     """Whether forward-mode differentiation is active: `torch.autograd.forward_ad.dual_level`, `torch.func.jvp`."""
     return torch.autograd.forward_ad._current_level >= 0

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilewright.kernels.extension import Extension
 from tilewright.kernels.launches import Heard, Launch, Offset, Seed, heard, word
 from tilewright.kernels.nvrtc import cuda_function, primary_context, stream_function
+from tilewright.launch.extension import Extension
 from tilewright.records.errors import CompilerError, warn_once
 
 EXTENSION = Extension(Path(__file__).parent / "repeat.cpp", "eager calls cost the host more in Python")

@@ -14,6 +14,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from tilewright.emit.source import language_of
+from tilewright.graph.capture import Boxed
 from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.loops.nest import Nest
 from tilewright.passes.draws import draw_stream
@@ -33,6 +34,7 @@ from tilewright.runtime.executable import (
     ViewStep,
 )
 from tilewright.runtime.gpu import TritonKernel, TritonStep
+from tilewright.runtime.native import Native, holds_values
 from tilewright.runtime.views import base_of, lies_as_told
 
 aten = torch.ops.aten
@@ -93,7 +95,15 @@ class _Assembler:
                 self.slots[n] for n, last in self.last_use.items() if last == position and n in self.slots
             )
         results = [self._argument(a) for a in self.output.args[0]]  # type: ignore[union-attr]
-        return Executable(steps, len(self.slots), inputs, results)
+        device = self._device()
+        native = Native(device) if device is not None and holds_values(self.graph) else None
+        return Executable(steps, len(self.slots), inputs, results, interpreted(self.graph), native)
+
+    def _device(self) -> torch.device | None:
+        """The GPU whose executor runs the whole graph: the one that its tensors are on; None on a CPU."""
+        tensors = (node.meta.get("val") for node in self.graph.nodes)
+        devices = {x.device for x in tensors if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
+        return devices.pop() if len(devices) == 1 else None
 
     def _needed(self, units: Sequence[Unit]) -> list[Unit]:
         """Without the views that only kernels and other views read: these read what is behind them."""
@@ -143,7 +153,7 @@ class _Assembler:
             return CallStep(unit.name, target, args, kwargs, self._slot(unit))
         spec = TensorSpec.of(meta)
         if self._is_restrided(unit):
-            return ViewStep(unit.name, self._slot(base_of(unit)), spec.shape, spec.strides, self._slot(unit))
+            return ViewStep(unit.name, self._slot(base_of(unit)), spec, self._slot(unit))
         call = PRODUCTS.get(unit.target, target)
         if unit.target in PRODUCTS and not kwargs and meta.is_contiguous() and meta.device.type == "cpu":
             return CallStep(unit.name, call, args, {}, self._slot(unit), out=spec)
@@ -223,6 +233,19 @@ class _Assembler:
         while node not in self.kernel_results and is_view(node) and isinstance(node.args[0], fx.Node):
             node = node.args[0]
         return node
+
+
+def interpreted(graph: fx.Graph) -> Boxed:
+    """The graph as PyTorch runs it, operator by operator."""
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        module = fx.GraphModule(graph.owning_module or torch.nn.Module(), graph)
+        inputs = list(args)
+        args.clear()
+        results: Sequence[Any] = module(*inputs)
+        return results
+
+    return run
 
 
 def _own(name: str, otherwise: Any) -> Any:

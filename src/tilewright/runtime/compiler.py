@@ -8,7 +8,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from tilewright.kernels import cxx
+from tilewright.launch import cxx
 from tilewright.records import cache
 from tilewright.records.errors import CacheError, CompilerError, warn_once
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from tilewright.passes.draws import SHAPE
-from tilewright.runtime.executable import Slots, fill
+from tilewright.runtime.executable import Slots, fill, slots_in
 
 _one_at_a_time = threading.Lock()
 
@@ -41,6 +41,14 @@ class DrawStep:
     """The shape that is drawn; an extent may be a slot."""
     output: int
     frees: tuple[int, ...] = ()
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return tuple(slots_in(self.size))
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.output,)
 
     @staticmethod
     def taker(library: ctypes.CDLL) -> Taker:

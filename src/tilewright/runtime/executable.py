@@ -1,23 +1,30 @@
 """A compiled graph: kernels, library calls and views over a list of slots, run in order.
 
 Kernels write to pooled storage; a slot is cleared after its last use, so that storage goes back as
-early as it can. A kernel may write in place of an operand that dies with it.
+early as it can. A kernel may write in place of an operand that dies with it. A graph on a GPU runs as one
+program of the executor in C++ (`native.py`); the steps here are its Python twin.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import fx
 
-from tilewright.graph.capture import Boxed, binding, reads_offsets
+from tilewright.graph.capture import Boxed, binding, computes_nothing, reads_offsets
+from tilewright.records.errors import warn_once
+from tilewright.records.recipe import Layout
 from tilewright.runtime.pool import pool
 
+if TYPE_CHECKING:
+    from tilewright.runtime.native import Native
+
+CPU = torch.device("cpu")
 _forked = False
 
 
@@ -34,6 +41,10 @@ def threads() -> int:
     return 1 if _forked else torch.get_num_threads()
 
 
+class PlanMismatch(RuntimeError):
+    """What a call was given, or what an operator returned, is not what the graph says."""
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """How a kernel's result lies in memory; `extent` is the elements its storage spans."""
@@ -42,12 +53,17 @@ class TensorSpec:
     strides: tuple[int, ...]
     dtype: torch.dtype
     extent: int
+    device: torch.device = CPU
 
     @staticmethod
     def of(meta: torch.Tensor) -> TensorSpec:
         shape, strides = tuple(map(int, meta.shape)), tuple(map(int, meta.stride()))
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if meta.numel() else 0
-        return TensorSpec(shape, strides, meta.dtype, extent)
+        return TensorSpec(shape, strides, meta.dtype, extent, meta.device)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.shape, self.strides, self.dtype, self.device)
 
     def empty(self) -> torch.Tensor:
         return pool.empty(self.shape, self.strides, self.dtype, self.extent)
@@ -63,13 +79,18 @@ class TensorSpec:
         return fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), self.shape, self.strides)
 
     def conform(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` itself, or a copy where PyTorch laid it out differently than the graph says."""
-        if tensor.stride() == self.strides or tensor.numel() == 0 or self._lies_alike(tensor):
+        """`tensor` itself, or a copy where its strides are not those planned; PlanMismatch for another tensor."""
+        if tensor.dtype != self.dtype or tensor.shape != self.shape or tensor.device.type != self.device.type:
+            raise PlanMismatch(
+                f"a result is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, "
+                f"planned as {self.dtype} {list(self.shape)} on {self.device}"
+            )
+        if tensor.stride() == self.strides or tensor.numel() == 0 or self._has_strides(tensor):
             return tensor
         fresh = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=tensor.device)
         return fresh.copy_(tensor)
 
-    def _lies_alike(self, tensor: torch.Tensor) -> bool:
+    def _has_strides(self, tensor: torch.Tensor) -> bool:
         """Whether strides differ only where there is one element."""
         triples = zip(self.shape, self.strides, tensor.stride(), strict=True)
         return all(mine == theirs or size == 1 for size, mine, theirs in triples)
@@ -87,6 +108,14 @@ class Step(Protocol):
     generated: ClassVar[bool]
     """Whether it launches a kernel that tilewright wrote."""
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Slots that it reads."""
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """Slots that it fills."""
+
     def run(self, slots: Slots) -> None: ...
 
 
@@ -101,6 +130,14 @@ class KernelStep:
     outputs: tuple[tuple[int, TensorSpec, int | None], ...]
     """Slot, layout, and the slot whose storage it takes over (or None)."""
     frees: tuple[int, ...] = ()
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.inputs
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return tuple(slot for slot, *_ in self.outputs)
 
     def run(self, slots: Slots) -> None:
         tensors = [slots[i] for i in self.inputs]
@@ -126,6 +163,14 @@ class CallStep:
     """Layout of a pooled `out=` tensor, where the operator can write into one."""
     frees: tuple[int, ...] = ()
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(slots_in((self.args, self.kwargs))))
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.output,)
+
     def run(self, slots: Slots) -> None:
         args = [fill(a, slots) for a in self.args]
         if self.out is not None:
@@ -143,13 +188,20 @@ class ViewStep:
     generated: ClassVar[bool] = False
     name: str
     base: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    spec: TensorSpec
     output: int
     frees: tuple[int, ...] = ()
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (self.base,)
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.output,)
+
     def run(self, slots: Slots) -> None:
-        slots[self.output] = slots[self.base].as_strided(self.shape, self.strides)
+        slots[self.output] = slots[self.base].as_strided(self.spec.shape, self.spec.strides)
 
 
 @dataclass
@@ -161,6 +213,14 @@ class ConstantStep:
     value: Any
     output: int
     frees: tuple[int, ...] = ()
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.output,)
 
     def run(self, slots: Slots) -> None:
         slots[self.output] = self.value
@@ -186,8 +246,23 @@ def fill(argument: Any, slots: Slots) -> Any:
     return argument
 
 
+def slots_in(argument: Any) -> Iterator[int]:
+    """The slots that an argument names, in order."""
+    if isinstance(argument, Slot):
+        yield argument.index
+    elif isinstance(argument, (tuple, list)):
+        for value in argument:
+            yield from slots_in(value)
+    elif isinstance(argument, dict):
+        yield from slots_in(tuple(argument.values()))
+
+
 class Executable:
-    """Call with the list of inputs (which is emptied); gives the list of results, as AOTAutograd expects."""
+    """Call with the list of inputs (which is emptied); gives the list of results, as AOTAutograd expects.
+
+    `otherwise` runs the graph as PyTorch does: for tensors without memory of their own (fake ones, subclasses), under
+    a mode that computes nothing, and from the moment on when an operator does not return what the graph says.
+    """
 
     _boxed_call = True
 
@@ -197,13 +272,43 @@ class Executable:
         slots: int,
         inputs: Sequence[tuple[int, TensorSpec | None]],
         outputs: Sequence[Any],
+        otherwise: Boxed,
+        native: Native | None = None,
     ) -> None:
         self.steps = steps
         self.slots = slots
         self.inputs = inputs
         self.outputs = outputs
+        self.otherwise = otherwise
+        self.native = native
+        self._is_given_up = False
+        self._was_right = False
+        """Whether every result was once as planned: only the first call can show that one is not."""
 
-    def __call__(self, args: list[Any]) -> list[Any]:
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        kept = None if self._was_right else list(args)
+        try:
+            results = self._run(args)
+        except PlanMismatch as error:
+            if kept is None:
+                raise
+            warn_once(f"a compiled graph runs as PyTorch runs it: {error}")
+            self._is_given_up = True
+            return self.otherwise(kept)
+        self._was_right = True
+        return results
+
+    def _run(self, args: list[Any]) -> Sequence[Any]:
+        if self._is_given_up:
+            return self.otherwise(args)
+        run = self.native.program(self) if self.native else None
+        if run is None:
+            has_memory = all(map(is_plain, args)) and not computes_nothing()
+            return self._run_in_python(args) if has_memory else self.otherwise(args)
+        results = run(args)
+        return self.otherwise(args) if results is None else results
+
+    def _run_in_python(self, args: list[Any]) -> Sequence[Any]:
         slots: Slots = [None] * self.slots
         for (slot, spec), value in zip(self.inputs, args, strict=True):
             slots[slot] = value if spec is None else spec.conform(value)
@@ -217,6 +322,11 @@ class Executable:
     @property
     def kernels(self) -> list[Step]:
         return [step for step in self.steps if step.generated]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether this is no tensor, or one that has memory of its own and is of PyTorch's own classes."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor)
 
 
 MOST_SIZES = 16
@@ -255,10 +365,12 @@ __all__ = [
     "Executable",
     "ExecutableBySize",
     "KernelStep",
+    "PlanMismatch",
     "Slot",
     "Step",
     "TensorSpec",
     "ViewStep",
     "fill",
+    "slots_in",
     "threads",
 ]

@@ -65,7 +65,7 @@ def optimize_case(
     from tilewright.hardware.profiles import local_profile
     from tilewright.hardware.summary import machine_report
     from tilewright.hardware.target import Target
-    from tilewright.kernels.cxx import find_compiler
+    from tilewright.launch.cxx import find_compiler
     from tilewright.measure.truth.verify import verify
     from tilewright.records.cache import ensure_usable
     from tilewright.report.page import write_page

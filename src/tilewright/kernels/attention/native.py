@@ -18,7 +18,7 @@ from tilewright.kernels.attention.hopper import forward as hopper_forward
 from tilewright.kernels.attention.hopper.chain import Layout
 from tilewright.kernels.attention.hopper.launch import RANK
 from tilewright.kernels.attention.request import Request
-from tilewright.kernels.extension import Extension
+from tilewright.launch.extension import Extension
 
 EXTENSION = Extension(Path(__file__).parent / "attention.cpp", "small attention costs the host more in Python")
 ELSEWHERE = -1

@@ -16,7 +16,7 @@ from types import ModuleType
 
 import torch
 
-from tilewright.kernels import cxx
+from tilewright.launch import cxx
 from tilewright.records.errors import CacheError, CompilerError, warn_once
 
 LIBRARIES = ("torch_python", "torch_cpu", "c10")
@@ -51,7 +51,10 @@ class Extension:
 
     def built(self) -> Path:
         """The shared object, from the cache or compiled now. Raises CacheError or CompilerError."""
-        return cxx.shared_object(self.source.read_text("utf-8"), _flags(), torch.__version__, sys.version)
+        folder = self.source.parent
+        headers = [path.read_text("utf-8") for path in sorted(folder.glob("*.h"))]
+        flags = (*_flags(), f"-I{folder}")
+        return cxx.shared_object(self.source.read_text("utf-8"), flags, torch.__version__, sys.version, *headers)
 
     def load(self, path: Path) -> ModuleType:
         """The module in a shared object."""
@@ -67,7 +70,9 @@ class Extension:
         try:
             self.found = self.load(self.built())
         except (CacheError, CompilerError, ImportError, OSError) as error:
-            warn_once(f"{self._without}: {error}")
+            # A compiler that is stopped because the program ends is no news.
+            if threading.main_thread().is_alive():
+                warn_once(f"{self._without}: {error}")
 
 
 def _flags() -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.kernels import cxx
-from tilewright.kernels.extension import Extension
+from tilewright.launch import cxx
+from tilewright.launch.extension import Extension
 from tilewright.records.errors import CompilerError
 
 SOURCE = """

@@ -1,0 +1,1 @@
+"""Kernels built at run time, and the executor that runs recipes and compiled graphs."""

@@ -1,0 +1,227 @@
+// The executor's face to Python: `recipe`, `program` and `run`.
+
+#include <pybind11/stl.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "program.h"
+
+namespace {
+
+using namespace tilewright;
+
+PyObject* mismatch_error = nullptr;
+
+// ---------------------------------------------------------------- plain data from Python
+
+at::ScalarType dtype_from(py::handle x) { return ((THPDtype*)x.ptr())->scalar_type; }
+
+at::Device device_from(py::handle x) { return ((THPDevice*)x.ptr())->device; }
+
+Layout layout_from(py::handle x) {
+    py::tuple told = py::reinterpret_borrow<py::tuple>(x);
+    return {told[0].cast<std::vector<int64_t>>(), told[1].cast<std::vector<int64_t>>(), dtype_from(told[2]),
+            device_from(told[3])};
+}
+
+Driver driver_from(py::handle x) {
+    auto addresses = x.cast<std::array<uint64_t, 6>>();
+    Driver driver;
+    static_assert(sizeof driver == sizeof addresses);
+    memcpy(&driver, addresses.data(), sizeof driver);
+    return driver;
+}
+
+Action action_from(const py::tuple& told) {
+    Action action{};
+    action.act = told[0].cast<int>();
+    if (action.act == LAUNCH) {
+        action.function = (void*)told[1].cast<uint64_t>();
+        auto grid = told[2].cast<std::array<unsigned, 3>>();
+        std::copy(grid.begin(), grid.end(), action.grid);
+        action.threads = told[3].cast<unsigned>();
+        action.shared_bytes = told[4].cast<unsigned>();
+        for (auto [kind, tensor, value] : told[5].cast<std::vector<std::tuple<int, int, uint64_t>>>())
+            action.arguments.push_back({kind, tensor, value});
+    } else {
+        action.target = told[1].cast<int>();
+        (action.act == COPY) ? (void)(action.source = told[2].cast<int>()) : (void)(action.value = told[2].cast<double>());
+    }
+    return action;
+}
+
+TensorMap map_from(const py::tuple& told) {
+    TensorMap map{};
+    map.dtype = told[0].cast<int>(), map.swizzle = told[1].cast<int>(), map.promotion = told[2].cast<int>();
+    auto sizes = told[3].cast<std::array<uint64_t, TensorMap::RANK>>();
+    auto strides = told[4].cast<std::array<uint64_t, TensorMap::RANK - 1>>();
+    auto box = told[5].cast<std::array<uint32_t, TensorMap::RANK>>();
+    std::copy(sizes.begin(), sizes.end(), map.sizes);
+    std::copy(strides.begin(), strides.end(), map.strides);
+    std::copy(box.begin(), box.end(), map.box);
+    return map;
+}
+
+Structure structure_from(const py::tuple& told) {
+    auto bytes = told[0].cast<std::string>();
+    Structure structure{{bytes.begin(), bytes.end()}, {}};
+    for (auto [at, tensor, offset] : told[1].cast<std::vector<std::tuple<size_t, int, uint64_t>>>())
+        structure.patches.push_back({at, tensor, offset});
+    return structure;
+}
+
+using RecipePointer = std::shared_ptr<const Recipe>;
+
+// (name, device, driver, residues, modulus, buffers, results, actions, maps, structures, advance)
+RecipePointer recipe_from(const py::tuple& told) {
+    auto recipe = std::make_shared<Recipe>(
+        Recipe{told[0].cast<std::string>(), device_from(told[1]), driver_from(told[2]),
+               told[3].cast<std::vector<int64_t>>(), told[4].cast<uintptr_t>(), {}, told[6].cast<std::vector<int>>(),
+               {}, {}, {}, told[10].cast<uint64_t>()});
+    for (py::handle x : told[5]) recipe->buffers.push_back(layout_from(x));
+    for (py::handle x : told[7]) recipe->actions.push_back(action_from(py::reinterpret_borrow<py::tuple>(x)));
+    for (py::handle x : told[8]) recipe->maps.push_back(map_from(py::reinterpret_borrow<py::tuple>(x)));
+    for (py::handle x : told[9]) recipe->structures.push_back(structure_from(py::reinterpret_borrow<py::tuple>(x)));
+    return recipe;
+}
+
+constexpr const char* RECIPE_NAME = "tilewright.recipe";
+
+RecipePointer recipe_in(py::handle capsule) {
+    auto* found = (RecipePointer*)PyCapsule_GetPointer(capsule.ptr(), RECIPE_NAME);
+    if (!found) throw python_error();
+    return *found;
+}
+
+// An argument of an operator: ("slot", n), ("slots", [n, …]) or ("constant", value), of the schema's type.
+Operand operand_from(const py::tuple& told, const c10::TypePtr& type) {
+    auto kind = told[0].cast<std::string>();
+    if (kind == "constant") return {true, torch::jit::toIValue(told[1], type), {}, false, false};
+    if (kind == "slot") return {false, {}, {told[1].cast<int>()}, false, false};
+    c10::TypePtr list = type->kind() == c10::TypeKind::OptionalType ? type->castRaw<c10::OptionalType>()->getElementType()
+                                                                     : type;
+    bool is_optional = list->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::OptionalType;
+    return {false, {}, told[1].cast<std::vector<int>>(), true, is_optional};
+}
+
+void fill_call(Step& step, const py::tuple& told) {
+    step.handle = c10::Dispatcher::singleton().findSchemaOrThrow(told[0].cast<std::string>().c_str(),
+                                                                 told[1].cast<std::string>().c_str());
+    py::tuple operands = told[2];
+    const auto& arguments = step.handle->schema().arguments();
+    TORCH_CHECK(operands.size() == arguments.size(), step.name, " takes ", arguments.size(), " arguments");
+    for (size_t i = 0; i < operands.size(); ++i)
+        step.operands.push_back(operand_from(operands[i], arguments[i].real_type()));
+    for (py::handle x : told[3]) {
+        py::tuple result = py::reinterpret_borrow<py::tuple>(x);
+        bool is_checked = !result[2].is_none();
+        step.results.push_back({result[0].cast<int>(), result[1].cast<int>(), is_checked,
+                                is_checked ? layout_from(result[2]) : Layout{{}, {}, at::kByte, at::kCPU}});
+    }
+}
+
+// (kind, name, frees, detail); what `detail` is depends on the kind.
+Step step_from(const py::tuple& told) {
+    Step step{told[0].cast<int>(), told[1].cast<std::string>(), told[2].cast<std::vector<int>>(), {}, {}, {}, {}, {},
+              {}, {}, {{}, {}, at::kByte, at::kCPU}, {}};
+    py::tuple detail = told[3];
+    auto outputs = [&](py::handle list) {
+        for (auto [slot, reuses] : list.cast<std::vector<std::pair<int, int>>>()) step.outputs.push_back({slot, reuses});
+    };
+    switch (step.kind) {
+        case RECIPE:
+            step.recipe = recipe_in(detail[0]);
+            step.inputs = detail[1].cast<std::vector<int>>();
+            outputs(detail[2]);
+            step.function = detail[3];
+            break;
+        case CALL: fill_call(step, detail); break;
+        case VIEW:
+            step.inputs = {detail[0].cast<int>()};
+            outputs(detail[1]);
+            step.layout = layout_from(detail[2]);
+            break;
+        case CONSTANT:
+            step.constant = THPVariable_Unpack(py::object(detail[0]).ptr());
+            outputs(detail[1]);
+            break;
+        default:
+            step.function = detail[0];
+            step.inputs = detail[1].cast<std::vector<int>>();
+            outputs(detail[2]);
+    }
+    return step;
+}
+
+constexpr const char* PROGRAM_NAME = "tilewright.program";
+
+template <class T>
+PyObject* capsule_of(T* made, const char* name, PyCapsule_Destructor destructor) {
+    PyObject* capsule = PyCapsule_New(made, name, destructor);
+    if (!capsule) delete made;
+    return capsule;
+}
+
+// ---------------------------------------------------------------- to Python
+
+// recipe(data) -> recipe
+PyObject* make_recipe(PyObject*, PyObject* data) {
+    HANDLE_TH_ERRORS
+    auto* made = new RecipePointer(recipe_from(py::reinterpret_borrow<py::tuple>(data)));
+    return capsule_of(made, RECIPE_NAME, [](PyObject* x) { delete (RecipePointer*)PyCapsule_GetPointer(x, RECIPE_NAME); });
+    END_HANDLE_TH_ERRORS
+}
+
+// program((device, slots, inputs, steps, outputs)) -> program
+PyObject* make_program(PyObject*, PyObject* data) {
+    HANDLE_TH_ERRORS
+    py::tuple told = py::reinterpret_borrow<py::tuple>(data);
+    auto made = std::make_unique<Program>(Program{device_from(told[0]), told[1].cast<size_t>(), {}, {}, {}, {}, {}});
+    for (py::handle x : told[2]) {
+        py::tuple input = py::reinterpret_borrow<py::tuple>(x);
+        made->input_slots.push_back(input[0].cast<int>());
+        made->inputs.push_back(input[1].is_none() ? std::nullopt : std::optional(layout_from(input[1])));
+    }
+    for (py::handle x : told[3]) made->steps.push_back(step_from(py::reinterpret_borrow<py::tuple>(x)));
+    for (py::handle x : told[4]) {
+        py::tuple output = py::reinterpret_borrow<py::tuple>(x);
+        made->output_slots.push_back(output[0].cast<int>());
+        made->output_constants.push_back(output[1]);
+    }
+    return capsule_of(made.release(), PROGRAM_NAME,
+                      [](PyObject* x) { delete (Program*)PyCapsule_GetPointer(x, PROGRAM_NAME); });
+    END_HANDLE_TH_ERRORS
+}
+
+// run(program, arguments) -> results; None, with nothing done, where a mode computes nothing or a tensor has no memory
+PyObject* run_program(PyObject*, PyObject* const* given, Py_ssize_t) {
+    HANDLE_TH_ERRORS
+    auto* program = (Program*)PyCapsule_GetPointer(given[0], PROGRAM_NAME);
+    if (!program) return nullptr;
+    if (!is_plain(given[1])) Py_RETURN_NONE;
+    try {
+        return run(*program, given[1]);
+    } catch (const PlanMismatch& error) {
+        PyErr_SetString(mismatch_error, error.what());
+        return nullptr;
+    }
+    END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef methods[] = {
+    {"recipe", make_recipe, METH_O, nullptr},
+    {"program", make_program, METH_O, nullptr},
+    {"run", (PyCFunction)(void*)run_program, METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "tilewright_executor", nullptr, -1, methods};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_tilewright_executor() {
+    PyObject* module = PyModule_Create(&definition);
+    if (!module) return nullptr;
+    mismatch_error = PyErr_NewException("tilewright_executor.PlanMismatch", PyExc_RuntimeError, nullptr);
+    if (PyModule_AddObjectRef(module, "PlanMismatch", mismatch_error)) return nullptr;
+    return module;
+}

@@ -1,0 +1,241 @@
+// A program: a compiled graph as a list of steps over slots, run without returning to Python.
+//
+// Built from `tilewright.launch.program`. A step is a recipe, a call of an operator through the dispatcher, a view,
+// a constant, or a call of a Python function.
+
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include "recipe.h"
+
+namespace tilewright {
+
+using c10::IValue;
+namespace py = pybind11;
+
+// What a call gives is not what the plan says; `Program` in Python runs the graph as PyTorch does then.
+struct PlanMismatch : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct Result {
+    int index, slot;  // which result of the operator, where it goes
+    bool is_checked;
+    Layout layout;
+};
+
+struct Operand {
+    bool is_constant;
+    IValue value;            // a constant
+    std::vector<int> slots;  // of a list; -1: an absent element
+    bool is_list, is_optional;
+};
+
+struct Output {
+    int slot, reuses;  // `reuses`: the slot whose memory the result takes over, or -1
+};
+
+enum StepKind : int { RECIPE, CALL, VIEW, CONSTANT, PYTHON };  // as in `native.py`
+
+struct Step {
+    int kind;
+    std::string name;
+    std::vector<int> frees;
+    std::shared_ptr<const Recipe> recipe;  // RECIPE
+    std::vector<int> inputs;               // RECIPE, PYTHON; VIEW: the base
+    std::vector<Output> outputs;           // RECIPE, PYTHON, VIEW, CONSTANT
+    py::object function;                   // PYTHON; RECIPE: for addresses that the recipe does not hold for
+    std::optional<c10::OperatorHandle> handle;  // CALL
+    std::vector<Operand> operands;
+    std::vector<Result> results;
+    Layout layout;  // VIEW
+    Tensor constant;
+};
+
+struct Program {
+    at::Device device;
+    size_t slots;
+    std::vector<std::optional<Layout>> inputs;
+    std::vector<int> input_slots;
+    std::vector<Step> steps;
+    std::vector<int> output_slots;  // -1: the constant at that place
+    std::vector<py::object> output_constants;
+};
+
+using Slots = std::vector<IValue>;
+
+inline bool same_strides(const Tensor& x, const Layout& layout) {
+    for (size_t i = 0; i < layout.sizes.size(); ++i)
+        if (layout.sizes[i] != 1 && x.stride(i) != layout.strides[i]) return false;
+    return true;
+}
+
+// `x` itself, or a copy where its strides are not those planned.
+inline Tensor conform(const Tensor& x, const Layout& layout, const std::string& name) {
+    if (x.scalar_type() != layout.dtype || x.sizes() != at::IntArrayRef(layout.sizes) || x.device() != layout.device)
+        throw PlanMismatch(c10::str(name, " is ", x.scalar_type(), x.sizes(), " on ", x.device(), ", planned as ",
+                                    layout.dtype, at::IntArrayRef(layout.sizes), " on ", layout.device));
+    if (x.numel() == 0 || same_strides(x, layout)) return x;
+    c10::DeviceGuard guard(layout.device);
+    return empty(layout).copy_(x);
+}
+
+// The elements of `base` from its first one on under another shape, strides and dtype; not a view for autograd.
+inline Tensor restrided(const Tensor& base, const Layout& layout) {
+    Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base.storage()), base.key_set(),
+                                                           c10::scalarTypeToTypeMeta(layout.dtype));
+    auto* impl = made.unsafeGetTensorImpl();
+    impl->set_sizes_and_strides(layout.sizes, layout.strides, base.storage_offset());
+    return made;
+}
+
+inline py::object to_python(const IValue& value) {
+    if (value.isTensor()) return py::reinterpret_steal<py::object>(THPVariable_Wrap(value.toTensor()));
+    if (value.isInt()) return py::int_(value.toInt());
+    if (value.isDouble()) return py::float_(value.toDouble());
+    if (value.isBool()) return py::bool_(value.toBool());
+    TORCH_CHECK(value.isNone(), "a slot holds a value that has no form in Python: ", value.tagKind());
+    return py::none();
+}
+
+inline IValue from_python(PyObject* value) {
+    if (THPVariable_Check(value)) return THPVariable_Unpack(value);
+    if (value == Py_None) return IValue();
+    if (PyBool_Check(value)) return value == Py_True;
+    if (PyLong_CheckExact(value)) return (int64_t)PyLong_AsLongLong(value);
+    if (PyFloat_CheckExact(value)) return PyFloat_AS_DOUBLE(value);
+    TORCH_CHECK(false, "a slot holds tensors and numbers, not ", Py_TYPE(value)->tp_name);
+}
+
+// ---------------------------------------------------------------- steps
+
+inline void call_python(const Step& step, Slots& slots) {
+    py::gil_scoped_acquire held;
+    py::tuple arguments(step.inputs.size());
+    for (size_t i = 0; i < step.inputs.size(); ++i) arguments[i] = to_python(slots[step.inputs[i]]);
+    // A CALL or RECIPE step lends its function the values and takes a sequence of results.
+    py::object given = py::reinterpret_steal<py::object>(PyObject_CallObject(step.function.ptr(), arguments.ptr()));
+    if (!given) throw python_error();
+    py::sequence results(given);
+    for (size_t i = 0; i < step.outputs.size(); ++i)
+        slots[step.outputs[i].slot] = from_python(py::object(results[i]).ptr());
+}
+
+inline void run_recipe(const Step& step, Slots& slots) {
+    const Recipe& recipe = *step.recipe;
+    Tensors tensors;
+    for (int slot : step.inputs) {
+        const Tensor& x = slots[slot].toTensor();
+        tensors.push_back(x.device() == recipe.device ? x : x.to(recipe.device));
+    }
+    if (!fits(recipe, tensors.data()) || is_captured_draw(recipe)) return call_python(step, slots);
+    size_t inputs = tensors.size(), result = 0;
+    for (size_t i = 0; i < recipe.buffers.size(); ++i) {
+        bool is_result = result < recipe.results.size() && recipe.results[result] == (int)i;
+        int reuses = is_result ? step.outputs[result].reuses : -1;
+        tensors.push_back(reuses < 0 ? empty(recipe.buffers[i])
+                                     : restrided(slots[reuses].toTensor(), recipe.buffers[i]));
+        result += is_result;
+    }
+    perform(recipe, tensors);
+    for (size_t i = 0; i < recipe.results.size(); ++i)
+        slots[step.outputs[i].slot] = std::move(tensors[inputs + recipe.results[i]]);
+}
+
+inline IValue value_of(const Operand& operand, const Slots& slots) {
+    if (operand.is_constant) return operand.value;
+    if (!operand.is_list) return slots[operand.slots[0]];
+    if (operand.is_optional) {
+        c10::List<std::optional<Tensor>> list;
+        for (int slot : operand.slots)
+            list.push_back(slot < 0 ? std::nullopt : std::optional<Tensor>(slots[slot].toTensor()));
+        return list;
+    }
+    c10::List<Tensor> list;
+    for (int slot : operand.slots) list.push_back(slots[slot].toTensor());
+    return list;
+}
+
+inline void call_operator(const Step& step, Slots& slots) {
+    torch::jit::Stack stack;
+    stack.reserve(step.operands.size());
+    for (const Operand& operand : step.operands) stack.push_back(value_of(operand, slots));
+    step.handle->callBoxed(stack);
+    for (const Result& result : step.results) {
+        IValue& given = stack[result.index];
+        slots[result.slot] = result.is_checked ? IValue(conform(given.toTensor(), result.layout, step.name)) : given;
+    }
+}
+
+inline void run_step(const Step& step, Slots& slots) {
+    switch (step.kind) {
+        case RECIPE: run_recipe(step, slots); break;
+        case CALL: call_operator(step, slots); break;
+        case VIEW: slots[step.outputs[0].slot] = restrided(slots[step.inputs[0]].toTensor(), step.layout); break;
+        case CONSTANT: slots[step.outputs[0].slot] = step.constant; break;
+        default: call_python(step, slots);
+    }
+    for (int slot : step.frees) slots[slot] = IValue();
+}
+
+inline void run_steps(const Program& program, Slots& slots) {
+    // Autograd has seen the graph from outside; in-place operators still count versions.
+    at::AutoDispatchBelowAutograd below;
+    c10::DeviceGuard guard(program.device);
+    for (const Step& step : program.steps) run_step(step, slots);
+}
+
+// ---------------------------------------------------------------- a call
+
+// Whether these are tensors with memory on real devices, and no mode replaces what operators compute.
+inline bool is_plain(PyObject* arguments) {
+    using Mode = c10::impl::TorchDispatchModeKey;
+    for (Mode mode : {Mode::FAKE, Mode::PROXY, Mode::FUNCTIONAL})
+        if (c10::impl::TorchDispatchModeTLS::get_mode(mode)) return false;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arguments); ++i) {
+        PyObject* x = PyList_GET_ITEM(arguments, i);
+        if (!THPVariable_Check(x)) continue;
+        const Tensor& tensor = THPVariable_Unpack(x);
+        if (tensor.key_set().has(c10::DispatchKey::Python) || !tensor.has_storage() || tensor.is_meta() ||
+            tensor.is_neg() || tensor.is_conj() || tensor._is_zerotensor())
+            return false;
+    }
+    return true;
+}
+
+// The results as a list; the list of arguments is emptied, so that memory is free after its last use.
+inline PyObject* run(const Program& program, PyObject* arguments) {
+    size_t count = PyList_GET_SIZE(arguments);
+    TORCH_CHECK(count == program.input_slots.size(), "the program takes ", program.input_slots.size(), " inputs, not ",
+                count);
+    Slots slots(program.slots);
+    for (size_t i = 0; i < count; ++i) {
+        IValue value = from_python(PyList_GET_ITEM(arguments, i));
+        if (program.inputs[i]) {
+            if (!value.isTensor()) throw PlanMismatch(c10::str("input ", i, " is no tensor"));
+            value = conform(value.toTensor(), *program.inputs[i], c10::str("input ", i));
+        }
+        slots[program.input_slots[i]] = std::move(value);
+    }
+    if (PyList_SetSlice(arguments, 0, count, nullptr)) throw python_error();
+    {
+        py::gil_scoped_release free;
+        run_steps(program, slots);
+    }
+    PyObject* results = PyList_New(program.output_slots.size());
+    if (!results) throw python_error();
+    for (size_t i = 0; i < program.output_slots.size(); ++i) {
+        int slot = program.output_slots[i];
+        py::object value = slot < 0 ? program.output_constants[i] : to_python(slots[slot]);
+        PyList_SET_ITEM(results, i, value.release().ptr());
+    }
+    return results;
+}
+
+}  // namespace tilewright

@@ -1,0 +1,201 @@
+// A recipe: what one call of a kernel allocates and launches, as plain data, and the code that does it.
+//
+// Built from `tilewright.records.recipe`. Tensors are numbered: the inputs first, then the buffers in order.
+
+#pragma once
+
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/csrc/Dtype.h>
+
+namespace tilewright {
+
+using at::Tensor;
+using Tensors = c10::SmallVector<Tensor, 16>;
+
+constexpr int INVALID_CONTEXT = 201;
+
+// CUDA's driver and PyTorch's current stream, found at run time: the build needs neither CUDA's headers nor libraries.
+struct Driver {
+    int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+    int (*encode)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int,
+                  int, int, int);
+    int (*make_current)(void*);
+    int (*is_capturing)(void*, int*);
+    int (*current_stream)(int32_t, void**);
+    void* context;
+};
+
+struct Layout {
+    std::vector<int64_t> sizes, strides;
+    at::ScalarType dtype;
+    at::Device device;
+};
+
+struct TensorMap {
+    static constexpr int RANK = 4, BYTES = 128, ALIGNMENT = 64;
+    int dtype, swizzle, promotion;
+    uint64_t sizes[RANK], strides[RANK - 1];  // strides in bytes; innermost axis first
+    uint32_t box[RANK];
+};
+
+struct Patch {
+    size_t at;      // bytes from the begin of the structure
+    int tensor;
+    uint64_t offset;
+};
+
+struct Structure {
+    std::vector<uint8_t> bytes;
+    std::vector<Patch> patches;
+};
+
+enum Kind : int { POINTER, NUMBER, SEED, OFFSET, MAP, STRUCTURE };  // as in `native.py`
+
+struct Argument {
+    int kind, tensor;
+    uint64_t value;  // POINTER: bytes from the tensor's begin; NUMBER: the parameter's bytes; MAP, STRUCTURE: an index
+};
+
+enum Act : int { LAUNCH, COPY, FILL };  // as in `native.py`
+
+struct Action {
+    int act;
+    int target, source;  // COPY, FILL: tensors
+    double value;        // FILL
+    void* function;      // LAUNCH
+    unsigned grid[3], threads, shared_bytes;
+    std::vector<Argument> arguments;
+};
+
+struct Recipe {
+    std::string name;
+    at::Device device;
+    Driver driver;
+    std::vector<int64_t> residues;  // of each input, its address modulo `modulus`
+    uintptr_t modulus;
+    std::vector<Layout> buffers;
+    std::vector<int> results;  // buffers, numbered from 0
+    std::vector<Action> actions;
+    std::vector<TensorMap> maps;
+    std::vector<Structure> structures;
+    uint64_t advance;  // of the device's default generator
+};
+
+struct Drawn {
+    uint64_t seed = 0, offset = 0;
+};
+
+inline uintptr_t address(const Tensor& x) { return (uintptr_t)x.const_data_ptr(); }
+
+// On the current device of the layout's type.
+inline Tensor empty(const Layout& x) {
+    if (x.device.type() != at::kCUDA)
+        return at::empty_strided(x.sizes, x.strides, at::TensorOptions().device(x.device).dtype(x.dtype));
+    // Without the dispatcher, which costs as much as the allocation.
+    return at::detail::empty_strided_generic(x.sizes, x.strides, c10::GetAllocator(at::kCUDA),
+                                             c10::DispatchKeySet(c10::DispatchKey::CUDA), x.dtype);
+}
+
+// Whether the recipe holds for tensors at these addresses.
+inline bool fits(const Recipe& recipe, const Tensor* inputs) {
+    for (size_t i = 0; i < recipe.residues.size(); ++i)
+        if (address(inputs[i]) % recipe.modulus != (uintptr_t)recipe.residues[i]) return false;
+    return true;
+}
+
+inline void* stream_of(const Recipe& recipe) {
+    void* stream = nullptr;
+    TORCH_CHECK(recipe.driver.current_stream(recipe.device.index(), &stream) == 0, "PyTorch gives no current stream");
+    return stream;
+}
+
+// Seed and offset of the device's default generator, which advances.
+inline Drawn draw(const Recipe& recipe) {
+    at::Generator generator = at::globalContext().defaultGenerator(recipe.device);
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    Drawn drawn{generator.current_seed(), generator.get_offset()};
+    generator.set_offset(drawn.offset + recipe.advance);
+    return drawn;
+}
+
+struct alignas(TensorMap::ALIGNMENT) Encoded {
+    uint8_t bytes[TensorMap::BYTES];
+};
+
+inline void encode(const Recipe& recipe, const TensorMap& map, uintptr_t at, Encoded& encoded) {
+    static const uint32_t steps[TensorMap::RANK] = {1, 1, 1, 1};
+    int status = recipe.driver.encode(encoded.bytes, map.dtype, TensorMap::RANK, (void*)at, map.sizes, map.strides,
+                                      map.box, steps, 0, map.swizzle, map.promotion, 0);
+    TORCH_CHECK(status == 0, recipe.name, ": the driver refuses a tensor map: CUDA error ", status);
+}
+
+inline void launch(const Recipe& recipe, const Action& action, const Tensor* tensors, const Drawn& drawn,
+                   void* stream) {
+    size_t count = action.arguments.size();
+    c10::SmallVector<uint64_t, 48> values(count);
+    c10::SmallVector<void*, 48> places(count);
+    std::vector<Encoded> maps;
+    std::vector<std::vector<uint8_t>> structures;
+    maps.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+        const Argument& x = action.arguments[i];
+        places[i] = &values[i];
+        switch (x.kind) {
+            case POINTER: values[i] = address(tensors[x.tensor]) + x.value; break;
+            case NUMBER: values[i] = x.value; break;
+            case SEED: values[i] = drawn.seed; break;
+            case OFFSET: values[i] = drawn.offset; break;
+            case MAP:
+                maps.emplace_back();
+                encode(recipe, recipe.maps[x.value], address(tensors[x.tensor]), maps.back());
+                places[i] = maps.back().bytes;
+                break;
+            default:
+                structures.push_back(recipe.structures[x.value].bytes);
+                for (const Patch& patch : recipe.structures[x.value].patches) {
+                    uint64_t pointer = address(tensors[patch.tensor]) + patch.offset;
+                    memcpy(structures.back().data() + patch.at, &pointer, sizeof pointer);
+                }
+                places[i] = structures.back().data();
+        }
+    }
+    auto send = [&] {
+        return recipe.driver.launch(action.function, action.grid[0], action.grid[1], action.grid[2], action.threads, 1,
+                                    1, action.shared_bytes, stream, places.data(), nullptr);
+    };
+    int status = send();
+    // A thread that has done nothing on the device yet has no context.
+    if (status == INVALID_CONTEXT && recipe.driver.make_current(recipe.driver.context) == 0) status = send();
+    TORCH_CHECK(status == 0, "the driver refuses a launch of ", recipe.name, ": CUDA error ", status);
+}
+
+// Do the actions on `tensors`: the inputs, then the buffers. The recipe's device is the current one.
+inline void perform(const Recipe& recipe, const Tensors& tensors) {
+    RECORD_FUNCTION(recipe.name.c_str(), std::vector<c10::IValue>(tensors.begin(), tensors.end()));
+    if (recipe.actions.empty()) return;
+    void* stream = stream_of(recipe);
+    // The driver fails on a tensor map that is encoded by a thread without a context.
+    if (!recipe.maps.empty()) recipe.driver.make_current(recipe.driver.context);
+    Drawn drawn;
+    if (recipe.advance) drawn = draw(recipe);
+    for (const Action& action : recipe.actions) {
+        if (action.act == COPY)
+            tensors[action.target].copy_(tensors[action.source]);
+        else if (action.act == FILL)
+            tensors[action.target].fill_(action.value);
+        else
+            launch(recipe, action, tensors.data(), drawn, stream);
+    }
+}
+
+// Whether each replay of a CUDA graph would have to draw anew what this recipe draws once.
+inline bool is_captured_draw(const Recipe& recipe) {
+    int captured = 0;
+    return recipe.advance && (recipe.driver.is_capturing(stream_of(recipe), &captured) || captured);
+}
+
+}  // namespace tilewright

@@ -1,0 +1,47 @@
+"""Kernels that Triton compiled, as the driver launches them: without Triton's own look at every argument."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+WARP = 32
+POINTERS_LAST = 2
+"""Scratch areas of Triton's own, which its kernels take last; the kernels here have none."""
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel on one device: the driver's handle, threads of a program and its shared memory in bytes."""
+
+    name: str
+    function: int
+    threads: int
+    shared_bytes: int
+
+
+def loaded(compiled: Any) -> LoadedKernel | None:
+    """What Triton compiled, loaded on the current device; None where its launch takes more than its parameters."""
+    # `run` loads the kernel, and only then `function` is there.
+    _ = compiled.run
+    meta = compiled.metadata
+    more = meta.global_scratch_size, meta.profile_scratch_size, meta.launch_cooperative_grid, meta.launch_pdl
+    if any(more) or meta.num_ctas != 1:
+        return None
+    return LoadedKernel(meta.name, int(compiled.function), WARP * meta.num_warps, meta.shared)
+
+
+def launches_are_watched() -> bool:
+    """Whether somebody asked Triton to be told of its launches."""
+    runtime = _settings()
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+@functools.cache
+def _settings() -> Any:
+    """Triton's settings: an import costs the host a microsecond, even of what is loaded."""
+    from triton import knobs
+
+    return knobs.runtime

@@ -1,0 +1,132 @@
+"""The executor's twin in Python: performs a recipe where no C++ compiler is, and while the executor is being built."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tilewright.launch import driver
+from tilewright.launch.executor import word
+from tilewright.records.errors import CompilerError
+from tilewright.records.recipe import Copy, Fill, Launch, Number, Offset, Pointer, Recipe, Seed, Structure, TensorMap
+
+INVALID_CONTEXT = 201
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+RANK = 4
+
+
+def fits(recipe: Recipe, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether the recipe holds for tensors at these addresses."""
+    pairs = zip(inputs, recipe.residues, strict=True)
+    return all(x.data_ptr() % recipe.modulus == residue for x, residue in pairs)
+
+
+def perform(recipe: Recipe, inputs: Sequence[torch.Tensor], reused: Sequence[torch.Tensor | None] = ()) -> Any:
+    """The results of `recipe` on `inputs`, on the current stream; the recipe's device is the current one.
+
+    `reused`: for each result, a tensor of its layout that it is written to, or None.
+    """
+    given = dict(zip(recipe.results, reused, strict=False))
+    tensors = list(inputs)
+    for number, layout in enumerate(recipe.buffers):
+        buffer = given.get(number)
+        if buffer is None:
+            buffer = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=layout.device)
+        tensors.append(buffer)
+    seed, offset = _draw(recipe) if recipe.advance else (0, 0)
+    for action in recipe.actions:
+        if isinstance(action, Copy):
+            tensors[action.target].copy_(tensors[action.source])
+        elif isinstance(action, Fill):
+            tensors[action.target].fill_(action.value)
+        else:
+            _launch(recipe, action, [x.data_ptr() for x in tensors], seed, offset)
+    return tuple(tensors[len(inputs) + number] for number in recipe.results)
+
+
+def _draw(recipe: Recipe) -> tuple[int, int]:
+    """Seed and offset of the device's default generator, which advances."""
+    generator = torch.cuda.default_generators[recipe.device.index or 0]
+    offset: int = generator.get_offset()
+    generator.set_offset(offset + recipe.advance)
+    return generator.initial_seed(), offset
+
+
+def _launch(recipe: Recipe, action: Launch, addresses: Sequence[int], seed: int, offset: int) -> None:
+    calls = _calls(recipe.device.index or 0)
+    # Tensor maps are encoded, and autograd's threads launch, in the device's context.
+    calls.make_current()
+    values = [_value(calls, argument, addresses, seed, offset) for argument in action.arguments]
+    places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value, _ in values))
+    kernel = action.kernel
+    status = calls.launch(
+        int(kernel.function), *action.grid, kernel.threads, 1, 1, kernel.shared_bytes, calls.stream(), places, None
+    )
+    if status:
+        raise CompilerError(f"the driver refuses a launch of {recipe.name}: CUDA error {status}")
+
+
+def _value(calls: _Calls, argument: Any, addresses: Sequence[int], seed: int, offset: int) -> tuple[Any, Any]:
+    """A parameter as the driver reads it, and what keeps its memory."""
+    match argument:
+        case Pointer(tensor, added):
+            return ctypes.c_uint64(addresses[tensor] + added), None
+        case Number(letter, value):
+            return ctypes.c_uint64(word(letter, value)), None
+        case Seed():
+            return ctypes.c_uint64(seed), None
+        case Offset():
+            return ctypes.c_uint64(offset), None
+        case Structure(data, pointers):
+            buffer = ctypes.create_string_buffer(data, len(data))
+            for at, (tensor, added) in pointers:
+                ctypes.c_uint64.from_buffer(buffer, at).value = addresses[tensor] + added
+            return buffer, None
+        case TensorMap():
+            room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+            start = -ctypes.addressof(room) % MAP_ALIGNMENT
+            encoded = (ctypes.c_char * MAP_BYTES).from_buffer(room, start)
+            calls.encode(argument, addresses[argument.tensor], ctypes.addressof(encoded))
+            return encoded, room
+    raise TypeError(f"{argument} is no argument of a launch")
+
+
+class _Calls:
+    """The driver's functions for one device, called through ctypes."""
+
+    def __init__(self, device: int) -> None:
+        launch, encode, make_current, _, current_stream, context = driver.table(device)
+        self.device, self.context = device, context
+        word = ctypes.c_uint
+        self.launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[word] * 7, *[ctypes.c_void_p] * 3)(launch)
+        self._encode = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.c_void_p, ctypes.c_int, word, *[ctypes.c_void_p] * 5, *[ctypes.c_int] * 4
+        )(encode)
+        self._make_current = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(make_current)
+        self._stream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))(current_stream)
+
+    def make_current(self) -> None:
+        self._make_current(self.context)
+
+    def stream(self) -> int | None:
+        """PyTorch's current stream."""
+        found = ctypes.c_void_p()
+        if self._stream(self.device, ctypes.byref(found)):
+            raise CompilerError("PyTorch gives no current stream")
+        return found.value
+
+    def encode(self, of: TensorMap, address: int, to: int) -> None:
+        sizes, strides = (ctypes.c_uint64 * RANK)(*of.sizes), (ctypes.c_uint64 * (RANK - 1))(*of.strides)
+        box, steps = (ctypes.c_uint32 * RANK)(*of.box), (ctypes.c_uint32 * RANK)(1, 1, 1, 1)
+        status = self._encode(to, of.dtype, RANK, address, sizes, strides, box, steps, 0, of.swizzle, of.promotion, 0)
+        if status:
+            raise CompilerError(f"the driver refuses a tensor map of {of.sizes}: CUDA error {status}")
+
+
+@functools.cache
+def _calls(device: int) -> _Calls:
+    return _Calls(device)

@@ -1,0 +1,127 @@
+"""A recipe: what one call of a GPU kernel allocates and launches, as plain data.
+
+A GPU implementation of an operator is a function from metadata (shapes, strides, dtypes, addresses modulo `LINE`,
+options, limits of the device) to a recipe. `launch/` runs recipes: for an eager call, as a step of a compiled graph,
+inside a CUDA graph, in the bench; `anatomy` reads their launches.
+
+Tensors are numbered: the inputs first, then the buffers in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+LINE = 128
+"""Bytes of a cache line: recipes may depend on where an input begins within one."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory; strides in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+    """A `torch.dtype`."""
+    device: Any
+    """A `torch.device` with its index."""
+
+    @property
+    def extent(self) -> int:
+        """Elements that its storage spans."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+
+class Pointer(NamedTuple):
+    """The address of a tensor, plus some bytes."""
+
+    tensor: int
+    offset: int = 0
+
+
+class Number(NamedTuple):
+    """A number in the format of one of `struct`'s letters."""
+
+    format: str
+    value: float
+
+
+class Seed(NamedTuple):
+    """The seed of the device's default generator, 64 bits."""
+
+
+class Offset(NamedTuple):
+    """Where the call's numbers begin in the generator's sequence, 64 bits."""
+
+
+class TensorMap(NamedTuple):
+    """A CUtensorMap of a tensor of rank 4 (CUDA driver API, cuTensorMapEncodeTiled); the innermost axis first."""
+
+    tensor: int
+    dtype: int
+    """A CUtensorMapDataType."""
+    sizes: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
+    """In bytes, of all axes but the innermost."""
+    box: tuple[int, int, int, int]
+    swizzle: int
+    promotion: int
+
+
+class Structure(NamedTuple):
+    """A structure passed by value, with addresses of tensors at some of its offsets."""
+
+    data: bytes
+    pointers: tuple[tuple[int, Pointer], ...]
+
+
+Argument = Pointer | Number | Seed | Offset | TensorMap | Structure
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel."""
+
+    kernel: Any
+    """What has `function` (the driver's handle), `threads`, `shared_bytes` and `name`."""
+    grid: tuple[int, int, int]
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Elements of one tensor into another of the same shape."""
+
+    target: int
+    source: int
+
+
+@dataclass(frozen=True)
+class Fill:
+    """One value into every element."""
+
+    target: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a call does. It holds for inputs that begin at `residues` modulo `modulus` bytes."""
+
+    name: str
+    device: Any
+    residues: tuple[int, ...]
+    """One for each input."""
+    modulus: int
+    buffers: tuple[Layout, ...]
+    results: tuple[int, ...]
+    """Which buffers are results, counted from the first buffer, in order."""
+    actions: Sequence[Launch | Copy | Fill]
+    advance: int = 0
+    """What the call draws from the device's default generator, in steps of its offset."""
+    keep: Sequence[Any] = field(default=())
+    """Tensors whose addresses are among the numbers; they live as long as the recipe."""

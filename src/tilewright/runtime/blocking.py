@@ -1,0 +1,111 @@
+"""How a generated Triton kernel is launched: programs, blocks, warps and scratch, from the nest and the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tilewright.emit.triton_schedule import REGISTERS, TritonSchedule, power_of_two
+from tilewright.launch.triton import WARP
+from tilewright.loops.nest import Level, Nest
+
+TILE = 1024
+"""Elements of a block on a GPU: eight for each thread of four warps."""
+INTERPRETED_TILE = 16384
+"""The interpreter's time goes by programs and operations, hardly by elements."""
+LONG_BLOCK = 2048
+"""Columns that a program takes at once from a row too long to hold."""
+WAVES = 2
+"""Programs for each multiprocessor where each owns a strip of rows."""
+MOST_AHEAD = 2
+"""Tiles of a strip on their way while a program is at one, if shared memory holds them; one if registers are few."""
+SHARED_BYTES = 100 * 1024
+"""Of an H200's shared memory, a little less than half, so that a multiprocessor holds two programs."""
+LEAST_SHARED_BYTES = 48 * 1024
+"""What every program may have; PyTorch does not tell for AMD's."""
+REDUCTION_BYTES = 32 * 1024
+"""Of it, what a program's reductions and changes of layout may take beside its tiles."""
+COLUMN_REGISTERS = 200
+"""Of a thread, for what it keeps of its columns."""
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How many programs run, over which blocks. Sizes are named as the kernel's parameters are."""
+
+    programs: int
+    sizes: dict[str, int]
+    warps: int
+    after_programs: int = 0
+    after_sizes: dict[str, int] | None = None
+    scratch: tuple[tuple[int, str], ...] = ()
+    """Elements and dtype of each buffer between the first kernel and the second."""
+
+
+def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHARED_BYTES) -> Blocking:
+    """Block sizes for a device of so many multiprocessors; `tile` is the elements of a block.
+
+    `shared_bytes`: what tiles on their way may take of a program's shared memory.
+    """
+    schedule = TritonSchedule(nest)
+    rows, columns = nest.row_count, nest.col_count
+    if schedule.kind == "flat":
+        block = min(power_of_two(columns), tile)
+        return Blocking(-(-columns // block), {"BLOCK": block}, 4)
+    if schedule.kind == "tiles":
+        block_cols = min(power_of_two(columns), 64 if _transposes(nest) else tile)
+        block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
+        programs = -(-rows // block_rows) * -(-columns // block_cols)
+        return Blocking(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, 4)
+    if schedule.sums:
+        return _in_strips(nest, schedule, processors, tile, shared_bytes)
+    block_cols = power_of_two(columns) if schedule.whole_row else LONG_BLOCK
+    block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
+    warps = min(max(block_rows * block_cols // 512, 4), 16)
+    return Blocking(-(-rows // block_rows), {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, warps)
+
+
+def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int, shared_bytes: int) -> Blocking:
+    """Column sums: each program walks a strip of rows, the next tiles on their way while it is at one.
+
+    H200, bf16, 16384 rows: the derivative of GELU and its sums, 8192 columns, 223 us (192 at the bandwidth of copies),
+    by whole rows one at a time 361; that of layer norm, 2048 columns, 86 us (64), in tiles of one row 110, one at a
+    time 151.
+    """
+    rows, columns = nest.row_count, nest.col_count
+    wide = power_of_two(columns) if schedule.whole_row else LONG_BLOCK
+    block_cols = min(wide, tile) if schedule.splits_columns else wide
+    # Two rows share the barriers of one reduction.
+    block_rows = min(power_of_two(rows), max(4 * tile // block_cols, 1 if block_cols > 4 * tile else 2))
+    elements = block_rows * block_cols
+    # 32 elements a thread, or as many columns as it has registers for.
+    warps = max(
+        elements // (32 * WARP),
+        power_of_two(-(-block_cols * schedule.registers_per_column // (COLUMN_REGISTERS * WARP))),
+        1,
+    )
+    across = -(-columns // block_cols) if schedule.splits_columns else 1
+    tiles = -(-rows // block_rows)
+    strip = -(-tiles // min(tiles, max(WAVES * processors // across, 1)))
+    strips = -(-tiles // strip)
+    loads = [nest.buffers[s.access.buffer] for s in nest.steps if s.access and s.level is Level.FULL]
+    on_their_way = elements * sum(getattr(torch, b.dtype).itemsize for b in loads)
+    most = MOST_AHEAD if wide * schedule.registers_per_column <= REGISTERS or schedule.splits_columns else 1
+    ahead = 1 + min(most, shared_bytes // max(on_their_way, 1)) if schedule.whole_row else 1
+    after = {
+        "PARTS": strips,
+        "BLOCK_PARTS": min(power_of_two(strips), 128),
+        "BLOCK_COLS": min(power_of_two(columns), 16),
+    }
+    after_programs = -(-columns // after["BLOCK_COLS"]) if schedule.late_columns else 1
+    sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "TILES": strip, "AHEAD": ahead}
+    scratch = tuple(schedule.scratch_size(i, strips) for i in schedule.scratch)
+    return Blocking(strips * across, sizes, min(warps, 16), after_programs, after, scratch)
+
+
+def _transposes(nest: Nest) -> bool:
+    """Whether something that varies with rows and columns lies along the rows."""
+    accesses = [s.access for s in nest.steps if s.access and s.level is Level.FULL] + [s.access for s in nest.stores]
+    parts = [nest.split(access.strides) for access in accesses]
+    return any(1 in rows and 1 not in cols for rows, cols in parts)

@@ -1,0 +1,171 @@
+"""A compiled graph as one program of the executor in C++: its steps as plain data, and when it is used."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from tilewright.launch.executor import EXTENSION, native_layout, native_recipe
+from tilewright.launch.triton import launches_are_watched
+from tilewright.records.errors import CompilerError, warn_once
+from tilewright.runtime.executable import (
+    CallStep,
+    ConstantStep,
+    Executable,
+    PlanMismatch,
+    Slot,
+    Step,
+    ViewStep,
+)
+from tilewright.runtime.gpu import TritonStep
+
+Run = Callable[[list[Any]], Any]
+"""Runs a program on a list of arguments, which is emptied; None, and nothing done, where they are not plain tensors."""
+RECIPE, CALL, VIEW, CONSTANT, PYTHON = range(5)
+"""Kinds of steps, as in launch/native/program.h."""
+
+
+class Native:
+    """The program of one executable on `device`, made when the executor has been built."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._run: Run | None = None
+        self._failed = False
+        EXTENSION.module()
+
+    def program(self, executable: Executable) -> Run | None:
+        """What runs `executable`; None while its steps must run in Python."""
+        if self._run is None and not self._failed and (module := EXTENSION.module()) is not None:
+            try:
+                self._run = _program(module, executable, self.device)
+            except CompilerError as error:
+                self._failed = True
+                warn_once(f"compiled models cost the host more in Python: {error}")
+        return None if launches_are_watched() else self._run
+
+
+def _program(module: ModuleType, executable: Executable, device: torch.device) -> Run:
+    inputs = [(slot, None if spec is None else native_layout(spec.layout)) for slot, spec in executable.inputs]
+    parts = _parts(executable)
+    taken = {id(part) for found in parts.values() for part in found}
+    steps = []
+    for step in executable.steps:
+        if id(step) not in taken:
+            kind, detail = _step(module, step, parts)
+            steps.append((kind, step.name, step.frees, detail))
+    outputs = [(o.index, None) if isinstance(o, Slot) else (-1, o) for o in executable.outputs]
+    program = module.program((device, executable.slots, inputs, steps, outputs))
+
+    def run(args: list[Any]) -> Any:
+        try:
+            return module.run(program, args)
+        except module.PlanMismatch as error:
+            raise PlanMismatch(str(error)) from None
+
+    return run
+
+
+def _parts(executable: Executable) -> dict[int, list[CallStep]]:
+    """For each slot of several results, the steps that take one: the executor fills their slots at once."""
+    found: dict[int, list[CallStep]] = {}
+    for step in executable.steps:
+        if isinstance(step, CallStep) and step.target is operator.getitem:
+            found.setdefault(step.args[0].index, []).append(step)
+    return found
+
+
+def holds_values(graph: fx.Graph) -> bool:
+    """Whether the graph computes with tensors and numbers alone; several results of a call are taken one by one."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and not _is_value(value):
+            return False
+        if node.op == "call_function" and not _is_value(value):
+            if not isinstance(value, (tuple, list)) or not all(map(_is_value, value)):
+                return False
+            if any(user.target is not operator.getitem for user in node.users):
+                return False
+    return True
+
+
+def _is_value(value: object) -> bool:
+    return value is None or isinstance(value, (torch.Tensor, int, float))
+
+
+def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]]) -> tuple[int, tuple[Any, ...]]:
+    """Kind of a step, and what the executor is told of it."""
+    if isinstance(step, TritonStep) and (recipe := step.recipe()) is not None:
+        outputs = [(slot, -1 if over is None else over) for slot, _, over in step.outputs]
+        return RECIPE, (native_recipe(module, recipe), step.inputs, outputs, _in_python(step))
+    outputs = [(slot, -1) for slot in step.writes]
+    if isinstance(step, ViewStep):
+        return VIEW, (step.base, outputs, native_layout(step.spec.layout))
+    if isinstance(step, ConstantStep) and isinstance(step.value, torch.Tensor):
+        return CONSTANT, (step.value, outputs)
+    if isinstance(step, CallStep):
+        taken = parts.get(step.output)
+        if (call := _call(step, taken)) is not None:
+            return CALL, call
+        if taken is not None:
+            return PYTHON, (_in_python(step, taken), step.reads, [(part.output, -1) for part in taken])
+    return PYTHON, (_in_python(step), step.reads, outputs)
+
+
+def _call(step: CallStep, parts: Sequence[CallStep] | None) -> tuple[Any, ...] | None:
+    """A call through the dispatcher; None where it is no operator of PyTorch's, or one that gives a list."""
+    target = step.target
+    if not isinstance(target, OpOverload) or step.out is not None or (operands := _operands(step)) is None:
+        return None
+    results = [(0, step.output, _checked(step))]
+    if parts is not None:
+        if len(target._schema.returns) == 1:
+            return None
+        results = [(int(part.args[1]), part.output, _checked(part)) for part in parts]
+    return target._schema.name, target._schema.overload_name, operands, results
+
+
+def _checked(step: CallStep) -> tuple[Any, ...] | None:
+    return None if step.spec is None else native_layout(step.spec.layout)
+
+
+def _operands(step: CallStep) -> list[tuple[str, Any]] | None:
+    """One for each argument of the operator's schema; None where the executor has no form for one."""
+    values = []
+    for place, argument in enumerate(step.target._schema.arguments):  # type: ignore[attr-defined]
+        given = step.args[place] if place < len(step.args) else step.kwargs.get(argument.name, argument.default_value)
+        operand = _operand(given)
+        if operand is None:
+            return None
+        values.append(operand)
+    return values
+
+
+def _operand(value: Any) -> tuple[str, Any] | None:
+    if isinstance(value, Slot):
+        return "slot", value.index
+    if isinstance(value, (list, tuple)) and any(isinstance(v, Slot) for v in value):
+        if any(not isinstance(v, Slot) and v is not None for v in value):
+            return None
+        return "slots", [-1 if v is None else v.index for v in value]
+    return "constant", value
+
+
+def _in_python(step: Step, parts: Sequence[CallStep] = ()) -> Callable[..., list[Any]]:
+    """The step as a function of the values it reads; it gives those it writes, or those that `parts` take of it."""
+    inputs, outputs = step.reads, [part.output for part in parts] or step.writes
+
+    def run(*values: Any) -> list[Any]:
+        slots: Any = dict(zip(inputs, values, strict=True))
+        step.run(slots)
+        for part in parts:
+            part.run(slots)
+        return [slots[slot] for slot in outputs]
+
+    return run

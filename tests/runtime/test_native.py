@@ -1,0 +1,100 @@
+"""Compiled graphs by the executor in C++: the same results as by the Python twin, whatever the steps are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.backend.compiling import compiled
+from tilewright.backend import recording
+from tilewright.launch.executor import EXTENSION
+from tilewright.runtime.executable import CallStep, Executable
+from tilewright.runtime.native import Native
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    torch._dynamo.reset()
+    EXTENSION.module()
+    assert EXTENSION.wait()
+
+
+def native(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Callable[..., Any], list[Executable]]:
+    """`function` compiled, from now on run by the executor."""
+    with recording() as record:
+        made = compiled(function)
+        made(*inputs)
+    executables = [graph.executable for graph in record.graphs if graph.executable]
+    for executable in executables:
+        executable.native = Native(CPU)
+    return made, executables
+
+
+class Steps(nn.Module):
+    """Kernels, products, views, lists of tensors, several results of one call, and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(12), nn.Linear(12, 24)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.nn.functional.gelu(self.linear(self.norm(x)))
+        first, second = y.chunk(2, -1)
+        values, places = torch.topk(first @ second.mT, 2, -1)
+        parts = torch.cat([values, values.flip(-1)], -1)
+        return parts, places, y.new_tensor([1.0, 2.0]) + values
+
+
+def test_inference_and_training_as_in_python() -> None:
+    torch.manual_seed(0)
+    model = Steps()
+    mine, executables = native(copy.deepcopy(model), [torch.randn(3, 5, 12, requires_grad=True)])
+    assert executables
+    for _ in range(2):
+        x, y = (torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in (1, 2))
+        got, wanted = mine(x), model(y)
+        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
+        got[0].sum().backward()
+        wanted[0].sum().backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=2e-5, atol=2e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(mine(x.detach()), model(x.detach()), rtol=2e-5, atol=2e-5)
+
+
+def test_an_operator_that_breaks_its_promise_falls_back_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(4, 6)
+    mine, (executable,) = native(lambda x: torch.relu(x @ x.mT) + 1, [x])
+    wanted = torch.relu(x @ x.mT) + 1
+    (product,) = [step for step in executable.steps if isinstance(step, CallStep) and "mm" in step.name]
+    assert product.spec is not None or product.out is not None
+    product.target, product.out = torch.ops.aten.mul.Tensor, None
+    product.spec = product.spec or executable.inputs[0][1]
+    product.args = (product.args[0], product.args[0])
+    executable._was_right = False
+    if product.spec.shape == (4, 6):
+        product.spec = type(product.spec).of(wanted)
+    for _ in range(2):
+        torch.testing.assert_close(mine(x), wanted)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "runs as PyTorch runs it" in line]
+    assert "planned as" in line
+
+
+@pytest.mark.parametrize("by", ["native", "twin"])
+def test_tensors_without_memory_go_pytorchs_way(by: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x = torch.randn(8, 8)
+    mine, (executable,) = native(lambda x: torch.softmax(x + 1, -1), [x])
+    if by == "twin":
+        executable.native = None
+    with FakeTensorMode() as mode:
+        (y,) = executable([mode.from_tensor(x)])
+    assert y.shape == (8, 8) and type(y) is not torch.Tensor
+    torch.testing.assert_close(mine(x), torch.softmax(x + 1, -1))
