@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from tilewright.anatomy.capture import Captured
+from tilewright.anatomy.capture import TritonLaunch
+from tilewright.anatomy.program_accesses import sampled
 from tilewright.anatomy.tiles import grid_rule, rule_text
-from tilewright.anatomy.walks import sampled
 
 MATRICES = {"a": (1024, 512), "b": (512, 1024), "c": (1024, 1024)}
 
 
 def captured(
     shapes: Mapping[str, tuple[int, ...]], grid: tuple[int, int, int], numbers: Mapping[str, int], **tiles: Any
-) -> Captured:
+) -> TritonLaunch:
     tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     arguments = {**tensors, **numbers, **tiles}
     params = [SimpleNamespace(name=name, is_constexpr=name in tiles) for name in arguments]
-    return Captured(SimpleNamespace(params=params), arguments, {}, grid, None, None)
+    return TritonLaunch(SimpleNamespace(params=params), arguments, {}, grid, None, None)
 
 
 @pytest.mark.parametrize(

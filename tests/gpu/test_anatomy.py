@@ -10,7 +10,7 @@ import torch
 
 from tests.anatomy import kernels
 from tilewright.anatomy.capture import capturing, launch_record
-from tilewright.anatomy.look import Request, look
+from tilewright.anatomy.kernel_views import Request, kernel_views
 from tilewright.hardware.architectures import architecture
 from tilewright.hardware.occupancy import occupancy
 
@@ -41,7 +41,7 @@ def test_the_driver_agrees_on_occupancy(tiles: tuple[int, ...], driver: Any) -> 
 
 
 def test_a_kernel_is_run_and_timed() -> None:
-    ((_, (view,)),) = look(Request(f"{KERNELS}:weighted"))
+    ((_, (view,)),) = kernel_views(Request(f"{KERNELS}:weighted"))
     assert view.device == torch.cuda.get_device_name() and view.launch.grid == (63, 1, 1)
     assert view.launch.measured_us is not None and 0.5 < view.launch.measured_us < 100
     timed = [other.launch.measured_us for other in view.alternatives if other.launch]
@@ -51,14 +51,14 @@ def test_a_kernel_is_run_and_timed() -> None:
 def test_compiled_ahead_it_is_the_same_code() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("h200 is the profile that this device would have to be")
-    ((_, (here,)),) = look(Request(f"{KERNELS}:weighted", code_only=True))
-    ((_, (ahead,)),) = look(Request(f"{KERNELS}:weighted", on="h200", code_only=True))
+    ((_, (here,)),) = kernel_views(Request(f"{KERNELS}:weighted", code_only=True))
+    ((_, (ahead,)),) = kernel_views(Request(f"{KERNELS}:weighted", on="h200", code_only=True))
     assert ahead.launch.sass == here.launch.sass
     assert ahead.launch.grid == here.launch.grid and ahead.launch.operands == here.launch.operands
 
 
 def test_the_library_s_choice_is_named() -> None:
-    found = look(Request("matmul", ("4096x4096x4096", "16x4096x4096"), impl="cublas"))
+    found = kernel_views(Request("matmul", ("4096x4096x4096", "16x4096x4096"), impl="cublas"))
     assert [subject for subject, _ in found] == [
         "matmul 4096x4096x4096 bfloat16 cublas",
         "matmul 16x4096x4096 bfloat16 cublas",
@@ -70,7 +70,7 @@ def test_the_library_s_choice_is_named() -> None:
 
 
 def test_what_inductor_generated_is_read() -> None:
-    ((_, views),) = look(Request("examples/manual_gelu.py:case", impl="inductor"))
+    ((_, views),) = kernel_views(Request("examples/manual_gelu.py:case", impl="inductor"))
     generated = [view for view in views if view.launch.language == "triton"]
     assert generated
     for view in generated:

@@ -12,8 +12,8 @@ from tests.kernels.devices import limits
 from tests.kernels.nvcc import spilled
 from tilewright.anatomy.capture import capturing, launch_record
 from tilewright.anatomy.cuda import capturing_cuda
+from tilewright.anatomy.launch_targets import of_operator
 from tilewright.anatomy.simulated import CUDA, simulated
-from tilewright.anatomy.subjects import of_operator
 from tilewright.hardware.profiles import profile_for
 from tilewright.kernels import nvrtc
 from tilewright.kernels.catalogue import suite

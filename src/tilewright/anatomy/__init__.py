@@ -1,1 +1,1 @@
-"""A kernel taken apart: its launches captured, compiled, disassembled, and its programs followed one by one."""
+"""Analyses kernels: captures their launches, disassembles them, and records the accesses of single programs."""

@@ -1,7 +1,7 @@
-"""Every Triton launch of a piece of code, seen from inside Triton: kernel, arguments, grid, machine code.
+"""Captures the Triton launches of a piece of code: kernel, arguments, grid, machine code.
 
-Triton sends every launch, autotuned ones too, through `JITFunction.run`; it is wrapped for as long as
-the code runs. So a kernel needs nothing of its own to be looked at.
+Every Triton launch, autotuned ones included, calls `JITFunction.run`, which is wrapped while the code runs. So
+kernels need no changes to be captured.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _WARP = 32
 
 
 @dataclass(frozen=True)
-class Captured:
-    """One launch; `arguments` by the kernel's parameters, in order."""
+class TritonLaunch:
+    """One Triton launch; `arguments` by parameter name, in the kernel's order."""
 
     function: Any
     """The `JITFunction`."""
     arguments: Mapping[str, Any]
     options: Mapping[str, Any]
-    """`num_warps`, `num_stages` and the like, as far as they were given."""
+    """`num_warps`, `num_stages` and other options that the launch set."""
     grid: Grid
     grid_of: Callable[[Mapping[str, Any]], Any] | None
-    """The launch's own rule from parameters to grid, where it has one."""
+    """The launch's function from parameters to grid, if the grid was a function."""
     compiled: Any
     """Triton's `CompiledKernel`."""
 
@@ -49,21 +49,21 @@ class Captured:
         return f"{code.co_filename}:{code.co_firstlineno}"
 
     def compile(self, **changes: Any) -> Any:
-        """The kernel compiled with other constants or options; it is not launched. Triton's errors pass through."""
+        """Compile the kernel with other constants or options, without launching it. Triton's errors pass through."""
         arguments = {**self.arguments, **{k: v for k, v in changes.items() if k in self.arguments}}
         options = {**self.options, **{k: v for k, v in changes.items() if k not in self.arguments}}
         return self.function.run(*arguments.values(), grid=(1,), warmup=True, **options)
 
     def launch(self) -> None:
-        """Launch it again with the same arguments; needs the device."""
+        """Launch the kernel again with the same arguments, on the device."""
         self.function.run(*self.arguments.values(), grid=self.grid, warmup=False, **self.options)
 
 
 @contextlib.contextmanager
-def capturing(*, run: bool) -> Iterator[list[Captured]]:
-    """Collect the Triton launches of the code inside; without `run` they are compiled and left out.
+def capturing(*, run: bool) -> Iterator[list[TritonLaunch]]:
+    """Collect the Triton launches of the code inside; without `run` kernels are compiled but not launched.
 
-    UsageError where Triton's interpreter is switched on, as nothing is compiled then.
+    UsageError if Triton's interpreter is on, because nothing is compiled then.
     """
     import triton
     from triton.runtime.autotuner import Autotuner
@@ -71,7 +71,7 @@ def capturing(*, run: bool) -> Iterator[list[Captured]]:
 
     if triton.knobs.runtime.interpret:
         raise UsageError("TRITON_INTERPRET=1 keeps Triton from compiling kernels; unset it")
-    found: list[Captured] = []
+    found: list[TritonLaunch] = []
     original = JITFunction.run
 
     def wrapped(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -84,12 +84,12 @@ def capturing(*, run: bool) -> Iterator[list[Captured]]:
         stack.enter_context(mock.patch.object(JITFunction, "run", wrapped))
         stack.enter_context(launches_in_python())
         if not run:
-            # Configurations cannot be raced without a device: the first that fits is taken.
+            # Without a device configurations cannot be timed; equal times select the first.
             stack.enter_context(mock.patch.object(Autotuner, "_bench", lambda self, *args, config, **meta: [0.0]))
         yield found
 
 
-def _captured(function: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any], compiled: Any) -> Captured:
+def _captured(function: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any], compiled: Any) -> TritonLaunch:
     names = [parameter.name for parameter in function.params]
     given = inspect.signature(function.fn).bind(*args, **{k: v for k, v in kwargs.items() if k in names})
     given.apply_defaults()
@@ -97,11 +97,11 @@ def _captured(function: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str,
     options = {name: value for name, value in kwargs.items() if name not in names and value is not None}
     size = grid(arguments) if callable(grid) else grid
     x, y, z = (*map(int, size), 1, 1)[:3]
-    return Captured(function, arguments, options, (x, y, z), grid if callable(grid) else None, compiled)
+    return TritonLaunch(function, arguments, options, (x, y, z), grid if callable(grid) else None, compiled)
 
 
-def launch_record(captured: Captured, *, measured_us: float | None = None) -> LaunchRecord:
-    """The launch as plain data, its machine code disassembled. CompilerError where there is no disassembler."""
+def launch_record(captured: TritonLaunch, *, measured_us: float | None = None) -> LaunchRecord:
+    """The launch as plain data with disassembled machine code. CompilerError without a disassembler."""
     compiled = captured.compiled
     target = compiled.metadata.target
     taken = resources(compiled.asm["cubin"])[compiled.metadata.name]
@@ -122,7 +122,7 @@ def launch_record(captured: Captured, *, measured_us: float | None = None) -> La
         capability=f"{target.arch // 10}.{target.arch % 10}",
         registers=taken.registers,
         stack_bytes=taken.stack_bytes,
-        # All of it is dynamic; what the code itself states on Hopper is the system's own KiB.
+        # Triton's shared memory is all dynamic; the static size in a Hopper cubin is the system's KiB.
         shared_bytes=compiled.metadata.shared,
         operands=operands(captured),
         scalars=scalars,
@@ -134,8 +134,8 @@ def launch_record(captured: Captured, *, measured_us: float | None = None) -> La
     )
 
 
-def operands(captured: Captured) -> tuple[Operand, ...]:
-    """The tensors of a launch; a tensor descriptor counts as the tensor that it describes."""
+def operands(captured: TritonLaunch) -> tuple[Operand, ...]:
+    """The tensors of a launch; for a tensor descriptor, the tensor that it describes."""
     pairs = ((name, _tensor(value)) for name, value in captured.arguments.items())
     return tuple(
         Operand(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(tensor.stride()))
@@ -156,7 +156,7 @@ def _printed(value: Any) -> str:
 
 
 def shortened(place: str) -> str:
-    """`file.py:12`, relative to the working folder where it lies there."""
+    """`file.py:12`, relative to the working folder if it is inside."""
     path, _, line = place.rpartition(":")
     try:
         return f"{Path(path).relative_to(Path.cwd())}:{line}"
@@ -165,4 +165,4 @@ def shortened(place: str) -> str:
 
 
 class NothingCaptured(TilewrightError):
-    """The code ran and launched no kernel that can be looked at."""
+    """The code launched no kernel that can be captured."""

@@ -1,4 +1,4 @@
-"""Launches of our own CUDA C++ kernels: which source, which definitions, which grid, and the machine code."""
+"""Captures launches of tilewright's CUDA C++ kernels: source, definitions, grid, machine code."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tilewright.records.launch_record import LaunchRecord
 
 
 @dataclass(frozen=True)
-class Built:
-    """What a kernel was built from."""
+class BuiltKernel:
+    """The source and options of a kernel, and its machine code."""
 
     source: Path
     entry: str
@@ -42,14 +42,14 @@ class Built:
         return disassemble(self.cubin)[self.entry]
 
 
-_BUILT: dict[int, tuple[nvrtc.Kernel, Built]] = {}
-"""Every kernel built inside a capture, by identity; it is held, so that no other takes its place."""
+_BUILT: dict[int, tuple[nvrtc.Kernel, BuiltKernel]] = {}
+"""Every kernel built during a capture, by id; the reference keeps the id from being reused."""
 
 
-class _Unlaunched(nvrtc.Kernel):
-    """A kernel compiled for a device that is not there; it answers from its machine code."""
+class _CompiledOnly(nvrtc.Kernel):
+    """A kernel compiled for an absent device; its resources are read from the machine code."""
 
-    built: Built
+    built: BuiltKernel
 
     def registers(self) -> int:
         return self.built.resources.registers
@@ -64,21 +64,21 @@ class _Unlaunched(nvrtc.Kernel):
 
 @contextlib.contextmanager
 def capturing_cuda(capability: str, *, run: bool) -> Iterator[list[LaunchRecord]]:
-    """Collect the CUDA C++ launches of the code inside; without `run` they are compiled for `capability` only.
+    """Collect the CUDA C++ launches of the code inside; without `run` they are only compiled, for `capability`.
 
-    Kernels that were built outside of any such block are not seen. Launchers keep what they built, so a
-    process that captured without `run` must not run those kernels afterwards.
+    Kernels built before are not captured. Launchers cache kernels, so a process that captured without `run` must not
+    run those kernels afterwards.
     """
     found: list[LaunchRecord] = []
     build, launch = nvrtc.kernel, nvrtc.Kernel.__call__
 
     def building(source: Path, entry: str, signature: str, **options: Any) -> nvrtc.Kernel:
-        built = Built(source, entry, options.get("definitions", ()), options.get("cluster", 1), capability)
+        built = BuiltKernel(source, entry, options.get("definitions", ()), options.get("cluster", 1), capability)
         if run:
             kernel = build(source, entry, signature, **options)
         else:
             threads, shared_bytes = options["threads"], options.get("shared_bytes", 0)
-            kernel = _Unlaunched(None, signature, options["device"], threads, shared_bytes, built.cluster)
+            kernel = _CompiledOnly(None, signature, options["device"], threads, shared_bytes, built.cluster)
             kernel.built = built
         _BUILT[id(kernel)] = (kernel, built)
         return kernel
@@ -99,7 +99,7 @@ def capturing_cuda(capability: str, *, run: bool) -> Iterator[list[LaunchRecord]
         yield found
 
 
-def _record(kernel: nvrtc.Kernel, built: Built, grid: tuple[int, ...]) -> LaunchRecord:
+def _record(kernel: nvrtc.Kernel, built: BuiltKernel, grid: tuple[int, ...]) -> LaunchRecord:
     x, y, z = (*grid, 1, 1)[:3]
     taken = built.resources
     constants = {name: str(value) for name, value in built.definitions} | {"cluster": str(built.cluster)}
@@ -116,5 +116,5 @@ def _record(kernel: nvrtc.Kernel, built: Built, grid: tuple[int, ...]) -> Launch
         constants=constants,
         source=built.source.read_text(),
         sass=built.sass,
-        note="its programs are not drawn: CUDA C++ cannot be interpreted; NVRTC wrote machine code, no PTX",
+        note="its programs are not drawn: CUDA C++ cannot be interpreted; NVRTC wrote machine code, not PTX",
     )

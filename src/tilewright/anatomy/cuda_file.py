@@ -1,4 +1,4 @@
-"""The user's own CUDA C++ kernel, `file.cu:kernel`: compiled by nvcc for a device and read, never launched."""
+"""A user's CUDA C++ kernel, `file.cu:kernel`: compiled by nvcc and disassembled, not launched."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SECONDS = 120
 
 
 def cuda_file_launch(path: Path, kernel: str, capability: str, grid: Grid, threads: int) -> LaunchRecord:
-    """The kernel as if launched on `grid` blocks of `threads`; it is compiled for `capability` alone.
+    """A record of the kernel on `grid` blocks of `threads`, compiled for `capability`.
 
-    Dynamic shared memory is the launch's and so not known. TargetError for a missing file or kernel,
-    CompilerError where there is no nvcc or it refuses the file.
+    Dynamic shared memory is set at the launch and therefore unknown. TargetError for a missing file or kernel,
+    CompilerError without nvcc or if it fails.
     """
     if not path.is_file():
         raise TargetError(f"no file {str(path)!r} (looked in {Path.cwd()})")

@@ -1,10 +1,10 @@
-"""What some programs of a Triton launch touch, found by running just those in Triton's interpreter.
+"""Records the memory accesses of some programs of a Triton launch by running them in Triton's interpreter.
 
-Run as `python -m tilewright.anatomy.interpreted` with `TRITON_INTERPRET=1`: Triton decides at its first
-import whether kernels are interpreted, so this needs a process of its own. It reads a list of launches
-as JSON on standard input and prints, for each, a list of walks or an error. Tensors are zeros, whose
-pages exist only where a program touches them; pointers that a kernel computes from tensors' values
-(indices, page tables) are therefore those of zeros.
+Run as `python -m tilewright.anatomy.interpreted` with `TRITON_INTERPRET=1`, in a separate process, because Triton
+decides at import whether kernels are interpreted. It reads a list of launches as JSON on standard input and prints,
+for each, a list of walks (the accesses of one program, in order) or an error. Tensors are zeros, and the system maps
+their pages only when they are accessed; pointers that a kernel computes from tensor values (indices, page tables)
+are therefore those for zeros.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 MOST_ACCESSES = 20_000
-"""Of one program; a walk that is longer ends there."""
+"""Per program; a program with more accesses is an error."""
 
 
 class _Recorder:
-    """Stands between the interpreter and memory: notes which elements of which operand a program touches."""
+    """Wraps the interpreter's loads and stores: records which elements of which operand a program accesses."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -40,7 +40,7 @@ class _Recorder:
         self.walks = []
 
     def install(self) -> None:
-        """Into the interpreter of this process, for good: it runs chosen programs and tells what they touch."""
+        """Patch the interpreter of this process: it runs chosen programs and records their accesses."""
         from triton.runtime import interpreter
 
         builder = interpreter.InterpreterBuilder
@@ -48,35 +48,35 @@ class _Recorder:
         load, store = builder.create_masked_load, builder.create_masked_store
         patch_tensor = interpreter._patch_lang_tensor
 
-        def begin_program(own: Any, x: int, *_: int) -> None:
+        def begin_program(builder: Any, x: int, *_: int) -> None:
             self.walks.append({"program": self.programs[x], "accesses": []})
-            set_index(own, *self.programs[x])
+            set_index(builder, *self.programs[x])
 
-        def noted_load(own: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
-            self.note(pointers, mask, "read")
-            return load(own, pointers, mask, *rest)
+        def recorded_load(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+            self.record(pointers, mask, "read")
+            return load(builder, pointers, mask, *rest)
 
-        def noted_store(own: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-            self.note(pointers, mask, "write")
-            return store(own, pointers, value, mask, *rest)
+        def recorded_store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+            self.record(pointers, mask, "write")
+            return store(builder, pointers, value, mask, *rest)
 
         def scalars_as_integers(tensor: Any, scope: Any) -> None:
             patch_tensor(tensor, scope)
-            # The interpreter keeps a scalar as an array of one, which NumPy from 2.4 on does not convert.
-            scope.set_attr(tensor, "__index__", lambda own: int(own.handle.data.item()))
+            # The interpreter's scalars are arrays of one element, which NumPy does not convert from 2.4 on.
+            scope.set_attr(tensor, "__index__", lambda scalar: int(scalar.handle.data.item()))
 
         builder.set_grid_idx = begin_program
-        builder.set_grid_dim = lambda own, *_: set_grid(own, *self.grid)
-        builder.create_masked_load = noted_load
-        builder.create_masked_store = noted_store
+        builder.set_grid_dim = lambda builder, *_: set_grid(builder, *self.grid)
+        builder.create_masked_load = recorded_load
+        builder.create_masked_store = recorded_store
         interpreter._patch_lang_tensor = scalars_as_integers
-        # The tensors are the interpreter's own already; copying them back would touch every page.
+        # The tensors are already on the host; copying them back would map every page.
         interpreter.GridExecutor._restore_args_dev = lambda *_: None
 
-    def note(self, pointers: Any, mask: Any, direction: str) -> None:
+    def record(self, pointers: Any, mask: Any, direction: str) -> None:
         accesses = self.walks[-1]["accesses"]
         if len(accesses) >= MOST_ACCESSES:
-            raise RuntimeError(f"a program touches memory more than {MOST_ACCESSES} times")
+            raise RuntimeError(f"a program accesses memory more than {MOST_ACCESSES} times")
         addresses = np.asarray(pointers.data).astype(np.int64)
         inside = np.broadcast_to(np.asarray(mask.data).astype(bool), addresses.shape)
         touched = addresses[inside]
@@ -94,12 +94,11 @@ class _Recorder:
                 accesses.append(access | {"operand": name, "ranges": _ranges(offsets, tensor)})
                 return
         if touched.size:
-            # A wrong walk would be worse than none: the kernel reads past what it was given.
-            raise RuntimeError("a program touches memory outside the launch's tensors")
+            raise RuntimeError("a program accesses memory outside the launch's tensors")
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last."""
+    """Elements of storage from the first to the last element."""
     return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
 
 
@@ -120,7 +119,7 @@ def _ranges(offsets: Any, tensor: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def walks(launch: dict[str, Any], recorder: _Recorder) -> list[dict[str, Any]]:
-    """Run the programs that `launch` names; `tilewright.anatomy.walks` writes its fields."""
+    """Run the programs that `launch` names; `tilewright.anatomy.program_accesses` writes its fields."""
     kernel = getattr(_module(launch["module"], Path(launch["file"])), launch["kernel"])
     arguments = {name: _argument(value) for name, value in launch["arguments"].items()}
     based = {name: getattr(value, "base", value) for name, value in arguments.items()}
@@ -154,7 +153,7 @@ def _zeros(value: dict[str, Any]) -> torch.Tensor:
 
 
 def _module(name: str, file: Path) -> ModuleType:
-    """By name where that finds this very file, else from the file, as a script's own module."""
+    """The module imported by name if that finds this file, else loaded from the file."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -162,24 +161,24 @@ def _module(name: str, file: Path) -> ModuleType:
     if spec is not None and spec.origin == str(file):
         return importlib.import_module(name)
     sys.path.insert(0, str(file.parent))
-    spec = importlib.util.spec_from_file_location("looked_at", file)
+    spec = importlib.util.spec_from_file_location("interpreted_file", file)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["looked_at"] = module
+    sys.modules["interpreted_file"] = module
     spec.loader.exec_module(module)
     return module
 
 
 def main(launches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each launch its walks, or the reason why it cannot be followed."""
+    """For each launch its walks, or the reason why it could not be interpreted."""
     recorder = _Recorder()
     recorder.install()
     answers: list[dict[str, Any]] = []
     for launch in launches:
         try:
             answers.append({"walks": walks(launch, recorder)})
-        except Exception as error:  # a kernel may do anything, and the other launches are still to be followed
-            # The interpreter wraps what the kernel raised.
+        except Exception as error:  # a kernel may raise anything; the other launches still run
+            # The interpreter wraps the kernel's exception.
             answers.append({"error": str(error.__cause__ or error) or type(error).__name__})
     return answers
 

@@ -1,8 +1,7 @@
-"""Kernels that are not ours, as the profiler saw them run: the library's choice, and what Inductor generated.
+"""Kernels of libraries and of Inductor, from the profiler's records.
 
-PyTorch's profiler writes, for every kernel on a CUDA device, its name, grid, block, registers and shared
-memory into its trace. What Inductor compiled is found in the modules that it loaded, and so has source and
-machine code as well.
+PyTorch's profiler records the name, grid, block, registers and shared memory of every kernel on a CUDA device.
+Inductor's kernels also have source and machine code, from the modules that it loaded.
 """
 
 from __future__ import annotations
@@ -75,12 +74,12 @@ def _launch(event: dict[str, Any], capability: str, time_us: float) -> LaunchRec
         stack_bytes=0,
         shared_bytes=about["shared memory"],
         measured_us=time_us,
-        note="a library's kernel: the profiler tells its launch, not its code or its stack",
+        note="a library's kernel: the profiler has its launch, not its code or its stack",
     )
 
 
 def with_generated_code(launches: list[LaunchRecord], generated: Mapping[str, Any]) -> list[LaunchRecord]:
-    """The same, those among `generated` (by `keeping_code`) with their source and machine code."""
+    """The launches, with source and machine code for those in `generated` (from `keeping_code`)."""
     return [_joined(launch, generated[launch.name]) if launch.name in generated else launch for launch in launches]
 
 
@@ -102,9 +101,10 @@ def _joined(launch: LaunchRecord, tuner: Any) -> LaunchRecord:
 
 @contextlib.contextmanager
 def keeping_code() -> Iterator[Mapping[str, Any]]:
-    """Inside, Inductor compiles anew and keeps each kernel's PTX and machine code, which its own launcher drops.
+    """Inside, Inductor compiles without its cache and keeps each kernel's PTX and machine code, which its static
+    launcher discards.
 
-    Yields the autotuner of each Triton kernel by its name, as soon as it was launched.
+    Yields the autotuners of the launched Triton kernels, by kernel name.
     """
     from torch._inductor import config
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -112,23 +112,23 @@ def keeping_code() -> Iterator[Mapping[str, Any]]:
     launched: dict[str, Any] = {}
     run: Any = CachingAutotuner.run
 
-    def seen(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def recorded_run(self: Any, *args: Any, **kwargs: Any) -> Any:
         launched[self.fn.__name__] = self
         return run(self, *args, **kwargs)
 
     # The launcher's switch was renamed after PyTorch 2.11.
     switches = ("use_static_cuda_launcher", "use_static_triton_launcher")
     off = {name: False for name in switches if hasattr(config, name)}
-    # A kernel that another process compiled comes back without its source.
+    # Kernels compiled in another process have no source.
     with (
         config.patch({"force_disable_caches": True, "compile_threads": 1, **off}),
-        mock.patch.object(CachingAutotuner, "run", seen),
+        mock.patch.object(CachingAutotuner, "run", recorded_run),
     ):
         yield launched
 
 
 def generated_cpp(function: Callable[[], object]) -> list[LaunchRecord]:
-    """What Inductor generates for a case on the CPU: the source of its C++ kernels, one module each."""
+    """The C++ source that Inductor generates for a case on the CPU, one record per module."""
     from torch._inductor.utils import run_and_get_code
 
     _, codes = run_and_get_code(function)

@@ -1,8 +1,8 @@
-"""A CUDA device that is not there, for as long as kernels are captured: they compile for it and never run.
+"""Simulates a CUDA device while kernels are captured: they compile for it and never run.
 
-PyTorch's tensors are CPU tensors that say they are on `cuda:0`, random factories give zeros (whose
-pages the system hands out only when they are touched), and Triton's driver answers with the target of
-a profile. What needs real values, such as `.item()`, sees zeros.
+PyTorch's tensors are CPU tensors that claim to be on `cuda:0`, random factories give zeros (whose pages the system
+maps only when accessed), and Triton's driver returns the target of a profile. Operators that need values, such as
+`.item()`, get zeros.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tilewright.kernels.registration import IMPLEMENTATIONS
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 _NUMBER = 7700
-"""Triton keeps compiled kernels by device number; none of a real device is to be met."""
+"""Triton caches compiled kernels by device number; this one differs from all real devices."""
 _ANSWERS: dict[object, object] = {
     torch.Tensor.device.__get__: CUDA,
     torch.Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
@@ -40,8 +40,8 @@ _RANDOM: dict[object, Callable[..., torch.Tensor]] = {
 _AS_IT_IS = (torch.Tensor.cuda, torch.Tensor.normal_, torch.Tensor.uniform_)
 
 
-class _SaysCuda(TorchFunctionMode):
-    """Every tensor says it is on the GPU, and every request for the GPU is met on the CPU."""
+class _FakeCudaMode(TorchFunctionMode):
+    """Every tensor claims to be on the GPU, and every request for the GPU is executed on the CPU."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -59,36 +59,36 @@ class _SaysCuda(TorchFunctionMode):
         return func(*map(_on_host, args), **kwargs)
 
 
-class _RunsOwnOperators(TorchDispatchMode):
-    """tilewright's operators go to their implementation with the pretence still on."""
+class _OperatorMode(TorchDispatchMode):
+    """Calls the implementation of tilewright's operators with the fake device still active."""
 
-    def __init__(self, pretence: _SaysCuda) -> None:
+    def __init__(self, fake_cuda: _FakeCudaMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.pretence = pretence
+        self.fake_cuda = fake_cuda
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func.namespace != "tilewright":
             return func(*args, **(kwargs or {}))
-        # PyTorch leaves out arguments that have their default value.
-        left_out = [argument for argument in func._schema.arguments[len(args) :] if not argument.kwarg_only]
-        with self, self.pretence:
-            return IMPLEMENTATIONS[func.name()](*args, *(a.default_value for a in left_out), **(kwargs or {}))
+        # PyTorch omits arguments that have their default value.
+        omitted = [argument for argument in func._schema.arguments[len(args) :] if not argument.kwarg_only]
+        with self, self.fake_cuda:
+            return IMPLEMENTATIONS[func.name()](*args, *(a.default_value for a in omitted), **(kwargs or {}))
 
 
 class _Generator:
-    """The device's generator of random numbers, which no kernel draws from."""
+    """The fake device's random generator."""
 
     def initial_seed(self) -> int:
-        """PyTorch's own; a small one would be passed in 32 bits."""
+        """PyTorch's default seed; a small seed would be passed as a 32-bit argument."""
         return 67280421310721
 
     def get_offset(self) -> int:
         return 0
 
     def set_offset(self, offset: int) -> None:
-        """Nothing keeps it."""
+        """Ignored."""
 
 
 def _on_host(value: Any) -> Any:
@@ -97,8 +97,8 @@ def _on_host(value: Any) -> Any:
     return value
 
 
-class Driver:
-    """What Triton asks its driver when it compiles: the target, and which device is current."""
+class CompileDriver:
+    """The part of Triton's driver that compilation uses: the target and the current device."""
 
     def __init__(self, capability: str) -> None:
         from triton.backends.compiler import GPUTarget
@@ -120,19 +120,19 @@ class Driver:
 
 @contextlib.contextmanager
 def simulated(profile: DeviceProfile, capability: str) -> Iterator[None]:
-    """Inside, `cuda:0` is the device of `profile`. Kernels must be captured (`capture`), as none can run."""
+    """Inside, `cuda:0` is the device of `profile`. Use it with `capturing(run=False)`: no kernel can run."""
     from triton.runtime.driver import driver
 
     before = driver._active
-    driver.set_active(Driver(capability))
+    driver.set_active(CompileDriver(capability))
     limits_of.cache_clear()
-    pretence = _SaysCuda()
+    fake_cuda = _FakeCudaMode()
     try:
         with contextlib.ExitStack() as stack:
             for name, value in _module(profile, capability).items():
                 stack.enter_context(mock.patch.object(torch.cuda, name, value))
-            stack.enter_context(_RunsOwnOperators(pretence))
-            stack.enter_context(pretence)
+            stack.enter_context(_OperatorMode(fake_cuda))
+            stack.enter_context(fake_cuda)
             yield
     finally:
         driver._active = before
@@ -140,7 +140,7 @@ def simulated(profile: DeviceProfile, capability: str) -> Iterator[None]:
 
 
 def _module(profile: DeviceProfile, capability: str) -> dict[str, Any]:
-    """What stands in for the functions of `torch.cuda`."""
+    """Replacements of functions of `torch.cuda`."""
     major, minor = map(int, capability.split("."))
     limits = stated_limits(capability, profile.sms, profile.l2_bytes)
     properties = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What other tile sizes would do: the rule behind a grid, and the kernel with each constant doubled and halved."""
+"""Other tile sizes: finds the rule of a grid, and compiles the kernel with each constant doubled and halved."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.anatomy.capture import Captured, launch_record, operands
-from tilewright.anatomy.walks import follow, sampled
+from tilewright.anatomy.capture import TritonLaunch, launch_record, operands
+from tilewright.anatomy.program_accesses import program_accesses, sampled
 from tilewright.hardware.geometry import Alternative, KernelView, laid_out, read, tiles_of, view_of, written
 from tilewright.records.launch_record import Grid, Operand, ProgramAccesses
 
 _SMALLEST_TILE = 8
 _ENOUGH = 0.9
-"""Of what the kernel touches as it was launched; edges make the difference, a tile too small makes a larger one."""
+"""An alternative must access this share of the launch's elements; less means that its grid does not fit."""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """⌈size / constant⌉; a size alone where no constant divides it."""
+    """⌈size / constant⌉, or the size if there is no constant."""
 
     size: int
     constant: str
@@ -38,17 +38,17 @@ class Factor:
 Rule = tuple[tuple[Factor, ...], ...]
 
 
-def grid_rule(captured: Captured) -> Rule | None:
-    """For each axis of the grid the factors ⌈size / tile⌉ whose product it is; None where an axis has no such rule.
+def grid_rule(captured: TritonLaunch) -> Rule | None:
+    """For each axis of the grid the factors ⌈size / tile⌉ whose product it is; None if an axis has no such rule.
 
-    An axis of 1 needs no factor. Several rules may fit by chance; the order of `_candidates` decides, and an
-    alternative that the rule leads to must still do the same work (`_alternative`).
+    An axis of 1 has no factor. If several rules fit, the first of `_candidates` is taken; `_alternative` checks that
+    the grids derived from it do the same work.
     """
     tiles = {name: value for name, value in captured.constants.items() if _is_power(value)}
     numbers = {value for name, value in captured.arguments.items() if type(value) is int and name not in tiles}
     rule: list[tuple[Factor, ...]] = []
     for extent in captured.grid:
-        # Where two constants are equal, each axis is taken to have its own.
+        # Of equal constants, prefer one that no other axis uses.
         used = [factor.constant for factors in rule for factor in factors]
         tiles = dict(sorted(tiles.items(), key=lambda item: item[0] in used))
         fitting = (
@@ -66,8 +66,8 @@ def grid_rule(captured: Captured) -> Rule | None:
 def _candidates(
     of: Sequence[Operand], numbers: Sequence[int], tiles: Mapping[str, int]
 ) -> Iterator[tuple[Factor, ...]]:
-    """Likely rules first: one factor, of an operand's extent or elements or of an integer argument; then two
-    axes of one operand; then any two. Results, which come last among operands, go before inputs.
+    """Likely rules first: one factor of an operand's extent, of its number of elements or of an integer argument; then
+    two axes of one operand; then any two. Results, the last operands, come before inputs.
     """
     shapes = [operand.shape for operand in of]
     extents = list(dict.fromkeys(size for shape in reversed(shapes) for size in (*shape, math.prod(shape))))
@@ -85,62 +85,64 @@ def _candidates(
 
 
 def _factors(sizes: Sequence[int], tiles: Mapping[str, int]) -> list[Factor]:
-    own = [size for size in sizes if size > 1]
-    divided = [Factor(size, name, value) for size in own for name, value in tiles.items()]
-    return divided + [Factor(size, "", 1) for size in own]
+    extents = [size for size in sizes if size > 1]
+    divided = [Factor(size, name, value) for size in extents for name, value in tiles.items()]
+    return divided + [Factor(size, "", 1) for size in extents]
 
 
 def rule_text(rule: Rule | None) -> str:
-    """`⌈1,000 / BLOCK_ROWS 16⌉`, axes apart by commas; empty without a rule."""
+    """`⌈1,000 / BLOCK_ROWS 16⌉`, with commas between axes; empty without a rule."""
     return ", ".join(" · ".join(map(str, factors)) for factors in rule or () if factors)
 
 
 def _is_power(value: Any) -> bool:
-    """Of two, 1 included; True and False are flags, no sizes."""
+    """Whether the value is an integer power of two; True and False are flags, not sizes."""
     return type(value) is int and value >= 1 and value & (value - 1) == 0
 
 
-def look_at(captured: Captured, device: str, sms: int, *, time: Callable[[Captured], float] | None) -> KernelView:
-    """The whole view of one launch. `time` measures a launch in microseconds, where there is a device."""
+def view_launch(
+    captured: TritonLaunch, device: str, sms: int, *, time: Callable[[TritonLaunch], float] | None
+) -> KernelView:
+    """The complete view of one launch. `time` measures a launch in microseconds; None without a device."""
     view = view_of(launch_record(captured, measured_us=time(captured) if time else None), device, sms)
     rule = grid_rule(captured)
     candidates = [(change, grid) for change in _changes(captured, rule) if (grid := _regrid(captured, rule, change))]
-    followed = follow(
+    followed = program_accesses(
         captured,
         [({}, captured.grid, sampled(captured.grid))]
         + [(_constants(captured, change), grid, [(0, 0, 0)]) for change, grid in candidates],
     )
-    own = followed[0]
-    notes = [f"its programs are not drawn: {own}"] if isinstance(own, str) else []
+    launched = followed[0]
+    notes = [f"its programs are not drawn: {launched}"] if isinstance(launched, str) else []
     if rule is None and captured.grid_of is None:
         notes.append("no rule ⌈size / tile⌉ gives this grid, so other tile sizes are not laid out")
     alternatives = tuple(
-        _alternative(captured, change, grid, sms, (own, walks), time)
+        _alternative(captured, change, grid, sms, (launched, walks), time)
         for (change, grid), walks in zip(candidates, followed[1:], strict=True)
     )
     return dataclasses.replace(
         view,
         grid_rule=rule_text(rule),
-        walks=() if isinstance(own, str) else own,
+        walks=() if isinstance(launched, str) else launched,
         alternatives=_worth_showing(alternatives),
         notes=tuple(notes),
     )
 
 
 def _worth_showing(alternatives: tuple[Alternative, ...]) -> tuple[Alternative, ...]:
-    """Without single constants that are refused alone and do together, and without togethers that are refused."""
+    """Omit refused changes of several constants, and refused single changes that work in combination."""
     together = [set(other.change) for other in alternatives if not other.refused and len(other.change) > 1]
 
-    def said_elsewhere(other: Alternative) -> bool:
+    def is_redundant(other: Alternative) -> bool:
         return len(other.change) > 1 or any(set(other.change) < names for names in together)
 
-    return tuple(other for other in alternatives if not (other.refused and said_elsewhere(other)))
+    return tuple(other for other in alternatives if not (other.refused and is_redundant(other)))
 
 
-def _changes(captured: Captured, rule: Rule | None) -> Iterator[dict[str, int]]:
-    """Each tile size doubled and halved, and the warps of a program.
+def _changes(captured: TritonLaunch, rule: Rule | None) -> Iterator[dict[str, int]]:
+    """Each tile size doubled and halved, and the number of warps.
 
-    A small constant may be a flag or a count of something else, so it is a tile size only where the grid says so.
+    A small constant may be a flag or another count, so it is a tile size only if the grid's rule uses it.
     """
     divisors = {factor.constant for factors in rule or () for factor in factors}
     tiles = {
@@ -149,7 +151,7 @@ def _changes(captured: Captured, rule: Rule | None) -> Iterator[dict[str, int]]:
         if _is_power(value) and (name in divisors or value >= _SMALLEST_TILE)
     }
     groups: list[tuple[str, ...]] = [(name,) for name in tiles]
-    # Equal ones may have to stay equal.
+    # Equal constants may have to stay equal.
     alike = ([name for name in tiles if tiles[name] == value] for value in dict.fromkeys(tiles.values()))
     groups += [tuple(names) for names in alike if len(names) > 1]
     for names in groups:
@@ -162,12 +164,12 @@ def _changes(captured: Captured, rule: Rule | None) -> Iterator[dict[str, int]]:
             yield {"num_warps": changed}
 
 
-def _constants(captured: Captured, change: Mapping[str, int]) -> dict[str, int]:
+def _constants(captured: TritonLaunch, change: Mapping[str, int]) -> dict[str, int]:
     return {name: value for name, value in change.items() if name in captured.arguments}
 
 
-def _regrid(captured: Captured, rule: Rule | None, change: Mapping[str, int]) -> Grid | None:
-    """The grid under other constants: as the launch itself computes it, else by the rule that was found."""
+def _regrid(captured: TritonLaunch, rule: Rule | None, change: Mapping[str, int]) -> Grid | None:
+    """The grid with other constants: by the launch's function, else by the rule."""
     if not _constants(captured, change):
         return captured.grid
     if captured.grid_of is not None:
@@ -183,20 +185,20 @@ def _regrid(captured: Captured, rule: Rule | None, change: Mapping[str, int]) ->
 
 
 def _alternative(
-    captured: Captured,
+    captured: TritonLaunch,
     change: dict[str, int],
     grid: Grid,
     sms: int,
     walks: tuple[tuple[ProgramAccesses, ...] | str, tuple[ProgramAccesses, ...] | str],
-    time: Callable[[Captured], float] | None,
+    time: Callable[[TritonLaunch], float] | None,
 ) -> Alternative:
-    own, other = walks
+    launched, changed = walks
     tiles = None
-    if not isinstance(own, str):
-        if isinstance(other, str):
-            return Alternative(change, None, refused=other)
-        tiles = tiles_of(other[0])
-        covered = _covered(own[0], captured.grid, other[0], grid)
+    if not isinstance(launched, str):
+        if isinstance(changed, str):
+            return Alternative(change, None, refused=changed)
+        tiles = tiles_of(changed[0])
+        covered = _covered(launched[0], captured.grid, changed[0], grid)
         if not _ENOUGH < covered < 1 / _ENOUGH:
             return Alternative(change, None, refused=f"its programs would do {covered:.0%} of the work")
     try:
@@ -210,7 +212,7 @@ def _alternative(
             compiled=compiled,
         )
         record = launch_record(made)
-    except Exception as error:  # Triton, LLVM and ptxas each raise their own
+    except Exception as error:  # of Triton, LLVM or ptxas
         return Alternative(change, None, refused=f"it does not compile: {str(error).strip().splitlines()[-1]}")
     found, waves = laid_out(record, sms)
     if not found.blocks:
@@ -220,8 +222,8 @@ def _alternative(
     return Alternative(change, record, found, waves, tiles)
 
 
-def _covered(own: ProgramAccesses, own_grid: Grid, other: ProgramAccesses, grid: Grid) -> float:
-    """How much of what the kernel stores (or, where it stores nothing, loads) the alternative would, at the most."""
-    measure = written if written(own) else read
-    whole = measure(own) * math.prod(own_grid)
-    return measure(other) * math.prod(grid) / whole if whole else 1.0
+def _covered(launched: ProgramAccesses, grid: Grid, changed: ProgramAccesses, changed_grid: Grid) -> float:
+    """The elements that the alternative stores (loads, if the kernel stores none) as a share of the launch's."""
+    measure = written if written(launched) else read
+    whole = measure(launched) * math.prod(grid)
+    return measure(changed) * math.prod(changed_grid) / whole if whole else 1.0

@@ -35,7 +35,7 @@ def kernel(
     quiet: Quiet = False,
 ) -> None:
     """Which program owns what, waves, other tile sizes, registers, PTX and SASS of a kernel."""
-    from tilewright.anatomy.look import Request, look
+    from tilewright.anatomy.kernel_views import Request, kernel_views
     from tilewright.hardware.geometry import view_record
     from tilewright.report.geometry import show_kernel
 
@@ -46,7 +46,7 @@ def kernel(
         target, tuple(sizes or ()), impl, dtype, direction, on, inputs, launch, signature, grid, threads, bool(texts)
     )
     with working("compiling and following programs", quiet or as_json):
-        found = look(asked)
+        found = kernel_views(asked)
     if as_json:
         print_json([{"subject": subject, "kernels": [view_record(view) for view in views]} for subject, views in found])
         return

@@ -1,1 +1,1 @@
-"""`tilewright profile`: a case (`steps`), a program (`program`) or a block of code (`block`), recorded into a run."""
+"""`tilewright profile` records a case (`steps`), a program (`program`) or a block of code (`block`) into a run."""

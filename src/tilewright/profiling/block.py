@@ -1,4 +1,4 @@
-"""`with tilewright.profile() as run:` – a block of the user's own program."""
+"""`with tilewright.profile() as run:` records a block of a program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.report.shown import Shown
 
 
 class Profile(Shown):
-    """What `tilewright.profile()` gives: a recording while it is entered, and a run after it."""
+    """The result of `tilewright.profile()`: records while entered, and is a run afterwards."""
 
     def __init__(self, plan: RecordingPlan, name: str) -> None:
         self._plan = plan
@@ -33,18 +33,18 @@ class Profile(Shown):
 
     @property
     def path(self) -> Path:
-        """The run, once the block has ended."""
+        """The path of the run; available after the block."""
         return self._result.run
 
     @property
     def recording(self) -> Recording:
-        """What was recorded, once the block has ended."""
+        """The recording; available after the block."""
         return self._result.recordings[0]
 
     def step(self) -> None:
-        """One step ended; the next one begins."""
+        """Mark the end of a step."""
         if self._recorder is None:
-            raise RuntimeError("step() belongs inside the block: with tilewright.profile() as run: ...")
+            raise RuntimeError("call step() inside the block: with tilewright.profile() as run: ...")
         self._recorder.step()
 
     def __enter__(self) -> Profile:
@@ -72,7 +72,7 @@ class Profile(Shown):
     @property
     def _result(self) -> Profiled:
         if self._profiled is None:
-            raise RuntimeError("the profile is there once its block has ended without an exception")
+            raise RuntimeError("the profile is available after its block has ended without an exception")
         return self._profiled
 
     def __rich__(self) -> Any:
@@ -98,15 +98,15 @@ def profile(
             train_step()
         print(run)
 
-    Without a schedule all of the block is recorded, up to `events`; `run.step()` then only marks where one
-    step ends. With `active`, `wait` steps run bare, `warmup` steps are recorded to count their events, one
-    more runs bare, and up to `active` are kept; a step ends where `run.step()` is called, or else where an
-    optimizer's step ends. After a warm-up and where a GPU is at work, `light` records no operators of the kept
-    steps, so that they take the time that they do without a profiler, and shows those of the warm-up. What was
-    sampled is said by `print(run)` and in the run's table `recording`.
-    What `backend="tilewright"` compiles inside the block is in the run with its cost.
+    Without a schedule the whole block is recorded, up to `events`; `run.step()` then only marks the end of a
+    step. With `active`, `wait` steps run without a profiler, `warmup` steps are recorded to count their events, one
+    more runs without a profiler, and up to `active` steps are kept; a step ends at `run.step()`, or if that is never
+    called at an optimizer's step. After a warm-up on a GPU, `light` records no operators in the kept steps, so that
+    they are as fast as without a profiler, and shows those of the warm-up. `print(run)` and the run's table
+    `recording` say which steps were recorded.
+    Graphs that `backend="tilewright"` compiles inside the block are in the run with their cost.
 
-    Raises TraceError at the end of the block where nothing was recorded, StoreError where no run can be written.
+    Raises TraceError at the end of the block if nothing was recorded, StoreError if the run cannot be written.
     """
     plan = RecordingPlan(
         wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole=not active, light=light

@@ -1,4 +1,4 @@
-"""What `backend="tilewright"` compiled while a program was recorded: the cost of its kernels, for the program's run."""
+"""The cost of the graphs that `backend="tilewright"` compiled while a program was recorded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def program_of(record: Recording) -> Program:
-    """The launches and regions of every graph that `record` holds, with bytes and FLOPs, and what was decided.
+    """The launches and regions of every graph in `record`, with bytes and FLOPs, and the decisions.
 
-    A floor needs a device's ceilings, which the run's own analysis knows: none is given here. A graph that cannot be
-    priced, because its sizes depend on the data, is among the fallbacks instead.
+    Floors are left to the run's analysis, which knows the device's ceilings. A graph that cannot be priced, because its
+    sizes depend on data, is among the fallbacks.
     """
     from tilewright.graph.capture import first_line
 
@@ -27,7 +27,7 @@ def program_of(record: Recording) -> Program:
         program.decisions += compiled.plan.fusion.decisions
         try:
             launches, regions = _priced(compiled.plan)
-        # Whatever it is, it must not take the program with it that is being recorded.
+        # An error here must not end the program that is being recorded.
         except Exception as error:
             why = f"{type(error).__name__}: {first_line(error)}"
             program.fallbacks.append(Fallback(f"the cost of a {compiled.plan.name} graph", "a recorded program", why))
@@ -43,7 +43,7 @@ def _priced(plan: GraphPlan) -> tuple[list[Operator], list[Region]]:
     from tilewright.hardware.profiles import profile_for
 
     shapes = symbolic_shapes(plan.graph, {}, {})
-    # Any profile will do: its floors are dropped.
+    # Any profile is fine, since its floors are dropped.
     launches, regions = operators_after(plan.name, plan.units, shapes, profile_for("cpu"))
     return (
         [replace(launch, floor_us=None, bound=None) for launch in launches],
@@ -56,7 +56,7 @@ def as_json(program: Program) -> str:
 
 
 def from_json(texts: Iterable[str]) -> Program | None:
-    """The programs of several processes as one, in which what they share stands once; None where none compiled."""
+    """The programs of several processes merged, without duplicates; None if no process compiled a graph."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for text in texts:
         for name, rows in json.loads(text).items():

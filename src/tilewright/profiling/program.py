@@ -1,4 +1,4 @@
-"""A program started under the recorder, without editing it: `python train.py`, or torchrun and all its ranks."""
+"""Records an unmodified program: `python train.py`, or torchrun with all its ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilewright.profiling.start import COMPILED, FOLDER, PLAN, RECORDING, STOP
 from tilewright.records.errors import TargetError, TraceError, UsageError
 
 _STARTER = ["-m", "tilewright.profiling.start"]
-# Python's options that take a value of their own.
+# Python's options that take a value.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -30,12 +30,12 @@ def profile_program(
 ) -> Profiled | None:
     """Run `words` (`python train.py --lr 3`, `torchrun --nproc-per-node 2 train.py`) and make a run of its traces.
 
-    A step ends with each step of an optimizer. Every rank writes its own trace, and the run holds all of them.
-    With `stop` the program ends as soon as its steps are recorded. The program's output is its own. None
-    with `plan.nvtx`: Nsight Systems records.
+    An optimizer's step ends a step. Each rank writes a trace, and the run has all of them. With `stop` the program
+    ends when its steps are recorded. The program's output is not redirected. Returns None with `plan.nvtx`, where
+    Nsight Systems records.
 
-    Raises UsageError (no Python program is among `words`), TargetError (it failed before anything was
-    recorded), TraceError (it ended before recording began) or StoreError.
+    Raises UsageError (`words` start no Python program), TargetError (it failed before anything was recorded),
+    TraceError (it ended before recording began, or failed later) or StoreError.
     """
     started = started_under_recorder(words)
     with tempfile.TemporaryDirectory(prefix="tilewright-profile-") as folder:
@@ -59,12 +59,12 @@ def profile_program(
 
 
 def _texts(folder: str, pattern: str) -> list[str]:
-    """What each process wrote under that name, in the order of their ranks."""
+    """The files that the processes wrote under that name, in the order of their ranks."""
     return [path.read_text("utf-8") for path in sorted(Path(folder).glob(pattern.format("*")))]
 
 
 def started_under_recorder(words: Sequence[str]) -> list[str]:
-    """`words` with the recorder put before the program that they start.
+    """`words` with the recorder inserted before the program.
 
     >>> started_under_recorder(["torchrun", "--nproc-per-node=2", "train.py"])
     ['torchrun', '--nproc-per-node=2', '-m', 'tilewright.profiling.start', 'train.py']
@@ -89,7 +89,7 @@ def started_under_recorder(words: Sequence[str]) -> list[str]:
 
 
 def _torchrun(words: Sequence[str]) -> list[str]:
-    """torchrun reads its own options up to the program; what it takes for the program is where it begins."""
+    """Insert the recorder before the program, which torchrun's own parser finds."""
     from torch.distributed.run import get_args_parser
 
     taken = get_args_parser().parse_args(list(words))
@@ -98,6 +98,6 @@ def _torchrun(words: Sequence[str]) -> list[str]:
     program = [taken.training_script, *taken.training_script_args]
     before = list(words[: len(words) - len(program)])
     if taken.module:
-        # Its own -m or --module stands among its options; the starter is a module in its place.
+        # -m or --module is among torchrun's options, so the recorder's module takes the program's place.
         return [*before, _STARTER[1], "-m", *program]
     return [*before, *_STARTER, *program]

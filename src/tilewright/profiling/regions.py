@@ -1,6 +1,6 @@
-"""Ranges around what a compiled program runs on a CPU without an operator of PyTorch's, which no profile would show.
+"""Ranges around the CPU kernels of a compiled program, which PyTorch's profiler would not record.
 
-On a GPU every kernel is in the trace by itself, under the name of its region.
+On a GPU every kernel is in the trace anyway, under the name of its region.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
 @contextmanager
 def marked_regions(recorder: Recorder) -> Iterator[None]:
-    """While inside, each generated kernel, draw and attention of a CPU that runs while `recorder` records has a range
-    of its step's name; so have the regions and launches in the run's tables."""
+    """While inside and while `recorder` records, each generated kernel, draw and attention on a CPU has a range with
+    its step's name, which is also the name in the run's tables."""
     from tilewright.runtime.draw import DrawStep
     from tilewright.runtime.executable import CallStep, KernelStep
 
     with ExitStack() as stack:
         for kind in (KernelStep, DrawStep):
             stack.enter_context(_marked(kind, recorder, lambda _: True))
-        stack.enter_context(_marked(CallStep, recorder, lambda step: _is_own(step.target)))
+        stack.enter_context(_marked(CallStep, recorder, lambda step: _is_tilewright(step.target)))
         yield
 
 
-def _is_own(target: Callable[..., Any]) -> bool:
-    """Whether a call is into tilewright; PyTorch's profiler sees its own operators."""
+def _is_tilewright(target: Callable[..., Any]) -> bool:
+    """Whether a call is into tilewright; PyTorch's profiler records PyTorch's operators."""
     return isinstance(target, partial) and target.func.__module__.startswith("tilewright.")
 
 
 @contextmanager
-def _marked(kind: type, recorder: Recorder, unseen: Callable[[Any], bool]) -> Iterator[None]:
+def _marked(kind: type, recorder: Recorder, needs_range: Callable[[Any], bool]) -> Iterator[None]:
     bare: Callable[[Any, Slots], None] = kind.run  # type: ignore[attr-defined]
 
     @wraps(bare)
     def run(step: Any, slots: Slots) -> None:
-        if recorder.ranges.on and unseen(step):
+        if recorder.ranges.on and needs_range(step):
             with recorder.ranges.named(step.name):
                 bare(step, slots)
         else:

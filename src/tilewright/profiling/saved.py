@@ -1,4 +1,4 @@
-"""Recordings into a run: traces loaded, analysed, and joined with what the case costs."""
+"""Saves recordings as a run: loads and analyses the traces, and adds the cost of the case."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS recording (      -- how the traces of this run were m
 
 @dataclass
 class Profiled(Shown):
-    """A profile that is a run: its path, its operator table, and what was recorded. Shows itself."""
+    """A saved profile: the path of its run, its operator table, and its recordings. Shows itself."""
 
     run: Path
     table: OperatorTable
@@ -70,10 +70,10 @@ def save(
     ceilings: Sequence[Ceiling] = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> Profiled:
-    """A new run with the traces of `recordings`, one a process, and the costs of `program` if it is known.
+    """A new run with the traces of `recordings`, one per process, and the costs of `program` if given.
 
-    Without `ceilings`, floors are from those that an earlier command measured and kept.
-    Raises TraceError where nothing was recorded, StoreError where the run cannot be written.
+    Without `ceilings`, floors use the stored ones of an earlier measurement.
+    Raises TraceError if nothing was recorded, StoreError if the run cannot be written.
     """
     from tilewright.hardware.summary import machine_report
 
@@ -98,7 +98,7 @@ def save(
 
 
 def _kept_ceilings(machine: Machine) -> list[Ceiling]:
-    """Those of the CPU and of every kind of GPU of this machine, as far as they were ever measured."""
+    """The stored ceilings of this machine's CPU and GPUs."""
     names = dict.fromkeys([device_name(machine, "cpu"), *(gpu.name for gpu in machine.gpus)])
     return [ceiling for name in names for ceiling in kept_ceilings(name) or ()]
 
@@ -122,10 +122,10 @@ def _add_recordings(connection: DuckDBPyConnection, files: Mapping[Path, int], k
 
 def _nothing(recordings: Sequence[Recording]) -> str:
     if not recordings:
-        return "nothing was recorded: the program ended before it began"
-    plan, seen = recordings[0].plan, recordings[0].steps_seen
+        return "nothing was recorded: the program ended before the recording began"
+    plan, ended = recordings[0].plan, recordings[0].steps_seen
     needed = plan.wait + plan.warmup + bool(plan.warmup) + bool(recordings[0].description) + 1
     return (
-        f"nothing was recorded: {seen} steps of an optimizer were seen, and recording begins with step {needed}; "
+        f"nothing was recorded: the program made {ended} optimizer steps, and recording begins with step {needed}; "
         "lower --wait, or record from the start with --whole"
     )

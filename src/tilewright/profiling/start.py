@@ -1,4 +1,4 @@
-"""What `tilewright profile -- python train.py` starts in the program's place: the recorder, then the program.
+"""The module that `tilewright profile -- python train.py` runs: it starts the recorder, then the program.
 
 python -m tilewright.profiling.start train.py --lr 3
 """
@@ -23,13 +23,13 @@ COMPILED = "{}.compiled.json"
 
 
 def main() -> None:
-    """Run the program that the command line names as Python would, and leave its trace in the folder."""
+    """Run the program of the command line as Python would, and write its trace to the folder."""
     plan, folder = RecordingPlan.from_json(os.environ.pop(PLAN)), Path(os.environ.pop(FOLDER))
     stop = bool(os.environ.pop(STOP, ""))
     name = f"rank{int(os.environ.get('RANK', '0')):05}"
 
     def kept(recording: Recording) -> None:
-        # At once: the program may go on for hours, or be killed.
+        # Write now: the program may run on for hours, or be killed.
         keep(recording)
         if stop and recording.trace:
             sys.exit(0)

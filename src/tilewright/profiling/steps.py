@@ -1,4 +1,4 @@
-"""A case as a series of steps under the recorder: forward, backward and, if asked, an optimizer."""
+"""Records steps of a case: forward, backward and, if requested, an optimizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 IMPLS = ("eager", "inductor", "tilewright")
 OPTIMIZERS = ("adamw", "adam", "sgd")
 _MOST_PRICED_EVENTS = 20_000
-"""Of a step. Capturing a loop of 35,000 operators as one graph takes longer than running it a thousand times."""
+"""Cases with more events per step are not priced: capturing 35,000 operators takes longer than a thousand runs."""
 
 
 def profile_case(
@@ -34,9 +34,9 @@ def profile_case(
     command: str = "tilewright.profile",
     tell: Callable[[str], None] = lambda _: None,
 ) -> Profiled | None:
-    """Run steps of `case` by a plan, and make a run of what was recorded, joined with what the case costs.
+    """Run steps of `case` by a plan, and save the recording as a run with the case's cost.
 
-    None with `plan.nvtx`: Nsight Systems records, and this only marks its ranges. `impl` is one of `IMPLS`,
+    Returns None with `plan.nvtx`, where Nsight Systems records and this only makes ranges. `impl` is one of `IMPLS`,
     `optimizer` one of `OPTIMIZERS` or "" for steps without one.
     Raises UsageError for other names, InputError, TraceError or StoreError.
     """
@@ -48,7 +48,7 @@ def profile_case(
         raise UsageError(
             f"no optimizer {optimizer!r}; known: {', '.join(OPTIMIZERS)}"
             if case.training
-            else "--optimizer is for training: leave it or --inference out"
+            else "--optimizer is for training: leave out either it or --inference"
         )
     with tempfile.TemporaryDirectory(prefix="tilewright-profile-") as folder:
         recorder = Recorder(plan, Path(folder))
@@ -86,7 +86,7 @@ def _most_steps(plan: RecordingPlan) -> int:
 
 
 def step_of(subject: Subject, impl: str, optimizer: str, recorder: Recorder) -> Callable[[], None]:
-    """One step of a case as a function, with `recorder`'s range around the forward pass of what is no module."""
+    """One step of a case as a function; the forward of a plain function gets `recorder`'s range."""
     import torch
 
     from tilewright.verbs import tensors_in
@@ -95,7 +95,7 @@ def step_of(subject: Subject, impl: str, optimizer: str, recorder: Recorder) -> 
     is_module = isinstance(function, torch.nn.Module)
 
     def forward() -> Any:
-        # A module's call is a phase by itself.
+        # Hooks make the range of a module.
         if is_module:
             return function(*subject.inputs)
         with recorder.ranges.phase("forward"):
@@ -108,14 +108,14 @@ def step_of(subject: Subject, impl: str, optimizer: str, recorder: Recorder) -> 
                 forward()
 
         return infer
-    rule = _optimizer(subject, optimizer)
+    updates = _optimizer(subject, optimizer)
 
     def train() -> None:
         results = [tensor for tensor in tensors_in(forward()) if tensor.requires_grad]
         if results:
             torch.autograd.backward(results, subject.gradients)
-        if rule:
-            rule.step()
+        if updates:
+            updates.step()
         for tensor in (*subject.inputs, *_parameters(subject)):
             tensor.grad = None
 
@@ -142,7 +142,7 @@ def _parameters(subject: Subject) -> list[torch.Tensor]:
 
 
 def _costs(case: Case, device: str, tell: Callable[[str], None]) -> tuple[Any, Any]:
-    """The program of the case with its costs, and the ceilings of this machine; nothing where it is not one graph."""
+    """The case's program with costs (None if it is not one graph), and the ceilings of this machine."""
     from tilewright.compile.price import price_case
     from tilewright.hardware.profiles import local_profile
     from tilewright.hardware.target import Target

@@ -1,4 +1,4 @@
-"""From what `tilewright kernel` was given to something that can be run, and whose launches are then looked at."""
+"""The targets of `tilewright kernel` as functions that launch the kernels to analyse."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _ITEM = re.compile(r"\s*(?:(\w+)\s*[:=]\s*)?((?:\w+\[[^\]]*\])|[^,\[\]]+)\s*")
 
 
 @dataclass(frozen=True)
-class Subject:
-    """One thing to run. `stages` runs it on a device, and pauses (yields) where launches are to be kept."""
+class LaunchTarget:
+    """A target to run. `stages` runs it on a device in stages, and yields after each."""
 
     name: str
     stages: Callable[[torch.device, torch.Generator], Iterator[bool]]
-    """Yields after each stage, True where its launches belong to what was asked for."""
+    """Yields True after a stage whose launches belong to the target, else False (preparation)."""
 
 
-def of_operator(suite: Suite, workload: Workload, variant: Variant, direction: str) -> Subject:
-    """One variant of an operator at a workload, in one direction."""
+def of_operator(suite: Suite, workload: Workload, variant: Variant, direction: str) -> LaunchTarget:
+    """A variant of an operator for a workload, in one direction."""
 
     def stages(device: torch.device, generator: torch.Generator) -> Iterator[bool]:
         arguments = workload.make(device, generator)
@@ -43,10 +43,10 @@ def of_operator(suite: Suite, workload: Workload, variant: Variant, direction: s
         torch.autograd.grad(outputs, wanted, [torch.ones_like(t) for t in outputs])
         yield True
 
-    return Subject(f"{suite.name} {workload.name} {direction} {variant.name}", stages)
+    return LaunchTarget(f"{suite.name} {workload.name} {direction} {variant.name}", stages)
 
 
-def of_product(sizes: Sequence[int], dtype: str) -> Subject:
+def of_product(sizes: Sequence[int], dtype: str) -> LaunchTarget:
     """The library's product of M×K and K×N, `sizes` being M, N, K."""
     m, n, k = sizes
 
@@ -57,11 +57,11 @@ def of_product(sizes: Sequence[int], dtype: str) -> Subject:
         torch.mm(left, right)
         yield True
 
-    return Subject(f"matmul {m}x{n}x{k} {dtype} cublas", stages)
+    return LaunchTarget(f"matmul {m}x{n}x{k} {dtype} cublas", stages)
 
 
-def of_case(case: Case, impl: str) -> Subject:
-    """A case run by one of its implementations (`eager`, `inductor`, `tilewright`); backward too where it trains."""
+def of_case(case: Case, impl: str) -> LaunchTarget:
+    """A case run by one implementation (`eager`, `inductor`, `tilewright`), with backward if it trains."""
 
     def stages(device: torch.device, generator: torch.Generator) -> Iterator[bool]:
         from tilewright.verbs import Subject as Runs
@@ -73,20 +73,20 @@ def of_case(case: Case, impl: str) -> Subject:
         runs.call(impl)
         yield True
 
-    return Subject(f"{case.name} {impl}", stages)
+    return LaunchTarget(f"{case.name} {impl}", stages)
 
 
-def of_kernel(target: str, launch: str, signature: str | None, grid: str | None) -> Subject:
-    """The user's own Triton kernel `file.py:kernel`: launched by the file's function `launch`, or as `signature` says.
+def of_kernel(target: str, launch: str, signature: str | None, grid: str | None) -> LaunchTarget:
+    """A user's Triton kernel `file.py:kernel`, launched by the file's function `launch` or with `signature`.
 
     `signature` gives the parameters in order or by name: `bf16[1000,512], fp32[512], fp32[1000], 1000, 512, BLOCK=16`;
     `grid` is `63` or `63,1,1`. Raises UsageError or TargetError.
     """
     kernel = load_object(target)
     if not hasattr(kernel, "arg_names") or not hasattr(kernel, "run"):
-        raise TargetError(f"{target} is of type {type(kernel).__name__}, no Triton kernel")
+        raise TargetError(f"{target} is of type {type(kernel).__name__}, not a Triton kernel")
     if (signature is None) != (grid is None):
-        raise UsageError("--signature and --grid belong together")
+        raise UsageError("--signature and --grid must be given together")
     name = target.rpartition(":")[2]
     if signature is not None and grid is not None:
         return _by_signature(kernel, name, signature, grid_of(grid))
@@ -99,17 +99,17 @@ def of_kernel(target: str, launch: str, signature: str | None, grid: str | None)
             "--signature and --grid"
         ) from error
     if not callable(function):
-        raise TargetError(f"{place}:{launch} is no function that launches {name}")
+        raise TargetError(f"{place}:{launch} is not a function that launches {name}")
     call = function
 
     def stages(device: torch.device, generator: torch.Generator) -> Iterator[bool]:
         call()
         yield True
 
-    return Subject(name, stages)
+    return LaunchTarget(name, stages)
 
 
-def _by_signature(kernel: Any, name: str, signature: str, grid: Grid) -> Subject:
+def _by_signature(kernel: Any, name: str, signature: str, grid: Grid) -> LaunchTarget:
     parameters = list(inspect.signature(kernel.fn).parameters)
     given = dict(_items(signature, parameters))
     unknown = [key for key in given if key not in parameters and not key.startswith("num_")]
@@ -120,7 +120,7 @@ def _by_signature(kernel: Any, name: str, signature: str, grid: Grid) -> Subject
         kernel[grid](**{key: _value(text, device) for key, text in given.items()})
         yield True
 
-    return Subject(name, stages)
+    return LaunchTarget(name, stages)
 
 
 def _items(signature: str, parameters: Sequence[str]) -> Iterator[tuple[str, str]]:

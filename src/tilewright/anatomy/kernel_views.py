@@ -1,4 +1,4 @@
-"""`tilewright kernel TARGET`: run or compile what the target names, and take apart every kernel that it launches."""
+"""`tilewright kernel TARGET`: runs or compiles the target, and analyses every kernel that it launches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from tilewright.anatomy.capture import Captured, NothingCaptured, capturing, launch_record
+from tilewright.anatomy.capture import NothingCaptured, TritonLaunch, capturing, launch_record
 from tilewright.anatomy.cuda import capturing_cuda
 from tilewright.anatomy.cuda_file import cuda_file_launch
+from tilewright.anatomy.launch_targets import LaunchTarget, grid_of, of_case, of_kernel, of_operator, of_product
 from tilewright.anatomy.library import generated_cpp, keeping_code, profiled, with_generated_code
 from tilewright.anatomy.simulated import CUDA, simulated
-from tilewright.anatomy.subjects import Subject, grid_of, of_case, of_kernel, of_operator, of_product
-from tilewright.anatomy.tiles import look_at
+from tilewright.anatomy.tiles import view_launch
 from tilewright.hardware.architectures import limits_of
 from tilewright.hardware.geometry import KernelView, view_of
 from tilewright.hardware.profiles import DeviceProfile, profile_for
@@ -28,21 +28,21 @@ from tilewright.records.launch_record import LaunchRecord
 from tilewright.records.suite import Suite
 
 DEFAULT_DEVICE = "h200"
-"""What kernels are compiled for where there is no GPU and `--on` names none."""
+"""The device to compile for without a GPU and without `--on`."""
 CASE_IMPLS = ("eager", "inductor", "tilewright")
 CUBLAS = "cublas"
-"""Of `matmul`: the bare library call, with the kernel that it chooses at each size."""
+"""An implementation of `matmul`: the library call, with the kernel that it chooses at each size."""
 LIBRARY = ("torch", "library", "inductor")
-"""Languages of variants whose kernels only the profiler sees."""
+"""Languages of variants whose kernels only the profiler records."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asked for."""
+    """The options of the command."""
 
     target: str
     sizes: tuple[str, ...] = ()
-    """`1000x512`, for operators; the first of the operator's own without."""
+    """`1000x512`, for operators; by default the first of the suite's sizes."""
     impl: str = ""
     dtype: str = ""
     direction: str = "fwd"
@@ -52,84 +52,82 @@ class Request:
     signature: str | None = None
     grid: str | None = None
     threads: int | None = None
-    """Of a block, for a kernel of a `.cu` file."""
+    """Per block, for a kernel of a `.cu` file."""
     code_only: bool = False
-    """Leave out what takes time: programs are not followed, other tile sizes not compiled, nothing is timed."""
+    """Skip what takes time: no program is interpreted, no other tile size compiled, nothing timed."""
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The device at hand, or a profile that kernels are compiled for."""
+class _Device:
+    """The GPU of this machine, or a profile for which kernels are compiled."""
 
     name: str
     sms: int
     capability: str
     profile: DeviceProfile | None
-    """None on a real device, where kernels run."""
+    """None for a real device, on which kernels run."""
 
 
-def look(request: Request) -> list[tuple[str, list[KernelView]]]:
-    """For each size asked for, its heading and its kernels in the order of their launches.
+def kernel_views(request: Request) -> list[tuple[str, list[KernelView]]]:
+    """For each requested size a heading and its kernels, in the order of their launches.
 
-    With a GPU and no `on`, the target runs and its kernels are timed; else they are compiled for the
-    device of that name and nothing runs. UsageError, TargetError, or NothingCaptured where the target
-    launches no kernel that can be seen there.
+    With a GPU and without `on`, the target runs and its kernels are timed; otherwise they are compiled for the
+    device `on` and nothing runs. UsageError, TargetError, or NothingCaptured if the target launches no kernel
+    that can be captured.
     """
-    place = _place(request.on)
+    device = _device(request.on)
     file, _, name = request.target.rpartition(":")
     if file.endswith(".cu"):
-        return [(name, [_cuda_file_view(Path(file), name, request, place)])]
+        return [(name, [_cuda_file_view(Path(file), name, request, device)])]
     found = []
-    for subject, opaque in _subjects(request):
-        if isinstance(subject, Case):
-            found.append((f"{subject.name} inductor", [_cpp_view(launch) for launch in _on_cpu(subject)]))
+    for target, opaque in _targets(request):
+        if isinstance(target, Case):
+            found.append((f"{target.name} inductor", [_cpp_view(launch) for launch in _on_cpu(target)]))
             continue
-        views = _profiler_views(subject, place) if opaque else _views(subject, place, request.code_only)
-        if not views and place.profile is None:
-            views = _profiler_views(subject, place)
+        views = _profiler_views(target, device) if opaque else _views(target, device, request.code_only)
+        if not views and device.profile is None:
+            views = _profiler_views(target, device)
         if not views:
-            raise NothingCaptured(f"{subject.name} launches no Triton or CUDA C++ kernel of ours; {_needs_gpu(place)}")
-        found.append((subject.name, views))
+            raise NothingCaptured(f"{target.name} launches no Triton or CUDA C++ kernel of ours; {_needs_gpu(device)}")
+        found.append((target.name, views))
     return found
 
 
-def _cuda_file_view(path: Path, name: str, request: Request, place: _Place) -> KernelView:
+def _cuda_file_view(path: Path, name: str, request: Request, device: _Device) -> KernelView:
     if request.grid is None or request.threads is None:
-        raise UsageError(
-            f"a CUDA C++ kernel is laid out with --grid and --threads, e.g. --grid 63 --threads 128; {path}"
-        )
+        raise UsageError(f"a CUDA C++ kernel needs --grid and --threads, e.g. --grid 63 --threads 128; {path}")
     grid = grid_of(request.grid)
-    launch = cuda_file_launch(path, name, place.capability, grid, request.threads)
-    return view_of(launch, place.name, place.sms)
+    launch = cuda_file_launch(path, name, device.capability, grid, request.threads)
+    return view_of(launch, device.name, device.sms)
 
 
-def _needs_gpu(place: _Place) -> str:
+def _needs_gpu(device: _Device) -> str:
     return (
-        "the profiler saw none either"
-        if place.profile is None
-        else "kernels of libraries and of Inductor need a GPU to be seen"
+        "the profiler recorded none either"
+        if device.profile is None
+        else "kernels of libraries and of Inductor can be recorded only on a GPU"
     )
 
 
-def _place(on: str | None) -> _Place:
+def _device(on: str | None) -> _Device:
     if on is None and torch.cuda.is_available():
         limits = limits_of(CUDA)
-        return _Place(torch.cuda.get_device_name(CUDA), limits.multiprocessors, limits.capability, None)
+        return _Device(torch.cuda.get_device_name(CUDA), limits.multiprocessors, limits.capability, None)
     profile = profile_for(on or DEFAULT_DEVICE)
     if profile.capability is None:
-        raise UsageError(f"{profile.name} is no GPU; kernels have a geometry on h200, a100, rtx4090, 2080ti")
-    return _Place(profile.name, profile.sms, profile.capability, profile)
+        raise UsageError(f"{profile.name} is not a GPU; known GPUs: h200, a100, rtx4090, 2080ti")
+    return _Device(profile.name, profile.sms, profile.capability, profile)
 
 
-def _subjects(request: Request) -> Iterator[tuple[Subject | Case, bool]]:
-    """What to run, and whether only the profiler can see its kernels; a bare case is for Inductor on the CPU."""
+def _targets(request: Request) -> Iterator[tuple[LaunchTarget | Case, bool]]:
+    """What to run, and whether only the profiler can record its kernels; a plain `Case` is for Inductor on the CPU."""
     if ":" not in request.target:
         yield from _operators(request)
         return
     from tilewright.targets import load_case, load_object
 
     if request.sizes:
-        raise UsageError(f"sizes are for operators; {request.target} brings its own")
+        raise UsageError(f"sizes are for operators; {request.target} has its own")
     found = load_object(request.target)
     if isinstance(found, Suite):
         yield from _operators(request)
@@ -143,13 +141,13 @@ def _subjects(request: Request) -> Iterator[tuple[Subject | Case, bool]]:
     case = load_case(request.target, request.inputs)
     if not torch.cuda.is_available():
         if impl != "inductor" or request.on:
-            raise UsageError(f"what {impl} runs for a case on a GPU can only be seen there; on a CPU, --impl inductor")
+            raise UsageError(f"kernels of {impl} for a case are recorded only on a GPU; on a CPU use --impl inductor")
         yield case, True
         return
     yield of_case(case, impl), impl != "tilewright"
 
 
-def _operators(request: Request) -> Iterator[tuple[Subject, bool]]:
+def _operators(request: Request) -> Iterator[tuple[LaunchTarget, bool]]:
     from tilewright.bench import suite_named
 
     if (request.target, request.impl) == ("matmul", CUBLAS):
@@ -158,7 +156,7 @@ def _operators(request: Request) -> Iterator[tuple[Subject, bool]]:
         return
     suite = suite_named(request.target)
     if suite is None:
-        raise TargetError(f"{request.target} is no operator")
+        raise TargetError(f"{request.target} is not an operator")
     dtype = _dtype(request.dtype or suite.dtypes[0])
     impl = request.impl or suite.variants[0].name
     names = [variant.name for variant in suite.variants]
@@ -188,48 +186,48 @@ def _sizes(text: str, axes: int) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _views(subject: Subject, place: _Place, code_only: bool) -> list[KernelView]:
-    """The Triton and CUDA C++ kernels of a subject."""
-    real = place.profile is None
-    world: Any = simulated(place.profile, place.capability) if place.profile else contextlib.nullcontext()
-    with warnings.catch_warnings(), world:
+def _views(target: LaunchTarget, device: _Device, code_only: bool) -> list[KernelView]:
+    """The Triton and CUDA C++ kernels of a target."""
+    real = device.profile is None
+    simulation: Any = simulated(device.profile, device.capability) if device.profile else contextlib.nullcontext()
+    with warnings.catch_warnings(), simulation:
         warnings.simplefilter("ignore")
-        with capturing(run=real) as triton, capturing_cuda(place.capability, run=real) as cuda:
-            _run(subject, real, (triton, cuda))
+        with capturing(run=real) as triton, capturing_cuda(device.capability, run=real) as cuda:
+            _run(target, real, (triton, cuda))
         if code_only:
             launches = [launch_record(captured) for captured in _distinct(triton)]
-            return [view_of(launch, place.name, place.sms) for launch in (*launches, *cuda)]
+            return [view_of(launch, device.name, device.sms) for launch in (*launches, *cuda)]
         time = _time if real else None
-        views = [look_at(captured, place.name, place.sms, time=time) for captured in _distinct(triton)]
+        views = [view_launch(captured, device.name, device.sms, time=time) for captured in _distinct(triton)]
     if real and cuda:
-        seen = {(seen.name, seen.grid): seen.measured_us for seen in profiled(_stages(subject), place.capability)}
-        cuda = [dataclasses.replace(own, measured_us=seen.get((own.name, own.grid))) for own in cuda]
-    return views + [view_of(launch, place.name, place.sms) for launch in cuda]
+        times = {(k.name, k.grid): k.measured_us for k in profiled(_stages(target), device.capability)}
+        cuda = [dataclasses.replace(launch, measured_us=times.get((launch.name, launch.grid))) for launch in cuda]
+    return views + [view_of(launch, device.name, device.sms) for launch in cuda]
 
 
-def _run(subject: Subject, real: bool, kept: tuple[list[Any], ...]) -> None:
-    """Every stage; the launches of those that were not asked for are forgotten."""
+def _run(target: LaunchTarget, real: bool, kept: tuple[list[Any], ...]) -> None:
+    """Run every stage; discard the launches of stages that do not belong to the request."""
     try:
-        for wanted in subject.stages(CUDA, torch.Generator(CUDA if real else "cpu")):
+        for wanted in target.stages(CUDA, torch.Generator(CUDA if real else "cpu")):
             if not wanted:
                 for launches in kept:
                     launches.clear()
     except TilewrightError:
         raise
     except Exception as error:  # the user's code, or a kernel's launcher, may raise anything
-        raise TargetError(f"{subject.name} failed: {type(error).__name__}: {str(error).strip()[:500]}") from error
+        raise TargetError(f"{target.name} failed: {type(error).__name__}: {str(error).strip()[:500]}") from error
 
 
-def _distinct(launches: list[Captured]) -> list[Captured]:
-    """One of each kernel with its grid and constants: a kernel that is launched in a loop is shown once."""
-    seen: dict[tuple[Any, ...], Captured] = {}
+def _distinct(launches: list[TritonLaunch]) -> list[TritonLaunch]:
+    """One launch of each kernel, grid and constants: a kernel that is launched in a loop is shown once."""
+    known: dict[tuple[Any, ...], TritonLaunch] = {}
     for captured in launches:
         key = (captured.place, captured.grid, str(captured.constants), str(captured.options))
-        seen.setdefault(key, captured)
-    return list(seen.values())
+        known.setdefault(key, captured)
+    return list(known.values())
 
 
-def _time(captured: Captured) -> float:
+def _time(captured: TritonLaunch) -> float:
     """Median of a launch in microseconds, L2 flushed before each."""
     from tilewright.measure.timing.benchmark import benchmark
     from tilewright.measure.timing.stopwatch import CudaStopwatch
@@ -238,17 +236,17 @@ def _time(captured: Captured) -> float:
     return timing[""].median_us
 
 
-def _profiler_views(subject: Subject, place: _Place) -> list[KernelView]:
-    if place.profile is not None:
-        raise UsageError(f"{subject.name}: {_needs_gpu(place)}")
+def _profiler_views(target: LaunchTarget, device: _Device) -> list[KernelView]:
+    if device.profile is not None:
+        raise UsageError(f"{target.name}: {_needs_gpu(device)}")
     with keeping_code() as generated:
-        launches = with_generated_code(profiled(_stages(subject), place.capability), generated)
-    return [view_of(launch, place.name, place.sms) for launch in launches]
+        launches = with_generated_code(profiled(_stages(target), device.capability), generated)
+    return [view_of(launch, device.name, device.sms) for launch in launches]
 
 
-def _stages(subject: Subject) -> Callable[[], Iterator[bool]]:
-    """The stages on the GPU at hand."""
-    return lambda: subject.stages(CUDA, torch.Generator(CUDA))
+def _stages(target: LaunchTarget) -> Callable[[], Iterator[bool]]:
+    """The stages on this machine's GPU."""
+    return lambda: target.stages(CUDA, torch.Generator(CUDA))
 
 
 def _on_cpu(case: Case) -> list[LaunchRecord]:

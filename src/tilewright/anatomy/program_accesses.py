@@ -1,4 +1,4 @@
-"""Which programs of a launch to follow, and the process that follows them (`interpreted`)."""
+"""Selects programs of a launch and records their accesses in a separate process (`interpreted`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from tilewright.anatomy.capture import Captured
+from tilewright.anatomy.capture import TritonLaunch
 from tilewright.records.launch_record import Access, Grid, ProgramAccesses
 
 SECONDS = 60
-"""After which the interpreter is given up."""
+"""Time limit of the interpreter."""
 
 
 def sampled(grid: Grid) -> list[Grid]:
@@ -30,10 +30,10 @@ def sampled(grid: Grid) -> list[Grid]:
     return [p for p in dict.fromkeys(chosen) if all(0 <= i < n for i, n in zip(p, grid, strict=True))]
 
 
-def follow(
-    captured: Captured, variants: Sequence[tuple[Mapping[str, Any], Grid, Sequence[Grid]]]
+def program_accesses(
+    captured: TritonLaunch, variants: Sequence[tuple[Mapping[str, Any], Grid, Sequence[Grid]]]
 ) -> list[tuple[ProgramAccesses, ...] | str]:
-    """For each variant (changed constants, its grid, programs to follow) the walks, or why there are none."""
+    """For each variant (changed constants, grid, programs) the programs' accesses, or why there are none."""
     if captured.function.is_gluon():
         return ["a Gluon kernel cannot be interpreted"] * len(variants)
     try:
@@ -64,7 +64,7 @@ def follow(
     return [answer.get("error") or tuple(map(_walk, answer["walks"])) for answer in answers]
 
 
-def _launch(captured: Captured, changes: Mapping[str, Any], grid: Grid, programs: Sequence[Grid]) -> dict[str, Any]:
+def _launch(captured: TritonLaunch, changes: Mapping[str, Any], grid: Grid, programs: Sequence[Grid]) -> dict[str, Any]:
     function = captured.function.fn
     return {
         "module": function.__module__,
@@ -85,7 +85,7 @@ def _argument(name: str, value: Any) -> dict[str, Any]:
         return {"kind": "value", "value": value}
     if type(value).__module__.startswith("triton.language") and hasattr(value, "primitive_bitwidth"):
         return {"kind": "dtype", "value": str(value) if str(value).startswith(("float", "int")) else value.name}
-    raise TypeError(f"the argument {name} of type {type(value).__name__} cannot be handed to the interpreter")
+    raise TypeError(f"the argument {name} of type {type(value).__name__} cannot be passed to the interpreter")
 
 
 def _layout(tensor: torch.Tensor) -> dict[str, Any]:

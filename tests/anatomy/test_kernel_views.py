@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tilewright.anatomy.capture import NothingCaptured, capturing
-from tilewright.anatomy.look import Request, look
+from tilewright.anatomy.kernel_views import Request, kernel_views
 from tilewright.anatomy.simulated import CUDA, simulated
 from tilewright.hardware.geometry import KernelView, tiles_of
 from tilewright.hardware.profiles import profile_for
@@ -21,7 +21,7 @@ H200 = "h200"
 
 
 def view(kernel: str, **asked: object) -> KernelView:
-    ((_, (found,)),) = look(Request(f"{KERNELS}:{kernel}", on=asked.pop("on", H200), **asked))  # type: ignore[arg-type]
+    ((_, (found,)),) = kernel_views(Request(f"{KERNELS}:{kernel}", on=asked.pop("on", H200), **asked))  # type: ignore[arg-type]
     return found
 
 
@@ -124,13 +124,13 @@ def test_a_tile_that_leaves_work_undone_is_refused() -> None:
 def test_a_kernel_that_leaves_its_tensors_is_not_drawn() -> None:
     found = view("past_the_end", signature="bf16[1000], bf16[1000], BLOCK=1024", grid="1")
     assert found.walks == ()
-    assert found.notes[0] == "its programs are not drawn: a program touches memory outside the launch's tensors"
+    assert found.notes[0] == "its programs are not drawn: a program accesses memory outside the launch's tensors"
 
 
 def test_gluon_is_read_and_not_drawn() -> None:
     target = "tilewright.hardware.shared_memory:read_shared"
     signature = "i32[540672], 512, WARPS=8, TILES=8, num_warps=8"
-    ((_, (found,)),) = look(Request(target, on=H200, signature=signature, grid="528"))
+    ((_, (found,)),) = kernel_views(Request(target, on=H200, signature=signature, grid="528"))
     assert found.launch.language == "gluon" and found.walks == ()
     assert found.notes[0] == "its programs are not drawn: a Gluon kernel cannot be interpreted"
     # Eight tiles of 16 bytes a thread, four programs of 256 threads and 32 KiB on a multiprocessor.
@@ -141,7 +141,7 @@ def test_gluon_is_read_and_not_drawn() -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc, which is not on PATH")
 def test_a_cuda_kernel_of_the_user() -> None:
     path = str(Path(KERNELS).with_name("scale.cu"))
-    ((name, (found,)),) = look(Request(f"{path}:scale", on=H200, grid="1000", threads=256))
+    ((name, (found,)),) = kernel_views(Request(f"{path}:scale", on=H200, grid="1000", threads=256))
     assert (name, found.launch.language, found.launch.programs) == ("scale", "cuda", 1000)
     assert found.launch.place.endswith("scale.cu:2")
     assert found.launch.shared_bytes == 4 * 256
@@ -152,21 +152,21 @@ def test_a_cuda_kernel_of_the_user() -> None:
     # 2048 threads of a multiprocessor are eight blocks of 256, and registers do not stand in their way.
     assert found.occupancy is not None and found.occupancy.blocks == 8
     with pytest.raises(TargetError, match="has 0 kernels named 'scales'; its kernels: _Z5scale"):
-        look(Request(f"{path}:scales", on=H200, grid="1", threads=32))
+        kernel_views(Request(f"{path}:scales", on=H200, grid="1", threads=32))
     with pytest.raises(UsageError, match="--grid and --threads"):
-        look(Request(f"{path}:scale", on=H200))
+        kernel_views(Request(f"{path}:scale", on=H200))
 
 
 def test_an_operator_of_the_catalogue() -> None:
     asked = Request("weighted_sum", ("1000x512",), impl="tilewright-16x64", on=H200, code_only=True)
-    ((subject, (found,)),) = look(asked)
+    ((subject, (found,)),) = kernel_views(asked)
     assert subject == "weighted_sum 1000x512 bf16 fwd tilewright-16x64"
     assert found.launch.programs == 63 and {"16", "64"} <= set(found.launch.constants.values())
     assert [operand.shape for operand in found.launch.operands] == [(1000, 512), (512,), (1000,)]
 
 
 def test_backward_alone_is_shown() -> None:
-    ((_, views),) = look(Request("weighted_sum", ("64x512",), direction="bwd", on=H200, code_only=True))
+    ((_, views),) = kernel_views(Request("weighted_sum", ("64x512",), direction="bwd", on=H200, code_only=True))
     assert "forward" not in {found.launch.name for found in views} and views
 
 
@@ -174,8 +174,8 @@ def test_backward_alone_is_shown() -> None:
     ("asked", "error", "told"),
     [
         ({"target": f"{KERNELS}:weighted", "on": "h100"}, UsageError, "no profile of a device named 'h100'"),
-        ({"target": f"{KERNELS}:weighted", "on": "cpu"}, UsageError, "cpu is no GPU"),
-        ({"target": f"{KERNELS}:weighted", "grid": "63"}, UsageError, "--signature and --grid belong together"),
+        ({"target": f"{KERNELS}:weighted", "on": "cpu"}, UsageError, "cpu is not a GPU"),
+        ({"target": f"{KERNELS}:weighted", "grid": "63"}, UsageError, "--signature and --grid must be given together"),
         ({"target": f"{KERNELS}:weighted", "launch": "start"}, TargetError, "--launch NAME, default launch"),
         ({"target": f"{KERNELS}:weighted", "launch": "launch_badly"}, TargetError, "ValueError: no such size"),
         ({"target": f"{KERNELS}:weighted", "launch": "launch_nothing"}, NothingCaptured, "launches no Triton"),
@@ -198,14 +198,14 @@ def test_backward_alone_is_shown() -> None:
         ({"target": "weighted_sum", "impl": "mine"}, UsageError, "no implementation 'mine' of weighted_sum"),
         ({"target": "weighted_sum", "dtype": "f99"}, UsageError, "no dtype 'f99'"),
         ({"target": "weighted_sum", "direction": "up"}, UsageError, "no direction 'up'"),
-        ({"target": "weighted_sum", "impl": "torch", "on": "h200"}, UsageError, "need a GPU to be seen"),
-        ({"target": "matmul", "impl": "cublas", "on": "h200"}, UsageError, "need a GPU to be seen"),
+        ({"target": "weighted_sum", "impl": "torch", "on": "h200"}, UsageError, "can be recorded only on a GPU"),
+        ({"target": "matmul", "impl": "cublas", "on": "h200"}, UsageError, "can be recorded only on a GPU"),
         ({"target": "examples/manual_gelu.py:case", "impl": "cublas"}, UsageError, "no implementation 'cublas'"),
     ],
 )
 def test_failures_say_what_to_do(asked: dict[str, object], error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
-        look(Request(**({"on": H200} | asked)))  # type: ignore[arg-type]
+        kernel_views(Request(**({"on": H200} | asked)))  # type: ignore[arg-type]
 
 
 def test_the_device_is_simulated_only_inside() -> None:
