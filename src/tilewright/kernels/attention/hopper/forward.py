@@ -83,7 +83,7 @@ class Plan:
     """q, k, v and out, which the kernel reads and writes through tensor maps."""
     scale: float
     """Of the scores, times log₂ e; with a soft cap c, c · log₂ e."""
-    inner: float
+    tanh_scale: float
     """With a soft cap c, 2 · log₂ e · scale of the scores / c; else 0."""
     counts: tuple[int, ...]
     """The kernel's parameters from `heads` to `tiles`."""
@@ -119,9 +119,9 @@ def plan(request: Request, limits: DeviceLimits, out_strides: Strides, with_tabl
     tensors = tuple(Tensor(*sized, r.dtype) for sized in zip(_shapes(r), strides, rows, strict=True))
     log2e = math.log2(math.e)
     # The kernel's tanh takes twice its argument, in powers of two.
-    scale, inner = (r.softcap * log2e, 2 * log2e * r.scale / r.softcap) if r.softcap else (r.scale * log2e, 0.0)
+    scale, tanh_scale = (r.softcap * log2e, 2 * log2e * r.scale / r.softcap) if r.softcap else (r.scale * log2e, 0.0)
     counts = r.heads, r.group, r.queries, r.keys, span.right, span.left, span.row_blocks, span.tiles
-    return Plan(tiles, programs, tensors, scale, inner, counts, order)
+    return Plan(tiles, programs, tensors, scale, tanh_scale, counts, order)
 
 
 def forward(request: Request, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
@@ -198,7 +198,7 @@ def bind(plan: Plan, on: torch.device, order: torch.Tensor | None = None) -> Bou
         parameters += Map(tensor, i), *tensor.shape, *tensor.strides
     lse = At(len(plan.tensors))
     # The last two are addresses of scratch, which these kernels do not use.
-    parameters += lse, lse if order is None else order.data_ptr(), plan.scale, plan.inner, *plan.counts, 0, 0
+    parameters += lse, lse if order is None else order.data_ptr(), plan.scale, plan.tanh_scale, *plan.counts, 0, 0
     signature = "iiiiqqqq" * len(plan.tensors) + "PPff" + "i" * len(plan.counts) + "PP"
     return Bound(Chain([Launch(built(plan.tiles, device), (plan.programs, 1, 1), signature, parameters)]), device)
 

@@ -2,46 +2,14 @@
 
 A program owns tiles: 64, 128 or 192 queries of one head, against all keys that they see. Its warps:
 
-    produce    one warp; bulk tensor copies of Q, and of blocks of K and V into two rings of two slots
-    consume    one to three warpgroups of 64 queries each. Q Kᵀ of a block is issued together with P V of the
-               block before, so that softmax runs beside the tensor cores; P stays in registers; the warpgroups
-               take turns in issuing. The last block of keys comes first: where places and blocks align it alone
-               needs a mask, and on the diagonal the upper 64 queries multiply half of it.
+    produce    one warp: TMA loads of Q, and of blocks of K and V into two rings of two slots
+    consume    one to three warpgroups of 64 queries each. Q Kᵀ of a block is issued together with P V of the block
+               before, so that softmax runs beside the tensor cores; P stays in registers; warpgroups issue in turns.
+               The last block of keys comes first, so that where blocks and positions align only it needs a mask.
 
-Limit: to head size 64 the exponentials (as many cycles as the products) and instruction issue, above it the
-tensor cores under the power cap. H200, bf16, 16384 tokens, heads x head size = 2048, medians of 24 interleaved
-launches with a cold L2, TFLOP/s (of cuDNN in the same run; causal counts half):
-
-             S512        1024        2048        4096        8192        16384
-    64       401 (1.04)  455 (1.05)  520 (1.14)  522 (1.15)  550 (1.20)  548 (1.19)
-      causal 244 (0.94)  333 (1.00)  406 (1.03)  468 (1.10)  523 (1.19)  541 (1.20)
-    128      551 (1.05)  640 (1.05)  691 (1.06)  684 (1.06)  656 (1.04)  650 (1.05)
-      causal 335 (1.00)  472 (1.09)  553 (1.14)  623 (1.14)  623 (1.15)  628 (1.14)
-    256      531 (1.03)  642 (1.02)  707 (1.02)  713 (1.06)  715 (1.06)  718 (1.06)
-      causal 321 (0.95)  471 (1.04)  598 (1.10)  666 (1.17)  689 (1.21)  704 (1.21)
-
-Beside its products a tile of head size 128 takes about 1.8 µs (full, 512 against 4096 keys), as 150 keys would.
-
-Where few short tiles leave multiprocessors idle, one warpgroup a program and two programs a multiprocessor. H200, bf16,
-16 heads, causal, µs in place of those with two warpgroups (cuDNN in the same run):
-
-             S128 B1    S128 B4     S256 B1     S256 B4      S512 B1      S512 B2
-    64       7.2 (8.5)  8.2 (9.7)   8.5 (9.9)   11.0 (12.5)  11.1 (12.8)  13.3 (14.3)
-      cuDNN  8.4        9.0         9.7         11.1         12.1         13.1
-    128      8.1 (9.3)  10.0 (10.5) 10.7 (10.7) 13.5 (15.1)  13.6 (14.7)  16.5 (18.0)
-      cuDNN  9.5        10.8        12.6        14.1         15.2         16.6
-
-Tried and lost, of cuDNN unless another is named:
-  - head size 256, blocks of 128 keys in chunks of 64 columns through one ring of ten slots, the scores of a block
-    only after the product of the one before (both at once fit no registers: ptxas serialises them), two versions:
-    0.92 to 0.97 full, 0.85 to 1.18 causal; with eight slots 0.88 full; without turns 0.96 to 0.99 full
-  - head size 64, three warpgroups at 512 and 1024 causal: 0.74 to 0.84; two at 4096 full: 0.96 to 0.99
-  - three warpgroups without turns: 0.91 of those with at 512 full, elsewhere 0.97 to 1.02
-  - the wait for P V held behind the softmax (`late`) with three warpgroups: 0.98 of without full, 0.89 to 0.97
-    causal; with two and head size 64 it is without that loses when causal, 0.68 to 0.93; full, with loses 1 to 3 %
-  - the diagonal's block in full: 0.97 to 0.99 of halving it (128), 0.90 to 1.00 (64)
-  - one warpgroup a program beyond what is there at once, S512 B4: 19.6 µs in place of 17.1 (64), 25.3 of 22.3 (128)
-  - a tile looked up only when the one before is done, Q fetched before K: 0.92 in place of 0.96 (128, causal, 512)
+Limit: to head size 64 the exponentials and instruction issue, above it the tensor cores under the power cap.
+On an H200, bf16, 16384 positions, 0.94 to 1.21 times cuDNN: 401 to 550 TFLOP/s (d 64), 551 to 691 (d 128), 531 to 718
+(d 256), full. docs/experiments.md has all times and the variants that lost.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs
 
@@ -57,83 +25,83 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tilewright.kernels.attention.hopper.pipeline import (
+    ROWS,
+    Problem,
+    key_blocks,
+    make_barriers,
+    make_ring,
+    ping_pong_signal,
+    ping_pong_wait,
+    release,
+    tile_at,
+    tiles_of_program,
+    wait_empty,
+    wait_full,
+)
 from tilewright.kernels.attention.hopper.softmax import (
     element,
     first_keys,
-    inverse,
     mma_layout,
-    opened,
     rounded,
     row_sums,
-    softened,
+    safe_inverse,
+    softmax_first,
+    softmax_update,
     store_lse,
-)
-from tilewright.kernels.attention.hopper.walk import (
-    ROWS,
-    Problem,
-    barriers,
-    key_blocks,
-    own_tiles,
-    pass_turn,
-    release,
-    ring_of,
-    take_turn,
-    tile_at,
-    wait_empty,
-    wait_full,
 )
 
 
 @gluon.jit
-def fetch(descriptor, batch, head, row, ring, place, STAGES: gl.constexpr):
-    """Issue the copy of a block of K or V into its slot, once that is free."""
-    wait_empty(ring, place, STAGES)
-    slot = place % STAGES
+def load_block(descriptor, batch, head, row, ring, index, STAGES: gl.constexpr):
+    """Issue the load of a block of K or V into its slot, once that is free."""
+    wait_empty(ring, index, STAGES)
+    slot = index % STAGES
     mbarrier.expect(ring.full.index(slot), descriptor.block_type.nbytes)
     tma.async_copy_global_to_shared(descriptor, [batch, head, row, 0], ring.full.index(slot), ring.slots.index(slot))
 
 
 @gluon.jit
 def produce(q, k, v, q_ring, k_ring, v_ring, p, TILES: gl.constexpr):
-    """One warp that keeps the copy engine busy: blocks of K, each ahead of V's, and Q after the first."""
+    """One warp that issues all loads: blocks of K, each ahead of the one of V, and Q after the first."""
     CONSUMERS: gl.constexpr = TILES.consumers
     BLOCK: gl.constexpr = TILES.block
-    at = 0
-    walked = 0
-    start, end, step = own_tiles(p, TILES)
+    ring_index = 0
+    tile_count = 0
+    start, end, step = tiles_of_program(p, TILES)
     batch, head, block = tile_at(p, start, TILES)
-    for place in range(start, end, step):
-        next_batch, next_head, next_block = tile_at(p, gl.minimum(place + step, end - 1), TILES)
+    for index in range(start, end, step):
+        next_batch, next_head, next_block = tile_at(p, gl.minimum(index + step, end - 1), TILES)
         kv_head = head // p.group
         first, last = key_blocks(p, block, TILES)
-        fetch(k, batch, kv_head, (last - 1) * BLOCK, k_ring, at, TILES.stages)
+        load_block(k, batch, kv_head, (last - 1) * BLOCK, k_ring, ring_index, TILES.stages)
         for part in gl.static_range(CONSUMERS):
-            mbarrier.wait(q_ring.empty.index(part), (walked & 1) ^ 1)
+            mbarrier.wait(q_ring.empty.index(part), (tile_count & 1) ^ 1)
             mbarrier.expect(q_ring.full.index(part), q.block_type.nbytes)
             row = (block * CONSUMERS + part) * ROWS
             tma.async_copy_global_to_shared(q, [batch, head, row, 0], q_ring.full.index(part), q_ring.slots.index(part))
         for i in range(1, last - first):
-            fetch(k, batch, kv_head, (last - 1 - i) * BLOCK, k_ring, at + i, TILES.stages)
-            fetch(v, batch, kv_head, (last - i) * BLOCK, v_ring, at + i - 1, TILES.stages)
-        at += last - first
-        fetch(v, batch, kv_head, first * BLOCK, v_ring, at - 1, TILES.stages)
-        walked += 1  # noqa: SIM113
+            load_block(k, batch, kv_head, (last - 1 - i) * BLOCK, k_ring, ring_index + i, TILES.stages)
+            load_block(v, batch, kv_head, (last - i) * BLOCK, v_ring, ring_index + i - 1, TILES.stages)
+        ring_index += last - first
+        load_block(v, batch, kv_head, first * BLOCK, v_ring, ring_index - 1, TILES.stages)
+        tile_count += 1  # noqa: SIM113
         batch = next_batch
         head = next_head
         block = next_block
 
 
 @gluon.jit
-def scores(q, k_ring, place, KEYS: gl.constexpr, TILES: gl.constexpr):
-    """Q Kᵀ [64, KEYS] of the first keys of the block at `place`, issued."""
+def issue_qk(q, k_ring, index, KEYS: gl.constexpr, TILES: gl.constexpr):
+    """Issue Q Kᵀ [64, KEYS] with the first keys of the block at `index`."""
     zeros = gl.zeros([ROWS, KEYS], gl.float32, mma_layout(KEYS))
-    k = k_ring.slots.index(place % TILES.stages).reshape([TILES.block, TILES.head_size]).slice(0, KEYS)
+    k = k_ring.slots.index(index % TILES.stages).reshape([TILES.block, TILES.head_size]).slice(0, KEYS)
     return warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def scored(s, q, PENDING: gl.constexpr, TILES: gl.constexpr):
-    """The issued scores, and Q where they read it from registers, when PENDING later products are under way."""
+def wait_qk(s, q, PENDING: gl.constexpr, TILES: gl.constexpr):
+    """Wait for issued scores until PENDING later products are in flight; gives them, and Q, which they may read."""
     if TILES.q_in_registers:
         return warpgroup_mma_wait(PENDING, (s, q))
     else:
@@ -141,67 +109,68 @@ def scored(s, q, PENDING: gl.constexpr, TILES: gl.constexpr):
 
 
 @gluon.jit
-def weighted(weights, v_ring, place, acc, TILES: gl.constexpr):
-    """acc + P V of the first keys of the block at `place`, as many as P has columns, issued."""
-    v = v_ring.slots.index(place % TILES.stages).reshape([TILES.block, TILES.head_size])
+def issue_pv(weights, v_ring, index, acc, TILES: gl.constexpr):
+    """Issue acc + P V with the first keys of the block at `index`, as many as P has columns."""
+    v = v_ring.slots.index(index % TILES.stages).reshape([TILES.block, TILES.head_size])
     return warpgroup_mma(weights, v.slice(0, weights.shape[1]), acc, is_async=True)
 
 
 @gluon.jit
-def consume(o, out, q_ring, k_ring, v_ring, turns, p, PART: gl.constexpr, TILES: gl.constexpr):
-    """One warpgroup: 64 queries against all their keys, tile after tile, the last block of keys first."""
-    FIRST: gl.constexpr = first_keys(PART, TILES)
+def consume(o, out, q_ring, k_ring, v_ring, ping_pong, p, WG: gl.constexpr, TILES: gl.constexpr):
+    """One warpgroup: 64 queries of each tile against all their keys, the last block of keys first."""
+    FIRST: gl.constexpr = first_keys(WG, TILES)
     HEAD: gl.constexpr = TILES.head_size
     VALUES: gl.constexpr = mma_layout(HEAD)
     STAGES: gl.constexpr = TILES.stages
-    at = 0
-    walked = 0
-    issued = 0
-    start, end, step = own_tiles(p, TILES)
+    ring_index = 0
+    tile_count = 0
+    turn = 0
+    start, end, step = tiles_of_program(p, TILES)
     batch, head, block = tile_at(p, start, TILES)
-    for place in range(start, end, step):
-        # Ahead of time: the latency is hidden here, and would not be between two tiles.
-        next_batch, next_head, next_block = tile_at(p, gl.minimum(place + step, end - 1), TILES)
+    for index in range(start, end, step):
+        # Looked up a tile ahead, which hides the latency.
+        next_batch, next_head, next_block = tile_at(p, gl.minimum(index + step, end - 1), TILES)
         first, last = key_blocks(p, block, TILES)
         n = last - first
-        row = (block * TILES.consumers + PART) * ROWS
+        row = (block * TILES.consumers + WG) * ROWS
         column = (last - 1) * TILES.block
         acc = gl.zeros([ROWS, HEAD], gl.float32, VALUES)
-        q = q_ring.slots.index(PART).reshape([ROWS, HEAD])
-        if TILES.skips:
-            # The last block may lie behind every query of this warpgroup though not of the tile.
+        q = q_ring.slots.index(WG).reshape([ROWS, HEAD])
+        if TILES.may_skip_block:
+            # The last block may be hidden from all of this warpgroup's queries, though not from all of the tile's.
             hidden = (n > 1) & (gl.minimum(row + ROWS + p.right, p.keys) <= column)
-            wait_full(k_ring, at, STAGES, pred=hidden)
+            wait_full(k_ring, ring_index, STAGES, pred=hidden)
             if hidden:
-                release(k_ring, at, STAGES)
-                at += 1
+                release(k_ring, ring_index, STAGES)
+                ring_index += 1
                 n -= 1
                 column -= TILES.block
-        mbarrier.wait(q_ring.full.index(PART), walked & 1)
+        mbarrier.wait(q_ring.full.index(WG), tile_count & 1)
         if TILES.q_in_registers:
             q = q.load(gl.DotOperandLayout(0, mma_layout(TILES.block), 2))
-            mbarrier.arrive(q_ring.empty.index(PART), count=1)
-        wait_full(k_ring, at, STAGES)
-        s = scores(q, k_ring, at, FIRST, TILES)
-        if TILES.skips and hidden:
-            take_turn(turns, issued, PART)
-            pass_turn(turns, PART, TILES)
-            issued += 1
-        s, q = scored(s, q, 0, TILES)
-        release(k_ring, at, STAGES)
-        if TILES.skips:
-            wait_full(v_ring, at - 1, STAGES, pred=hidden)
+            mbarrier.arrive(q_ring.empty.index(WG), count=1)
+        wait_full(k_ring, ring_index, STAGES)
+        s = issue_qk(q, k_ring, ring_index, FIRST, TILES)
+        if TILES.may_skip_block and hidden:
+            ping_pong_wait(ping_pong, turn, WG)
+            ping_pong_signal(ping_pong, WG, TILES)
+            turn += 1
+        s, q = wait_qk(s, q, 0, TILES)
+        release(k_ring, ring_index, STAGES)
+        if TILES.may_skip_block:
+            wait_full(v_ring, ring_index - 1, STAGES, pred=hidden)
             if hidden:
-                release(v_ring, at - 1, STAGES)
-        top, total, weights = opened(s, p, row, column, HEAD, TILES)
-        if TILES.late:
-            wait_full(k_ring, at + 1, STAGES, pred=n > 1)
-        acc, top, total, issued = walk_back(
-            acc, top, total, weights, q, q_ring, k_ring, v_ring, turns, p, at, issued, row, column, n, PART, TILES
-        )
-        at += n
-        put_tile(o, out, q_ring, p, acc, top, total, batch, head, row, PART, TILES)
-        walked += 1  # noqa: SIM113
+                release(v_ring, ring_index - 1, STAGES)
+        row_max, row_sum, weights = softmax_first(s, p, row, column, HEAD, TILES)
+        if TILES.late_wait:
+            wait_full(k_ring, ring_index + 1, STAGES, pred=n > 1)
+        acc, row_max, row_sum, turn = loop_over_keys(
+            acc, row_max, row_sum, weights, q, q_ring, k_ring, v_ring, ping_pong, p, ring_index, turn, row, column, n,
+            WG, TILES,
+        )  # fmt: skip
+        ring_index += n
+        store_tile(o, out, q_ring, p, acc, row_max, row_sum, batch, head, row, WG, TILES)
+        tile_count += 1  # noqa: SIM113
         batch = next_batch
         head = next_head
         block = next_block
@@ -209,129 +178,131 @@ def consume(o, out, q_ring, k_ring, v_ring, turns, p, PART: gl.constexpr, TILES:
 
 
 @gluon.jit
-def walk_back(
-    acc, top, total, weights, q, q_ring, k_ring, v_ring, turns, p, at, issued, row, column, n,
-    PART: gl.constexpr, TILES: gl.constexpr,
+def loop_over_keys(
+    acc, row_max, row_sum, weights, q, q_ring, k_ring, v_ring, ping_pong, p, ring_index, turn, row, column, n,
+    WG: gl.constexpr, TILES: gl.constexpr,
 ):  # fmt: skip
-    """All n blocks of a tile's keys from the one at `at`, whose weights are there, to the first; and what is issued."""
-    FIRST: gl.constexpr = first_keys(PART, TILES)
+    """(acc, maximum, lane sums, turn) after all n key blocks; `weights` is P of the last block, at `ring_index`."""
+    FIRST: gl.constexpr = first_keys(WG, TILES)
     if TILES.block == FIRST:
         for i in range(1, n):
-            acc, top, total, weights = advance(
-                acc, top, total, weights, q, k_ring, v_ring, turns, p, at + i, issued, row,
-                column - i * TILES.block, i < n - 1, PART, TILES,
+            acc, row_max, row_sum, weights = step_over_block(
+                acc, row_max, row_sum, weights, q, k_ring, v_ring, ping_pong, p, ring_index + i, turn, row,
+                column - i * TILES.block, i < n - 1, WG, TILES,
             )  # fmt: skip
-            issued += 1
+            turn += 1
         if TILES.own_output and not TILES.q_in_registers:
-            mbarrier.arrive(q_ring.empty.index(PART), count=1)
-        acc = finished(acc, weights, v_ring, at + n - 1, TILES)
+            mbarrier.arrive(q_ring.empty.index(WG), count=1)
+        acc = finish_pv(acc, weights, v_ring, ring_index + n - 1, TILES)
     elif n > 1:
-        # The first block is narrower than those in the loop, and so are its weights.
-        acc, top, total, whole = advance(
-            acc, top, total, weights, q, k_ring, v_ring, turns, p, at + 1, issued, row, column - TILES.block,
-            n > 2, PART, TILES,
+        # The first block, and so its P, is narrower than those in the loop.
+        acc, row_max, row_sum, whole = step_over_block(
+            acc, row_max, row_sum, weights, q, k_ring, v_ring, ping_pong, p, ring_index + 1, turn, row,
+            column - TILES.block, n > 2, WG, TILES,
         )  # fmt: skip
         for i in range(2, n):
-            acc, top, total, whole = advance(
-                acc, top, total, whole, q, k_ring, v_ring, turns, p, at + i, issued + i - 1, row,
-                column - i * TILES.block, i < n - 1, PART, TILES,
+            acc, row_max, row_sum, whole = step_over_block(
+                acc, row_max, row_sum, whole, q, k_ring, v_ring, ping_pong, p, ring_index + i, turn + i - 1, row,
+                column - i * TILES.block, i < n - 1, WG, TILES,
             )  # fmt: skip
-        issued += n - 1
-        acc = finished(acc, whole, v_ring, at + n - 1, TILES)
+        turn += n - 1
+        acc = finish_pv(acc, whole, v_ring, ring_index + n - 1, TILES)
     else:
-        acc = finished(acc, weights, v_ring, at, TILES)
-    return acc, top, total, issued
+        acc = finish_pv(acc, weights, v_ring, ring_index, TILES)
+    return acc, row_max, row_sum, turn
 
 
 @gluon.jit
-def put_tile(
-    o, out, q_ring, p, acc, top, total, batch, head, row, PART: gl.constexpr, TILES: gl.constexpr
+def store_tile(
+    o, out, q_ring, p, acc, row_max, row_sum, batch, head, row, WG: gl.constexpr, TILES: gl.constexpr
 ):  # fmt: skip
-    """The 64 queries from `row` to o and lse; the copy engine may still read their room in shared memory."""
+    """Store the 64 queries from `row` on to o and lse, once TMA has read the last tile from the buffer."""
     HEAD: gl.constexpr = TILES.head_size
     VALUES: gl.constexpr = mma_layout(HEAD)
-    total = row_sums(total, TILES)
-    room = out.index(PART)
+    row_sum = row_sums(row_sum, TILES)
+    buffer = out.index(WG)
     tma.store_wait(0)
-    acc = acc * gl.convert_layout(inverse(total), gl.SliceLayout(1, VALUES))[:, None]
-    room.reshape([ROWS, HEAD]).store(acc.to(element(TILES)))
+    acc = acc * gl.convert_layout(safe_inverse(row_sum), gl.SliceLayout(1, VALUES))[:, None]
+    buffer.reshape([ROWS, HEAD]).store(acc.to(element(TILES)))
     fence_async_shared()
-    tma.async_copy_shared_to_global(o, [batch, head, row, 0], room)
-    store_lse(p, batch, head, row, top, total)
+    tma.async_copy_shared_to_global(o, [batch, head, row, 0], buffer)
+    store_lse(p, batch, head, row, row_max, row_sum)
     if not TILES.own_output:
         tma.store_wait(0)
-        mbarrier.arrive(q_ring.empty.index(PART), count=1)
+        mbarrier.arrive(q_ring.empty.index(WG), count=1)
 
 
 @gluon.jit
-def advance(
-    acc, top, total, weights, q, k_ring, v_ring, turns, p, at, issued, row, column, more,
-    PART: gl.constexpr, TILES: gl.constexpr,
+def step_over_block(
+    acc, row_max, row_sum, weights, q, k_ring, v_ring, ping_pong, p, ring_index, turn, row, column, more,
+    WG: gl.constexpr, TILES: gl.constexpr,
 ):  # fmt: skip
-    """One block of keys: its scores and the products of the block before are under way together."""
+    """One block of keys: its Q Kᵀ and the P V of the block before are in flight together."""
     VALUES: gl.constexpr = mma_layout(TILES.head_size)
     STAGES: gl.constexpr = TILES.stages
-    if not TILES.late:
-        wait_full(k_ring, at, STAGES)
-    take_turn(turns, issued, PART)
-    s = scores(q, k_ring, at, TILES.block, TILES)
-    wait_full(v_ring, at - 1, STAGES)
-    acc = weighted(weights, v_ring, at - 1, acc, TILES)
-    pass_turn(turns, PART, TILES)
-    s, q = scored(s, q, 1, TILES)
-    release(k_ring, at, STAGES)
-    higher, shrink, total, fresh = softened(s, top, total, p, row, column, TILES)
-    if TILES.late:
-        # Waiting here for the next block of K splits the code, so that the assembler cannot move the wait for
-        # the product above the softmax that hides it.
-        wait_full(k_ring, at + 1, STAGES, pred=more)
-        acc, weights, fresh, total, shrink = warpgroup_mma_wait(0, (acc, weights, fresh, total, shrink))
+    if not TILES.late_wait:
+        wait_full(k_ring, ring_index, STAGES)
+    ping_pong_wait(ping_pong, turn, WG)
+    s = issue_qk(q, k_ring, ring_index, TILES.block, TILES)
+    wait_full(v_ring, ring_index - 1, STAGES)
+    acc = issue_pv(weights, v_ring, ring_index - 1, acc, TILES)
+    ping_pong_signal(ping_pong, WG, TILES)
+    s, q = wait_qk(s, q, 1, TILES)
+    release(k_ring, ring_index, STAGES)
+    new_max, rescale, row_sum, new_weights = softmax_update(s, row_max, row_sum, p, row, column, TILES)
+    if TILES.late_wait:
+        # This wait splits the basic block, so that ptxas cannot move the wait for P V above the softmax that hides
+        # it.
+        wait_full(k_ring, ring_index + 1, STAGES, pred=more)
+        acc, weights, new_weights, row_sum, rescale = warpgroup_mma_wait(
+            0, (acc, weights, new_weights, row_sum, rescale)
+        )
     else:
         acc, weights = warpgroup_mma_wait(0, (acc, weights))
-    release(v_ring, at - 1, STAGES)
-    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, VALUES))[:, None]
-    weights = gl.convert_layout(rounded(fresh, TILES), gl.DotOperandLayout(0, VALUES, 2))
-    return acc, higher, total, weights
+    release(v_ring, ring_index - 1, STAGES)
+    acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, VALUES))[:, None]
+    weights = gl.convert_layout(rounded(new_weights, TILES), gl.DotOperandLayout(0, VALUES, 2))
+    return acc, new_max, row_sum, weights
 
 
 @gluon.jit
-def finished(acc, weights, v_ring, at, TILES: gl.constexpr):
-    """acc with the product of the last block."""
-    wait_full(v_ring, at, TILES.stages)
-    acc = weighted(weights, v_ring, at, acc, TILES)
+def finish_pv(acc, weights, v_ring, ring_index, TILES: gl.constexpr):
+    """acc with P V of the last block."""
+    wait_full(v_ring, ring_index, TILES.stages)
+    acc = issue_pv(weights, v_ring, ring_index, acc, TILES)
     acc, weights = warpgroup_mma_wait(0, (acc, weights))
-    release(v_ring, at, TILES.stages)
+    release(v_ring, ring_index, TILES.stages)
     return acc
 
 
 @gluon.jit(do_not_specialize=["heads", "group", "queries", "keys", "right", "left", "row_blocks", "tiles"])
 def forward(
-    q, k, v, o, lse, schedule, scale, inner, heads, group, queries, keys, right, left, row_blocks, tiles,
+    q, k, v, o, lse, schedule, scale, tanh_scale, heads, group, queries, keys, right, left, row_blocks, tiles,
     TILES: gl.constexpr,
 ):  # fmt: skip
     """Attention of q with k and v into o and lse, fp32 [batch, heads, queries]; one launch.
 
     q, k, v, o: descriptors of [batch, heads, positions, head size], 16-bit; K and V have heads / group heads.
     schedule: int32, `schedule.table`, where TILES.table.
-    scale: of the scores, times log₂ e; with a soft cap the cap times log₂ e, and inner what `bent` says.
+    scale: of the scores, times log₂ e. With a soft cap c: c · log₂ e, and tanh_scale is 2 · log₂ e · scale / c.
     right, left: query i sees the keys from i + left to i + right.
     row_blocks: of one head; tiles: of all heads of the batch.
     """
     CONSUMERS: gl.constexpr = TILES.consumers
-    q_ring = ring_of(q, CONSUMERS, 1)
-    k_ring = ring_of(k, TILES.stages, CONSUMERS)
-    v_ring = ring_of(v, TILES.stages, CONSUMERS)
+    q_ring = make_ring(q, CONSUMERS, 1)
+    k_ring = make_ring(k, TILES.stages, CONSUMERS)
+    v_ring = make_ring(v, TILES.stages, CONSUMERS)
     if TILES.own_output:
         out = gl.allocate_shared_memory(o.dtype, [CONSUMERS, 1, 1, ROWS, TILES.head_size], o.layout)
     else:
         out = q_ring.slots
-    turns = barriers(CONSUMERS, 1)
+    ping_pong = make_barriers(CONSUMERS, 1)
     fence_async_shared()
-    p = Problem(lse, schedule, scale, inner, heads, group, queries, keys, right, left, row_blocks, tiles)
+    p = Problem(lse, schedule, scale, tanh_scale, heads, group, queries, keys, right, left, row_blocks, tiles)
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (consume, (o, out, q_ring, k_ring, v_ring, turns, p, 0, TILES)),
+                (consume, (o, out, q_ring, k_ring, v_ring, ping_pong, p, 0, TILES)),
                 (produce, (q, k, v, q_ring, k_ring, v_ring, p, TILES)),
             ],
             [1],
@@ -340,8 +311,8 @@ def forward(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (o, out, q_ring, k_ring, v_ring, turns, p, 0, TILES)),
-                (consume, (o, out, q_ring, k_ring, v_ring, turns, p, 1, TILES)),
+                (consume, (o, out, q_ring, k_ring, v_ring, ping_pong, p, 0, TILES)),
+                (consume, (o, out, q_ring, k_ring, v_ring, ping_pong, p, 1, TILES)),
                 (produce, (q, k, v, q_ring, k_ring, v_ring, p, TILES)),
             ],
             [4, 1],
@@ -350,9 +321,9 @@ def forward(
     else:
         gl.warp_specialize(
             [
-                (consume, (o, out, q_ring, k_ring, v_ring, turns, p, 0, TILES)),
-                (consume, (o, out, q_ring, k_ring, v_ring, turns, p, 1, TILES)),
-                (consume, (o, out, q_ring, k_ring, v_ring, turns, p, 2, TILES)),
+                (consume, (o, out, q_ring, k_ring, v_ring, ping_pong, p, 0, TILES)),
+                (consume, (o, out, q_ring, k_ring, v_ring, ping_pong, p, 1, TILES)),
+                (consume, (o, out, q_ring, k_ring, v_ring, ping_pong, p, 2, TILES)),
                 (produce, (q, k, v, q_ring, k_ring, v_ring, p, TILES)),
             ],
             [4, 4, 1],

@@ -89,7 +89,7 @@ def compiled(tiles: Tiles) -> Any:
 
     signature = dict.fromkeys(forward.arg_names, "i32")
     signature |= {"q": described(64), "o": described(64), "k": described(tiles.block), "v": described(tiles.block)}
-    signature |= {"lse": "*fp32", "schedule": "*i32", "scale": "fp32", "inner": "fp32", "TILES": "constexpr"}
+    signature |= {"lse": "*fp32", "schedule": "*i32", "scale": "fp32", "tanh_scale": "fp32", "TILES": "constexpr"}
     # Eight warps, of which four multiply: half of a multiprocessor's registers leaves room for a second program.
     options = {"num_warps": 4, "maxnreg": 128 if tiles.programs_per_multiprocessor > 1 else None}
     source = GluonASTSource(forward, signature, {(forward.arg_names.index("TILES"),): tiles}, {})

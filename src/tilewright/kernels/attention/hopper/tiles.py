@@ -53,7 +53,7 @@ class Tiles:
     """Whether Q is kept in registers: a third less traffic of shared memory in Q Kᵀ."""
     own_output: bool = True
     """Whether the result has its own shared memory; else it overwrites Q."""
-    late: bool = True
+    late_wait: bool = True
     """Whether the wait for P V comes after the softmax that hides it."""
 
     @property
@@ -62,7 +62,7 @@ class Tiles:
         return 2 if self.consumers == 1 else 1
 
     @property
-    def skips(self) -> bool:
+    def may_skip_block(self) -> bool:
         """Whether the last key block of a tile may be hidden from all of a warpgroup's queries."""
         return self.banded and self.consumers == 3
 
@@ -78,7 +78,7 @@ def tiles_for(request: Request, table: bool) -> Tiles:
         return build(256, 64, consumers=2, stages=2, registers=240, masked=masked, own_output=False)
     if widest <= 64 and request.keys >= (2048 if banded else 1024):
         masked = _masked(request, row_block=192, key_block=128)
-        return build(64, 128, consumers=3, stages=2, registers=160, masked=masked, late=False)
+        return build(64, 128, consumers=3, stages=2, registers=160, masked=masked, late_wait=False)
     head_size = 64 if widest <= 64 else 128
     tiles = request.batch * request.heads * -(-request.queries // ROWS)
     if request.keys <= SHORT and tiles <= FEW_TILES:
@@ -86,7 +86,9 @@ def tiles_for(request: Request, table: bool) -> Tiles:
         masked = _masked(request, row_block=ROWS, key_block=block)
         return build(head_size, block, consumers=1, stages=2, registers=232, masked=masked, q_in_registers=True)
     masked = _masked(request, row_block=128, key_block=128)
-    return build(head_size, 128, consumers=2, stages=2, registers=240, masked=masked, q_in_registers=True, late=banded)
+    return build(
+        head_size, 128, consumers=2, stages=2, registers=240, masked=masked, q_in_registers=True, late_wait=banded
+    )
 
 
 def needs_wgmma(limits: DeviceLimits) -> str | None:

@@ -1,4 +1,4 @@
-"""How the warps of a Hopper attention kernel walk its tiles: which are theirs, rings of slots, taking turns."""
+"""The pipeline of a Hopper attention kernel: which tiles a program owns, rings of slots, turns of warpgroups."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ ROWS = gl.constexpr(64)
 
 
 class Problem(NamedTuple):
-    """What every warp needs of the call; the parameters of the kernels say what each is."""
+    """The parameters of `forward_kernel.forward` that every warp takes."""
 
     lse: Any
     schedule: Any
     scale: Any
-    inner: Any
+    tanh_scale: Any
     heads: Any
     group: Any
     queries: Any
@@ -31,10 +31,10 @@ class Problem(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """Slots in shared memory with their barriers: full when a copy has landed, empty when all have read it.
+    """Slots in shared memory with two barriers each: full when a copy has landed, empty when all have read it.
 
-    A place counts what has gone through the ring: its slot is place mod slots, and how often the ring has gone
-    round gives the parity that the barriers are at.
+    An index counts the blocks that went through the ring: its slot is index mod slots, and index // slots mod 2 is
+    the parity of the barriers.
     """
 
     slots: Any
@@ -43,7 +43,7 @@ class Ring(NamedTuple):
 
 
 @gluon.jit
-def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(made.index(i), count=ARRIVALS)
@@ -51,43 +51,43 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def ring_of(descriptor, SLOTS: gl.constexpr, READERS: gl.constexpr):
+def make_ring(descriptor, SLOTS: gl.constexpr, READERS: gl.constexpr):
     """A ring of copies through `descriptor`, each read by READERS warpgroups."""
     TALL: gl.constexpr = descriptor.block_type.shape[2]
     WIDE: gl.constexpr = descriptor.block_type.shape[3]
     slots = gl.allocate_shared_memory(descriptor.dtype, [SLOTS, 1, 1, TALL, WIDE], descriptor.layout)
-    return Ring(slots, barriers(SLOTS, 1), barriers(SLOTS, READERS))
+    return Ring(slots, make_barriers(SLOTS, 1), make_barriers(SLOTS, READERS))
 
 
 @gluon.jit
-def wait_full(ring, place, SLOTS: gl.constexpr, pred=True):
-    mbarrier.wait(ring.full.index(place % SLOTS), (place // SLOTS) & 1, pred=pred)
+def wait_full(ring, index, SLOTS: gl.constexpr, pred=True):
+    mbarrier.wait(ring.full.index(index % SLOTS), (index // SLOTS) & 1, pred=pred)
 
 
 @gluon.jit
-def wait_empty(ring, place, SLOTS: gl.constexpr):
-    mbarrier.wait(ring.empty.index(place % SLOTS), ((place // SLOTS) & 1) ^ 1)
+def wait_empty(ring, index, SLOTS: gl.constexpr):
+    mbarrier.wait(ring.empty.index(index % SLOTS), ((index // SLOTS) & 1) ^ 1)
 
 
 @gluon.jit
-def release(ring, place, SLOTS: gl.constexpr):
-    mbarrier.arrive(ring.empty.index(place % SLOTS), count=1)
+def release(ring, index, SLOTS: gl.constexpr):
+    mbarrier.arrive(ring.empty.index(index % SLOTS), count=1)
 
 
 @gluon.jit
-def take_turn(turns, issued, PART: gl.constexpr):
-    """Wait until it is this warpgroup's turn to issue products: while one multiplies, the others do softmax."""
-    mbarrier.wait(turns.index(PART), (issued & 1) ^ (1 if PART == 0 else 0))
+def ping_pong_wait(ping_pong, turn, WG: gl.constexpr):
+    """Wait for this warpgroup's turn to issue products: while one multiplies, the others do softmax."""
+    mbarrier.wait(ping_pong.index(WG), (turn & 1) ^ (1 if WG == 0 else 0))
 
 
 @gluon.jit
-def pass_turn(turns, PART: gl.constexpr, TILES: gl.constexpr):
-    mbarrier.arrive(turns.index((PART + 1) % TILES.consumers), count=1)
+def ping_pong_signal(ping_pong, WG: gl.constexpr, TILES: gl.constexpr):
+    mbarrier.arrive(ping_pong.index((WG + 1) % TILES.consumers), count=1)
 
 
 @gluon.jit
-def own_tiles(p, TILES: gl.constexpr):
-    """First and last (excluded) place in the order of tiles, and the step, of this program."""
+def tiles_of_program(p, TILES: gl.constexpr):
+    """(first, end, step) of this program in the order of tiles."""
     if TILES.table:
         program = gl.program_id(0)
         return gl.load(p.schedule + program), gl.load(p.schedule + program + 1), 1
@@ -96,15 +96,15 @@ def own_tiles(p, TILES: gl.constexpr):
 
 
 @gluon.jit
-def tile_at(p, place, TILES: gl.constexpr):
-    """Batch entry, head and row block of a tile. Without a table a head's longest come first."""
+def tile_at(p, index, TILES: gl.constexpr):
+    """(batch entry, head, row block) of a tile. Without a table a head's longest tiles come first."""
     if TILES.table:
-        packed = gl.load(p.schedule + place)
+        packed = gl.load(p.schedule + index)
         head = packed >> 16
         block = packed & 0xFFFF
     else:
-        head = place // p.row_blocks
-        block = place - head * p.row_blocks
+        head = index // p.row_blocks
+        block = index - head * p.row_blocks
         if TILES.banded:
             block = p.row_blocks - 1 - block
     batch = head // p.heads
@@ -113,7 +113,7 @@ def tile_at(p, place, TILES: gl.constexpr):
 
 @gluon.jit
 def key_blocks(p, block, TILES: gl.constexpr):
-    """First and last (excluded) key block that a row block sees; one at least, that empty rows be written too."""
+    """(first, end) of the key blocks that a row block sees; at least one, so that rows without keys are stored too."""
     ROW_BLOCK: gl.constexpr = ROWS * TILES.consumers
     if TILES.banded:
         end = gl.minimum((block + 1) * ROW_BLOCK + p.right, p.keys)
