@@ -11,7 +11,7 @@ import torch
 from tests.kernels.attention.calls import Call
 from tests.kernels.machine_code import compiled, spilled
 from tilewright.hardware.architectures import stated_limits
-from tilewright.kernels.attention import _unseen, attention, reference
+from tilewright.kernels.attention import _bypasses_dispatcher, attention, reference
 from tilewright.kernels.attention.dispatch import empty_gradient, strides_like, with_aligned_rows
 from tilewright.kernels.catalogue import suite
 from tilewright.measure.truth.proof import prove
@@ -51,10 +51,10 @@ def test_pytorch_computes_what_no_kernel_takes(call: Call) -> None:
 
 @pytest.mark.parametrize("place", range(3))
 def test_a_negative_view_goes_by_the_dispatcher(place: int) -> None:
-    """Which alone turns its memory's sign."""
+    """Only the dispatcher resolves the sign."""
     x = torch.randn(1, 1, 4, 16)
     q, k, v = (torch._neg_view(x) if i == place else x for i in range(3))
-    assert _unseen(x, x, x) and not _unseen(q, k, v)
+    assert _bypasses_dispatcher(x, x, x) and not _bypasses_dispatcher(q, k, v)
 
 
 def test_the_formula_is_softmax() -> None:

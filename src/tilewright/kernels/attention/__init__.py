@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, forward and backward, in one kernel each way."""
+"""Scaled dot-product attention, fused: forward and backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilewright.kernels.device import DTYPES, autocast, autocast_dtype, interpre
 
 MOST_WIDTH = 256
 _DEVICES = ("cuda", "cpu") if interpreted() else ("cuda",)
-"""Where the kernels run; a constant, since `torch.compile` cannot trace the question."""
+"""Where the kernels run; a constant, since `torch.compile` cannot trace the check."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -42,39 +42,39 @@ def attention(
     """softmax(scale · q kᵀ + …) v for each batch entry and head.
 
     Args:
-        q: [B, H, Sq, D], or [Tq, H, D] where sequences are packed. Any strides; a last axis whose elements are
-            not neighbours is copied first. D and Dv up to 256 run our kernels.
+        q: [B, H, Sq, D], or [Tq, H, D] where sequences are packed. Any strides; a tensor whose last axis is not
+            contiguous is copied first. D and Dv up to 256 run tilewright's kernels.
         k, v: [B, Hk, Sk, D] and [B, Hk, Sk, Dv], or [Tk, Hk, D] and [Tk, Hk, Dv], of q's dtype and device. Hk
             divides H: query head h attends with their head h // (H / Hk).
-        causal: hide keys after a query's own place. Places are aligned to the end: query i of Sq stands where
-            key i + Sk - Sq does.
-        window: (left, right): of each place, only keys from `left` before to `right` after it; None: no limit.
+        causal: hide keys after a query's own position. Positions are aligned to the end: that of query i is that
+            of key i + Sk - Sq.
+        window: (left, right): a query sees the keys from `left` before to `right` after its position; None: no limit.
         scale: of the products; 1 / √D unless given.
-        softcap: c > 0 bends scaled products s to c · tanh(s / c) before anything is added; 0: not.
+        softcap: c > 0 replaces scaled products s by c · tanh(s / c) before anything is added; 0: none.
         mask: broadcastable to [B, H, Sq, Sk]; bool, True where a key is seen, or floating, added to the scores.
-        alibi_slopes: [H] or [B, H] (a row for each sequence where they are packed): minus slope · distance in
-            places is added to the scores (Press et al., ALiBi, arXiv:2108.12409).
+        alibi_slopes: [H] or [B, H] (a row for each packed sequence): -slope · distance in positions is added to the
+            scores (Press et al., ALiBi, arXiv:2108.12409).
         dropout_p: the probability with which a weight is dropped, always; pass 0 outside of training.
         cu_seqlens_q, cu_seqlens_k: int32 [N + 1], from 0 to Tq or Tk: sequence n has queries cu_seqlens_q[n] to
             cu_seqlens_q[n + 1], and its keys alike; it sees no other. Without a mask.
-        max_seqlen_q, max_seqlen_k: the longest sequence. Where it is not given the device is waited for, and the
-            values of cu_seqlens are checked.
-        return_lse: give (out, lse), lse the natural logarithm of each query's sum of exponentials, fp32
+        max_seqlen_q, max_seqlen_k: the longest sequence. Without it the call waits for the device, and checks the
+            values of cu_seqlens.
+        return_lse: return (out, lse), lse being the natural logarithm of each query's sum of exponentials, fp32
             [B, H, Sq] or [H, Tq]; both have a gradient.
         deterministic: the backward gives the same bits in every run.
 
     Returns:
-        [B, H, Sq, Dv] in q's dtype and in memory as q lies, or [Tq, H, Dv]. A query that sees no key gives zeros
-        and a log-sum-exp of -inf.
+        [B, H, Sq, Dv] in q's dtype and q's order of axes in memory, or [Tq, H, Dv]. A query that sees no key gives
+        zeros and a log-sum-exp of -inf.
 
     Raises:
         ValueError: shapes, dtypes, devices or options that do not fit each other. TypeError: not floating point.
 
-    bf16, fp16 and fp32 run our kernels on a GPU, with sums in fp32 and products of fp32 in full precision unless
-    `torch.set_float32_matmul_precision` allows TF32; other dtypes and head sizes, the CPU, and masks that need a
-    gradient run PyTorch's operators. Under autocast q, k and v are taken in its dtype. Dropout draws from the
-    default generator of the device, which advances; its mask is not that of PyTorch's attention (no two of
-    PyTorch's own agree either), is drawn again in backward, and follows from the generator's state alone.
+    bf16, fp16 and fp32 run tilewright's kernels on a GPU, with sums in fp32 and products of fp32 in full precision
+    unless `torch.set_float32_matmul_precision` allows TF32. Other dtypes and head sizes, the CPU, and masks that need
+    a gradient run PyTorch's operators. Autocast casts q, k and v. Dropout draws from the device's default generator,
+    which advances; the mask depends on the generator's state alone, is drawn again in backward, and differs from
+    those of PyTorch's attention kernels, which differ from each other.
 
     >>> q = k = v = torch.eye(4).reshape(1, 1, 4, 4)
     >>> attention(q, k, v, causal=True, scale=0.0)[0, 0, 1]
@@ -85,7 +85,7 @@ def attention(
         right = 0 if right is None else min(right, 0)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     cast = autocast_dtype(q)
-    eager = _unseen(q, k, v)
+    eager = _bypasses_dispatcher(q, k, v)
     key = None
     without = mask is None and alibi_slopes is None and cu_seqlens_q is None and cu_seqlens_k is None
     if eager and without and dropout_p == 0.0 and cast in (None, q.dtype):
@@ -105,7 +105,7 @@ def attention(
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     mask = None if mask is None else _mask(mask, q, k)
     slopes = None if alibi_slopes is None else _slopes(alibi_slopes, q, cu_seqlens_q)
-    if not _takes(q, v, cu_seqlens_q is not None, mask, slopes):
+    if not _has_kernels(q, v, cu_seqlens_q is not None, mask, slopes):
         out, lse = plain.attention(
             q, k, v, cu_seqlens_q, cu_seqlens_k, (left, right), scale, softcap, mask, slopes, dropout_p, return_lse
         )
@@ -122,23 +122,23 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def _unseen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether these are plain tensors, and only autograd sees what is done with them."""
+def _bypasses_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether these are plain tensors outside of any capture or subclass, so that the dispatcher may be left out."""
     if torch.compiler.is_compiling() or watched():
         return False
     if type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN:
         return False
-    # A negative view is made plain by the dispatcher alone.
+    # Only the dispatcher resolves a negative view.
     return not (q.is_neg() or k.is_neg() or v.is_neg())
 
 
-def _takes(
+def _has_kernels(
     q: torch.Tensor, v: torch.Tensor, packed: bool, mask: torch.Tensor | None, slopes: torch.Tensor | None
 ) -> bool:
-    """Whether the kernels compute a call; PyTorch's operators do the others."""
+    """Whether the kernels compute a call; PyTorch's operators compute the others."""
     if q.dtype not in DTYPES or not _runs_on(q.device) or max(q.shape[3], v.shape[3]) > MOST_WIDTH:
         return False
-    # One query times a matrix is summed in trees by PyTorch, which is more exact in fp32 than our chains of products.
+    # For one query PyTorch sums in trees, which is more exact in fp32 than the kernels' chains of products.
     if q.dtype == torch.float32 and q.shape[2] == 1 and not packed:
         return False
     return not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (mask, slopes)))
@@ -149,7 +149,7 @@ def _runs_on(device: torch.device) -> bool:
     return device.type in _DEVICES or (torch.compiler.is_compiling() and _planned_for_gpu())
 
 
-# `torch.compile` takes the answer as it stands, since it cannot trace the question.
+# `torch.compile` cannot trace the check, and takes its result as a constant.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _planned_for_gpu() -> bool:
     return runs_on_gpu(torch.device("cpu"))
@@ -158,7 +158,7 @@ def _planned_for_gpu() -> bool:
 def _starts(
     starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, q: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where packed sequences begin, contiguous; ValueError for what is no such call."""
+    """Where packed sequences begin, contiguous; ValueError where the arguments do not describe packed sequences."""
     if starts_q is None or starts_k is None or q.dim() != 3 or mask is not None:
         raise ValueError(
             "packed attention takes q [Tq, H, D], cu_seqlens_q and cu_seqlens_k, and no mask; "
@@ -175,7 +175,7 @@ def _starts(
 
 
 def _longest(name: str, starts: torch.Tensor, total: int) -> int:
-    """The longest of the sequences that begin at `starts`, and whether those are all `total` positions."""
+    """The longest of the sequences that begin at `starts`; ValueError where they do not cover `total` positions."""
     if torch.compiler.is_compiling():
         return int(starts.diff().max())
     places: list[int] = starts.tolist()
@@ -186,7 +186,7 @@ def _longest(name: str, starts: torch.Tensor, total: int) -> int:
 
 
 def _mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """`mask` for each score, of a dtype that the kernels add or look at."""
+    """`mask` expanded to [B, H, Sq, Sk], as bool or in a dtype that the kernels add."""
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"attention takes a mask that is bool or floating-point, not {mask.dtype}")
     if mask.dtype not in (torch.bool, q.dtype):
@@ -195,9 +195,9 @@ def _mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 
 def _slopes(slopes: torch.Tensor, q: torch.Tensor, starts_q: torch.Tensor | None) -> torch.Tensor:
-    """`slopes` of each batch entry or packed sequence and head, fp32."""
-    lanes = q.shape[0] if starts_q is None else len(starts_q) - 1
-    return _expanded("alibi_slopes", slopes, (lanes, q.shape[1]), q.device).to(torch.float32).contiguous()
+    """`slopes` expanded to [batch entries or packed sequences, H], fp32."""
+    sequences = q.shape[0] if starts_q is None else len(starts_q) - 1
+    return _expanded("alibi_slopes", slopes, (sequences, q.shape[1]), q.device).to(torch.float32).contiguous()
 
 
 def _expanded(name: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Which implementation computes a call of attention, and the memory it works in."""
+"""Which implementation computes a call of attention, and the memory of its results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def choose(request: Request, limits: DeviceLimits, impl: str, backward: bool) ->
 
 
 def launch_of(request: Request, strides: Strides, impl: str) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
-    """What fills the result, which has these strides, and lse of every call of `request` from now on."""
+    """The launch of every call of `request` into a result with these strides."""
     module = select(request, impl, False)
     if hasattr(module, "bound"):
         bound: Callable[[Operands, torch.Tensor, torch.Tensor], None] = module.bound(request, strides)
@@ -67,9 +67,9 @@ def launch_of(request: Request, strides: Strides, impl: str) -> Callable[[Operan
 
 
 def forward(request: Request, operands: Operands, impl: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """out [B, H, Sq, Dv], in memory as q lies, lse fp32 [B, H, Sq] and, for fp32, what the backward takes for it.
+    """out [B, H, Sq, Dv] in q's order of axes, lse fp32 [B, H, Sq] and, for fp32, lse64, which the backward takes.
 
-    That is lse in fp64, +inf for a query that sees no key.
+    lse64 is lse in fp64, +inf for a query that sees no key.
     """
     q, v = operands.q, operands.v
     out = torch.empty_strided(*strides_like(q, v.shape[3]), dtype=q.dtype, device=q.device)
@@ -96,7 +96,7 @@ def backward(
     dlse: torch.Tensor | None,
     impl: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk and dv, in memory as q, k and v lie."""
+    """dq, dk and dv, in the order of axes of q, k and v."""
     q, k, v = operands[:3]
     dq, dk, dv = empty_gradient(q), empty_gradient(k), empty_gradient(v)
     if 0 in (*out.shape, *k.shape):
@@ -143,9 +143,9 @@ def draw_dropout_state(request: Request, q: torch.Tensor) -> torch.Tensor:
 
 
 def with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
-    """x [B, H, S, D], or a copy in the same order of axes: D's elements neighbours, rows at multiples of 16 bytes.
+    """x [B, H, S, D] where its last axis is contiguous and its rows begin at multiples of 16 bytes; else such a copy.
 
-    The copy is small beside what attention does with it.
+    A copy keeps the order of axes.
     """
     if x.stride(3) == 1 and aligned(x):
         return x
@@ -155,7 +155,7 @@ def with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def aligned(*tensors: torch.Tensor) -> bool:
-    """Whether each begins at, and steps by, multiples of 16 bytes; steps along axes of one do not count."""
+    """Whether addresses and strides are multiples of 16 bytes; strides of axes of one do not count."""
     for tensor in tensors:
         step = 16 // tensor.element_size()
         batch, head, place, _ = tensor.stride()
@@ -169,19 +169,19 @@ def aligned(*tensors: torch.Tensor) -> bool:
 
 
 def empty_gradient(x: torch.Tensor) -> torch.Tensor:
-    """Memory for the gradient of x [B, H, S, D]: dense, with D's elements neighbours, in memory as x if that is.
+    """Memory for the gradient of x [B, H, S, D]: dense, its last axis contiguous, in x's order of axes.
 
-    The same for a copy that `with_aligned_rows` made of x: what the compiler was told holds for both.
+    The strides are the same for a copy by `with_aligned_rows`, for which a compiled graph may have been traced.
     """
     *steps, last = x.stride()
-    # Of steps of one beside the last axis', as windows of a line have them, PyTorch may make the innermost.
+    # empty_like may make another axis of stride 1 the innermost, as in windows of one row.
     if last == 1 and 0 not in steps and 1 not in steps:
         return torch.empty_like(x)
     return torch.empty_strided(*strides_like(x, x.shape[3]), dtype=x.dtype, device=x.device)
 
 
 def strides_like(x: torch.Tensor, width: int) -> tuple[Sequence[int], Strides]:
-    """Shape and strides of a dense [B, H, S, width] whose axes lie in memory in the order of x's."""
+    """Shape and strides of a dense [B, H, S, width] in x's order of axes."""
     shape = (*x.shape[:3], width)
     steps = x.stride()
     order = sorted(range(3), key=lambda axis: (-steps[axis], axis))

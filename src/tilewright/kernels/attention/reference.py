@@ -36,18 +36,18 @@ def attention(
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    place = places(q.shape[2], k.shape[2], q.device)
+    distance = distances(q.shape[2], k.shape[2], q.device)
     if alibi_slopes is not None:
         slopes = alibi_slopes.to(q.dtype).expand(q.shape[:2])
-        scores = scores - slopes[:, :, None, None] * place.abs().to(q.dtype)
-    hidden = ~seen(place, causal, window).expand(scores.shape)
+        scores = scores - slopes[:, :, None, None] * distance.abs().to(q.dtype)
+    hidden = ~visible_keys(distance, causal, window).expand(scores.shape)
     if mask is not None and mask.dtype == torch.bool:
         hidden = hidden | ~mask
     elif mask is not None:
         scores = scores + mask.to(q.dtype)
     scores = scores.masked_fill(hidden, -math.inf)
     empty = (scores == -math.inf).all(-1, keepdim=True)
-    # Softmax of nothing but -inf is NaN, and so is its gradient, whatever becomes of the result.
+    # Softmax of a row of -inf is NaN, and so is its gradient, even where the result is masked.
     whole = scores.masked_fill(empty, 0.0)
     weights = torch.softmax(whole, -1).masked_fill(empty, 0.0)
     if kept is not None:
@@ -57,7 +57,7 @@ def attention(
 
 
 MOST_SCORES = 2**27
-"""At once, where attention is computed in pieces; of keys as many numbers."""
+"""Scores, and numbers of repeated keys, in memory at once where attention is computed in pieces."""
 
 
 class _ByPiece(torch.autograd.Function):
@@ -85,29 +85,29 @@ class _ByPiece(torch.autograd.Function):
         return *gradients, None
 
 
-Place = tuple[slice, slice, slice]
+Slices = tuple[slice, slice, slice]
 
 
-def _pieces(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Iterator[tuple[Place, Place]]:
-    """Queries of the heads that share heads of k and v, and the keys that any of them sees."""
+def _pieces(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Iterator[tuple[Slices, Slices]]:
+    """Pieces of q, of heads that share heads of k and v, each with the keys that any of its queries sees."""
     batches, kv_heads, keys = k.shape[:3]
     group, queries = q.shape[1] // max(kv_heads, 1), q.shape[2]
     step = min(max(1, MOST_SCORES // max(1, group * keys)), max(queries, 1))
-    # Keys are repeated for every head of their group: of few queries they take more than the scores.
+    # Keys are repeated for every head of their group, which takes more than the scores where queries are few.
     one_head = max(1, group * keys * max(queries, k.shape[3]))
     heads = min(max(1, MOST_SCORES // one_head), max(kv_heads, 1))
     batch = max(1, MOST_SCORES // (one_head * max(kv_heads, 1)))
-    places = itertools.product(range(0, batches, batch), range(0, kv_heads, heads), range(0, queries, step))
-    for entry, head, first in places:
+    starts = itertools.product(range(0, batches, batch), range(0, kv_heads, heads), range(0, queries, step))
+    for entry, head, first in starts:
         end = min(first + step, queries)
-        # The last of these queries is aligned to the last of its keys, as that of all is to that of all.
-        seen_keys = max(0, keys - (queries - end)) if causal else keys
+        # The piece's last query is aligned to its last visible key.
+        visible = max(0, keys - (queries - end)) if causal else keys
         entries, own = slice(entry, entry + batch), slice(head * group, (head + heads) * group)
-        yield (entries, own, slice(first, end)), (entries, slice(head, head + heads), slice(0, seen_keys))
+        yield (entries, own, slice(first, end)), (entries, slice(head, head + heads), slice(0, visible))
 
 
 def by_piece(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
-    """out of `attention`, with so many scores at a time as fit into memory, in backward drawn again."""
+    """out of `attention`, at most MOST_SCORES scores at a time; the backward computes them again."""
     out: torch.Tensor = _ByPiece.apply(q, k, v, causal)  # type: ignore[no-untyped-call]
     return out
 
@@ -131,18 +131,18 @@ def packed(
     return torch.cat(outs), torch.cat(sums, -1)
 
 
-def places(queries: int, keys: int, device: torch.device) -> torch.Tensor:
-    """[Sq, Sk]: how far key j lies after the place of query i, both aligned to their ends: j - (i + Sk - Sq)."""
+def distances(queries: int, keys: int, device: torch.device) -> torch.Tensor:
+    """[Sq, Sk]: how far key j is after query i, with both aligned to their ends: j - (i + Sk - Sq)."""
     i, j = torch.arange(queries, device=device), torch.arange(keys, device=device)
     return j - (i[:, None] + keys - queries)
 
 
-def seen(place: torch.Tensor, causal: bool, window: Window) -> torch.Tensor:
-    """Where a query sees a key, of `places`."""
+def visible_keys(distance: torch.Tensor, causal: bool, window: Window) -> torch.Tensor:
+    """bool [Sq, Sk]: whether a query sees a key, from their `distances`."""
     left, right = window
-    visible = torch.ones_like(place, dtype=torch.bool)
+    visible = torch.ones_like(distance, dtype=torch.bool)
     if left is not None:
-        visible = visible & (place >= -left)
+        visible = visible & (distance >= -left)
     if right is not None:
-        visible = visible & (place <= right)
-    return visible & (place <= 0) if causal else visible
+        visible = visible & (distance <= right)
+    return visible & (distance <= 0) if causal else visible

@@ -1,4 +1,4 @@
-"""What a call of attention asks for, as plain data: what every implementation decides and plans by."""
+"""What a call of attention asks for, as plain data: what implementations choose and plan by."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIVISIBILITY = 16
 
 
 class Request(NamedTuple):
-    """A call without its tensors; hashable, so that what was chosen and built for one is kept.
+    """A call without its tensors; hashable, so that plans and kernels are cached by it.
 
     Every tensor is [batch, heads, positions, head size]. Packed sequences are one batch entry whose positions
     are those of all sequences, one after another. Strides are in elements, that of the last axis is 1.
@@ -27,7 +27,7 @@ class Request(NamedTuple):
     batch: int
     heads: int
     kv_heads: int
-    """Divides `heads`: query head h attends with key and value head h // (heads // kv_heads)."""
+    """Divides `heads`: query head h uses key and value head h // (heads // kv_heads)."""
     queries: int
     """Positions of q: its length, or the sum over packed sequences."""
     keys: int
@@ -51,31 +51,31 @@ class Request(NamedTuple):
     sequences: int = 0
     """Packed sequences, or 0 where each batch entry is one sequence of full length."""
     longest_q: int = 0
-    """The longest of the packed sequences' queries, as the caller says; 0 where nothing is packed."""
+    """Queries of the longest packed sequence, as the caller says; 0 where nothing is packed."""
     longest_k: int = 0
     deterministic: bool = False
-    """Whether every run of the backward must give the same bits."""
+    """Whether the backward must give the same bits in every run."""
     tf32: bool = False
-    """Whether products of fp32 may be taken in TF32, as `torch.set_float32_matmul_precision` says."""
+    """Whether products of fp32 may use TF32, as `torch.set_float32_matmul_precision` says."""
 
     @property
     def causal(self) -> bool:
-        """Whether keys after a query's own place are hidden and no others are."""
+        """Whether exactly the keys after a query's own position are hidden."""
         return self.right == 0 and self.left is None
 
     @property
     def banded(self) -> bool:
-        """Whether some keys are hidden by their place alone."""
+        """Whether positions hide keys."""
         return self.left is not None or self.right is not None
 
     @property
     def is_short(self) -> bool:
-        """Whether one weight of nearly one may be all there is, and a pass more over the keys costs next to nothing."""
+        """Whether rows may have one weight near one, where dP - Δ cancels, and another pass over the keys is cheap."""
         return (self.longest_k or self.keys) <= FEW_KEYS or (self.longest_q or self.queries) <= FEW_QUERIES
 
     @property
     def single_key(self) -> bool:
-        """Whether no query sees more than one key, whose weight is one whatever the score."""
+        """Whether every query sees at most one key: its weight is one whatever the score."""
         return self.keys == 1 or (self.left is not None and self.right is not None and self.left + self.right == 0)
 
     @property

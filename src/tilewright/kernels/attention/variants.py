@@ -18,13 +18,13 @@ from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 TOKENS, WIDTH = 16384, 2048
-"""Of a workload that names neither batch nor heads: positions of all entries, and heads times their size."""
+"""Batch times length, and heads times head size, of a workload that names neither batch nor heads."""
 MOST_SCORES = 2**31
-"""Of an attention written out: it keeps several tensors of so many elements."""
+"""The most that attention written out is run with: it keeps several tensors of so many elements."""
 
 
 class Extent(NamedTuple):
-    """What the sizes of a workload say."""
+    """The sizes of a workload, by name."""
 
     width: int
     length: int
@@ -34,7 +34,7 @@ class Extent(NamedTuple):
 
 
 def extent(sizes: tuple[int, ...]) -> Extent:
-    """Of head size, positions of a sequence, whether it is causal (0 or 1) and, if they are given, batch and heads.
+    """From (head size, length, causal as 0 or 1) or the same with (batch, heads).
 
     >>> extent((64, 4096, 1))
     Extent(width=64, length=4096, causal=True, batch=4, heads=32)
@@ -83,7 +83,7 @@ def decode_workload(sizes: tuple[int, ...], dtype: str) -> Workload:
 
 
 def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Attention written out; float64, where it is the truth, in pieces, for it would not fit."""
+    """Attention written out. float64, the truth, is computed in pieces, since it would not fit into memory."""
     if q.dtype == torch.float64:
         return reference.by_piece(q, k, v, causal)
     if k.shape[1] != q.shape[1]:
@@ -124,7 +124,7 @@ def _by(impl: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bo
 
 
 def _not_hopper(work: Workload) -> str | None:
-    """Why the kernels for Hopper do not take a workload on the current device."""
+    """Why the kernels for Hopper refuse a workload on the current device, or None."""
     if not torch.cuda.is_available():
         return "there is no GPU"
     width, length, causal, batch, heads = extent(work.sizes)
@@ -157,7 +157,7 @@ SUITES = {
         workload=workload,
         variants=(
             Variant("tilewright", "gluon", ours, "the matrix units, and exponentials"),
-            Variant("tilewright-triton", "triton", functools.partial(_by, "triton"), "matrix units that wait"),
+            Variant("tilewright-triton", "triton", functools.partial(_by, "triton"), "the matrix units"),
             Variant(
                 "tilewright-hopper", "gluon", functools.partial(_by, "hopper"), "the matrix units", refuses=_not_hopper
             ),

@@ -1,4 +1,4 @@
-"""Which tiles a program of the Hopper kernels owns: a list made on the host, longest tiles first."""
+"""Which tiles a program of the Hopper forward owns: a table made on the host, longest tiles first."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import heapq
 from dataclasses import dataclass
 
 FIXED_BLOCKS = 1.5
-"""What a tile costs beside its key blocks (loads of Q, first scores, store), in key blocks."""
+"""Cost of a tile beside its key blocks (load of Q, first scores, store), in key blocks."""
 GROUP_BYTES = 32 << 20
-"""Keys and values of the heads that are walked together: what stays in half of an H200's L2."""
+"""Keys and values of heads that are processed together: they fit into half of an H200's L2."""
 HEADS, ROW_BLOCKS = 1 << 15, 1 << 16
-"""What an entry of the table holds."""
+"""Limits of an entry of the table, which packs both into 32 bits."""
 MOST_TILES = 1 << 16
-"""Beyond these the order that needs no table is as good, and the host would be busy for a tenth of a second."""
+"""With more tiles an order without a table is as good, and making one takes the host a tenth of a second."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The tiles of a call: row blocks of every head, and the keys that each sees."""
+    """The tiles of a call: the row blocks of every head, and the keys that each sees."""
 
     heads: int
     """Over the whole batch."""
@@ -42,7 +42,7 @@ class Span:
         return self.heads * self.row_blocks
 
     def key_blocks(self, row_block: int) -> tuple[int, int]:
-        """First and last (excluded) key block that a row block walks: one at least."""
+        """(first, end) of the key blocks that a row block visits, at least one."""
         if not self.banded:
             return 0, -(-self.keys // self.key_block)
         row = row_block * self.row_block
@@ -51,21 +51,21 @@ class Span:
         return min(max(row + self.left, 0) // self.key_block, last - 1), last
 
     def blocks(self, row_block: int) -> int:
-        """How many those are."""
+        """The number of key blocks that a row block visits."""
         first, last = self.key_blocks(row_block)
         return last - first
 
     def tabled(self, programs: int) -> bool:
-        """Whether a table pays, tiles differing in length and each program having several, and holds them."""
+        """Whether a table pays, since tiles differ in length and each program has several, and has room for them."""
         fits = self.heads <= HEADS and self.row_blocks <= ROW_BLOCKS and self.tiles <= MOST_TILES
         return self.banded and fits and self.tiles > programs
 
 
 def table(span: Span, programs: int, head_bytes: int) -> list[int]:
-    """Where each program's list begins (programs + 1 of them), then the lists: head · 2¹⁶ + row block.
+    """The table: programs + 1 offsets of the programs' lists, then the lists, of head · 2¹⁶ + row block.
 
-    List scheduling (Graham): each tile in turn to the program that has the least to do. Heads whose keys and
-    values, `head_bytes` a head, stay in L2 are walked together, the longest tiles of a group first.
+    List scheduling (Graham): each tile goes to the program with the least work. Heads whose keys and values,
+    `head_bytes` each, fit into L2 together form a group; a group's longest tiles come first.
     """
     group = max(1, min(span.heads, GROUP_BYTES // max(head_bytes, 1)))
     cost = [span.blocks(block) + FIXED_BLOCKS for block in range(span.row_blocks)]
