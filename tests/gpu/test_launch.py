@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.gpu.kernels.launching import on_a_side_stream, replayed, values_of
 from tilewright.backend import backend
+from tilewright.launch.executor import EXTENSION
 from tilewright.runtime.gpu import TritonKernel
-from tilewright.runtime.launch import EXTENSION
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda:0"
