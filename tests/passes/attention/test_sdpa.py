@@ -338,6 +338,31 @@ def test_the_mask_of_the_memory_efficient_kernel_has_aligned_rows() -> None:
     assert call.args[4] is True
 
 
+def test_a_wide_mask_is_narrowed_to_the_operands() -> None:
+    inputs = [*heads(dtype=torch.bfloat16), torch.randn(1, 1, S, K)]
+    settled = Settled(lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias), *inputs)
+    assert settled.call.kwargs["attn_mask"].meta["example_value"].dtype == torch.bfloat16
+    assert settled.reason == "the mask in bfloat16"
+
+
+def test_sizes_that_vary_stay_symbols() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, (columns(k.shape[2]) <= rows()[:, :, : q.shape[2]]))
+
+    compilations: list[GraphModule] = []
+
+    def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        settle_calls(gm)
+        compilations.append(gm)
+        return gm.forward
+
+    compiled = torch.compile(function, backend=backend, dynamic=True)
+    for batch in (2, 3, 5):
+        inputs = [torch.randn(batch, H, S, D), torch.randn(batch, H, K, D), torch.randn(batch, H, K, D)]
+        torch.testing.assert_close(compiled(*inputs), function(*inputs))
+    assert len(compilations) == 1
+
+
 def test_in_autocast_the_kernel_takes_the_narrow_dtype() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from tests.passes.graphs import aten
+from tilewright.passes.attention import constants
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.visible import Band, Visible, band_of, visible
 
@@ -44,7 +45,7 @@ def captured(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[GraphMod
 
 
 def split(
-    function: Callable[..., Tensor], *inputs: Tensor, keys: int = K
+    function: Callable[..., Tensor], *inputs: Tensor, keys: int = K, queries: int = Q
 ) -> list[tuple[Visible, Callable[..., Tensor]]]:
     """What the mask is made of, read from both kinds of graph; each with what computes a node of that graph."""
     gm, result = captured(function, *inputs)
@@ -60,8 +61,8 @@ def split(
 
     other = GraphModule(nn.Module(), graph)
     return [
-        (visible(result, Constants(gm.graph), keys), lambda node: value(gm, node)),
-        (visible(traced, Constants(graph), keys), lambda node: value(other, node)),
+        (visible(result, Constants(gm.graph), queries, keys), lambda node: value(gm, node)),
+        (visible(traced, Constants(graph), queries, keys), lambda node: value(other, node)),
     ]
 
 
@@ -105,8 +106,33 @@ BANDS: list[tuple[str, Callable[[], Tensor], Band]] = [
 def test_a_band_is_read_from_what_builds_it(function: Callable[[], Tensor], band: Band) -> None:
     for found, value in split(lambda x: function(), torch.ones(1)):
         assert not found.kept and not found.added
-        assert band_of(found.known, Q, K) == band
+        assert found.band(Q, K) == band
         same_softmax(function(), again(found, value, (B, 1, Q, K)))
+
+
+COMPARED = [x for x in BANDS if x[0] in ("causal from the start", "turned around", "window", "where", "masked_fill")]
+
+
+@pytest.mark.parametrize(("function", "band"), [x[1:] for x in COMPARED], ids=[x[0] for x in COMPARED])
+def test_comparisons_too_large_to_compute_are_read(
+    function: Callable[[], Tensor], band: Band, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only places, Q or K of them, may be computed; no matrix of Q·K."""
+    monkeypatch.setattr(constants, "MOST_BYTES", 8 * K)
+    for found, value in split(lambda x: function().expand(B, 1, Q, K), torch.ones(1)):
+        assert found.known.numel() == 1 and not found.kept and not found.added and found.places == band
+        assert found.band(Q, K) == band
+        same_softmax(function(), again(found, value, (B, 1, Q, K)) + band_of_places(band))
+
+
+def band_of_places(band: Band) -> Tensor:
+    distance = columns() - (rows() + K - Q)
+    seen = torch.ones(1, 1, Q, K, dtype=torch.bool)
+    if band.left is not None:
+        seen &= distance >= -band.left
+    if band.right is not None:
+        seen &= distance <= band.right
+    return torch.where(seen, 0.0, -torch.inf)
 
 
 def packed(x: Tensor) -> Tensor:
@@ -120,7 +146,7 @@ def packed(x: Tensor) -> Tensor:
 
 def test_positions_that_follow_one_another_are_one_sequence() -> None:
     for found, _ in split(packed, torch.ones(1), keys=Q):
-        assert band_of(found.known, Q, Q) == Band(None, 0) and not found.kept
+        assert found.band(Q, Q) == Band(None, 0) and not found.kept
 
 
 KEPT: list[tuple[str, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
@@ -146,7 +172,7 @@ def test_a_band_beside_padding_and_a_bias() -> None:
         return torch.where((columns() <= rows() + 3) & padding[:, None, None, :], bias, -torch.inf)
 
     for found, value in split(function, padding, bias):
-        assert band_of(found.known, Q, K) == Band(None, 0)
+        assert found.band(Q, K) == Band(None, 0)
         assert len(found.kept) == 1 and len(found.added) == 1
         same_softmax(function(padding, bias), again(found, value, (B, 1, Q, K)))
 
@@ -167,8 +193,8 @@ def test_what_is_written_to_is_not_known() -> None:
         return mask & (columns() <= rows())[0, 0]
 
     gm, result = captured(function, torch.ones(1))
-    found = visible(result, Constants(gm.graph), K)
-    assert len(found.kept) == 1 and band_of(found.known, Q, K) == Band(None, Q - K)
+    found = visible(result, Constants(gm.graph), Q, K)
+    assert len(found.kept) == 1 and found.band(Q, K) == Band(None, Q - K)
 
 
 @pytest.mark.parametrize(

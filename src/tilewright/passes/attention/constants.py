@@ -23,8 +23,10 @@ MOST_BYTES = 2**27
 """Larger constants are not computed at compile time: a bool mask of 11585 by 11585 is."""
 MOST_COMPARED = 2**20
 """Elements up to which a value is searched for axes along which it repeats."""
-SHAPED = frozenset({"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"})
-"""Constants that read no more of their argument than its shape and dtype."""
+UNIFORM = frozenset(
+    {"ones", "zeros", "full", "ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"}
+)
+"""Constants of one number, which read no more of an argument than its shape and dtype."""
 ELEMENTWISE = frozenset({
     "sqrt", "rsqrt", "pow", "add", "sub", "rsub", "mul", "div", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge",
     "and_", "or_", "not_", "bitwise_not", "bitwise_and", "bitwise_or", "logical_and", "logical_or", "where",
@@ -34,8 +36,8 @@ SAME = frozenset({"contiguous", "detach", "alias", "lift_fresh_copy"})
 """Calls that give the values of their argument."""
 REPEATING = frozenset({"unsqueeze", "squeeze", "expand", "transpose", "permute", "t", "broadcast_to", "getattr"})
 """Views of any tensor, one that repeats along an axis included."""
-CONSTANT = SHAPED | ELEMENTWISE | SAME | REPEATING | {
-    "ones", "zeros", "full", "arange", "eye", "tensor", "scalar_tensor", "tril", "triu", "view", "getitem", "slice",
+CONSTANT = UNIFORM | ELEMENTWISE | SAME | REPEATING | {
+    "arange", "eye", "tensor", "scalar_tensor", "tril", "triu", "view", "getitem", "slice",
     "select", "narrow", "index", "repeat", "diff", "cumsum", "cat",
 }  # fmt: skip
 ATEN = {"_to_copy": "cast", "_unsafe_view": "view", "__and__": "and_", "__or__": "or_"}
@@ -84,7 +86,7 @@ class Constants:
         name, fake = name_of(node), value_of(node)
         if name not in CONSTANT or fake is None or not static(fake.shape) or _memory(node) in self._written:
             return None
-        if name in SHAPED:
+        if name in UNIFORM:
             position = 2 if name == "new_full" else 1
             number = self.scalar(argument(node, position, "fill_value") if "full" in name else "ones" in name)
             return None if number is None else torch.tensor(number, dtype=fake.dtype).expand(fake.shape)

@@ -21,7 +21,7 @@ from tilewright.graph.capture import in_real_tensors
 from tilewright.hardware.language import runs_on_gpu, stands_for_gpu
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.spelling import Refusal
-from tilewright.passes.attention.visible import Band, band_of, visible
+from tilewright.passes.attention.visible import Band, visible
 
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
@@ -153,8 +153,8 @@ class FusedAttention:
             raise Refusal("a mask beside a causal one")
         queries, keys = self._scores()[2:]
         if isinstance(queries, int) and isinstance(keys, int):
-            found = visible(self.mask, constants, keys)
-            band = band_of(found.known, queries, keys)
+            found = visible(self.mask, constants, queries, keys)
+            band = found.band(queries, keys)
             taken = (value_of(self.q).dtype, torch.float32)
             one_kind = not found.added or (not found.kept and len(found.added) == 1)
             if band is not None and one_kind and all(value_of(x).dtype in taken for x in found.added):

@@ -26,7 +26,7 @@ from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.form import Writer, layout_may_change
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.spelling import Refusal, argument, example, same_shape, spelled, static, tensor_of
-from tilewright.passes.attention.visible import Band, Visible, band_of, visible
+from tilewright.passes.attention.visible import EVERYWHERE, Band, Visible, visible
 from tilewright.records.program import Decision, Verdict
 
 SDPA = "scaled_dot_product_attention"
@@ -59,6 +59,7 @@ def _settle(node: Node, constants: Constants) -> Decision | None:
         call = _read(node)
         write = Writer(node.graph, node)
         told, call = _masked(write, call, constants)
+        call = _in_one_dtype(write, call, told)
         grouped = _grouped(write, call)
         if grouped is not None:
             told, call = [*told, "heads that share keys read them once"], grouped
@@ -104,10 +105,10 @@ def _masked(write: Writer, call: Call, constants: Constants) -> tuple[list[str],
         return [], call
     if not static(tensor_of(call.mask).shape) or 0 in (queries, keys):
         return [], call
-    found = visible(call.mask, constants, keys)
-    band = band_of(found.known, queries, keys)
+    found = visible(call.mask, constants, queries, keys)
+    band = found.band(queries, keys)
     if not found.kept and not found.added:
-        if band == Band(None, None):
+        if band == EVERYWHERE:
             return ["its mask hides nothing"], call._replace(mask=None)
         if band == Band(None, 0) and queries == keys:
             return ["its mask is causal, and none is written"], call._replace(mask=None, causal=True)
@@ -115,6 +116,20 @@ def _masked(write: Writer, call: Call, constants: Constants) -> tuple[list[str],
     if not found.shows_all or (found.kept and found.added) or len(found.added) > 1:
         return [], call
     return _smaller(write, call, found)
+
+
+def _in_one_dtype(write: Writer, call: Call, told: list[str]) -> Call:
+    """The call with an added mask in the dtype of q, in which PyTorch's fused kernels read it whatever it has.
+
+    cuDNN takes the bytes of an fp32 mask for bf16 (PyTorch's pull request 191612).
+    """
+    mask = example(call.mask)
+    if call.mask is None or mask is None or mask.dtype in (torch.bool, call.dtype) or mask.dtype == torch.float64:
+        return call
+    if tensor_of(call.q).dtype != call.dtype:
+        return call  # autocast casts
+    told.append(f"the mask in {call.dtype}".replace("torch.", ""))
+    return call._replace(mask=write.method("to", call.mask, call.dtype))
 
 
 def _smaller(write: Writer, call: Call, found: Visible) -> tuple[list[str], Call]:

@@ -23,9 +23,30 @@ from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.spelling import argument
 
 AND = frozenset({"and_", "bitwise_and", "logical_and"})
+OPPOSITES = {"le": "gt", "gt": "le", "lt": "ge", "ge": "lt"}
+MIRRORED = {"le": "ge", "ge": "le", "lt": "gt", "gt": "lt"}
 NOT = frozenset({"bitwise_not", "not_"})
 BROADCASTS = SAME | {"expand", "broadcast_to"}
 """Calls whose result broadcasts as their argument does; a cast beside, where it only changes the dtype."""
+
+
+class Band(NamedTuple):
+    """Query i of Sq sees key j of Sk where -left ≤ j - (i + Sk - Sq) ≤ right; None: no limit on that side."""
+
+    left: int | None
+    right: int | None
+
+    def within(self, other: Band) -> Band:
+        """What both show."""
+        (left, right), (more_left, more_right) = self, other
+        return Band(
+            more_left if left is None else left if more_left is None else min(left, more_left),
+            more_right if right is None else right if more_right is None else min(right, more_right),
+        )
+
+
+EVERYWHERE = Band(None, None)
+ALL = torch.ones((), dtype=torch.bool)
 
 
 @dataclass(frozen=True)
@@ -40,27 +61,35 @@ class Visible:
     """Floating, broadcastable to [B, H, Sq, Sk]."""
     fills: frozenset[float] = frozenset()
     """What hidden scores become."""
+    places: Band = EVERYWHERE
+    """What comparisons show that are too large to be computed, beside `known`."""
 
     @property
     @in_real_tensors()
     def shows_all(self) -> bool:
         """Whether what is known hides nothing."""
-        return bool(self.known.all())
+        return self.places == EVERYWHERE and bool(self.known.all())
 
+    def band(self, queries: int, keys: int) -> Band | None:
+        """The band that is known to be seen in every entry and head; None where it is none."""
+        band = band_of(self.known, queries, keys)
+        return None if band is None else band.within(self.places)
 
-class Band(NamedTuple):
-    """Query i of Sq sees key j of Sk where -left ≤ j - (i + Sk - Sq) ≤ right; None: no limit on that side."""
-
-    left: int | None
-    right: int | None
-
-
-ALL = torch.ones((), dtype=torch.bool)
+    @in_real_tensors()
+    def leaves_a_key(self, queries: int, keys: int) -> bool:
+        """Whether what is known shows every query some key."""
+        if self.places == EVERYWHERE:
+            return bool(
+                self.known.expand(*self.known.shape[:-1], keys).any(-1).all() if self.known.dim() else self.known
+            )
+        left, right = self.places
+        own_place = queries <= keys and (left is None or left >= 0) and (right is None or right >= 0)
+        return own_place and bool(self.known.all())
 
 
 @in_real_tensors()
-def visible(mask: Node, constants: Constants, keys: int | torch.SymInt) -> Visible:
-    """What `mask`, bool or added, of an attention over so many keys is made of.
+def visible(mask: Node, constants: Constants, queries: int, keys: int) -> Visible:
+    """What `mask`, bool or added, of an attention over so many places is made of.
 
     Where hidden scores become finite numbers and some query may see no key, the mask is one tensor that is added: such
     a query weighs all keys alike, which hiding them does not.
@@ -72,16 +101,14 @@ def visible(mask: Node, constants: Constants, keys: int | torch.SymInt) -> Visib
         return _shown(mask, constants)
     found = _added(mask, constants)
     finite = any(fill != -math.inf for fill in found.fills)
-    rows = found.known.expand(*found.known.shape[:-1], keys) if found.known.dim() and isinstance(keys, int) else None
-    seen = found.shows_all or (rows is not None and bool(rows.any(-1).all()))
-    if finite and (found.kept or not seen):
+    if finite and (found.kept or not found.leaves_a_key(queries, keys)):
         return Visible(ALL, added=(mask,))
     return found
 
 
 def _both(a: Visible, b: Visible) -> Visible:
     kept, added = dict.fromkeys((*a.kept, *b.kept)), (*a.added, *b.added)
-    return Visible(a.known & b.known, tuple(kept), added, a.fills | b.fills)
+    return Visible(a.known & b.known, tuple(kept), added, a.fills | b.fills, a.places.within(b.places))
 
 
 def _shown(node: Node, constants: Constants) -> Visible:
@@ -94,7 +121,10 @@ def _shown(node: Node, constants: Constants) -> Visible:
     source = argument(node, 0, "input")
     if (name in BROADCASTS or name == "cast") and _is_bool(source):
         return _shown(source, constants)
-    return Visible(ALL, kept=(node,))
+    if name in NOT and isinstance(source, Node) and (opposite := _hidden(source, constants)) is not None:
+        return opposite
+    places = _compared(node, str(name), constants)
+    return Visible(ALL, kept=(node,)) if places is None else Visible(ALL, places=places)
 
 
 def _hidden(node: Node, constants: Constants) -> Visible | None:
@@ -105,6 +135,41 @@ def _hidden(node: Node, constants: Constants) -> Visible | None:
     source = argument(node, 0, "input")
     if name_of(node) in NOT and _is_bool(source):
         return _shown(source, constants)
+    places = _compared(node, OPPOSITES.get(str(name_of(node)), ""), constants)
+    return None if places is None else Visible(ALL, places=places)
+
+
+def _compared(node: Node, name: str, constants: Constants) -> Band | None:
+    """The band that `q op k` shows, of places that count up by one along the queries and along the keys.
+
+    For comparisons of which only the operands are small enough to be computed.
+    """
+    value, operands = value_of(node), [x for x in node.args if isinstance(x, Node)]
+    if name not in OPPOSITES or value is None or value.dim() < 2 or len(operands) != 2:
+        return None
+    first, second = (_count(constants.value(x)) for x in operands)
+    if first is None or second is None or {first[0], second[0]} != {-2, -1}:
+        return None
+    if first[0] == -2:
+        first, second, name = second, first, MIRRORED[name]
+    # j + a op i + b, where i + Sk - Sq is the place of query i
+    distance = second[1] - first[1] - (int(value.shape[-1]) - int(value.shape[-2]))
+    if name in ("le", "lt"):
+        return Band(None, distance - (name == "lt"))
+    left = -(distance + (name == "gt"))
+    return Band(left, None) if left >= 0 else None
+
+
+def _count(value: torch.Tensor | None) -> tuple[int, int] | None:
+    """The axis, -1 or -2, along which whole numbers count up by one and nothing else changes; the first of them."""
+    if value is None or value.dtype not in (torch.int64, torch.int32):
+        return None
+    value = once(value)
+    for axis in (-1, -2):
+        if value.dim() >= -axis and value.numel() == value.shape[axis] > 1:
+            numbers, first = value.flatten(), int(value.flatten()[0])
+            counts = torch.equal(numbers, torch.arange(first, first + len(numbers), dtype=value.dtype))
+            return (axis, first) if counts else None
     return None
 
 
