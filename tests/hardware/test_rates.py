@@ -29,9 +29,9 @@ def test_the_compiler_neither_drops_nor_keeps_what_a_walk_moves(way: str) -> Non
     """All that a thread moves in a step stands in the loop, 16 bytes a request, past the multiprocessor's cache."""
     pytest.importorskip("triton")
     from tests.kernels.machine_code import compiled, spilled
-    from tilewright.hardware.cache_memory import SHAPES, WAYS, walk
+    from tilewright.hardware.cache_memory import DIRECTIONS, SHAPES, walk
 
-    reads, writes = WAYS[way]
+    reads, writes = DIRECTIONS[way]
     types = {"source": "*fp32", "target": "*fp32", "elements": "i32", "walks": "i32"}
     for shape in SHAPES:
         constants = {"READS": reads, "WRITES": writes, "BLOCK": shape.block}

@@ -11,7 +11,7 @@ from typing import Any
 
 from tilewright.anatomy.capture import TritonLaunch, launch_record, operands
 from tilewright.anatomy.program_accesses import program_accesses, sampled
-from tilewright.hardware.geometry import Alternative, KernelView, laid_out, read, tiles_of, view_of, written
+from tilewright.hardware.geometry import Alternative, KernelView, occupancy_and_waves, read, tiles_of, view_of, written
 from tilewright.records.launch_record import Grid, Operand, ProgramAccesses
 
 _SMALLEST_TILE = 8
@@ -214,7 +214,7 @@ def _alternative(
         record = launch_record(made)
     except Exception as error:  # of Triton, LLVM or ptxas
         return Alternative(change, None, refused=f"it does not compile: {str(error).strip().splitlines()[-1]}")
-    found, waves = laid_out(record, sms)
+    found, waves = occupancy_and_waves(record, sms)
     if not found.blocks:
         return Alternative(change, record, found, None, tiles, f"no program fits: {', '.join(found.limited_by)}")
     if time is not None and tiles is not None:

@@ -1,4 +1,4 @@
-"""What every verb prints with: tables, JSON, and the stage at hand."""
+"""Output of every verb: tables, JSON, and the current stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 
 def show(renderable: Any) -> None:
-    """Print as wide as the terminal is, or 160 columns where there is none."""
+    """Print as wide as the terminal, or 160 columns without one."""
     console = Console()
     Console(width=console.width if console.is_terminal else 160).print(renderable)
 
@@ -29,7 +29,7 @@ def working(what: str, quiet: bool) -> Iterator[None]:
 
 @contextmanager
 def stages(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr that names the stage at hand; nothing where nobody watches."""
+    """A spinner on stderr that names the current stage; nothing if stderr is no terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda _: None

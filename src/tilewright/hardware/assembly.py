@@ -49,16 +49,16 @@ _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel takes for each thread, and the static shared memory of a block, in bytes."""
+    """Registers and stack of a thread, and static shared memory of a block, in bytes."""
 
     registers: int
     stack_bytes: int
     """Local memory: spilled registers, and arrays indexed at run time."""
     shared_bytes: int
-    """As the machine code states it, with what the system takes."""
+    """As the machine code states it, the system's part included."""
 
     def own_shared_bytes(self, capability: str) -> int:
-        """What the kernel itself declared: from 9.0 on the code states the system's KiB along with it.
+        """The part that the kernel declared: from 9.0 on the machine code includes the system's KiB.
 
         >>> Resources(32, 0, 2048).own_shared_bytes("9.0"), Resources(32, 0, 2048).own_shared_bytes("8.0")
         (1024, 2048)

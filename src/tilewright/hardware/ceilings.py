@@ -1,4 +1,4 @@
-"""What this device was measured to reach, and where that is kept."""
+"""The rates that this device was measured to reach, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _QUEUED = 1000
 """Operators queued behind each other to time one launch."""
 _CACHE_COPIES = 50
 _GPU_BUFFER_BYTES = 2 * 1024 * _MIB
-"""A copy so large takes a millisecond on the fastest card: its first and last microseconds do not show."""
+"""Such a copy takes a millisecond on the fastest card, so its first and last microseconds do not matter."""
 _PINNED_BYTES = 256 * _MIB
 _FORMAT = 3
-"""Of the file that keeps ceilings; figures of another are measured again."""
+"""Version of the file that keeps ceilings; with another version they are measured again."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class _Bench:
         return self.medians_us({"": function}, flush_l2=flush_l2)[""]
 
     def turn_us(self, kernels: Mapping[str, Callable[[int], object]], few: int, many: int) -> dict[str, float]:
-        """What one more turn of each kernel takes, by launches of `few` and of `many` turns.
+        """Microseconds of one more turn of each kernel, from launches of `few` and of `many` turns.
 
-        Their difference has no launch in it, no first fetch from memory, and no programs that begin or end alone.
+        Their difference contains no launch, no first fetch from memory, and no start or end of programs.
         """
         calls = {f"{name} {turns}": partial(run, turns) for name, run in kernels.items() for turns in (few, many)}
         times_us = self.medians_us(calls, flush_l2=False)
@@ -88,7 +88,7 @@ def measure_ceilings(device: str = "cpu", *, machine: Machine | None = None, sec
     |---|---|---|---|
     | copy, read, write | float32 | GB/s | buffers four times the last-level cache |
     | cache | float32 | GB/s | copy what the last-level cache holds: bytes read and written |
-    | cache read, cache write | float32 | GB/s | GPU with Triton: one way |
+    | cache read, cache write | float32 | GB/s | GPU with Triton: one direction |
     | matmul | each | TFLOP/s | square, the best size |
     | matmul 4096, matmul 8192 | each | TFLOP/s | GPU only: the sizes that the best is of |
     | vector | float32 | TFLOP/s | multiply-adds outside matrix units: the fp32 matmul's, or more by one of ours |
@@ -161,18 +161,18 @@ def _walked_GBps(bench: _Bench) -> dict[str, float]:
     from tilewright.hardware.cache_memory import FEW, MANY, cache_walkers
 
     walkers = cache_walkers(torch.device(bench.device), bench.cache_bytes)
-    named = {f"{way} {number}": walker for way, own in walkers.items() for number, walker in enumerate(own)}
+    named = {f"{kind} {number}": walker for kind, shapes in walkers.items() for number, walker in enumerate(shapes)}
     times_us = bench.turn_us({name: walker.walk for name, walker in named.items()}, FEW, MANY)
     rates = {name: walker.nbytes / times_us[name] / 1e3 for name, walker in named.items()}
-    best = {way: max(rates[f"{way} {number}"] for number in range(len(own))) for way, own in walkers.items()}
+    best = {kind: max(rates[f"{kind} {number}"] for number in range(len(shapes))) for kind, shapes in walkers.items()}
     return {"cache": best["copy"], "cache read": best["read"], "cache write": best["write"]}
 
 
 def _copied_GBps(bench: _Bench) -> float:
-    """By operators, a quarter of the cache into another, launches included.
+    """Rate of operators that copy a quarter of the cache into another quarter, launches included.
 
-    On a CPU they do not show: 4 and 8 MB of a cache of 32 move at the same 169 GB/s. The difference of two sizes would
-    be free of them, but was seen five times too high while other programs ran. On an H200 they cost a quarter.
+    On a CPU launches do not matter: 4 and 8 MB of a cache of 32 move at the same 169 GB/s. The difference of two sizes
+    would exclude them, but came out five times too high while other programs ran. On an H200 launches cost a quarter.
     """
     import torch
 
@@ -188,7 +188,7 @@ def _copied_GBps(bench: _Bench) -> float:
 
 
 def _recorded(function: Callable[[], None], device: str) -> Callable[[], None]:
-    """`function` as a CUDA graph: kernels of a few microseconds outrun a host that queues them singly."""
+    """`function` as a CUDA graph: a host cannot queue kernels of a few microseconds fast enough one by one."""
     import torch
 
     with torch.cuda.device(device):
@@ -209,7 +209,7 @@ def _matmuls(bench: _Bench) -> list[Ceiling]:
     rows: list[Ceiling] = []
     try:
         for name in names:
-            # fp32 is to be fp32: TF32 would pass for a far higher vector rate.
+            # TF32 would be taken for a far higher fp32 rate.
             torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
             rates = _matmul_TFLOPs(bench, "float32" if name == "tf32" else name)
             rows.append(bench.ceiling("matmul", name, max(rates.values()), "TFLOP/s"))
@@ -221,7 +221,7 @@ def _matmuls(bench: _Bench) -> list[Ceiling]:
 
 
 def _matmul_TFLOPs(bench: _Bench, dtype: str) -> dict[int, float]:
-    """By square size; on a CPU larger ones only while a call stays short."""
+    """Rate of each square size; on a CPU larger sizes only while a call is short."""
     import torch
 
     rates: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""What a maker states of a device, by the name its driver gives: the yardstick beside measured ceilings."""
+"""Datasheet figures of a device, by the name that its driver gives, shown beside measured ceilings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tilewright.hardware.detect import Gpu
 
 _PCIE_LANE_GBps = {3: 8 * 128 / 130 / 8, 4: 16 * 128 / 130 / 8, 5: 32 * 128 / 130 / 8}
-"""One lane, one way: transfers a second less the 128b/130b code (PCI Express Base Specification)."""
+"""One lane in one direction: transfers a second, less the 128b/130b code (PCI Express Base Specification)."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ _DATASHEETS = {
 
 
 def datasheet_of(device_name: str) -> Datasheet | None:
-    """The datasheet of the very device that a driver calls `device_name`, if it is known.
+    """The datasheet of exactly the device that a driver calls `device_name`; None if it is not known.
 
     >>> datasheet_of("NVIDIA H200").dram_GBps
     4800.0
@@ -72,7 +72,7 @@ def datasheet_of(device_name: str) -> Datasheet | None:
 
 
 def stated(ceiling: Ceiling, datasheet: Datasheet | None, gpu: Gpu | None) -> float | None:
-    """What the maker states of the figure that `ceiling` measured, in its unit; None where nobody states it."""
+    """The datasheet figure for what `ceiling` measured, in its unit; None if no datasheet states it."""
     if ceiling.kind in ("host to device", "device to host"):
         return pcie_GBps(gpu.pcie) if gpu and gpu.pcie else None
     if datasheet is None:
@@ -85,7 +85,7 @@ def stated(ceiling: Ceiling, datasheet: Datasheet | None, gpu: Gpu | None) -> fl
 
 
 def pcie_GBps(link: str) -> float | None:
-    """One way, before packet headers; None for a generation that is not known.
+    """Rate in one direction, packet headers included; None for an unknown generation.
 
     >>> round(pcie_GBps("PCIe 5 x16"), 1)
     63.0

@@ -1,4 +1,4 @@
-"""What this machine is. What cannot be read is None, never a guess."""
+"""The hardware and software of this machine. A value that cannot be read is None, never a guess."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ISA = {
     "sve2": "sve2",
     "bf16": "bf16",
 }
-"""Flags of /proc/cpuinfo that decide how fast a kernel can be, with the names people use."""
+"""Flags of /proc/cpuinfo that matter for the speed of kernels, and their usual names."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Cpu:
 
     @property
     def last_level_bytes(self) -> int | None:
-        """All of the level before memory: L3, or the L2 of every core where there is no L3."""
+        """The last level before memory: L3, or without one the L2 of all cores together."""
         if self.l3_bytes is not None or self.l2_bytes is None or self.cores is None:
             return self.l3_bytes
         return self.l2_bytes * self.cores
@@ -66,14 +66,14 @@ class Gpu:
     registers_per_sm: int | None = None
     shared_bytes_per_sm: int | None = None
     pcie: str | None = None
-    """The fastest link that card and slot agree on, `PCIe 5 x16`; an idle one may run slower."""
+    """The fastest link that card and slot support, `PCIe 5 x16`; an idle link may run slower."""
     uuid: str | None = None
-    """What the driver calls this very card."""
+    """The driver's identifier of this card."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Hardware and software that a figure depends on."""
+    """Hardware and software that figures depend on."""
 
     cpu: Cpu
     gpus: tuple[Gpu, ...]
@@ -116,18 +116,18 @@ def detect() -> Machine:
 
 
 def read_cpu(root: Path = Path("/")) -> Cpu:
-    """The processor as Linux tells it in `/proc/cpuinfo` and `/sys/devices/system/cpu` under `root`."""
+    """The processor as Linux describes it in `/proc/cpuinfo` and `/sys/devices/system/cpu` under `root`."""
     text = _text(root / "proc/cpuinfo") or ""
     info = dict(re.findall(r"^([^:\n]+?)[ \t]*:[ \t]*(.*)$", text, re.MULTILINE))
     # x86 says "flags", Arm says "Features".
     flags = info.get("flags") or info.get("Features")
     folder = root / "sys/devices/system/cpu"
     caches = _cache_sizes(folder)
-    own = root == Path("/") and hasattr(os, "sched_getaffinity")
+    this_machine = root == Path("/") and hasattr(os, "sched_getaffinity")
     return Cpu(
         model=info.get("model name") or None,
         cores=_core_count(folder),
-        threads=len(os.sched_getaffinity(0)) if own else len(list(folder.glob("cpu[0-9]*"))) or None,
+        threads=len(os.sched_getaffinity(0)) if this_machine else len(list(folder.glob("cpu[0-9]*"))) or None,
         isa=tuple(name for flag, name in _ISA.items() if flag in flags.split()) if flags else None,
         l1_bytes=max(caches.get(1, {}).values(), default=None),
         l2_bytes=max(caches.get(2, {}).values(), default=None),
@@ -188,7 +188,7 @@ def _torch_gpus(torch: ModuleType) -> list[Gpu]:
 
 
 def _nvml() -> ModuleType | None:
-    """NVIDIA's management library, initialised; None where there is no driver to answer."""
+    """NVIDIA's management library, initialised; None without a driver."""
     nvml = _module("pynvml")
     if nvml is None:
         return None

@@ -1,4 +1,4 @@
-"""The least time a kernel can take on a device, and what sets it."""
+"""The least time a kernel can take on a device, and the resource that bounds it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ def floor_us(
     else DRAM. A CPU runs the launch first, so it is added; a GPU launches the next kernel behind this
     one, so a launch costs only what it exceeds the kernel by.
 
-    `bytes_written` (of `bytes`) prices what is read and not written, or the reverse, at the read or
-    write bandwidth of DRAM, or of the cache where both are known; without it everything moves at the
-    copy bandwidth. `programs` is the number of independent programs the work falls into: fewer than the
-    device has SMs (on a CPU, threads) leave the others idle. Each reaches its share of the arithmetic,
-    and of the cache's bandwidth as much as one SM was measured to draw, which is more than its share; a
-    kernel slowed by that is latency-bound.
+    With `bytes_written` (of `bytes`), the excess of reads over writes (or the reverse) moves at the read (write)
+    bandwidth of DRAM, or of the cache where both are known; without it all bytes move at the copy
+    bandwidth. `programs` is the number of independent programs of the kernel. If it is below the number of
+    SMs (on a CPU, threads), the others idle: each program has one SM's share of the arithmetic rate, and the
+    cache bandwidth that one SM was measured to draw; a kernel slowed by that is latency-bound.
 
-    Integers and other dtypes without a matmul rate are held to the vector rate.
+    Dtypes without a matmul rate, such as integers, have the vector rate.
     """
     vector = profile.vector_TFLOPs
     rate = profile.matmul_TFLOPs.get(dtype, vector) if kind == "compute" else vector
@@ -63,7 +62,7 @@ def floor_us(
 
 
 def _one_sm_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float:
-    """Time of one SM at the last-level cache, which reads while it writes; 0 where nobody measured how fast."""
+    """Time of one SM at the last-level cache, which reads while it writes; 0 if its rate was not measured."""
     read_GBps, write_GBps = profile.sm_read_GBps, profile.sm_write_GBps
     if read_GBps is None or write_GBps is None:
         return 0.0
@@ -73,7 +72,7 @@ def _one_sm_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -
 
 
 def _cache_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float | None:
-    """Reads and writes pass a cache side by side: no less than either takes alone, nor than a copy takes of both."""
+    """A cache reads while it writes: the larger of the times of reads, of writes, and of a copy of what is both."""
     if profile.l2_GBps is None:
         return None
     if bytes_written is None or profile.l2_read_GBps is None or profile.l2_write_GBps is None:
@@ -85,7 +84,7 @@ def _cache_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) ->
 
 
 def _dram_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float:
-    """What is both read and written moves at the copy bandwidth, the rest one way."""
+    """Bytes both read and written move at the copy bandwidth, the rest at that of their direction."""
     if bytes_written is None:
         return nbytes / (profile.copy_GBps * 1e3)
     bytes_read = nbytes - bytes_written

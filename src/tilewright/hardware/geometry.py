@@ -1,4 +1,4 @@
-"""A kernel's launch on its device: what fits on a multiprocessor, how the grid falls into waves, what else might."""
+"""A kernel's launch on its device: occupancy, waves, and the same for other constants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.records.launch_record import Access, LaunchRecord, ProgramAccess
 
 @dataclass(frozen=True)
 class Alternative:
-    """The same kernel with other constants; `refused` says why it would not do."""
+    """The same kernel with other constants; `refused` says why it cannot run so."""
 
     change: Mapping[str, int]
     launch: LaunchRecord | None
@@ -26,7 +26,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class KernelView:
-    """All that is known of one launch; `device` names the profile that it was laid out for."""
+    """One launch, its occupancy and its waves; `device` names the profile that they hold for."""
 
     launch: LaunchRecord
     device: str
@@ -38,25 +38,25 @@ class KernelView:
     walks: tuple[ProgramAccesses, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     notes: tuple[str, ...] = ()
-    """What is not shown, and why."""
+    """Facts that are missing, and why."""
 
 
-def laid_out(launch: LaunchRecord, sms: int) -> tuple[Occupancy, Waves | None]:
-    """Occupancy and waves of a launch on a device of so many multiprocessors; no waves where nothing fits."""
+def occupancy_and_waves(launch: LaunchRecord, sms: int) -> tuple[Occupancy, Waves | None]:
+    """Occupancy and waves of a launch on a device of `sms` multiprocessors; no waves if no block fits."""
     found = occupancy(architecture(launch.capability), launch.threads, launch.registers, launch.shared_bytes)
     return found, Waves(launch.programs, sms, found.blocks) if found.blocks else None
 
 
 def view_of(launch: LaunchRecord, device: str, sms: int) -> KernelView:
-    """The view that needs nothing but the launch."""
+    """The view that follows from the launch alone."""
     instructions = read_sass(launch.sass) if launch.sass else None
     if launch.language == "cpp":
         return KernelView(launch, device, None, None, None)
-    return KernelView(launch, device, instructions, *laid_out(launch, sms))
+    return KernelView(launch, device, instructions, *occupancy_and_waves(launch, sms))
 
 
 def tiles_of(walk: ProgramAccesses) -> int:
-    """Tiles that a program walks: distinct blocks of the operand of which it touches the most."""
+    """Tiles that a program walks: the largest number of distinct blocks that it touches of any operand."""
     tiles: dict[str, set[tuple[tuple[int, int], ...]]] = {}
     for access in walk.accesses:
         if access.elements:
@@ -92,16 +92,16 @@ def view_record(view: KernelView) -> dict[str, Any]:
         ]
         record["instructions"] = asdict(view.instructions) | {"moves": moves, "spills": view.instructions.spills}
     _add_derived(record, view)
-    for own, other in zip(record["alternatives"], view.alternatives, strict=True):
-        _add_derived(own, other)
+    for entry, other in zip(record["alternatives"], view.alternatives, strict=True):
+        _add_derived(entry, other)
         if other.launch is not None:
             kept = ("grid", "threads", "registers", "stack_bytes", "shared_bytes", "measured_us")
-            own["launch"] = {key: own["launch"][key] for key in kept}
+            entry["launch"] = {key: entry["launch"][key] for key in kept}
     return record
 
 
 def _add_derived(record: dict[str, Any], of: KernelView | Alternative) -> None:
-    """What follows from occupancy and waves, which `asdict` leaves out."""
+    """Add the properties of occupancy and waves, which `asdict` leaves out."""
     if of.occupancy is not None:
         record["occupancy"]["limited_by"] = list(of.occupancy.limited_by)
     if of.waves is not None:

@@ -1,7 +1,7 @@
 """How fast the multiprocessors of a GPU multiply and add fp32 outside matrix units; needs Triton and a CUDA device.
 
-Every thread keeps chains of dependent multiply-adds in registers, enough of them that one's latency is hidden
-behind the others, and touches memory once. `tests/gpu/test_ceilings.py` holds the result against the clock.
+Every thread keeps chains of dependent multiply-adds in registers, enough to hide the latency of each, and accesses
+memory once. `tests/gpu/test_ceilings.py` holds the result against the clock.
 """
 # mypy: allow-untyped-decorators
 
@@ -13,20 +13,22 @@ import torch
 import triton
 import triton.language as tl
 
+from tilewright.hardware.architectures import limits_of
+
 WARPS = 8
 CHAINS = 8
-"""A thread's."""
+"""Chains of a thread."""
 PROGRAMS_PER_SM = 4
 STEPS = 32
-"""Of each chain, written out: the loop around them costs little beside."""
+"""Unrolled steps of each chain, so that the loop costs little."""
 FEW, MANY = 256, 1024
 """Turns of that loop."""
 
 
 @triton.jit
 def chains(out, factor, term, turns, BLOCK: tl.constexpr, STEPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """x ← x · factor + term, `turns` × STEPS times for each x of `out` fp32[programs × BLOCK], which begins as its
-    place in the block."""
+    """x ← x · factor + term, `turns` × STEPS times for each x of `out` fp32[programs × BLOCK], which starts as its
+    index in the block."""
     lane = tl.arange(0, BLOCK)
     x = lane.to(tl.float32)
     for _ in range(turns):
@@ -36,8 +38,8 @@ def chains(out, factor, term, turns, BLOCK: tl.constexpr, STEPS: tl.constexpr): 
 
 
 def multiply_adder(device: torch.device) -> tuple[Callable[[int], object], int]:
-    """A call that multiplies and adds on every multiprocessor for so many turns, and the FLOPs of one: two each."""
-    programs = PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+    """A call that runs `turns` turns on every multiprocessor, and the FLOPs of one turn."""
+    programs = PROGRAMS_PER_SM * limits_of(device).multiprocessors
     block = 32 * WARPS * CHAINS
     out = torch.empty(programs * block, device=device)
 

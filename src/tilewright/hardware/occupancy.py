@@ -1,7 +1,7 @@
-"""How many blocks of a kernel live on a multiprocessor at once, what limits them, and how a grid falls into waves.
+"""How many blocks of a kernel are resident on a multiprocessor, what limits them, and the waves of a grid.
 
 Closed formulas of NVIDIA's occupancy calculator (`cuda_occupancy.h`, and "CUDA C++ Programming Guide", tables of
-features and technical specifications per compute capability). They say what fits, not how fast it runs.
+features and technical specifications per compute capability). They say what fits, not how fast it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilewright.records.errors import UsageError
 
 WARP = 32
 _REGISTER_UNIT = 256
-"""Registers are handed out to a warp in units of so many, on every architecture from 7.0 on."""
+"""Registers are allocated to a warp in units of this many, on every architecture from 7.0 on."""
 _PARTITIONS = 4
 """Each multiprocessor is four partitions with a quarter of the registers; a warp stays in one."""
 
@@ -31,11 +31,11 @@ class Occupancy:
     share: float
     """Resident warps over the most that the multiprocessor holds."""
     limits: Mapping[Resource, int]
-    """How many blocks each resource alone would allow."""
+    """Blocks that each resource alone would allow."""
 
     @property
     def limited_by(self) -> tuple[Resource, ...]:
-        """The resources that allow no further block; several may run out together."""
+        """The resources that allow no further block; there may be several."""
         return tuple(resource for resource, blocks in self.limits.items() if blocks == self.blocks)
 
 
@@ -69,7 +69,7 @@ def _by_registers(sm: Architecture, warps: int, registers: int) -> int:
     if registers > sm.max_registers_per_thread:
         return 0
     of_a_warp = _round_up(max(registers, 1) * WARP, _REGISTER_UNIT)
-    # A block's warps go round the partitions, so one block alone must fit as if it filled its last round.
+    # Warps are dealt to the partitions in turn, so a block needs room for a multiple of four warps.
     if of_a_warp * _round_up(warps, _PARTITIONS) > sm.registers:
         return 0
     return sm.registers // _PARTITIONS // of_a_warp * _PARTITIONS // warps
@@ -88,7 +88,7 @@ def _round_up(value: int, unit: int) -> int:
 
 @dataclass(frozen=True)
 class Waves:
-    """A grid over a device: `programs` in turns of `slots`, the programs that are resident at once."""
+    """A grid on a device: `programs` in waves of `slots`, the programs that are resident at once."""
 
     programs: int
     sms: int
@@ -105,7 +105,7 @@ class Waves:
 
     @property
     def turns(self) -> int:
-        """Waves, the last one counted whole."""
+        """Waves, a partial last one counted as whole."""
         return -(-self.programs // self.slots)
 
     @property
@@ -124,26 +124,26 @@ class Waves:
 
     @property
     def alone_waves(self) -> float:
-        """Time, in full waves, where a program takes as long alone as beside others on its multiprocessor.
+        """Time, in full waves, if a program takes as long alone as beside others on its multiprocessor.
 
-        So it is while each waits on its own latency: a last wave of one program lasts as long as a full one.
+        This holds for programs bound by latency: a last wave of one program lasts as long as a full one.
         """
         return float(self.turns)
 
     @property
     def shared_waves(self) -> float:
-        """Time, in full waves, where the programs of a multiprocessor share one saturated unit.
+        """Time, in full waves, if the programs of a multiprocessor share one saturated unit.
 
-        Programs are dealt round the multiprocessors, so the busiest has ⌈programs / SMs⌉ of them.
+        Programs are dealt to the multiprocessors in turn, so the busiest has ⌈programs / SMs⌉ of them.
         """
         return -(-self.programs // self.sms) / self.blocks_per_sm
 
     def time(self, alone: float, full: float) -> float:
         """How long the grid takes, where one program alone takes `alone` and a full wave `full`.
 
-        Programs of a wave slow each other through what all share (L2, memory, power), and a last wave of few
-        programs is quicker for it: linear between the two in the share of slots taken. With `alone` equal to
-        `full` this is a staircase; `full` is at least `alone`.
+        Programs of a wave slow each other through L2, memory and power, so a partial last wave is faster: its time is
+        linear in the share of slots taken, from `alone` to `full` (at least `alone`). With both equal this is a
+        staircase.
 
         >>> Waves(programs=198, sms=132, blocks_per_sm=1).time(alone=8.0, full=10.0)
         19.0
@@ -153,5 +153,5 @@ class Waves:
         return (self.turns - 1) * full + alone + (full - alone) * self.last / self.slots
 
     def tail(self, waves: float) -> float:
-        """What the tail adds to a grid that takes `waves`: 0.5 is half as long again as if none idled."""
+        """Extra time of a grid that takes `waves` because slots idle: 0.5 is 50 % more than with none idle."""
         return waves / self.waves - 1 if self.programs else 0.0

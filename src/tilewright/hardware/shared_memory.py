@@ -1,8 +1,8 @@
 """How fast the multiprocessors of a GPU read their shared memory; needs Triton and a CUDA device.
 
 Every thread reads 16 bytes that lie beside its neighbour's, so a warp's request has no bank conflict
-and takes four cycles at 128 bytes a cycle. What is read is added up and written once, or the compiler
-would drop the reads. `tests/gpu/test_ceilings.py` holds the result against the clock.
+and takes four cycles at 128 bytes a cycle. The values are summed and the sum is written once, or the
+compiler would drop the reads. `tests/gpu/test_ceilings.py` holds the result against the clock.
 """
 # mypy: allow-untyped-decorators
 
@@ -14,11 +14,13 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tilewright.hardware.architectures import limits_of
+
 WARPS = 8
 TILES = 8
-"""Tiles of 16 bytes a thread, 32 KiB a program: a power of two, so that the next is found by a mask."""
+"""Tiles of 16 bytes a thread, 32 KiB a program; a power of two, so that a mask gives the next."""
 PROGRAMS_PER_SM = 4
-"""While one waits at its barrier, others read."""
+"""While one program waits at its barrier, others read."""
 FEW, MANY = 128, 640
 """Passes over the tiles."""
 
@@ -41,8 +43,8 @@ def read_shared(out, passes, WARPS: gl.constexpr, TILES: gl.constexpr):  # type:
 
 
 def shared_memory_reader(device: torch.device) -> tuple[Callable[[int], object], int]:
-    """A call that reads shared memory on every multiprocessor so many times, and the bytes read in all each time."""
-    programs = PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+    """A call that reads shared memory on every multiprocessor `passes` times, and the bytes of one pass."""
+    programs = PROGRAMS_PER_SM * limits_of(device).multiprocessors
     out = torch.empty(programs * 128 * WARPS, dtype=torch.int32, device=device)
 
     def read(passes: int) -> object:

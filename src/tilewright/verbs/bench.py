@@ -1,4 +1,4 @@
-"""`bench` of a case: the ways of running it in one interleaved race."""
+"""`bench` of a case: its implementations in one interleaved race."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tilewright.verbs.subject import Subject
 
 PEERS = ("eager", "inductor")
 REPLAYED = ("inductor-reduce-overhead", "tilewright-reduce-overhead")
-"""Ways that become CUDA graphs, on a GPU alone. Such a graph keeps its memory between calls: no call has a peak."""
+"""Implementations that become CUDA graphs, on a GPU only. A graph keeps its memory between calls, so no call has a
+peak."""
 BENCH_IMPLS = ("eager", "eager-sdpa", "inductor", "inductor-out", "tilewright", *REPLAYED)
 CALLS_UNTIL_REPLAYED = 3
 
@@ -28,7 +29,7 @@ def bench_case(
     seconds: float = 20.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[Program, list[Measurement]]:
-    """Time the ways of running `case` in one interleaved run, tilewright's verified first.
+    """Time the implementations of `case` in one interleaved run; tilewright's are verified first.
 
     `impls` are of `BENCH_IMPLS`; default all that the case allows. Raises UsageError for another
     name, VerificationError where the numbers contract does not hold.

@@ -1,4 +1,4 @@
-"""`optimize`: a case rewritten, proved, timed and stored as a run."""
+"""`optimize`: a case compiled, verified, timed and stored as a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Optimized:
-    """One optimised case: its program, the proof, the times, and where the run and its page are."""
+    """One optimised case: its program, verification and times, and the paths of its run and page."""
 
     case: Case
     program: Program

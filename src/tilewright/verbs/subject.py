@@ -1,4 +1,4 @@
-"""A case built once, and every way of running it."""
+"""A case built once, and its implementations by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Subject:
-    """A case built once, its inputs, and every way of running it."""
+    """A case built once, its inputs, and its implementations by name."""
 
     def __init__(self, case: Case, device: str = "cpu", seed: int = 0) -> None:
         import torch
@@ -60,7 +60,7 @@ class Subject:
         return compiled
 
     def _into_warm_output(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The peer with its result written to memory that was touched before."""
+        """The peer, writing its result to memory that is already mapped."""
         held: list[torch.Tensor] = []
 
         def call(*inputs: torch.Tensor) -> Any:
@@ -95,7 +95,7 @@ class Subject:
 
 
 def _eager_with_sdpa(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Eager, but with attention as `scaled_dot_product_attention`: what a user writes by hand at best."""
+    """Eager, but with attention as `scaled_dot_product_attention`: the best that a user writes by hand."""
     from tilewright.passes.attention.recognise import recognise_attention
 
     recognise_attention(module)

@@ -1,4 +1,4 @@
-"""Launches of the Triton activations: what runs over which rows, in blocks of how many elements."""
+"""Launches of the Triton activations: rows, elements of a program, grid."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ def _run(kernel: Any, rows: Rows, results: list[torch.Tensor], kind: str) -> Non
         )  # fmt: skip
 
 
-def _run_into(kernel: Any, tensors: tuple[torch.Tensor, ...], results: int, kind: str) -> list[torch.Tensor]:
-    """`results` new contiguous tensors like the first of `tensors`, filled by `kernel`."""
-    shape = tensors[0]
-    made = [torch.empty(shape.shape, dtype=shape.dtype, device=shape.device) for _ in range(results)]
-    if shape.numel():
-        _run(kernel, rows_of(*tensors), made, kind)
-    return made
+def _computed(kernel: Any, tensors: tuple[torch.Tensor, ...], count: int, kind: str) -> list[torch.Tensor]:
+    """`count` new contiguous tensors like the first of `tensors`, filled by `kernel`."""
+    first = tensors[0]
+    results = [torch.empty(first.shape, dtype=first.dtype, device=first.device) for _ in range(count)]
+    if first.numel():
+        _run(kernel, rows_of(*tensors), results, kind)
+    return results
 
 
 def forward(x: torch.Tensor, kind: str) -> torch.Tensor:
     """act(x), contiguous."""
-    return _run_into(kernels.forward, (x,), 1, kind)[0]
+    return _computed(kernels.forward, (x,), 1, kind)[0]
 
 
 def backward(dy: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
     """dx = dy · act'(x), contiguous."""
-    return _run_into(kernels.backward, (dy, x), 1, kind)[0]
+    return _computed(kernels.backward, (dy, x), 1, kind)[0]
 
 
 def gated_forward(gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
     """act(gate) · up, contiguous."""
-    return _run_into(kernels.gated_forward, (gate, up), 1, kind)[0]
+    return _computed(kernels.gated_forward, (gate, up), 1, kind)[0]
 
 
 def gated_backward(
     dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(dgate, dup), both contiguous."""
-    dgate, dup = _run_into(kernels.gated_backward, (dy, gate, up), 2, kind)
+    dgate, dup = _computed(kernels.gated_backward, (dy, gate, up), 2, kind)
     return dgate, dup

@@ -114,15 +114,15 @@ def _forward(
         return _with_stored_mask(x, residual, p, kind)
     if x.numel() == 0:
         return torch.empty_like(x), torch.zeros(2, dtype=torch.int64, device=x.device)
-    dealt = generator.geometry_on(x.device.index, x.numel(), x.element_size(), alignment)
-    begins: tuple[int, int] | None = (0, 0)
+    geometry = generator.geometry_on(x.device.index, x.numel(), x.element_size(), alignment)
+    start: tuple[int, int] | None = (0, 0)
     if 0.0 < p < 1.0 and torch.cuda.is_current_stream_capturing():
-        begins, state = None, generator.take_captured(x.device, dealt.advance)
+        start, state = None, generator.take_captured(x.device, geometry.advance)
     else:
         state = torch.empty(2, dtype=torch.int64, device=x.device)
         if 0.0 < p < 1.0:
-            begins = generator.take(x.device, dealt.advance)
-    return launch.forward(x.contiguous(), residual.contiguous(), p, kind, dealt, state, begins), state
+            start = generator.take(x.device, geometry.advance)
+    return launch.forward(x.contiguous(), residual.contiguous(), p, kind, geometry, state, start), state
 
 
 def _with_stored_mask(
@@ -151,8 +151,8 @@ def _backward(
         return dropped if x is None else formula_backward(dropped, x, kind)
     if dout.numel() == 0:
         return torch.empty_like(dout)
-    dealt = generator.geometry_on(dout.device.index, dout.numel(), dout.element_size(), alignment)
-    return launch.backward(dout.contiguous(), None if x is None else x.contiguous(), p, kind, dealt, state)
+    geometry = generator.geometry_on(dout.device.index, dout.numel(), dout.element_size(), alignment)
+    return launch.backward(dout.contiguous(), None if x is None else x.contiguous(), p, kind, geometry, state)
 
 
 def _forward_fake(

@@ -1,4 +1,4 @@
-"""The numbers that PyTorch's CUDA dropout draws: which of them each element gets, and where they begin.
+"""The random numbers of PyTorch's CUDA dropout: which one each element gets, and the seed and offset they start from.
 
 `native_dropout` of n elements (ATen/native/cuda/Dropout.cu, checked against it on an H200) runs
 T = 256 · min(⌈n/256⌉, multiprocessors · ⌊threads a multiprocessor / 256⌋) threads, each with vectors of V
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.launches import drawn
 
 LANES = 256
@@ -30,16 +31,16 @@ VECTOR_BYTES = 16
 
 @dataclass(frozen=True)
 class Geometry:
-    """How n elements are dealt to the generator's threads."""
+    """Which thread and step of PyTorch's kernel draws for which of n elements."""
 
     vector: int
     """Neighbouring elements of a thread."""
     blocks: int
     """Blocks of 256 threads."""
     columns: int
-    """Blocks that have any element."""
+    """Blocks with at least one element."""
     steps: int
-    """Times that all threads go over the tensor together."""
+    """Iterations of the grid-stride loop."""
     advance: int
     """What the generator's offset advances by."""
 
@@ -64,8 +65,8 @@ def geometry(count: int, itemsize: int, alignment: int, most_blocks: int) -> Geo
 @functools.cache
 def geometry_on(device: int, count: int, itemsize: int, alignment: int) -> Geometry:
     """`geometry` on CUDA device number `device`."""
-    card = torch.cuda.get_device_properties(device)
-    most = card.multi_processor_count * (card.max_threads_per_multi_processor // LANES)
+    limits = limits_of(torch.device("cuda", device))
+    most = limits.multiprocessors * (limits.max_threads // LANES)
     return geometry(count, itemsize, alignment, most)
 
 
@@ -99,9 +100,9 @@ def take(device: torch.device, advance: int) -> tuple[int, int]:
 def take_captured(device: torch.device, advance: int) -> torch.Tensor:
     """Seed and offset, int64[2] on the device, in a CUDA graph that is being captured.
 
-    Each replay has its own offset, known only on the device. Of PyTorch's operators one hands it out: the
-    memory-efficient attention, which leaves seed and offset for its backward and advances the generator
-    by its number of scores. So one query attends to `advance` keys.
+    Each replay has its own offset, known only on the device. One operator of PyTorch returns it: memory-efficient
+    attention returns seed and offset for its backward and advances the generator by its number of scores. So one
+    query attends to `advance` keys.
     """
     query = torch.zeros(1, 1, 1, 8, dtype=torch.float16, device=device)
     keys = torch.zeros(1, 1, advance, 8, dtype=torch.float16, device=device)

@@ -1,4 +1,4 @@
-"""Launches of the Triton kernels for one tensor's share of the generator's numbers."""
+"""Launches of the Triton kernels, on the grid of PyTorch's own draw."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from tilewright.kernels.dropout_add.generator import Geometry, scale, threshold
 from tilewright.kernels.launches import launch
 
 STEPS = 2
-"""Steps of a program: what is the same for all of them is computed once."""
+"""Steps of a program; it computes what they share once."""
 WARPS = 4
 
 
 def forward(
-    x: torch.Tensor, residual: torch.Tensor, p: float, kind: str, dealt: Geometry, state: torch.Tensor,
-    begins: tuple[int, int] | None,
+    x: torch.Tensor, residual: torch.Tensor, p: float, kind: str, geometry: Geometry, state: torch.Tensor,
+    start: tuple[int, int] | None,
 ) -> torch.Tensor:  # fmt: skip
     """dropout(act(x)) + residual, all contiguous.
 
-    `begins`: seed and offset, which go to `state` (int64[2] on the device); None if they are there already.
+    `start`: seed and offset, which are stored to `state` (int64[2] on the device); None if `state` has them.
     """
     out = torch.empty_like(x)
-    seed, offset = begins or (0, 0)
+    seed, offset = start or (0, 0)
     draws = 0.0 < p < 1.0
     with current(x):
-        if begins and draws:
+        if start and draws:
             launch(kernels.remember, (1,), state, seed, offset, num_warps=1)
         launch(
-            kernels.forward, (dealt.columns, triton.cdiv(dealt.steps, STEPS)),
-            x, residual, out, state, x.numel(), dealt.blocks, seed, offset, threshold(p), scale(p),
-            KIND=kind, PRECISE=x.dtype == torch.float32, VECTOR=dealt.vector, STEPS=STEPS,
-            DRAWS=draws, CAPTURED=begins is None, num_warps=WARPS,
+            kernels.forward, (geometry.columns, triton.cdiv(geometry.steps, STEPS)),
+            x, residual, out, state, x.numel(), geometry.blocks, seed, offset, threshold(p), scale(p),
+            KIND=kind, PRECISE=x.dtype == torch.float32, VECTOR=geometry.vector, STEPS=STEPS,
+            DRAWS=draws, CAPTURED=start is None, num_warps=WARPS,
         )  # fmt: skip
     return out
 
 
 def backward(
-    dout: torch.Tensor, x: torch.Tensor | None, p: float, kind: str, dealt: Geometry, state: torch.Tensor
+    dout: torch.Tensor, x: torch.Tensor | None, p: float, kind: str, geometry: Geometry, state: torch.Tensor
 ) -> torch.Tensor:
     """dx, from contiguous tensors; x is None where the activation is "none"."""
     dx = torch.empty_like(dout)
     with current(dout):
         launch(
-            kernels.backward, (dealt.columns, triton.cdiv(dealt.steps, STEPS)),
-            dout, dout if x is None else x, dx, state, dout.numel(), dealt.blocks, threshold(p), scale(p),
-            KIND=kind, PRECISE=dout.dtype == torch.float32, VECTOR=dealt.vector, STEPS=STEPS,
+            kernels.backward, (geometry.columns, triton.cdiv(geometry.steps, STEPS)),
+            dout, dout if x is None else x, dx, state, dout.numel(), geometry.blocks, threshold(p), scale(p),
+            KIND=kind, PRECISE=dout.dtype == torch.float32, VECTOR=geometry.vector, STEPS=STEPS,
             DRAWS=0.0 < p < 1.0, num_warps=WARPS,
         )  # fmt: skip
     return dx

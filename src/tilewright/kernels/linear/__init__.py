@@ -224,12 +224,12 @@ def dropout_add_fused(
     if p == 0.0:
         return cuda.linear(x, weight, bias, "add", shape=shape, residual=residual)[0], state
     n = len(weight)
-    dealt = generator.geometry_on(x.device.index, len(x) * n, x.element_size(), ALIGNED)
+    geometry = generator.geometry_on(x.device.index, len(x) * n, x.element_size(), ALIGNED)
     captured = torch.cuda.is_current_stream_capturing()
     if captured:
-        state = generator.take_captured(x.device, dealt.advance)
-    seed, offset = (0, 0) if captured else generator.take(x.device, dealt.advance)
-    threads = dealt.blocks * generator.LANES
+        state = generator.take_captured(x.device, geometry.advance)
+    seed, offset = (0, 0) if captured else generator.take(x.device, geometry.advance)
+    threads = geometry.blocks * generator.LANES
     row_turn, row_thread = divmod(n // cuda.VECTOR, threads)
     limit = generator.threshold(p) - 1
     draw = cuda.Draw(seed, offset, state.data_ptr(), captured, limit, *factors, threads, row_turn, row_thread)

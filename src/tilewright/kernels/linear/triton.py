@@ -1,9 +1,8 @@
 """gelu(x · weightᵀ + bias) in plain Triton: a persistent kernel over tiles fetched by tensor descriptors.
 
-Every program walks every n-th tile, grouped so that programs at work share rows and columns in L2. The
-compiler pipelines the loop over K and interleaves a tile's epilogue with nothing: warps that multiply also
-compute the GELU and store, while the matrix units wait. That is its limit; `cuda.cu` hands the epilogue
-to other warps.
+Every program walks every n-th tile, grouped so that concurrent programs share rows and columns in L2. The compiler
+pipelines the loop over K, but the warps that multiply also compute the GELU and store, while the matrix units wait.
+That is its limit; in `cuda.cu` other warps have the epilogue.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs
 
@@ -14,12 +13,13 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.activation.formulas import activate, rounded
 from tilewright.kernels.device import current
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 GROUP = tl.constexpr(8)
-"""Rows of tiles that are walked together."""
+"""Rows of tiles that are walked column by column."""
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def linear_gelu(
     """x [M, K], weight [N, K], bias [N]: 16-bit floats, rows of whole multiples of 16 bytes, aligned to 16."""
     y = x.new_empty(len(x), len(weight))
     rows, columns = triton.cdiv(len(x), ROWS), triton.cdiv(len(weight), COLUMNS)
-    resident = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+    resident = limits_of(x.device).multiprocessors
     programs = min(rows * columns, resident)
     with current(x):
         _linear[(programs,)](

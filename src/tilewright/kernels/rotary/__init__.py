@@ -14,12 +14,12 @@ from tilewright.kernels.rotary import launch
 def rotary(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q[B, H, S, D] and k[B, K, S, D] with pairs of the last dimension turned by the angles of their positions.
+    """q[B, H, S, D] and k[B, K, S, D] with pairs of the last dimension rotated by the angles of their positions.
 
     A pair (a, b) becomes (a·cos - b·sin, b·cos + a·sin), with cos and sin [S, D/2]. Pairs are elements i and
     i + D/2 (GPT-NeoX, Llama), or 2i and 2i + 1 where `interleaved` (RoFormer, GPT-J). The results have the
-    shapes and dtypes of q and k and, if those are dense, their layouts; q and k are read as they lie if the
-    elements of the last dimension are neighbours (heads and positions may be transposed), else copied first.
+    shapes and dtypes of q and k and, if those are dense, their layouts; q and k are copied first unless their last
+    dimension has stride 1 (heads and positions may be transposed).
 
     q and k have one floating dtype, cos and sin another or the same; they are constants, without gradient.
     Raises ValueError where shapes, dtypes or devices do not fit, TypeError where q is not floating.
@@ -58,9 +58,9 @@ def _rotate(
 
 
 def _readable(x: torch.Tensor) -> torch.Tensor:
-    """x or a copy of it, whose last dimension, and that of `empty_like`, is of neighbours.
+    """x, or a contiguous copy unless its last dimension and that of `empty_like(x)` have stride 1.
 
-    Of a dimension that steps by one beside the last (windows of a line), PyTorch may make the inner one.
+    If another dimension has stride 1 too (overlapping windows), `empty_like` may make that one the innermost.
     """
     *steps, last = x.stride()
     return x if last == 1 and 1 not in steps else x.contiguous()

@@ -1,4 +1,4 @@
-"""Launches of the rotation."""
+"""The launch of the rotation: heads of a program, warps, grid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilewright.kernels.launches import launch
 from tilewright.kernels.rotary import triton as kernels
 
 LEAST, MOST = 1024, 4096
-"""Elements of a program's block of heads, as far as there are heads."""
+"""Elements of a program's block of heads, if there are enough heads."""
 WARP_ELEMENTS = 512
 """Elements of a warp: two vectors of 16 bytes for each thread in 16 bits."""
 
@@ -18,7 +18,7 @@ WARP_ELEMENTS = 512
 def rotate(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, backward: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q[B, H, S, D] and k[B, K, S, D] turned, against the angles where `backward`; D's elements are neighbours."""
+    """q[B, H, S, D] and k[B, K, S, D] rotated, by the negative angles if `backward`; D has stride 1."""
     results = torch.empty_like(q), torch.empty_like(k)
     (batch, q_heads, length, width), k_heads = q.shape, k.shape[1]
     if batch * length * width == 0 or q_heads + k_heads == 0:
@@ -37,7 +37,7 @@ def rotate(
 
 
 def _heads(q_heads: int, k_heads: int, width: int) -> int:
-    """Heads of a block: as many as q and k both have, so that none is mostly empty."""
+    """Heads of a block: as many as q and k both have, so that no block is mostly empty."""
     shared: int = triton.next_power_of_2(max(min(q_heads, k_heads), 1))
     wanted: int = min(max(shared, LEAST // width), triton.next_power_of_2(max(q_heads, k_heads)))
     return max(min(wanted, MOST // width), 1)

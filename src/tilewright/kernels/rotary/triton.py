@@ -17,12 +17,12 @@ from tilewright.kernels.activation.formulas import rounded
 
 
 @triton.jit
-def _turned(a: tl.tensor, b: tl.tensor, cos: tl.tensor, sin: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def _rotated(a: tl.tensor, b: tl.tensor, cos: tl.tensor, sin: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     return a * cos - b * sin, b * cos + a * sin
 
 
 @triton.jit
-def _turn(
+def _rotate_heads(
     x: tl.tensor, out: tl.tensor, cos: tl.tensor, sin: tl.tensor, first: tl.tensor, heads: tl.tensor,
     pairs: tl.tensor, x_head: tl.tensor, out_head: tl.tensor,
     HEADS: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
@@ -33,7 +33,7 @@ def _turn(
         inside = (head < heads) & (lane < 2 * pairs)
         both = tl.load(x + head.to(tl.int64) * x_head + lane, mask=inside).to(tl.float32)
         a, b = tl.split(tl.reshape(both, [HEADS, PAIRS, 2]))
-        a, b = _turned(a, b, cos[None, :], sin[None, :])
+        a, b = _rotated(a, b, cos[None, :], sin[None, :])
         both = tl.reshape(tl.join(a, b), [HEADS, 2 * PAIRS])
         tl.store(out + head.to(tl.int64) * out_head + lane, rounded(both, out.dtype.element_ty), mask=inside)
     else:
@@ -42,7 +42,7 @@ def _turn(
         x += head.to(tl.int64) * x_head + lane
         out += head.to(tl.int64) * out_head + lane
         a, b = tl.load(x, mask=inside).to(tl.float32), tl.load(x + pairs, mask=inside).to(tl.float32)
-        a, b = _turned(a, b, cos[None, :], sin[None, :])
+        a, b = _rotated(a, b, cos[None, :], sin[None, :])
         tl.store(out, rounded(a, out.dtype.element_ty), mask=inside)
         tl.store(out + pairs, rounded(b, out.dtype.element_ty), mask=inside)
 
@@ -51,25 +51,25 @@ def _turn(
 def rotate(
     q: tl.tensor, k: tl.tensor, q_out: tl.tensor, k_out: tl.tensor, cos: tl.tensor, sin: tl.tensor,
     length: tl.tensor, q_heads: tl.tensor, k_heads: tl.tensor, pairs: tl.tensor, q_batch: tl.tensor,
-    q_head: tl.tensor, q_place: tl.tensor, k_batch: tl.tensor, k_head: tl.tensor, k_place: tl.tensor,
-    q_out_batch: tl.tensor, q_out_head: tl.tensor, q_out_place: tl.tensor, k_out_batch: tl.tensor,
-    k_out_head: tl.tensor, k_out_place: tl.tensor, angle_place: tl.tensor,
+    q_head: tl.tensor, q_position: tl.tensor, k_batch: tl.tensor, k_head: tl.tensor, k_position: tl.tensor,
+    q_out_batch: tl.tensor, q_out_head: tl.tensor, q_out_position: tl.tensor, k_out_batch: tl.tensor,
+    k_out_head: tl.tensor, k_out_position: tl.tensor, angle_position: tl.tensor,
     SIGN: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Program (batch·length + place, block): q_out or k_out [batch, its heads, place, :], strides in elements."""
+    """Program (batch·length + position, block): q_out or k_out [batch, its heads, position, :], strides in elements."""
     batch = (tl.program_id(0) // length).to(tl.int64)
-    place = (tl.program_id(0) % length).to(tl.int64)
+    position = (tl.program_id(0) % length).to(tl.int64)
     pair = tl.arange(0, PAIRS)
-    c = tl.load(cos + place * angle_place + pair, mask=pair < pairs).to(tl.float32)
-    s = tl.load(sin + place * angle_place + pair, mask=pair < pairs).to(tl.float32) * SIGN
+    c = tl.load(cos + position * angle_position + pair, mask=pair < pairs).to(tl.float32)
+    s = tl.load(sin + position * angle_position + pair, mask=pair < pairs).to(tl.float32) * SIGN
     blocks = tl.cdiv(q_heads, HEADS)
     block = tl.program_id(1)
     if block < blocks:
-        q += batch * q_batch + place * q_place
-        q_out += batch * q_out_batch + place * q_out_place
-        _turn(q, q_out, c, s, block * HEADS, q_heads, pairs, q_head, q_out_head, HEADS, PAIRS, INTERLEAVED)
+        q += batch * q_batch + position * q_position
+        q_out += batch * q_out_batch + position * q_out_position
+        _rotate_heads(q, q_out, c, s, block * HEADS, q_heads, pairs, q_head, q_out_head, HEADS, PAIRS, INTERLEAVED)
     else:
-        k += batch * k_batch + place * k_place
-        k_out += batch * k_out_batch + place * k_out_place
+        k += batch * k_batch + position * k_position
+        k_out += batch * k_out_batch + position * k_out_position
         first = (block - blocks) * HEADS
-        _turn(k, k_out, c, s, first, k_heads, pairs, k_head, k_out_head, HEADS, PAIRS, INTERLEAVED)
+        _rotate_heads(k, k_out, c, s, first, k_heads, pairs, k_head, k_out_head, HEADS, PAIRS, INTERLEAVED)

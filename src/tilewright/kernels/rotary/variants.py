@@ -33,7 +33,7 @@ def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
 def _liger(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
     from liger_kernel.ops.rope import LigerRopeFunction
 
-    # It turns q and k where they lie, and takes each angle twice.
+    # It rotates q and k in place, and takes each angle twice.
     whole = (table.repeat(1, 2)[None] for table in (cos, sin))
     return LigerRopeFunction.apply(q.clone(), k.clone(), *whole)
 
@@ -41,7 +41,7 @@ def _liger(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
 SUITES = {
     "rotary": Suite(
         name="rotary",
-        summary="pairs of q and k turned by their positions' angles",
+        summary="pairs of q and k rotated by their positions' angles",
         reference=reference.rotary,
         workload=workload,
         variants=(
@@ -49,7 +49,7 @@ SUITES = {
             Variant("eager", "torch", reference.rotary, "memory, fourteen kernels"),
             generated(reference.rotary, note="memory"),
             inductor(reference.rotary, note="memory"),
-            library("liger", "liger_kernel", _liger, note="turns q and k where they lie; the copies it needs count"),
+            library("liger", "liger_kernel", _liger, note="rotates q and k in place; the copies it needs count"),
         ),
         sizes=((8, 4096, 32, 8, 128), (16, 4096, 32, 32, 64)),
     )
