@@ -146,10 +146,14 @@ def test_the_next_row_is_loaded_first() -> None:
 
 def test_triton_does_not_spill() -> None:
     types = dict.fromkeys(("logits", "gradient", "out"), "*bf16") | {"target": "*i64"}
-    types |= dict.fromkeys(("losses", "statistics", "weight"), "*fp32")
+    types |= dict.fromkeys(("losses", "statistics", "weight", "block_sums"), "*fp32")
     types |= dict.fromkeys(("rows", "columns", "stride", "out_stride", "gradient_stride", "ignored"), "i32")
     types |= dict.fromkeys(("smoothing", "z_loss"), "fp32")
     sizes = kernels.blocks(50257)
     for kernel in (kernels.forward_rows, kernels.backward_tiles):
-        code = machine_code.compiled(kernel, types, sizes | {"SMOOTH": True}, warps=sizes["num_warps"])
+        code = machine_code.compiled(kernel, types, sizes | {"SMOOTH": True, "EACH": True}, warps=sizes["num_warps"])
+        assert machine_code.spilled(code) == 0
+    types |= {"total": "*bf16", "count": "i32"}
+    for mean in (False, True):
+        code = machine_code.compiled(kernels.finish, types, {"MEAN": mean, "BLOCK": kernels.SUM_BLOCK})
         assert machine_code.spilled(code) == 0

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.kernels import machine_code
 from tilewright.kernels import norm
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import reference
@@ -157,6 +158,13 @@ def test_triton_kernels_compile_without_spills(columns: int) -> None:
     assert [name for name, usage in taken.items() if usage["spilled"]] == []
 
 
+def test_the_sum_over_tritons_programs_compiles() -> None:
+    kernels = triton_module()
+    types = {"partial": "*fp32", "first": "*bf16", "second": "*bf16", "programs": "i32", "columns": "i32"}
+    sizes = {"BLOCK_PROGRAMS": kernels.SUM_PROGRAMS, "BLOCK": kernels.SUM_COLUMNS}
+    assert machine_code.spilled(machine_code.compiled(kernels.column_sums, types, sizes)) == 0
+
+
 TRITON_KERNELS = {
     "forward": ("forward_rows", "forward_blocks"),
     "backward": ("backward_rows", "backward_sums", "backward_columns"),
@@ -180,7 +188,7 @@ def triton_usage(name: str, direction: str, columns: int) -> dict[str, int]:
     from tests.emit.machine_code import usage
 
     kernel = getattr(triton_module(), name)
-    block_rows, block, warps = triton_module()._blocks(columns, direction)
+    block_rows, block, warps = triton_module().tile_of(columns, direction)
     constants = {**FLAGS, "BLOCK_ROWS": block_rows, "BLOCK": block}
     narrow = ("x", "residual", "y", "total", "weight", "bias", "dy", "dsum", "dx")
     wide = ("means", "rstds", "partial", "averages")

@@ -115,13 +115,11 @@ def forward(
         logits.data_ptr(), target.data_ptr(), 0 if losses is None else losses.data_ptr(), statistics.data_ptr(),
         block_sums.data_ptr(), rows, columns, layout.stride, ignored, smoothing, z_loss,
     )  # fmt: skip
-    if losses is not None:
-        return losses, statistics, torch.ones((), dtype=torch.float32, device=device)
     total = torch.empty((), dtype=dtype, device=device)
     weight = torch.empty((), dtype=torch.float32, device=device)
     pointers = total.data_ptr(), weight.data_ptr()
     _finish(device.index, dtype)((1,), block_sums.data_ptr(), blocks, *pointers, reduction == "mean")
-    return total, statistics, weight
+    return total if losses is None else losses, statistics, weight
 
 
 def backward(

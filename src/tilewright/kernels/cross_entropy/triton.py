@@ -8,11 +8,12 @@ import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
-from tilewright.kernels.cross_entropy.formula import reduced
 from tilewright.kernels.launches import launch
 
 TILE = 4096
 """Elements that a program takes at once."""
+SUM_BLOCK = 1024
+"""Programs' sums that are added at once."""
 LOWEST = tl.constexpr(-3.402823466e38)
 """Finite, so that -inf minus it is no NaN."""
 
@@ -23,6 +24,7 @@ def forward_rows(
     target,
     losses,
     statistics,
+    block_sums,
     rows,
     columns,
     stride,
@@ -30,6 +32,7 @@ def forward_rows(
     smoothing,
     z_loss,
     SMOOTH: tl.constexpr,
+    EACH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
@@ -59,9 +62,28 @@ def forward_rows(
     if SMOOTH:
         loss = (1.0 - smoothing) * loss + smoothing * (log_sum - (tl.div_rn(plain, columns * 1.0) - most))
     loss += z_loss * (most + log_sum) * (most + log_sum)
-    tl.store(losses + row, tl.where(label == ignored, 0.0, loss), row < rows)
+    loss = tl.where(label == ignored, 0.0, loss)
+    if EACH:
+        tl.store(losses + row, rounded(loss, losses.dtype.element_ty), row < rows)
+    tl.store(block_sums + 2 * tl.program_id(0), tl.sum(loss, 0))
+    tl.store(block_sums + 2 * tl.program_id(0) + 1, tl.sum(tl.where(label == ignored, 0.0, 1.0), 0))
     tl.store(statistics + row, most, row < rows)
     tl.store(statistics + rows + row, log_sum, row < rows)
+
+
+@triton.jit
+def finish(block_sums, total, weight, count, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+    """One program adds the sums of `count` programs: the loss to `total`, what one row counts for to `weight`."""
+    loss, rows = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    start = 0
+    while start < count:
+        at = start + tl.arange(0, BLOCK)
+        loss += tl.load(block_sums + 2 * at, at < count, other=0.0)
+        rows += tl.load(block_sums + 2 * at + 1, at < count, other=0.0)
+        start += BLOCK
+    share = tl.div_rn(1.0, tl.sum(rows, 0)) if MEAN else 1.0
+    tl.store(total, rounded(tl.sum(loss, 0) * share, total.dtype.element_ty))
+    tl.store(weight, share)
 
 
 @triton.jit
@@ -129,16 +151,20 @@ def forward(
     Logits [N, C].
     """
     rows, columns = logits.shape
-    losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    sizes, each = blocks(columns), reduction == "none"
+    programs = triton.cdiv(rows, sizes["BLOCK_ROWS"])
+    loss = torch.empty(rows if each else (), dtype=dtype, device=logits.device)
     statistics = torch.empty((2, rows), dtype=torch.float32, device=logits.device)
-    sizes = blocks(columns)
+    weight = torch.empty((), dtype=torch.float32, device=logits.device)
+    block_sums = torch.empty((programs, 2), dtype=torch.float32, device=logits.device)
     launch(
-        forward_rows, (triton.cdiv(rows, sizes["BLOCK_ROWS"]),),
-        logits, target, losses, statistics, rows, columns, logits.stride(0), ignored, smoothing, z_loss,
-        SMOOTH=smoothing != 0, **sizes,
+        forward_rows, (programs,),
+        logits, target, loss, statistics, block_sums, rows, columns, logits.stride(0), ignored, smoothing, z_loss,
+        SMOOTH=smoothing != 0, EACH=each, **sizes,
     )  # fmt: skip
-    loss, weight = reduced(losses, target, ignored, reduction)
-    return loss.to(dtype), statistics, weight
+    total = torch.empty((), dtype=dtype, device=logits.device) if each else loss
+    launch(finish, (1,), block_sums, total, weight, programs, MEAN=reduction == "mean", BLOCK=SUM_BLOCK)
+    return loss, statistics, weight
 
 
 def backward(

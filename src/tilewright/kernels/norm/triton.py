@@ -1,21 +1,22 @@
 """Layer norm and RMS norm in Triton: a row in one program's registers, or in blocks read twice where it is longer.
 
-Takes any matrix whose columns are adjacent: any row pitch, any alignment, rows of any length. Limits on an
-H200: memory for short rows, 0.96 to 0.98 of the bandwidth of a copy forward at 256 to 4096 columns, bf16 and
-fp32; at 8192, 0.96 to 0.97 but for layer norm of bf16, 0.83, which keeps 64 columns a thread; at 5000, loads that
-Triton narrows because it knows of no alignment, 0.24 to 0.79. Beyond `LARGEST_BLOCK` columns the second read,
-which Triton's programs cannot avoid, having no way to share a row among multiprocessors. Backward 0.66 to 0.83 in
-bf16 layer norm up to 8192 columns.
+Takes any matrix whose columns are adjacent: any row pitch, any alignment, rows of any length. Limit: DRAM for short
+rows; alignment that Triton does not know (5000 columns); the second read beyond `LARGEST_BLOCK` columns, since programs
+cannot share a row. H200, of a copy's bandwidth: forward 0.96 to 0.98 at 256 to 4096 columns, 0.24 to 0.79 at 5000;
+backward of bf16 layer norm 0.66 to 0.83 up to 8192.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.launches import launch
 
 LARGEST_BLOCK = {"forward": 16384, "backward": 8192}
@@ -24,6 +25,8 @@ TILE = 4096
 """Elements a program takes of short rows."""
 PROGRAMS = 4
 """Persistent programs a multiprocessor, backward."""
+SUM_PROGRAMS, SUM_COLUMNS = 32, 64
+"""Tile of the sums over programs."""
 
 
 @triton.jit
@@ -229,11 +232,42 @@ def backward_columns(  # type: ignore[no-untyped-def]
         tl.store(to, tl.sum(d_bias, 0), mask=within)
 
 
-def _blocks(columns: int, direction: str) -> tuple[int, int, int]:
-    """Rows and columns of a program's block, and its warps: 16 bytes a load at every size."""
+@triton.jit
+def column_sums(partial, first, second, programs, columns, BLOCK_PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The programs' partial sums [1 or 2, programs, columns] added: those of [0] to `first`, of [1] to `second`."""
+    kind, column = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    within = column < columns
+    total = tl.zeros([BLOCK_PROGRAMS, BLOCK], tl.float32)
+    start = 0
+    while start < programs:
+        program = start + tl.arange(0, BLOCK_PROGRAMS)
+        at = (kind * programs + program).to(tl.int64) * columns
+        total += _load(partial, at[:, None] + column[None, :], (program < programs)[:, None] & within[None, :])
+        start += BLOCK_PROGRAMS
+    sums = tl.sum(total, 0).to(first.dtype.element_ty)
+    tl.store(first + column, sums, mask=within & (kind == 0))
+    tl.store(second + column, sums, mask=within & (kind == 1))
+
+
+class Tile(NamedTuple):
+    """What a program holds at once."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+def tile_of(columns: int, direction: str) -> Tile:
+    """For rows of so many columns: 16 bytes a load at every size."""
     block = min(triton.next_power_of_2(columns), LARGEST_BLOCK[direction])
     rows = max(1, TILE // block) if columns <= block else 1
-    return rows, block, min(16, max(4, rows * block // (2048 if direction == "forward" else 512)))
+    return Tile(rows, block, min(16, max(4, rows * block // (2048 if direction == "forward" else 512))))
+
+
+def programs_of(rows: int, columns: int, tile: Tile, multiprocessors: int) -> int:
+    """Persistent programs of the backward, that share the rows."""
+    along = -(-columns // tile.columns)
+    return max(1, min(-(-rows // tile.rows), PROGRAMS * multiprocessors // along))
 
 
 def forward(
@@ -245,13 +279,13 @@ def forward(
     total = None if residual is None else torch.empty_like(y)
     mean = torch.empty(rows if centered else 0, dtype=torch.float32, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
-    block_rows, block, warps = _blocks(columns, "forward")
-    kernel = forward_rows if columns <= block else forward_blocks
+    tile = tile_of(columns, "forward")
+    kernel = forward_rows if columns <= tile.columns else forward_blocks
     launch(
-        kernel, (triton.cdiv(rows, block_rows),),
+        kernel, (triton.cdiv(rows, tile.rows),),
         x, x.stride(0), residual, 0 if residual is None else residual.stride(0), y, total, weight, bias, mean, rstd,
-        rows, columns, eps, centered, weight is not None, bias is not None, residual is not None, block_rows, block,
-        num_warps=warps,
+        rows, columns, eps, centered, weight is not None, bias is not None, residual is not None, tile.rows,
+        tile.columns, num_warps=tile.warps,
     )  # fmt: skip
     return y, total, mean, rstd
 
@@ -268,34 +302,32 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dx (plus `dsum`), dweight and dbias of matrices [rows, columns] with adjacent columns."""
     rows, columns = x.shape
+    tile = tile_of(columns, "backward")
+    programs = programs_of(rows, columns, tile, limits_of(x.device).multiprocessors)
+    sums, along = (weight is not None) + has_bias, triton.cdiv(columns, tile.columns)
+    dtype = x.dtype if weight is None else weight.dtype
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    block_rows, block, warps = _blocks(columns, "backward")
-    along = triton.cdiv(columns, block)
-    programs = max(1, min(triton.cdiv(rows, block_rows), PROGRAMS * _multiprocessors(x.device) // along))
-    sums = (weight is not None) + has_bias
     partial = torch.empty((sums, programs, columns), dtype=torch.float32, device=x.device)
+    gradients = [torch.empty(columns, dtype=dtype, device=x.device) for _ in range(sums)]
     pitches = (x, x.stride(0), dy, dy.stride(0))
     more = (dsum, 0 if dsum is None else dsum.stride(0), dx, weight, mean, rstd)
     flags = (centered, weight is not None, has_bias, dsum is not None)
     if along == 1:
         launch(
             backward_rows, (programs,),
-            *pitches, *more, partial, rows, columns, *flags, block_rows, block, num_warps=warps,
+            *pitches, *more, partial, rows, columns, *flags, tile.rows, tile.columns, num_warps=tile.warps,
         )  # fmt: skip
     else:
         averages = torch.empty((2, rows), dtype=torch.float32, device=x.device)
         launch(
             backward_sums, (rows,),
-            *pitches, weight, mean, rstd, averages, rows, columns, *flags[:2], block, num_warps=warps,
+            *pitches, weight, mean, rstd, averages, rows, columns, *flags[:2], tile.columns, num_warps=tile.warps,
         )  # fmt: skip
         launch(
             backward_columns, (along, programs),
-            *pitches, *more, averages, partial, rows, columns, *flags, block, num_warps=warps,
+            *pitches, *more, averages, partial, rows, columns, *flags, tile.columns, num_warps=tile.warps,
         )  # fmt: skip
-    gradients = [one.sum(0).to(x.dtype if weight is None else weight.dtype) for one in partial]
+    if sums:
+        grid = triton.cdiv(columns, SUM_COLUMNS), sums
+        launch(column_sums, grid, partial, gradients[0], gradients[-1], programs, columns, SUM_PROGRAMS, SUM_COLUMNS)
     return dx, gradients[0] if weight is not None else None, gradients[-1] if has_bias else None
-
-
-def _multiprocessors(device: torch.device) -> int:
-    """Of a GPU; 1 under Triton's interpreter, which runs programs one after another."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
