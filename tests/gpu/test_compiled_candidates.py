@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.passes import test_pad_products
+from tests.passes import norms, test_pad_products
 from tests.passes.losses import LOSSES, Head, inputs
 from tilewright.backend import backend, recording
 from tilewright.measure.truth.verify import verify
@@ -44,3 +44,21 @@ def test_products_that_are_not_aligned(loss: Callable[..., Tensor] | None, class
     model.zero_grad()
     assert [d.verdict for d in record.decisions if d.passed_by == "pad_products"] == ["taken"] * 3
     assert [row for row in verify(model, compiled, arguments) if not row.ok] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("training", [False, True])
+def test_norms_with_the_residual_stream(dtype: torch.dtype, training: bool) -> None:
+    torch._dynamo.reset()
+    model = norms.Residual(dtype, 4096).cuda()
+    made = (torch.randn(8192, 4096, dtype=dtype, device="cuda", requires_grad=training) for _ in range(2))
+    arguments = list(made)
+    with recording() as record, torch.set_grad_enabled(training):
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        result = compiled(*arguments)
+        if training:
+            result.sum().backward()
+    model.zero_grad()
+    ran = {kernel for graph in record.graphs for _, kernel in graph.plan.launches() if "tilewright" in kernel}
+    assert "tilewright.add_norm.default" in ran and ("tilewright.norm_backward.default" in ran) == training
+    assert [row for row in verify(model, compiled, arguments, training=training) if not row.ok] == []

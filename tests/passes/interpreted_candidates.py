@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.kernels.interpreter import install
+from tests.passes import norms
 from tests.passes.losses import LOSSES, Head, inputs
 from tilewright.backend import Recording, backend, recording
 from tilewright.measure.truth.verify import verify
+from tilewright.passes import candidates
 
 install()
 
@@ -20,6 +22,8 @@ install()
 @pytest.fixture(autouse=True)
 def in_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    # Every offer is taken, also where small tensors make all times those of launches.
+    monkeypatch.setattr(candidates, "CLEAR", 100.0)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -56,3 +60,19 @@ def test_cross_entropy(loss: Callable[[Tensor, Tensor], Tensor], dtype: torch.dt
 
 def test_cross_entropy_without_gradients() -> None:
     check(Head(LOSSES[0], torch.bfloat16), inputs(torch.bfloat16), {"cross_entropy"}, training=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_layer_norm(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = norms.Residual(dtype)
+    record = check(model, norms.inputs(dtype), {"add_norm", "norm", "norm_backward"})
+    check(model, norms.inputs(dtype), {"add_norm"}, training=False)
+    # What the norms give is computed again: of the stream's extent only the stream and what relu gave are kept.
+    forward, _ = (graph.plan.graph for graph in record.graphs)
+    results = forward.output_node().all_input_nodes
+    assert sum(node.op != "placeholder" and node.meta["val"].numel() == 2 * 5 * norms.WIDTH for node in results) <= 4
+
+
+def test_a_norm_without_a_weight() -> None:
+    check(norms.Alone(), norms.inputs(torch.float32), {"norm", "norm_backward"})

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.passes import norms
 from tests.passes.losses import CLASSES, LOSSES, Head, padded
 from tilewright.compile.price import PricedCase, price_case
 from tilewright.hardware.target import target_named
@@ -94,3 +95,34 @@ def test_what_cross_entropy_does_not_take_says_why() -> None:
         found = priced(model, shapes)
         (decision,) = chosen(found)
         assert ours(found) == [] and decision.verdict == "refused" and why in decision.reason
+
+
+# Norms.
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_norm_takes_the_residual_addition_and_one_with_a_relu_behind_it_stays(training: bool) -> None:
+    found = priced(norms.Residual(torch.bfloat16, 4096), "bf16[8192,4096],bf16[8192,4096]", training=training)
+    assert [decision.verdict for decision in chosen(found)] == ["taken", "refused"]
+    # Backward computes again what its product reads of the norm's result, and adds the gradient of the stream.
+    assert ours(found) == ["add_norm", "norm", "norm_backward"][: 1 + 2 * training]
+    nodes = [node for graph in found.plan.graphs for node in graph.graph.nodes if "norm_backward" in str(node.target)]
+    assert all(node.args[2] is not None for node in nodes if "tilewright" in str(node.target))
+    (generated,) = [r for r in found.program.regions if r.graph == "forward" and "native_layer_norm" in r.name]
+    assert "relu" in generated.name
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "device", "why"),
+    [
+        (norms.Alone(), "fp64[64,4096],fp64[8,4096]", "h200", "its kernels take"),
+        (norms.Alone(), "bf16[64,4096],bf16[8,4096]", "a100", "measured on Hopper alone"),
+        (norms.Alone(), "bf16[64,4096],bf16[8,4096]", "cpu", "for GPUs"),
+        (norms.Alone(), "bf16[64,65536],bf16[8,65536]", "h200", "longer than 64 KiB"),
+        (lambda x, r: F.layer_norm(x, x.shape[-2:]) + r, "bf16[4,64,64],bf16[64,64]", "h200", "over the last axis"),
+    ],
+)
+def test_norms_that_the_kernels_do_not_take(model: Callable[..., object], shapes: str, device: str, why: str) -> None:
+    found = priced(model, shapes, device)
+    (decision,) = chosen(found)
+    assert decision.verdict == "refused" and why in decision.reason and ours(found) == []

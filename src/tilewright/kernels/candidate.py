@@ -5,7 +5,7 @@ Each folder that has such a kernel has a `candidate.py` with one `Candidate`; `p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,5 +62,6 @@ class Candidate:
     """In words, for a decision's reason: `log_softmax and nll_loss`."""
     roots: frozenset[str]
     """The operators at which a match begins, by full name."""
-    offer: Callable[[Node, Target], Offer | None]
-    """The offer for a match at a node; None where the pattern is not there."""
+    offers: Callable[[Node, Target, Container[Node]], Sequence[Offer]]
+    """For a match at a node, what the kernel can take with it; empty where the pattern is not there. The last
+    argument holds the nodes that wait for gradients."""

@@ -9,7 +9,7 @@ the joint graph, before the cut, since what is saved for backward follows from i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import fx
 
@@ -18,11 +18,13 @@ from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
 from tilewright.kernels.cross_entropy.candidate import CANDIDATE as CROSS_ENTROPY
+from tilewright.kernels.norm.candidate import CANDIDATE as NORM
 from tilewright.passes.generated import Groups
+from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision, Verdict
 
-CANDIDATES = (CROSS_ENTROPY,)
+CANDIDATES = (CROSS_ENTROPY, NORM)
 CLEAR = 0.95
 """Predicted times that are nearer to each other than this say nothing: the generated kernel stays."""
 
@@ -33,30 +35,48 @@ def choose_candidates(graph: fx.Graph, target: Target, candidates: Iterable[Cand
     decisions: list[Decision] = []
     for candidate in candidates:
         for node in [node for node in graph.nodes if str(node.target) in candidate.roots]:
-            offer = candidate.offer(node, target)
-            if offer is not None:
-                decisions.append(_decide(node, candidate, offer, groups, target.profile))
+            if offers := candidate.offers(node, target, groups.backward):
+                decision = _decide(node, candidate, offers, groups, target.profile)
+                decisions.append(decision)
+                if decision.verdict == "taken":
+                    drop_unread(graph)
+                    groups = Groups(graph)
     return decisions
 
 
-def _decide(node: fx.Node, candidate: Candidate, offer: Offer, groups: Groups, profile: DeviceProfile) -> Decision:
-    producer = behind_views(offer.replaces[0].all_input_nodes[0]).name
-    source, consumer, predicted = source_line(node), node.name, None
+def _decide(
+    node: fx.Node, candidate: Candidate, offers: Sequence[Offer], groups: Groups, profile: DeviceProfile
+) -> Decision:
+    producer, source = behind_views(node.all_input_nodes[0]).name, source_line(node)
+    consumer, predicted = node.name, None
     verdict: Verdict = "refused"
-    if offer.refusal is not None:
-        reason = f"{candidate.kernel} does not take {candidate.stands_for}: {offer.refusal}"
+    possible = [offer for offer in offers if offer.refusal is None]
+    if not possible:
+        reason = f"{candidate.kernel} does not take {candidate.stands_for}: {offers[0].refusal}"
     else:
-        ours = sum(work.predicted_us(profile) for work in offer.work)
-        beside = groups.around(offer.replaces)
-        with_it = ours + groups.predicted_us(beside - set(offer.replaces), profile)
-        without = groups.predicted_us(beside, profile)
-        predicted, faster = ours, with_it < without * CLEAR
+        best = min((_Priced(offer, groups, profile) for offer in possible), key=lambda priced: -priced.gain_us)
+        predicted = best.kernel_us
         reason = (
-            f"{candidate.kernel} in place of {candidate.stands_for}: {with_it:.0f} µs predicted with what is beside "
-            f"it, {without:.0f} µs as generated kernels and library calls"
+            f"{candidate.kernel} in place of {candidate.stands_for}: {best.with_us:.0f} µs predicted with what is "
+            f"beside it, {best.without_us:.0f} µs as generated kernels and library calls"
         )
-        if faster:
-            verdict, consumer = "taken", offer.apply().name
+        if best.with_us < best.without_us * CLEAR:
+            verdict, consumer = "taken", best.offer.apply().name
     return Decision(
         "forward", producer, consumer, verdict, reason, predicted_us=predicted, source=source, passed_by="candidates"
     )
+
+
+class _Priced:
+    """An offer, and the predicted time of all that it touches with it and without it."""
+
+    def __init__(self, offer: Offer, groups: Groups, profile: DeviceProfile) -> None:
+        self.offer = offer
+        beside = groups.around(offer.replaces)
+        self.kernel_us = sum(work.predicted_us(profile) for work in offer.work)
+        self.with_us = self.kernel_us + groups.predicted_us(beside - set(offer.replaces), profile)
+        self.without_us = groups.predicted_us(beside, profile)
+
+    @property
+    def gain_us(self) -> float:
+        return self.without_us - self.with_us

@@ -9,7 +9,7 @@ dx = _log_softmax_backward_data(dy, y, 1)           [N, C]
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,17 +44,17 @@ class _Match:
         return (self.softmax, self.loss, *(self.backward or ()))
 
 
-def offer(node: Node, target: Target) -> Offer | None:
+def offers(node: Node, target: Target, _: Container[Node]) -> list[Offer]:
     """Cross entropy in place of the `nll_loss_forward` that `node` is, if a log_softmax over rows is below it."""
     softmax = node.args[0]
     if not isinstance(softmax, Node) or calls.operator_name(softmax.target) != "_log_softmax":
-        return None
+        return []
     logits = calls.output(softmax.all_input_nodes[0])
     if logits is None or logits.dim() != 2 or softmax.args[1] not in (1, -1):
-        return None
+        return []
     match, refusal = _matched(node, softmax)
     refusal = refusal or _refusal(node, logits, target)
-    return Offer(tuple(_with_casts(match)), _work(match, logits), lambda: _apply(match), refusal)
+    return [Offer(tuple(_with_casts(match)), _work(match, logits), lambda: _apply(match), refusal)]
 
 
 def _matched(node: Node, softmax: Node) -> tuple[_Match, str | None]:
@@ -145,5 +145,5 @@ def _apply(match: _Match) -> Node:
 
 
 CANDIDATE = Candidate(
-    "tilewright.cross_entropy", "log_softmax and nll_loss", frozenset({"aten.nll_loss_forward.default"}), offer
+    "tilewright.cross_entropy", "log_softmax and nll_loss", frozenset({"aten.nll_loss_forward.default"}), offers
 )

@@ -1,0 +1,245 @@
+"""Layer norm and RMS norm in a compiled program, forward and backward, with the residual additions beside them.
+
+    h = add(x, r)                                                →   y, h, mean, rstd = add_norm(x, r, w, b, …)
+    y, mean, rstd = native_layer_norm(h, …)
+
+    dh, dw, db = native_layer_norm_backward(dy, h, …)            →   ds, dw, db = norm_backward(dy, h, g, w, …)
+    ds = add(g, dh)
+
+What backward reads of y it computes again from h, which it needs anyway: y is not kept.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_call
+from tilewright.hardware.architectures import known
+from tilewright.hardware.target import Target
+from tilewright.kernels.candidate import Candidate, Offer, Work
+from tilewright.kernels.row import ELEMENTS
+
+FORWARD_SHARE, BACKWARD_SHARE = 0.97, 0.94
+"""Of the copy bandwidth, bf16, 7168 columns on an H200."""
+LONGEST_ROW = 64 * 1024
+"""Bytes."""
+FORWARD = frozenset({"aten.native_layer_norm.default", "aten._fused_rms_norm.default"})
+BACKWARD = {"native_layer_norm_backward", "_fused_rms_norm_backward"}
+SMALLEST = torch.finfo(torch.float32).eps
+"""What PyTorch's RMS norm adds where the caller says nothing."""
+
+
+@dataclass(frozen=True)
+class _Match:
+    """One norm, and in training its gradient."""
+
+    node: Node
+    x: Node
+    weight: Node | None
+    bias: Node | None
+    eps: float
+    centered: bool
+    backward: Node | None
+    summed: Node | None
+    """The residual addition that makes x, if the kernel can make it."""
+    passed_on: Node | None
+    """The addition of another gradient to that of x, if the kernel can make it."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        value = calls.output(self.x)
+        assert value is not None
+        return value
+
+    def nodes(self, with_sum: bool) -> tuple[Node, ...]:
+        found = (self.node, self.backward, self.passed_on, self.summed if with_sum else None)
+        return tuple(node for node in found if node is not None)
+
+
+def offers(node: Node, target: Target, waiting: Container[Node]) -> Sequence[Offer]:
+    """The norm alone, and with the addition before it."""
+    named = calls.arguments(node)
+    x, weight, bias = (named.get(name) for name in ("input", "weight", "bias"))
+    value = calls.output(x) if isinstance(x, Node) else None
+    if not isinstance(x, Node) or value is None or not isinstance(shape := named["normalized_shape"], (list, tuple)):
+        return []
+    backward, refusal = _backward(node, x)
+    eps = named["eps"]
+    match = _Match(
+        node, x, weight if isinstance(weight, Node) else None, bias if isinstance(bias, Node) else None,
+        SMALLEST if eps is None else float(eps), "native_layer_norm" in str(node.target), backward,  # type: ignore[arg-type]
+        _summed(node, x, weight, bias), None if backward is None else _passed_on(backward, value),
+    )  # fmt: skip
+    refusal = refusal or _refusal(match, len(shape), target)
+    made = [Offer(match.nodes(False), _work(match, False), lambda: _apply(match, False, waiting), refusal)]
+    if match.summed is not None:
+        made.append(Offer(match.nodes(True), _work(match, True), lambda: _apply(match, True, waiting), refusal))
+    return made
+
+
+def _results(node: Node) -> Iterator[tuple[int, Node]]:
+    for user in node.users:
+        index = user.args[1]
+        assert isinstance(index, int)
+        yield index, user
+
+
+def _backward(node: Node, x: Node) -> tuple[Node | None, str | None]:
+    """The gradient of a norm; and why the pattern is not whole."""
+    readers = {reader for index, result in _results(node) if index for reader in result.users}
+    if not readers:
+        return None, None
+    found = readers.pop()
+    if readers or calls.operator_name(found.target) not in BACKWARD or calls.arguments(found)["input"] is not x:
+        return None, "something else reads its mean or its root"
+    return found, None
+
+
+def _refusal(match: _Match, axes: int, target: Target) -> str | None:
+    """Why the kernels do not take these rows here; None where they do."""
+    x = match.tensor
+    vectors = [
+        value for node in (match.weight, match.bias) if node is not None and (value := calls.output(node)) is not None
+    ]
+    if target.language != "triton":
+        return "its kernels are for GPUs"
+    if target.is_gpu and not ((found := known(target.profile.capability or "")) and found.wgmma):
+        return "its kernels were measured on Hopper alone"
+    if x.dtype not in ELEMENTS or any(vector.dtype not in ELEMENTS for vector in vectors):
+        return f"its kernels take {', '.join(str(dtype) for dtype in ELEMENTS)}"
+    if axes != 1 or (match.bias is not None and match.weight is None):
+        return "it does not run over the last axis with a weight"
+    if len({vector.dtype for vector in vectors}) > 1:
+        return "weight and bias differ in dtype"
+    sizes = calls.shape_of(x)
+    if 0 in sizes or sizes[-1] * x.element_size() > LONGEST_ROW:
+        return f"its rows are empty or longer than {LONGEST_ROW // 1024} KiB"
+    made = [calls.outputs(match.node)[0], None if match.backward is None else calls.outputs(match.backward)[0]]
+    if any(value is not None and (not value.is_contiguous() or value.dtype != x.dtype) for value in made):
+        return "its results lie otherwise in memory"
+    return None
+
+
+def _summed(node: Node, x: Node, weight: object, bias: object) -> Node | None:
+    """The plain addition that `x` is, if weight and bias are there before it."""
+    if not _is_plain_sum(x, calls.output(x)):
+        return None
+    order = {other: place for place, other in enumerate(node.graph.nodes)}
+    vectors = [vector for vector in (weight, bias) if isinstance(vector, Node)]
+    return x if all(order[vector] < order[x] for vector in vectors) else None
+
+
+def _passed_on(backward: Node, x: torch.Tensor) -> Node | None:
+    """The addition that alone reads the gradient of x, if nobody asks for the other gradients before it."""
+    results = dict(_results(backward))
+    readers = list(results[0].users) if 0 in results else []
+    if len(readers) != 1 or not _is_plain_sum(readers[0], x) or readers[0].args[0] is readers[0].args[1]:
+        return None
+    order = {other: place for place, other in enumerate(backward.graph.nodes)}
+    others = [reader for index, result in results.items() if index for reader in result.users]
+    return readers[0] if all(order[reader] > order[readers[0]] for reader in others) else None
+
+
+def _is_plain_sum(node: Node, like: torch.Tensor | None) -> bool:
+    """Whether `node` adds two tensors of its own shape, dtype and layout."""
+    if str(node.target) != "aten.add.Tensor" or node.kwargs or like is None:
+        return False
+    values = [calls.output(operand) if isinstance(operand, Node) else None for operand in (*node.args, node)]
+    return all(value is not None and _alike(value, like) for value in values)
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a.dtype, calls.shape_of(a), a.is_contiguous()) == (b.dtype, calls.shape_of(b), b.is_contiguous())
+
+
+def _work(match: _Match, with_sum: bool) -> tuple[Work, ...]:
+    x = match.tensor
+    count = prod(calls.shape_of(x))
+    rows = count // max(calls.shape_of(x)[-1], 1)
+    nbytes, statistics = count * x.element_size(), 4 * rows * (1 + match.centered)
+    forward = Work(nbytes * (1 + with_sum), nbytes * (1 + with_sum) + statistics, FORWARD_SHARE, 6 * count, rows)
+    if match.backward is None:
+        return (forward,)
+    read = nbytes * (2 + (match.passed_on is not None)) + statistics
+    return forward, Work(read, nbytes, BACKWARD_SHARE, 12 * count)
+
+
+def _apply(match: _Match, with_sum: bool, waiting: Container[Node]) -> Node:
+    from tilewright.kernels import norm as _defines_the_operators  # noqa: F401
+
+    ours: Any = torch.ops.tilewright
+    options = (match.weight, match.bias, match.eps, match.centered)
+    if with_sum:
+        assert match.summed is not None
+        new = insert_call(match.summed, ours.add_norm.default, *match.summed.args, *options)
+        y, x, mean, rstd = (insert_call(match.summed, operator.getitem, new, i) for i in range(4))
+        match.summed.replace_all_uses_with(x)
+    else:
+        new, x = insert_call(match.node, ours.norm.default, match.x, *options), match.x
+        y, mean, rstd = (insert_call(match.node, operator.getitem, new, i) for i in range(3))
+    _replace_result(match, y, x, waiting)
+    if match.backward is not None:
+        _replace_backward(match, x, mean, rstd)
+    return new
+
+
+def _replace_result(match: _Match, y: Node, x: Node, waiting: Container[Node]) -> None:
+    """Forward reads y; what waits for gradients reads it computed again."""
+    for index, result in list(_results(match.node)):
+        if index:
+            continue
+        if any(_is_late(reader, waiting) for reader in _readers(result)):
+            options = (match.weight, match.bias, match.eps, match.centered)
+            new = insert_call(match.node, torch.ops.tilewright.norm.default, x, *options)
+            _hand_late(result, insert_call(match.node, operator.getitem, new, 0), waiting)
+        result.replace_all_uses_with(y)
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """What reads `node`, through views."""
+    for user in node.users:
+        if calls.is_view(user):
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _is_late(reader: Node, waiting: Container[Node]) -> bool:
+    return reader.op != "output" and reader in waiting
+
+
+def _hand_late(old: Node, new: Node, waiting: Container[Node]) -> None:
+    """Let what waits for gradients read `new` instead of `old`, through views of its own."""
+    for user in list(old.users):
+        if _is_late(user, waiting):
+            user.replace_input_with(old, new)
+        elif calls.is_view(user) and any(_is_late(reader, waiting) for reader in _readers(user)):
+            target: Any = user.target
+            _hand_late(user, insert_call(user, target, new, *user.args[1:], **user.kwargs), waiting)
+
+
+def _replace_backward(match: _Match, x: Node, mean: Node, rstd: Node) -> None:
+    backward, passed_on = match.backward, match.passed_on
+    assert backward is not None
+    gradient = backward.args[0]
+    results = dict(_results(backward))
+    added = None
+    if passed_on is not None:
+        added = next(operand for operand in passed_on.args if operand is not results[0])
+    before = backward if passed_on is None else passed_on
+    operands = (gradient, x, added, match.weight, match.bias is not None, mean, rstd, match.centered)
+    new = insert_call(before, torch.ops.tilewright.norm_backward.default, *operands)
+    for index, result in results.items():
+        place = passed_on if index == 0 and passed_on is not None else result
+        place.replace_all_uses_with(insert_call(before, operator.getitem, new, index))
+
+
+CANDIDATE = Candidate("tilewright.norm", "the norm of rows", FORWARD, offers)
