@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import torch
 from tests.backend.compiling import assert_same, compiled, differentiate, twin, with_grad
 from tests.processes import start
 from tests.waiting import HANG_S, until
+from tilewright.kernels.cxx import compile_to
 
 
 def new_function() -> Callable[[torch.Tensor], torch.Tensor]:
@@ -131,6 +134,26 @@ def test_strict_makes_it_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "missing-c++")
     with pytest.raises(Exception, match=r"CompilerError: no C\+\+ compiler: 'missing-c\+\+' is not on PATH"):
         compiled(new_function())(torch.randn(4, 5))
+
+
+def test_an_interrupt_while_the_compiler_starts_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path, "exec sleep 300"))
+    started: list[subprocess.Popen[str]] = []
+    start = subprocess.Popen
+
+    def interrupted(*command: Any, **options: Any) -> subprocess.Popen[str]:
+        started.append(start(*command, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr("tilewright.kernels.cxx.subprocess.Popen", interrupted)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compile_to(tmp_path / "out.so", "int x;", ())
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert started[0].returncode == -signal.SIGKILL
 
 
 # A shell starts background jobs with SIGINT ignored, and their children inherit that.

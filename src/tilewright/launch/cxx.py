@@ -9,7 +9,10 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from tilewright.records import cache
 from tilewright.records.errors import CacheError, CompilerError
@@ -44,31 +47,34 @@ def compile_to(out: Path, source: str, flags: tuple[str, ...]) -> None:
     compiler, limit = find_compiler(), _limit_s()
     # Libraries are looked into for what the objects before them lack, so the source comes first.
     command = [compiler, "-x", "c++", "-", *flags, *ALWAYS, "-o", str(out)]
+    process, at_exit = None, _nothing
     try:
-        # A session of its own, so that the compiler's own children are stopped with it.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise CompilerError(f"{compiler} does not start: {error.strerror or error}") from error
-    # A thread that waits for a compiler is not told of the interpreter's end. `unregister` takes every entry of one
-    # function, and there may be two compilers.
-    at_exit = atexit.register(functools.partial(_kill, process))
-    try:
+        with _interrupts_wait():
+            # A session of its own, so that the compiler's own children are stopped with it.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+            )
+            # A thread that waits for a compiler is not told of the interpreter's end. `unregister` takes every entry
+            # of one function, and there may be two compilers.
+            at_exit = atexit.register(functools.partial(_kill, process))
         output, _ = process.communicate(source, timeout=limit)
     except subprocess.TimeoutExpired:
+        assert process is not None
         _stop(process)
         raise CompilerError(
             f"{compiler} did not finish in {limit:g} s and was stopped; TILEWRIGHT_COMPILE_LIMIT gives it more"
         ) from None
-    except BaseException:
-        _stop(process)
+    except BaseException as error:
+        if process is not None:
+            _stop(process)
+        elif isinstance(error, OSError):
+            raise CompilerError(f"{compiler} does not start: {error.strerror or error}") from error
         raise
     finally:
         atexit.unregister(at_exit)
@@ -95,6 +101,26 @@ def _limit_s() -> float:
         return float(wanted) if wanted else LIMIT_S
     except ValueError:
         raise CompilerError(f"TILEWRIGHT_COMPILE_LIMIT={wanted} is no number of seconds") from None
+
+
+def _nothing() -> None:
+    pass
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Hold Ctrl-C back: raised within `Popen` it would leave a compiler that nobody knows."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    handler = signal.signal(signal.SIGINT, lambda *given: arrived.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
+        if arrived and callable(handler):
+            handler(*arrived[0])
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
