@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tests.report.browser import CHROMIUM, Browser
 from tests.report.test_trace_tables import FIXTURE
 from tests.report.test_traced_page import write_hostile_trace
 from tests.trace.training_trace import TrainingTrace, load
+from tests.waiting import until
 from tilewright.report.page import write_page
 from tilewright.store import query
 from tilewright.trace.analysis import analyse
@@ -22,14 +22,20 @@ from tilewright.trace.analysis import analyse
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 
 CANVAS = "canvas.timeline"
-LONGEST_FRAME_MS = 50.0
 SETTLE = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))"
-# The distances in time between the frames that the browser has shown since the list was last emptied.
-WATCH_FRAMES = """(() => {
-  window.frames_ms = [];
-  let last = performance.now();
-  const next = (now) => { frames_ms.push(now - last); last = now; requestAnimationFrame(next); };
-  requestAnimationFrame(next);
+# Frames, and boxes and words in them; the first box of a frame is its paper.
+COUNT_PAINTING = """(() => {
+  window.painted = { frames: 0, boxes: 0 };
+  const pen = CanvasRenderingContext2D.prototype;
+  for (const name of ["fillRect", "fillText"]) {
+    const paint = pen[name];
+    pen[name] = function (...where) {
+      painted.boxes += 1;
+      const [x, y, width] = where;
+      if (name === "fillRect" && x === 0 && y === 0 && width === this.canvas.clientWidth) painted.frames += 1;
+      return paint.apply(this, where);
+    };
+  }
 })()"""
 
 
@@ -108,11 +114,11 @@ def test_opens_without_an_error_and_fits(browser: Browser, page: Path, width: in
     assert colours > 6
 
 
-def test_fifty_thousand_slices_stay_smooth(browser: Browser, large: Path) -> None:
+def test_fifty_thousand_slices_cost_no_more_than_the_pixels_they_share(browser: Browser, large: Path) -> None:
     browser.open(large)
     assert browser.problems == []
     browser.evaluate(f"{CANVAS_JS}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
-    browser.evaluate(WATCH_FRAMES)
+    browser.evaluate(COUNT_PAINTING)
     gestures = {
         "zoom in": lambda: [browser.wheel(CANVAS, -60, ctrl=True) for _ in range(30)],
         "zoom out": lambda: [browser.wheel(CANVAS, 60, ctrl=True) for _ in range(30)],
@@ -121,33 +127,14 @@ def test_fifty_thousand_slices_stay_smooth(browser: Browser, large: Path) -> Non
     }
     for name, gesture in gestures.items():
         before = view(browser)
-        browser.evaluate("frames_ms.length = 0")
+        browser.evaluate("painted.frames = painted.boxes = 0")
         if name == "move":
             browser.wheel(CANVAS, -600, ctrl=True)
         gesture()
-        frames = browser.evaluate("frames_ms")[1:]
-        assert view(browser) != before and len(frames) >= 20, name
-        # A machine that other work keeps busy drops a frame now and then; the page must not.
-        print(f"{name}: median {statistics.median(frames):.1f} ms, longest {max(frames):.1f} ms of {len(frames)}")
-        assert statistics.quantiles(frames, n=20)[-1] <= LONGEST_FRAME_MS, (name, frames)
-
-
-def test_painting_a_frame_takes_a_fraction_of_it(browser: Browser, large: Path) -> None:
-    """The script's own time, which other work on the machine does not lengthen as it does the frame's."""
-    browser.open(large)
-    browser.send("Performance.enable")
-    browser.evaluate("document.querySelector('#timeline-search').scrollIntoView({behavior: 'instant'})")
-
-    def script_s() -> float:
-        metrics = browser.send("Performance.getMetrics")["metrics"]
-        return float(next(each["value"] for each in metrics if each["name"] == "ScriptDuration"))
-
-    browser.evaluate(WATCH_FRAMES)
-    before = script_s()
-    for size in (-30, 30) * 15:
-        browser.wheel(CANVAS, size, ctrl=True)
-    frames = browser.evaluate("frames_ms.length")
-    assert 1_000 * (script_s() - before) / frames < LONGEST_FRAME_MS / 2
+        browser.evaluate(SETTLE)
+        frames, boxes = browser.evaluate("[painted.frames, painted.boxes]")
+        # A frame an event at the most, and less than a tenth of the slices in it.
+        assert view(browser) != before and 0 < frames <= 61 and boxes < 5_000 * frames, name
 
 
 def test_the_wheel_zooms_about_the_pointer_and_moves(browser: Browser, page: Path) -> None:
@@ -172,8 +159,8 @@ def test_the_wheel_alone_scrolls_the_page(browser: Browser, page: Path) -> None:
     browser.evaluate(f"{CANVAS_JS}.scrollIntoView({{block: 'start', behavior: 'instant'}})")
     before, shown = browser.evaluate("scrollY"), view(browser)
     browser.wheel(CANVAS, 60)
-    browser.evaluate("new Promise((done) => setTimeout(done, 300))")
-    assert browser.evaluate("scrollY") > before and view(browser) == shown
+    until(lambda: browser.evaluate("scrollY") > before)
+    assert view(browser) == shown
 
 
 def test_keys_zoom_move_and_select(browser: Browser, page: Path) -> None:
@@ -315,13 +302,12 @@ def test_perfetto_gets_the_trace_after_its_answer(browser: Browser, page: Path) 
         })()"""
     )
     browser.click(".perfetto button:nth-of-type(1)")
-    browser.evaluate("new Promise((done) => setTimeout(done, 1500))")
+    until(lambda: "Opened in a tab" in browser.evaluate("document.querySelector('.perfetto').innerText"))
     heard: list[Any] = browser.evaluate("heard")
     assert heard[0] == ["open", "https://ui.perfetto.dev"]
     assert [message for message, _ in heard[1:-1]] == ["PING"] * (len(heard) - 2)
     assert {origin for _, origin in heard[1:]} == {"https://ui.perfetto.dev"}
     assert json.loads(heard[-1][0])["traceEvents"]
-    assert "Opened in a tab" in browser.evaluate("document.querySelector('.perfetto').innerText")
 
 
 def test_without_a_network_the_page_says_so(browser: Browser, page: Path) -> None:
