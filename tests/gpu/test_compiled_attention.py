@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tilewright.measure.truth.verify import verify
 from tilewright.records.program import Decision
 from tilewright.tune.attention import race
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
 GPU = "cuda:0"
 WIDTH, HEADS = 256, 4
 
@@ -60,14 +60,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "written out": lambda: Block(False),
     "module": Encoder,
 }
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 def compiled(model: Any) -> tuple[Callable[..., Any], Recording]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,16 +14,8 @@ from tilewright.backend import backend
 from tilewright.launch.executor import EXTENSION
 from tilewright.runtime.gpu import TritonKernel
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
 GPU = "cuda:0"
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 class Gated(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from tilewright.backend import Recording, backend, recording
 from tilewright.measure.truth.verify import verify
 from tilewright.records.errors import CaptureError
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
 GPU = "cuda:0"
 WIDTH, HEADS = 128, 2
 STEPS = 6
@@ -39,14 +39,6 @@ class Block(nn.Module):
         x = x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
         result: Tensor = x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
         return result
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

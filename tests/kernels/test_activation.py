@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -55,27 +53,6 @@ def test_operators_are_registered_well(kind: str) -> None:
     torch.library.opcheck(ops.gated_activation.default, (x, y, kind))
     torch.library.opcheck(ops.activation_backward.default, (y.detach(), x.detach(), kind))
     torch.library.opcheck(ops.gated_activation_backward.default, (y.detach(), x.detach(), x.detach(), kind))
-
-
-@pytest.mark.parametrize("name", [*UNARY, *GATED])
-def test_compiled_as_one_graph(name: str) -> None:
-    function: Callable[..., torch.Tensor] = getattr(activation, name)
-    inputs = [torch.randn(6, 24, requires_grad=True) for _ in range(1 if name in UNARY else 2)]
-    compiled_function = torch.compile(function, backend="aot_eager", fullgraph=True)
-    for mine, plain in zip(*(values_of(call, inputs) for call in (compiled_function, function)), strict=True):
-        assert torch.equal(mine, plain)
-
-
-def values_of(call: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    result = call(*inputs)
-    return [result, *torch.autograd.grad(result.square().sum(), inputs)]
-
-
-def test_a_second_derivative_is_refused() -> None:
-    x = torch.randn(3, 8, requires_grad=True)
-    (gradient,) = torch.autograd.grad(activation.gelu(x).sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="activation_backward has no second derivative"):
-        gradient.sum().backward()
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -84,22 +84,6 @@ def test_the_drawing_operator_is_registered_well() -> None:
     torch.library.opcheck(backward, (x.detach(), None, mask, 0.5, "none", 16))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_compiled_as_one_graph(kind: str) -> None:
-    x, residual = (torch.randn(6, 24, requires_grad=True) for _ in range(2))
-
-    def call(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return dropout_add(x, residual, 0.3, activation=kind)
-
-    results = []
-    for function in (call, torch.compile(call, backend="aot_eager", fullgraph=True)):
-        torch.manual_seed(0)
-        out = function(x, residual)
-        results.append([out, *torch.autograd.grad(out.square().sum(), (x, residual))])
-    for plain, compiled_result in zip(*results, strict=True):
-        assert torch.equal(plain, compiled_result)
-
-
 def test_tensors_without_an_address_of_their_own() -> None:
     x, residual = torch.randn(3, 6, 4), torch.randn(3, 6, 4)
 
@@ -110,13 +94,6 @@ def test_tensors_without_an_address_of_their_own() -> None:
     assert torch.equal(torch.func.functionalize(call)(x, residual), x + residual)
     traced = make_fx(call, tracing_mode="fake")(x, residual)
     assert torch.equal(traced(x, residual), x + residual)
-
-
-def test_a_second_derivative_is_refused() -> None:
-    x = torch.randn(3, 8, requires_grad=True)
-    (gradient,) = torch.autograd.grad(dropout_add(x, x.detach(), activation="gelu").sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="dropout_add_backward has no second derivative"):
-        gradient.sum().backward()
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -39,23 +39,6 @@ def test_operators_are_registered_well() -> None:
     torch.library.opcheck(torch.ops.tilewright.embedding_backward.default, (torch.randn(4, 3, 6), indices, 5, -1))
 
 
-def test_compiled_as_one_graph() -> None:
-    indices, weight = torch.randint(5, (4, 3)), torch.randn(5, 6, requires_grad=True)
-    results = []
-    for function in (embedding, torch.compile(embedding, backend="aot_eager", fullgraph=True)):
-        out = function(indices, weight, 1)
-        results.append([out, *torch.autograd.grad(out.square().sum(), weight)])
-    for plain, compiled_result in zip(*results, strict=True):
-        assert torch.equal(plain, compiled_result)
-
-
-def test_a_second_derivative_is_refused() -> None:
-    indices, weight = torch.randint(5, (4,)), torch.randn(5, 6, requires_grad=True)
-    (gradient,) = torch.autograd.grad(embedding(indices, weight).square().sum(), weight, create_graph=True)
-    with pytest.raises(NotImplementedError, match="embedding_backward has no second derivative"):
-        gradient.sum().backward()
-
-
 def test_what_does_not_fit_is_refused() -> None:
     indices, weight = torch.tensor([0, 5]), torch.randn(5, 6)
     with pytest.raises(TypeError, match=r"int64 or int32 indices and a floating weight, not torch\.float32"):

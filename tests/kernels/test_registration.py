@@ -1,11 +1,16 @@
-"""What all operators have in common: derivatives that they do not have are refused, not dropped; each has a row."""
+"""What all operators have in common: one graph when compiled, a row each, no derivative dropped that they have not."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward
 
+from tests.gpu.kernels.launching import values_of
 from tests.kernels.registered import all_operators
 from tilewright import functional
 from tilewright.operators.table import row_of, rows
@@ -33,3 +38,46 @@ def test_every_operator_has_its_row_and_every_row_its_operator() -> None:
         # What may be dropped, merged or moved: what neither draws nor writes.
         draws = torch.Tag.nondeterministic_seeded in overload.tags
         assert row.pure == (not draws and not overload._schema.is_mutable)
+
+
+INDICES = torch.arange(12).view(4, 3) % 5
+DROPOUTS = {
+    kind: partial(functional.dropout_add, p=0.3, activation=kind) for kind in ("none", "gelu", "gelu_tanh", "silu")
+}
+CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    **{name: (getattr(functional, name), ((6, 24),)) for name in ("gelu", "silu")},
+    **{name: (getattr(functional, name), ((6, 24), (6, 24))) for name in ("swiglu", "geglu")},
+    **{f"dropout_add {kind}": (call, ((6, 24), (6, 24))) for kind, call in DROPOUTS.items()},
+    "embedding": (lambda weight: functional.embedding(INDICES, weight, 1), ((5, 6),)),
+    "rotary": (lambda q, k: functional.rotary(q, k, *torch.ones(2, 5, 6) / 2), ((2, 3, 5, 12), (2, 1, 5, 12))),
+    "weighted_sum": (functional.weighted_sum, ((6, 24), (24,))),
+}
+ONCE = {
+    "gelu": "activation",
+    "dropout_add gelu": "dropout_add",
+    "embedding": "embedding",
+    "weighted_sum": "weighted_sum",
+}
+"""Cases without a second derivative, and what the operator is called."""
+
+
+def drawn(name: str) -> list[torch.Tensor]:
+    return [torch.randn(shape, requires_grad=True) for shape in CASES[name][1]]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_as_one_graph(name: str) -> None:
+    call, inputs = CASES[name][0], drawn(name)
+    found = []
+    for function in (call, torch.compile(call, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(0)
+        found.append(values_of(function, inputs))
+    assert all(torch.equal(plain, compiled) for plain, compiled in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_a_second_derivative_is_refused(name: str) -> None:
+    inputs = drawn(name)
+    (gradient, *_) = torch.autograd.grad(CASES[name][0](*inputs).square().sum(), inputs, create_graph=True)
+    with pytest.raises(NotImplementedError, match=f"{ONCE[name]}_backward has no second derivative"):
+        gradient.sum().backward()

@@ -42,23 +42,6 @@ def test_operators_are_registered_well(wanted: tuple[bool, bool]) -> None:
     torch.library.opcheck(backward, (torch.randn(5), x.detach(), w.detach(), *wanted))
 
 
-def test_compiled_as_one_graph() -> None:
-    x, w = torch.randn(6, 24, requires_grad=True), torch.randn(24, requires_grad=True)
-    results = []
-    for function in (weighted_sum, torch.compile(weighted_sum, backend="aot_eager", fullgraph=True)):
-        y = function(x, w)
-        results.append([y, *torch.autograd.grad(y.square().sum(), (x, w))])
-    for plain, compiled_result in zip(*results, strict=True):
-        assert torch.equal(plain, compiled_result)
-
-
-def test_a_second_derivative_is_refused() -> None:
-    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
-    (gradient,) = torch.autograd.grad(weighted_sum(x, w).square().sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="weighted_sum_backward has no second derivative"):
-        gradient.sum().backward()
-
-
 def test_what_does_not_fit_is_refused() -> None:
     x = torch.randn(3, 8)
     with pytest.raises(ValueError, match=r"x\[\.\.\., D\] and w\[D\] of one dtype and device, not \(3, 8\)"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from tilewright.records.measurement import Ceiling, Direction, Measurement, Verified
 from tilewright.records.program import (
@@ -31,118 +32,45 @@ CEILINGS = [
     Ceiling("2 × Xeon 2.9 GHz", "launch", "", 2.1, "us", "measured"),
 ]
 
-X, F, P = "B*S*D", "B*S*F", "B*H*S**2"
-SHAPES = {X: "[B, S, D]", F: "[B, S, F]", P: "[B, H, S, S]"}
+SHAPES = {"B*S*D": "[B, S, D]", "B*S*F": "[B, S, F]", "B*H*S**2": "[B, H, S, S]"}
 
-# name, target, class, shape, reads, FLOPs, region, inputs, line of the source
 Row = tuple[str, str, OperatorClass, str, str, str, str | None, str, str]
-FORWARD: list[Row] = [
-    (
-        "ln1",
-        "aten.native_layer_norm",
-        "reduction",
-        X,
-        f"{X} + 2*D",
-        f"8*{X}",
-        "layer_norm_0",
-        "",
-        "h = self.ln1(x)",
-    ),
-    ("q", "aten.addmm", "compute", X, f"{X} + D**2 + D", f"2*{X}*D", None, "ln1", "q = self.q(h)"),
-    ("k", "aten.addmm", "compute", X, f"{X} + D**2 + D", f"2*{X}*D", None, "ln1", "k = self.k(h)"),
-    ("v", "aten.addmm", "compute", X, f"{X} + D**2 + D", f"2*{X}*D", None, "ln1", "v = self.v(h)"),
-    ("heads_q", "aten.permute", "layout", X, "0", "0", None, "q", "q, k, v = map(self.heads, (q, k, v))"),
-    ("heads_k", "aten.permute", "layout", X, "0", "0", None, "k", "q, k, v = map(self.heads, (q, k, v))"),
-    ("heads_v", "aten.permute", "layout", X, "0", "0", None, "v", "q, k, v = map(self.heads, (q, k, v))"),
-    (
-        "scores",
-        "aten.bmm",
-        "compute",
-        P,
-        f"2*{X}",
-        f"2*{P}*d",
-        "attention",
-        "heads_q heads_k",
-        "a = q @ k.mT",
-    ),
-    ("scale", "aten.div.Tensor", "pointwise", P, P, P, "attention", "scores", "a = a / d ** 0.5"),
-    ("softmax", "aten._softmax", "reduction", P, P, f"5*{P}", "attention", "scale", "p = a.softmax(-1)"),
-    ("drop_p", "aten.native_dropout", "random", P, P, P, "attention", "softmax", "p = self.drop(p)"),
-    ("mix", "aten.bmm", "compute", X, f"{P} + {X}", f"2*{P}*d", "attention", "drop_p heads_v", "y = p @ v"),
-    ("merge", "aten.clone", "layout", X, X, "0", None, "mix", "y = y.transpose(1, 2).reshape(B, S, D)"),
-    ("out", "aten.addmm", "compute", X, f"{X} + D**2 + D", f"2*{X}*D", None, "merge", "y = self.out(y)"),
-    ("drop_1", "aten.native_dropout", "random", X, X, X, "dropout_add_ln", "out", "x = x + self.drop(y)"),
-    (
-        "res_1",
-        "aten.add.Tensor",
-        "pointwise",
-        X,
-        f"2*{X}",
-        X,
-        "dropout_add_ln",
-        "drop_1",
-        "x = x + self.drop(y)",
-    ),
-    (
-        "ln2",
-        "aten.native_layer_norm",
-        "reduction",
-        X,
-        f"{X} + 2*D",
-        f"8*{X}",
-        "dropout_add_ln",
-        "res_1",
-        "h = self.ln2(x)",
-    ),
-    ("ff1", "aten.addmm", "compute", F, f"{X} + D*F + F", f"2*{X}*F", None, "ln2", "h = self.ff1(h)"),
-    (
-        "cube",
-        "aten.pow.Tensor_Scalar",
-        "pointwise",
-        F,
-        F,
-        f"2*{F}",
-        "gelu_0",
-        "ff1",
-        "u = h + 0.044715 * h ** 3",
-    ),
-    (
-        "inner",
-        "aten.add.Tensor",
-        "pointwise",
-        F,
-        f"2*{F}",
-        f"2*{F}",
-        "gelu_0",
-        "ff1 cube",
-        "u = h + 0.044715 * h ** 3",
-    ),
-    ("tanh", "aten.tanh", "pointwise", F, F, "0", "gelu_0", "inner", "h = 0.5 * h * (1 + (c * u).tanh())"),
-    (
-        "gelu",
-        "aten.mul.Tensor",
-        "pointwise",
-        F,
-        f"2*{F}",
-        f"3*{F}",
-        "gelu_0",
-        "ff1 tanh",
-        "h = 0.5 * h * (1 + …)",
-    ),
-    ("ff2", "aten.addmm", "compute", X, f"{F} + D*F + D", f"2*{X}*F", None, "gelu", "h = self.ff2(h)"),
-    ("drop_2", "aten.native_dropout", "random", X, X, X, "dropout_add", "ff2", "return x + self.drop(h)"),
-    (
-        "res_2",
-        "aten.add.Tensor",
-        "pointwise",
-        X,
-        f"2*{X}",
-        X,
-        "dropout_add",
-        "drop_2 res_1",
-        "return x + self.drop(h)",
-    ),
-]
+FORWARD_TABLE = """\
+name | target | class | shape | reads | FLOPs | region | inputs | line of the source
+ln1 | aten.native_layer_norm | reduction | B*S*D | B*S*D + 2*D | 8*B*S*D | layer_norm_0 | | h = self.ln1(x)
+q | aten.addmm | compute | B*S*D | B*S*D + D**2 + D | 2*B*S*D*D | | ln1 | q = self.q(h)
+k | aten.addmm | compute | B*S*D | B*S*D + D**2 + D | 2*B*S*D*D | | ln1 | k = self.k(h)
+v | aten.addmm | compute | B*S*D | B*S*D + D**2 + D | 2*B*S*D*D | | ln1 | v = self.v(h)
+heads_q | aten.permute | layout | B*S*D | 0 | 0 | | q | q, k, v = map(self.heads, (q, k, v))
+heads_k | aten.permute | layout | B*S*D | 0 | 0 | | k | q, k, v = map(self.heads, (q, k, v))
+heads_v | aten.permute | layout | B*S*D | 0 | 0 | | v | q, k, v = map(self.heads, (q, k, v))
+scores | aten.bmm | compute | B*H*S**2 | 2*B*S*D | 2*B*H*S**2*d | attention | heads_q heads_k | a = q @ k.mT
+scale | aten.div.Tensor | pointwise | B*H*S**2 | B*H*S**2 | B*H*S**2 | attention | scores | a = a / d ** 0.5
+softmax | aten._softmax | reduction | B*H*S**2 | B*H*S**2 | 5*B*H*S**2 | attention | scale | p = a.softmax(-1)
+drop_p | aten.native_dropout | random | B*H*S**2 | B*H*S**2 | B*H*S**2 | attention | softmax | p = self.drop(p)
+mix | aten.bmm | compute | B*S*D | B*H*S**2 + B*S*D | 2*B*H*S**2*d | attention | drop_p heads_v | y = p @ v
+merge | aten.clone | layout | B*S*D | B*S*D | 0 | | mix | y = y.transpose(1, 2).reshape(B, S, D)
+out | aten.addmm | compute | B*S*D | B*S*D + D**2 + D | 2*B*S*D*D | | merge | y = self.out(y)
+drop_1 | aten.native_dropout | random | B*S*D | B*S*D | B*S*D | dropout_add_ln | out | x = x + self.drop(y)
+res_1 | aten.add.Tensor | pointwise | B*S*D | 2*B*S*D | B*S*D | dropout_add_ln | drop_1 | x = x + self.drop(y)
+ln2 | aten.native_layer_norm | reduction | B*S*D | B*S*D + 2*D | 8*B*S*D | dropout_add_ln | res_1 | h = self.ln2(x)
+ff1 | aten.addmm | compute | B*S*F | B*S*D + D*F + F | 2*B*S*D*F | | ln2 | h = self.ff1(h)
+cube | aten.pow.Tensor_Scalar | pointwise | B*S*F | B*S*F | 2*B*S*F | gelu_0 | ff1 | u = h + 0.044715 * h ** 3
+inner | aten.add.Tensor | pointwise | B*S*F | 2*B*S*F | 2*B*S*F | gelu_0 | ff1 cube | u = h + 0.044715 * h ** 3
+tanh | aten.tanh | pointwise | B*S*F | B*S*F | 0 | gelu_0 | inner | h = 0.5 * h * (1 + (c * u).tanh())
+gelu | aten.mul.Tensor | pointwise | B*S*F | 2*B*S*F | 3*B*S*F | gelu_0 | ff1 tanh | h = 0.5 * h * (1 + …)
+ff2 | aten.addmm | compute | B*S*D | B*S*F + D*F + D | 2*B*S*D*F | | gelu | h = self.ff2(h)
+drop_2 | aten.native_dropout | random | B*S*D | B*S*D | B*S*D | dropout_add | ff2 | return x + self.drop(h)
+res_2 | aten.add.Tensor | pointwise | B*S*D | 2*B*S*D | B*S*D | dropout_add | drop_2 res_1 | return x + self.drop(h)
+"""
+
+
+def _row(line: str) -> Row:
+    name, target, kind, shape, reads, flops, region, inputs, source = (cell.strip() for cell in line.split("|"))
+    return name, target, cast(OperatorClass, kind), shape, reads, flops, region or None, inputs, source
+
+
+FORWARD = [_row(line) for line in FORWARD_TABLE.splitlines()[1:]]
 
 
 def program() -> Program:
