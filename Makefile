@@ -8,10 +8,14 @@ FIND_TORCH = from importlib.metadata import distribution; torch = distribution("
 	major, minor = map(int, torch.version.split(".")[:2]); \
 	print(torch.locate_file("") if (major, minor) >= (2, 11) else "")
 
-.PHONY: demo test test-gpu lint format clean
+.PHONY: demo check test test-gpu lint format clean
 
 demo: $(READY)
 	.venv/bin/tilewright optimize examples/transformer_block.py:block
+
+# What to run before each commit: under 90 s on two cores.
+check: lint
+	$(PYTHON) -m pytest -n 2 -m 'not slow' --ignore=tests/gpu --durations=10
 
 # Nothing may follow pytest here: its closing line, with the counts, ends the output.
 test: lint

@@ -1,11 +1,22 @@
-"""What every test shares: strict mode, a home of its own, and a reason where there is no GPU."""
+"""What every test shares: strict mode, a home of its own, a reason where there is no GPU, and which tests are slow."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+SLOW = Path(__file__).with_name("slow.txt")
+"""Test functions whose cases take more than `SLOW_S` seconds of processor time together; `make check` leaves them out.
+
+`TILEWRIGHT_WRITE_SLOW=1 pytest FILES` measures those of some files, or all, and writes them down.
+"""
+SLOW_S = 0.5
 
 _HOME = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
@@ -15,6 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Workers of pytest-xdist inherit the environment, so only the process that starts them sets it.
     """
+    if os.environ.get("TILEWRIGHT_WRITE_SLOW") == "1":
+        config.pluginmanager.register(Stopwatch())
     if hasattr(config, "workerinput"):
         return
     config.stash[_HOME] = tempfile.TemporaryDirectory(prefix="tilewright-tests-")
@@ -29,7 +42,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[_HOME].cleanup()
 
 
+def function_of(item: pytest.Item) -> str:
+    return item.nodeid.split("[")[0]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = set(SLOW.read_text().splitlines())
+    for item in items:
+        if function_of(item) in slow:
+            item.add_marker(pytest.mark.slow)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return
@@ -39,3 +60,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = f"needs a CUDA device; torch {torch.__version__} finds none"
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+class Stopwatch:
+    """Processor time of each test function and of the processes that it waits for.
+
+    A fixture that several tests share counts as slow for each of them: whichever runs first pays for it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.shared: dict[str, float] = defaultdict(float)
+        self.users: dict[str, set[str]] = defaultdict(set)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        for fixture in getattr(item, "fixturenames", ()):
+            self.users[fixture].add(function_of(item))
+        before = sum(os.times()[:4])
+        result = yield
+        self.seconds[function_of(item)] += sum(os.times()[:4]) - before
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[None]:
+        before = sum(os.times()[:4])
+        result = yield
+        if fixturedef.scope != "function":
+            spent = sum(os.times()[:4]) - before
+            self.shared[fixturedef.argname] += spent
+            self.seconds[function_of(request._pyfuncitem)] -= spent
+        return result
+
+    def pytest_sessionfinish(self) -> None:
+        files = {name.split("::")[0] for name in self.seconds}
+        others = {name for name in SLOW.read_text().splitlines() if name.split("::")[0] not in files}
+        slow = {name for name, seconds in self.seconds.items() if seconds > SLOW_S}
+        slow |= {name for fixture, seconds in self.shared.items() if seconds > SLOW_S for name in self.users[fixture]}
+        SLOW.write_text("".join(f"{name}\n" for name in sorted(others | slow)))
