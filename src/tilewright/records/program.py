@@ -107,7 +107,7 @@ class Decision:
     """Measured time of that kernel in a race against one kernel per operator; None if it was not raced."""
     source: str | None = None
     passed_by: str = "fusion"
-    """The pass that decided: fusion, attention, dropout, simplify, layout."""
+    """The pass that decided: fusion, attention, sdpa (its calls, before autograd), dropout, simplify, layout."""
 
 
 @dataclass(frozen=True)

@@ -271,6 +271,12 @@ OTHERS: list[tuple[str, Function, Callable[[], list[Tensor]], str]] = [
         "for the gradient of the mask",
     ),
     (
+        "a mask of three axes",
+        lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias > 0),
+        lambda: [*heads(), torch.randn(1, S, K)],
+        "the mask over 4 axes",
+    ),
+    (
         "a bias of three axes",
         lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias),
         lambda: [*heads(), torch.randn(H, S, K, requires_grad=True)],

@@ -150,6 +150,7 @@ def _of_four_axes(write: Writer, call: Call, told: list[str]) -> Call:
             mask = write.method("unsqueeze", mask, 1)
         else:
             mask = write.method("reshape", mask, *[1] * (4 - axes), *tensor_of(mask).shape)
+        told.append("the mask over 4 axes")
     batch = max(int(tensor_of(x).shape[0]) for x in (q, k, v))
     k, v, q = (_of_batch(write, x, batch, told) for x in (k, v, q))
     return call._replace(q=q, k=k, v=v, mask=mask)

@@ -80,7 +80,7 @@ def _settle(node: Node, constants: Constants) -> Decision | None:
         verdict, consumer, reason = "refused", node.name, str(refusal)
     producer = node.args[0].name if node.args and isinstance(node.args[0], Node) else node.name
     source = source_line(node)
-    return Decision("forward", producer, consumer, verdict, reason, source=source, passed_by="attention")
+    return Decision("forward", producer, consumer, verdict, reason, source=source, passed_by="sdpa")
 
 
 def _read(node: Node) -> Call:
