@@ -80,7 +80,7 @@ def strict() -> bool:
 REPLAYING_MODES = ("reduce-overhead", "max-autotune")
 """Modes of `torch.compile` that ask for CUDA graphs, as they do of PyTorch's own backend."""
 MODES = ("default", *REPLAYING_MODES, "max-autotune-no-cudagraphs")
-OPTIONS = ("cuda_graphs",)
+OPTIONS = ("cuda_graphs", "hand_written")
 
 
 def backend(
@@ -95,9 +95,11 @@ def backend(
     `torch.compile(model, backend="tilewright", mode="reduce-overhead")`, or `options={"cuda_graphs": True}`:
     compiled graphs are replayed as CUDA graphs from their third call on (`runtime/replay.py`). As with PyTorch's
     own backend the results of a call are overwritten by the next one then; those to be kept must be cloned.
+    `options={"hand_written": False}`: no hand-written kernel takes part, only generated ones and library calls.
     """
-    planner = Planner(target_of(_device(inputs)))
-    compiler = _Compiler(_recording.get() or Recording(), planner, _asks_for_replay(mode, options or {}))
+    options = options or {}
+    planner = Planner(target_of(_device(inputs)), hand_written=options.get("hand_written", True))
+    compiler = _Compiler(_recording.get() or Recording(), planner, _asks_for_replay(mode, options))
     compiler.note_limits(module)
     # A rewrite that fails halfway must leave nothing of itself in what runs instead.
     untouched = fx.Graph()
@@ -113,7 +115,7 @@ def _asks_for_replay(mode: str | None, options: Mapping[str, Any]) -> bool:
     """Whether compiled graphs shall become CUDA graphs. What nobody knows is an error in strict mode."""
     lines = []
     if unknown := [name for name in options if name not in OPTIONS]:
-        lines.append(f"the backend has the option {', '.join(OPTIONS)}, and none named {', '.join(unknown)}")
+        lines.append(f"the backend has the options {', '.join(OPTIONS)}, and none named {', '.join(unknown)}")
     if mode is not None and mode not in MODES:
         lines.append(f"the backend has the modes {', '.join(MODES)}, and none named {mode}")
     for line in lines:

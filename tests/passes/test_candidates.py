@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from tests.passes import norms
 from tests.passes.losses import CLASSES, LOSSES, Head, padded
+from tilewright.compile.planner import Planner
 from tilewright.compile.price import PricedCase, price_case
 from tilewright.hardware.target import target_named
 from tilewright.records.case import Case, InputSpec
@@ -60,6 +62,12 @@ def test_cross_entropy_is_planned_for_a_gpu(loss: Callable[[Tensor, Tensor], Ten
     assert decision.verdict == "taken" and decision.predicted_us
     left = {str(node.target) for graph in found.plan.graphs for node in graph.graph.nodes}
     assert not any("log_softmax" in target or "nll_loss" in target for target in left)
+
+
+def test_no_kernel_is_proposed_without_hand_written_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.compile.price.Planner", partial(Planner, hand_written=False))
+    found = priced(Head(LOSSES[0], torch.float32), "fp32[8,1024,16],int64[8,1024]")
+    assert ours(found) == [] and chosen(found) == []
 
 
 def test_the_peak_of_training_is_the_logits_and_their_gradient() -> None:

@@ -67,7 +67,10 @@ def test_strictly_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("asking", "line"),
     [
-        ({"options": {"cuda_graph": True}}, "the backend has the option cuda_graphs, and none named cuda_graph"),
+        (
+            {"options": {"cuda_graph": True}},
+            "the backend has the options cuda_graphs, hand_written, and none named cuda_graph",
+        ),
         ({"mode": "reduced-overhead"}, "max-autotune-no-cudagraphs, and none named reduced-overhead"),
     ],
 )

@@ -29,12 +29,14 @@ from tilewright.tune.settle import settle
 class Planner:
     """Plans one program for one target: called by AOTAutograd at each step of a capture, in this order.
 
-    `measure` races what prediction cannot settle, and keeps the outcomes; else those kept are followed.
+    `measure` races what prediction cannot settle, and keeps the outcomes; else those kept are followed. Without
+    `hand_written` the plan has generated kernels and library calls alone.
     """
 
-    def __init__(self, target: Target, *, measure: bool = False) -> None:
+    def __init__(self, target: Target, *, measure: bool = False, hand_written: bool = True) -> None:
         self.target = target
         self.measure = measure
+        self.hand_written = hand_written
         self.decisions: list[Decision] = []
 
     def before_autograd(self, module: fx.GraphModule) -> list[Decision]:
@@ -43,7 +45,8 @@ class Planner:
 
     def joint(self, graph: fx.Graph) -> list[Decision]:
         """Rewrite a joint forward and backward graph, or one for inference, of ATen operators."""
-        return self._noted(optimise_joint(graph, self.target, race if self.measure else raced))
+        times = race if self.measure else raced
+        return self._noted(optimise_joint(graph, self.target, times, hand_written=self.hand_written))
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         """Of the forward values that backward needs, those to keep."""

@@ -27,15 +27,18 @@ def optimise_module(module: fx.GraphModule, price: Price = unpriced) -> list[Dec
     return decisions
 
 
-def optimise_joint(graph: fx.Graph, target: Target, raced: Raced = not_raced) -> list[Decision]:
+def optimise_joint(
+    graph: fx.Graph, target: Target, raced: Raced = not_raced, *, hand_written: bool = True
+) -> list[Decision]:
     """Before the cut: copies, common subexpressions, dead code, attention, hand-written kernels, alignment, dropout.
 
-    `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured.
+    `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured. Without `hand_written`
+    no hand-written kernel is proposed.
     """
     drop_copies(graph)
     simplify(graph)
-    decisions = choose_kernels(graph, raced)
-    chosen = choose_candidates(graph, target)
+    decisions = choose_kernels(graph, raced) if hand_written else []
+    chosen = choose_candidates(graph, target) if hand_written else []
     if any(decision.verdict == "taken" for decision in chosen):
         drop_round_trips(graph)
         drop_unread(graph)
