@@ -264,7 +264,7 @@ def races(results: Results) -> str:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Displayable:
     """A line of the table that comes first: one race, and its peers by column."""
 
     label: str
@@ -279,8 +279,8 @@ class Shown:
 
 
 SHOWN = (
-    Shown("softmax 32768×8192", "softmax", "32768x8192 bf16", "fwd", "torch", "liger, Liger"),
-    Shown(
+    Displayable("softmax 32768×8192", "softmax", "32768x8192 bf16", "fwd", "torch", "liger, Liger"),
+    Displayable(
         "cross entropy 65536×8192",
         "cross_entropy",
         "65536x8192 bf16",
@@ -288,10 +288,10 @@ SHOWN = (
         "torch",
         "liger, Liger, gradient included",
     ),
-    Shown("layer norm 32768×8192", "layer_norm", "32768x8192 bf16", "fwd", "torch", "liger, Liger"),
-    Shown("RMS norm 5341×50257, backward", "rms_norm", "5341x50257 bf16", "bwd", "torch", "liger, Liger"),
-    Shown("GELU 16384²", "gelu", "16384x16384 bf16", "fwd", "torch"),
-    Shown(
+    Displayable("layer norm 32768×8192", "layer_norm", "32768x8192 bf16", "fwd", "torch", "liger, Liger"),
+    Displayable("RMS norm 5341×50257, backward", "rms_norm", "5341x50257 bf16", "bwd", "torch", "liger, Liger"),
+    Displayable("GELU 16384²", "gelu", "16384x16384 bf16", "fwd", "torch"),
+    Displayable(
         "GELU + dropout + residual 16384², eager's own mask",
         "dropout_add",
         "16384x16384 bf16",
@@ -299,7 +299,7 @@ SHOWN = (
         "eager",
         inductor="inductor, another mask",
     ),
-    Shown(
+    Displayable(
         "linear + GELU 16384×3072×768",
         "linear_gelu",
         "16384x3072x768 bf16",
@@ -308,7 +308,7 @@ SHOWN = (
         "cublas-bare, bare product",
         limit="of cuBLAS",
     ),
-    Shown(
+    Displayable(
         "linear + cross entropy, 8192 tokens to 131072 words, forward + backward",
         "linear_cross_entropy",
         "8192x4096x131072 bf16",
@@ -317,7 +317,7 @@ SHOWN = (
         "liger, Liger",
         limit="TFLOP/s",
     ),
-    Shown(
+    Displayable(
         "attention d 128, S 16384, causal",
         "attention",
         "d128 S16384 causal",
@@ -326,7 +326,7 @@ SHOWN = (
         "cudnn, cuDNN",
         limit="TFLOP/s",
     ),
-    Shown(
+    Displayable(
         "attention d 256, S 16384, causal, backward",
         "attention",
         "d256 S16384 causal",

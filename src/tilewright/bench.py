@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Direction, Measurement
 from tilewright.records.suite_filter import SuiteFilter
-from tilewright.report.shown import Shown
+from tilewright.report.displayable import Displayable
 
 if TYPE_CHECKING:
     import torch
@@ -149,7 +149,7 @@ def bench_suite(
 
 
 @dataclass(frozen=True)
-class Benched(Shown):
+class Benched(Displayable):
     """The results of races; shows itself in a terminal and in a notebook."""
 
     races: Sequence[RaceResult]

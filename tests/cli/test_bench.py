@@ -117,7 +117,7 @@ def test_an_own_case_takes_sizes_by_name_and_is_drawn(tilewright: Tilewright, ow
         (["bench", "softmax", "--device", "gpu"], "no device 'gpu' here, only cpu and "),
         (["bench", "OWN:honest", "--impl", "jax"], "no implementation jax of ramp; known: suspect, eager"),
         (["bench", "OWN:honest", "--shapes", "4y5"], "shape '4y5' is not of the form 100x5000"),
-        (["bench", "OWN:honest", "--plot", "rates.gif"], "a plot ends with .png, .svg"),
+        (["bench", "OWN:honest", "--plot", "rates.gif"], "the name of a plot ends with .png, .svg"),
         (["bench", "OWN:honest", "--inference"], "leave --training out"),
         (["bench", "OWN:case", "--shapes", "4", "--sweep", "x"], "is a case: leave --shapes, --sweep out"),
         (["bench", "OWN:mine", "--shapes", "4"], "mine has the sizes N, M, not 1"),

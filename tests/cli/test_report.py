@@ -36,5 +36,5 @@ def test_flame_graphs_are_files_of_their_own(tilewright: Tilewright, run: Path, 
 def test_a_run_without_a_timeline_has_no_flame_graph(tilewright: Tilewright, models: str, tmp_path: Path) -> None:
     assert tilewright("optimize", f"{models}:small", "--quiet").code == 0
     ended = tilewright("report", "--flame", str(tmp_path / "flame.svg"))
-    assert ended.code == 9 and "holds no timeline" in ended.err
+    assert ended.code == 9 and "has no timeline" in ended.err
     assert not (tmp_path / "flame.svg").exists()

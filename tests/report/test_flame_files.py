@@ -102,7 +102,7 @@ def test_a_run_without_a_timeline(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run.duckdb", command="c", target="t", case="nothing"):
         pass
     for write in (write_flame, write_speedscope):
-        with pytest.raises(StoreError, match="holds no timeline"):
+        with pytest.raises(StoreError, match="has no timeline"):
             write(tmp_path / "run.duckdb", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -27,8 +27,9 @@ def doctor(
         machine, ceilings = local_ceilings(refresh, device)
     record = machine_record(machine, ceilings)
     if out:
-        from tilewright.measure.racing.results import write_atomically
+        from tilewright.records.atomic_file import write_atomically
 
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, json.dumps(record, indent=1, ensure_ascii=False) + "\n", mode=0o644)
     if as_json:
         print_json(record)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright.hardware.detect import Machine, detect
-from tilewright.measure.racing.results import write_atomically
 from tilewright.measure.timing.benchmark import benchmark
 from tilewright.measure.timing.stopwatch import CpuStopwatch, CudaStopwatch
+from tilewright.records.atomic_file import write_atomically
 from tilewright.records.errors import CacheError, UsageError
 from tilewright.records.measurement import Ceiling
 
@@ -328,6 +328,7 @@ def keep_ceilings(ceilings: list[Ceiling]) -> Path:
     path = _place(ceilings[0].device)
     rows = {"format": _FORMAT, "ceilings": [asdict(ceiling) for ceiling in ceilings]}
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(rows, indent=1) + "\n")
     except OSError as error:
         raise CacheError(f"cannot keep the measured ceilings in {path}: {error.strerror}") from error

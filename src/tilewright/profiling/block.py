@@ -16,10 +16,10 @@ from tilewright.measure.recording.windows import Detail
 from tilewright.profiling.compiled import program_of
 from tilewright.profiling.regions import marked_regions
 from tilewright.profiling.saved import Profiled, save
-from tilewright.report.shown import Shown
+from tilewright.report.displayable import Displayable
 
 
-class Profile(Shown):
+class Profile(Displayable):
     """The result of `tilewright.profile()`: records while entered, and is a run afterwards."""
 
     def __init__(self, plan: RecordingPlan, name: str) -> None:

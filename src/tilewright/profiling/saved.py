@@ -13,7 +13,7 @@ from tilewright.measure.recording.recorder import Recording
 from tilewright.records.errors import TraceError
 from tilewright.records.measurement import Ceiling
 from tilewright.records.program import Program
-from tilewright.report.shown import Shown
+from tilewright.report.displayable import Displayable
 from tilewright.store.query import reading
 from tilewright.store.run import Run
 from tilewright.store.run_paths import new_run_path
@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS recording (      -- how the traces of this run were m
 
 
 @dataclass
-class Profiled(Shown):
+class Profiled(Displayable):
     """A saved profile: the path of its run, its operator table, and its recordings. Shows itself."""
 
     run: Path

@@ -1,1 +1,1 @@
-"""What a run says, to a person: the terminal view and the self-contained page. Needs no torch."""
+"""Views of a run: the terminal and the self-contained page. Needs no torch."""

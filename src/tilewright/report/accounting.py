@@ -1,4 +1,4 @@
-"""The terminal view of a timeline: where a step's time went, what made the host wait, and what one would win."""
+"""The terminal view of a timeline: a step's time by class, waits of the host, and possible gains."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ FROM attribution GROUP BY what ORDER BY percent DESC, what""",
     "communication": "FROM communication",
     "straggler": "FROM straggler",
 }
-"""What the view shows, each as one question to the run; `--json` prints their rows."""
+"""The queries of the view; `--json` prints their rows."""
 
 
 def accounting_of(run: Path) -> dict[str, list[dict[str, Any]]]:
-    """The rows of every one of `QUERIES`; none where the run holds no analysed timeline.
+    """The rows of each of `QUERIES`; none if the run has no analysed timeline.
 
     Raises:
         StoreError: the run is missing or damaged.
@@ -78,7 +78,7 @@ def accounting_of(run: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def show_accounting(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> RenderableType:
-    """`accounting_of` a run as tables; without a device there are no classes of its time, only what one would win."""
+    """The rows of `accounting_of` as tables; without a device only the possible gains."""
     if not any(found.values()):
         return Text("nothing in this trace to account for", "dim")
     parts: list[RenderableType] = []
@@ -121,7 +121,7 @@ def _step(rows: Sequence[Mapping[str, Any]], found: Mapping[str, Sequence[Mappin
 
 
 def _bar(share: float) -> str:
-    """A bar to an eighth of a character, and at least one of them.
+    """A bar with a resolution of an eighth of a character, which is its minimum.
 
     >>> _bar(0.5) == 20 * "█", _bar(0.0001)
     (True, '▏')
@@ -169,7 +169,7 @@ def _wins(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def _ranks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The column that tells the ranks apart, where there are several."""
+    """The column of ranks, if there are several."""
     return ["rank>"] if any(row["rank"] is not None for row in rows) else []
 
 
@@ -196,7 +196,7 @@ def _communication(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Renderab
 
 
 def _text(text: str) -> Text:
-    """Text of a trace: no markup, and no control characters."""
+    """Untrusted text of a trace, without markup and control characters."""
     return Text(plain(text))
 
 

@@ -1,4 +1,4 @@
-"""Bench rows over sizes, drawn: one panel for each direction and dtype, one line for each implementation."""
+"""Plots bench rows over sizes: a panel per direction and dtype, a line per implementation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FORMATS = (".png", ".svg", ".html", ".json")
 
 
 def check(path: Path) -> None:
-    """UsageError if a plot cannot be drawn to `path`, to be known before an hour of measuring."""
+    """UsageError if a plot cannot be written to `path`; call it before measuring."""
     import importlib.util
 
     if path.suffix not in _FORMATS:
-        raise UsageError(f"cannot draw {path.name}: a plot ends with {', '.join(_FORMATS)}")
+        raise UsageError(f"cannot draw {path.name}: the name of a plot ends with {', '.join(_FORMATS)}")
     if not importlib.util.find_spec("altair"):
         raise UsageError("plots need the package altair, and vl-convert-python for PNG and SVG")
 
@@ -31,7 +31,7 @@ def draw(rows: Sequence[Measurement], unit: str, path: Path) -> None:
     `unit` is `GB/s` or `TFLOP/s`; sizes are drawn in the order of `rows`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Twice the pixels of a screen; formats that scale by themselves take no notice. A page asks no network.
+    # The scale is for PNG; vector formats ignore it. An HTML plot embeds its scripts and uses no network.
     chart(rows, unit).save(str(path), scale_factor=2, inline=path.suffix == ".html")
 
 
@@ -41,10 +41,10 @@ def chart(rows: Sequence[Measurement], unit: str) -> altair.FacetChart:
 
     points = [_point(row, unit) for row in rows]
     order, panels = (list(dict.fromkeys(point[key] for point in points)) for key in ("size", "panel"))
-    # The legend would take its opacity from the bands.
+    # By default the legend has the opacity of the bands.
     colour = alt.Color("implementation:N", legend=alt.Legend(symbolOpacity=1))
     base = alt.Chart(alt.InlineData(values=points)).encode(x=alt.X("size:N", sort=order, title=None), color=colour)
-    # A single size has no line, so each median is a point too.
+    # With a single size there is no line, so each median is also a point.
     lines = base.mark_line(point=True).encode(
         y=alt.Y("rate:Q", title=unit), tooltip=["implementation:N", "size:N", "rate:Q", "limit:Q"]
     )

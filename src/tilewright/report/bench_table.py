@@ -18,7 +18,7 @@ OURS = "tilewright"
 
 
 def show_race(title: str, rows: Sequence[Measurement], remarks: Sequence[str], unit: str) -> RenderableType:
-    """`rows` of one suite, case and direction, fastest first; `remarks` below: who was refused and why.
+    """`rows` of one suite, case and direction, fastest first; below, `remarks`: refusals and notes.
 
     `unit` is `GB/s` or `TFLOP/s`, whichever the limit is one of. The columns on the right say how many
     times faster a row is than each peer (an implementation that is not tilewright's).
@@ -29,7 +29,7 @@ def show_race(title: str, rows: Sequence[Measurement], remarks: Sequence[str], u
 
 
 _LEFT_OUT = ("p20–p80", "host", "peak", "eager's", "× eager")
-"""What a narrow terminal goes without."""
+"""Columns that a narrow terminal omits."""
 
 
 def _race_table(title: str, rows: Sequence[Measurement], unit: str, left_out: Sequence[str]) -> Table:
@@ -61,7 +61,7 @@ def _race_table(title: str, rows: Sequence[Measurement], unit: str, left_out: Se
 
 
 def _spread(row: Measurement) -> float:
-    """How far the middle three fifths of the repeats lie apart, relative to the median."""
+    """The distance from p20 to p80, relative to the median."""
     return (row.p80_us - row.p20_us) / row.median_us if row.median_us else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The accounting of each device as a track of the page's timeline: what every nanosecond counts as."""
+"""The classes of each device's time as a track of the page's timeline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.report.coarse import coarsen
+from tilewright.report.coarsen import coarsen
 from tilewright.report.packed import pack, zigzag
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _SPANS = """
 def add_device_time(connection: DuckDBPyConnection, timeline: dict[str, Any]) -> None:
     """Append to the tracks and names of `timeline` (of `report.timeline`) one track for each device of `device_time`.
 
-    Its slices bear the class as their name, and the slice that caused the span as their id.
+    A slice's name is the class; its id is that of the slice that caused the span.
     """
     origin = int(timeline["origin"])
     names, tracks = timeline["names"], timeline["tracks"]
@@ -43,7 +43,7 @@ def add_device_time(connection: DuckDBPyConnection, timeline: dict[str, Any]) ->
         tracks.append(
             {
                 "name": "where its time went",
-                # Among the device's streams, under whatever name they have.
+                # Next to the device's streams.
                 "process": next((track["process"] for track in tracks if track["upid"] == upid), str(name)),
                 "upid": upid,
                 "device": True,

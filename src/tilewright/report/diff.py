@@ -1,4 +1,4 @@
-"""The terminal view of two compared runs: the verdict in words, then what explains it."""
+"""The terminal view of two compared runs: verdicts, then the operators that changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilewright.trace.compare.diff import Difference, OperatorChange
 _STYLE = {"slower": "bold red", "faster": "bold green", "the same": "bold", "cannot tell": "yellow"}
 _OPERATORS_SHOWN = 12
 _LEAST_SHOWN = 0.001
-"""Of a step: operators that changed by less are left out."""
+"""As a share of the step; operators that changed by less are omitted."""
 
 
 def show_diff(found: Difference) -> RenderableType:

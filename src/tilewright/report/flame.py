@@ -1,4 +1,4 @@
-"""Flame graphs in the order they are drawn in, and as the page holds them."""
+"""Flame graphs in drawing order, and as JSON for the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilewright.records.errors import StoreError
-from tilewright.report.room import shortened
+from tilewright.report.page_budget import shortened
 from tilewright.report.timeline import kind_of
 from tilewright.store.query import reading
 from tilewright.trace.flame import Flame, flame
@@ -31,7 +31,7 @@ class Node(NamedTuple):
 
 
 def flames(run: Path) -> list[Flame]:
-    """The run's flame graphs that are not empty: by host time, and by device time where kernels were recorded.
+    """The run's non-empty flame graphs: by host time, and by device time if kernels were recorded.
 
     Raises:
         StoreError: the run is missing or damaged, or nothing in it lasted: there is no timeline to fold.
@@ -43,14 +43,14 @@ def flames(run: Path) -> list[Flame]:
             found = []
     found = [each for each in found if each.total[0] > 0]
     if not found:
-        raise StoreError(f"run {run} holds no timeline; `tilewright profile` and `tilewright trace` make such runs")
+        raise StoreError(f"run {run} has no timeline; `tilewright profile` and `tilewright trace` make runs with one")
     return found
 
 
 def in_order(tree: Flame, most: int) -> Iterator[Node]:
-    """The `most` nodes of the largest totals, each before its children, the largest children first."""
+    """The `most` nodes with the largest totals; each precedes its children, which are sorted by total."""
     kept = np.zeros(tree.parent.size, dtype=bool)
-    # No child's total is above its parent's, which stands before it: a stable sort keeps a node's ancestors.
+    # A child's total is at most its parent's, and the parent comes first: a stable sort keeps all ancestors.
     kept[np.argsort(-tree.total, kind="stable")[:most]] = True
     below: dict[int, list[int]] = {}
     for node in np.flatnonzero(kept)[1:].tolist():

@@ -1,4 +1,4 @@
-"""A flame graph as one SVG file: no script, every frame with its figures as its title."""
+"""A flame graph as an SVG file without scripts; the title of each frame has its figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from tilewright.report.flame import TITLES, Node, flames, in_order
-from tilewright.report.output import write_whole
+from tilewright.report.output import write_document
 from tilewright.report.quantity import duration
 from tilewright.report.timeline import kind_of
 from tilewright.trace.flame import Flame
@@ -16,7 +16,7 @@ from tilewright.trace.flame import Flame
 _WIDTH, _ROW, _TOP, _LETTER = 1400, 17, 46, 6.7
 _NARROWEST = 0.4
 _MOST_NODES = 20_000
-# What XML 1.0 cannot hold, not even escaped.
+# Characters that XML 1.0 excludes, even escaped.
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _COLOURS = {
     "compute": "#9fbde2", "pointwise": "#9ed3bf", "reduction": "#eac696", "layout": "#d2d5d8", "random": "#cab3e2",
@@ -30,11 +30,11 @@ def write_flame(run: Path, out: Path) -> Path:
     Raises:
         StoreError: the run is missing, damaged or without a timeline, or `out` cannot be written.
     """
-    return write_whole(out, flame_svg(flames(run)[-1]), "flame graph")
+    return write_document(out, flame_svg(flames(run)[-1]), "flame graph")
 
 
 def flame_svg(tree: Flame) -> str:
-    """`tree` from the root down, a row for each depth; frames too narrow to see are left out, and counted."""
+    """`tree` from the root down, a row per depth; frames too narrow to see are omitted and counted."""
     scale = _WIDTH / max(int(tree.total[0]), 1)
     placed = [(node, x) for node, x in _placed(tree) if node.total * scale >= _NARROWEST]
     height = _TOP + _ROW * (1 + max(node.depth for node, _ in placed)) + 8
@@ -59,7 +59,7 @@ rect:hover {{ stroke: #1c2024; stroke-width: 1 }}
 
 
 def _placed(tree: Flame) -> Iterator[tuple[Node, int]]:
-    """Every node with the ns at which it begins: where its elder sibling ends."""
+    """Every node with its start in ns: the end of its previous sibling."""
     starts = [0]
     for node in in_order(tree, _MOST_NODES):
         del starts[node.depth + 1 :]

@@ -1,4 +1,4 @@
-"""A kernel's launch in the terminal: its grid drawn, what limits it, what other tiles would do, its instructions."""
+"""A kernel's launch in the terminal: accesses of its programs, occupancy and waves, other tiles, instructions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _STEPS_SHOWN = 3
 _NAME_SHOWN = 100
 _FIGURES = ("programs", "tiles", "registers", "stack", "shared", "per SM", "occupancy", "limit", "waves", "idle")
 _ENOUGH_PROGRAMS = 4
-"""A rule of thumb: fewer programs a multiprocessor leave it waiting for memory."""
+"""Rule of thumb: with fewer programs per multiprocessor memory latency is not hidden."""
 
 
 def show_kernel(view: KernelView) -> RenderableType:
-    """Everything about one launch but the texts of its code."""
+    """Everything about one launch except the text of its code."""
     launch = view.launch
     parts: list[RenderableType] = [_heading(view)]
     if view.walks:
@@ -58,7 +58,7 @@ def _heading(view: KernelView) -> Text:
 
 
 def _short(name: str) -> str:
-    """A library's kernel carries its template arguments in its name."""
+    """Shorten a name: those of library kernels include template arguments."""
     return name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}…"
 
 
@@ -72,37 +72,39 @@ def _grid(grid: Grid) -> str:
 
 
 def draw(walks: Sequence[ProgramAccesses], launch: LaunchRecord) -> str:
-    """What the first program touches, in words; then which followed program walks which tiles, and in which order."""
+    """The accesses of the first program; then a map of the tiles of one operand with program and step."""
     lines = [f"each walks {_tiles(tiles_of(walks[0]))}; program {_name(walks[0], launch)}"]
     by_operand: dict[tuple[str, str], list[Access]] = {}
     for access in walks[0].accesses:
         by_operand.setdefault((access.direction, access.operand), []).append(access)
-    lines += [f"  {direction}s {_hull(own)}" for (direction, _), own in by_operand.items() if _touching(own)]
+    lines += [
+        f"  {direction}s {_hull(accesses)}" for (direction, _), accesses in by_operand.items() if _nonempty(accesses)
+    ]
     drawn = _drawn_operand(walks, launch)
     return "\n".join(lines if drawn is None else [*lines, "", *_map(walks, launch, drawn)])
 
 
-def _touching(accesses: Sequence[Access]) -> list[Access]:
+def _nonempty(accesses: Sequence[Access]) -> list[Access]:
     return [access for access in accesses if access.elements]
 
 
 def _hull(accesses: Sequence[Access]) -> str:
     """`x[0–15, 0–511] in 8 tiles of 16×64`."""
-    touching = _touching(accesses)
-    tiles = list(dict.fromkeys(access.ranges for access in touching))
+    nonempty = _nonempty(accesses)
+    tiles = list(dict.fromkeys(access.ranges for access in nonempty))
     axes = [
         (min(ranges[axis][0] for ranges in tiles), max(ranges[axis][1] for ranges in tiles))
         for axis in range(len(tiles[0]))
     ]
-    first = touching[0]
+    first = nonempty[0]
     block = "×".join(str(n) for n in first.shape if n > 1) or "1"
-    times = len(touching) / len(tiles)
+    times = len(nonempty) / len(tiles)
     text = f"{first.operand}[{', '.join(map(_range, axes))}] in {_tiles(len(tiles))} of {block}"
     if times > 1:
         text += f", {times:.3g} times"
     if first.elements < first.lanes:
         text += f", {1 - first.elements / first.lanes:.0%} of the lanes masked"
-    return text + (", scattered" if any(map(is_scattered, touching)) else "")
+    return text + (", scattered" if any(map(is_scattered, nonempty)) else "")
 
 
 def _tiles(n: int) -> str:
@@ -115,22 +117,22 @@ def _range(ends: Range) -> str:
 
 
 def _drawn_operand(walks: Sequence[ProgramAccesses], launch: LaunchRecord) -> Operand | None:
-    """One of two axes or more: written if there is one, of fewest axes, walked in most tiles."""
+    """The operand to draw, of at least two axes: a written one first, then few axes, then many tiles."""
     candidates = {operand.name: operand for operand in launch.operands if len(operand.shape) > 1}
     best: tuple[tuple[bool, int, int], Operand] | None = None
     for name, operand in candidates.items():
-        own = [access for access in walks[0].accesses if access.operand == name and access.elements]
-        if not own or any(map(is_scattered, own)):
+        accesses = [access for access in walks[0].accesses if access.operand == name and access.elements]
+        if not accesses or any(map(is_scattered, accesses)):
             continue
-        written = any(access.direction == "write" for access in own)
-        score = (written, -len(operand.shape), len({access.ranges for access in own}))
+        written = any(access.direction == "write" for access in accesses)
+        score = (written, -len(operand.shape), len({access.ranges for access in accesses}))
         if best is None or score > best[0]:
             best = (score, operand)
     return best[1] if best else None
 
 
 def _map(walks: Sequence[ProgramAccesses], launch: LaunchRecord, operand: Operand) -> list[str]:
-    """Rows of the operand against its columns; a cell holds who visits the tile, or at which step."""
+    """Rows of the operand against its columns; a cell has the program that accesses the tile, or its step."""
     steps: dict[tuple[str, str, str], list[int]] = {}
     rows: dict[str, tuple[Range, ...]] = {}
     columns: dict[str, Range] = {}
@@ -208,22 +210,22 @@ def _wave_lines(waves: Waves) -> list[str]:
     each = waves.programs / waves.sms
     if each < _ENOUGH_PROGRAMS:
         line += f"\n{each:.2g} programs for each multiprocessor; "
-        line += f"from about {_ENOUGH_PROGRAMS} on, one works while others wait"
+        line += f"about {_ENOUGH_PROGRAMS} are needed to hide latency"
     if waves.programs < waves.sms:
-        return [line, f"{waves.sms - waves.programs} multiprocessors get no program at all"]
+        return [line, f"{waves.sms - waves.programs} multiprocessors get no program"]
     if waves.turns == 1:
         busiest = -(-waves.programs // waves.sms)
         return [line, f"all in one wave; the busiest multiprocessor has {busiest:,} programs"]
     alone, shared = waves.tail(waves.alone_waves), waves.tail(waves.shared_waves)
     return [
         line,
-        f"the tail costs {shared:.1%} where the programs of a multiprocessor share one saturated unit, "
-        f"{alone:.1%} where each waits on its own latency",
+        f"the tail costs {shared:.1%} if the programs of a multiprocessor share a saturated unit, "
+        f"{alone:.1%} if each is latency-bound",
     ]
 
 
 def _alternatives(view: KernelView) -> RenderableType:
-    """A row for each launch, less what a narrow terminal goes without."""
+    """A row per launch; a narrow terminal omits columns."""
     return FirstThatFits(*(_alternative_table(view, left_out) for left_out in ((), ("limit",), ("limit", "stack"))))
 
 

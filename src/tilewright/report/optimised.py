@@ -1,4 +1,4 @@
-"""`optimize` and `bench` of a case in a terminal: the proof, the times beside the peers, the memory."""
+"""`optimize` and `bench` of a case in a terminal: verification, times beside peers, memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TENSORS_SHOWN = 8
 def show_optimize(
     program: Program, measurements: Sequence[Measurement], verified: Sequence[Verified]
 ) -> RenderableType:
-    """Do the numbers hold, how fast is it beside its peers, and what memory does it take."""
+    """Verification, times beside peers, and peak memory."""
     parts: list[RenderableType] = []
     if verified:
         parts += [Text("verification", style="bold"), _verification(verified)]
@@ -34,7 +34,7 @@ def show_optimize(
 
 
 def _verification(verified: Sequence[Verified]) -> RenderableType:
-    """Every tensor that broke the contract, then those that came closest to its bound."""
+    """Every tensor that broke the contract, then those closest to their bound."""
     table = open_table("", "tensor", "dtype", "error>", "eager's>", "bound>", "largest>", "eager's>", "bound>")
     ranked = sorted(verified, key=lambda tensor: (tensor.ok, -_of_bound(tensor)))
     failed = sum(not tensor.ok for tensor in verified)
@@ -62,7 +62,7 @@ def _of_bound(tensor: Verified) -> float:
 
 
 def _measurements(measurements: Sequence[Measurement]) -> Table:
-    """Grouped by what was timed; times a peer took, over the time of the row."""
+    """Rows grouped by direction; each peer's time as a multiple of the row's."""
     table = open_table(
         "case", "implementation", "median>", "p20 to p80>", "× eager>", "× inductor>", "peak>", "of ceiling>"
     )
@@ -85,7 +85,7 @@ def _measurements(measurements: Sequence[Measurement]) -> Table:
 
 
 def _times(rows: Sequence[Measurement], peer: str, row: Measurement) -> float | None:
-    """How many times the peer's median the row's is faster."""
+    """The peer's median over the row's."""
     peers = [other.median_us for other in rows if other.impl == peer]
     return median(peers) / row.median_us if peers and row.median_us else None
 

@@ -1,26 +1,21 @@
-"""Files that come into being whole or not at all."""
+"""Atomic writing of documents."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from tilewright.records.atomic_file import write_atomically
 from tilewright.records.errors import StoreError
 
 
-def write_whole(out: Path, text: str, what: str) -> Path:
-    """Write `text` to `out`, replacing what is there in one step; returns `out`.
+def write_document(out: Path, text: str, what: str) -> Path:
+    """Write `text` to `out` atomically; returns `out`. `what` names the document in error messages.
 
     Raises:
-        StoreError: `out`, which the message calls a `what`, cannot be written.
+        StoreError: `out` cannot be written.
     """
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        try:
-            partial.write_text(text, encoding="utf-8")
-            os.replace(partial, out)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_atomically(out, text, mode=0o644)
     except OSError as error:
         raise StoreError(f"cannot write the {what} {out}: {error.strerror}") from error
     return out

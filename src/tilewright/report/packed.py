@@ -1,4 +1,4 @@
-"""Columns of whole numbers as a page carries them: LEB128, then base64.
+"""Encodes columns of integers for the page: LEB128, then base64.
 
 A timeline is mostly small numbers (distances between neighbours, indices of frequent names), which take one to
 three bytes each in LEB128 (DWARF 5, section 7.6) where JSON would take two to ten.
@@ -16,7 +16,7 @@ _BITS = 7
 
 
 def pack(values: NDArray[Any]) -> str:
-    """Non-negative integers below 2**63, each in as many bytes as it needs.
+    """Encode non-negative integers below 2**63, each in as few bytes as possible.
 
     >>> pack(np.array([0, 127, 128, 300]))
     'AH+AAawC'
@@ -25,7 +25,7 @@ def pack(values: NDArray[Any]) -> str:
 
 
 def leb128(values: NDArray[Any]) -> bytes:
-    """The bytes of `values` one after another, low bits first; a set top bit says that more follow."""
+    """`values` in LEB128: low bits first, seven per byte; a set top bit means that more bytes follow."""
     rest = np.asarray(values, dtype=np.uint64).ravel().copy()
     if not rest.size:
         return b""

@@ -1,4 +1,4 @@
-"""One self-contained page: everything that is known of a run, with no network and no server."""
+"""A self-contained page of a run, without network or server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tilewright.report.output import write_whole
+from tilewright.report.output import write_document
+from tilewright.report.page_budget import harmless_json
 from tilewright.report.quantity import duration, nbytes, ratio
 from tilewright.report.queries import DRAWN, Answer, ask_all
-from tilewright.report.room import harmless_json
 from tilewright.report.traced import traced
 
 _SCRIPTS = (
@@ -21,7 +21,7 @@ _SCRIPTS = (
     *("timeline_data.js", "timeline_view.js", "timeline.js", "perfetto.js", "flame.js", "allocator.js", "trace.js"),
 )
 _STYLES = ("page.css", "trace.css")
-# A speed that is no worse than its peer's by more than the noise of a measurement.
+# A speedup of at least this is within the noise of 1.
 _NEVER_BELOW = 0.98
 
 
@@ -35,18 +35,18 @@ class Headline(NamedTuple):
 
 
 def write_page(run: Path, out: Path) -> Path:
-    """Write the page of `run` to `out`, whole or not at all; returns `out`.
+    """Write the page of `run` to `out` atomically; returns `out`.
 
     Raises:
         StoreError: the run is missing or damaged, or `out` cannot be written.
     """
     trace = traced(run)
     island = "" if trace is None else harmless_json(trace)
-    return write_whole(out, render_page(ask_all(run, taken=len(island)), trace, island), "page")
+    return write_document(out, render_page(ask_all(run, taken=len(island)), trace, island), "page")
 
 
 def render_page(answers: dict[str, Answer], trace: Mapping[str, Any] | None = None, trace_island: str = "") -> str:
-    """The page as HTML. Only the script and the style that are named by their hash may act in it.
+    """The page as HTML. Its content security policy allows only the script and style with the given hashes.
 
     `trace` is what `traced` gives, and `trace_island` the same as JSON that is harmless in a page.
     """
@@ -70,7 +70,7 @@ def render_page(answers: dict[str, Answer], trace: Mapping[str, Any] | None = No
         fallbacks=answers["fallbacks"].records(),
         headlines=_headlines(answers, trace),
         answers=answers,
-        # A run of nothing shows the empty sections; one of a trace alone does not.
+        # An empty run shows empty sections; a run with only a trace does not.
         program=bool(answers["operators"].rows) or trace is None,
         trace=trace,
         trace_island=Markup(trace_island),
@@ -87,7 +87,7 @@ def _asset(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a content security policy names an inline script: `sha256-` and the digest in base64."""
+    """The hash of an inline script in a content security policy: `sha256-` and the digest in base64."""
     return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -100,13 +100,13 @@ def _headlines(answers: dict[str, Answer], trace: Mapping[str, Any] | None) -> l
         *traced,
         *_traffic(answers["summary"].records()),
         *_memory(answers["peaks"].records()[0]),
-        # A profile has nothing to compare its numbers with.
+        # A profile has no verified tensors.
         *(_numbers(answers["verified"]) if answers["verified"].rows or not traced else []),
     ]
 
 
 def _speed(rows: list[dict[str, object]]) -> list[Headline]:
-    """Against each peer, on the widest direction measured: training before forward alone."""
+    """The speed against each peer, for the widest measured direction: training before forward."""
     ours = [row for row in rows if row["impl"] == "tilewright"]
     order = ("step", "fwd+bwd", "infer", "fwd", "bwd")
     ours.sort(key=lambda row: order.index(str(row["direction"])))

@@ -1,4 +1,4 @@
-"""A profile in the terminal: what was recorded, the operator table, and what to take from it."""
+"""A profile in the terminal: the recordings, the operator table, and findings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS = 25
 
 
 def show_profile(table: OperatorTable, recordings: Sequence[Recording]) -> RenderableType:
-    """What was recorded, the operators and calls, the one-off entries apart, and the table in words."""
+    """The recordings, tables of operators, ranges and one-off entries, and findings in sentences."""
     regular = [row for row in table.rows if not row.one_off and row.kind != "range"]
     ranges = [row for row in table.rows if row.kind == "range"]
     once = [row for row in table.rows if row.one_off]
@@ -40,7 +40,7 @@ def show_profile(table: OperatorTable, recordings: Sequence[Recording]) -> Rende
 
 
 def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: str) -> str:
-    """All of that field by field; times are nanoseconds where the name does not say another unit."""
+    """The same as JSON; times are nanoseconds unless the name has another unit."""
     document = {
         "run": run,
         "recordings": [json.loads(recording.as_json()) for recording in recordings],
@@ -59,16 +59,16 @@ def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: str
 
 
 def recorded_words(recordings: Sequence[Recording]) -> list[str]:
-    """What is in the trace, what was left out and why, and what recording cost; one line a process at most."""
-    said = []
+    """What was recorded, what was omitted and why, and the overhead of recording; one line per process."""
+    lines = []
     for number, recording in enumerate(recordings):
         process = f"process {number}: " if len(recordings) > 1 else ""
-        said.append(process + _sample(recording) + _overhead(recording))
-    return said
+        lines.append(process + _sample(recording) + _overhead(recording))
+    return lines
 
 
 def loss_words(table: OperatorTable) -> list[str]:
-    """What the trace ought to hold and does not."""
+    """A line for each kind of event that is missing from the trace."""
     return [f"lost: {found:,} {what}, of {of:,}" for what, found, of in table.losses]
 
 
@@ -110,7 +110,7 @@ def _overhead(recording: Recording) -> str:
 
 def _operators(table: OperatorTable, rows: Sequence[OperatorTime]) -> Table:
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    # Names give way before figures do.
+    # Names are shortened before figures are.
     shown.add_column("operator", overflow="ellipsis", no_wrap=True, min_width=20, max_width=48)
     host = f"of {table.cpu_ns / 1e6:,.1f} ms"
     columns = ["calls", "host self", host, "host total", "average"]

@@ -1,4 +1,4 @@
-"""Numbers with their units, as a person reads them."""
+"""Formats numbers with units."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def count(value: float) -> str:
-    """A number of things: in full while it is short, else with three digits and a decimal prefix.
+    """A count: in full if it is short, else with three digits and a decimal prefix.
 
     >>> count(4000), count(20_000_000), count(1.5e12)
     ('4,000', '20.0 M', '1.50 T')
@@ -18,7 +18,7 @@ def count(value: float) -> str:
 
 
 def nbytes(value: float) -> str:
-    """Bytes, in powers of 1000 as bandwidths are.
+    """Bytes, in powers of 1000.
 
     >>> nbytes(512), nbytes(80_000_000)
     ('512 B', '80.0 MB')
@@ -29,7 +29,7 @@ def nbytes(value: float) -> str:
 
 
 def duration(us: float | None) -> str:
-    """Microseconds, in the unit that fits; a dash where there is no figure.
+    """Microseconds in a suitable unit; a dash for None.
 
     >>> duration(0.25), duration(4700.0), duration(None)
     ('0.250 µs', '4.70 ms', '-')
@@ -55,7 +55,7 @@ def ratio(value: float | None) -> str:
 
 
 def in_names(formula: str, names: Sequence[str]) -> str:
-    """A cost formula as people write it, in the case's order of names; text that is no formula as it is.
+    """A cost formula as text, in the case's order of names; other text unchanged.
 
     >>> in_names("2*N + 5*M*N", ["N", "M"]), in_names("N.M", [])
     ('5·N·M + 2·N', 'N.M')
@@ -69,7 +69,7 @@ def in_names(formula: str, names: Sequence[str]) -> str:
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:
-    """Three significant digits; the unit changes when rounding would show a fourth."""
+    """Three significant digits; the next unit if rounding would give four."""
     step = 0
     while abs(value) >= 999.5 and step < len(units) - 1:
         value, step = value / 1000, step + 1

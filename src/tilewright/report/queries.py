@@ -1,4 +1,4 @@
-"""What the page shows, each part as one question to the run database."""
+"""The queries of the page's parts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from tilewright.report.room import harmless_json
+from tilewright.report.page_budget import harmless_json
 from tilewright.store import query
 
-# What the template writes into the page, and what the script there draws; where room is short, the first ones get it.
+# Parts of the template and of the page's script; if the page's size is short, the first ones get it.
 WRITTEN: Mapping[str, str] = {
     "run": """\
 SELECT strftime(make_timestamp(epoch_us(created)), '%Y-%m-%d %H:%M:%S UTC') AS created,
@@ -73,7 +73,7 @@ ORDER BY graph DESC, stage DESC, index""",
 SOURCES = "SELECT graph, name, language, members, source_code FROM region"
 
 MOST_ROWS = 4_000
-# Characters as the page holds them, with markup escaped: for one answer, and for all.
+# Characters of the page, with markup escaped: per answer, and for all.
 _ROOM_OF_ONE = 1_400_000
 _ROOM_OF_ALL = 4_600_000
 _ROOM_OF_SOURCES = 1_200_000
@@ -82,7 +82,7 @@ _LONGEST_TEXT = 240
 
 @dataclass(frozen=True)
 class Answer:
-    """The first rows that a query gave; `total` counts all of them."""
+    """The first rows of a query; `total` counts all rows."""
 
     sql: str
     columns: tuple[str, ...]
@@ -94,20 +94,20 @@ class Answer:
 
 
 def ask_all(run: Path, taken: int = 0) -> dict[str, Answer]:
-    """Every question put to one run, its answers cut to what a page of 5 MB can hold beside `taken` characters.
+    """The answers of all queries on one run, cut to fit a page of 5 MB that already has `taken` characters.
 
     Raises:
         StoreError: the run is missing or damaged.
     """
-    answers, room = {}, _ROOM_OF_ALL - taken
+    answers, budget = {}, _ROOM_OF_ALL - taken
     for name, sql in {**WRITTEN, **DRAWN, "kernels": SOURCES}.items():
-        answers[name], used = _ask(run, sql, min(room, _ROOM_OF_ONE))
-        room -= used
+        answers[name], used = _ask(run, sql, min(budget, _ROOM_OF_ONE))
+        budget -= used
     return answers
 
 
-def _ask(run: Path, sql: str, room: int) -> tuple[Answer, int]:
-    """An answer and the room it takes. A source is left out whole rather than cut."""
+def _ask(run: Path, sql: str, budget: int) -> tuple[Answer, int]:
+    """An answer and its size. A source that does not fit is omitted, not cut."""
     columns, rows = query(run, sql)
     kept: list[tuple[object, ...]] = []
     used, sources = 0, _ROOM_OF_SOURCES
@@ -118,14 +118,14 @@ def _ask(run: Path, sql: str, room: int) -> tuple[Answer, int]:
             values[-1] = row[-1] if size <= sources else None
             sources -= size if size <= sources else 0
         used += len(harmless_json(values)) + 1
-        if used > room:
+        if used > budget:
             break
         kept.append(tuple(values))
-    return Answer(sql, columns, kept, len(rows)), min(used, room)
+    return Answer(sql, columns, kept, len(rows)), min(used, budget)
 
 
 def shown(value: object) -> object:
-    """`value` as JSON holds it: text not too long, NaN and infinities as their names."""
+    """`value` for JSON: long text shortened, NaN and infinities as strings."""
     match value:
         case str() if len(value) > _LONGEST_TEXT:
             return value[: _LONGEST_TEXT - 1] + "…"

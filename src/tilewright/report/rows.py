@@ -1,4 +1,4 @@
-"""The answer to a query as a table."""
+"""The result of a query as a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.report.terminal import plain
 
 
 def show_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """Numbers to the right, floats to six digits (JSON has them all), long text folded and never cut."""
+    """Numbers right-aligned, floats with six digits (JSON has all of them), long text wrapped, not cut."""
     numeric = [all(isinstance(value, int | float) for value in values) for values in zip(*rows, strict=True)]
     ends = [">" if right else "" for right in numeric] or [""] * len(columns)
     table = open_table(*(plain(name) + end for name, end in zip(columns, ends, strict=True)))
@@ -27,6 +27,6 @@ def show_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
 def _cell(value: Any) -> Text:
     if value is None:
         return Text("NULL", "dim")
-    # From a million on, the six digits would be of the whole part.
+    # From a million on six digits do not cover the integer part.
     digits = ".6g" if isinstance(value, float) and abs(value) < 1e6 else ".1f"
     return Text(f"{value:{digits}}" if isinstance(value, float) else plain(str(value)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.report.flame import TITLES, Node, flames, in_order
-from tilewright.report.output import write_whole
+from tilewright.report.output import write_document
 from tilewright.trace.flame import Flame
 from tilewright.trace.frames import place_of
 
@@ -19,11 +19,11 @@ def write_speedscope(run: Path, out: Path) -> Path:
     Raises:
         StoreError: the run is missing, damaged or without a timeline, or `out` cannot be written.
     """
-    return write_whole(out, json.dumps(speedscope(flames(run), run.stem), separators=(",", ":")), "speedscope file")
+    return write_document(out, json.dumps(speedscope(flames(run), run.stem), separators=(",", ":")), "speedscope file")
 
 
 def speedscope(trees: Sequence[Flame], name: str) -> dict[str, Any]:
-    """One profile for each tree, in ns; they share their frames.
+    """One profile per tree, in ns, with shared frames.
 
     A folded tree has no order in time: its nodes open and close one after another, each as long as its total.
     """
@@ -54,7 +54,7 @@ def speedscope(trees: Sequence[Flame], name: str) -> dict[str, Any]:
 
 
 def _events(nodes: Iterable[Node], place: dict[int, int]) -> Iterable[dict[str, Any]]:
-    """Opening and closing events in the order of `at`; a node's own time comes after its children's."""
+    """Open and close events in the order of `at`; a node's self time comes after its children."""
     open_nodes: list[tuple[int, int]] = []
     now = 0
     for node in nodes:

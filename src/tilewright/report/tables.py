@@ -1,4 +1,4 @@
-"""Tables of the terminal: open ones, and the one of several that a terminal is wide enough for."""
+"""Tables of the terminal: without borders, and alternatives by the terminal's width."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rich.table import Table
 
 
 class FirstThatFits:
-    """The first alternative that the terminal is wide enough for, or else the last."""
+    """The first alternative that fits the terminal's width, else the last."""
 
     def __init__(self, *alternatives: RenderableType) -> None:
         self.alternatives = alternatives
@@ -23,7 +23,7 @@ class FirstThatFits:
 
 
 def open_table(*columns: str) -> Table:
-    """An open table. `>` after a name sets its figures flush right and keeps them on one line."""
+    """A table without borders. `>` after a name right-aligns its column and keeps it on one line."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for name in columns:
         right = name.endswith(">")

@@ -45,7 +45,7 @@ _WITH_INDICES = ("max", "min", "median", "nanmedian", "mode", "cummax", "cummin"
 
 
 def show_explain(program: Program, ceilings: Sequence[Ceiling], dims: Mapping[str, int]) -> RenderableType:
-    """What each operator costs, what fusion changes, and why: tables and totals per graph."""
+    """Tables and totals per graph: cost of the operators, regions, decisions."""
     parts: list[RenderableType] = [_heading(ceilings, dims)]
     names = list(dims)
     for graph in _graphs(program):
@@ -73,7 +73,7 @@ def as_json(
     measurements: Sequence[Measurement] = (),
     verified: Sequence[Verified] = (),
 ) -> str:
-    """Everything the terminal shows, field by field; NaN and infinities, which JSON lacks, are null."""
+    """The content of the terminal view as JSON; NaN and infinities, which JSON lacks, are null."""
     document = asdict(program) | {
         "ceilings": [asdict(ceiling) for ceiling in ceilings],
         "measurements": [asdict(measurement) for measurement in measurements],
@@ -112,7 +112,7 @@ def _heading(ceilings: Sequence[Ceiling], dims: Mapping[str, int]) -> Text:
 
 
 def fallbacks(program: Program) -> list[Text]:
-    """A line for each thing that runs as PyTorch runs it."""
+    """A line for each part of the program that PyTorch runs."""
     lines = [f"runs as PyTorch runs it: {item.what} at {item.where}: {item.why}" for item in program.fallbacks]
     return [Text(plain(line), "yellow") for line in dict.fromkeys(lines)]
 
@@ -122,7 +122,7 @@ def _graphs(program: Program) -> list[GraphName]:
 
 
 def _launches(program: Program, graph: GraphName) -> list[Operator | Region]:
-    """What runs after fusion: the launches if known, else the regions and what no region took."""
+    """The kernels after fusion: the launches if known, else the regions and the operators in no region."""
     operators = [op for op in program.operators if op.graph == graph]
     after: list[Operator | Region] = [op for op in operators if op.stage == "after"]
     if after:
@@ -132,7 +132,7 @@ def _launches(program: Program, graph: GraphName) -> list[Operator | Region]:
 
 
 def _operators(operators: Sequence[Operator], names: Sequence[str]) -> RenderableType:
-    """One row for each that moves or computes anything.
+    """A row for each operator that moves or computes anything.
 
     With what the width allows: the source line, only its place, or neither; then brief rows.
     """
@@ -157,7 +157,7 @@ def place(source: str) -> str:
 
 
 def _brief_table(operators: Sequence[Operator], names: Sequence[str], formulas: bool = False) -> Table:
-    """Of a narrow terminal: the class is a colour, and the figures stand alone unless `formulas`."""
+    """For a narrow terminal: the class is a colour, and formulas appear only if `formulas`."""
     table = open_table("#>", "operator", "shape", "reads>", "writes>", "FLOPs>", "floor>")
     table.columns[1].overflow = "fold"
     table.add_column("bound", no_wrap=True)
@@ -206,7 +206,7 @@ def _operator_table(operators: Sequence[Operator], names: Sequence[str], source:
 
 
 def _pair(formula: str | None, number: int, names: Sequence[str]) -> Text:
-    """The formula with its value below it; a formula that is only a number says nothing new."""
+    """The formula with its value below it; a formula that is a number is omitted."""
     if formula is None or formula.isdigit():
         return Text(count(number))
     return _two_lines(in_names(formula, names), count(number))
@@ -250,7 +250,7 @@ def _totals(title: str, launches: Sequence[Operator | Region], names: Sequence[s
 
 
 def _vanished(before: Sequence[Operator], after: Sequence[Operator | Region], names: Sequence[str]) -> Text:
-    """What fusion no longer moves: the difference of both totals."""
+    """The traffic that fusion saves: the difference of both totals."""
     old, new = [op.cost for op in before], [launch.cost for launch in after]
     saved = sum(cost.bytes for cost in old) - sum(cost.bytes for cost in new)
     if saved <= 0 or any(cost.provenance == "unknown" for cost in old + new):
@@ -265,7 +265,7 @@ def _sum(
     names: Sequence[str],
     without: Sequence[Cost] = (),
 ) -> str:
-    """The symbolic sum of one count, less those of `without`; the number alone where a term has no formula."""
+    """The symbolic sum of one count minus that of `without`; only the number if a term has no formula."""
     from tilewright.cost.symbols import parse, pretty
 
     def terms(costs: Sequence[Cost]) -> list[tuple[int, str | None]]:
@@ -291,7 +291,7 @@ def _flops(cost: Cost, names: Sequence[str]) -> Text:
 
 
 def _regions(regions: Sequence[Region], names: Sequence[str]) -> RenderableType:
-    """One row for each; a narrow terminal goes without the members, which the name abbreviates, then formulas."""
+    """A row per region; a narrow terminal omits the members, which the name abbreviates, then the formulas."""
     tables = [_region_table(regions, names, members) for members in (48, 28, 0)]
     return FirstThatFits(*tables, _region_table(regions, names, members=0, formulas=False))
 
@@ -317,7 +317,7 @@ def _region_table(regions: Sequence[Region], names: Sequence[str], members: int,
 
 
 def _decisions(decisions: Sequence[Decision]) -> RenderableType:
-    """One row for each, with the whole source line or, where that is too wide, only its place."""
+    """A row per decision, with the source line or, if that is too wide, only its place."""
     lines = [plain(decision.source or "") for decision in decisions]
     return FirstThatFits(*(_decision_table(decisions, source) for source in (lines, [*map(place, lines)])))
 

@@ -1,4 +1,4 @@
-"""The timeline of a run, as small as a page can carry it: at most 50,000 slices, their flows, counters, arguments."""
+"""The timeline of a run for the page: at most 50,000 slices with their flows, counters and arguments."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.report.coarse import Coarse, Integers, coarsen, thin
+from tilewright.report.coarsen import Blocks, Integers, coarsen, thin
 from tilewright.report.packed import pack, zigzag
-from tilewright.report.room import cut, harmless_json, shortened
+from tilewright.report.page_budget import cut, harmless_json, shortened
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 MOST_SLICES = 50_000
 MOST_FLOWS = 50_000
-# Rows of one track that are drawn; nobody reads a stack deeper than that, and hostile ones are a million deep.
+# Most rows drawn per track; malicious traces can have millions.
 DEEPEST = 250
 MOST_TRACKS = 250
 MOST_COUNTERS = 24
@@ -30,7 +30,7 @@ _ROOM_OF_NAMES = 500_000
 _ROOM_OF_ARGUMENTS = 550_000
 _LONGEST_VALUE = 300
 _LONGEST_NAME = 400
-# Numbers that tie events together or count them, and say nothing to a reader.
+# Arguments that only link or count events.
 _TIES = frozenset(
     {"External id", "correlation", "Ev Idx", "Record function id", "Sequence number", "Fwd thread id", "Python id"}
     | {"Python parent id", "Python module id", "Addr", "cbid", "finished", "context", "device", "stream"}
@@ -81,37 +81,37 @@ class Slices:
 
     @property
     def row(self) -> Integers:
-        """One number for each depth of each track, in their order."""
+        """A number for each depth of each track, in order."""
         new = (np.diff(self.track, prepend=-1) != 0) | (np.diff(self.depth, prepend=-1) != 0)
         return np.cumsum(new) - 1
 
 
 def timeline(connection: DuckDBPyConnection, most: int = MOST_SLICES) -> dict[str, Any] | None:
-    """What the page draws, as JSON; None where the run holds no slice.
+    """The timeline as JSON for the page; None if the run has no slice.
 
     `most` bounds the slices; the answer's `kept` says in numbers what was merged or left out.
     """
     slices, labels, left_out = _read(connection)
     if not slices.id.size:
         return None
-    # The profiler's own marks and instants may lie far outside of what ran.
+    # The profiler's marks and instants may be far outside the recorded time.
     ran = slices.dur > 0 if (slices.dur > 0).any() else slices.dur > -2
     origin = int(slices.ts.min())
     end = int((slices.ts + np.maximum(slices.dur, 0))[ran].max())
-    coarse = coarsen(slices.row, slices.ts, slices.dur, most)
-    drawn = coarse.longest
+    blocks = coarsen(slices.row, slices.ts, slices.dur, most)
+    drawn = blocks.longest
     names, labels_of = _names(labels, slices.label[drawn])
-    sets, args_of, without = _arguments(connection, slices, coarse)
+    sets, args_of, without = _arguments(connection, slices, blocks)
     columns = {
-        "ts": coarse.ts - origin,
-        # 0 stands for a slice that never ended.
-        "dur": np.maximum(coarse.dur, -1) + 1,
+        "ts": blocks.ts - origin,
+        # 0 means a slice that never ended.
+        "dur": np.maximum(blocks.dur, -1) + 1,
         "label": labels_of,
         "args": args_of,
-        "count": coarse.count,
+        "count": blocks.count,
         "id": slices.id[drawn],
     }
-    flows, all_flows = _flows(connection, slices, coarse)
+    flows, all_flows = _flows(connection, slices, blocks)
     return {
         "origin": str(origin),
         "span": end - origin,
@@ -122,10 +122,10 @@ def timeline(connection: DuckDBPyConnection, most: int = MOST_SLICES) -> dict[st
         "counters": _counters(connection, origin),
         "kept": {
             "slices": int(slices.id.size) + left_out,
-            "blocks": int(np.count_nonzero(coarse.count > 1)),
-            "merged": int(coarse.count[coarse.count > 1].sum()),
-            "shortest_ns": coarse.shortest_ns,
-            "whole_ns": None if coarse.whole is None else [edge - origin for edge in coarse.whole],
+            "blocks": int(np.count_nonzero(blocks.count > 1)),
+            "merged": int(blocks.count[blocks.count > 1].sum()),
+            "shortest_ns": blocks.shortest_ns,
+            "whole_ns": None if blocks.whole is None else [edge - origin for edge in blocks.whole],
             "left_out": left_out,
             "flows": all_flows,
             "without_arguments": without,
@@ -134,7 +134,7 @@ def timeline(connection: DuckDBPyConnection, most: int = MOST_SLICES) -> dict[st
 
 
 def _read(connection: DuckDBPyConnection) -> tuple[Slices, list[tuple[str, str]], int]:
-    """Slices, the name and category behind each label, and how many lie too deep or on too many tracks."""
+    """Slices, the name and category of each label, and the number of slices omitted by depth or track limits."""
     labels = _LABELS.format(deepest=DEEPEST)
     found = connection.execute(_SLICES.format(labels=labels, deepest=DEEPEST)).fetchnumpy()
     slices = Slices(*(np.asarray(column, dtype=np.int64) for column in found.values()))
@@ -149,7 +149,7 @@ def _read(connection: DuckDBPyConnection) -> tuple[Slices, list[tuple[str, str]]
 
 
 def _names(labels: list[tuple[str, str]], used: Integers) -> tuple[list[tuple[str, str, str]], Integers]:
-    """(name, category, kind) of the labels in use, short enough for the page, and the new label of each slice."""
+    """(name, category, kind) of the used labels, shortened for the page, and the new label of each slice."""
     kept, labels_of = np.unique(used, return_inverse=True)
     chosen = [labels[index] for index in kept.tolist()]
     names = shortened([name for name, _ in chosen], _LONGEST_NAME, _ROOM_OF_NAMES)
@@ -174,7 +174,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 
 
 def kind_of(name: str, category: str) -> str:
-    """What a slice is coloured by, guessed from its name: a class of operator, or a role on the host.
+    """The colour class of a slice, guessed from its name: an operator class, or a role on the host.
 
     >>> kind_of("aten::addmm", "cpu_op"), kind_of("cudaStreamSynchronize", "cuda_runtime")
     ('compute', 'wait')
@@ -191,14 +191,14 @@ def kind_of(name: str, category: str) -> str:
 
 
 def _arguments(
-    connection: DuckDBPyConnection, slices: Slices, coarse: Coarse
+    connection: DuckDBPyConnection, slices: Slices, blocks: Blocks
 ) -> tuple[list[dict[str, str]], Integers, int]:
-    """Distinct sets of arguments, the place of each block's in it plus one (0: none), and how many had no room.
+    """Distinct sets of arguments, each block's index among them plus one (0: none), and the number omitted.
 
-    Where the room does not suffice for all, the longest slices keep theirs.
+    Where the budget does not suffice for all, the longest slices keep theirs.
     """
-    set_of = np.where(coarse.count == 1, slices.arg_set[coarse.longest], -1)
-    order = np.argsort(-coarse.dur, kind="stable")
+    set_of = np.where(blocks.count == 1, slices.arg_set[blocks.longest], -1)
+    order = np.argsort(-blocks.dur, kind="stable")
     wanted = [arg_set for arg_set in dict.fromkeys(set_of[order].tolist()) if arg_set >= 0]
     rows = connection.execute(
         "SELECT arg_set_id, args FROM arg_set SEMI JOIN (SELECT unnest(?::BIGINT[]) AS arg_set_id) USING (arg_set_id)",
@@ -207,19 +207,19 @@ def _arguments(
     texts: Mapping[int, str] = dict(rows)
     place: dict[int, int] = {-1: 0}
     places: dict[str, int] = {}
-    room = _ROOM_OF_ARGUMENTS
+    budget = _ROOM_OF_ARGUMENTS
     for arg_set in wanted:
-        shown = harmless_json(_told(texts.get(arg_set, "{}")))
-        if shown not in places and shown != "{}" and len(shown) <= room:
+        shown = harmless_json(_argument_texts(texts.get(arg_set, "{}")))
+        if shown not in places and shown != "{}" and len(shown) <= budget:
             places[shown] = len(places) + 1
-            room -= len(shown)
+            budget -= len(shown)
         place[arg_set] = 0 if shown == "{}" else places.get(shown, -1)
     found = np.array([place[arg_set] for arg_set in set_of.tolist()], dtype=np.int64)
     return [json.loads(text) for text in places], np.maximum(found, 0), int(np.count_nonzero(found < 0))
 
 
-def _told(text: str) -> dict[str, str]:
-    """The arguments that say something, each as text."""
+def _argument_texts(text: str) -> dict[str, str]:
+    """The arguments worth showing, as text."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
@@ -237,7 +237,7 @@ def _told(text: str) -> dict[str, str]:
 def _tracks(
     connection: DuckDBPyConnection, slices: Slices, drawn: Integers, columns: Mapping[str, Integers]
 ) -> list[dict[str, Any]]:
-    """Every track with its rows, packed; devices first, then the host's threads, the busiest of each first."""
+    """Every track with its packed rows: devices first, then host threads, each by activity."""
     described = connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'description'").fetchone()
     rows_of = connection.execute(_TRACKS.format(parts=_PARTS if described else _NO_PARTS)).fetchall()
     about = {row[0]: row[1:] for row in rows_of}
@@ -247,7 +247,7 @@ def _tracks(
         name, tid, process, pid, device, upid, file = about.get(int(track[first]), (None,) * 7)
         rows = [(a + first, b + first) for a, b in _runs(depth[first:last])]
         part: dict[str, NDArray[Any]] = {key: values[first:last] for key, values in columns.items()}
-        # Distances between neighbours, counted anew in each row.
+        # Differences between neighbours, restarting in each row.
         part["ts"] = np.concatenate([np.diff(columns["ts"][a:b], prepend=0) for a, b in rows])
         part["id"] = zigzag(np.diff(part["id"], prepend=0))
         tracks.append(
@@ -270,7 +270,7 @@ def _stream(tid: int | None) -> str:
 
 
 def _process(name: str | None, pid: int | None, file: str | None) -> str:
-    """A process by its name and number, and by its file or rank where there are several."""
+    """A process's name and number, and its file or rank if there are several."""
     parts = [name or "process", "" if pid is None or (name and str(pid) in name) else str(pid)]
     return " ".join(filter(None, [*parts, f"({file})" if file else ""]))
 
@@ -281,21 +281,21 @@ def _runs(values: Integers) -> Iterable[tuple[int, int]]:
     return list(zip(first, [*first[1:], values.size], strict=True))
 
 
-def _flows(connection: DuckDBPyConnection, slices: Slices, coarse: Coarse) -> tuple[dict[str, Any], int]:
-    """Arrows between drawn blocks, sorted by where they start, and how many the trace has."""
+def _flows(connection: DuckDBPyConnection, slices: Slices, blocks: Blocks) -> tuple[dict[str, Any], int]:
+    """Flows between drawn blocks, sorted by their start, and the number of flows in the trace."""
     found = connection.execute("SELECT slice_out, slice_in, coalesce(category, '') AS category FROM flow").fetchall()
     kinds = list(dict.fromkeys(row[2] for row in found))[:16]
     table = [(out, into, kinds.index(kind)) for out, into, kind in found if kind in kinds]
     ends = np.array(table, dtype=np.int64).reshape(-1, 3)
     order = np.argsort(slices.id)
     sorted_ids = slices.id[order]
-    blocks = []
+    columns = []
     known = np.ones(len(ends), dtype=bool)
     for ids in (ends[:, 0], ends[:, 1]):
         place = np.minimum(np.searchsorted(sorted_ids, ids), sorted_ids.size - 1)
         known &= sorted_ids[place] == ids
-        blocks.append(coarse.block_of[order[place]])
-    arrows = np.unique(np.stack([*blocks, ends[:, 2]], axis=1)[known], axis=0)[:MOST_FLOWS]
+        columns.append(blocks.block_of[order[place]])
+    arrows = np.unique(np.stack([*columns, ends[:, 2]], axis=1)[known], axis=0)[:MOST_FLOWS]
     return {
         "kinds": [cut(kind, 40) for kind in kinds],
         "out": pack(np.diff(arrows[:, 0], prepend=0)),
@@ -305,7 +305,7 @@ def _flows(connection: DuckDBPyConnection, slices: Slices, coarse: Coarse) -> tu
 
 
 def _counters(connection: DuckDBPyConnection, origin: int) -> list[dict[str, Any]]:
-    """The counters that the trace itself has, thinned to what can be seen."""
+    """The trace's counters, thinned to a drawable number of points."""
     rows = connection.execute(
         "SELECT id, name, unit FROM counter_track WHERE id IN (SELECT track_id FROM counter) ORDER BY id"
     ).fetchall()
@@ -319,12 +319,12 @@ def _counters(connection: DuckDBPyConnection, origin: int) -> list[dict[str, Any
 
 
 def points_of_one(curves: int) -> int:
-    """How many points each of so many curves may have."""
+    """The most points per curve for a number of curves."""
     return min(MOST_POINTS, _POINTS_OF_ALL // max(curves, 1))
 
 
 def curve(name: str, unit: str, ts: Integers, value: Any, most: int = MOST_POINTS) -> dict[str, Any]:
-    """A step curve as the page draws it; `ts` in ns from the start of the trace, values as they are."""
+    """A step curve for the page; `ts` in ns from the start of the trace."""
     values = np.nan_to_num(np.asarray(value, dtype=np.float64))
     kept = thin(ts, values, most)
     ticks = np.maximum(ts[kept], 0)

@@ -1,12 +1,12 @@
-"""Tables of the page that ask the views of the timeline's analyses, where the run has them."""
+"""Tables of the page from the views of the timeline analysis."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tilewright.report.page_budget import fitting
 from tilewright.report.queries import shown
-from tilewright.report.room import fitting
 from tilewright.store.query import first_line
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _ROOM_OF_ONE = 100_000
 
 
 class TraceTable(NamedTuple):
-    """One table: `needs` are the views that its query asks; a column's unit is the end of its name."""
+    """One table: `needs` are the views of its query; the suffix of a column's name is its unit."""
 
     id: str
     short: str
@@ -32,8 +32,8 @@ TABLES = (
         "accounting",
         "Accounting",
         "Where a step's time went",
-        "Each device's mean step, every nanosecond in one class. A gap counts as synchronisation where the host "
-        "waited, as launch-bound where it came late.",
+        "Each device's mean step, divided into classes. A gap counts as synchronisation if the host had waited, and as "
+        "launch-bound if it launched late.",
         frozenset({"step_account"}),
         """\
 SELECT process.name AS device, class, ms_per_step AS time_ms, percent, steps
@@ -55,7 +55,7 @@ FROM synchronisation LEFT JOIN file_rank USING (file_id) ORDER BY lost_ms DESC, 
         "win",
         "What to win",
         "What you would win",
-        "The most to gain first: operators brought to the floor of their cost, and gaps that the host left.",
+        "The largest possible gains first: operators that reach their floor, and gaps caused by the host.",
         frozenset({"what_you_would_win", "file_rank"}),
         """\
 SELECT rank, ms_per_step AS time_ms, how, operator, calls, why, source
@@ -90,7 +90,7 @@ FROM operator_share""",
         "ranks",
         "Communication",
         "Communication",
-        "What each rank's device spent in collectives, and how much of it nothing else ran beside.",
+        "The time that each rank's device spent in collectives, and the part that no kernel overlapped.",
         frozenset({"communication"}),
         """\
 SELECT rank, device, collectives, communication_ms, exposed_ms, hidden_percent, computing_ms
@@ -111,7 +111,7 @@ FROM straggler""",
     TraceTable(
         "losses",
         "Losses",
-        "What the trace ought to hold and does not",
+        "Missing from the trace",
         "Events that the profiler dropped, or that could not be read.",
         frozenset({"loss"}),
         "FROM loss",
@@ -120,7 +120,7 @@ FROM straggler""",
 
 
 def trace_tables(connection: DuckDBPyConnection, present: Collection[str]) -> list[dict[str, Any]]:
-    """The tables whose views are all `present` and that have a row, their first 500 rows or 100 kB each.
+    """The non-empty tables whose views are all `present`, each with at most 500 rows and 100 kB.
 
     A run of another version may have a view of that name with other columns: its table says so in `problem`.
     """

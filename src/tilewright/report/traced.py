@@ -1,4 +1,4 @@
-"""What the page shows of a run's trace: its timeline, flame graphs, memory, and the tables of the other analyses."""
+"""The page's part for a run's trace: timeline, flame graphs, memory, and tables of the analyses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.report.device_time import add_device_time
 from tilewright.report.flame import drawn
+from tilewright.report.page_budget import cut, fitting
 from tilewright.report.quantity import count, duration, nbytes
-from tilewright.report.room import cut, fitting
 from tilewright.report.timeline import curve, points_of_one, timeline
 from tilewright.report.trace_tables import trace_tables
 from tilewright.store.query import reading
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 MOST_HOLDERS = 200
 MOST_DEVICES = 16
-_ROOM_OF_HOLDERS = 200_000
+_HOLDERS_BUDGET = 200_000
 _STEPS = """
     SELECT count(*), coalesce(median(dur), 0) / 1e3
     FROM slice WHERE category = 'user_annotation' AND name LIKE 'ProfilerStep#%' AND dur > 0"""
 _DEVICE_STEP = """
     SELECT process.name, sum(ms_per_step) * 1e3 AS us, any_value(steps)
     FROM step_account JOIN process USING (upid) GROUP BY upid, process.name ORDER BY us DESC LIMIT 1"""
-"""Of the slowest device: where the host runs ahead, a step of its own says little."""
+"""The mean step of the slowest device; the host's own step time means little if it runs ahead."""
 _TIMED = " AND id IN (SELECT id FROM step)"
-"""Others only describe: an analysed run knows which."""
+"""Only timed steps; an analysed run excludes described ones."""
 
 
 def traced(run: Path) -> dict[str, Any] | None:
-    """What the page draws of the run's trace, as JSON; None where the run holds no slice.
+    """The page's data of the run's trace, as JSON; None if the run has no slice.
 
     Raises:
         StoreError: the run is missing or damaged.
@@ -51,7 +51,7 @@ def traced(run: Path) -> dict[str, Any] | None:
         files = _files(connection)
         # A device's memory is drawn twice, and with what is reserved.
         most = points_of_one(3 * len(devices))
-        room = _ROOM_OF_HOLDERS // max(len(devices), 1)
+        budget = _HOLDERS_BUDGET // max(len(devices), 1)
         curves = [_curve(device, origin, files, most) for device in devices]
         lines["counters"] = [*depths, *curves, *lines["counters"]]
         if "device_time" in present:
@@ -67,7 +67,7 @@ def traced(run: Path) -> dict[str, Any] | None:
             "steps": steps,
             "timeline": lines,
             "flames": [drawn(tree) for tree in trees if tree.total[0] > 0],
-            "memory": [_shown(device, origin, files, most, room) for device in devices],
+            "memory": [_shown(device, origin, files, most, budget) for device in devices],
             "tables": trace_tables(connection, present),
             "files": list(files.values()),
         }
@@ -76,7 +76,7 @@ def traced(run: Path) -> dict[str, Any] | None:
 def _headlines(
     lines: dict[str, Any], steps: int, step_us: float, devices: list[DeviceMemory]
 ) -> Iterable[tuple[str, str, str]]:
-    """Figure, meaning and detail of what a trace is asked first."""
+    """Headlines of a trace: figure, meaning, detail."""
     if steps:
         yield duration(step_us), "median step on the host", _profiled(steps)
     yield duration(lines["span"] / 1000), "traced", f"{count(lines['kept']['slices'])} slices"
@@ -89,7 +89,7 @@ def _profiled(steps: int) -> str:
 
 
 def _queue_depths(connection: DuckDBPyConnection, origin: int) -> list[dict[str, Any]]:
-    """Kernels launched and not yet begun, one curve a device."""
+    """Launched kernels that have not started, one curve per device."""
     found = connection.execute("SELECT DISTINCT upid, name FROM queue_depth JOIN process USING (upid) ORDER BY upid")
     curves = []
     for upid, name in found.fetchall()[:MOST_DEVICES]:
@@ -99,7 +99,7 @@ def _queue_depths(connection: DuckDBPyConnection, origin: int) -> list[dict[str,
 
 
 def _files(connection: DuckDBPyConnection) -> dict[int, dict[str, Any]]:
-    """The files that were loaded by their number, and what was lost of them."""
+    """The loaded files by number, with their losses."""
     found = connection.execute("SELECT id, path, events, rejects, note FROM trace_file ORDER BY id").fetchall()
     return {
         number: {
@@ -119,17 +119,19 @@ def _curve(device: DeviceMemory, origin: int, files: dict[int, dict[str, Any]], 
 
 
 def _file(device: DeviceMemory, files: dict[int, dict[str, Any]]) -> str:
-    """The file that tells of this memory, where there are several."""
+    """The file of this memory, if there are several."""
     return str(files[device.file]["name"]) if device.file in files and len(files) > 1 else ""
 
 
-def _shown(device: DeviceMemory, origin: int, files: dict[int, dict[str, Any]], most: int, room: int) -> dict[str, Any]:
+def _shown(
+    device: DeviceMemory, origin: int, files: dict[int, dict[str, Any]], most: int, budget: int
+) -> dict[str, Any]:
     ts = device.ts - origin
     holders = [
         {"operator": cut(each.operator, 200), "phase": each.phase, "bytes": each.bytes, "count": each.allocations}
         for each in device.holders[:MOST_HOLDERS]
     ]
-    kept = fitting(holders, room)
+    kept = fitting(holders, budget)
     return {
         "device": cut(device.device, 60),
         "file": _file(device, files),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.measurement import Ceiling
 from tilewright.records.program import Program
-from tilewright.report.shown import Shown
+from tilewright.report.displayable import Displayable
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Explanation(Shown):
+class Explanation(Displayable):
     """What a case costs on a device; shows itself in a terminal and in a notebook."""
 
     case: Case

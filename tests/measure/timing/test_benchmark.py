@@ -20,11 +20,11 @@ from tilewright.measure.racing.results import (
     environment,
     measurement,
     read_results,
-    write_atomically,
     write_results,
 )
 from tilewright.measure.timing.benchmark import Timing, benchmark, median_spread
 from tilewright.measure.timing.stopwatch import CpuStopwatch, Lap, stopwatch_for
+from tilewright.records.atomic_file import write_atomically
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Measurement
 

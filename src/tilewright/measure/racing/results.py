@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import secrets
 import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -14,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tilewright.measure.timing.benchmark import Timing
+from tilewright.records.atomic_file import write_atomically
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Direction, Measurement
 
@@ -113,6 +112,7 @@ def write_results(path: Path, rows: Iterable[Measurement]) -> None:
     ValueError for a figure that is NaN or infinite, which JSON does not have.
     """
     lines = [as_line(row) + "\n" for row in sorted(rows, key=_subject)]
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(lines), mode=0o644)
 
 
@@ -150,16 +150,3 @@ def read_results(path: Path) -> list[Measurement]:
         except (ValueError, TypeError) as error:
             raise UsageError(f"{path}:{number} is not a bench result: {error}") from error
     return rows
-
-
-def write_atomically(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Replace the file at `path` by `text` in one step: safe against interruption and concurrent writers."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What shows itself: in a terminal by rich, by `print`, and in a notebook."""
+"""Base of results that display themselves: with rich in a terminal, with `print`, and in a notebook."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 _COLUMNS = 160
 
 
-class Shown(ABC):
-    """A result that `__rich__` draws, as text wherever text is asked for."""
+class Displayable(ABC):
+    """A result drawn by `__rich__`; its text is the same, 160 columns wide."""
 
     @abstractmethod
     def __rich__(self) -> Any: ...

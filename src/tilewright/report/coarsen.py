@@ -1,4 +1,4 @@
-"""Fewer slices than a trace has: those too short to see become one block for each run of neighbours."""
+"""Reduces the slices of a trace for drawing: merges neighbours too short to see into blocks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Coarse:
-    """What is drawn of a trace, in the order (row, start).
+class Blocks:
+    """The blocks to draw, in the order (row, start).
 
     `ts` and `dur` are ns; `longest` is the index, in the input, of the longest slice of a block, and `count` how
     many it stands for: 1 is a slice as it was recorded. `block_of` gives for each slice of the input its block.
@@ -30,8 +30,8 @@ class Coarse:
     whole: tuple[int, int] | None
 
 
-def coarsen(row: Integers, ts: Integers, dur: Integers, most: int) -> Coarse:
-    """At most `most` blocks, unless rows alone make more, for slices that are sorted by (row, ts).
+def coarsen(row: Integers, ts: Integers, dur: Integers, most: int) -> Blocks:
+    """At most `most` blocks (but at least one per row) for slices sorted by (row, ts).
 
     Half of them go to the middle of the trace, where nothing is merged: there one can look as closely as one likes.
     Elsewhere the threshold is the smallest duration that suffices, to within 2 %: a slice as long as that stays
@@ -48,10 +48,10 @@ def coarsen(row: Integers, ts: Integers, dur: Integers, most: int) -> Coarse:
     block_of = np.cumsum(starts) - 1
     count = np.diff(np.append(first, row.size))
     if not first.size:
-        return Coarse(row, ts, dur, first, count, block_of, threshold, whole)
+        return Blocks(row, ts, dur, first, count, block_of, threshold, whole)
     end = np.maximum.reduceat(ts + np.maximum(dur, 0), first)
     alone = count == 1
-    return Coarse(
+    return Blocks(
         row=row[first],
         ts=ts[first],
         dur=np.where(alone, dur[first], end - ts[first]),
@@ -64,14 +64,14 @@ def coarsen(row: Integers, ts: Integers, dur: Integers, most: int) -> Coarse:
 
 
 def _middle(ts: Integers, most: int) -> tuple[int, int]:
-    """The middle of the trace as far as it has at most `most` slices, by their starts."""
+    """The interval around the middle of the trace in which at most `most` slices start."""
     first = (ts.size - most) // 2
     order = np.partition(ts, (first, first + most))
     return int(order[first]) + 1, int(order[first + most])
 
 
 def _threshold(row: Integers, ts: Integers, dur: Integers, kept: NDArray[np.bool_], most: int) -> int:
-    """By doubling, then by halving the distance between the last that is too small and the first that is not."""
+    """The least threshold that suffices, by doubling and then bisection."""
 
     def suffices(threshold: int) -> bool:
         return int(np.count_nonzero(_starts(row, ts, dur, kept, threshold))) <= most
@@ -89,7 +89,7 @@ def _threshold(row: Integers, ts: Integers, dur: Integers, kept: NDArray[np.bool
 
 
 def _starts(row: Integers, ts: Integers, dur: Integers, kept: NDArray[np.bool_], threshold: int) -> NDArray[np.bool_]:
-    """Where a block begins: at every slice that stays itself, after one, in a new row, after a gap one can see."""
+    """Where a block begins: at each kept slice, after one, in a new row, and after a visible gap."""
     short = ~kept & (dur < threshold)
     near = ts[1:] - (ts[:-1] + dur[:-1]) < threshold
     starts = np.ones(row.size, dtype=bool)
@@ -104,7 +104,7 @@ def _longest(dur: Integers, block_of: Integers, first: Integers) -> Integers:
 
 
 def thin(ts: Integers, value: NDArray[np.float64], most: int) -> Integers:
-    """Indices of at most `most` points of a step curve, sorted by time, among them every bin's extremes.
+    """Indices of at most `most` points of a step curve, sorted by time, including each bin's extremes.
 
     The span of time is cut into `most // 4` equal bins; of each, the first, the last, the least and the largest
     value stay, so that no peak is lost however far one zooms out.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.report.unpacked import unpack, unzigzag
-from tilewright.report.coarse import coarsen, thin
+from tilewright.report.coarsen import coarsen, thin
 from tilewright.report.packed import pack, zigzag
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10_000), st.integers(-1, 500)), max_size=80)
@@ -20,41 +20,41 @@ def test_blocks_hold_every_slice_once(rows: list[tuple[int, int, int]], most: in
     row, ts, dur = (np.array(column, dtype=np.int64) for column in zip(*sorted(rows), strict=True)) if rows else (
         np.zeros(0, dtype=np.int64),
     ) * 3  # fmt: skip
-    coarse = coarsen(row, ts, dur, most)
-    assert int(coarse.count.sum()) == len(rows)
-    np.testing.assert_array_equal(np.bincount(coarse.block_of, minlength=coarse.ts.size), coarse.count)
+    blocks = coarsen(row, ts, dur, most)
+    assert int(blocks.count.sum()) == len(rows)
+    np.testing.assert_array_equal(np.bincount(blocks.block_of, minlength=blocks.ts.size), blocks.count)
     # Rows, and what stays whole in them, are never merged with others.
     cuts = np.unique(row).size + int(np.count_nonzero(dur < 0))
-    assert coarse.ts.size <= max(most, most // 2 + 2 * cuts)
-    for i, block in enumerate(coarse.block_of.tolist()):
-        assert coarse.row[block] == row[i]
-        whole = coarse.whole is not None and coarse.whole[0] <= ts[i] < coarse.whole[1]
-        if dur[i] >= coarse.shortest_ns or dur[i] < 0 or whole:
-            assert (coarse.ts[block], coarse.dur[block], coarse.count[block]) == (ts[i], dur[i], 1)
+    assert blocks.ts.size <= max(most, most // 2 + 2 * cuts)
+    for i, block in enumerate(blocks.block_of.tolist()):
+        assert blocks.row[block] == row[i]
+        whole = blocks.whole is not None and blocks.whole[0] <= ts[i] < blocks.whole[1]
+        if dur[i] >= blocks.shortest_ns or dur[i] < 0 or whole:
+            assert (blocks.ts[block], blocks.dur[block], blocks.count[block]) == (ts[i], dur[i], 1)
         else:
-            assert coarse.ts[block] <= ts[i] and ts[i] + dur[i] <= coarse.ts[block] + coarse.dur[block]
-            assert dur[coarse.longest[block]] >= dur[i]
+            assert blocks.ts[block] <= ts[i] and ts[i] + dur[i] <= blocks.ts[block] + blocks.dur[block]
+            assert dur[blocks.longest[block]] >= dur[i]
 
 
 def test_few_slices_stay_as_they_are() -> None:
     row, ts, dur = np.array([0, 0, 1]), np.array([5, 9, 5]), np.array([2, 0, -1])
-    coarse = coarsen(row, ts, dur, 3)
-    assert coarse.shortest_ns == 0 and coarse.count.tolist() == [1, 1, 1] and coarse.dur.tolist() == [2, 0, -1]
+    blocks = coarsen(row, ts, dur, 3)
+    assert blocks.shortest_ns == 0 and blocks.count.tolist() == [1, 1, 1] and blocks.dur.tolist() == [2, 0, -1]
 
 
 def test_a_gap_that_can_be_seen_is_kept() -> None:
     ts = np.array([0, 10, 20, 5_000, 5_010])
-    coarse = coarsen(np.zeros(5, dtype=np.int64), ts, np.full(5, 5), 3)
-    assert coarse.ts.tolist() == [0, 5_000] and coarse.dur.tolist() == [25, 15] and coarse.count.tolist() == [3, 2]
+    blocks = coarsen(np.zeros(5, dtype=np.int64), ts, np.full(5, 5), 3)
+    assert blocks.ts.tolist() == [0, 5_000] and blocks.dur.tolist() == [25, 15] and blocks.count.tolist() == [3, 2]
 
 
 def test_half_of_what_may_be_drawn_is_the_middle_whole() -> None:
     ts = np.arange(10_000) * 10
-    coarse = coarsen(np.zeros(ts.size, dtype=np.int64), ts, np.full(ts.size, 4), 1_000)
-    assert coarse.whole is not None
-    middle = (coarse.ts >= coarse.whole[0]) & (coarse.ts < coarse.whole[1])
-    assert (coarse.count[middle] == 1).all() and 490 <= np.count_nonzero(middle) <= 500
-    assert coarse.ts.size <= 1_000 and abs(sum(coarse.whole) / 2 - 50_000) < 100
+    blocks = coarsen(np.zeros(ts.size, dtype=np.int64), ts, np.full(ts.size, 4), 1_000)
+    assert blocks.whole is not None
+    middle = (blocks.ts >= blocks.whole[0]) & (blocks.ts < blocks.whole[1])
+    assert (blocks.count[middle] == 1).all() and 490 <= np.count_nonzero(middle) <= 500
+    assert blocks.ts.size <= 1_000 and abs(sum(blocks.whole) / 2 - 50_000) < 100
 
 
 @settings(deadline=None)
