@@ -245,3 +245,11 @@ def test_no_copy_loses_its_policy(epilogue: cuda.Epilogue, dtype: torch.dtype, t
         assembled(cuda.SOURCE, cuda.definitions(cuda.WIDE, epilogue, bias, False, dtype), tmp_path)
         copies = [line for line in instructions(tmp_path) if "LDGSTS" in line]
         assert copies and not [line for line in copies if "+UR" in line]
+
+
+def test_a_launch_has_whole_clusters() -> None:
+    """One for each tile of 256 x 256, and no more than pairs of multiprocessors."""
+    assert cuda.programs(1, 8, 132) == cuda.CLUSTER
+    assert cuda.programs(257, 300, 132) == 4 * cuda.CLUSTER
+    assert cuda.programs(8192, 16384, 132) == 132
+    assert cuda.programs(8192, 16384, 133) == 132

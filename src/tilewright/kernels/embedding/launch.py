@@ -1,4 +1,4 @@
-"""Launches of the embedding's kernels."""
+"""Launches of the embedding's kernels: tiles, decided from sizes alone, and grids."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ ELEMENTS = 4096
 """Of a tile of the forward: four vectors of 16 bytes for each of 128 threads in 16 bits."""
 BACKWARD_COLUMNS = 2048
 PART_ROWS = 4
-"""Rows of a tile where a long run is summed; the others are most often of one row."""
+"""Rows of a tile where a long run is summed; most other runs have one row."""
 CHUNK = 64
-"""Positions in a part of a long run's sum; a run of up to two chunks is one program's work."""
+"""Positions of a partial sum of a long run; one program sums a run of up to two chunks."""
+
+
+def forward_tile(count: int, columns: int) -> tuple[int, int]:
+    """Rows and columns of a tile of the forward for `count` positions."""
+    wide = min(triton.next_power_of_2(columns), COLUMNS)
+    return ELEMENTS // wide if count * columns > ELEMENTS else 1, wide
 
 
 def forward(indices: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """weight[indices] for contiguous indices and a table of neighbouring columns."""
+    """weight[indices] for contiguous indices and a table whose columns have stride 1."""
     count, columns = indices.numel(), weight.shape[1]
     out = torch.empty((*indices.shape, columns), dtype=weight.dtype, device=weight.device)
     if out.numel():
-        wide = min(triton.next_power_of_2(columns), COLUMNS)
-        high = ELEMENTS // wide if count * columns > ELEMENTS else 1
+        high, wide = forward_tile(count, columns)
         with current(weight):
             launch(
                 kernels.forward, (triton.cdiv(count, high), triton.cdiv(columns, wide)),
@@ -36,11 +41,11 @@ def forward(indices: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def backward(dout: torch.Tensor, indices: torch.Tensor, entries: int, padding: int) -> torch.Tensor:
-    """dweight[entries, D], the sums in the order of the positions; `padding` is -1 where there is none."""
+    """dweight[entries, D], summed in the order of the positions; `padding` is -1 without a padding row."""
     columns = dout.shape[-1]
     dweight = torch.empty((entries, columns), dtype=dout.dtype, device=dout.device)
     if dweight.numel():
-        # Half the digits to sort.
+        # 32-bit keys sort in half the passes.
         keys, order = indices.flatten().to(torch.int32).sort(stable=True)
         bounds = torch.searchsorted(keys, torch.arange(entries + 1, dtype=torch.int32, device=keys.device))
         wide = min(triton.next_power_of_2(columns), BACKWARD_COLUMNS)

@@ -230,15 +230,15 @@ def _tensor_map(address: int, rows: int, columns: int, box_rows: int, dtype: tor
     return made
 
 
-@functools.cache
-def _clusters(device: int) -> int:
-    return limits_of(torch.device("cuda", device)).multiprocessors // CLUSTER
+def programs(m: int, n: int, multiprocessors: int) -> int:
+    """Programs of a launch: a cluster for each tile of the cluster's size, at most one a pair of multiprocessors."""
+    tiles = -(-m // (ROWS * CLUSTER)) * -(-n // COLUMNS)
+    return CLUSTER * min(tiles, multiprocessors // CLUSTER)
 
 
 def _launch(built: Kernel, shape: Shape, x: torch.Tensor, weight: torch.Tensor, problem: Problem) -> None:
     x_map = _tensor_map(x.data_ptr(), *x.shape, ROWS, x.dtype)
     w_map = _tensor_map(weight.data_ptr(), *weight.shape, COLUMNS // CLUSTER, weight.dtype)
-    tiles = -(-problem.m // (ROWS * CLUSTER)) * -(-problem.n // COLUMNS)
     addresses = (ctypes.c_void_p * 3)(int(x_map.getPtr()), int(w_map.getPtr()), ctypes.addressof(problem))
-    grid = CLUSTER * min(tiles, _clusters(built.device))
+    grid = programs(problem.m, problem.n, limits_of(x.device).multiprocessors)
     built.launch(grid, 1, 1, torch.cuda.current_stream().cuda_stream, ctypes.addressof(addresses))

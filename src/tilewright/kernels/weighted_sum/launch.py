@@ -1,4 +1,4 @@
-"""Launches of the weighted sum: how many rows and columns a tile has, and which program takes which tiles."""
+"""Launches of the weighted sum: the tiles, decided from sizes alone, and the grids."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MANY = 2**16
 WARP_ELEMENTS = 512
 """Elements of a tile for each warp: two vectors of 16 bytes for each thread in 16 bits."""
 PITCH = 16
-"""Elements that the distance from row to row is a known multiple of, if it is one: what wide vectors need."""
+"""The row stride is a multiple of this many elements, if possible: wide vectors need a known multiple."""
 BACKWARD_COLUMNS = 2048
 BACKWARD_ROWS = 4
 STRIPS = 64
-"""Programs that share a block of columns in the backward, each with its own partial sum of dw."""
+"""Programs that share a block of columns in the backward; each has its own partial sum of dw."""
 PARTS = 64
 PART_COLUMNS = 32
 
@@ -46,7 +46,7 @@ def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def forward_tile(rows: int, columns: int) -> tuple[int, int, int]:
-    """Rows, columns and warps of the forward's tile, powers of two."""
+    """Rows, columns and warps of the forward's tile; rows and columns are powers of two."""
     widest = 2048 if columns >= LONG else 1024
     elements = 2048 if columns >= LONG or (columns < 1024 and rows >= MANY) else 1024
     wide = min(triton.next_power_of_2(max(columns, 1)), widest)
@@ -54,10 +54,18 @@ def forward_tile(rows: int, columns: int) -> tuple[int, int, int]:
     return high, wide, max(high * wide // WARP_ELEMENTS, 1)
 
 
+@functools.cache
+def backward_tile(rows: int, columns: int) -> tuple[int, int, int]:
+    """Rows and columns of the backward's tile, powers of two, and the strips that each sum a part of dw."""
+    wide = min(triton.next_power_of_2(columns), BACKWARD_COLUMNS)
+    high = min(triton.next_power_of_2(rows), BACKWARD_ROWS * BACKWARD_COLUMNS // wide)
+    return high, wide, min(triton.cdiv(rows, high), STRIPS)
+
+
 def backward(
     dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, want_dx: bool, want_dw: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dx[N, D], dw[D]), of those that are wanted; the other is empty. dw is the same at every run."""
+    """(dx[N, D], dw[D]); one that is not wanted is empty. dw is the same at every run."""
     rows, columns = x.shape
     dx = torch.empty((rows, columns) if want_dx else (0, 0), dtype=x.dtype, device=x.device)
     dw = torch.empty(columns if want_dw else 0, dtype=w.dtype, device=x.device)
@@ -65,9 +73,7 @@ def backward(
         return dx, dw
     if rows == 0:
         return dx, dw.zero_()
-    wide = min(triton.next_power_of_2(columns), BACKWARD_COLUMNS)
-    high = min(triton.next_power_of_2(rows), BACKWARD_ROWS * BACKWARD_COLUMNS // wide)
-    strips = min(triton.cdiv(rows, high), STRIPS)
+    high, wide, strips = backward_tile(rows, columns)
     pitch = math.gcd(x.stride(0), columns, PITCH)
     parts = torch.empty((strips, columns) if want_dw else (0, 0), dtype=torch.float32, device=x.device)
     with current(x):
