@@ -72,6 +72,10 @@ class Stopwatch:
         self.seconds: dict[str, float] = defaultdict(float)
         self.shared: dict[str, float] = defaultdict(float)
         self.users: dict[str, set[str]] = defaultdict(set)
+        self.collected: set[str] = set()
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.collected = {function_of(item) for item in items}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -93,8 +97,10 @@ class Stopwatch:
         return result
 
     def pytest_sessionfinish(self) -> None:
-        files = {name.split("::")[0] for name in self.seconds}
-        others = {name for name in SLOW.read_text().splitlines() if name.split("::")[0] not in files}
+        files = {name.split("::")[0] for name in self.collected}
+        left_out = self.collected - self.seconds.keys()
+        before = SLOW.read_text().splitlines()
+        others = {name for name in before if name in left_out or name.split("::")[0] not in files}
         slow = {name for name, seconds in self.seconds.items() if seconds > SLOW_S}
         slow |= {name for fixture, seconds in self.shared.items() if seconds > SLOW_S for name in self.users[fixture]}
         SLOW.write_text("".join(f"{name}\n" for name in sorted(others | slow)))

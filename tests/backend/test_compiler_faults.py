@@ -16,7 +16,7 @@ import torch
 from tests.backend.compiling import assert_same, compiled, differentiate, twin, with_grad
 from tests.processes import start
 from tests.waiting import HANG_S, until
-from tilewright.kernels.cxx import compile_to
+from tilewright.launch.cxx import compile_to
 
 
 def new_function() -> Callable[[torch.Tensor], torch.Tensor]:
@@ -146,7 +146,7 @@ def test_an_interrupt_while_the_compiler_starts_stops_it(tmp_path: Path, monkeyp
         signal.raise_signal(signal.SIGINT)
         return started[0]
 
-    monkeypatch.setattr("tilewright.kernels.cxx.subprocess.Popen", interrupted)
+    monkeypatch.setattr("tilewright.launch.cxx.subprocess.Popen", interrupted)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tilewright.anatomy.capture import Captured, capturing
+from tilewright.anatomy.capture import TritonLaunch, capturing
 from tilewright.anatomy.simulated import simulated
 from tilewright.hardware.architectures import architecture, limits_of
 from tilewright.hardware.profiles import profile_for
@@ -27,7 +27,7 @@ def name_of(choice: Choice) -> str:
     return str(choice.module.__name__).partition("attention.")[2]
 
 
-def assert_compiled(found: list[Captured], kernels: list[str], capability: str) -> None:
+def assert_compiled(found: list[TritonLaunch], kernels: list[str], capability: str) -> None:
     row = architecture(capability)
     assert [one.function.fn.__name__ for one in found] == kernels
     for one in found:
