@@ -121,7 +121,7 @@ def test_triton_does_not_spill(columns: int) -> None:
     types = {name: "*bf16" for name in ("x", "y", "dy", "dx")} | {"rows": "i32", "columns": "i32"}
     types |= {f"{name}_stride": "i64" for name in ("x", "y", "dy", "dx")}
     sizes = kernels.blocks(columns)
-    for kernel in (kernels.forward_held, kernels.backward_held):
+    for kernel in (kernels.forward_rows, kernels.backward_rows):
         code = machine_code.compiled(kernel, types, sizes | {"LOG": False}, ["x_stride"], sizes["num_warps"])
         assert machine_code.spilled(code) == 0
 

@@ -1,7 +1,7 @@
-// Hopper's instructions as functions, for kernels whose warps have jobs of their own: clusters, barriers in shared
-// memory, bulk copies, products of warpgroups, values of 16 bits in pairs.
+// Hopper's instructions as functions, for warp-specialised kernels: clusters, mbarriers, bulk copies (TMA), wgmma, pairs
+// of 16-bit values.
 //
-// HALF (fp16, otherwise bf16) is set before this is included. Matrix tiles in shared memory have rows of 64 16-bit
+// Macro: HALF (1: fp16, 0: bf16). Matrix tiles in shared memory have rows of 64 16-bit
 // values (128 bytes) in the 128-byte swizzle.
 
 #pragma once
@@ -51,7 +51,7 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At the barrier of a program of the cluster.
+// At the barrier of the cluster's block `rank`.
 __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
     asm volatile(
         "{\n"
@@ -77,7 +77,7 @@ __device__ __forceinline__ u64 along_k(u32 address) {
 
 __device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most PENDING of the groups committed last are under way.
+// Until at most PENDING of the latest groups are unfinished.
 template <int PENDING>
 __device__ __forceinline__ void mma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");

@@ -1,4 +1,4 @@
-"""The gradient of a gradient kernel: none, said clearly rather than silently zero."""
+"""Operators that are gradients themselves: their own gradient raises instead of being zero."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tilewright.kernels.registration import Operator
 
 
 def no_double_backward(name: str) -> Operator:
-    """What `registration.define` takes as the `backward` of an operator that is itself a backward."""
+    """The `backward` for `registration.define` of an operator that is a gradient: it raises NotImplementedError."""
 
     def refuse(ctx: Any, *gradients: Any) -> NoReturn:
         raise NotImplementedError(

@@ -66,7 +66,7 @@ def by_impl(
     reduction: str = "mean",
     impl: str = "auto",
 ) -> torch.Tensor:
-    """Cross entropy by one of `IMPLS`, forward and backward; a impl that cannot take the logits raises."""
+    """Cross entropy by one of `IMPLS`, forward and backward; one that cannot take them raises."""
     _check(logits, target, label_smoothing, reduction)
     options = (ignore_index, label_smoothing, z_loss, reduction, False)
     loss: torch.Tensor = _forward(logits, target.long(), *options, impl)[0]
@@ -90,7 +90,7 @@ def _check(logits: torch.Tensor, target: torch.Tensor, label_smoothing: float, r
 
 
 def _chosen(logits: torch.Tensor, impl: str) -> str:
-    """The impl that `auto` is for the logits: CUDA C++ where it can be built, else Triton."""
+    """The implementation that `auto` means for the logits: CUDA C++ where it can be built, else Triton."""
     if logits.numel() == 0:
         return "torch"
     if impl != "auto":
@@ -164,7 +164,7 @@ def _gradient_like(logits: torch.Tensor, padding: int) -> torch.Tensor:
 def _kernels(impl: str) -> Any:
     """The module that has forward() and backward()."""
     if impl not in IMPLS:
-        raise ValueError(f"cross_entropy goes one of the ways {', '.join(IMPLS)}, not {impl!r}")
+        raise ValueError(f"cross_entropy: impl must be one of {', '.join(IMPLS)}, not {impl!r}")
     return importlib.import_module(f"{__name__}.{impl}")
 
 

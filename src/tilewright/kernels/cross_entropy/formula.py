@@ -1,4 +1,4 @@
-"""Cross entropy and its gradient by PyTorch's operators: the impl of float64 and of the CPU."""
+"""Cross entropy and its gradient by PyTorch's operators: for float64 and the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross entropy over rows of logits in Triton: forward walks a row once, backward takes it in tiles."""
+"""Cross entropy over rows of logits in Triton: forward reads a row once, block by block; backward takes it in tiles."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations

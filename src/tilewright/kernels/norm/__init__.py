@@ -3,8 +3,8 @@
 Ba, Kiros and Hinton, "Layer Normalization", 2016; Zhang and Sennrich, "Root Mean Square Layer
 Normalization", 2019. Gradients as in `backward.cu`.
 
-On a GPU with clusters (compute capability 9.0) the CUDA C++ kernels run where they can take the tensors, but
-for the forward of short rows; Triton's elsewhere; on a CPU, and in float64, PyTorch's operators (`plain.py`).
+On a GPU with thread-block clusters the CUDA C++ kernels run where they take the tensors (`schedule.py`), except for the
+forward of short rows; elsewhere Triton's; on a CPU, and in float64, PyTorch's operators (`plain.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tilewright.kernels.row import ELEMENTS, rows_of
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
 
 SHORT = 128
-"""Bytes of a row up to which Triton's forward takes them: a program reads the weights once for several."""
+"""Bytes of a row up to which Triton's forward is faster: a program reads the weights once for several rows."""
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -130,7 +130,7 @@ def _forward(
     impl = _impl("forward", matrices, (weight, bias), bias is not None, centered)
     with current(x):
         y, total, mean, rstd = impl.forward(rows, other, weight, bias, eps, centered)
-    # Not views, which autograd would let nobody write to.
+    # Not views: autograd forbids writing to a view that an operator returns.
     shaped = torch.ops.aten._unsafe_view.default
     return shaped(y, x.shape), None if total is None else shaped(total, x.shape), mean, rstd
 
@@ -224,7 +224,7 @@ def _save(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, stati
 
 def _gradients(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     x, weight, mean, rstd = ctx.saved_tensors
-    # None where nothing came back through that result. Zeros would not do for dy: 0 * NaN of the norm is no 0.
+    # None: no gradient came through that result. Zeros would not do for dy, since 0 * NaN is NaN.
     if dy is None:
         d_weight, d_bias = (torch.zeros_like(weight) if has else None for has in (weight is not None, ctx.has_bias))
         return dsum, d_weight, d_bias

@@ -18,7 +18,7 @@ constexpr bool BULK_STORE = LINE == 128;                   // rows begin on line
 constexpr int PARTS = BULK_STORE ? 1 : VECTORS;                // in which a row comes, and its room is write_slot back
 constexpr int PART = BULK_STORE ? BLOCK_VECTORS : THREADS;             // vectors of one
 constexpr int ALL = THREADS + 32 * (CLUSTER > 1 ? 2 : 1);  // one warp fetches, one exchanges sums in a cluster
-static_assert(STAGES >= LAG + 2, "a row must be on its way while others wait for their sums");
+static_assert(STAGES >= LAG + 2, "one row is fetched while others wait for their sums");
 static_assert(!BULK_STORE || ALIGNMENT == ALIGNED, "bulk copies write whole vectors");
 // n in one multiply-add: x - mean unrounded differs far below 16 bits; n of a row of one value stays 0 (rstd_of).
 constexpr bool FUSED = sizeof(ELEMENT) == 2;

@@ -5,7 +5,7 @@
 // Limit: latency; 7 to 10 us at 50257 columns.
 #include "row.cuh"
 
-constexpr int AHEAD = 8;  // loads of a warp that are on their way at once: most have no more programs
+constexpr int AHEAD = 8;  // loads of a warp in flight
 
 // partial fp32 [1 or 2, programs, pitch], column 0 of a program at its `heads`, or at 0 where that is null, to `first`
 // and `second`, [columns] of the weights' type. A block takes 32 columns; each of its warps adds every THREADS/32-th

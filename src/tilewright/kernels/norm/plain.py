@@ -22,7 +22,7 @@ def forward(
     mean = values.new_empty(0)
     if centered:
         mean = values.mean(1)
-        # What its rounding left; of a row of one value the mean is that value then.
+        # Add the mean's rounding error: the mean of a row of one value is that value then.
         mean += (values - mean[:, None]).mean(1)
         values = values - mean[:, None]
     rstd = torch.rsqrt(values.square().mean(1) + eps)

@@ -139,7 +139,7 @@ def _persistent(call: Call, peeled: bool, limits: DeviceLimits) -> Schedule | No
     slot_bytes = vectors * threads * VECTOR
     reductions = 4 * (cluster * (threads // 32) * _STATE_BYTES + 32)
     slots = (limits.shared_bytes_per_block - reductions) // slot_bytes
-    # A residual's rows are done with once they are added: `stages - lag` slots hold them.
+    # A residual's slot is free once the sum is taken: `stages - lag` of them are enough.
     stages = min(_MOST_SLOTS, (slots + 1) // 2 if call.residual else slots)
     lag = int(stages >= (2 if call.residual else 3))
     used = stages + (stages - lag if call.residual else 0)
@@ -183,7 +183,7 @@ def _ring_shapes(columns: int, itemsize: int, sums: int) -> tuple[ring.Shape, ..
         return shape(4, 256), shape(4), shape(8)
     if columns % 256:
         return shape(4), shape(8)
-    # Sums over rows of two columns a register pair are what bounds the registers of a 16-bit layer norm.
+    # The two sums over rows bound the registers of a 16-bit layer norm.
     if vectors <= (2048 if sums == 2 and itemsize == 2 else 8192):
         return shape(2), shape(4), shape(8)
     return (shape(4, 256), shape(4), shape(8)) if vectors <= 8192 else (shape(4), shape(8))
@@ -194,12 +194,12 @@ _TMA_LEAST = 256
 _TMA_LEAST_ON_LINES = {0: 8192, 1: 8192, 2: 512}
 """The same of rows of 16 bits that all begin on lines, by the sums over rows. Of 32 bits all are for rings."""
 _ALONE, _ALONE_ON_LINES, _TOGETHER = (4, 16), (2, 18), ((2, 28), (5, 16))
-"""Vectors of a thread, and warps of a multiprocessor: where a block has a row alone, also of rows that begin on lines,
-and where several have one of 16 bits. 16 warps have registers for five vectors, 28 for two."""
+"""Vectors of a thread, warps of a multiprocessor: a row in one block; the same where rows begin on lines; a row in a
+cluster, of 16 bits. 16 warps have registers for five vectors, 28 for two."""
 _LEAST_STAGES, _MOST_STAGES = 3, 8
 """Rows in shared memory: one for each pass, and at least one on its way."""
 PIPELINE_BYTES = 2048
-"""More than the static shared memory of `backward_tma.cu`."""
+"""The static shared memory of `backward_tma.cu` is less."""
 
 
 def _tma(call: Call, limits: DeviceLimits) -> Schedule | None:
@@ -209,7 +209,7 @@ def _tma(call: Call, limits: DeviceLimits) -> Schedule | None:
     if vectors < (_TMA_LEAST_ON_LINES[call.weights] if on_lines else _TMA_LEAST) or (on_lines and size != 2):
         return None
     together = _TOGETHER if size == 2 else (_ALONE,)
-    shapes = [(_ALONE_ON_LINES if on_lines else _ALONE, 1)] + [(s, size) for s in together for size in CLUSTERS[1:]]
+    shapes = [(_ALONE_ON_LINES if on_lines else _ALONE, 1)] + [(shape, c) for shape in together for c in CLUSTERS[1:]]
     tried = (_tma_shape(call, shape, cluster, -(-vectors // cluster), limits) for shape, cluster in shapes)
     found = next(filter(None, tried), None)
     pitch = call.inputs[0].stride * size if call.inputs[0].rows > 1 else VECTOR
@@ -243,7 +243,7 @@ def helper_warps(cluster: int) -> int:
 
 @functools.lru_cache(256)
 def segments(rows: int, programs: int, period: int) -> int:
-    """How many there are (`row_schedule.cuh`): one begins where a program does, and where a class of rows does."""
+    """Segments of all programs (`row_schedule.cuh`): one begins with each program and with each class of rows."""
     begins = {
         number * (rows // parts) + min(number, rows % parts) for parts in (programs, period) for number in range(parts)
     }

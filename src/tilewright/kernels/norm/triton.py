@@ -63,7 +63,7 @@ def forward_rows(  # type: ignore[no-untyped-def]
         values = rounded.to(tl.float32)
     if CENTERED:
         mean = tl.sum(values / columns, 1)
-        # What its rounding left; of a row of one value the mean is that value then.
+        # Add the mean's rounding error: the mean of a row of one value is that value then.
         mean += tl.sum(tl.where(within[None, :], values - mean[:, None], 0.0) / columns, 1)
         tl.store(means + row, mean, mask=live)
         values = tl.where(within[None, :], values - mean[:, None], 0.0)
@@ -79,7 +79,7 @@ def forward_blocks(  # type: ignore[no-untyped-def]
     CENTERED: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row a program, block by block; what is known of the blocks so far merges by Chan's rule."""
+    """One row a program, block by block; the moments of the blocks merge by Chan's rule."""
     row = tl.program_id(0).to(tl.int64)
     out = row * columns
     mean, squares = 0.0, 0.0

@@ -1,4 +1,4 @@
-"""The suites `layer_norm`, `rms_norm`, `add_layer_norm` and `add_rms_norm`, and every way of computing them."""
+"""The suites `layer_norm`, `rms_norm`, `add_layer_norm` and `add_rms_norm`, and every implementation of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYER_EPS, RMS_EPS = 1e-5, 1e-6
 
 
 class _Implementation(torch.autograd.Function):
-    """One module's kernels under autograd, whatever dispatch would pick."""
+    """One module's kernels under autograd, whatever `norm._impl` would pick."""
 
     @staticmethod
     def forward(
@@ -179,7 +179,7 @@ def _suite(
                 note="rows in the registers of a block, longer ones in the shared memory of a cluster",
                 refuses=_no_clusters(name),
             ),
-            # Ahead of the steps, so that PyTorch's own kernels are the yardstick of errors.
+            # Before `eager`: PyTorch's own kernels are what errors are compared with.
             Variant("torch", "torch", torch_way, note="long rows and the weights' gradients are read twice"),
             Variant("eager", "torch", formula, note="every step through memory"),
             generated(torch_way, note="rows that a program does not hold are read again"),

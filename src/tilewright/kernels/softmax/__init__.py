@@ -48,7 +48,7 @@ def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 
 def by_impl(x: torch.Tensor, dim: int = -1, *, log: bool, impl: str = "auto") -> torch.Tensor:
-    """Softmax or log-softmax by one of `IMPLS`, forward and backward; a impl that cannot take x raises."""
+    """Softmax or log-softmax by one of `IMPLS`, forward and backward; one that cannot take x raises."""
     if not x.is_floating_point():
         raise RuntimeError(f"softmax takes floating point, not {x.dtype}")
     last = dim in (-1, max(x.dim(), 1) - 1)
@@ -57,7 +57,7 @@ def by_impl(x: torch.Tensor, dim: int = -1, *, log: bool, impl: str = "auto") ->
 
 
 def _chosen(x: torch.Tensor, impl: str) -> str:
-    """The impl that `auto` is for the rows of `x`: CUDA C++ where it can be built, else Triton."""
+    """The implementation that `auto` means for the rows of `x`: CUDA C++ where it can be built, else Triton."""
     if x.numel() == 0:
         return "torch"
     if impl != "auto":
@@ -95,7 +95,7 @@ def _softmax_backward(y: torch.Tensor, dy: torch.Tensor, log: bool, impl: str) -
 def _kernels(impl: str) -> Any:
     """The module that has forward() and backward()."""
     if impl not in IMPLS:
-        raise ValueError(f"softmax goes one of the ways {', '.join(IMPLS)}, not {impl!r}")
+        raise ValueError(f"softmax: impl must be one of {', '.join(IMPLS)}, not {impl!r}")
     return importlib.import_module(f"{__name__}.{impl}")
 
 

@@ -70,7 +70,7 @@ def schedule_of(
     log: bool,
     limits: DeviceLimits,
 ) -> Schedule:
-    """How the rows of tensors that lie so are shared out; `log` for log-softmax."""
+    """The schedule for tensors of these layouts; `log` for log-softmax."""
     size = dtype.itemsize
     long = direction == "forward" and columns * size >= RING_BYTES
     if long and alignment_of(columns, size, layouts, VECTOR) == "ALIGNED":
@@ -98,8 +98,8 @@ def _registers(direction: Direction, vectors: int, log: bool, limits: DeviceLimi
 
 
 def _blocks(schedule: Schedule, tensors: int, log: bool) -> int:
-    """Of a multiprocessor. A thread has 64 registers where it holds 32 of data or fewer, else 128; in a cluster, whose
-    blocks wait for each other, 28 of a softmax's data do with 48."""
+    """Blocks of a multiprocessor: 64 registers a thread for up to 32 of data, else 128. In a cluster, whose blocks wait
+    for each other, 48 for up to 28 of a softmax's data: more blocks hide the wait."""
     threads, vectors = schedule.threads, schedule.vectors
     if schedule.cluster > 1 and not log and tensors == 1 and vectors <= 7:
         return 1280 // threads

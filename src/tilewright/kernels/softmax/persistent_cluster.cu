@@ -14,26 +14,26 @@ __device__ __forceinline__ float exp_of(float x) { return exp2_approx(x * LOG2E)
 
 template <int I = 0>
 __device__ __forceinline__ void gather(Ring &ring, const Elements &shape, const ThreadRows &at, bool live,
-                                       uint4 (&held)[VECTORS]) {
+                                       uint4 (&vectors)[VECTORS]) {
     if constexpr (I < VECTORS) {
         const int v = at.first + I * STEP;
         ring.wait<I>();
-        held[I] = live && shape.holds(v) ? shape.masked(v, slot_vector(ring.read_slot, 0), minus_infinity())
+        vectors[I] = live && shape.holds(v) ? shape.masked(v, slot_vector(ring.read_slot, 0), minus_infinity())
                                          : Elements::filled(minus_infinity());
         ring.read_slot = Ring::next_slot(ring.read_slot);
-        gather<I + 1>(ring, shape, at, live, held);
+        gather<I + 1>(ring, shape, at, live, vectors);
     }
 }
 
-__device__ __forceinline__ MaxSum state_of(const uint4 (&held)[VECTORS]) {
+__device__ __forceinline__ MaxSum state_of(const uint4 (&vectors)[VECTORS]) {
     ElementMax<ELEMENT> element_max;
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++) element_max.update(held[i]);
+    for (int i = 0; i < VECTORS; i++) element_max.update(vectors[i]);
     MaxSum state{element_max.value, 0.f};
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         float a[LANES];
-        unpack<ELEMENT>(held[i], a);
+        unpack<ELEMENT>(vectors[i], a);
 #pragma unroll
         for (int k = 0; k < LANES; k++) state.sum += exp_of(a[k] - state.max);
     }
@@ -68,9 +68,9 @@ ROW_KERNEL forward(ELEMENT *x, ELEMENT *y, long long rows, int columns, long lon
     MaxSum now = MaxSum::identity(), before = now;
     for (int i = 0; i < at.iterations + LAG; i++) {
         if (i < at.iterations) {
-            uint4 held[VECTORS];
-            gather(ring, shape, at, i < at.rows, held);
-            now = state_of(held);
+            uint4 vectors[VECTORS];
+            gather(ring, shape, at, i < at.rows, vectors);
+            now = state_of(vectors);
             reduction.post(now, i);
         }
         if (i >= LAG) {

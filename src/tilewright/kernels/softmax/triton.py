@@ -1,7 +1,7 @@
 """Softmax and log-softmax over rows in Triton.
 
 Rows of up to `BLOCK` elements lie in the registers of one program, several short ones at a time, and move
-through HBM once. Longer rows are walked twice with the maximum and the sum carried along (Milakov and
+through HBM once. Longer rows are read twice, block by block, with maximum and sum carried along (Milakov and
 Gimelshein, "Online normalizer calculation for softmax", 2018); on Hopper the CUDA C++ kernels beside this
 file take those, since a cluster holds them.
 """
@@ -29,7 +29,7 @@ LOWEST = tl.constexpr(-3.402823466e38)
 
 
 @triton.jit
-def forward_held(
+def forward_rows(
     x, y, rows, columns, x_stride, y_stride, LOG: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
@@ -45,7 +45,7 @@ def forward_held(
 
 
 @triton.jit
-def forward_walked(x, y, columns, x_stride, y_stride, LOG: tl.constexpr, STEP: tl.constexpr):
+def forward_blocks(x, y, columns, x_stride, y_stride, LOG: tl.constexpr, STEP: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride
     y += row * y_stride
@@ -74,7 +74,7 @@ def _gradient(result, gradient, total, LOG: tl.constexpr):
 
 
 @triton.jit
-def backward_held(
+def backward_rows(
     y,
     dy,
     dx,
@@ -97,7 +97,7 @@ def backward_held(
 
 
 @triton.jit
-def backward_walked(y, dy, dx, columns, y_stride, dy_stride, dx_stride, LOG: tl.constexpr, STEP: tl.constexpr):
+def backward_blocks(y, dy, dx, columns, y_stride, dy_stride, dx_stride, LOG: tl.constexpr, STEP: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     y += row * y_stride
     dy += row * dy_stride
@@ -122,7 +122,7 @@ def backward_walked(y, dy, dx, columns, y_stride, dy_stride, dx_stride, LOG: tl.
 
 
 def blocks(columns: int) -> dict[str, int]:
-    """The block sizes and warps of a held row of `columns` elements, as launch arguments."""
+    """The block sizes and warps for whole rows of `columns` elements, as launch arguments."""
     block_cols = triton.next_power_of_2(columns)
     block_rows = max(TILE // block_cols, 1)
     return {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "num_warps": min(max(block_cols // 1024, 4), 16)}
@@ -134,9 +134,9 @@ def forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
     if columns <= BLOCK:
         sizes: dict[str, Any] = blocks(columns)
         grid = (triton.cdiv(rows, sizes["BLOCK_ROWS"]),)
-        launch(forward_held, grid, x, y, rows, columns, x.stride(0), y.stride(0), LOG=log, **sizes)
+        launch(forward_rows, grid, x, y, rows, columns, x.stride(0), y.stride(0), LOG=log, **sizes)
     else:
-        launch(forward_walked, (rows,), x, y, columns, x.stride(0), y.stride(0), LOG=log, STEP=STEP, num_warps=8)
+        launch(forward_blocks, (rows,), x, y, columns, x.stride(0), y.stride(0), LOG=log, STEP=STEP, num_warps=8)
 
 
 def backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, log: bool) -> None:
@@ -146,6 +146,6 @@ def backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, log: bool) -> 
     if columns <= BLOCK:
         sizes: dict[str, Any] = blocks(columns)
         grid = (triton.cdiv(rows, sizes["BLOCK_ROWS"]),)
-        launch(backward_held, grid, y, dy, dx, rows, columns, *strides, LOG=log, **sizes)
+        launch(backward_rows, grid, y, dy, dx, rows, columns, *strides, LOG=log, **sizes)
     else:
-        launch(backward_walked, (rows,), y, dy, dx, columns, *strides, LOG=log, STEP=STEP, num_warps=8)
+        launch(backward_blocks, (rows,), y, dy, dx, columns, *strides, LOG=log, STEP=STEP, num_warps=8)

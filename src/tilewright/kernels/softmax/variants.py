@@ -16,7 +16,7 @@ ELEMENTS = 2**28
 COLUMNS = (256, 1024, 4096, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 LONGEST_LOOP = 512 * 1024
-"""Elements beyond which nobody waits for a loop over columns in Python."""
+"""Elements up to which a loop over columns in Python is measured."""
 
 
 def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
