@@ -351,9 +351,56 @@ def test_a_wide_mask_is_narrowed_to_the_operands() -> None:
     assert settled.reason == "the mask in bfloat16"
 
 
-def test_sizes_that_vary_stay_symbols() -> None:
+VARYING: list[tuple[str, Callable[..., Tensor], str]] = [
+    (
+        "nothing hidden",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, (rows() >= 0).expand(q.shape[0], 1, S, K)),
+        "its mask hides nothing",
+    ),
+    (
+        "padding",
+        lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, ((rows() >= 0) & (k[:, :1, :, 0] > 0)[:, :, None]).expand(q.shape[0], 1, S, K)
+        ),
+        "its mask as it was before it was expanded",
+    ),
+    (
+        "a bias whose last axis is another",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, (q.detach()[..., :1] + k.detach()[..., :1].mT).mT.mT),
+        "",
+    ),
+    (
+        "shared heads",
+        lambda q, k, v: F.scaled_dot_product_attention(q, repeat(k[:, :2]), repeat(v[:, :2])),
+        "heads that share keys read them once",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "reason"), [x[1:] for x in VARYING], ids=[x[0] for x in VARYING])
+def test_a_batch_that_varies_is_compiled_once(function: Function, reason: str) -> None:
+    reasons: list[str] = []
+
+    def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        reasons.append("; ".join(decision.reason for decision in settle_calls(gm)))
+        gm.graph.lint()
+        return gm.forward
+
+    compiled = torch.compile(function, backend=backend, dynamic=True)
+    for batch in (2, 3, 5):
+        inputs = [torch.randn(batch, H, S, D), torch.randn(batch, H, K, D), torch.randn(batch, H, K, D)]
+        for x in inputs:
+            torch._dynamo.mark_dynamic(x, 0)
+            for axis in (1, 2, 3):
+                torch._dynamo.mark_static(x, axis)
+        torch.testing.assert_close(compiled(*inputs), function(*inputs))
+    assert reasons == [reason]
+
+
+def test_lengths_that_vary_stay_symbols() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, (columns(k.shape[2]) <= rows()[:, :, : q.shape[2]]))
+        places = torch.arange(q.shape[2])
+        return F.scaled_dot_product_attention(q, k, v, places <= places[:, None])
 
     compilations: list[GraphModule] = []
 
@@ -363,8 +410,8 @@ def test_sizes_that_vary_stay_symbols() -> None:
         return gm.forward
 
     compiled = torch.compile(function, backend=backend, dynamic=True)
-    for batch in (2, 3, 5):
-        inputs = [torch.randn(batch, H, S, D), torch.randn(batch, H, K, D), torch.randn(batch, H, K, D)]
+    for length in (5, 8, 13):
+        inputs = [torch.randn(B, H, length, D) for _ in range(3)]
         torch.testing.assert_close(compiled(*inputs), function(*inputs))
     assert len(compilations) == 1
 

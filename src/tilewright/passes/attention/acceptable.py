@@ -122,12 +122,17 @@ def _check(call: Call) -> None:
     operands = [tensor_of(x) for x in (call.q, call.k, call.v)]
     if call.dtype not in DTYPES:
         raise Refusal(f"products and a softmax: PyTorch has no fused attention in {call.dtype} on a GPU")
-    if not all(static(x.shape) for x in operands):
-        raise Refusal("products and a softmax: its sizes differ from call to call")
-    if any(x.numel() == 0 for x in operands):
+    if any(isinstance(size, int) and size == 0 for x in operands for size in x.shape):
         raise Refusal("products and a softmax: empty tensors")
     if any(x.dim() != operands[0].dim() or x.dim() < 2 for x in operands):
         raise Refusal("products and a softmax: operands of different ranks")
+    if not static([x.shape[-1] for x in operands]):
+        raise Refusal("products and a softmax: its head size differs from call to call")
+
+
+def _check_static(*nodes: Node) -> None:
+    if not all(static(tensor_of(x).shape) for x in nodes):
+        raise Refusal("products and a softmax: its sizes differ from call to call")
 
 
 def _because(call: Call) -> str:
@@ -140,6 +145,7 @@ def _of_four_axes(write: Writer, call: Call, told: list[str]) -> Call:
     rank = tensor_of(call.q).dim()
     mask = call.mask
     if rank != 4:
+        _check_static(call.q, call.k, call.v)
         told.append(f"{rank} axes as 4")
         if rank > 4 and mask is not None and tensor_of(mask).dim() > 2:
             raise Refusal(f"products and a softmax: a mask over {rank} axes")
@@ -149,10 +155,13 @@ def _of_four_axes(write: Writer, call: Call, told: list[str]) -> Call:
         if axes == 3 and rank == 3:
             mask = write.method("unsqueeze", mask, 1)
         else:
+            _check_static(mask)
             mask = write.method("reshape", mask, *[1] * (4 - axes), *tensor_of(mask).shape)
         told.append("the mask over 4 axes")
-    batch = max(int(tensor_of(x).shape[0]) for x in (q, k, v))
-    k, v, q = (_of_batch(write, x, batch, told) for x in (k, v, q))
+    if len({str(tensor_of(x).shape[0]) for x in (q, k, v)}) > 1:
+        _check_static(q, k, v)
+        batch = max(int(tensor_of(x).shape[0]) for x in (q, k, v))
+        q, k, v = (_of_batch(write, x, batch, told) for x in (q, k, v))
     return call._replace(q=q, k=k, v=v, mask=mask)
 
 
@@ -196,13 +205,15 @@ def _by_rows(write: Writer, call: Call, told: list[str]) -> Call:
         told.append("operands copied by rows")
     if mask is not None:
         keys, shape = tensor_of(k).shape[-2], tensor_of(mask).shape
-        if shape[-1] != keys:
+        if isinstance(shape[-1], int) and shape[-1] == 1 and str(keys) != "1":
+            _check_static(mask, k)
             mask = write.method("expand", mask, *shape[:-1], keys)
         if dense(mask) is not mask:
             mask = dense(mask)
             told.append("the mask copied by rows")
     call = call._replace(q=q, k=k, v=v, mask=mask)
-    times, rest = divmod(int(tensor_of(q).shape[1]), int(tensor_of(k).shape[1]))
+    heads = tensor_of(q).shape[1], tensor_of(k).shape[1]
+    times, rest = divmod(int(heads[0]), int(heads[1])) if static(heads) else (1, 0)
     if rest:
         raise Refusal("products and a softmax: heads that do not share keys evenly")
     if times > 1 and fused_kernel(write, call) is None:
@@ -214,6 +225,7 @@ def _by_rows(write: Writer, call: Call, told: list[str]) -> Call:
 
 def _efficient(write: Writer, call: Call) -> Node:
     """PyTorch's memory-efficient kernel, called by name."""
+    _check_static(call.q, call.k, call.v, *([] if call.mask is None else [call.mask]))
     q, k, v = (
         x if tensor_of(x).dtype == call.dtype else write.method("to", x, call.dtype) for x in (call.q, call.k, call.v)
     )

@@ -103,7 +103,7 @@ def _masked(write: Writer, call: Call, constants: Constants) -> tuple[list[str],
     queries, keys = tensor_of(call.q).shape[-2], tensor_of(call.k).shape[-2]
     if call.mask is None or call.causal or not isinstance(queries, int) or not isinstance(keys, int):
         return [], call
-    if not static(tensor_of(call.mask).shape) or 0 in (queries, keys):
+    if 0 in (queries, keys):
         return [], call
     found = visible(call.mask, constants, queries, keys)
     band = found.band(queries, keys)
@@ -135,19 +135,22 @@ def _in_one_dtype(write: Writer, call: Call, told: list[str]) -> Call:
 def _smaller(write: Writer, call: Call, found: Visible) -> tuple[list[str], Call]:
     """The call with a mask of fewer elements in memory, where what hides or is added has fewer."""
     assert call.mask is not None
-    parts = found.kept or found.added
+    parts, before = found.kept or found.added, tensor_of(call.mask)
     if parts == (call.mask,):
         return [], call
-    before = tensor_of(call.mask)
-    shape = torch.broadcast_shapes(*(tensor_of(part).shape for part in parts))
-    if len(parts) > 1 and shape.numel() >= _stored(before):
-        return [], call
+    if len(parts) > 1:
+        shapes = [tensor_of(part).shape for part in parts]
+        if not all(map(static, (before.shape, *shapes))) or torch.broadcast_shapes(*shapes).numel() >= _stored(before):
+            return [], call
     mask = parts[0]
     for part in parts[1:]:
         mask = write.call(torch.logical_and, mask, part)
     if tensor_of(mask).dtype != before.dtype:
         mask = write.method("to", mask, before.dtype)
-    return [f"a mask of {_stored(tensor_of(mask))} elements in place of {before.numel()}"], call._replace(mask=mask)
+    told = "its mask as it was before it was expanded"
+    if static(before.shape):
+        told = f"a mask of {_stored(tensor_of(mask))} elements in place of {before.numel()}"
+    return [told], call._replace(mask=mask)
 
 
 def _stored(value: torch.Tensor) -> int:
@@ -172,7 +175,7 @@ def _grouped(write: Writer, call: Call) -> Call | None:
 def _unrepeated(node: Node) -> Node | None:
     """x [B, H, S, D] of `x[:, :, None].expand(B, H, n, S, D).reshape(B, H n, S, D)` or `repeat_interleave(x, n, 1)`."""
     whole = tensor_of(node)
-    if not static(whole.shape) or whole.dim() != 4:
+    if whole.dim() != 4:
         return None
     name, source = spelled(node), argument(node, 0, "input")
     if name == "repeat_interleave" and isinstance(source, Node) and argument(node, 2, "dim") in (1, -3):
@@ -189,6 +192,8 @@ def _unrepeated(node: Node) -> Node | None:
     if not isinstance(x, Node) or narrow is None or narrow.dim() != 4 or not _inserts_third(new_axis):
         return None
     batch, heads, times, keys, width = wide.shape
+    if not static((heads, times)):
+        return None
     fits = same_shape(narrow.shape, (batch, heads, keys, width))
     return x if fits and same_shape(whole.shape, (batch, heads * times, keys, width)) else None
 
