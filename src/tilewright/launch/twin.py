@@ -67,7 +67,7 @@ def _launch(recipe: Recipe, action: Launch, addresses: Sequence[int], seed: int,
         int(kernel.function), *action.grid, kernel.threads, 1, 1, kernel.shared_bytes, calls.stream(), places, None
     )
     if status:
-        raise CompilerError(f"the driver refuses a launch of {recipe.name}: CUDA error {status}")
+        raise CompilerError(f"{recipe.name}: the driver refuses a launch: CUDA error {status}")
 
 
 def _value(calls: _Calls, argument: Any, addresses: Sequence[int], seed: int, offset: int) -> tuple[Any, Any]:

@@ -109,7 +109,7 @@ void fill_call(Step& step, const py::tuple& told) {
                                                                  told[1].cast<std::string>().c_str());
     py::tuple operands = told[2];
     const auto& arguments = step.handle->schema().arguments();
-    TORCH_CHECK(operands.size() == arguments.size(), step.name, " takes ", arguments.size(), " arguments");
+    if (operands.size() != arguments.size()) fail(step.name + " takes " + std::to_string(arguments.size()) + " arguments");
     for (size_t i = 0; i < operands.size(); ++i)
         step.operands.push_back(operand_from(operands[i], arguments[i].real_type()));
     for (py::handle x : told[3]) {
@@ -176,9 +176,10 @@ PyObject* make_recipe(PyObject*, PyObject* data) {
 PyObject* make_program(PyObject*, PyObject* data) {
     HANDLE_TH_ERRORS
     py::tuple told = py::reinterpret_borrow<py::tuple>(data);
-    auto made = std::make_unique<Program>(Program{device_from(told[0]), told[1].cast<size_t>(), {}, {}, {}, {}, {}});
+    auto made = std::make_unique<Program>(Program{device_from(told[0]), told[1].cast<size_t>(), {}, {}, {}, {}, {}, {}});
     for (py::handle x : told[2]) {
         py::tuple input = py::reinterpret_borrow<py::tuple>(x);
+        made->input_names.push_back("input " + std::to_string(made->input_names.size()));
         made->input_slots.push_back(input[0].cast<int>());
         made->inputs.push_back(input[1].is_none() ? std::nullopt : std::optional(layout_from(input[1])));
     }

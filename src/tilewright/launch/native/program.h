@@ -63,6 +63,7 @@ struct Program {
     size_t slots;
     std::vector<std::optional<Layout>> inputs;
     std::vector<int> input_slots;
+    std::vector<std::string> input_names;
     std::vector<Step> steps;
     std::vector<int> output_slots;  // -1: the constant at that place
     std::vector<py::object> output_constants;
@@ -76,11 +77,17 @@ inline bool same_strides(const Tensor& x, const Layout& layout) {
     return true;
 }
 
+inline std::string described(at::ScalarType dtype, at::IntArrayRef sizes, at::Device device) {
+    std::string text = std::string(c10::toString(dtype)) + "[";
+    for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
+    return text + "] on " + device.str();
+}
+
 // `x` itself, or a copy where its strides are not those planned.
 inline Tensor conform(const Tensor& x, const Layout& layout, const std::string& name) {
     if (x.scalar_type() != layout.dtype || x.sizes() != at::IntArrayRef(layout.sizes) || x.device() != layout.device)
-        throw PlanMismatch(c10::str(name, " is ", x.scalar_type(), x.sizes(), " on ", x.device(), ", planned as ",
-                                    layout.dtype, at::IntArrayRef(layout.sizes), " on ", layout.device));
+        throw PlanMismatch(name + " is " + described(x.scalar_type(), x.sizes(), x.device()) + ", planned as " +
+                           described(layout.dtype, layout.sizes, layout.device));
     if (x.numel() == 0 || same_strides(x, layout)) return x;
     c10::DeviceGuard guard(layout.device);
     return empty(layout).copy_(x);
@@ -100,7 +107,7 @@ inline py::object to_python(const IValue& value) {
     if (value.isInt()) return py::int_(value.toInt());
     if (value.isDouble()) return py::float_(value.toDouble());
     if (value.isBool()) return py::bool_(value.toBool());
-    TORCH_CHECK(value.isNone(), "a slot holds a value that has no form in Python: ", value.tagKind());
+    if (!value.isNone()) fail("a slot holds a value that has no form in Python: " + value.tagKind());
     return py::none();
 }
 
@@ -110,7 +117,7 @@ inline IValue from_python(PyObject* value) {
     if (PyBool_Check(value)) return value == Py_True;
     if (PyLong_CheckExact(value)) return (int64_t)PyLong_AsLongLong(value);
     if (PyFloat_CheckExact(value)) return PyFloat_AS_DOUBLE(value);
-    TORCH_CHECK(false, "a slot holds tensors and numbers, not ", Py_TYPE(value)->tp_name);
+    fail(std::string("a slot holds tensors and numbers, not ") + Py_TYPE(value)->tp_name);
 }
 
 // ---------------------------------------------------------------- steps
@@ -212,14 +219,14 @@ inline bool is_plain(PyObject* arguments) {
 // The results as a list; the list of arguments is emptied, so that memory is free after its last use.
 inline PyObject* run(const Program& program, PyObject* arguments) {
     size_t count = PyList_GET_SIZE(arguments);
-    TORCH_CHECK(count == program.input_slots.size(), "the program takes ", program.input_slots.size(), " inputs, not ",
-                count);
+    if (count != program.input_slots.size())
+        fail("the program takes " + std::to_string(program.input_slots.size()) + " inputs, not " + std::to_string(count));
     Slots slots(program.slots);
     for (size_t i = 0; i < count; ++i) {
         IValue value = from_python(PyList_GET_ITEM(arguments, i));
         if (program.inputs[i]) {
-            if (!value.isTensor()) throw PlanMismatch(c10::str("input ", i, " is no tensor"));
-            value = conform(value.toTensor(), *program.inputs[i], c10::str("input ", i));
+            if (!value.isTensor()) throw PlanMismatch(program.input_names[i] + " is no tensor");
+            value = conform(value.toTensor(), *program.inputs[i], program.input_names[i]);
         }
         slots[program.input_slots[i]] = std::move(value);
     }

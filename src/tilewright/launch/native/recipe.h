@@ -89,6 +89,13 @@ struct Drawn {
     uint64_t seed = 0, offset = 0;
 };
 
+// Messages are strings and no streams: where two C++ libraries share a process, a stream may find the other's facets.
+[[noreturn]] inline void fail(const std::string& message) { TORCH_CHECK(false, message); }
+
+inline void require_success(int status, const std::string& name, const char* what) {
+    if (status) fail(name + ": the driver refuses " + what + ": CUDA error " + std::to_string(status));
+}
+
 inline uintptr_t address(const Tensor& x) { return (uintptr_t)x.const_data_ptr(); }
 
 // On the current device of the layout's type.
@@ -109,7 +116,7 @@ inline bool fits(const Recipe& recipe, const Tensor* inputs) {
 
 inline void* stream_of(const Recipe& recipe) {
     void* stream = nullptr;
-    TORCH_CHECK(recipe.driver.current_stream(recipe.device.index(), &stream) == 0, "PyTorch gives no current stream");
+    if (recipe.driver.current_stream(recipe.device.index(), &stream)) fail("PyTorch gives no current stream");
     return stream;
 }
 
@@ -130,7 +137,7 @@ inline void encode(const Recipe& recipe, const TensorMap& map, uintptr_t at, Enc
     static const uint32_t steps[TensorMap::RANK] = {1, 1, 1, 1};
     int status = recipe.driver.encode(encoded.bytes, map.dtype, TensorMap::RANK, (void*)at, map.sizes, map.strides,
                                       map.box, steps, 0, map.swizzle, map.promotion, 0);
-    TORCH_CHECK(status == 0, recipe.name, ": the driver refuses a tensor map: CUDA error ", status);
+    require_success(status, recipe.name, "a tensor map");
 }
 
 inline void launch(const Recipe& recipe, const Action& action, const Tensor* tensors, const Drawn& drawn,
@@ -170,7 +177,7 @@ inline void launch(const Recipe& recipe, const Action& action, const Tensor* ten
     int status = send();
     // A thread that has done nothing on the device yet has no context.
     if (status == INVALID_CONTEXT && recipe.driver.make_current(recipe.driver.context) == 0) status = send();
-    TORCH_CHECK(status == 0, "the driver refuses a launch of ", recipe.name, ": CUDA error ", status);
+    require_success(status, recipe.name, "a launch");
 }
 
 // Do the actions on `tensors`: the inputs, then the buffers. The recipe's device is the current one.
