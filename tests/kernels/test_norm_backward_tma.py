@@ -32,14 +32,14 @@ ROWS_OF_PROGRAMS = """
 #define __device__
 #define __forceinline__ inline
 #include <cstdio>
-#include "row_schedule.cuh"
+#include "row_assignment.cuh"
 int main() {
     for (int program = 0; program < PROGRAMS; program++) {
         const Place at{program, PROGRAMS, 0, 0};
-        RowSchedule schedule(ROWS, at);
-        for (long long turn = 0; schedule.position < schedule.end;) {
-            const Segment part = schedule.next();
-            const RowOrder order = schedule.order_of(part);
+        RowAssignment assignment(ROWS, at);
+        for (long long turn = 0; assignment.position < assignment.end;) {
+            const Segment part = assignment.next();
+            const RowOrder order = assignment.order_of(part);
             for (int i = 0; i < part.row_count; i++, turn++)
                 printf("%d %d %lld %lld\\n", program, part.slot, part.row, order.row_of(turn));
         }

@@ -4,7 +4,7 @@
 // others compute, VECTORS vectors each: a row's sums, and one row later dx; in a cluster a warp exchanges the sums.
 // Bulk copies cost the computing warps no instructions; where rows begin on lines (BULK_STORE) dx leaves through them
 // too. A thread owns the same columns of all rows that begin alike within 16 bytes, as every PERIOD-th does; a program
-// takes rows of one such class, then of the next with sums of its own (row_schedule.cuh).
+// takes rows of one such class, then of the next with sums of its own (row_assignment.cuh).
 //
 // Macros: those of a schedule and of moments.cuh; HAS_WEIGHT, HAS_BIAS, RESIDUAL.
 //
@@ -256,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     __shared__ Pipeline pipeline;
     const int rank = CLUSTER > 1 ? cluster_rank() : 0, warp = threadIdx.x / 32;
     const Place at{int(blockIdx.x) / CLUSTER, int(gridDim.x) / CLUSTER, rank, rank * BLOCK_VECTORS};
-    RowSchedule schedule(rows, at);
+    RowAssignment assignment(rows, at);
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < STAGES; slot++) {
             pipeline.full[slot].init(1);
@@ -264,8 +264,8 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
         }
         for (int set = 0; set < SETS; set++)
             pipeline.found_ready[set].init(WARPS), pipeline.received[set].init(1), pipeline.averages_ready[set].init(1);
-        for (pipeline.count = 0; schedule.position < schedule.end; pipeline.count++) {
-            const Segment part = pipeline.segments[pipeline.count] = schedule.next();
+        for (pipeline.count = 0; assignment.position < assignment.end; pipeline.count++) {
+            const Segment part = pipeline.segments[pipeline.count] = assignment.next();
             if (rank == 0) heads[part.slot] = Elements(x + part.row * x_stride, columns).head;
         }
     }
@@ -278,9 +278,9 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
 #else
         const Matrix inputs[INPUTS] = {{x, x_stride}, {dy, dy_stride}};
 #endif
-        if (threadIdx.x % 32 == 0) fetch(pipeline, inputs, dx, means, rstds, columns, schedule, at);
+        if (threadIdx.x % 32 == 0) fetch(pipeline, inputs, dx, means, rstds, columns, assignment, at);
     } else if (CLUSTER > 1) {
-        reduce_cluster(pipeline, schedule.row_count(), columns, at);
+        reduce_cluster(pipeline, assignment.row_count(), columns, at);
     }
     __syncwarp();  // reconverge the fetching warp
     if (CLUSTER > 1) sync_program();

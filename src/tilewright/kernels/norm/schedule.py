@@ -243,7 +243,7 @@ def helper_warps(cluster: int) -> int:
 
 @functools.lru_cache(256)
 def segments(rows: int, programs: int, period: int) -> int:
-    """Segments of all programs (`row_schedule.cuh`): one begins with each program and with each class of rows."""
+    """Segments of all programs (`row_assignment.cuh`): one begins with each program and with each class of rows."""
     begins = {
         number * (rows // parts) + min(number, rows % parts) for parts in (programs, period) for number in range(parts)
     }

@@ -5,7 +5,7 @@
 // sums with the cluster's other blocks. backward_tma.cu defines its sizes, State (what is reduced) and Statistics
 // before.
 #pragma once
-#include "row_schedule.cuh"
+#include "row_assignment.cuh"
 
 struct Matrix {
     const ELEMENT *base;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void await_reads() {
 // One thread: rows and their statistics into the slots, as far ahead as there is room; with BULK_STORE, dx out of them.
 __device__ __forceinline__ void fetch(Pipeline &pipeline, const Matrix (&inputs)[INPUTS], ELEMENT *dx,
                                       const float *means, const float *rstds, int columns,
-                                      const RowSchedule &schedule, const Place &at) {
+                                      const RowAssignment &assignment, const Place &at) {
     int slot = 0, count = 0;
     unsigned round = 0;
     long long turn = 0;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void fetch(Pipeline &pipeline, const Matrix (&inputs)
     for (int n = 0; n < pipeline.count; n++) {
         const Segment part = pipeline.segments[n];
         const Elements shape(inputs[0].base + part.row * inputs[0].stride, columns);
-        const RowOrder order = schedule.order_of(part);
+        const RowOrder order = assignment.order_of(part);
         count = vectors_here(shape, at);
         for (int i = 0; i < part.row_count; i++) {
             const long long row = order.row_of(turn + i);
@@ -97,8 +97,8 @@ __device__ __forceinline__ void fetch(Pipeline &pipeline, const Matrix (&inputs)
     }
     if (!BULK_STORE) return;
     // dx of the rows that are still in the slots.
-    const int rows = min(schedule.row_count(), STAGES);
-    slot = (schedule.row_count() - rows) % STAGES, round = (schedule.row_count() - rows) / STAGES;
+    const int rows = min(assignment.row_count(), STAGES);
+    slot = (assignment.row_count() - rows) % STAGES, round = (assignment.row_count() - rows) / STAGES;
     for (int i = 0; i < rows; i++) {
         pipeline.empty[slot][0].wait_block(round);
         send();

@@ -34,13 +34,13 @@ struct RowOrder {
 // The rows of a program. Where all begin alike, every programs-th row. Otherwise an equal run of the rows in the order
 // of classes; within a class, rows go to programs in the order in which they are reached, so that programs read close
 // to each other in memory at any time (worth up to a tenth of the bandwidth).
-struct RowSchedule {
+struct RowAssignment {
     long long rows, least, longer;  // `longer` programs have `least` + 1
     int program, programs;
     long long begin, end, position;  // in the order of classes
     int slot;                        // of the next segment
 
-    __device__ __forceinline__ RowSchedule(long long rows_, const Place &at)
+    __device__ __forceinline__ RowAssignment(long long rows_, const Place &at)
         : rows(rows_), least(rows_ / at.programs), longer(rows_ % at.programs), program(at.program),
           programs(at.programs) {
         begin = position = begin_of(program), end = begin_of(program + 1), slot = program;
