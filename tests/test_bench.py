@@ -19,7 +19,7 @@ from tilewright.measure.racing.race import Outcome
 from tilewright.measure.racing.results import append_results, read_results
 from tilewright.measure.timing.benchmark import Timing
 from tilewright.records.errors import UsageError
-from tilewright.records.measurement import Ceiling
+from tilewright.records.measurement import Ceiling, Measurement
 from tilewright.records.suite import Variant
 from tilewright.records.suite_filter import SuiteFilter
 
@@ -212,3 +212,12 @@ def test_functions_race_on_inputs_like_these() -> None:
     assert done._repr_html_().startswith("<pre>double zero bfloat16 fwd")
     with pytest.raises(UsageError, match="needs a function and an input"):
         benchmark({}, x)
+
+
+@pytest.mark.parametrize(("device", "generated_us", "said"), [("cuda", 1.04, 1), ("cuda", 1.06, 0), ("cpu", 1.0, 0)])
+def test_a_hand_written_kernel_must_beat_the_generated_one(device: str, generated_us: float, said: int) -> None:
+    ((workload, direction),) = races(suite(reference), SuiteFilter(directions=["fwd"]))
+    times = {"tilewright": 1.0, "generated": generated_us}
+    rows = [Measurement("toy", workload.name, impl, direction, us, us, us, 9) for impl, us in times.items()]
+    found = remarks(RaceResult(suite(reference), workload, direction, rows, [], 1.0, device))
+    assert len(found) == said and all("1.04× the speed of the generated one" in line for line in found)

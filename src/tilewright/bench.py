@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tilewright.records.suite import Suite, Variant, Workload
 
 _GPU_LANGUAGES = ("triton", "gluon", "cuda")
+WORTH = 1.05
+"""Speed over the generated kernel that is worth a hand-written one."""
 DRAM_NOISE = 1.02
 """A rate above the best of copy, read and write by more than this factor comes from a cache."""
 
@@ -52,6 +54,7 @@ class RaceResult:
     outcomes: Sequence[Outcome]
     limit: float
     """The measured limit that `of_ceiling` is a share of, in `unit`."""
+    device: str = "cpu"
 
     def invalidates(self, row: Measurement) -> bool:
         """Whether an older row belongs to this race and to an implementation that was now invalid."""
@@ -78,7 +81,20 @@ def remarks(result: RaceResult) -> list[str]:
         for note in outcome.notes if outcome.timing else ():
             notes.setdefault(note, []).append(outcome.impl)
     refusals = [_refusal(result, outcome) for outcome in result.outcomes if outcome.refusal]
-    return refusals + [f"{', '.join(impls)}: {note}" for note, impls in notes.items()]
+    return refusals + _worth(result) + [f"{', '.join(impls)}: {note}" for note, impls in notes.items()]
+
+
+def _worth(result: RaceResult) -> list[str]:
+    """Whether tilewright's hand-written kernel wins the 5 % over the generated program that it must; on a GPU only."""
+    times = {row.impl: row.median_us for row in result.rows}
+    if result.device == "cpu" or not {"tilewright", "generated"} <= times.keys():
+        return []
+    speedup = times["generated"] / times["tilewright"]
+    if speedup >= WORTH:
+        return []
+    return [
+        f"the hand-written kernel has {speedup:.2f}× the speed of the generated one: {WORTH:.2f}× is what it must win"
+    ]
 
 
 def faults(result: RaceResult) -> list[str]:
@@ -229,7 +245,7 @@ def _run_race(
             _check_rate(outcome, work.nbytes / outcome.timing.median_us / 1e3, dram_GBps, device, work.limit)
     limit = rates.get(work.limit, 0.0)
     return RaceResult(
-        suite, workload, direction, _rows(suite, workload, direction, outcomes, limit, device), outcomes, limit
+        suite, workload, direction, _rows(suite, workload, direction, outcomes, limit, device), outcomes, limit, device
     )
 
 
