@@ -307,6 +307,12 @@ OTHERS: list[tuple[str, Function, Callable[[], list[Tensor]], str]] = [
         "keys and values repeated for each head",
     ),
     (
+        "one head of keys for all",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k[:, :1], v[:, :1]),
+        heads,
+        "heads that share keys read them once",
+    ),
+    (
         "one entry of keys for the batch",
         lambda q, k, v, bias: F.scaled_dot_product_attention(q, k[:1], v[:1], bias),
         lambda: [*heads(), torch.randn(1, 1, S, K, requires_grad=True)],

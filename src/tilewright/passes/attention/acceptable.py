@@ -216,6 +216,10 @@ def _by_rows(write: Writer, call: Call, told: list[str]) -> Call:
     times, rest = divmod(int(heads[0]), int(heads[1])) if static(heads) else (1, 0)
     if rest:
         raise Refusal("products and a softmax: heads that do not share keys evenly")
+    shared = call._replace(grouped=True)
+    if times > 1 and not call.grouped and fused_kernel(write, shared) is not None:
+        told.append("heads that share keys read them once")
+        return shared
     if times > 1 and fused_kernel(write, call) is None:
         told.append("keys and values repeated for each head")
         k, v = (write.method("repeat_interleave", x, times, 1) for x in (k, v))
