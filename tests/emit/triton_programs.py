@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.loops.test_nests import rotary, rotary_backward
 from tests.operators.samples import CALLS, VIEWS, combinations
 from tests.operators.test_table import Program as Table
 from tilewright.emit.triton import emit_triton
@@ -110,6 +111,10 @@ def _far_below_zero(function: Function) -> Program:
 
 
 PROGRAMS: dict[str, Program] = {
+    "rotary embedding": program(rotary, (2, 3, 7, 40), (7, 40), (7, 40), dtype=BF16),
+    "gradient of rotary embedding": program(rotary_backward, (2, 3, 7, 40), (7, 40), (7, 40)),
+    "softmax of two": program(lambda x, y: torch.cat([x, y.exp()], -1).softmax(-1), (9, 33), (9, 70)),
+    "sums over parts": program(lambda x, y: torch.cat([x, y], 0).flip(0)[2:].sum(0), (40, 33), (9, 33)),
     # Elementwise: one axis, tiles, broadcast, strided, several dtypes.
     "one element": program(lambda x: x * 2 + 1, (1,)),
     "zero-dimensional": program(lambda x, y: x.exp() * y, (), (7,)),

@@ -110,7 +110,12 @@ def _value(nest: Nest, step: Step, args: list[Array], memory: list[Array]) -> Ar
     rank, rows = len(nest.rows) + len(nest.cols), len(nest.rows)
     if step.name == "load":
         assert step.access
-        return memory[step.access.buffer][_places(nest, step.access.strides)]
+        places, stored = step.access.offset + _places(nest, step.access.strides), memory[step.access.buffer]
+        if not args:
+            return stored[places]
+        places, inside = np.broadcast_arrays(places, args[0])
+        assert ((places >= 0) & (places < len(stored)))[inside].all(), "a load stays inside its buffer"
+        return np.where(inside, stored[np.clip(places, 0, len(stored) - 1)], stored.dtype.type(0))
     if step.name == "const":
         return np.full([1] * rank, step.constant, dtype=step.dtype)
     if step.name == "index":

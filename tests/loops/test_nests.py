@@ -30,6 +30,20 @@ def moments(x: Tensor) -> list[Tensor]:
     return [x.mean(1, keepdim=True), (x.var(1, correction=0, keepdim=True) + 1e-5).rsqrt()]
 
 
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+def rotary_backward(g: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As autograd has it: the gradients of the two slices, each in zeros."""
+    half, end = g.shape[-1] // 2, 2**63 - 1
+    turned = (g * sin).split(half, -1)
+    into = ((-turned[0], half, end), (turned[1], 0, half))
+    parts = [aten.slice_backward(part, g.shape, g.dim() - 1, a, b, 1) for part, a, b in into]
+    return g * cos + parts[0] + parts[1]
+
+
 Program = tuple[Callable[..., Any], list[Tensor]]
 PROGRAMS: dict[str, Program] = {
     "softmax": (lambda x: x.softmax(-1), [given(4, 6)]),
@@ -48,6 +62,15 @@ PROGRAMS: dict[str, Program] = {
     "plus_transpose": (lambda x: x + x.t(), [given(5, 5)]),
     "argmax": (lambda x: x.argmax(1), [given(4, 6)]),
     "sums_both_ways": (lambda x: (x.exp(), x.exp().sum(1).log(), x.sum(0)), [given(4, 6)]),
+    "rotary": (rotary, [given(2, 3, 5, 8), given(5, 8), given(5, 8) + 1]),
+    "rotary_backward": (rotary_backward, [given(2, 3, 5, 8), given(5, 8), given(5, 8) + 1]),
+    "softmax_of_two": (lambda x, y: torch.cat([x, y.exp()], -1).softmax(-1), [given(4, 6), given(4, 3)]),
+    "parts": (lambda x: x.exp()[1:, ::2] * 2 + x.exp().select(0, 1)[1::2], [given(4, 6)]),
+    "cat_of_cats": (
+        lambda x, y: torch.cat([torch.cat([x, y], 0)[2:5], y.flip(0)], 0)[1:].roll(1, 1),
+        [given(4, 6), given(3, 6)],
+    ),
+    "padded": (lambda x: aten.constant_pad_nd(x.exp(), [2, -1, 0, 3], 0.5).triu(1), [given(4, 6)]),
     "heads": (lambda x: x.exp().view(2, 5, 3, 4).transpose(1, 2).contiguous() + 1, [given(2, 5, 12)]),
 }
 
@@ -95,8 +118,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
     ),
     "sum of a sum": (lambda x: x.sum(0).exp().sum(), [given(4, 6)], "does not vary with all rows of the nest"),
     "no body": (lambda x: x.exp().cumsum(0), [given(4, 6)], r"aten.cumsum.default has no body"),
-    "slice": (lambda x: x.exp()[1:] * 2, [given(4, 6)], "a slice of a computed value needs that value in memory"),
-    "select": (lambda x: x.exp().select(0, 1) * 2, [given(4, 6)], "select.int of a computed value needs"),
+    "diagonal": (lambda x: x.exp().diagonal() * 2, [given(4, 4)], "diagonal.default of a computed value needs"),
+    "part of a merged dimension": (
+        lambda x: (2 * x.t()).reshape(24)[3:] + 1,
+        [given(4, 6)],
+        "a part of a dimension that memory does not walk through with one stride",
+    ),
     "view across axes": (lambda x: x.exp().view(6, 4) + 1, [given(4, 6)], "a view cuts an axis of 6 elements at 4"),
     "expanded operand": (
         lambda x: x.expand(4, 6).sum(0),

@@ -352,6 +352,31 @@ CALLS: dict[str, list[Maker]] = {
     "fill.Scalar": [lambda o: call(o.x, 2), lambda o: call(o.x, -1.5)],
     "fill.Tensor": [lambda o: call(o.x, torch.tensor(3)), lambda o: call(o.x, torch.tensor(2.5))],
     "zero.default": [unary],
+    "cat.default": [
+        lambda o: call([o.x, o.like], -1),
+        lambda o: call([o.x, o.like.narrow(0, 0, 1), o.x], 0),
+        lambda o: call([o.x.narrow(-1, 0, 1), operands(o.layout, torch.float32).x]),
+    ],
+    "stack.default": [lambda o: call([o.x, o.like], 0), lambda o: call([o.x, o.like, o.x], -1)],
+    "slice_backward.default": [
+        lambda o: call(o.x, [*o.x.shape[:-1], o.x.shape[-1] + 3], o.x.dim() - 1, 2, -1, 1),
+        lambda o: call(o.x, [o.x.shape[0] + 2, *o.x.shape[1:]], 0, 0, o.x.shape[0], 1),
+        lambda o: call(o.x, [2 * o.x.shape[0], *o.x.shape[1:]], 0, 0, 2**63 - 1, 2),
+    ],
+    "select_backward.default": [
+        lambda o: call(o.x, [4, *o.x.shape], 0, 2),
+        lambda o: call(o.x, [*o.x.shape, 3], o.x.dim(), -1),
+    ],
+    "constant_pad_nd.default": [
+        lambda o: call(o.x, [1, 2]),
+        lambda o: call(o.x, [0, 0] * (o.x.dim() - 1) + [2, 0], 1.5),
+        lambda o: call(o.x, [1, -1], 2),
+    ],
+    "flip.default": [lambda o: call(o.x, [-1]), lambda o: call(o.x, list(range(o.x.dim())))],
+    "roll.default": [lambda o: call(o.x, [1], [-1]), lambda o: call(o.x, [-2], [0]), lambda o: call(o.x, [1])],
+    "repeat.default": [lambda o: call(o.x, [2, *[1] * o.x.dim()]), lambda o: call(o.x, [3] * o.x.dim())],
+    "tril.default": [unary, lambda o: call(o.x, 1), lambda o: call(o.x, -1)],
+    "triu.default": [unary, lambda o: call(o.x, 1), lambda o: call(o.x, -1)],
 }
 
 
@@ -410,7 +435,17 @@ VIEWS: dict[str, list[Maker]] = {
     "alias.default": [unary],
     "detach.default": [unary],
     "lift_fresh_copy.default": [unary],
-    "slice.Tensor": [lambda o: call(o.x, 0, 0, 2**63 - 1), lambda o: call(o.x, -1, -1, 2**63 - 1)],
+    "slice.Tensor": [
+        lambda o: call(o.x, 0, 0, 2**63 - 1),
+        lambda o: call(o.x, -1, -1, 2**63 - 1),
+        lambda o: call(o.x, -1, 1, -1),
+        lambda o: call(o.x, 0, 1, None, 2),
+    ],
+    "select.int": [lambda o: call(o.x, 0, 0), lambda o: call(o.x, -1, -1)],
+    "unbind.int": [lambda o: call(o.x), lambda o: call(o.x, -1)],
+    "split.Tensor": [lambda o: call(o.x, 2), lambda o: call(o.x, 2, -1)],
+    "split_with_sizes.default": [lambda o: call(o.x, [1, o.x.shape[-1] - 1], -1)],
+    "narrow.default": [lambda o: call(o.x, -1, 1, 1)],
 }
 """Layout rows: compiled between two negations, because a view alone is no kernel."""
 

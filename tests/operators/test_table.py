@@ -34,7 +34,7 @@ WITH_BODY = [
 ]
 BY_PYTORCH = (
     "a sum runs over an axis its operand does not vary with|a scatter of several elements along an axis"
-    "|a loss of integers|PyTorch's sixth"
+    "|a loss of integers|PyTorch's sixth|the gradient of a slice with a step|a tensor that is rolled as if it were flat"
 )
 """The reasons for which a call of the samples may stay with PyTorch."""
 
@@ -95,16 +95,18 @@ class Program:
             if view:
                 args = (self.node(torch.ops.aten.neg.default, args[:1], {}), *args[1:])
             node = self.node(overload(name), args, kwargs)
-            if view:
+            if view and isinstance(node.meta["val"], torch.Tensor):
                 node = self.node(torch.ops.aten.neg.default, (node,), {})
         except (RuntimeError, IndexError, NotImplementedError):
             return False
         if isinstance(node.meta["val"], torch.Tensor):
-            self.results.append((label, node))
+            if node.meta["val"].numel():
+                self.results.append((label, node))
         else:
             for i, value in enumerate(node.meta["val"]):
                 if isinstance(value, torch.Tensor) and value.numel():
-                    self.results.append((label, self.node(operator.getitem, (node, i), {})))
+                    taken = self.node(operator.getitem, (node, i), {})
+                    self.results.append((label, self.node(torch.ops.aten.neg.default, (taken,), {}) if view else taken))
         return True
 
     def run(self) -> list[Checked]:

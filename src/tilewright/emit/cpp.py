@@ -381,8 +381,8 @@ class _Kernel:
     def _expression(self, step: Step) -> str:
         args = [f"v{a}" for a in step.args]
         if step.access:
-            element = f"{self.pointers[step.access.buffer]}[{self._index(step.access.strides)}]"
-            return from_storage(element, self.nest.buffers[step.access.buffer].dtype)
+            loaded = from_storage(self._element(step.access), self.nest.buffers[step.access.buffer].dtype)
+            return f"{args[0]} ? ({COMPUTED[step.dtype]})({loaded}) : ({COMPUTED[step.dtype]})0" if args else loaded
         if step.strides is not None:
             return f"(int64_t)({self._index(step.strides)})"
         if step.name == "div" and step.level in (Level.ROW, Level.SCALAR) and self.schedule.is_double_sum(step.args[0]):
@@ -391,6 +391,9 @@ class _Kernel:
             return f"tw_isinf(v{total}) ? v{total} : ({COMPUTED[step.dtype]})(total{total} / {args[1]})"
         return scalar(step, args)
 
+    def _element(self, access: Access) -> str:
+        shift = f" + {access.offset}" if access.offset else ""
+        return f"{self.pointers[access.buffer]}[{self._index(access.strides)}{shift}]"
+
     def _store(self, value: int, access: Access) -> None:
-        element = f"{self.pointers[access.buffer]}[{self._index(access.strides)}]"
-        self.put(f"{element} = {to_storage(f'v{value}', self.nest.buffers[access.buffer].dtype)};")
+        self.put(f"{self._element(access)} = {to_storage(f'v{value}', self.nest.buffers[access.buffer].dtype)};")

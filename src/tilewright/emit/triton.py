@@ -147,7 +147,7 @@ class _Main(Printer):
 
     def _loads_first(self, steps: Iterable[int]) -> list[int]:
         """Loads first, then the rest in order: the compiler does not hoist a load over a reduction's barrier."""
-        return sorted(steps, key=lambda i: (self.nest.steps[i].name != "load", i))
+        return sorted(steps, key=lambda i: (self.nest.steps[i].name != "load" or bool(self.nest.steps[i].args), i))
 
     def _step(self, i: int) -> None:
         step = self.nest.steps[i]

@@ -106,7 +106,13 @@ class Printer:
             if self.schedule.sums and self.nest.split(strides)[1] == (1,) and buffer.dtype in BYTES:
                 # By default Triton gives a thread 16 neighbouring bytes, which spreads a tile's rows over warps.
                 place = f"tl.max_contiguous({place}, (1, 8))"
-            loaded = f"tl.load({self.names[step.access.buffer]}_ptr + {place}{self.mask(strides)})"
+            if step.access.offset:
+                place = f"{place} + {step.access.offset}"
+            mask = self.mask(strides)
+            if step.args:
+                inside = self.values[step.args[0]]
+                mask = f"{mask} & {inside}, other=0" if mask else f", mask={inside}, other=0"
+            loaded = f"tl.load({self.names[step.access.buffer]}_ptr + {place}{mask})"
             return loaded if buffer.dtype == step.dtype else f"{loaded}.to({type_name(step.dtype)})"
         if step.name == "index":
             assert step.strides is not None

@@ -116,7 +116,7 @@ class TritonSchedule:
 
     def _last(self, access: Access) -> int:
         extents = self.nest.rows + self.nest.cols
-        return sum((n - 1) * stride for n, stride in zip(extents, access.strides, strict=True))
+        return access.offset + sum((n - 1) * max(stride, 0) for n, stride in zip(extents, access.strides, strict=True))
 
     @cached_property
     def allows_fma(self) -> bool:

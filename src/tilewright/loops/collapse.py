@@ -65,9 +65,13 @@ class AxisCollapser:
         self.steps[:] = [
             replace(
                 s,
-                access=Access(s.access.buffer, change(s.access.strides)) if s.access else None,
+                access=_changed(s.access, change) if s.access else None,
                 strides=None if s.strides is None else change(s.strides),
             )
             for s in self.steps
         ]
-        self.stores[:] = [Store(s.value, Access(s.access.buffer, change(s.access.strides))) for s in self.stores]
+        self.stores[:] = [Store(s.value, _changed(s.access, change)) for s in self.stores]
+
+
+def _changed(access: Access, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Access:
+    return replace(access, strides=change(access.strides))

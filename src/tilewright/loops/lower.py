@@ -93,6 +93,7 @@ class _Lowering:
             if op.name == "load":
                 source: Source = op.detail
                 deps = frozenset(a for a, s in strides_of(source.dims, source.strides).items() if s)
+                deps = deps.union(*(self.deps[a] for a in op.args))
             elif op.name == "index":
                 deps = frozenset(leaves(op.detail))
             elif op.name == "draw":
@@ -220,7 +221,7 @@ class _Lowering:
             if op.name == "load":
                 maps.append(strides_of(op.detail.dims, op.detail.strides))
                 axes = rows + cols
-                access = Access(keys.index(op.detail.key), tuple(maps[-1].get(a, 0) for a in axes))
+                access = Access(keys.index(op.detail.key), tuple(maps[-1].get(a, 0) for a in axes), op.detail.offset)
                 step = replace(step, access=access)
             elif op.name == "draw":
                 drawn: Drawn = op.detail

@@ -44,19 +44,21 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Access:
-    """Element `sum(stride * index)` of a buffer, one stride per axis: those of the rows, then the columns."""
+    """Element `offset + sum(stride * index)` of a buffer, one stride per axis: those of the rows, then the columns."""
 
     buffer: int
     strides: tuple[int, ...]
+    offset: int = 0
 
 
 @dataclass(frozen=True)
 class Step:
     """One scalar operation.
 
-    `name`: `load` (`access`), `const` (`constant`), `index` (`strides`, one per axis), `draw` (the stream's
-    buffer in `access`, the element's position in the stream by `strides`, the threshold in `constant`),
-    `reduce_cols` and `reduce_rows` (`kind`), `round` and `cast` (`to`), or a scalar function.
+    `name`: `load` (`access`; an operand says where it reads, and elsewhere its value is 0), `const` (`constant`),
+    `index` (`strides`, one per axis), `draw` (the stream's buffer in `access`, the element's position in the stream by
+    `strides`, the threshold in `constant`), `reduce_cols` and `reduce_rows` (`kind`), `round` and `cast` (`to`), or a
+    scalar function.
     `dtype` is the dtype of the computation.
     """
 
@@ -127,7 +129,8 @@ def describe(nest: Nest) -> str:
     for number, step in enumerate(nest.steps):
         extra = [f"%{a}" for a in step.args]
         if step.access:
-            extra.append(f"b{step.access.buffer}{list(step.access.strides)}")
+            shift = f"+{step.access.offset}" if step.access.offset else ""
+            extra.append(f"b{step.access.buffer}{list(step.access.strides)}{shift}")
         extra += [str(x) for x in (step.constant, step.strides, step.kind, step.to) if x is not None]
         place = f"stage {step.stage}" if step.where == "body" else "after"
         lines.append(f"  %{number} = {step.name} {', '.join(extra)} : {step.dtype}, {step.level.value}, {place}")

@@ -1,4 +1,4 @@
-"""Gathers, scatters, concatenations and what else moves elements to other places: calls of a library."""
+"""Gathers, scatters, sorts and copies: calls of a library."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tilewright.operators.arithmetic import (
     of_result,
     per_operand,
 )
+from tilewright.operators.pieces import like_the_input
 from tilewright.operators.row import Traffic, calls
 from tilewright.operators.shapes import CallAxes, Result, factory, kept, like, no_result, same
 
@@ -120,65 +121,12 @@ calls(
 )
 
 
-def _cat(call: CallAxes) -> Result:
-    parts = call.list_of("tensors")
-    rank = max(map(len, parts), default=0)
-    # PyTorch lets an empty vector of any rank join in.
-    parts = [axes for axes in parts if len(axes) == rank]
-    dim = call.dim(rank)
-    result = list(call.broadcast(*((*axes[:dim], (), *axes[dim + 1 :]) for axes in parts)))
-    result[dim] = call.names.concatenated([axes[dim] for axes in parts])
-    return tuple(result)
-
-
-def _stack(call: CallAxes) -> Result:
-    parts = call.list_of("tensors")
-    together = list(call.broadcast(*parts))
-    together.insert(call.dim(len(together) + 1), call.names.unknown(len(parts)))
-    return tuple(together)
-
-
-calls("cat.default(tensors, dim)", "library", arithmetic=NOTHING, shapes=_cat)
-calls("stack.default(tensors, dim)", "library", arithmetic=NOTHING, shapes=_stack, priced=False)
-
-
-def _like_the_input(call: CallAxes) -> Result:
-    """The gradient of a gather: an axis that the call was given keeps its name, the others wait for one."""
-    source = call.operands[0]
-    return call.kept(source) if len(source) == len(call.shape) else call.names.unknown_shape(call.shape)
-
-
 calls(
-    """
-    select_backward.default(grad_output, input_sizes, dim, index)
-    slice_backward.default(grad_output, input_sizes, dim, start, end, step)
-    value_selecting_reduction_backward.default(grad, dim, indices, sizes, keepdim)
-    """,
+    "value_selecting_reduction_backward.default(grad, dim, indices, sizes, keepdim)",
     "library",
     arithmetic=NOTHING,
-    shapes=_like_the_input,
+    shapes=like_the_input,
     priced=False,
-)
-calls(
-    """
-    constant_pad_nd.default(self, pad, value)
-    repeat.default(self, repeats)
-    """,
-    "library",
-    arithmetic=NOTHING,
-    shapes=kept,
-    priced=False,
-)
-calls(
-    """
-    tril.default(self, diagonal)
-    triu.default(self, diagonal)
-    flip.default(self, dims)
-    roll.default(self, shifts, dims)
-    """,
-    "library",
-    arithmetic=NOTHING,
-    shapes=same,
 )
 calls(
     "cumsum.default(self, dim, dtype)\ncumprod.default(self, dim, dtype)",

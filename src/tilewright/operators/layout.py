@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from tilewright.operators.arithmetic import NOTHING
-from tilewright.operators.language import Unfusable, Value
+from tilewright.operators.excerpt import bounds, excerpt
+from tilewright.operators.language import Value
 from tilewright.operators.row import Call, F, body, calls
 from tilewright.operators.shapes import CallAxes, Result, Rule, same
 
@@ -125,26 +127,54 @@ def alias(c: Call, x: Value) -> Value:
     return x
 
 
+# Parts: of a tensor in memory a view, of a computed value index arithmetic.
+
+
 @view_as(_sliced, "slice.Tensor(self, dim, start, end, step)")
-def slice_(c: Call, x: Value, *_: object, **__: object) -> Value:
+def slice_(c: Call, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Value:
     if x.shape == c.shape:
         return x
-    raise Unfusable("a slice of a computed value needs that value in memory")
+    at = dim % len(x.dims)
+    return excerpt(x, at, c.shape[at], bounds(x.shape[at], start, end)[0], step)
+
+
+@view_as(_selected, "select.int(self, dim, index)")
+def select(c: Call, x: Value, dim: int, index: int) -> Value:
+    at = dim % len(x.dims)
+    return excerpt(x, at, 1, index % x.shape[at]).squeeze([at])
+
+
+@view_as(_selected, "unbind.int(self, dim)")
+def unbind(c: Call, x: Value, dim: int = 0) -> tuple[Value, ...]:
+    at = dim % len(x.dims)
+    return tuple(excerpt(x, at, 1, index).squeeze([at]) for index in range(x.shape[at]))
+
+
+def _parts(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
+    at = dim % len(x.dims)
+    starts = accumulate(sizes, initial=0)
+    return tuple(excerpt(x, at, size, start) for size, start in zip(sizes, starts, strict=False))
+
+
+@view_as(_split, "split.Tensor(self, split_size, dim)")
+def split(c: Call, x: Value, size: int, dim: int = 0) -> tuple[Value, ...]:
+    extent = x.shape[dim]
+    return _parts(x, [min(size, extent - start) for start in range(0, extent, size)], dim)
+
+
+@view_as(_split, "split_with_sizes.default(self, split_sizes, dim)")
+def split_with_sizes(c: Call, x: Value, sizes: Sequence[int], dim: int = 0) -> tuple[Value, ...]:
+    return _parts(x, sizes, dim)
+
+
+@view_as(_sliced, "narrow.default(self, dim, start, length)")
+def narrow(c: Call, x: Value, dim: int, start: int, length: int) -> Value:
+    return excerpt(x, dim, length, start % max(x.shape[dim], 1))
 
 
 # Views that only ever apply to a tensor in memory.
 
-calls("narrow.default(self, dim, start, length)", "layout", shapes=_sliced)
-calls("select.int(self, dim, index)\nunbind.int(self, dim)", "layout", shapes=_selected)
-calls(
-    """
-    split.Tensor(self, split_size, dim)
-    split_with_sizes.default(self, split_sizes, dim)
-    chunk.default(self, chunks, dim)
-    """,
-    "layout",
-    shapes=_split,
-)
+calls("chunk.default(self, chunks, dim)", "layout", shapes=_split)
 calls("real.default(self)\nlift_fresh.default(self)", "layout", shapes=same)
 calls(
     """

@@ -274,7 +274,8 @@ def writes_after_reads(nest: Nest, source: int, target: int) -> bool:
     last time in the pass over the columns that writes it."""
     stores = [s for s in nest.stores if s.access.buffer == len(nest.inputs) + target]
     loads = [s for s in nest.steps if s.access and s.access.buffer == source]
-    if any(load.access and load.access.strides != stores[0].access.strides for load in loads):
+    stored = stores[0].access
+    if any(load.access and (load.access.strides, load.access.offset) != (stored.strides, 0) for load in loads):
         return False
     if any(s.where == "after" or s.name == "reduce_rows" for s in (nest.steps[x.value] for x in stores)):
         return False

@@ -1,0 +1,137 @@
+"""Part of a value along one dimension: the operations behind it are recorded again, over other indices.
+
+    excerpt(x, dim, n, start, step)     the elements start, start + step, … of x: n of them
+
+Loads move by an offset and a stride; nothing is stored in between. With `inside` the part may reach beyond the value:
+loads happen where that condition holds, and elsewhere the result has no meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.operators.axes import Axis, Group, Unfusable, group, leaves, strides_of
+from tilewright.operators.language import Op, Trace, Value
+
+
+def excerpt(value: Value, dim: int, extent: int, start: int, step: int = 1, inside: Value | None = None) -> Value:
+    """[…, n, …] → […, extent, …]: element i along `dim` is element `start + i · step` of `value`.
+
+    `inside`: bool, over the new dimension alone. Raises `Unfusable` for a random draw, and for a dimension that the
+    memory behind it does not walk through with one stride.
+    """
+    at = dim % len(value.dims)
+    new = inside.dims[at] if inside is not None else group(extent)
+    old = frozenset(leaves(value.dims[at]))
+    dims = (*value.dims[:at], new, *value.dims[at + 1 :])
+    moved = _Excerpt(value.trace, value.dims[at], new, start, step, inside).moved(value.id) if old else value.id
+    return Value(value.trace, moved, value.dtype, dims)
+
+
+def bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
+    """A slice's first element and the one after its last, both in [0, size]."""
+    first = 0 if start is None else start + size if start < 0 else start
+    last = size if end is None else end + size if end < 0 else end
+    first = min(max(first, 0), size)
+    return first, max(min(last, size), first)
+
+
+class _Excerpt:
+    def __init__(self, trace: Trace, old: Group, new: Group, start: int, step: int, inside: Value | None) -> None:
+        self.trace = trace
+        self.old = leaves(old)
+        self.new, self.start, self.step, self.inside = new, start, step, inside
+        self.found: dict[int, int] = {}
+        self.varying = _varying(trace, frozenset(self.old))
+
+    def moved(self, wanted: int) -> int:
+        """Where operation `wanted` is now; those that do not vary with the dimension stay."""
+        for position in sorted(_behind(self.trace, wanted) & self.varying):
+            op = self.trace.ops[position]
+            args = tuple(self.found.get(a, a) for a in op.args)
+            self.found[position] = self._again(op, args)
+        return self.found.get(wanted, wanted)
+
+    def _again(self, op: Op, args: tuple[int, ...]) -> int:
+        if op.name == "draw":
+            raise Unfusable("a part of a random draw")
+        if op.name == "index":
+            return self._index(op)
+        if op.name == "load":
+            args, op = self._load(op, args)
+        return self._put(replace(op, args=args))
+
+    def _put(self, op: Op) -> int:
+        self.trace.ops.append(op)
+        return len(self.trace.ops) - 1
+
+    def _stride(self, strides: dict[Axis, int]) -> int:
+        """The one stride with which these strides walk through the dimension."""
+        innermost = self.old[-1]
+        expected = strides.get(innermost, 0)
+        for axis in reversed(self.old):
+            if strides.get(axis, 0) != expected:
+                raise Unfusable("a part of a dimension that memory does not walk through with one stride")
+            expected *= axis.extent
+        return strides.get(innermost, 0)
+
+    def _load(self, op: Op, args: tuple[int, ...]) -> tuple[tuple[int, ...], Op]:
+        source = op.detail
+        strides = strides_of(source.dims, source.strides)
+        stride = self._stride(strides)
+        kept = {axis: step for axis, step in strides.items() if axis not in self.old}
+        moved = replace(
+            source,
+            dims=(*((axis,) for axis in kept), self.new),
+            strides=(*kept.values(), stride * self.step),
+            offset=source.offset + stride * self.start,
+        )
+        if self.inside is not None:
+            args = (self._put(Op("and", (*args, self.inside.id), "bool")),) if args else (self.inside.id,)
+        return args, replace(op, detail=moved)
+
+    def _index(self, op: Op) -> int:
+        """`factor · i + start` of the new index i."""
+        strides = strides_of([op.detail], [1])
+        if set(strides) - set(self.old):
+            raise Unfusable("a part of a dimension that is counted together with others")
+        factor = self._stride(strides)
+        place = self._put(Op("index", (), op.dtype, self.new)) if self.new else self._constant(0, op.dtype)
+        for name, number in (("mul", factor * self.step), ("add", factor * self.start)):
+            if number != (name == "mul"):
+                place = self._put(Op(name, (place, self._constant(number, op.dtype)), op.dtype))
+        return place
+
+    def _constant(self, number: int, dtype: str) -> int:
+        return self._put(Op("const", (), dtype, number))
+
+
+def _behind(trace: Trace, wanted: int) -> set[int]:
+    """`wanted` and all that it is computed from."""
+    found: set[int] = set()
+    todo = [wanted]
+    while todo:
+        position = todo.pop()
+        if position not in found:
+            found.add(position)
+            todo.extend(trace.ops[position].args)
+    return found
+
+
+def _varying(trace: Trace, axes: frozenset[Axis]) -> set[int]:
+    """The operations whose value varies with these axes; a reduction over them does not."""
+    found: set[int] = set()
+    for position, op in enumerate(trace.ops):
+        if op.name == "load":
+            strides = strides_of(op.detail.dims, op.detail.strides)
+            own = {axis for axis, stride in strides.items() if stride}
+        elif op.name == "index":
+            own = set(leaves(op.detail))
+        elif op.name == "draw":
+            own = set(leaves(op.detail.axes))
+        else:
+            own = set()
+        reduced = op.name == "reduce" and axes & set(leaves(op.detail[1]))
+        if not reduced and (own & axes or any(a in found for a in op.args)):
+            found.add(position)
+    return found

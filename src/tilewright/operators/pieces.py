@@ -1,0 +1,162 @@
+"""Concatenation, padding, gradients of parts, flips, repetition, triangles: index arithmetic and selections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tilewright.operators.arithmetic import NOTHING
+from tilewright.operators.excerpt import bounds, excerpt
+from tilewright.operators.language import Scalar, Unfusable, Value, where
+from tilewright.operators.row import Call, F, body
+from tilewright.operators.shapes import CallAxes, Result, Rule, kept, same
+
+
+def moves(text: str, shapes: Rule) -> Callable[[F], F]:
+    """Declare a row that is a fill and copies where PyTorch runs it, which a profiler records in its place."""
+    return body(text, promotion="none", arithmetic=NOTHING, shapes=shapes, priced=False)
+
+
+def _places(c: Call, dim: int, rank: int) -> Value:
+    """The positions along `dim` of a result of `rank` dimensions."""
+    places = c.trace.arange(c.shape[dim])
+    return places.view([1 if d != dim else c.shape[dim] for d in range(rank)])
+
+
+def _beside(c: Call, parts: Sequence[Value], dim: int) -> Value:
+    """Parts one after the other along `dim`."""
+    rank = len(c.shape)
+    places = _places(c, dim, rank)
+    start = c.shape[dim]
+    result: Value | None = None
+    for part in reversed(parts):
+        end, start = start, start - part.shape[dim]
+        inside = _within(places, start, end, c.shape[dim])
+        moved = excerpt(part.to_compute(c.dtype), dim, c.shape[dim], -start, inside=inside)
+        result = moved if result is None else where(places < end, moved, result)
+    assert result is not None
+    return result
+
+
+def _within(places: Value, start: int, end: int, extent: int) -> Value | None:
+    """Where `start <= place < end`; None for everywhere."""
+    if start <= 0:
+        return None if end >= extent else places < end
+    return places >= start if end >= extent else (places >= start) & (places < end)
+
+
+def _cat_shapes(call: CallAxes) -> Result:
+    parts = call.list_of("tensors")
+    rank = max(map(len, parts), default=0)
+    # PyTorch lets an empty vector of any rank join in.
+    parts = [axes for axes in parts if len(axes) == rank]
+    dim = call.dim(rank)
+    result = list(call.broadcast(*((*axes[:dim], (), *axes[dim + 1 :]) for axes in parts)))
+    result[dim] = call.names.concatenated([axes[dim] for axes in parts])
+    return tuple(result)
+
+
+@body("cat.default(tensors, dim)", promotion="none", arithmetic=NOTHING, shapes=_cat_shapes)
+def cat(c: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+    return _beside(c, [part for part in tensors if part.shape != (0,)], dim % len(c.shape))
+
+
+def _stack_shapes(call: CallAxes) -> Result:
+    parts = call.list_of("tensors")
+    together = list(call.broadcast(*parts))
+    together.insert(call.dim(len(together) + 1), call.names.unknown(len(parts)))
+    return tuple(together)
+
+
+@moves("stack.default(tensors, dim)", _stack_shapes)
+def stack(c: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+    at = dim % len(c.shape)
+    return _beside(c, [part.unsqueeze(at) for part in tensors], at)
+
+
+def like_the_input(call: CallAxes) -> Result:
+    """The gradient of a part: an axis that the call was given keeps its name, the others wait for one."""
+    source = call.operands[0]
+    return call.kept(source) if len(source) == len(call.shape) else call.names.unknown_shape(call.shape)
+
+
+def _surrounded(c: Call, x: Value, dim: int, start: int, value: Scalar) -> Value:
+    """`x` from `start` on along `dim` of a result that is `value` elsewhere."""
+    places = _places(c, dim, len(c.shape))
+    inside = _within(places, start, start + x.shape[dim], c.shape[dim])
+    if inside is None:
+        return x
+    return where(inside, excerpt(x, dim, c.shape[dim], -start, inside=inside), value)
+
+
+@moves("slice_backward.default(grad_output, input_sizes, dim, start, end, step)", like_the_input)
+def slice_backward(
+    c: Call, g: Value, sizes: Sequence[int], dim: int, start: int | None, end: int | None, step: int
+) -> Value:
+    if step != 1:
+        raise Unfusable("the gradient of a slice with a step")
+    at = dim % len(c.shape)
+    return _surrounded(c, g, at, bounds(c.shape[at], start, end)[0], 0)
+
+
+@moves("select_backward.default(grad_output, input_sizes, dim, index)", like_the_input)
+def select_backward(c: Call, g: Value, sizes: Sequence[int], dim: int, index: int) -> Value:
+    at = dim % len(c.shape)
+    place = _places(c, at, len(c.shape))
+    return where(place.eq(index % c.shape[at]), g.unsqueeze(at), 0)
+
+
+@moves("constant_pad_nd.default(self, pad, value)", kept)
+def constant_pad_nd(c: Call, x: Value, pad: Sequence[int], value: Scalar = 0) -> Value:
+    """`pad` is before and after the last dimension, then the one before it; a negative one cuts off."""
+    rank = len(c.shape)
+    for number in range(len(pad) // 2):
+        dim, before, after = rank - 1 - number, pad[2 * number], pad[2 * number + 1]
+        cut = x.shape[dim] + min(before, 0) + min(after, 0)
+        if cut != x.shape[dim]:
+            x = excerpt(x, dim, cut, max(-before, 0))
+        x = _surrounded(c, x, dim, max(before, 0), value)
+    return x
+
+
+@body("flip.default(self, dims)", shapes=same, promotion="none", arithmetic=NOTHING)
+def flip(c: Call, x: Value, dims: Sequence[int]) -> Value:
+    for dim in {dim % len(c.shape) for dim in dims} if c.shape else ():
+        x = excerpt(x, dim, x.shape[dim], x.shape[dim] - 1, -1)
+    return x
+
+
+@body("roll.default(self, shifts, dims)", shapes=same, promotion="none", arithmetic=NOTHING)
+def roll(c: Call, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+    if not dims:
+        raise Unfusable("a tensor that is rolled as if it were flat")
+    for shift, dim in zip(shifts, dims, strict=True):
+        at = dim % len(c.shape)
+        moved = shift % c.shape[at]
+        if moved:
+            rest = c.shape[at] - moved
+            x = _beside(c, [excerpt(x, at, moved, rest), excerpt(x, at, rest, 0)], at)
+    return x
+
+
+@moves("repeat.default(self, repeats)", kept)
+def repeat(c: Call, x: Value, repeats: Sequence[int]) -> Value:
+    missing = len(repeats) - len(x.dims)
+    for dim in range(len(repeats)):
+        if dim < missing:
+            x = x.unsqueeze(0)
+    pairs = [x.shape[dim] for dim in range(len(x.dims))]
+    for dim in reversed(range(len(repeats))):
+        x = x.unsqueeze(dim)
+    wide = [size for count, own in zip(repeats, pairs, strict=True) for size in (count, own)]
+    return x.expand(wide).view(c.shape)
+
+
+def _triangle(name: str, upper: bool) -> None:
+    @body(f"{name}.default(self, diagonal)", shapes=same, promotion="none", arithmetic=NOTHING)
+    def _(c: Call, x: Value, diagonal: int = 0) -> Value:
+        away = x.index(-1) - x.index(-2)
+        return where(away >= diagonal if upper else away <= diagonal, x, 0)
+
+
+_triangle("tril", upper=False)
+_triangle("triu", upper=True)

@@ -1,0 +1,68 @@
+"""Rotary embedding as models spell it: one kernel for each tensor, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tilewright
+from tilewright import backend
+from tilewright.measure.truth.contract import compare
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def partial_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The first part of each head turns, the rest stays."""
+    size = cos.shape[-1]
+    turned = rotary(q[..., :size], k[..., :size], cos, sin)
+    return torch.cat([turned[0], q[..., size:]], -1), torch.cat([turned[1], k[..., size:]], -1)
+
+
+def inputs(dtype: torch.dtype, angles: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    q, k = (torch.randn(2, heads, 17, 48, generator=generator, dtype=torch.float64) for heads in (6, 2))
+    angle = torch.randn(2, 17, angles, generator=generator, dtype=torch.float64)
+    return [q.to(dtype).requires_grad_(), k.to(dtype).requires_grad_(), angle.cos().to(dtype), angle.sin().to(dtype)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200"])
+@pytest.mark.parametrize(("function", "angles"), [(rotary, 48), (partial_rotary, 32)])
+def test_one_kernel_for_each_tensor_is_planned(device: str, function: Callable[..., Any], angles: int) -> None:
+    q, k, cos, sin = inputs(torch.bfloat16, angles)
+    program = tilewright.explain(lambda q, k: function(q, k, cos, sin), q, k, on=device, training=True).program
+    for graph in ("forward", "backward"):
+        after = [
+            o for o in program.operators if (o.graph, o.stage) == (graph, "after") and o.operator_class != "layout"
+        ]
+        assert [o.target for o in after] == ["kernel"] * 2, graph
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("function", "angles"), [(rotary, 48), (partial_rotary, 32)])
+def test_results_and_gradients(dtype: torch.dtype, function: Callable[..., Any], angles: int) -> None:
+    given = inputs(dtype, angles)
+
+    def both(run: Callable[..., Any], tensors: list[Tensor]) -> list[Tensor]:
+        results = run(*tensors)
+        return [*results, *torch.autograd.grad([y.square().sum() for y in results], tensors[:2])]
+
+    truth = both(function, [x.detach().double().requires_grad_() for x in given])
+    with backend.recording() as compiled:
+        ours = both(torch.compile(function, backend="tilewright"), given)
+    launches = [kind for graph in compiled.graphs for _, kind in graph.plan.launches()]
+    assert launches == ["kernel"] * 4
+    for mine, eager, exact in zip(ours, both(function, given), truth, strict=True):
+        assert compare(mine, eager, exact).ok
