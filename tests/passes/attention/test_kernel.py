@@ -117,6 +117,14 @@ def test_a_token_that_sees_a_cache_through_a_mask_is_split_where_that_pays(monke
             kernel._check_fast(refused, split)
 
 
+def test_many_short_sequences_that_fill_no_tiles_are_left_to_cudnn() -> None:
+    def of(batch: int, length: int) -> Request:
+        return request(batch, queries=length, keys=length)
+
+    assert kernel._fills_no_tiles(of(64, 197)) and kernel._fills_no_tiles(of(256, 50))
+    assert not any(kernel._fills_no_tiles(of(batch, length)) for batch, length in ((64, 128), (64, 1000), (1, 197)))
+
+
 def test_every_fused_attention_of_pytorch_is_known_with_its_backward() -> None:
     for peer in PEERS:
         forward, backward = (str(target).removesuffix(".default") for target in (peer.forward, peer.backward))

@@ -41,6 +41,12 @@ class Peer:
     fewer."""
 
 
+CUDNN = Peer(
+    "cuDNN",
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+    from_start=False,
+)
 ON_CPU = Peer(
     "PyTorch's attention for CPUs",
     aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -54,12 +60,7 @@ PEERS = (
         aten._scaled_dot_product_flash_attention_backward.default,
         from_start=False,
     ),
-    Peer(
-        "cuDNN",
-        aten._scaled_dot_product_cudnn_attention.default,
-        aten._scaled_dot_product_cudnn_attention_backward.default,
-        from_start=False,
-    ),
+    CUDNN,
     Peer(
         "PyTorch's memory-efficient attention",
         aten._scaled_dot_product_efficient_attention.default,

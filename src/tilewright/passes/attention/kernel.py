@@ -12,10 +12,12 @@ sees no key, and so do the kernels that take its place.
 
 Without a race on this machine, the kernels for Hopper are taken, and the others are not: those were measured on an
 H200 alone, where the portable ones lose to cuDNN (161 µs to 90 for a masked forward) and those for decoding take 0.96
-to 1.04 times as long. But few queries that see a cache through a mask go to the kernel that splits its keys: none of
-PyTorch's does that under a mask. A training step of a bf16 block with Hopper's takes 0.95 to 0.97 of the time with
-cuDNN's as a CUDA graph (0.03 to 8.6 GFLOP of attention in a forward), and 0.88 to 0.94 of it by calls (D1024, S128 and
-S512). The same is planned for a GPU that is not there, by its compute capability.
+to 1.04 times as long. But few queries that see a cache through a mask go to the Triton kernel that splits its keys and
+reads each once for all heads that share it: PyTorch's memory-efficient kernel does neither, and cuDNN's was not
+measured under a mask. Many short sequences that fill no tiles stay with cuDNN (`_fills_no_tiles`). A training step of a
+bf16 block with Hopper's kernels takes 0.95 to 0.97 of the time with cuDNN's as a CUDA graph (0.03 to 8.6 GFLOP of
+attention in a forward), and 0.88 to 0.94 of it by calls (D1024, S128 and S512). The same is planned for a GPU that is
+not there, by its compute capability.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from tilewright.graph.source import source_line
 from tilewright.hardware.architectures import known, limits_of
 from tilewright.hardware.language import language_of, planned_capability, stands_for_gpu
 from tilewright.passes.attention.constants import Constants
-from tilewright.passes.attention.fused import BY_FORWARD, ON_CPU, FusedAttention, value_of
+from tilewright.passes.attention.fused import BY_FORWARD, CUDNN, ON_CPU, FusedAttention, value_of
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.spelling import Refusal
 from tilewright.passes.simplify import drop_unread
@@ -56,6 +58,10 @@ WRITTEN_IN = {
 """By module of `KERNELS`."""
 FOR_HOPPER = frozenset({"hopper.forward", "hopper.backward"})
 SPLIT = "decode.triton"
+TILE = 128
+"""Queries, and keys, of a tile of Hopper's kernels."""
+MANY_PROGRAMS = 512
+"""Tiles that keep a large GPU busy for several waves."""
 FEW_PROGRAMS = 128
 """Heads of all batch entries that leave multiprocessors of a large GPU idle, one program each."""
 
@@ -103,6 +109,9 @@ def _decide(node: fx.Node, constants: Constants, raced: Raced) -> Decision:
         else:
             if not absent:
                 _check_fast(call.request, ways)
+            # In a plan PyTorch's kernel for CPUs stands for cuDNN; in the interpreter nobody asks.
+            if (absent or peer is CUDNN) and _fills_no_tiles(call.request):
+                raise Refusal("many short sequences that fill no tiles, and no race was run here")
             faster, reason = True, f"tilewright's kernels in place of {theirs}: {_described(ways)}"
         if faster:
             consumer = call.rewrite().name
@@ -147,11 +156,21 @@ def _planned_ways(request: Request, training: bool) -> list[str]:
     return ["hopper.forward", "hopper.backward"][: 1 + training]
 
 
+def _fills_no_tiles(request: Request) -> bool:
+    """Whether there are many sequences so short that most tiles of Hopper's kernels are partial.
+
+    64 entries of 12 heads and 197 places, head size 64: 52 µs forward and 244 backward, cuDNN 48 and 160; at 128, 256
+    and 512 places, or in few programs, these kernels are the faster ones over both directions.
+    """
+    partial = request.queries % TILE or request.keys % TILE
+    programs = request.batch * request.heads * -(-request.queries // TILE)
+    return bool(partial) and max(request.queries, request.keys) < 2 * TILE and programs > MANY_PROGRAMS
+
+
 def _splits_masked(request: Request) -> bool:
     """Whether few queries see a long cache through a mask, and splitting its keys is predicted to pay.
 
-    None of PyTorch's kernels that take a mask splits the keys: each query head reads its whole cache in one program,
-    anew for every head that shares it. The Triton kernel reads a cache once and fills the GPU.
+    It pays where heads share keys, which are then read once, and where one program a head would not fill the GPU.
     """
     from tilewright.kernels.attention.decode import triton as decode
 
