@@ -68,7 +68,7 @@ def test_layer_norm(dtype: torch.dtype) -> None:
     model = norms.Residual(dtype)
     record = check(model, norms.inputs(dtype), {"add_norm", "norm", "norm_backward"})
     check(model, norms.inputs(dtype), {"add_norm"}, training=False)
-    # What the norms give is computed again: of the stream's extent only the stream and what relu gave are kept.
+    # What the norms give is computed again: of the stream's extent only the stream and what silu reads are kept.
     forward, _ = (graph.plan.graph for graph in record.graphs)
     results = forward.output_node().all_input_nodes
     assert sum(node.op != "placeholder" and node.meta["val"].numel() == 2 * 5 * norms.WIDTH for node in results) <= 4
@@ -76,3 +76,21 @@ def test_layer_norm(dtype: torch.dtype) -> None:
 
 def test_a_norm_without_a_weight() -> None:
     check(norms.Alone(), norms.inputs(torch.float32), {"norm", "norm_backward"})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("norm", norms.WRITTEN, ids=lambda norm: norm.__name__)
+def test_rms_norm_that_is_written_out(norm: type[nn.Module], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = norms.Residual(dtype, norm=norm)
+    record = check(model, norms.inputs(dtype), {"add_norm", "norm", "norm_backward"})
+    assert sum(decision.passed_by == "rms_norm" for decision in record.decisions) == 2
+    assert not [node for graph in record.graphs for node in graph.plan.graph.nodes if "rsqrt" in str(node.target)]
+    check(model, norms.inputs(dtype), {"add_norm"}, training=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_generated_rms_norm_in_pytorchs_fused_form(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "CLEAR", 0.0)
+    record = check(norms.Residual(dtype, norm=norms.Llama), norms.inputs(dtype), set())
+    assert [kernel for graph in record.graphs for kernel in graph.executable.kernels if "fused_rms_norm" in kernel.name]

@@ -24,8 +24,42 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
         h = x + r
         h = h + self.up(self.first(h))
-        result: Tensor = h * 0.5 + self.down(F.relu(self.second(h)))
+        result: Tensor = h * 0.5 + self.down(F.silu(self.second(h)))
         return result
+
+
+class Written(nn.Module):
+    """An RMS norm that is written out, one spelling for each family of models."""
+
+    def __init__(self, columns: int, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(columns, dtype=dtype))
+
+
+class Llama(Written):
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
+class T5(Written):
+    def forward(self, x: Tensor) -> Tensor:
+        variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + 1e-6)
+        if self.weight.dtype in (torch.float16, torch.bfloat16):
+            x = x.to(self.weight.dtype)
+        return self.weight * x
+
+
+class Gemma(Written):
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(torch.mean(wide * wide, dim=-1, keepdim=True) + 1e-6)
+        return (wide * (1.0 + self.weight.float())).type_as(x)
+
+
+WRITTEN = [Llama, T5, Gemma, nn.RMSNorm]
 
 
 class Alone(nn.Module):

@@ -109,7 +109,7 @@ def test_what_cross_entropy_does_not_take_says_why() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_norm_takes_the_residual_addition_and_one_with_a_relu_behind_it_stays(training: bool) -> None:
+def test_a_norm_takes_the_residual_addition_and_one_with_a_silu_behind_it_stays(training: bool) -> None:
     found = priced(norms.Residual(torch.bfloat16, 4096), "bf16[8192,4096],bf16[8192,4096]", training=training)
     assert [decision.verdict for decision in chosen(found)] == ["taken", "refused"]
     # Backward computes again what its product reads of the norm's result, and adds the gradient of the stream.
@@ -117,7 +117,7 @@ def test_a_norm_takes_the_residual_addition_and_one_with_a_relu_behind_it_stays(
     nodes = [node for graph in found.plan.graphs for node in graph.graph.nodes if "norm_backward" in str(node.target)]
     assert all(node.args[2] is not None for node in nodes if "tilewright" in str(node.target))
     (generated,) = [r for r in found.program.regions if r.graph == "forward" and "native_layer_norm" in r.name]
-    assert "relu" in generated.name
+    assert "silu" in generated.name
 
 
 @pytest.mark.parametrize(
@@ -134,3 +134,38 @@ def test_norms_that_the_kernels_do_not_take(model: Callable[..., object], shapes
     found = priced(model, shapes, device)
     (decision,) = chosen(found)
     assert decision.verdict == "refused" and why in decision.reason and ours(found) == []
+
+
+@pytest.mark.parametrize("norm", norms.WRITTEN, ids=lambda norm: norm.__name__)
+def test_rms_norms_of_models_run_in_the_kernel(norm: type[torch.nn.Module]) -> None:
+    found = priced(norms.Residual(torch.bfloat16, 4096, norm), "bf16[8192,4096],bf16[8192,4096]")
+    assert ours(found)[0] == "add_norm" and "norm_backward" in ours(found)
+    # Nothing of it is left written out.
+    assert not any("rsqrt" in str(node.target) for graph in found.plan.graphs for node in graph.graph.nodes)
+
+
+def partly(x: Tensor, w: Tensor) -> Tensor:
+    root = torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+    return x * root * w + root
+
+
+def of_another_axis(x: Tensor, w: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).mean(0, keepdim=True) + 1e-6) * w
+
+
+def in_another_dtype(x: Tensor, w: Tensor) -> Tensor:
+    return x.float() * torch.rsqrt((x.float() ** 2).mean(-1, keepdim=True) + 1e-6) * w
+
+
+def overwritten(x: Tensor, w: Tensor) -> Tensor:
+    y = x.clone()
+    root = torch.rsqrt((y * y).mean(-1, keepdim=True) + 1e-6)
+    y.mul_(2)
+    return y * root * w
+
+
+@pytest.mark.parametrize("function", [partly, of_another_axis, in_another_dtype, overwritten])
+def test_what_is_no_rms_norm_stays_as_it_is_written(function: Callable[..., Tensor]) -> None:
+    found = priced(function, "bf16[4096,4096],bf16[4096]", training=False)
+    assert not [decision for decision in found.program.decisions if decision.passed_by == "rms_norm"]
+    assert "aten.rsqrt.default" in {str(node.target) for graph in found.plan.graphs for node in graph.graph.nodes}

@@ -79,7 +79,7 @@ def partitions(model: Model, *inputs: Tensor, min_cut: bool = True) -> dict[str,
         return call
 
     def backend(module: fx.GraphModule, examples: Sequence[Tensor]) -> Any:
-        optimise_module(module)
+        optimise_module(module, target_named("cpu"))
         return aot_autograd(fw_compiler=interpret, bw_compiler=interpret, partition_fn=split)(module, examples)
 
     torch._dynamo.reset()

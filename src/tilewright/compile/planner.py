@@ -41,7 +41,7 @@ class Planner:
 
     def before_autograd(self, module: fx.GraphModule) -> list[Decision]:
         """Rewrite what Dynamo captured, a graph of torch functions; what was decided."""
-        return self._noted(optimise_module(module, self._price))
+        return self._noted(optimise_module(module, self.target, self._price))
 
     def joint(self, graph: fx.Graph) -> list[Decision]:
         """Rewrite a joint forward and backward graph, or one for inference, of ATen operators."""

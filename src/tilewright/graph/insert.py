@@ -19,15 +19,22 @@ def insert_call(before: Node, target: Callable[..., Any], *args: Any, **kwargs: 
     import torch
     from torch import fx
 
-    with before.graph.inserting_before(before):
-        name = calls.operator_name(target).rpartition(".")[2]
-        node = before.graph.create_node("call_function", target, args, kwargs, name=name)
-    node.meta = {key: value for key, value in before.meta.items() if key not in ("val", "tensor_meta")}
+    node = insert_known(before, target, None, *args, **kwargs)
     values = [value for operand in node.all_input_nodes for value in calls.outputs(operand) if value is not None]
     mode = next(mode for value in values if (mode := getattr(value, "fake_mode", None)) is not None)
     fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda operand: operand.meta["val"])
     with mode, torch.no_grad():
         node.meta["val"] = target(*fake_args, **fake_kwargs)
+    return node
+
+
+def insert_known(before: Node, target: Callable[..., Any], value: Any, *args: Any, **kwargs: Any) -> Node:
+    """As `insert_call`, for a call whose fake result is `value`."""
+    with before.graph.inserting_before(before):
+        name = calls.operator_name(target).rpartition(".")[2]
+        node = before.graph.create_node("call_function", target, args, kwargs, name=name)
+    node.meta = {key: kept for key, kept in before.meta.items() if key not in ("val", "tensor_meta")}
+    node.meta["val"] = value
     return node
 
 

@@ -15,16 +15,20 @@ from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.pad_products import pad_products
+from tilewright.passes.rms_norm import as_aten, norm_as_one
 from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.records.program import Decision
 
 
-def optimise_module(module: fx.GraphModule, price: Price = unpriced) -> list[Decision]:
-    """Before autograd, on the torch-level graph: attention, while it still is one; `price` predicts its time."""
+def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpriced) -> list[Decision]:
+    """Before autograd, on the torch-level graph: attention and RMS norms, while they still are such.
+
+    `price` predicts the time of an attention.
+    """
     mark_pinned(module)
     decisions = recognise_attention(module, price) + settle_calls(module)
     settle_shifts(module)
-    return decisions
+    return decisions + norm_as_one(module, target)
 
 
 def optimise_joint(
@@ -35,6 +39,7 @@ def optimise_joint(
     `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured. Without `hand_written`
     no hand-written kernel is proposed.
     """
+    as_aten(graph)
     drop_copies(graph)
     simplify(graph)
     decisions = choose_kernels(graph, raced) if hand_written else []

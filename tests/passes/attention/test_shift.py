@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from tilewright.hardware.target import target_named
 from tilewright.passes.pipeline import optimise_module
 
 B, S, D, H = 2, 7, 12, 3
@@ -70,7 +71,7 @@ def compiled(model: Heads, graphs: list[GraphModule]) -> Callable[[Tensor], Tens
     """The model, run as PyTorch runs its rewritten graph, which is put into `graphs`."""
 
     def rewrite(gm: GraphModule, _: object) -> GraphModule:
-        optimise_module(gm)
+        optimise_module(gm, target_named("cpu"))
         gm.graph.lint()
         graphs.append(gm)
         return gm

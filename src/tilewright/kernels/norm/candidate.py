@@ -12,7 +12,7 @@ What backward reads of y it computes again from h, which it needs anyway: y is n
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -31,6 +31,8 @@ FORWARD_SHARE, BACKWARD_SHARE = 0.97, 0.94
 """Of the copy bandwidth, bf16, 7168 columns on an H200."""
 LONGEST_ROW = 64 * 1024
 """Bytes."""
+MOST_STEPS = 4
+"""Calls from a parameter to a weight, `1 + w.float()` being two."""
 FORWARD = frozenset({"aten.native_layer_norm.default", "aten._fused_rms_norm.default"})
 BACKWARD = {"native_layer_norm_backward", "_fused_rms_norm_backward"}
 SMALLEST = torch.finfo(torch.float32).eps
@@ -48,8 +50,8 @@ class _Match:
     eps: float
     centered: bool
     backward: Node | None
-    summed: Node | None
-    """The residual addition that makes x, if the kernel can make it."""
+    summed: bool
+    """Whether x is a residual addition that the kernel can make."""
     passed_on: Node | None
     """The addition of another gradient to that of x, if the kernel can make it."""
 
@@ -60,7 +62,7 @@ class _Match:
         return value
 
     def nodes(self, with_sum: bool) -> tuple[Node, ...]:
-        found = (self.node, self.backward, self.passed_on, self.summed if with_sum else None)
+        found = (self.node, self.backward, self.passed_on, self.x if with_sum else None)
         return tuple(node for node in found if node is not None)
 
 
@@ -76,11 +78,11 @@ def offers(node: Node, target: Target, waiting: Container[Node]) -> Sequence[Off
     match = _Match(
         node, x, weight if isinstance(weight, Node) else None, bias if isinstance(bias, Node) else None,
         SMALLEST if eps is None else float(eps), "native_layer_norm" in str(node.target), backward,  # type: ignore[arg-type]
-        _summed(node, x, weight, bias), None if backward is None else _passed_on(backward, value),
+        _is_summed(x, (weight, bias)), None if backward is None else _passed_on(backward, value),
     )  # fmt: skip
     refusal = refusal or _refusal(match, len(shape), target)
     made = [Offer(match.nodes(False), _work(match, False), lambda: _apply(match, False, waiting), refusal)]
-    if match.summed is not None:
+    if match.summed:
         made.append(Offer(match.nodes(True), _work(match, True), lambda: _apply(match, True, waiting), refusal))
     return made
 
@@ -128,13 +130,34 @@ def _refusal(match: _Match, axes: int, target: Target) -> str | None:
     return None
 
 
-def _summed(node: Node, x: Node, weight: object, bias: object) -> Node | None:
-    """The plain addition that `x` is, if weight and bias are there before it."""
+def _is_summed(x: Node, vectors: Iterable[object]) -> bool:
+    """Whether `x` is a plain addition before which weight and bias can be computed: from parameters, in a few steps."""
     if not _is_plain_sum(x, calls.output(x)):
-        return None
-    order = {other: place for place, other in enumerate(node.graph.nodes)}
-    vectors = [vector for vector in (weight, bias) if isinstance(vector, Node)]
-    return x if all(order[vector] < order[x] for vector in vectors) else None
+        return False
+    return all(_steps(vector) is not None for vector in vectors if isinstance(vector, Node))
+
+
+def _steps(vector: Node) -> list[Node] | None:
+    """The calls that compute a weight from inputs, in order; None where they are many."""
+    found: list[Node] = []
+    todo = [vector]
+    while todo:
+        node = todo.pop()
+        if node.op == "placeholder":
+            continue
+        if node.op != "call_function" or len(found) > MOST_STEPS:
+            return None
+        found.append(node)
+        todo += node.all_input_nodes
+    return list(dict.fromkeys(reversed(found)))
+
+
+def _compute_before(x: Node, vectors: Iterable[Node]) -> None:
+    """Move what computes weight and bias in front of `x`."""
+    order = {other: place for place, other in enumerate(x.graph.nodes)}
+    for step in (step for vector in vectors for step in _steps(vector) or ()):
+        if order[step] > order[x]:
+            x.prepend(step)
 
 
 def _passed_on(backward: Node, x: torch.Tensor) -> Node | None:
@@ -178,10 +201,10 @@ def _apply(match: _Match, with_sum: bool, waiting: Container[Node]) -> Node:
     ours: Any = torch.ops.tilewright
     options = (match.weight, match.bias, match.eps, match.centered)
     if with_sum:
-        assert match.summed is not None
-        new = insert_call(match.summed, ours.add_norm.default, *match.summed.args, *options)
-        y, x, mean, rstd = (insert_call(match.summed, operator.getitem, new, i) for i in range(4))
-        match.summed.replace_all_uses_with(x)
+        _compute_before(match.x, [vector for vector in (match.weight, match.bias) if vector is not None])
+        new = insert_call(match.x, ours.add_norm.default, *match.x.args, *options)
+        y, x, mean, rstd = (insert_call(match.x, operator.getitem, new, i) for i in range(4))
+        match.x.replace_all_uses_with(x)
     else:
         new, x = insert_call(match.node, ours.norm.default, match.x, *options), match.x
         y, mean, rstd = (insert_call(match.node, operator.getitem, new, i) for i in range(3))

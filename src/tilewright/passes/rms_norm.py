@@ -1,0 +1,201 @@
+"""RMS norms that are written out become one operator, forward and backward, on a device with Triton.
+
+    f = x.float(); v = f.pow(2).mean(-1, keepdim=True)                 before autograd
+    y = w * (f * rsqrt(v + eps)).to(x.dtype)            →   y = rms_norm(x, w, eps)
+
+Written out, autograd differentiates every step, with a pass over memory for most and sums over all rows that take 25
+times as long as their traffic (318 µs for 50 MB on an H200). `norm_as_one` writes tilewright's operator, which autograd
+knows how to differentiate; `as_aten` turns it and its gradient into PyTorch's fused form in the joint graph, where
+`candidates` decides who computes it.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_call, insert_known
+from tilewright.graph.source import source_line
+from tilewright.hardware.target import Target
+from tilewright.passes.attention.form import Writer
+from tilewright.passes.attention.spelling import argument, example, mutates, spelled
+from tilewright.records.program import Decision
+
+MARK = "tilewright_written_out"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SMALLEST = torch.finfo(torch.float32).eps
+"""What PyTorch adds where the caller says nothing."""
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """x / √(mean of x² + eps) · weight, over the last axis, whose value `result` is."""
+
+    result: fx.Node
+    x: fx.Node
+    weight: fx.Node | None
+    eps: float
+
+
+def norm_as_one(module: fx.GraphModule, target: Target) -> list[Decision]:
+    """Rewrite `module`, a torch-level graph from Dynamo, in place; a decision for each norm."""
+    if target.language != "triton":
+        return []
+    found = [norm for node in module.graph.nodes if (norm := _called(node) or _written_out(node)) is not None]
+    decisions = [_replace(norm) for norm in found if _may_move(norm)]
+    if decisions:
+        module.graph.eliminate_dead_code()
+        module.recompile()
+    return decisions
+
+
+def _called(node: fx.Node) -> _Norm | None:
+    """A call of PyTorch's RMS norm over the last axis."""
+    if spelled(node) != "rms_norm":
+        return None
+    x, weight, eps = argument(node, 0, "input"), argument(node, 2, "weight"), argument(node, 3, "eps")
+    shape = argument(node, 1, "normalized_shape")
+    if len(shape) != 1 or not _takes(x, weight) or _dtype(node) != _dtype(x):
+        return None
+    return _Norm(node, x, weight, SMALLEST if eps is None else float(eps))
+
+
+def _written_out(root: fx.Node) -> _Norm | None:
+    """The norm whose reciprocal root is `root`."""
+    if spelled(root) != "rsqrt" or len(root.users) != 1:
+        return None
+    mean, eps = _sum_with_number(root.args[0])
+    wide = _squared(argument(mean, 0, "input")) if mean is not None and _is_row_mean(mean) else None
+    if wide is None:
+        return None
+    x = wide
+    if spelled(wide) == "cast" and _dtype(wide) == torch.float32 and isinstance(wide.args[0], fx.Node):
+        x = wide.args[0]
+    scaled = next(iter(root.users))
+    if spelled(scaled) != "mul" or not ({*scaled.args} - {root} <= {x, wide}) or not _takes(x, None):
+        return None
+    return _longest(scaled, x, eps)
+
+
+def _longest(scaled: fx.Node, x: fx.Node, eps: float) -> _Norm | None:
+    """With the cast and the weight that follow, as far as the dtype is that of x again."""
+    best = None if _dtype(scaled) != _dtype(x) else _Norm(scaled, x, None, eps)
+    node, weight = scaled, None
+    while len(node.users) == 1:
+        user = next(iter(node.users))
+        if spelled(user) == "mul" and weight is None and len(user.args) == 2:
+            other = user.args[1] if user.args[0] is node else user.args[0]
+            if not _takes(x, other) or not isinstance(other, fx.Node):
+                break
+            weight = other
+        elif spelled(user) != "cast" or user.args[0] is not node:
+            break
+        node = user
+        if _dtype(node) == _dtype(x):
+            best = _Norm(node, x, weight, eps)
+    return best
+
+
+def _sum_with_number(node: object) -> tuple[fx.Node | None, float]:
+    """The tensor and the number that are added."""
+    if not isinstance(node, fx.Node) or spelled(node) != "add" or len(node.args) != 2 or node.kwargs:
+        return None, 0.0
+    numbers = [value for value in node.args if isinstance(value, (int, float))]
+    tensors = [value for value in node.args if isinstance(value, fx.Node)]
+    return (tensors[0], float(numbers[0])) if len(numbers) == len(tensors) == 1 else (None, 0.0)
+
+
+def _is_row_mean(node: fx.Node) -> bool:
+    value = example(argument(node, 0, "input"))
+    dim = argument(node, 1, "dim")
+    dim = dim[0] if isinstance(dim, (list, tuple)) and len(dim) == 1 else dim
+    is_last = value is not None and dim in (-1, value.dim() - 1)
+    return spelled(node) == "mean" and is_last and argument(node, 2, "keepdim") is True
+
+
+def _squared(node: object) -> fx.Node | None:
+    """What is squared."""
+    if not isinstance(node, fx.Node):
+        return None
+    name, source = spelled(node), node.args[0] if node.args else None
+    twice = name == "mul" and len(node.args) == 2 and node.args[1] is source
+    power = name == "pow" and argument(node, 1, "exponent") == 2
+    return source if isinstance(source, fx.Node) and (twice or power or name == "square") else None
+
+
+def _dtype(node: object) -> torch.dtype | None:
+    value = example(node)
+    return None if value is None else value.dtype
+
+
+def _takes(x: object, weight: object) -> bool:
+    """Whether x [..., columns] and a weight [columns] can be the operator's."""
+    value, vector = example(x), example(weight)
+    if value is None or value.dtype not in DTYPES or value.dim() < 1 or not value.is_contiguous():
+        return False
+    columns = value.shape[-1]
+    if not isinstance(columns, int) or columns == 0:
+        return False
+    return weight is None or (vector is not None and vector.dtype in DTYPES and tuple(vector.shape) == (columns,))
+
+
+def _may_move(norm: _Norm) -> bool:
+    """Whether nobody writes to a tensor between x and the result, which the operator reads at once."""
+    order = list(norm.x.graph.nodes)
+    return not any(mutates(node) for node in order[order.index(norm.x) : order.index(norm.result)])
+
+
+def _replace(norm: _Norm) -> Decision:
+    from tilewright.kernels import norm as _defines_the_operators  # noqa: F401
+
+    source = source_line(norm.result)
+    write = Writer(norm.result.graph, norm.result)
+    call = write.call(torch.ops.tilewright.norm.default, norm.x, norm.weight, None, norm.eps, False)
+    # The one key of a node's metadata that AOTAutograd carries over as it is.
+    call.meta["custom"] = {**call.meta.get("custom", {}), MARK: True}
+    result = write.call(operator.getitem, call, 0)
+    norm.result.replace_all_uses_with(result)
+    reason = "an RMS norm that is written out is one operator, forward and backward"
+    return Decision("forward", norm.x.name, result.name, "taken", reason, source=source, passed_by="rms_norm")
+
+
+def as_aten(graph: fx.Graph) -> None:
+    """Turn the norms that `norm_as_one` wrote into PyTorch's fused form, in a joint or inference graph."""
+    for node in list(graph.nodes):
+        if str(node.target) == "tilewright.norm.default" and MARK in node.meta.get("custom", {}):
+            _lower(node)
+
+
+def _lower(node: fx.Node) -> None:
+    x, weight, _, eps, _ = node.args
+    assert isinstance(x, fx.Node)
+    value = calls.output(x)
+    assert value is not None
+    shape = [value.shape[-1]]
+    rstd_like = value.new_empty((*value.shape[:-1], 1), dtype=torch.float32)
+    results = {int(str(user.args[1])): user for user in node.users}
+    new = insert_known(node, aten._fused_rms_norm.default, (node.meta["val"][0], rstd_like), x, shape, weight, eps)
+    y, rstd = (insert_call(node, operator.getitem, new, i) for i in range(2))
+    backwards = [user for user in results[2].users] if 2 in results else []
+    for backward in backwards:
+        assert str(backward.target) == "tilewright.norm_backward.default"
+        dx, dw, _ = backward.meta["val"]
+        wanted = [True, weight is not None]
+        gradient = insert_known(
+            backward, aten._fused_rms_norm_backward.default, (dx, dw if weight is not None else None),
+            backward.args[0], x, shape, rstd, weight, wanted,
+        )  # fmt: skip
+        for user in list(backward.users):
+            user.replace_all_uses_with(_result(backward, gradient, user.args[1]))
+    if 0 in results:
+        results[0].replace_all_uses_with(y)
+
+
+def _result(before: fx.Node, call: fx.Node, index: Any) -> fx.Node:
+    return insert_known(before, operator.getitem, call.meta["val"][index], call, index)
