@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from tilewright.hardware.language import planned_for
 from tilewright.passes.attention.acceptable import EFFICIENT
@@ -177,6 +178,27 @@ def test_a_causal_mask_is_an_option(mask: Callable[[], Tensor]) -> None:
     settled = Settled(function, *square())
     assert settled.call.kwargs["attn_mask"] is None and settled.call.kwargs["is_causal"]
     check_numbers(function, settled.run, square())
+
+
+def test_a_mask_made_outside_of_an_activation_checkpoint_is_known_inside() -> None:
+    def layer(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = (columns(S) <= rows()).expand(B, 1, S, S)
+        for _ in range(2):
+            q = checkpoint(layer, q, k, v, mask, use_reentrant=False)
+        return q
+
+    reasons: list[str] = []
+
+    def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        reasons.extend(decision.reason for decision in settle_calls(gm))
+        return gm.forward
+
+    settled = torch.compile(function, backend=backend, fullgraph=True)
+    check_numbers(function, settled, square())
+    assert reasons == ["its mask is causal, and none is written"] * 2
 
 
 def test_causal_from_the_start_of_longer_keys_stays_a_mask() -> None:

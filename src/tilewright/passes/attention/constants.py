@@ -9,6 +9,7 @@ here, so a mask that is expanded over batch and heads takes the memory of one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -60,10 +61,10 @@ def value_of(node: object) -> torch.Tensor | None:
 
 
 class Constants:
-    """The values of the nodes of one graph that depend on no input."""
+    """The values of the nodes of one graph that depend on no input but those `given`."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._known: dict[Node, torch.Tensor | None] = {}
+    def __init__(self, graph: Graph, given: Mapping[Node, torch.Tensor] | None = None) -> None:
+        self._known: dict[Node, torch.Tensor | None] = dict(given or {})
         self._written = {memory for node in graph.nodes if mutates(node) and (memory := _memory(_written_by(node)))}
         """The storages that some call writes to: what lies there is not constant."""
 

@@ -31,17 +31,36 @@ from tilewright.records.program import Decision, Verdict
 
 SDPA = "scaled_dot_product_attention"
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+CHECKPOINTS = frozenset({"tag_activation_checkpoint", "wrap_activation_checkpoint"})
+"""Calls of a graph that stands in the module: it, then its inputs."""
 NOTHING = (None, None, None, None, 0.0, False, None, False)
 
 
 def settle_calls(gm: GraphModule) -> list[Decision]:
     """Rewrite the calls in `gm`, a torch-level graph from Dynamo, in place; a decision for each that was changed, or
-    that no fused kernel of PyTorch takes."""
+    that no fused kernel of PyTorch takes. Bodies of activation checkpoints are graphs of their own in it."""
+    return _settle_graph(gm, {})
+
+
+def _settle_graph(gm: GraphModule, given: dict[Node, torch.Tensor]) -> list[Decision]:
+    """`settle_calls` of a graph some of whose inputs are known."""
     nodes = [node for node in gm.graph.nodes if _is_call(node)]
-    if not nodes:
+    bodies = [node for node in gm.graph.nodes if spelled(node) in CHECKPOINTS]
+    if not nodes and not bodies:
         return []
-    constants = Constants(gm.graph)
+    constants = Constants(gm.graph, given)
     decisions = [decision for node in nodes if (decision := _settle(node, constants)) is not None]
+    for node in bodies:
+        name, operands = node.args[0], node.args[1:]
+        body = getattr(gm, str(name.target), None) if isinstance(name, Node) and name.op == "get_attr" else None
+        if isinstance(body, GraphModule) and isinstance(name, Node) and len(name.users) == 1:
+            inputs = body.graph.find_nodes(op="placeholder")
+            known = (
+                (x, constants.value(operand))
+                for x, operand in zip(inputs, operands, strict=False)
+                if isinstance(operand, Node)
+            )
+            decisions += _settle_graph(body, {x: value for x, value in known if value is not None})
     gm.recompile()
     return decisions
 
