@@ -11,8 +11,8 @@ import pytest
 
 from tests.trace.kineto import HOST, Trace, analysed, rows
 from tilewright.trace import analyse
+from tilewright.trace.operators.operator_findings import findings
 from tilewright.trace.operators.operator_table import read_operator_table
-from tilewright.trace.operators.operator_words import words
 
 BIG = (1 << 63) - 1
 HOSTILE: tuple[Any, ...] = (
@@ -88,7 +88,7 @@ def test_events_without_a_name(tmp_path: Path) -> None:
     assert rows(connection, "SELECT sum(cpu_self)::BIGINT, sum(device_self)::BIGINT FROM operator_time") == [
         (100_000, 50_000)
     ]
-    assert words(read_operator_table(connection))
+    assert findings(read_operator_table(connection))
 
 
 def test_a_range_that_begins_with_the_last_step_and_outlasts_it(tmp_path: Path) -> None:

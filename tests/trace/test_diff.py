@@ -13,7 +13,7 @@ from tilewright.records.errors import StoreError
 from tilewright.report.diff import show_diff
 from tilewright.store import Run
 from tilewright.trace import trace_run
-from tilewright.trace.compare.diff import Profiled, diff, in_turns, read_run, runs_of
+from tilewright.trace.compare.diff import RunSteps, diff, in_turns, read_run, runs_of
 from tilewright.trace.compare.side import read_side
 
 STEPS = 30
@@ -99,7 +99,7 @@ def test_folders_of_runs_made_in_turns(tmp_path: Path) -> None:
             made = run(tmp_path, 10 * number + side, gelu=30_000 + 6_000 * side)
             made.rename(folder / made.name)
     found = diff(*([read_run(path) for path in runs_of(folder)] for folder in sides))
-    assert found.step.verdict == "slower" and "6 pairs of runs" in found.step.method
+    assert found.step.verdict == "slower" and "6 pairs of interleaved runs" in found.step.method
 
 
 def test_a_run_that_saw_no_device(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_step_times_alone(tmp_path: Path) -> None:
 def test_what_no_step_takes(tmp_path: Path, text: str) -> None:
     path = tmp_path / "times.txt"
     path.write_text(text)
-    with pytest.raises(StoreError, match=r"is no list of step times: .* is no positive number"):
+    with pytest.raises(StoreError, match=r"is not a list of step times: .* is not a positive number"):
         read_side(path)
 
 
@@ -198,9 +198,9 @@ def test_turns() -> None:
 
 
 def test_an_operator_that_only_one_side_has() -> None:
-    def made(operators: dict[str, float]) -> Profiled:
+    def made(operators: dict[str, float]) -> RunSteps:
         table = {("device", name): {1: us, 2: us} for name, us in operators.items()}
-        return Profiled(Path("x"), 0, (100.0, 100.0), table, dict.fromkeys(table, 2))  # type: ignore[arg-type]
+        return RunSteps(Path("x"), 0, (100.0, 100.0), table, dict.fromkeys(table, 2))  # type: ignore[arg-type]
 
     found = diff([made({"aten::mm": 50.0})], [made({"aten::bmm": 40.0})])
     assert [(op.operator, op.before_us, op.after_us, op.before_calls, op.after_calls) for op in found.operators] == [

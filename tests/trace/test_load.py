@@ -320,7 +320,7 @@ def test_a_failed_load_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
     broken = tmp_path / "broken.json"
     broken.write_text('{"traceEvents": [{"ph": "X"}, oops]}')
-    with pytest.raises(TraceError, match="no trace"):
+    with pytest.raises(TraceError, match="not a trace"):
         trace_run([FIXTURES / "phases.json", broken], command="c", tell=lambda _: None)
     assert list(runs_dir().iterdir()) == []
 

@@ -136,7 +136,7 @@ def test_other_databases_and_damage(export: Path, tmp_path: Path) -> None:
     with sqlite3.connect(other) as made:
         made.execute("CREATE TABLE StringIds (id, value)")
     made.close()
-    with pytest.raises(TraceError, match="no export of Nsight Systems"):
+    with pytest.raises(TraceError, match="is not an export of Nsight Systems"):
         loaded(other)
     export.write_bytes(export.read_bytes()[:5000])
     with pytest.raises(TraceError, match=r"report\.sqlite"):

@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from examples.naive_softmax import naive_softmax
 from tests.trace.kineto import AUTOGRAD, Trace, analysed
+from tilewright.trace.operators.operator_findings import findings
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime, read_operator_table
-from tilewright.trace.operators.operator_words import words
 
 FIXTURES = Path(__file__).parent / "fixtures"
 MS = 1_000_000
@@ -70,7 +70,7 @@ def test_a_range_around_the_profilers_stop_ends_with_the_last_step(tmp_path: Pat
 
 
 def test_words(tmp_path: Path) -> None:
-    said = words(read_operator_table(by_hand().analysed(tmp_path)))
+    said = findings(read_operator_table(by_hand().analysed(tmp_path)))
     assert "(50.0 %): together 100.0 % of the 0.16 ms of device time" in said[0]
     assert "of the 0.20 ms of outer on the host, 0.08 ms are its own and the rest is in inner 0.12 ms" in said[1]
     assert said[2] == (
@@ -86,7 +86,7 @@ def test_words_of_a_host_alone(tmp_path: Path) -> None:
     trace.step(1, 0, 1500)
     trace.operator("outer", 10, 210)
     trace.operator("inner", 30, 150)
-    said = words(read_operator_table(trace.analysed(tmp_path)))
+    said = findings(read_operator_table(trace.analysed(tmp_path)))
     assert said[1] == (
         "On the host inner takes 60.0 % of outer (0.12 ms of 0.20 ms), 8.0 % of the recorded step (0.12 ms of 1.50 ms)."
     )
@@ -102,14 +102,16 @@ def test_what_inductor_made_for_a_cpu_is_an_operator(tmp_path: Path) -> None:
     connection = trace.analysed(tmp_path)
     found = row(read_operator_table(connection), graph)
     assert (found.kind, found.cpu_self, found.cpu_total) == ("operator", 60_000, 80_000)
-    assert words(read_operator_table(connection))[0].startswith("Most time goes to CompiledFxGraph fa6llolw… 0.06 ms")
+    assert findings(read_operator_table(connection))[0].startswith(
+        "Most time goes to CompiledFxGraph fa6llolw… 0.06 ms"
+    )
     # Its own time is known, and what it moved is not.
     known = dict(connection.execute("SELECT what, percent FROM attribution").fetchall())
     assert known == {"operator": 100, "bytes and FLOPs": 25}
 
 
 def test_words_of_nothing() -> None:
-    assert words(OperatorTable([], [], 0, 0, [], 0, 0, 0, 0, 0)) == []
+    assert findings(OperatorTable([], [], 0, 0, [], 0, 0, 0, 0, 0)) == []
 
 
 @pytest.fixture(scope="module")

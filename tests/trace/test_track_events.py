@@ -119,7 +119,7 @@ def test_parents_in_a_circle(tmp_path: Path) -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace.perfetto_trace_pb2", None)
-    with pytest.raises(TraceError, match=r"track_events\.pftrace .* takes a package: pip install perfetto"):
+    with pytest.raises(TraceError, match=r"track_events\.pftrace .* needs a package: pip install perfetto"):
         loaded(FIXTURE)
 
 
@@ -140,7 +140,7 @@ def test_cut_anywhere(tmp_path: Path) -> None:
         try:
             (file,) = load_traces([path], connection)
         except TraceError as error:
-            assert size < 200 and ("is no trace" in str(error) or "is empty" in str(error))
+            assert size < 200 and ("is not a trace" in str(error) or "is empty" in str(error))
             continue
         assert accounted(file) == file.events
         cut_off += file.note is not None and "the file ends early" in file.note

@@ -15,7 +15,7 @@ from tilewright.measure.recording.recorder import Recorder, Recording, Recording
 from tilewright.measure.recording.windows import Detail
 from tilewright.profiling.compiled import program_of
 from tilewright.profiling.regions import marked_regions
-from tilewright.profiling.saved import Profiled, save
+from tilewright.profiling.saved import SavedProfile, save
 from tilewright.report.displayable import Displayable
 
 
@@ -29,7 +29,7 @@ class Profile(Displayable):
         self._recorder: Recorder | None = None
         self._compiled: CompiledRecording | None = None
         self._entered = ExitStack()
-        self._profiled: Profiled | None = None
+        self._profiled: SavedProfile | None = None
 
     @property
     def path(self) -> Path:
@@ -70,7 +70,7 @@ class Profile(Displayable):
                 )
 
     @property
-    def _result(self) -> Profiled:
+    def _result(self) -> SavedProfile:
         if self._profiled is None:
             raise RuntimeError("the profile is available after its block has ended without an exception")
         return self._profiled

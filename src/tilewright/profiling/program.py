@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tilewright.measure.recording.recorder import Recording, RecordingPlan
 from tilewright.profiling import compiled
-from tilewright.profiling.saved import Profiled, save
+from tilewright.profiling.saved import SavedProfile, save
 from tilewright.profiling.start import COMPILED, FOLDER, PLAN, RECORDING, STOP
 from tilewright.records.errors import TargetError, TraceError, UsageError
 
@@ -27,7 +27,7 @@ def profile_program(
     stop: bool = False,
     command: str = "tilewright.profile",
     tell: Callable[[str], None] = lambda _: None,
-) -> Profiled | None:
+) -> SavedProfile | None:
     """Run `words` (`python train.py --lr 3`, `torchrun --nproc-per-node 2 train.py`) and make a run of its traces.
 
     An optimizer's step ends a step. Each rank writes a trace, and the run has all of them. With `stop` the program

@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS recording (      -- how the traces of this run were m
 
 
 @dataclass
-class Profiled(Displayable):
+class SavedProfile(Displayable):
     """A saved profile: the path of its run, its operator table, and its recordings. Shows itself."""
 
     run: Path
@@ -69,7 +69,7 @@ def save(
     program: Program | None = None,
     ceilings: Sequence[Ceiling] = (),
     tell: Callable[[str], None] = lambda _: None,
-) -> Profiled:
+) -> SavedProfile:
     """A new run with the traces of `recordings`, one per process, and the costs of `program` if given.
 
     Without `ceilings`, floors use the stored ones of an earlier measurement.
@@ -94,7 +94,7 @@ def save(
         analyse(run.connection)
         _add_recordings(run.connection, dict(zip(paths, (file.id for file in loaded), strict=True)), kept)
     with reading(path) as connection:
-        return Profiled(path, read_operator_table(connection), kept)
+        return SavedProfile(path, read_operator_table(connection), kept)
 
 
 def _kept_ceilings(machine: Machine) -> list[Ceiling]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.measure.recording.recorder import Recorder, RecordingPlan
 from tilewright.profiling.regions import marked_regions
-from tilewright.profiling.saved import Profiled, save
+from tilewright.profiling.saved import SavedProfile, save
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError, UsageError
 
@@ -33,7 +33,7 @@ def profile_case(
     device: str = "cpu",
     command: str = "tilewright.profile",
     tell: Callable[[str], None] = lambda _: None,
-) -> Profiled | None:
+) -> SavedProfile | None:
     """Run steps of `case` by a plan, and save the recording as a run with the case's cost.
 
     Returns None with `plan.nvtx`, where Nsight Systems records and this only makes ranges. `impl` is one of `IMPLS`,

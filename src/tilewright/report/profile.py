@@ -13,8 +13,8 @@ from rich.text import Text
 from tilewright.measure.recording.recorder import Recording
 from tilewright.report.quantity import duration
 from tilewright.report.terminal import plain
+from tilewright.trace.operators.operator_findings import findings, short_name
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
-from tilewright.trace.operators.operator_words import short_name, words
 
 _ROWS = 25
 
@@ -35,7 +35,7 @@ def show_profile(table: OperatorTable, recordings: Sequence[Recording]) -> Rende
     if once:
         parts += [Text("\nonce, not in every step", style="bold"), _operators(table, once)]
     parts.append(Text())
-    parts += [Text(f"- {plain(sentence)}") for sentence in words(table)]
+    parts += [Text(f"- {plain(sentence)}") for sentence in findings(table)]
     return Group(*parts)
 
 
@@ -53,7 +53,7 @@ def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: str
         "timed_ns": table.timed_ns,
         "timed_device_ns": table.timed_device_ns,
         "losses": [{"what": what, "found": found, "of": of} for what, found, of in table.losses],
-        "words": words(table),
+        "words": findings(table),
     }
     return json.dumps(document, indent=1)
 

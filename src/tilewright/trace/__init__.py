@@ -1,4 +1,4 @@
-"""Traces into a run, and questions about them. Needs no torch."""
+"""Loads traces into a run and analyses them. Needs no torch."""
 
 from tilewright.trace.analysis import analyse
 from tilewright.trace.load import Loaded, load_traces, trace_run

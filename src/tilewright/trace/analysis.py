@@ -1,4 +1,4 @@
-"""Everything that the timeline says beyond its events: attribution, waits, steps, waves, accounting, distance."""
+"""The analysis of a timeline: attribution, waits, steps, waves, classes of time, distance from the floor."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def analyse(connection: DuckDBPyConnection) -> None:
-    """Add to a run that holds a timeline the tables and views that docs/accounting.md describes.
+    """Add the tables and views of docs/accounting.md to a run with a timeline.
 
     Doing it again replaces them. The connection must be in no transaction.
     """
     add_python_lines(connection)
     for script in ("attribution", "graphs", "lines", "waits", "steps", "described"):
         _execute(connection, f"account/{script}.sql")
-    # Neither needs a table of the other, and each keeps one processor busy for most of its time.
+    # They are independent, and each is single-threaded most of the time, so they run in parallel.
     with ThreadPoolExecutor(1) as beside:
         accounted = beside.submit(_account, connection.cursor())
         add_operator_table(connection)

@@ -1,4 +1,4 @@
-"""Call stacks folded into one tree, weighted by the time of the host or of the device.
+"""Folds call stacks into one tree, weighted by host or device time.
 
 A slice's stack is the slices around it on its track: with stacks recorded, Python frames above operators above
 runtime calls; without, operators alone. Equal stacks of all steps and threads of one name are one node
@@ -31,7 +31,7 @@ Integers = NDArray[np.int64]
 
 _RECORDER = re.compile(r"^<frozen runpy>\(|(^|/)tilewright/(profiling|measure)/(\w+/)*\w+\.py\(")
 _HIDDEN = -1
-# What lies deeper counts for its ancestor at this depth.
+# Deeper slices count for their ancestor at this depth.
 DEEPEST = 400
 NOT_LAUNCHED = "(launch not in the trace)"
 _DEVICE = "('kernel', 'gpu_memcpy', 'gpu_memset')"
@@ -61,11 +61,11 @@ _KERNELS = f"""
     FROM slice kernel LEFT JOIN flow ON flow.slice_in = kernel.id AND flow.category = 'ac2g'
     WHERE kernel.category IN {_DEVICE} AND kernel.dur > 0
     GROUP BY kernel.id, kernel.name, kernel.category, kernel.dur"""
-# The attribution of a run that was analysed knows more: launches by correlation, operators of what a graph replayed.
+# An analysed run has better attribution: launches by correlation id, and operators of replayed graphs.
 _ATTRIBUTED = """
     SELECT slice.name, slice.category, slice.dur, coalesce(device_slice.launch_id, -1) AS launch, device_slice.operator
     FROM operator_slice AS device_slice JOIN slice ON slice.id = device_slice.slice_id WHERE slice.dur > 0"""
-# Steps that were recorded without operators have no stacks; those that describe them do.
+# Steps recorded without operators have no stacks; the described step has.
 _NOT_LIGHT = " AND process.file_id NOT IN (SELECT file_id FROM description)"
 _THREADS = """
     SELECT thread_track.id, coalesce(thread.name, 'thread') FROM thread_track LEFT JOIN thread USING (utid)"""
@@ -103,7 +103,7 @@ class _Tree:
         self.size = 1
 
     def name(self, text: str, category: str) -> int:
-        """The frame of `text`; its category is that of whoever came first."""
+        """The frame of `text`; the first use sets its category."""
         if text not in self._index:
             self._index[text] = len(self.names)
             self.names.append(text)
@@ -111,7 +111,7 @@ class _Tree:
         return self._index[text]
 
     def children(self, parents: Integers, frames: Integers) -> Integers:
-        """The node of each (parent, frame), all new: a parent is asked for its children once."""
+        """New nodes for each (parent, frame); call this once per parent."""
         wide = np.int64(len(self.names) + 1)
         keys, place = np.unique(parents * wide + frames, return_inverse=True)
         self.parents.append(keys // wide)
@@ -150,10 +150,10 @@ def flame(connection: DuckDBPyConnection, weight: Weight) -> Flame:
 def _fold(
     connection: DuckDBPyConnection, tree: _Tree, host: dict[str, Integers], frame_of: Integers, parents: Integers
 ) -> Integers:
-    """The node of every slice, one depth at a time: parents are done when their children come."""
+    """The node of every slice, one depth at a time, so that parents precede their children."""
     threads = dict(connection.execute(_THREADS).fetchall())
     tracks, place = np.unique(host["track_id"], return_inverse=True)
-    # Threads of one name in several processes are one root frame.
+    # Threads with the same name in several processes share a root frame.
     frames = _frames(tree, [(threads.get(track, "thread"), "thread") for track in tracks.tolist()])
     distinct, which = np.unique(frames, return_inverse=True)
     roots = tree.children(np.zeros(distinct.size, dtype=np.int64), distinct)[which][place] if tracks.size else place
@@ -173,7 +173,7 @@ def _fold(
 def _below_stacks(
     connection: DuckDBPyConnection, tree: _Tree, host: dict[str, Integers], roots: Integers, parents: Integers
 ) -> Integers:
-    """Traces without Python's slices may give an outermost operator its `Call stack`: its root is then that stack."""
+    """In traces without Python slices, place an outermost operator below its argument `Call stack`."""
     outermost = np.flatnonzero((parents < 0) & (host["arg_set"] >= 0))
     python = connection.execute("SELECT 1 FROM slice WHERE category = 'python_function' LIMIT 1").fetchone()
     if python or not outermost.size:
@@ -215,7 +215,7 @@ def _stack(args: str | None) -> list[str]:
 def _launched(
     connection: DuckDBPyConnection, tree: _Tree, ids: Integers, node_of: Integers
 ) -> tuple[Integers, Integers]:
-    """A node and a duration for each kernel and copy: below the stack of its launch."""
+    """A node and a duration for each kernel and copy, below the stack of its launch."""
     rows = connection.execute(_ATTRIBUTED if _attributed(connection) else _KERNELS).fetchall()
     frames = _frames(tree, [row[:2] for row in rows])
     launches = _places(ids, np.array([row[3] for row in rows], dtype=np.int64))
@@ -233,7 +233,7 @@ def _attributed(connection: DuckDBPyConnection) -> bool:
 
 
 def _without_launch(tree: _Tree, operators: list[str | None]) -> Integers:
-    """Nodes for work whose launch the trace does not hold: apart from all stacks, by operator where one is known."""
+    """Nodes for work without a launch in the trace: under a separate root, by operator if known."""
     lost = tree.children(np.array([0]), np.array([tree.name(NOT_LAUNCHED, "thread")]))
     above = np.full(len(operators), lost[0], dtype=np.int64)
     known = np.array([operator is not None for operator in operators])
@@ -253,7 +253,7 @@ def _places(ids: Integers, wanted: Integers) -> Integers:
 
 
 def _summed(tree: _Tree, weight: Weight, node_of: Integers, own: Integers, calls: Integers, steps: int) -> Flame:
-    """Own times added up to totals, children before their parents; nodes without any time are left out."""
+    """Sum self times to totals, children before parents; nodes without time are omitted."""
     parent, frame = np.concatenate(tree.parents), np.concatenate(tree.frames)
     sums = np.zeros(tree.size, dtype=np.int64)
     np.add.at(sums, node_of, own)
@@ -270,6 +270,6 @@ def _summed(tree: _Tree, weight: Weight, node_of: Integers, own: Integers, calls
 
 
 def _batches(parts: list[Integers]) -> Iterable[tuple[int, int]]:
-    """Nodes that were made together have parents that were made before."""
+    """Batches of nodes whose parents are in earlier batches."""
     stops = np.cumsum([part.size for part in parts]).tolist()
     return list(pairwise(stops))

@@ -1,4 +1,4 @@
-"""Names of stack frames: the same code bears the same name in every step, process and machine."""
+"""Normalised names of stack frames: the same code has the same name in every step, process and machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PLACE = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.*)$", re.DO
 
 
 class Place(NamedTuple):
-    """Where a Python frame is; `line` is that of the function's definition, as the profiler writes it."""
+    """The location of a Python frame; `line` is that of the function's definition, as the profiler writes it."""
 
     file: str
     line: int
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 
 def fold_name(name: str) -> str:
-    """`name` without what changes from call to call: addresses, numbers of steps, the folder of the packages.
+    """`name` without parts that vary: addresses, step numbers, the folder of installed packages.
 
     >>> fold_name("<built-in method linear of type object at 0x7f105c6cea40>")
     '<built-in method linear of type object>'

@@ -1,4 +1,4 @@
-"""Trace files into a run: every event a row of the schema, or a row of `reject` with the reason."""
+"""Loads trace files into a run: every event becomes a row of the schema, or of `reject` with the reason."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def trace_run(
     machine: Mapping[str, str] | None = None,
     tell: Callable[[str], None] = print,
 ) -> tuple[Path, list[Loaded]]:
-    """A new run that holds the traces at `paths`; its path, and what was loaded from each.
+    """A new run with the traces at `paths`; returns its path and the loaded files.
 
     Raises:
         TraceError: a file is missing, damaged, or no trace; no run is left.
@@ -77,7 +77,7 @@ def trace_run(
 def load_traces(
     paths: Sequence[Path], connection: DuckDBPyConnection, tell: Callable[[str], None] = lambda _: None
 ) -> list[Loaded]:
-    """Add the traces at `paths` to the database of `connection`, after those it may hold already.
+    """Add the traces at `paths` to the database of `connection`, after any that it has.
 
     The tables and macros of the timeline are made where they are missing. `tell` hears which file is read. The
     connection must be in no transaction.
@@ -103,8 +103,8 @@ def load_traces(
 
 
 @contextmanager
-def _whole(connection: DuckDBPyConnection) -> Iterator[None]:
-    """All of it or nothing."""
+def _transaction(connection: DuckDBPyConnection) -> Iterator[None]:
+    """Run the block in a transaction."""
     connection.execute("BEGIN")
     try:
         yield
@@ -117,13 +117,13 @@ def _whole(connection: DuckDBPyConnection) -> Iterator[None]:
 
 @contextmanager
 def _bounded(connection: DuckDBPyConnection) -> Iterator[None]:
-    """What DuckDB may hold at once, the rest going to its temporary folder; and what reading in order needs."""
+    """Bound DuckDB's memory (the rest goes to its temporary folder), and preserve the order of rows."""
     settings: dict[str, object] = {
         "memory_limit": _MEMORY,
         "threads": _THREADS,
         "preserve_insertion_order": True,
         "pandas_analyze_sample": 1 << 30,
-        # A row group goes to the disk when it is full; else each thread would keep five of them in memory.
+        # Write each full row group to disk; by default each thread keeps five in memory.
         "write_buffer_row_group_count": 1,
     }
     before = {name: connection.execute(f"SELECT current_setting('{name}')").fetchall()[0][0] for name in settings}
@@ -141,14 +141,14 @@ def _load(path: Path, connection: DuckDBPyConnection) -> Loaded:
     make_tables(connection)
     with failing(path):
         header = _stage(path, connection)
-    # Rows get their lasting numbers, which tell their place in the file, only at the end of a transaction; so
-    # what follows is one of its own.
-    with _whole(connection):
+    # Row ids, which give the position in the file, are final only after a commit; so the next part is a new
+    # transaction.
+    with _transaction(connection):
         return _place(path, connection, header)
 
 
 def _stage(path: Path, connection: DuckDBPyConnection) -> Header:
-    """Fill `staged`, `lane` and `event_reject` with what the file holds, whatever its format."""
+    """Fill `staged`, `lane` and `event_reject` from a file of any format."""
     if nsys.is_nsys(path):
         return nsys.stage(path, connection)
     with unpacked(path) as plain:
@@ -158,7 +158,7 @@ def _stage(path: Path, connection: DuckDBPyConnection) -> Header:
 
 
 def _place(path: Path, connection: DuckDBPyConnection, header: Header) -> Loaded:
-    """The staged events into the tables of the schema."""
+    """Move the staged events to the tables of the schema."""
     file_id = next_id(connection, "trace_file", "id")
     events = _count(connection, "staged") + _count(connection, "event_reject")
     shift = _align(connection, header)
@@ -194,7 +194,7 @@ def _place(path: Path, connection: DuckDBPyConnection, header: Header) -> Loaded
 def _add_slices_and_flows(
     connection: DuckDBPyConnection, tracks: Tracks, prefix: str
 ) -> tuple[Slices, int, str | None]:
-    """Rows of slices and flows; how many flow events ended in one, and a word on their clocks.
+    """Rows of slices and flows; returns the number of joined flow events and a note on their clocks.
 
     NumPy nests and joins on one processor, while DuckDB reads and writes on the others.
     """
@@ -210,7 +210,7 @@ def _add_slices_and_flows(
 
 
 def _align(connection: DuckDBPyConnection, header: Header) -> int:
-    """Shift the staged times so that they count from the zero of the first file; returns by how much."""
+    """Shift the staged times to the zero of the first file; returns the shift."""
     first = connection.execute("SELECT base_ns FROM trace_file ORDER BY id LIMIT 1").fetchone()
     shift = header.base_ns - int(first[0]) if first and first[0] and header.base_ns else 0
     if shift:

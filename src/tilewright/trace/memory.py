@@ -1,8 +1,8 @@
-"""Memory over time, and what held it when it was fullest: by operator and by phase, on CPU and GPU.
+"""Memory over time, and its peak by operator and by phase, on CPU and GPU.
 
-The profiler's `[memory]` events give every allocation and every free with its address and the allocator's totals.
-What is live at the peak is what was allocated before it and freed after it; what a GPU's totals hold beyond that
-was allocated before the profile began, such as a model's weights. A CPU's totals count from the first event.
+The profiler's `[memory]` events have every allocation and free with its address and the allocator's totals. Blocks
+allocated before the peak and freed after it are live at the peak. The rest of a GPU's total was allocated before the
+profile, such as a model's weights. A CPU's total counts from the first event.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 Integers = NDArray[np.int64]
 Span = tuple[int, int, str]
-"""When a range began and ended, and the phase it stands for."""
+"""Begin and end of a range, and its phase."""
 
 PHASES = ("forward", "backward", "optimizer", "other")
 BEFORE = "before the profile"
 NO_OPERATOR = "outside any operator"
 _FORWARD, _BACKWARD, _OPTIMIZER, _OTHER = range(4)
-# Operators that allocate for the one that called them.
+# Operators that allocate on behalf of their caller.
 _HELPERS = frozenset(
     {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided"}
     | {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_", "aten::ones", "aten::ones_like"}
@@ -32,7 +32,7 @@ _HELPERS = frozenset(
     | {"aten::clone", "aten::contiguous", "aten::copy_", "aten::to", "aten::_to_copy"}
 )
 _ENGINE = "autograd::engine::evaluate_function: "
-# A stack deeper than this belongs to no real program.
+# Deeper stacks are not from real programs.
 _DEEPEST = 2_000
 
 _EVENTS = """
@@ -68,7 +68,7 @@ _RANGES = """
 
 @dataclass(frozen=True)
 class Holder:
-    """Memory that one operator in one phase allocated; bytes."""
+    """Bytes that one operator allocated in one phase."""
 
     operator: str
     phase: str
@@ -78,7 +78,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class PhaseMemory:
-    """One phase: the most that was allocated during it, and of what it allocated, what outlived it; bytes.
+    """One phase: its peak of live bytes, and the bytes that it allocated and that outlived it.
 
     `kept_bytes` of forward is what backward needs: the difference between training and inference.
     """
@@ -91,7 +91,7 @@ class PhaseMemory:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """One allocator: its curve (ns, bytes) and what held its peak. `holders` adds up to `peak_bytes` exactly.
+    """One allocator: its curve (ns, bytes) and the holders of its peak, which add up to `peak_bytes` exactly.
 
     `training`: its file has a backward pass or an optimizer.
     """
@@ -110,7 +110,7 @@ class DeviceMemory:
 
 
 def memory(connection: DuckDBPyConnection) -> list[DeviceMemory]:
-    """Every allocator that the trace tells of in view `memory_event`, the fullest first.
+    """Every allocator in view `memory_event`, the largest peak first.
 
     None without profile_memory=True.
     """
@@ -134,7 +134,7 @@ def memory(connection: DuckDBPyConnection) -> list[DeviceMemory]:
 def _device(process: int | None, name: str, part: dict[str, NDArray[Any]], ranges: list[Span]) -> DeviceMemory:
     allocated, sizes = part["allocated"].astype(np.int64), part["bytes"].astype(np.int64)
     if name == "CPU":
-        # PyTorch counts a CPU's memory only while it profiles: what it had before the first event means nothing.
+        # PyTorch counts CPU memory only while it profiles, so the total before the first event is meaningless.
         allocated = allocated - (allocated[0] - sizes[0])
     phase = _phases(part["ts"].astype(np.int64), ranges)
     freed = _freed(part["address"].astype(np.int64), sizes)
@@ -165,7 +165,7 @@ def _device(process: int | None, name: str, part: dict[str, NDArray[Any]], range
 
 
 def _freed(address: Integers, sizes: Integers) -> Integers:
-    """For every allocation, the place of the next event at its address if that is a free; else past the end."""
+    """For each allocation the index of the next event at its address if that is a free; else past the end."""
     order = np.lexsort((np.arange(sizes.size), address))
     freed = np.full(sizes.size, sizes.size, dtype=np.int64)
     this, following = order[:-1], order[1:]
@@ -187,7 +187,7 @@ def _by_phase(phase: Integers, allocated: Integers, sizes: Integers, freed: Inte
 
 
 def _operators(connection: DuckDBPyConnection, parents: Integers) -> list[str]:
-    """The operator that each event belongs to: the innermost around it that does not allocate for another one."""
+    """The operator of each event: the innermost around it that does not allocate on behalf of its caller."""
     found = connection.execute(_STACKS).fetchnumpy()
     ids, up = (np.asarray(found[name], dtype=np.int64) for name in ("id", "parent"))
     if not ids.size:
@@ -228,6 +228,6 @@ def _phases(ts: Integers, ranges: list[Span]) -> Integers:
 
 
 def _places(ids: Integers, wanted: Integers) -> Integers:
-    """The place of each wanted id in `ids`, which are sorted, or -1."""
+    """The index of each wanted id in the sorted `ids`, or -1."""
     found = np.minimum(np.searchsorted(ids, wanted), ids.size - 1)
     return np.where(ids[found] == wanted, found, -1)

@@ -12,7 +12,7 @@ from tilewright.measure.timing.cold import _chain
 from tilewright.measure.timing.crosscheck import (
     CrossCheck,
     Overheads,
-    Profiled,
+    ProfiledCall,
     Record,
     _union,
     between_marks,
@@ -68,7 +68,7 @@ def test_two_percent_from_ten_microseconds_on(check: CrossCheck, said: str | Non
 
 def test_clocks_are_compared_net_of_their_own_cost() -> None:
     overheads = Overheads(event_us=3.0, graph_us=4.0, profiled_us=1.0)
-    seen = Profiled(span_us=98.0, busy_us=98.0, early_us=0.0)
+    seen = ProfiledCall(span_us=98.0, busy_us=98.0, early_us=0.0)
     assert crosscheck(100.0, 101.0, seen, overheads) == CrossCheck(100.0, 100.0, 100.0)
     assert crosscheck(100.0, None, None, overheads) == CrossCheck(100.0, None, None)
 

@@ -40,7 +40,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfiledCall:
     """One call in the profiler's records, in microseconds."""
 
     span_us: float
@@ -74,7 +74,9 @@ class CrossCheck:
         return "ambiguous: " + ", ".join(f"{name} {us:.1f} µs" for name, us in known.items())
 
 
-def profile(prepare: Callable[[], Callable[[], object]], watch: CudaStopwatch, lead_us: float = 0.0) -> Profiled | None:
+def profile(
+    prepare: Callable[[], Callable[[], object]], watch: CudaStopwatch, lead_us: float = 0.0
+) -> ProfiledCall | None:
     """Medians over five calls of the function that `prepare` returns, each after a flush; None if CUPTI records none.
 
     Spin kernels before and after each call delimit it in the records. `lead_us` is the host time to queue a
@@ -104,7 +106,7 @@ def profile(prepare: Callable[[], Callable[[], object]], watch: CudaStopwatch, l
     calls = between_marks(records)
     if len(calls) < _CALLS:
         return None
-    return Profiled(*(statistics.median(values) for values in zip(*calls, strict=True)))
+    return ProfiledCall(*(statistics.median(values) for values in zip(*calls, strict=True)))
 
 
 def between_marks(records: Sequence[Record]) -> list[tuple[float, float, float]]:
@@ -200,7 +202,9 @@ def clock_overheads(device: str) -> Overheads | None:
     return Overheads(event, graph, profiled.span_us)
 
 
-def crosscheck(event_us: float, graph_us: float | None, profiled: Profiled | None, overheads: Overheads) -> CrossCheck:
+def crosscheck(
+    event_us: float, graph_us: float | None, profiled: ProfiledCall | None, overheads: Overheads
+) -> CrossCheck:
     """The three times of a call, each corrected to the overhead of the events."""
     return CrossCheck(
         event_us,

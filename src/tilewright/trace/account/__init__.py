@@ -1,1 +1,1 @@
-"""Whose work a kernel was, and where the time of each step went."""
+"""Attribution of kernels, and the classes of each step's time."""

@@ -1,4 +1,4 @@
-"""Where each step's time went, device by device: every nanosecond in exactly one class, with its cause.
+"""The time of each device by class: every nanosecond is in exactly one class, with its cause.
 
 At any instant a device does the first of these that applies: a kernel; the tail of a kernel's last wave; a
 collective; a copy or fill. What remains are gaps. A gap is what a synchronisation took from it, then what the
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 PAUSE_NS = 500_000
-"""Python between two operators takes some 10 µs; a host that stays away for this long does not launch."""
+"""Python between two operators takes about 10 µs; a longer gap means that the host is not launching."""
 BUSY = ("kernel", "wave tail", "communication", "copy")
-"""In the order of precedence, where several overlap."""
+"""In the order of precedence, for overlaps."""
 
 Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 
 @dataclass(frozen=True)
 class Work:
-    """Everything that one device did, in the order of its starts; times in nanoseconds."""
+    """The kernels, copies and fills of one device, in the order of their starts; times in nanoseconds."""
 
     slice_id: Ints
     start: Ints
     end: Ints
     tail: Ints
-    """The last so many nanoseconds of a kernel are the tail of its last wave."""
+    """The length in nanoseconds of the tail of a kernel's last wave."""
     kind: Ints
     """Index into `BUSY`."""
     launched: Ints
-    """When the host called for it; as late as possible where nobody knows."""
+    """When the host launched it; the latest possible time if unknown."""
 
 
 class Span(NamedTuple):
-    """A part of a device's time; `cause` is the slice of the work, of the wait, or of the launch that was late."""
+    """A part of a device's time; `cause` is the slice of the work, of the wait, or of the late launch."""
 
     start: int
     end: int
@@ -61,7 +61,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Waits:
-    """Calls in which the host waited for the device, in the order of their ends, and what each has cost so far."""
+    """Calls in which the host waited for the device, in the order of their ends, and the gaps charged to each."""
 
     slice_id: Sequence[int]
     start: Sequence[int]
@@ -69,7 +69,7 @@ class Waits:
     lost: dict[int, int] = field(default_factory=dict)
     _next: int = 0
     _debts: list[list[int]] = field(default_factory=list)
-    """Of the waits that are not used up: slice, nanoseconds left."""
+    """The waits that are not used up: slice, remaining nanoseconds."""
 
     def left(self, before: int) -> bool:
         """Whether a wait that ended by `before` is not used up."""
@@ -93,7 +93,7 @@ class Waits:
 
 
 def partition(work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], start: int, end: int) -> list[Span]:
-    """The time of one device from `start` to `end`, cut into spans that touch and do not overlap.
+    """The time of one device from `start` to `end`, divided into consecutive spans.
 
     `pauses` are the times, sorted, at which the host was outside every operator for longer than `PAUSE_NS`.
     """
@@ -121,7 +121,7 @@ def _classified(work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], end
             while pause < len(pauses) and pauses[pause][1] <= reached:
                 pause += 1
             active = pause == len(pauses) or pauses[pause][0] >= span.start
-            # What most gaps are, and a long trace has a million.
+            # The common case, handled first: a long trace has a million gaps.
             if active and span.start - reached <= PAUSE_NS and not waits.left(launched):
                 yield Span(reached, span.start, "launch-bound", slices[following])
             else:
@@ -139,10 +139,10 @@ def _classified(work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], end
 def _gap(
     start: int, end: int, launched: int, following: int, waits: Waits, pauses: Sequence[tuple[int, int]]
 ) -> Iterator[Span]:
-    """One gap, before the work `following` that the host launched at `launched`."""
+    """The spans of one gap, before the work `following` that the host launched at `launched`."""
     late = max(min(launched, end), start)
     at = start
-    # Work that was queued before the device ran dry owes its gap to no wait of the host.
+    # If the work was queued before the device became idle, no wait of the host caused the gap.
     for waited, nanoseconds in waits.take(end - start if late > start else 0, launched):
         yield Span(at, at + nanoseconds, "synchronisation", waited)
         at += nanoseconds
@@ -162,7 +162,7 @@ def _gap(
 
 
 def busy_spans(work: Work) -> Iterator[Span]:
-    """When anything ran, by class in the order of `BUSY`; neighbours of one class and cause are joined.
+    """The busy time by class in the order of `BUSY`; neighbours with the same class and cause are merged.
 
     >>> one = np.array([0, 2]), np.array([4, 6])
     >>> [(s.start, s.end, s.kind) for s in busy_spans(Work(np.array([7, 8]), *one, np.array([0, 0]),
@@ -179,7 +179,7 @@ def busy_spans(work: Work) -> Iterator[Span]:
     alone = _alone(starts, ends)
     kind[firsts[alone]] = kinds[alone]
     cause[firsts[alone]] = causes[alone]
-    # The highest class is written last; within a class the part that began first is written last.
+    # Later writes win: the highest class last, and within a class the part that began first.
     order = np.lexsort((-starts, -kinds))
     order = order[~alone[order]]
     for part, first, last in zip(order.tolist(), firsts[order].tolist(), lasts[order].tolist(), strict=True):
@@ -193,7 +193,7 @@ def busy_spans(work: Work) -> Iterator[Span]:
 
 
 def _alone(starts: Ints, ends: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which intervals no other one overlaps."""
+    """Which intervals overlap no other."""
     order = np.lexsort((ends, starts))
     begun, reached = starts[order], np.maximum.accumulate(ends[order])
     apart = np.r_[True, begun[1:] >= reached[:-1], True]
@@ -203,7 +203,7 @@ def _alone(starts: Ints, ends: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_
 
 
 def _parts(work: Work) -> tuple[Ints, Ints, Ints, Ints]:
-    """Kernels as two parts, before their tail and in it; parts of no length are left out."""
+    """Kernels in two parts, before their tail and the tail; empty parts are omitted."""
     body_end = work.end - work.tail
     tail = np.ones_like(work.kind)
     starts = np.concatenate([work.start, body_end])
@@ -215,7 +215,7 @@ def _parts(work: Work) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def pauses_between(starts: Ints, ends: Ints) -> list[tuple[int, int]]:
-    """Times longer than `PAUSE_NS` between the first start and the last end that no interval covers.
+    """The gaps longer than `PAUSE_NS` between the intervals.
 
     >>> pauses_between(np.array([0, 5, 900_000]), np.array([10, 7, 900_001]))
     [(10, 900000)]
@@ -229,7 +229,7 @@ def pauses_between(starts: Ints, ends: Ints) -> list[tuple[int, int]]:
 
 
 def account(connection: DuckDBPyConnection) -> None:
-    """Fill tables `device_time` and `lost`; `device_slice`, `wave`, `wait` and `step` are there."""
+    """Fill tables `device_time` and `lost` from `device_slice`, `wave`, `wait` and `step`."""
     for file_id, start, end in connection.execute(
         "SELECT file_id, min(ts), max(ts + dur) FROM step GROUP BY file_id ORDER BY file_id"
     ).fetchall():

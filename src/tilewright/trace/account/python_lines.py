@@ -1,4 +1,4 @@
-"""The lines of the user's own functions that a profile of tilewright's followed: table `python_line`."""
+"""The traced lines of the user's functions, from profiles of tilewright: table `python_line`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def add_python_lines(connection: DuckDBPyConnection) -> None:
 
 
 def _followed(given: Any, base: int) -> tuple[int, list[tuple[int, str, str, int]]]:
-    """The thread, and a row for each line reached; raises where anything is missing or of another kind."""
+    """The thread, and a row for each line reached; raises if anything is missing or of another type."""
     thread, which = int(given["thread"]), given["which"]
     if not 0 <= thread < 1 << 62:
         raise ValueError("no number of a thread")

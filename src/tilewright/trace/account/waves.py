@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_waves(connection: DuckDBPyConnection) -> None:
-    """Fill table `wave`: one row for each kernel whose grid and device are known.
+    """Fill table `wave`: a row for each kernel with known grid and device.
 
     A grid of several waves idles in its last one: of its duration d, `tail_ns` is d · (1 − waves / turns), the
     slots that the last wave leaves empty times the wave's share of d. A grid that one wave holds has no tail:
@@ -48,7 +48,7 @@ def add_waves(connection: DuckDBPyConnection) -> None:
 
 
 def device_properties(connection: DuckDBPyConnection) -> dict[tuple[int, int], dict[str, object]]:
-    """What PyTorch's profiler wrote of each device, by file and number of the device."""
+    """The properties of each device that PyTorch's profiler recorded, by file and device number."""
     found: dict[tuple[int, int], dict[str, object]] = {}
     for file_id, text in connection.execute(
         "SELECT file_id, str_value FROM metadata WHERE name = 'deviceProperties'"
@@ -66,7 +66,7 @@ def device_properties(connection: DuckDBPyConnection) -> dict[tuple[int, int], d
 def _waves(
     properties: dict[str, object] | None, grid: list[int], block: list[int], registers: int, shared_bytes: int
 ) -> tuple[Waves, float] | None:
-    """Waves and occupancy of a launch; None where the device is not known or the figures do not fit it."""
+    """Waves and occupancy of a launch; None if the device is unknown or the figures exceed its limits."""
     if properties is None:
         return None
     sms = properties.get("numSms")

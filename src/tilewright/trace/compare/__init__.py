@@ -1,1 +1,1 @@
-"""Two runs compared: what changed, and whether it is real."""
+"""Compares runs: what changed, and whether noise explains it."""

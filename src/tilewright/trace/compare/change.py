@@ -1,4 +1,4 @@
-"""Is one program slower than another? Step times of both in, a ratio with its interval and a verdict out.
+"""Compares the step times of two programs: a ratio with a confidence interval, and a verdict.
 
 Step times are neither independent nor normal: their noise has long tails, and most of it is slow (clocks,
 neighbours, the allocator's state), so that more steps of the same minute teach little. Two ways, by what there is:
@@ -23,13 +23,13 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 LEAST = 0.01
-"""Differences below 1 % are called the same: loading a program anew may change as much."""
+"""Differences below 1 % count as the same: restarting a program may change its time as much."""
 LEVEL = 0.01
-"""How often an interval may miss the true ratio, as far as the noise is what it is taken for."""
+"""The probability that an interval misses the true ratio, under the noise model."""
 MANY_RUNS = 5
 FEW_STEPS = 20
 SHORT_US = 2e6
-"""A single run shorter than two seconds does not show the slow noise of a machine that does other work too."""
+"""A single run shorter than two seconds does not show the slow noise of a shared machine."""
 _TRIMMED = 0.2
 _WINSOR = 3.0
 
@@ -46,11 +46,11 @@ class Change:
     high: float
     verdict: Verdict
     method: str
-    """What was compared, in words; where nothing can be told, why."""
+    """What was compared; for the verdict "cannot tell", why."""
 
     @property
     def resolution(self) -> float:
-        """The smallest change that could have been told, as a share: 0.03 is 3 %."""
+        """The smallest detectable change, as a share: 0.03 is 3 %."""
         return math.sqrt(self.high / self.low) - 1 if self.low > 0 else math.inf
 
 
@@ -61,7 +61,7 @@ def compare(
     in_turns: bool = False,
     shared_machine: bool = True,
 ) -> Change:
-    """Compare step times in microseconds, one sequence a run, all positive; runs in the order they were made.
+    """Compare step times in microseconds, positive, one sequence per run; runs in the order of recording.
 
     `in_turns` says that run i of each side were made one after the other. `shared_machine` is for times that
     other programs of the machine disturb, as they do a host's: then a single short run tells nothing.
@@ -82,10 +82,10 @@ def _of_runs(first: Sequence[Floats], second: Sequence[Floats], in_turns: bool) 
     levels = [np.array([np.percentile(run, 20) for run in side]) for side in (first, second)]
     if in_turns:
         shift, variance, left = _trimmed(levels[1] - levels[0])
-        return _change(shift, variance, left - 1, f"{len(first)} pairs of runs, made in turns")
+        return _change(shift, variance, left - 1, f"{len(first)} pairs of interleaved runs")
     (low, low_variance, low_left), (high, high_variance, high_left) = map(_trimmed, levels)
     variance = low_variance + high_variance
-    # Welch's degrees of freedom; runs without any spread have as many as they are.
+    # Welch's degrees of freedom; without any variance, the number of runs.
     freedom = float(low_left + high_left - 2)
     if variance > 0:
         freedom = variance**2 / (low_variance**2 / (low_left - 1) + high_variance**2 / (high_left - 1))
@@ -93,7 +93,7 @@ def _of_runs(first: Sequence[Floats], second: Sequence[Floats], in_turns: bool) 
 
 
 def _trimmed(values: Floats) -> tuple[float, float, int]:
-    """Trimmed mean, the square of its standard error, and how many values are left."""
+    """The trimmed mean, its squared standard error, and the number of values left."""
     ordered = np.sort(values)
     cut = int(_TRIMMED * len(ordered))
     left = len(ordered) - 2 * cut
@@ -107,21 +107,21 @@ def _of_steps(first: Floats, second: Floats, shared_machine: bool) -> Change:
     shift = float(second.mean() - first.mean())
     fewest = min(len(first), len(second))
     length_us = min(float(np.exp(run).sum()) for run in (first, second))
-    untold = ""
+    problem = ""
     if fewest < FEW_STEPS:
-        untold = f"{fewest} steps are too few, {FEW_STEPS} are needed"
+        problem = f"{fewest} steps are too few, {FEW_STEPS} are needed"
     elif shared_machine and length_us < SHORT_US:
-        untold = f"{length_us / 1e6:.2g} s do not show the machine's slow noise, {SHORT_US / 1e6:.0f} s are needed"
-    if untold:
+        problem = f"{length_us / 1e6:.2g} s do not show the machine's slow noise, {SHORT_US / 1e6:.0f} s are needed"
+    if problem:
         ratio = math.exp(shift)
-        return Change(ratio, 0.0, math.inf, "cannot tell", f"{untold}, or {MANY_RUNS} runs a side")
+        return Change(ratio, 0.0, math.inf, "cannot tell", f"{problem}, or {MANY_RUNS} runs per side")
     white, flicker, octaves = _noise(first, second)
     variance = white / len(first) + white / len(second) + 2 * flicker
     return _change(shift, variance, octaves, f"{len(first)} and {len(second)} steps of single runs")
 
 
 def _winsorised(values: Floats) -> Floats:
-    """With what lies beyond three robust standard deviations from the median drawn in to there."""
+    """Values clipped to three robust standard deviations around the median."""
     middle = float(np.median(values))
     spread = 1.4826 * float(np.median(np.abs(values - middle)))
     return np.clip(values, middle - _WINSOR * spread, middle + _WINSOR * spread) if spread else values
@@ -137,7 +137,7 @@ def _noise(first: Floats, second: Floats) -> tuple[float, float, float]:
     lengths = [m for m in (2, 3, *(2**k * n for k in range(1, 30) for n in (2, 3))) if m <= longest]
     white = (_allan(first, 1) + _allan(second, 1)) / 2
     flicker = [((m * (_allan(first, m) + _allan(second, m)) / 2) - white) / (m - 1) for m in lengths]
-    # Two runs of at least four blocks each, which overlap: some nine independent differences in all.
+    # Two runs of at least four overlapping blocks each: about nine independent differences.
     return white, max(0.0, *flicker[-2:]), 9.0
 
 

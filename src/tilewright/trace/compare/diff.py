@@ -1,4 +1,4 @@
-"""Two sides of runs compared: is a step slower, is the device, and which operators account for it."""
+"""Compares two sets of runs: step time, device time, and the operators that changed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Where = Literal["device", "host"]
 _STEPS = "SELECT dur / 1e3 FROM step WHERE file_id = (SELECT min(file_id) FROM step) AND dur > 0 ORDER BY ts"
 _CREATED = "SELECT epoch_us(created) FROM run"
 
-# What each operator took in each step: on the device by the kernels it launched, on the host by itself, that is
-# without the operators and calls in it. Runs of several ranks are compared by their first.
+# The time of each operator in each step: on the device that of the kernels it launched, on the host its self time.
+# Of several ranks the first is compared.
 _OPERATORS = """
 WITH steps AS (
     SELECT ts, host_dur, row_number() OVER (ORDER BY ts) AS step
@@ -52,14 +52,14 @@ ORDER BY place, operator, step"""
 
 
 @dataclass(frozen=True)
-class Profiled:
-    """What one run tells of its steps; times in microseconds."""
+class RunSteps:
+    """The steps of one run and their operators; times in microseconds."""
 
     path: Path
     created_us: int
     steps: tuple[float, ...]
     operators: Mapping[tuple[Where, str], Mapping[int, float]]
-    """Time by place, operator and number of the step; steps without that operator are missing."""
+    """Time by place, operator and step number; steps without the operator are missing."""
     calls: Mapping[tuple[Where, str], int]
 
     def series(self, key: tuple[Where, str]) -> list[float]:
@@ -68,7 +68,7 @@ class Profiled:
         return [found.get(step, 0.0) for step in range(1, len(self.steps) + 1)]
 
     def device(self) -> list[float]:
-        """All kernels' time in every step; empty where the run saw no device."""
+        """The time of all kernels in every step; empty if the run has no device."""
         keys = [key for key in self.operators if key[0] == "device"]
         columns = [self.series(key) for key in keys]
         return [sum(values) for values in zip(*columns, strict=True)]
@@ -76,7 +76,7 @@ class Profiled:
 
 @dataclass(frozen=True)
 class OperatorChange:
-    """One operator, before and after: mean microseconds and calls a step."""
+    """One operator, before and after: mean microseconds and calls per step."""
 
     where: Where
     operator: str
@@ -92,7 +92,7 @@ class OperatorChange:
 
 @dataclass(frozen=True)
 class Difference:
-    """The comparison of two sides; `device` is None where one of them saw no device."""
+    """The comparison of two sides; `device` is None if one of them has no device."""
 
     before: tuple[Path, ...]
     after: tuple[Path, ...]
@@ -107,7 +107,7 @@ class Difference:
     """The largest difference first."""
 
     def of_device(self, operator: OperatorChange) -> float | None:
-        """The share of the device's difference that an operator accounts for; None where there is hardly one."""
+        """The operator's share of the device's difference; None if that is close to zero."""
         total = self.after_device_us - self.before_device_us
         if operator.where != "device" or abs(total) < 0.002 * self.before_device_us:
             return None
@@ -124,13 +124,13 @@ def runs_of(side: Path) -> list[Path]:
     return found
 
 
-def read_run(path: Path) -> Profiled:
-    """The steps and operators of a run; StoreError where it holds no timeline."""
+def read_run(path: Path) -> RunSteps:
+    """The steps and operators of a run; StoreError if it has no timeline."""
     with reading(path) as connection:
         tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
         if not {"step", "device_slice"} <= tables:
             raise StoreError(
-                f"run {path} has no timeline; `tilewright profile` and `tilewright trace` make runs that do"
+                f"run {path} has no timeline; `tilewright profile` and `tilewright trace` make runs with one"
             )
         steps = tuple(us for (us,) in connection.execute(_STEPS).fetchall())
         rows = connection.execute(_OPERATORS).fetchall()
@@ -141,10 +141,10 @@ def read_run(path: Path) -> Profiled:
         key = (where, operator)
         operators.setdefault(key, {})[step] = us
         calls[key] = calls.get(key, 0) + count
-    return Profiled(path, created[0] if created else 0, steps, operators, calls)
+    return RunSteps(path, created[0] if created else 0, steps, operators, calls)
 
 
-def diff(before: Sequence[Profiled], after: Sequence[Profiled]) -> Difference:
+def diff(before: Sequence[RunSteps], after: Sequence[RunSteps]) -> Difference:
     """Compare the runs of two sides, as `tilewright.trace.compare.change` does.
 
     Raises:
@@ -174,7 +174,7 @@ def diff(before: Sequence[Profiled], after: Sequence[Profiled]) -> Difference:
 
 
 def in_turns(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether runs of two sides, by when each was made, took turns.
+    """Whether the runs of two sides were interleaved, given their times.
 
     >>> in_turns([1, 3, 5], [2, 4, 6]), in_turns([1, 2, 3], [4, 5, 6])
     (True, False)
@@ -182,11 +182,11 @@ def in_turns(first: Sequence[int], second: Sequence[int]) -> bool:
     if len(first) != len(second):
         return False
     order = sorted([(at, 0) for at in first] + [(at, 1) for at in second])
-    # Each pair holds one of both, whichever came first in it.
+    # Each pair has one run of each side, in any order.
     return all(low[1] != high[1] for low, high in list(pairwise(order))[::2])
 
 
-def _operators(first: Sequence[Profiled], second: Sequence[Profiled]) -> list[OperatorChange]:
+def _operators(first: Sequence[RunSteps], second: Sequence[RunSteps]) -> list[OperatorChange]:
     keys = dict.fromkeys(key for run in (*first, *second) for key in run.operators)
     found = []
     for where, operator in keys:
@@ -197,7 +197,7 @@ def _operators(first: Sequence[Profiled], second: Sequence[Profiled]) -> list[Op
     return sorted(found, key=lambda change: -abs(change.difference_us))
 
 
-def _each_step(side: Sequence[Profiled], key: tuple[Where, str]) -> tuple[float, float]:
+def _each_step(side: Sequence[RunSteps], key: tuple[Where, str]) -> tuple[float, float]:
     steps = sum(len(run.steps) for run in side)
     us = sum(sum(run.operators.get(key, {}).values()) for run in side)
     return us / steps, sum(run.calls.get(key, 0) for run in side) / steps

@@ -1,4 +1,4 @@
-"""A side of a comparison from whatever is at hand: runs, a trace, or step times alone."""
+"""Reads one side of a comparison: runs, a trace, or a list of step times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tilewright.records.errors import StoreError
 from tilewright.store import Run
 from tilewright.trace.analysis import analyse
-from tilewright.trace.compare.diff import Profiled, read_run, runs_of
+from tilewright.trace.compare.diff import RunSteps, read_run, runs_of
 from tilewright.trace.load import load_traces
 
 _RUN = b"DUCK"
@@ -22,8 +22,8 @@ _TIMES = re.compile(rb"[\s\[]*\d[\d\s.,eE+-]*\]?\s*")
 _MOST_BYTES = 1 << 26
 
 
-def read_side(side: Path, tell: Callable[[str], None] = lambda _: None) -> list[Profiled]:
-    """The runs of a folder, one run, one trace, or a text of step times in microseconds, with blanks or commas between.
+def read_side(side: Path, tell: Callable[[str], None] = lambda _: None) -> list[RunSteps]:
+    """The runs of a folder, one run, one trace, or a text of step times in microseconds, separated by blanks or commas.
 
     `tell` hears what takes long.
 
@@ -37,7 +37,7 @@ def read_side(side: Path, tell: Callable[[str], None] = lambda _: None) -> list[
         with side.open("rb") as file:
             head = file.read(_HEAD)
     except FileNotFoundError as error:
-        raise StoreError(f"no run, no trace and no step times {side}") from error
+        raise StoreError(f"no run, trace or list of step times at {side}") from error
     except OSError as error:
         raise StoreError(f"cannot read {side}: {error.strerror}") from error
     if head[_MAGIC] == _RUN:
@@ -45,7 +45,7 @@ def read_side(side: Path, tell: Callable[[str], None] = lambda _: None) -> list[
     return [_read_times(side) if _TIMES.fullmatch(head) else _read_trace(side, tell)]
 
 
-def _read_times(path: Path) -> Profiled:
+def _read_times(path: Path) -> RunSteps:
     if path.stat().st_size > _MOST_BYTES:
         raise StoreError(f"{path} is too large for a list of step times")
     words = re.split(r"[\s,]+", path.read_text("utf-8", "replace").strip("[] \t\r\n,"))
@@ -56,13 +56,13 @@ def _read_times(path: Path) -> Profiled:
         except ValueError:
             us = math.nan
         if not 0 < us < math.inf:
-            raise StoreError(f"{path} is no list of step times: {word[:40]!r} is no positive number")
+            raise StoreError(f"{path} is not a list of step times: {word[:40]!r} is not a positive number")
         steps.append(us)
-    return Profiled(path, path.stat().st_mtime_ns // 1000, tuple(steps), {}, {})
+    return RunSteps(path, path.stat().st_mtime_ns // 1000, tuple(steps), {}, {})
 
 
-def _read_trace(path: Path, tell: Callable[[str], None]) -> Profiled:
-    """By way of a run that lasts no longer than this."""
+def _read_trace(path: Path, tell: Callable[[str], None]) -> RunSteps:
+    """Load the trace into a temporary run."""
     with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
         run = Path(folder) / "run.duckdb"
         with Run.create(run, command="", target=str(path), case=path.name) as made:

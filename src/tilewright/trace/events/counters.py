@@ -15,7 +15,7 @@ _NO_NUMBER = "a counter without a number"
 
 
 def add_counters(connection: DuckDBPyConnection, tracks: Tracks) -> int:
-    """Rows of `counter` from the staged events; returns how many events gave some."""
+    """Rows of `counter` from the staged events; returns the number of events with a counter."""
     connection.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE reading AS

@@ -1,4 +1,4 @@
-"""Flow events joined to arrows between slices."""
+"""Joins flow events to arrows between slices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def find_points(connection: DuckDBPyConnection) -> FlowPoints:
 
 
 def write_flows(connection: DuckDBPyConnection, slices: Slices, flows: Flows) -> str | None:
-    """Rows of `flow`, and of rejects; returns a word on their clocks, if they disagree."""
+    """Rows of `flow` and of rejects; returns a note if the clocks disagree."""
     reject(connection, flows.homeless, _HOMELESS)
     reject(connection, flows.partnerless, _PARTNERLESS)
     first = next_id(connection, "flow", "id")
@@ -76,7 +76,7 @@ class FlowPoints:
         return join_flows(self, self.places(slices))
 
     def places(self, slices: Slices) -> Ints:
-        """The slice that each binds to, as its place in the nest, or -1."""
+        """The index in the nest of the slice that each binds to, or -1."""
         place = slices.nest.holding(self.track, self.ts)
         if not self.enclosing.all():
             place = np.where(self.enclosing, place, slices.nest.following(self.track, self.ts))
@@ -85,7 +85,7 @@ class FlowPoints:
 
 @dataclass(frozen=True)
 class Flows:
-    """Arrows as places in the nest, by the seq of their later event; and the events that made none."""
+    """Arrows as indices in the nest, ordered by the seq of their later event; and the events without an arrow."""
 
     seq: Ints
     slice_out: Ints
@@ -118,7 +118,7 @@ def join_flows(points: FlowPoints, place: Ints) -> Flows:
     phase = np.where(ended & (phase == STEP), START, phase)
     here = np.arange(len(kept))
     giver = np.maximum.accumulate(np.where(phase != END, here, -1)) if len(kept) else here
-    # A step takes from what stands before it, itself left out.
+    # A step continues the event before it, not itself.
     giver = np.where(phase == STEP, np.concatenate([[-1], giver[:-1]]), giver) if len(kept) else giver
     joined = (phase != START) & (giver >= 0) & ~ended
     joined &= key[np.maximum(giver, 0)] == key

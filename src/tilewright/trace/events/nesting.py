@@ -1,4 +1,4 @@
-"""Which slice of a track holds which: the parent and the depth of every slice, without a loop over slices."""
+"""The parent and depth of every slice, computed with arrays instead of a loop over slices."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Ints = NDArray[np.int64]
 
 PENDING = np.iinfo(np.int64).max
 _NEVER = int(np.iinfo(np.int64).min)
-# Beyond this many levels one pass over what is left is cheaper than a pass per level.
+# Beyond this depth one pass over the remaining slices is cheaper than a pass per level.
 _LEVELS = 256
-# What a group and a time, folded into one number, must stay below.
+# Upper bound of a group and a time combined in one integer.
 _ROOM = 1 << 62
 
 
 @dataclass(frozen=True)
 class Nest:
-    """Slices sorted by track, begin, longest first, then place in the file; all arrays are in that order.
+    """Slices sorted by track, begin, descending length, then position in the file; all arrays have that order.
 
     Attributes:
         order: for each place, which of the given slices stands there.
@@ -38,7 +38,7 @@ class Nest:
     overlaps: NDArray[np.bool_]
 
     def holding(self, track: Ints, ts: Ints) -> Ints:
-        """For each (track, ts) the place of the innermost slice that is open then, or -1.
+        """For each (track, ts) the index of the innermost slice that is open then, or -1.
 
         Where none is, a slice without length that stands at this very moment will do.
         """
@@ -55,7 +55,7 @@ class Nest:
         return place
 
     def following(self, track: Ints, ts: Ints) -> Ints:
-        """For each (track, ts) the place of the first slice that begins then or later, or -1."""
+        """For each (track, ts) the index of the first slice that begins then or later, or -1."""
         place = self._search(track, ts, "left")
         inside = place < len(self.ts)
         found = np.where(inside, place, 0)
@@ -69,7 +69,7 @@ class Nest:
         return np.where((place >= 0) & (self.track[place] == track), place, -1)
 
     def _search(self, track: Ints, ts: Ints, side: str) -> Ints:
-        """Binary search in (track, ts), both folded into one integer."""
+        """Binary search in (track, ts), combined in one integer."""
         tracks = int(self.track.max(initial=0)) + int(track.max(initial=0)) + 1
         codes, times = _coded(np.concatenate([self.ts, ts]), tracks)
         key, wanted, span = codes[: len(self.ts)], codes[len(self.ts) :], times.count
@@ -78,7 +78,7 @@ class Nest:
 
 
 def nest(track: Ints, ts: Ints, dur: Ints) -> Nest:
-    """The nest of slices given as int64[n] arrays in the order of the file; `dur` is -1 where a slice never ended.
+    """The nest of slices given as int64[n] arrays in the order of the file; `dur` is -1 for a slice that never ended.
 
     A slice is inside another of its track if it begins no earlier and ends no later; a slice without length is
     outside a longer one that ends where it stands. Of equal ones the first in the file is the outer. Level by level: a
@@ -88,8 +88,7 @@ def nest(track: Ints, ts: Ints, dur: Ints) -> Nest:
     end = np.where(dur < 0, PENDING, ts + np.maximum(dur, 0))
     order = np.lexsort((-end, ts, track))
     track, ts, end = track[order], ts[order], end[order]
-    # A slice without length reaches just beyond its place: a longer one that ends there does not hold it, another
-    # without length does.
+    # An empty slice ends just after its time: a longer slice that ends there does not contain it, an equal one does.
     beyond = max(int(ts.max()), int(end.max(where=end != PENDING, initial=_NEVER))) + 1 if len(ts) else 0
     first_track = int(track.min(initial=0))
     codes, ends = _coded(np.minimum(end, beyond), max(len(ts), int(track.max(initial=0)) - first_track + 1))
@@ -137,7 +136,7 @@ def _coded(times: Ints, groups: int) -> tuple[Ints, _Times]:
     if len(times):
         low = int(times.min())
         count = int(times.max()) - low + 1
-        # `nest` doubles them, and adds a group to its own end.
+        # `nest` doubles the times and adds the group.
         if 4 * groups * (count + 1) < _ROOM:
             return times - low, _Times(count, low)
     ranked, codes = np.unique(times, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Begin and end events joined to slices, as a stack of each thread or each asynchronous id joins them."""
+"""Pairs begin and end events to slices, with a stack per thread or asynchronous id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Event = tuple[int, str, object, int, str | None, str | None]  # seq, phase, plac
 
 @dataclass
 class Paired:
-    """Slices by the seq of their begin; `dur` is -1 where no end came."""
+    """Slices by the seq of their begin; `dur` is -1 if there was no end."""
 
     seq: list[int] = field(default_factory=list)
     place: list[object] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Paired:
 
 
 def pair(events: Iterable[Event], begins: Sequence[str], ends: Sequence[str]) -> Paired:
-    """Join `events`, given in the order of time, place by place.
+    """Pair `events`, given in the order of time, for each place.
 
     An end closes the last open begin whose category and name agree with the end's own, as far as both have
     them. A phase that is neither is an instant of no length.

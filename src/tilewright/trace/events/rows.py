@@ -1,4 +1,4 @@
-"""Rows and columns into tables, many at a time."""
+"""Bulk insertion of rows into tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def append(connection: DuckDBPyConnection, table: str, rows: Sequence[tuple[object, ...]]) -> None:
-    """Append `rows`, one value a column.
+    """Append `rows` of one value per column.
 
     Columns are handed over as arrays of objects: lists as parameters are four times slower, and `executemany` is
     slower by far. DuckDB guesses their type from a sample, which must be all of them (`pandas_analyze_sample`).
@@ -26,7 +26,7 @@ def append(connection: DuckDBPyConnection, table: str, rows: Sequence[tuple[obje
 
 
 def next_id(connection: DuckDBPyConnection, table: str, column: str) -> int:
-    """The first id after those in `table`; 0 where it is empty."""
+    """The next free id of `table`; 0 if it is empty."""
     row = connection.execute(f"SELECT coalesce(max({column}), -1) + 1 FROM {table}").fetchone()
     assert row is not None
     return int(row[0])

@@ -1,4 +1,4 @@
-"""Staged events into slices, nested; and the arrays that flows bind to."""
+"""Builds nested slices from staged events, and the arrays to which flows bind."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NEVER_BEGAN = "an end without a begin"
 
 
 @dataclass(frozen=True)
-class Found:
-    """Slices before they are nested: int64[n] arrays in the order of the file; and how many ends closed one."""
+class UnnestedSlices:
+    """Slices before nesting: int64[n] arrays in the order of the file; and the number of paired ends."""
 
     seq: Ints
     track: Ints
@@ -39,7 +39,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Slices:
-    """The nest of a file; for each of its places the id in table `slice`, the seq of its event, and how long it is."""
+    """The nest of a file, with the id in table `slice`, the seq of the event and the duration of each slice."""
 
     nest: Nest
     ids: Ints
@@ -48,14 +48,14 @@ class Slices:
     paired: int
 
     def staged_before(self, seq: Ints) -> Ints:
-        """For each seq the place of the slice that was staged last before it, or -1."""
+        """For each seq the index of the last slice staged before it, or -1."""
         order = np.argsort(self.seq, kind="stable")
         before = np.searchsorted(self.seq[order], seq) - 1
         return np.where(before >= 0, order[before], -1) if len(order) else before
 
 
-def find_slices(connection: DuckDBPyConnection, tracks: Tracks) -> Found:
-    """The slices of the staged events, begins and ends paired; their tracks are made where there are none yet."""
+def find_slices(connection: DuckDBPyConnection, tracks: Tracks) -> UnnestedSlices:
+    """The slices of the staged events, begins and ends paired; creates missing tracks."""
     whole = fetch(
         connection,
         "SELECT seq, track_id, ts, coalesce(dur, 0) FROM event JOIN place USING (pid, tid) "
@@ -67,11 +67,13 @@ def find_slices(connection: DuckDBPyConnection, tracks: Tracks) -> Found:
         columns = pairs.seq, [cast("int", place) for place in pairs.place], pairs.ts, pairs.dur
         parts.append([np.asarray(column, np.int64) for column in columns])
     seq, track, ts, dur = (np.concatenate(column) for column in zip(*parts, strict=True))
-    # Pieces of a file that were read side by side come back mixed.
+    # Parts of a file that were read in parallel are interleaved.
     if len(seq) and (np.diff(seq) < 0).any():
         by_seq = np.argsort(seq, kind="stable")
         seq, track, ts, dur = seq[by_seq], track[by_seq], ts[by_seq], dur[by_seq]
-    return Found(seq, track, ts, dur, next_id(connection, "slice", "id"), sum(len(pairs.ends) for pairs in paired))
+    return UnnestedSlices(
+        seq, track, ts, dur, next_id(connection, "slice", "id"), sum(len(pairs.ends) for pairs in paired)
+    )
 
 
 def fetch(connection: DuckDBPyConnection, sql: str) -> list[Ints]:
@@ -81,7 +83,7 @@ def fetch(connection: DuckDBPyConnection, sql: str) -> list[Ints]:
 
 
 def _wide_instants(connection: DuckDBPyConnection, tracks: Tracks) -> list[Ints]:
-    """Instants of a process or of the whole trace: one track for each process, one for the trace."""
+    """Instants of a process or of the whole trace: a track per process, and one for the trace."""
     rows = connection.execute(f"SELECT seq, ts, pid, scope FROM event WHERE {WIDE}").fetchall()
     made: dict[str | None, int] = {}
     seq, track, ts = [], [], []
@@ -96,7 +98,7 @@ def _wide_instants(connection: DuckDBPyConnection, tracks: Tracks) -> list[Ints]
 
 
 def _pair(connection: DuckDBPyConnection, tracks: Tracks) -> list[Paired]:
-    """Begin and end events of threads, and of asynchronous ids, which get a track each."""
+    """Pair begin and end events of threads, and of asynchronous ids, which get a track each."""
     threads: list[Event] = connection.execute(
         "SELECT seq, ph, track_id, ts, category, name FROM event JOIN place USING (pid, tid) "
         f"WHERE ph IN {NESTED_PHASES} ORDER BY ts, seq"
@@ -107,7 +109,7 @@ def _pair(connection: DuckDBPyConnection, tracks: Tracks) -> list[Paired]:
     made: dict[object, int] = {}
     events: list[Event] = []
     for seq, phase, pid, identity, ts, category, name in asynchronous:
-        # The older kind has one slice at a time under a name; the newer nests, and an end needs no name.
+        # The older kind has one open slice per name; the newer nests, and its ends may lack a name.
         key = (pid, identity, category, name if phase in "STpF" else None)
         if key not in made:
             made[key] = tracks.async_track(tracks.process(pid).upid, name)
@@ -120,7 +122,7 @@ def _pair(connection: DuckDBPyConnection, tracks: Tracks) -> list[Paired]:
 
 
 def reject(connection: DuckDBPyConnection, seq: Ints, reason: str) -> None:
-    """Staged events as rejects, written again from what was staged of them."""
+    """Write staged events to `reject`."""
     if not len(seq):
         return
     lost = {"seq": seq}  # noqa: F841  # DuckDB finds it by its name
@@ -136,7 +138,7 @@ def reject(connection: DuckDBPyConnection, seq: Ints, reason: str) -> None:
 
 
 def _merge_arguments(connection: DuckDBPyConnection, ends: list[tuple[int, int]]) -> None:
-    """The arguments of an end join those of its begin."""
+    """Merge the arguments of an end into those of its begin."""
     if not ends:
         return
     pairs = np.asarray(ends, np.int64)
@@ -151,14 +153,14 @@ def _merge_arguments(connection: DuckDBPyConnection, ends: list[tuple[int, int]]
 
 
 def _ids(nested: Nest, first: int, seq: Ints) -> Ints:
-    """One id a place, over all tracks in the order of time, longest first, then in the order of the file."""
+    """An id per slice, over all tracks: by time, descending length, then order in the file."""
     ids = np.empty(len(nested.ts), np.int64)
     ids[np.lexsort((seq[nested.order], -nested.end, nested.ts))] = np.arange(first, first + len(nested.ts))
     return ids
 
 
 def write_slices(connection: DuckDBPyConnection, slices: Slices, prefix: str) -> None:
-    """Rows of `slice`, `overlap` and `arg_set`; `prefix` begins the keys of arguments."""
+    """Rows of `slice`, `overlap` and `arg_set`; `prefix` is that of the arguments' keys."""
     nested, ids = slices.nest, slices.ids
     parent = np.ma.masked_array(ids[nested.parent] if len(ids) else ids, nested.parent < 0)
     placed = {  # noqa: F841  # DuckDB finds it by its name

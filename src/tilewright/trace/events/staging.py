@@ -1,4 +1,4 @@
-"""View `event`: the events of one file, all formats alike, before they become rows of the schema."""
+"""View `event`: the events of one file of any format, before they become rows of the schema."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ METADATA_PHASES = ("M",)
 HERE = "here"
 KNOWN_PHASES = SLICE_PHASES + NESTED_PHASES + ASYNC_PHASES + FLOW_PHASES + COUNTER_PHASES + METADATA_PHASES
 
-# Instants of a process or of the whole trace, which stand on no thread's track.
+# Instants of a process or of the whole trace, which have no thread's track.
 WIDE = "(ph IN ('i', 'I', 'R') AND coalesce(scope, 't') IN ('p', 'g'))"
 
 # More than a piece has events; what is below it in `seq` is the row of `staged`.
@@ -46,7 +46,7 @@ ROW = _PART - 1
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself beside its events."""
+    """The metadata of a file."""
 
     format: str
     base_ns: int = 0
@@ -55,11 +55,11 @@ class Header:
     metadata: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     prefix: str = "args"
-    """Of the arguments' keys, as Perfetto has it for the format."""
+    """Of the arguments' keys, as in Perfetto for the format."""
 
 
 def make_tables(connection: DuckDBPyConnection) -> None:
-    """Empty `staged`, `event` as its readers see it, and `event_reject` for what cannot even be an event.
+    """Create the empty tables `staged` and `event_reject` (for invalid events), and the view `event`.
 
     `event.seq` grows with the place in the file. `lane` has the tracks that are no thread's own, of formats that
     know such: events on them have no `pid`, and the lane's name as `tid`; the lane's `pid` is the process that it
@@ -77,7 +77,7 @@ def make_tables(connection: DuckDBPyConnection) -> None:
 
 
 def drop_tables(connection: DuckDBPyConnection) -> None:
-    """Everything staged, once it is in the schema."""
+    """Drop the staging tables."""
     connection.execute("DROP VIEW IF EXISTS event")
     for table in ("staged", "event_reject", "lane", "place"):
         connection.execute(f"DROP TABLE IF EXISTS {table}")

@@ -55,7 +55,7 @@ class _Lane:
 
 @dataclass
 class Tracks:
-    """The rows of one file; ids go on from those of the files before it."""
+    """The processes, threads and tracks of one file; ids continue after those of earlier files."""
 
     connection: DuckDBPyConnection
     file_id: int
@@ -64,7 +64,7 @@ class Tracks:
     threads: dict[tuple[str, str], _Thread] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Perfetto keeps 0 for what runs when nothing does.
+        # Perfetto reserves 0 for the idle thread.
         self._next_upid = max(1, next_id(self.connection, "process", "upid"))
         self._next_utid = max(1, next_id(self.connection, "thread", "utid"))
         self._next_track = next_id(self.connection, "track", "id")
@@ -91,7 +91,7 @@ class Tracks:
         return number
 
     def instant_track(self, upid: int | None) -> int:
-        """Of a process, or of the whole trace."""
+        """The track of instants of a process, or of the whole trace."""
         if upid is None:
             return self._track(None, "legacy_chrome_global_instants")
         number = self._track(None, "chrome_process_instant")
@@ -104,7 +104,7 @@ class Tracks:
         return number
 
     def counter_track(self, pid: str, tid: str, name: str) -> int:
-        """A counter's; `tid` is a lane or empty."""
+        """The track of a counter; `tid` is a lane or empty."""
         lane = self.lanes.get(tid)
         if lane is None:
             number = self._track(name, "json_counter")
@@ -135,7 +135,7 @@ class Tracks:
         return number
 
     def find(self) -> None:
-        """Every process and thread that the staged events name, and what metadata events call them.
+        """Find all processes and threads of the staged events, and their names from metadata events.
 
         Leaves table `place` (pid, tid, track_id) with a track for each thread or lane that has events.
         """
@@ -173,7 +173,7 @@ class Tracks:
         return self.thread_track(self.thread(pid, tid).utid) if lane is None else self.lane_track(lane)
 
     def write(self) -> None:
-        """Into the tables of the schema."""
+        """Write them to the tables of the schema."""
         append(self.connection, "process", [process.row(self.file_id) for process in self.processes.values()])
         append(self.connection, "thread", [thread.row() for thread in self.threads.values()])
         append(self.connection, "track", self._tracks)
@@ -183,7 +183,7 @@ class Tracks:
 
 
 def _number(key: str) -> int | None:
-    """The id as a number, where it is one that fits."""
+    """The id as a number, or None if it is not one in range."""
     if not re.fullmatch(r"-?\d{1,19}", key):
         return None
     number = int(key)
@@ -191,7 +191,7 @@ def _number(key: str) -> int | None:
 
 
 def add_metadata(connection: DuckDBPyConnection, tracks: Tracks, header: Header) -> int:
-    """Rows of `metadata`: what the file says of itself, and its metadata events; returns how many events."""
+    """Rows of `metadata` from the header and the metadata events; returns the number of these events."""
     rows = connection.execute(
         f"SELECT pid, tid, coalesce(name, ''), args FROM event WHERE ph IN {METADATA_PHASES} ORDER BY seq"
     ).fetchall()

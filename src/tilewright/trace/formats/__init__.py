@@ -1,1 +1,1 @@
-"""One file a format: each fills table `staged`."""
+"""Readers of trace formats, one file each, which fill table `staged`."""

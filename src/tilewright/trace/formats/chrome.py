@@ -1,4 +1,4 @@
-"""Chrome's trace format, which Kineto writes too: the fast way, or else the patient one."""
+"""Chrome's trace format, which Kineto writes too: read by DuckDB, or event by event if that fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def stage(plain: Path, path: Path, connection: DuckDBPyConnection) -> Header:
     """Fill `staged` and `event_reject` from the unpacked file `plain`, which errors call `path`.
 
     Raises:
-        TraceError: the file is no trace.
+        TraceError: the file is not a trace.
     """
     extent = find_extent(plain)
     if extent is not None and typed.stage(plain, extent, connection):

@@ -1,4 +1,4 @@
-"""Times of Perfetto's packets, each told by some clock, on the one clock of the trace: the time since boot."""
+"""Converts the times of Perfetto's packets, which have different clocks, to the time since boot."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 REALTIME, BOOT = 1, 6
-# Ids of clocks that only one writer knows.
+# Ids of clocks that are local to one writer.
 _OF_A_WRITER = range(64, 128)
 
 Clock = tuple[int, int]
-"""The id of a clock, and the writer that it belongs to, or 0."""
+"""The id of a clock, and its writer, or 0 for a global clock."""
 
 
-class Unplaced(Exception):
-    """A time of a clock that no snapshot joins to the trace's."""
+class NoSnapshot(Exception):
+    """No snapshot relates the clock of a time to the trace's clock."""
 
 
 @dataclass
@@ -28,12 +28,12 @@ class _Delta:
 
 @dataclass
 class Clocks:
-    """Offsets between clocks, as far as the file was read: a snapshot is several clocks at one moment."""
+    """Offsets between clocks, from the snapshots read so far; a snapshot has several clocks at one moment."""
 
     base_ns: int = 0
-    """Between the time since boot and that since 1970, at the first snapshot that has both."""
-    _seen: dict[Clock, list[tuple[int, int]]] = field(default_factory=dict)
-    """Of each clock its times at snapshots, rising, and the boot time of each."""
+    """The time since 1970 minus that since boot, at the first snapshot with both."""
+    _snapshots: dict[Clock, list[tuple[int, int]]] = field(default_factory=dict)
+    """For each clock (time, boot time) pairs at snapshots, ascending."""
     _deltas: dict[Clock, _Delta] = field(default_factory=dict)
     _units: dict[Clock, int] = field(default_factory=dict)
 
@@ -52,19 +52,19 @@ class Clocks:
         if not self.base_ns and (REALTIME, 0) in times:
             self.base_ns = times[REALTIME, 0] - boot
         for clock, time in times.items():
-            seen = self._seen.setdefault(clock, [])
-            if not seen or time > seen[-1][0]:
-                seen.append((time, boot))
+            snapshots = self._snapshots.setdefault(clock, [])
+            if not snapshots or time > snapshots[-1][0]:
+                snapshots.append((time, boot))
 
     def _boot_time(self, times: dict[Clock, int]) -> int | None:
-        """Of a snapshot: told by it, or by an earlier one that has one of its clocks."""
+        """The boot time of a snapshot: its own, or derived from an earlier one that shares a clock."""
         if (BOOT, 0) in times:
             return times[BOOT, 0]
-        known = next((clock for clock in times if clock in self._seen), None)
+        known = next((clock for clock in times if clock in self._snapshots), None)
         return None if known is None else self._on_boot_clock(known, times[known])
 
     def boot_ns(self, number: int, writer: int, time: int) -> int:
-        """What clock `number` tells as `time`, in nanoseconds since boot; raises Unplaced."""
+        """`time` of clock `number` in nanoseconds since boot; raises NoSnapshot."""
         clock = _clock(number, writer)
         if clock == (BOOT, 0):
             return time
@@ -72,16 +72,16 @@ class Clocks:
         if delta is not None:
             delta.last += time * delta.unit_ns
             return self._on_boot_clock(clock, delta.last)
-        if clock not in self._seen:
-            raise Unplaced
+        if clock not in self._snapshots:
+            raise NoSnapshot
         return self._on_boot_clock(clock, time * self._units[clock])
 
     def _on_boot_clock(self, clock: Clock, time: int) -> int:
         """By the last snapshot before that time, or else the first one."""
-        seen = self._seen.get(clock)
-        if not seen:
-            raise Unplaced
-        there, boot = seen[max(bisect_right(seen, (time, 1 << 80)) - 1, 0)]
+        snapshots = self._snapshots.get(clock)
+        if not snapshots:
+            raise NoSnapshot
+        there, boot = snapshots[max(bisect_right(snapshots, (time, 1 << 80)) - 1, 0)]
         return boot + time - there
 
 

@@ -1,4 +1,4 @@
-"""Chrome's trace format, event by event: exact to the nanosecond, and patient with whatever a file holds."""
+"""Chrome's trace format, event by event: exact to the nanosecond, and tolerant of damaged events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stage(plain: Path, connection: DuckDBPyConnection, path: Path) -> Header:
     """Fill `staged` and `event_reject` from the unpacked file `plain`, which errors call `path`.
 
     Raises:
-        TraceError: the file is no trace.
+        TraceError: the file is not a trace.
     """
     scanner = Scanner(plain, path)
     rows: list[tuple[object, ...]] = []
@@ -33,7 +33,7 @@ def stage(plain: Path, connection: DuckDBPyConnection, path: Path) -> Header:
     for event in scanner.events():
         try:
             rows.append(staged(event))
-        except Unfit as why:
+        except InvalidEvent as why:
             rejects.append((str(why), shown(event)))
         if len(rows) + len(rejects) >= _BATCH:
             append(connection, "staged", rows)
@@ -46,21 +46,21 @@ def stage(plain: Path, connection: DuckDBPyConnection, path: Path) -> Header:
     return header_of(scanner.header, scanner.notes)
 
 
-class Unfit(Exception):
-    """Why an event can be no row."""
+class InvalidEvent(Exception):
+    """The reason why an event cannot become a row."""
 
 
 def staged(event: object) -> tuple[object, ...]:
-    """One event of the file as a row of `staged`; raises Unfit."""
+    """One event of the file as a row of `staged`; raises InvalidEvent."""
     if not isinstance(event, dict):
-        raise Unfit("not an object")
+        raise InvalidEvent("not an object")
     phase = event.get("ph")
     if phase not in KNOWN_PHASES:
-        raise Unfit(f"unknown phase {_short(phase)}")
+        raise InvalidEvent(f"unknown phase {_short(phase)}")
     timed = phase != "M"
     duration = _nanoseconds(event, "dur") if phase == "X" else None
     if duration is not None and duration < 0:
-        raise Unfit("negative duration")
+        raise InvalidEvent("negative duration")
     return (
         0,
         phase,
@@ -78,7 +78,7 @@ def staged(event: object) -> tuple[object, ...]:
 
 
 def identity(event: Mapping[str, Any]) -> str | None:
-    """What joins the events of one flow or asynchronous slice."""
+    """The id shared by the events of one flow or asynchronous slice."""
     given = event.get("id")
     if given is None and isinstance(event.get("id2"), dict):
         given = event["id2"].get("global", event["id2"].get("local"))
@@ -89,7 +89,7 @@ def identity(event: Mapping[str, Any]) -> str | None:
 
 
 def arguments(value: object) -> str | None:
-    """As JSON text; what is no object stands under the name `value`."""
+    """Arguments as JSON text; a value that is not an object becomes `{"value": ...}`."""
     if value is None or value == {}:
         return None
     return storable(json.dumps(value if isinstance(value, dict) else {"value": value}, ensure_ascii=False))
@@ -107,20 +107,20 @@ def shown(event: object) -> str:
 
 
 def _nanoseconds(event: Mapping[str, Any], key: str) -> int:
-    """Microseconds of the file in nanoseconds, exactly; raises Unfit."""
+    """Microseconds of the file in nanoseconds, exactly; raises InvalidEvent."""
     value = event.get(key)
     if value is None:
-        raise Unfit(f"no {key}")
+        raise InvalidEvent(f"no {key}")
     if isinstance(value, bool) or not isinstance(value, (int, Exact, str)):
-        raise Unfit(f"{key} is not a number")
+        raise InvalidEvent(f"{key} is not a number")
     try:
         nanoseconds = Decimal(value.text if isinstance(value, Exact) else value) * 1000
     except InvalidOperation as error:
-        raise Unfit(f"{key} is not a number") from error
+        raise InvalidEvent(f"{key} is not a number") from error
     if not nanoseconds.is_finite():
-        raise Unfit(f"{key} is not finite")
+        raise InvalidEvent(f"{key} is not finite")
     if not -(2**62) < nanoseconds < 2**62:
-        raise Unfit(f"{key} is out of range")
+        raise InvalidEvent(f"{key} is out of range")
     return int(nanoseconds.to_integral_value(ROUND_HALF_UP))
 
 

@@ -1,4 +1,4 @@
-"""Where in a file the array of events lies, without reading the file."""
+"""Finds the array of events in a file without reading all of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BORDER = re.compile(rb'\}[ \t\r\n]*,(?=[ \t\r\n]*\{[ \t\r\n]*")')
 
 @dataclass(frozen=True)
 class Extent:
-    """Bytes `start` to `end` of a file are the array, brackets included; `header` holds the keys around it."""
+    """The array is at bytes `start` to `end` of the file, brackets included; `header` has the keys around it."""
 
     start: int
     end: int
@@ -22,7 +22,7 @@ class Extent:
 
 
 def find_extent(path: Path) -> Extent | None:
-    """The array of events, or None where a closer look is needed: damage, or keys of unusual size around it."""
+    """The array of events, or None if it cannot be found quickly: damage, or large keys around it."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_HEAD)
@@ -40,7 +40,7 @@ def find_extent(path: Path) -> Extent | None:
 
 
 def borders(path: Path, extent: Extent, size: int) -> list[int]:
-    """Commas that stand between two events, about every `size` bytes; fewer where none is seen.
+    """Positions of commas between two events, about every `size` bytes; fewer if none is found.
 
     One may stand within an event after all; then neither side of it is JSON.
     """
@@ -55,8 +55,8 @@ def borders(path: Path, extent: Extent, size: int) -> list[int]:
 
 
 def _start(head: bytes) -> tuple[int, dict[str, object] | None] | None:
-    """The offset of the array and the keys before it, which are None where the array stands alone."""
-    # A piece of a character may be left at the end.
+    """The offset of the array and the keys before it, which are None for a bare array."""
+    # The last character may be cut.
     text = head.decode("utf-8", "strict" if len(head) < _HEAD else "ignore")
     at = _skip(text, 0)
     if text[at : at + 1] == "[":
@@ -79,7 +79,7 @@ def _start(head: bytes) -> tuple[int, dict[str, object] | None] | None:
 
 
 def _end(tail: bytes, bare: bool) -> tuple[int, dict[str, object]] | None:
-    """How many bytes follow the array, and the keys among them.
+    """The number of bytes after the array, and the keys in them.
 
     It ends at the first bracket after which only the rest of the object stands. After a bracket within an event
     more would have to be closed than was opened; after one within a string, a quote would stay open.
@@ -87,7 +87,7 @@ def _end(tail: bytes, bare: bool) -> tuple[int, dict[str, object]] | None:
     if bare:
         rest = tail.rstrip(b" \t\r\n")
         return (len(tail) - len(rest), {}) if rest.endswith(b"]") else None
-    # Keys after the array are few and short; the search goes from the end and stops well before events fill it.
+    # Keys after the array are few and short, so the search from the end is bounded.
     best, at = None, len(tail)
     for _ in range(300):
         at = tail.rfind(b"]", 0, at)

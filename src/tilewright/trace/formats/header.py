@@ -1,4 +1,4 @@
-"""What a trace in Chrome's format says of itself beside its events."""
+"""The metadata of a trace in Chrome's format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilewright.trace.events.staging import Header
 
 
 def header_of(values: Mapping[str, object], notes: Sequence[str]) -> Header:
-    """From the keys around `traceEvents`: Kineto writes its clock's zero and the rank there."""
+    """The header from the keys around `traceEvents`, where Kineto writes its clock's zero and the rank."""
     base, distributed = values.get("baseTimeNanoseconds"), values.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     rows = [

@@ -1,4 +1,4 @@
-"""The tracks of Perfetto's own format: threads, and tracks that are none; a packet may describe one after its use."""
+"""The tracks of Perfetto's own format, threads and others; a packet may describe a track after its use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewright.trace.formats.track_event import decoded
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-# How far up parents are looked for; tracks that are each other's parent would have no end.
+# Longest chain of parents, a bound for cyclic ones.
 _HIGHEST = 100
 _UNITS = {1: "ns", 2: "count", 3: "bytes"}
 
@@ -22,7 +22,7 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True)
 class Counter:
-    """How the values of a counter are told."""
+    """The encoding of a counter's values."""
 
     is_incremental: bool = False
     unit: int = 1
@@ -39,7 +39,7 @@ class Lanes:
         self._threads: dict[tuple[int, int], str | None] = {}
 
     def describe(self, track: Any) -> None:
-        """Another description of a track adds to the one before."""
+        """Add a description of a track, merged with earlier ones."""
         if track.uuid in self._described:
             self._described[track.uuid].MergeFrom(track)
         else:
@@ -63,7 +63,7 @@ class Lanes:
         return Counter(track.counter.is_incremental, track.counter.unit_multiplier or 1)
 
     def place(self, uuid: int, event: str | None) -> Place:
-        """Where an event of that track is staged; a track that nobody names is called as its first event is."""
+        """The (pid, tid) of an event of that track; an unnamed track gets the name of its first event."""
         if uuid not in self._placed:
             self._placed[uuid] = self._place(uuid)
             self._names[uuid] = event or "" if uuid else "Default Track"
@@ -85,7 +85,7 @@ class Lanes:
         ]
 
     def write(self, connection: DuckDBPyConnection) -> None:
-        """Fill `lane`; and move the staged events of threads that were described after their use."""
+        """Fill `lane`, and move the staged events of threads that were described after their use."""
         late = [(self._placed[uuid][1], *self._place(uuid)) for uuid in self._placed if self._moved(uuid)]
         if late:
             connection.execute("CREATE OR REPLACE TEMP TABLE late (was VARCHAR, pid VARCHAR, tid VARCHAR)")
@@ -113,7 +113,7 @@ class Lanes:
         return f"track {uuid}", name or None, unit, pid, tid
 
     def _owner(self, uuid: int) -> tuple[str | None, str | None]:
-        """The process, and the thread if any, that a track is below."""
+        """The process, and the thread if any, above a track."""
         for _ in range(_HIGHEST):
             track = self._described.get(uuid)
             if track is None:
@@ -127,5 +127,5 @@ class Lanes:
 
 
 def _name(names: dict[Any, str | None], key: Any, name: str | bytes | None) -> None:
-    """A name, kept where another description of the same has none."""
+    """Set a name, unless the new description has none."""
     names[key] = decoded(name) if name else names.get(key)

@@ -1,7 +1,7 @@
-"""Nsight Systems' SQLite export, in the words that Kineto has for the same things.
+"""Nsight Systems' SQLite export, with Kineto's names for the same events.
 
-Tables and columns after "SQLite Schema Reference" of the Nsight Systems exporter documentation. What is not read is
-said in the file's note.
+Tables and columns are those of "SQLite Schema Reference" in the Nsight Systems exporter documentation. The file's note
+lists tables that are not read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def stage(path: Path, connection: DuckDBPyConnection) -> Header:
             source.text_factory = lambda raw: raw.decode("utf-8", "replace")
             export = _Export(source)
             if not export.tables & (_READ - {"StringIds"}):
-                raise TraceError(f"{path} is no export of Nsight Systems: none of its tables is there")
+                raise TraceError(f"{path} is not an export of Nsight Systems: it has none of its tables")
             batch: list[Row] = []
             rejects: list[Row] = []
             for row in export.rows():
@@ -79,7 +79,7 @@ def stage(path: Path, connection: DuckDBPyConnection) -> Header:
 
 
 class _Export:
-    """An open export: whichever of the known tables it has, as rows of `staged`."""
+    """An open export: its known tables as rows of `staged`."""
 
     def __init__(self, source: sqlite3.Connection) -> None:
         self.source = source
@@ -122,7 +122,7 @@ class _Export:
             yield _staged("M", None, "process_labels", str(gpu), args={"labels": f"GPU {gpu}"})
 
     def _calls(self) -> Iterator[Row]:
-        """What the host called; each call of CUDA that launched something with the start of an arrow."""
+        """Calls of the host; each CUDA call that launched something also starts a flow."""
         columns = ("start", "end", "globalTid", "correlationId", "nameId")
         for start, end, thread, correlation, name in self._select("CUPTI_ACTIVITY_KIND_RUNTIME", *columns):
             plain = _VERSIONED.sub("", str(name))
@@ -154,7 +154,7 @@ class _Export:
             yield from _on_device("gpu_memset", "Memset (Device)", activity, {"bytes": nbytes})
 
     def _ranges(self) -> Iterator[Row]:
-        """NVTX: marks, ranges of a thread, and ranges that begin and end anywhere; Kineto's user annotations."""
+        """NVTX marks, ranges of a thread, and ranges across threads, as Kineto's user annotations."""
         columns = ("start", "end", "eventType", "rangeId", "globalTid", "text", "textId")
         for start, end, kind, number, thread, text, registered in self._select("NVTX_EVENTS", *columns):
             name, (pid, tid) = text if text is not None else registered, _thread(thread)
@@ -168,7 +168,7 @@ class _Export:
                     yield _staged("e", "user_annotation", name, pid, tid, end, arrow=str(number))
 
     def _select(self, table: str, *columns: str) -> Iterator[Any]:
-        """Rows of a table, nothing if it is not there; NULL for a column that it lacks, text for an id of one."""
+        """Rows of a table, none if it is missing; NULL for a missing column, text for a string id."""
         if table not in self.tables:
             return iter(())
         there = {row[1] for row in self.source.execute(f'PRAGMA table_info("{table}")')}
@@ -184,7 +184,7 @@ class _Export:
 
 
 def _on_device(category: str, name: object, activity: Sequence[Any], args: dict[str, object]) -> Iterator[Row]:
-    """An activity on a stream, and the arrow's end that its launch started."""
+    """An activity on a stream, and the end of its launch's flow."""
     start, end, device, stream, context, correlation, process = activity
     given = {"device": device, "context": context, "stream": stream, "correlation": correlation, **args}
     yield _staged("X", category, name, str(device), str(stream), start, end, args=given)
@@ -205,7 +205,7 @@ def _staged(
     arrow: str | None = None,
     args: dict[str, object] | None = None,
 ) -> Row:
-    # What is no number is rejected later, with its row.
+    # Values that are not numbers are rejected later, with their row.
     dur = end - start if phase == "X" and isinstance(start, int) and isinstance(end, int) else None
     text = None if name is None else storable(str(name))
     given = None if args is None else storable(json.dumps(args))
@@ -213,12 +213,12 @@ def _staged(
 
 
 def _fault(row: Row) -> str | None:
-    """Why a row can be no event: SQLite takes any value in any column."""
+    """Why a row is not a valid event, or None; SQLite accepts any value in any column."""
     _, phase, _, _, _, _, ts, dur, *_ = row
     if phase == "M":
         return None
     if not isinstance(ts, int) or (phase == "X" and not isinstance(dur, int)):
-        return "start or end is missing or no whole number"
+        return "start or end is missing or not an integer"
     if abs(ts) >= _LIMIT or (isinstance(dur, int) and not 0 <= dur < _LIMIT):
         return "start or end is out of range"
     return None

@@ -1,7 +1,7 @@
-"""Perfetto's own format as a row of packets, read one after another.
+"""Splits Perfetto's own format into packets.
 
-A trace is a Protocol Buffers message whose only field, 1, is repeated: the packets. So their borders are known
-without reading what is in them, and a damaged packet costs only itself.
+A trace is a Protocol Buffers message whose only field, 1, is the repeated packet. So packets can be split without
+decoding them, and a damaged packet does not affect others.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tilewright.records.errors import TraceError
 
 _PACKET = 1
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-# A packet holds an event, or a page of compressed ones. What claims more is damage, or made to fill the memory.
+# A packet has an event, or a page of compressed ones. A larger size means damage or an attack on memory.
 _LARGEST = 1 << 26
 _WIDEST_VARINT = 10
 
 
-class Damaged(Exception):
-    """No packet can begin here, or what one holds cannot be unpacked."""
+class DamagedPacket(Exception):
+    """No packet begins here, or its content cannot be decompressed."""
 
 
 class _Cut(Exception):
@@ -29,7 +29,7 @@ class _Cut(Exception):
 
 
 def is_perfetto(plain: Path) -> bool:
-    """Whether the unpacked file begins as a packet does; a newline before JSON is the same byte."""
+    """Whether the decompressed file begins with a packet; a newline before JSON has the same first byte."""
     with plain.open("rb") as file:
         start = file.read(256)
     return start.startswith(b"\n") and start.lstrip(b" \t\r\n")[:1] not in (b"", b"{", b"[")
@@ -47,29 +47,29 @@ class Packets:
         self.cut_off = False
 
     def __iter__(self) -> Iterator[bytes]:
-        """Raises TraceError where no packet can begin."""
+        """Raises TraceError at a byte that cannot begin a packet."""
         with self._plain.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
                 yield from _split(content)
             except _Cut:
                 self.cut_off = True
-            except Damaged as damage:
-                raise TraceError(f"{self._path} is no trace: {damage}") from damage
+            except DamagedPacket as damage:
+                raise TraceError(f"{self._path} is not a trace: {damage}") from damage
 
 
 def unpacked(compressed: bytes) -> Iterator[bytes]:
-    """The packets within a packet that holds others, compressed; raises Damaged."""
+    """The packets inside a packet of compressed packets; raises DamagedPacket."""
     unpacker = zlib.decompressobj()
     try:
         content = unpacker.decompress(compressed, _LARGEST)
     except zlib.error as error:
-        raise Damaged(str(error)) from error
+        raise DamagedPacket(str(error)) from error
     if unpacker.unconsumed_tail:
-        raise Damaged("it unpacks to more than any packet holds")
+        raise DamagedPacket("it unpacks to more than any packet holds")
     try:
         yield from _split(content)
     except _Cut as cut:
-        raise Damaged("it ends within a packet") from cut
+        raise DamagedPacket("it ends within a packet") from cut
 
 
 def _split(content: bytes | mmap.mmap) -> Iterator[bytes]:
@@ -83,9 +83,9 @@ def _split(content: bytes | mmap.mmap) -> Iterator[bytes]:
             _, at = _varint(content, at) if tag & 7 == _VARINT else (0, at)
             size = {_VARINT: 0, _FIXED32: 4, _FIXED64: 8}[tag & 7]
         else:
-            raise Damaged(f"no packet begins at byte {begun:,}")
+            raise DamagedPacket(f"no packet begins at byte {begun:,}")
         if size > _LARGEST:
-            raise Damaged(f"the packet at byte {begun:,} claims {size:,} bytes")
+            raise DamagedPacket(f"the packet at byte {begun:,} claims {size:,} bytes")
         if at + size > len(content):
             raise _Cut
         if tag >> 3 == _PACKET:
@@ -94,7 +94,7 @@ def _split(content: bytes | mmap.mmap) -> Iterator[bytes]:
 
 
 def _varint(content: bytes | mmap.mmap, at: int) -> tuple[int, int]:
-    """The number that begins at `at`, seven bits a byte, and where it ends."""
+    """The varint at `at` (seven bits per byte), and its end."""
     value = 0
     for index in range(_WIDEST_VARINT):
         if at + index >= len(content):
@@ -103,4 +103,4 @@ def _varint(content: bytes | mmap.mmap, at: int) -> tuple[int, int]:
         value |= (byte & 127) << 7 * index
         if byte < 128:
             return value, at + index + 1
-    raise Damaged(f"no number ends within {_WIDEST_VARINT} bytes of byte {at:,}")
+    raise DamagedPacket(f"no number ends within {_WIDEST_VARINT} bytes of byte {at:,}")

@@ -1,7 +1,7 @@
 """Perfetto's own format (`.pftrace`, `.perfetto-trace`): the track events of its SDK.
 
-Messages and their meaning after Perfetto's `protos/perfetto/trace`; the package `perfetto` brings their reader. Events
-of other sources, such as the kernel's scheduler, are rejects by packet.
+Messages follow Perfetto's `protos/perfetto/trace`; the package `perfetto` decodes them. Packets of other sources, such
+as the kernel's scheduler, are rejects.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from tilewright.records.errors import TraceError
 from tilewright.trace.events.rows import append
 from tilewright.trace.events.staging import HERE, Header
-from tilewright.trace.formats.clocks import BOOT, Clocks, Unplaced
-from tilewright.trace.formats.exact import Unfit
+from tilewright.trace.formats.clocks import BOOT, Clocks, NoSnapshot
+from tilewright.trace.formats.exact import InvalidEvent
 from tilewright.trace.formats.lanes import Lanes
-from tilewright.trace.formats.packets import Damaged, Packets, unpacked
+from tilewright.trace.formats.packets import DamagedPacket, Packets, unpacked
 from tilewright.trace.formats.track_event import Fields, Names, arguments_of, phase_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _LIMIT = 2**62
 _LOST = "packets before it were lost, and with them its names"
 _STATE_CLEARED, _NEEDS_STATE = 1, 2
 _CUT = "the file ends early"
-# What a trace says of itself and of its recording; none of it is an event.
+# Packets with metadata of the trace; they are not events.
 _ABOUT = frozenset(
     ("trace_config", "trace_stats", "trace_uuid", "synchronization_marker", "service_event", "system_info", "trigger",
      "extension_descriptor", "ui_state", "trace_provenance", "trace_attributes", "chrome_trigger", "chrome_metadata",
@@ -36,7 +36,7 @@ _ABOUT = frozenset(
      "track_event_range_of_interest", "concurrent_session_event", "remote_clock_sync", None)
 )  # fmt: skip
 
-# The first of a flow in time begins it, which only shows once all of it was read.
+# The earliest event of a flow begins it, which is known only after reading all of them.
 _ARROWS = {"flow_ids": "t", "flow_ids_old": "t", "terminating_flow_ids": "f", "terminating_flow_ids_old": "f"}
 
 Row = tuple[object, ...]
@@ -46,7 +46,7 @@ def stage(plain: Path, path: Path, connection: DuckDBPyConnection) -> Header:
     """Fill `staged`, `lane` and `event_reject` from the unpacked file `plain`, which errors call `path`.
 
     Raises:
-        TraceError: the file is no trace, or the package `perfetto` is missing.
+        TraceError: the file is not a trace, or the package `perfetto` is missing.
     """
     packets = Packets(plain, path)
     reader = _Reader(_packet_type(path))
@@ -56,7 +56,7 @@ def stage(plain: Path, path: Path, connection: DuckDBPyConnection) -> Header:
             reader.flush(connection)
     reader.finish(connection)
     if not reader.found:
-        raise TraceError(f"{path} is no trace: none of its packets can be read")
+        raise TraceError(f"{path} is not a trace: none of its packets can be read")
     return Header("perfetto", reader.clocks.base_ns, notes=(_CUT,) if packets.cut_off else (), prefix="debug")
 
 
@@ -64,16 +64,16 @@ def _packet_type(path: Path) -> Any:
     try:
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
     except ImportError as error:
-        raise TraceError(f"{path} is in Perfetto's own format, which takes a package: pip install perfetto") from error
+        raise TraceError(f"{path} is in Perfetto's own format, which needs a package: pip install perfetto") from error
     return TracePacket
 
 
 @dataclass
 class _Writer:
-    """One sequence of packets: what its later packets take for said."""
+    """The incremental state of one sequence of packets."""
 
     complete: bool = True
-    """No packet was lost since the writer last began anew."""
+    """Whether no packet was lost since the state was last reset."""
     clock: int = BOOT
     track: int = 0
     counters: tuple[int, ...] = ()
@@ -111,7 +111,7 @@ class _Reader:
             for inner in unpacked(packet.compressed_packets):
                 found = self._packet_type.FromString(inner)
                 self._read(found, found.WhichOneof("data"))
-        except (Damaged, self._decode_error) as error:
+        except (DamagedPacket, self._decode_error) as error:
             self.rejects.append(("compressed packets that cannot be read", str(error) or f"{len(raw)} bytes"))
 
     def flush(self, connection: DuckDBPyConnection) -> None:
@@ -120,7 +120,7 @@ class _Reader:
         self.rows, self.rejects = [], []
 
     def finish(self, connection: DuckDBPyConnection) -> None:
-        """What is left, and the tracks."""
+        """Write the remaining rows and the tracks."""
         self.rows += self._lanes.described()
         self.flush(connection)
         self._lanes.write(connection)
@@ -154,29 +154,29 @@ class _Reader:
     def _event(self, packet: Any, writer: _Writer) -> None:
         try:
             self.rows += self._rows(packet, writer)
-        except Unfit as why:
+        except InvalidEvent as why:
             self.rejects.append((str(why), str(packet.track_event)[:2000]))
 
     def _rows(self, packet: Any, writer: _Writer) -> list[Row]:
-        """An event and what it carries: values of counters, ends of flows; raises Unfit."""
+        """An event with its counter values and flow ends; raises InvalidEvent."""
         event = packet.track_event
-        # Asking the message for what it has not costs as much as asking for what it has.
-        said = {known.name: value for known, value in event.ListFields()}
+        # Reading a missing field takes as long as a present one, so list the present fields once.
+        fields = {known.name: value for known, value in event.ListFields()}
         ts = self._time(packet, writer)
         if not writer.complete and packet.sequence_flags & _NEEDS_STATE:
-            raise Unfit(_LOST)
-        track = said.get("track_uuid", writer.track)
-        rows = list(self._extra_counters(said, writer, ts))
-        if said.get("type") == event.TYPE_COUNTER:
-            value = said.get("counter_value", event.double_counter_value)
+            raise InvalidEvent(_LOST)
+        track = fields.get("track_uuid", writer.track)
+        rows = list(self._extra_counters(fields, writer, ts))
+        if fields.get("type") == event.TYPE_COUNTER:
+            value = fields.get("counter_value", event.double_counter_value)
             return [self._counter(track, ts, value), *rows]
-        phase, dur, identity = phase_of(said)
-        name = writer.names.event_name(said)
+        phase, dur, identity = phase_of(fields)
+        name = writer.names.event_name(fields)
         pid, tid = self._lanes.place(track, name)
-        arrows = [(arrow, flow) for key, arrow in _ARROWS.items() for flow in said.get(key, ())]
+        arrows = [(arrow, flow) for key, arrow in _ARROWS.items() for flow in fields.get(key, ())]
         if phase == "E" and arrows:
-            raise Unfit("an arrow from the end of a slice")
-        category, arguments = writer.names.category(said), arguments_of(said, writer.names)
+            raise InvalidEvent("an arrow from the end of a slice")
+        category, arguments = writer.names.category(fields), arguments_of(fields, writer.names)
         rows.insert(0, (0, phase, category, name, pid, tid, ts, dur, identity, None, None, arguments))
         return rows + [
             (0, arrow, None, None, pid, tid, ts, None, str(flow), HERE, None, None) for arrow, flow in arrows
@@ -184,20 +184,20 @@ class _Reader:
 
     def _time(self, packet: Any, writer: _Writer) -> int:
         if not packet.HasField("timestamp"):
-            raise Unfit("no timestamp")
+            raise InvalidEvent("no timestamp")
         clock = packet.timestamp_clock_id if packet.HasField("timestamp_clock_id") else writer.clock
         try:
             ts = self.clocks.boot_ns(clock, packet.trusted_packet_sequence_id, packet.timestamp)
-        except Unplaced:
-            raise Unfit(f"clock {clock}, which no snapshot joins to the others") from None
+        except NoSnapshot:
+            raise InvalidEvent(f"clock {clock}, which no snapshot joins to the others") from None
         if not -_LIMIT < ts < _LIMIT:
-            raise Unfit("timestamp is out of range")
+            raise InvalidEvent("timestamp is out of range")
         return ts
 
-    def _extra_counters(self, said: Fields, writer: _Writer, ts: int) -> Iterator[Row]:
+    def _extra_counters(self, fields: Fields, writer: _Writer, ts: int) -> Iterator[Row]:
         for kind, usual in (("counter", writer.counters), ("double_counter", writer.double_counters)):
-            values = said.get(f"extra_{kind}_values", ())
-            for track, value in zip(said.get(f"extra_{kind}_track_uuids", usual), values, strict=False):
+            values = fields.get(f"extra_{kind}_values", ())
+            for track, value in zip(fields.get(f"extra_{kind}_track_uuids", usual), values, strict=False):
                 yield self._counter(track, ts, value)
 
     def _counter(self, track: int, ts: int, value: float) -> Row:

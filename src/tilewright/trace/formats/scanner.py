@@ -1,4 +1,4 @@
-"""Chrome's trace format read with Python's JSON: one event at a time, in memory bounded by the largest event."""
+"""Reads Chrome's trace format with Python's JSON, one event at a time, with memory bounded by the largest event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.trace.formats.source import pieces
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
-# An event longer than this is taken for damage: a quote that never closes would swallow the file.
+# A longer event is damage, such as a missing closing quote.
 _LARGEST = 1 << 26
 _HALF_A_NUMBER = re.compile(r"-|\.|[eE][+-]?")
 _WORDS = ("true", "false", "null", "NaN", "-Infinity", "Infinity")
@@ -22,7 +22,7 @@ _CUT = "the file ends early"
 
 
 class Exact(float):
-    """A number that remembers how it was written."""
+    """A number that keeps its text."""
 
     text: str
 
@@ -56,7 +56,7 @@ class Scanner:
         self._passed = 0
 
     def events(self) -> Iterator[object]:
-        """Every element of the event array, whatever it is.
+        """Every element of the event array, of any type.
 
         Raises:
             TraceError: the file is empty, no JSON, or has no events.
@@ -91,7 +91,7 @@ class Scanner:
         except _Ends:
             token = ""
         if not found:
-            raise TraceError(f"{self.path} is no trace: it has no array traceEvents")
+            raise TraceError(f"{self.path} is not a trace: it has no array traceEvents")
         if token == "" and _CUT not in self.notes:
             self.notes.append(_CUT)
 
@@ -120,7 +120,7 @@ class Scanner:
                 if not self._more():
                     raise _Ends from error
             except RecursionError:
-                self._refuse("an event is nested deeper than any trace is")
+                self._refuse("an event is nested too deeply")
             except ValueError as error:  # an integer of more digits than Python converts
                 self._refuse(str(error).partition(":")[0])
             else:
@@ -130,7 +130,7 @@ class Scanner:
                 return value
 
     def _next(self, skipped: re.Pattern[str]) -> str:
-        """The character after what is skipped, which stays; empty at the end of the file."""
+        """The next character after `skipped`, not consumed; empty at the end of the file."""
         while True:
             match = skipped.match(self._buffer, self._at)
             assert match is not None
@@ -141,7 +141,7 @@ class Scanner:
                 return ""
 
     def _more(self) -> bool:
-        """At least double what is left of the buffer, so that a long event is not read over and over."""
+        """Read at least as much as is in the buffer, so that a long event is parsed only a few times."""
         left = self._buffer[self._at :]
         self._passed += self._at
         self._at = 0
@@ -155,11 +155,11 @@ class Scanner:
         return size > 0
 
     def _refuse(self, why: str) -> NoReturn:
-        raise TraceError(f"{self.path} is no trace: {why}, at character {self._passed + self._at}")
+        raise TraceError(f"{self.path} is not a trace: {why}, at character {self._passed + self._at}")
 
 
 def _may_go_on(error: json.JSONDecodeError) -> bool:
-    """Whether more text could make a value of what could not be read."""
+    """Whether more text could complete the value."""
     if error.msg.startswith("Unterminated string"):
         return True
     rest = error.doc[error.pos :]
@@ -181,7 +181,7 @@ def _text(path: Path, notes: list[str]) -> Iterator[str]:
         text = decoder.decode(piece)
         if "\ufffd" in text and not repaired:
             repaired = True
-            notes.append("bytes that are no text were replaced")
+            notes.append("invalid UTF-8 was replaced")
         yield text
     if decoder is not None and (rest := decoder.decode(b"", final=True)):
         yield rest

@@ -1,4 +1,4 @@
-"""The bytes of a trace file, unpacked where it is packed, a piece at a time."""
+"""The bytes of a trace file in pieces, decompressed if necessary."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tilewright.records.errors import TraceError
 PIECE = 1 << 22
 _PACKED = 1 << 18
 _GZIP = b"\x1f\x8b"
-# Traces pack to between a tenth and a thirtieth. What unpacks to far more is made to fill a disk.
+# Traces compress by a factor of 10 to 30; a far larger factor is a decompression bomb.
 _BOMB_RATIO, _BOMB_BYTES = 150, 1 << 28
 
 
 @contextmanager
 def failing(path: Path) -> Iterator[None]:
-    """What the operating system and the unpacker object to, as a TraceError."""
+    """Convert errors of the operating system and of decompression to TraceError."""
     try:
         yield
     except zlib.error as error:
@@ -36,7 +36,7 @@ def is_gzip(path: Path) -> bool:
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """The file itself, or, of a packed one, its content in a temporary file."""
+    """The file itself, or a temporary file with the content of a compressed one."""
     if not is_gzip(path):
         yield path
         return
@@ -48,7 +48,7 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 
 def pieces(path: Path) -> Iterator[bytes]:
-    """The file's content, unpacked; the last piece may end anywhere if a packed file was cut off.
+    """The file's decompressed content; the last piece may end anywhere if a compressed file was truncated.
 
     Raises:
         TraceError: it unpacks to far more than a trace would.
@@ -64,20 +64,20 @@ def pieces(path: Path) -> Iterator[bytes]:
 
 
 def _unpacked(path: Path, packed: BinaryIO) -> Iterator[bytes]:
-    """By hand, because `gzip` throws away what it unpacked of a file that was cut off."""
+    """With zlib directly, because `gzip` discards the decompressed part of a truncated file."""
     unpacker, size = zlib.decompressobj(wbits=31), 0
     while chunk := packed.read(_PACKED):
         while chunk:
             piece = unpacker.decompress(chunk, PIECE)
             chunk = unpacker.unconsumed_tail
             if unpacker.eof:
-                # Another member may follow, or zeros that fill up a block.
+                # Another member may follow, or padding zeros.
                 chunk = unpacker.unused_data.lstrip(b"\0")
                 unpacker = zlib.decompressobj(wbits=31)
             size += len(piece)
             if size > _BOMB_BYTES and size > _BOMB_RATIO * packed.tell():
                 raise TraceError(
-                    f"{path} unpacks to more than {_BOMB_RATIO} times its size; no trace does, so it is not read"
+                    f"{path} decompresses to more than {_BOMB_RATIO} times its size; no trace does, so it is not read"
                 )
             if piece:
                 yield piece

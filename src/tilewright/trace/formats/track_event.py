@@ -1,4 +1,4 @@
-"""What one track event of Perfetto's says: its phase, its names, its arguments."""
+"""Decodes one track event of Perfetto: its phase, names and arguments."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.trace.formats.exact import Unfit, arguments
+from tilewright.trace.formats.exact import InvalidEvent, arguments
 
 _PHASES = {1: "B", 2: "E", 3: "i"}
-# Of the older kind of event, with the letters of Chrome's JSON.
+# Phases of legacy events, the letters of Chrome's JSON.
 _OLDER_PHASES = frozenset("BEXIiben")
 # Fields that become columns. All others become arguments under their own name.
 _READ = frozenset(
@@ -22,21 +22,21 @@ _READ = frozenset(
 
 
 Fields = Mapping[str, Any]
-"""What an event says, by the name of the field."""
+"""The fields of an event, by name."""
 
 
 def phase_of(event: Fields) -> tuple[str, int | None, str | None]:
-    """The phase in the letters of Chrome's JSON, the duration in nanoseconds, and the id; raises Unfit."""
+    """The phase in the letters of Chrome's JSON, the duration in nanoseconds, and the id; raises InvalidEvent."""
     kind, older = event.get("type", 0), event.get("legacy_event")
     if kind in _PHASES:
         return _PHASES[kind], None, None
     if older is None:
-        raise Unfit(f"an event of type {kind}")
+        raise InvalidEvent(f"an event of type {kind}")
     phase = chr(older.phase) if 0 < older.phase < 128 else "?"
     if phase not in _OLDER_PHASES:
-        raise Unfit(f"an event of the older kind {phase}")
+        raise InvalidEvent(f"a legacy event with phase {phase}")
     if phase == "X" and not 0 <= older.duration_us < 2**52:
-        raise Unfit("duration is out of range")
+        raise InvalidEvent("duration is out of range")
     which = older.WhichOneof("id")
     identity = None if which is None else f"{decoded(older.id_scope)}:{getattr(older, which)}"
     return phase, older.duration_us * 1000 if phase == "X" else None, identity
@@ -44,7 +44,7 @@ def phase_of(event: Fields) -> tuple[str, int | None, str | None]:
 
 @dataclass
 class Names:
-    """What a writer says once and then calls by number."""
+    """The interned strings of a writer, by number."""
 
     events: dict[int, str] = field(default_factory=dict)
     categories: dict[int, str] = field(default_factory=dict)
@@ -61,12 +61,12 @@ class Names:
         self.strings.update((entry.iid, decoded(entry.str)) for entry in data.debug_annotation_string_values)
 
     def event_name(self, event: Fields) -> str | None:
-        """Raises Unfit where its number was never said."""
+        """Raises InvalidEvent for an undefined number."""
         iid = event.get("name_iid") or ("legacy_event" in event and event["legacy_event"].name_iid)
         return _looked_up(self.events, iid) if iid else decoded(event.get("name", "")) or None
 
     def category(self, event: Fields) -> str | None:
-        """Several are one word with commas, as in Chrome's JSON."""
+        """The categories, joined by commas as in Chrome's JSON."""
         found = [decoded(name) for name in event.get("categories", ())]
         found += [_looked_up(self.categories, iid) for iid in event.get("category_iids", ())]
         return ",".join(found) or None
@@ -79,7 +79,7 @@ class Names:
 
 
 def arguments_of(event: Fields, names: Names) -> str | None:
-    """The annotations by name, and the event's own fields of other kinds, as JSON; raises Unfit."""
+    """The annotations by name, and the event's other fields, as JSON; raises InvalidEvent."""
     found = {names.annotation(one): _value(one, names) for one in event.get("debug_annotations", ())}
     for name, value in event.items():
         if name not in _READ:
@@ -104,7 +104,7 @@ def _value(one: Any, names: Names) -> object:
 
 
 def _plain(value: Any) -> object:
-    """A value of a message as JSON can hold it."""
+    """A value of a message, converted for JSON."""
     if isinstance(value, (bytes, str)):
         return decoded(value)
     if isinstance(value, float):
@@ -124,9 +124,9 @@ def _looked_up(table: dict[int, str], iid: int) -> str:
     try:
         return table[iid]
     except KeyError:
-        raise Unfit(f"a name by number {iid}, which was never said") from None
+        raise InvalidEvent(f"name number {iid} is undefined") from None
 
 
 def decoded(text: str | bytes) -> str:
-    """A string of a message, which is bytes where it is no UTF-8."""
+    """A string of a message; invalid UTF-8 comes as bytes."""
     return text if isinstance(text, str) else text.decode("utf-8", "replace")

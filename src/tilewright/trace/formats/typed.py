@@ -1,4 +1,4 @@
-"""Chrome's trace format read by DuckDB with a type for every column: fast, for files without a flaw."""
+"""Reads Chrome's trace format by DuckDB with typed columns: fast, for well-formed files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 
 _LARGEST_EVENT = 1 << 22
 _PIECE = 1 << 20
-# Bytes of the file: what one statement reads at once stays in memory until it ends, whatever its limit.
+# Bytes of the file per statement: DuckDB keeps them in memory until the statement ends.
 _AT_ONCE = 80_000_000
 _PIPES = 2
-# Brackets in the arguments of one event. Nesting is no deeper than they are many, and every question about
-# arguments walks down to the deepest.
+# Most brackets in the arguments of one event. They bound the nesting, to whose depth every query on arguments recurses.
 _MOST_BRACKETS = 20_000
 _BRACKETS = "strlen(args::VARCHAR) - strlen(replace(replace(args::VARCHAR, '[', ''), '{', ''))"
-# Microseconds below this keep their nanoseconds in a double.
+# A double represents microseconds below this to the nanosecond.
 _EXACT_US = 2**43
 _FRACTION = re.compile(rb'"ts"[ \t\r\n]*:[ \t\r\n]*"?-?\d+[.eE]')
 _TIME = re.compile(rb'"ts"[ \t\r\n]*:[ \t\r\n]*"?(-?\d+)')
@@ -35,9 +34,9 @@ _COLUMNS = (
     "{ph: 'VARCHAR', cat: 'VARCHAR', name: 'VARCHAR', pid: 'VARCHAR', tid: 'VARCHAR', ts: 'DOUBLE', dur: 'DOUBLE', "
     "id: 'VARCHAR', id2: 'JSON', scope: 'VARCHAR', bp: 'VARCHAR', s: 'VARCHAR', args: 'JSON'}"
 )
-# Start and end in the file, what goes before and what goes after.
+# Start and end in the file, and the text to put before and after.
 Part = tuple[int, int, bytes, bytes]
-# The rows of `staged`, and `error` where only a reader of single events can say what to do.
+# The rows of `staged`, and `error` for events that only the exact reader can handle.
 _STAGED = f"""
 INSERT INTO staged
 SELECT $part + list_position($pipes, filename) - 1, ph, cat, name, coalesce(pid, ''), coalesce(tid, ''),
@@ -57,12 +56,12 @@ WHERE CASE WHEN ph NOT IN {KNOWN_PHASES} OR ph IS NULL
 
 
 def stage(path: Path, extent: Extent, connection: DuckDBPyConnection) -> bool:
-    """Fill `staged` from `path`; False, and nothing staged, if a closer look is needed."""
+    """Fill `staged` from `path`; False, with nothing staged, if the exact reader is needed."""
     import duckdb
 
     limit = _EXACT_US
     if _first_time(path, extent) >= _EXACT_US:
-        # Microseconds since 1970: a double holds them as long as they are whole.
+        # A double represents whole microseconds since 1970 exactly.
         if _has_fractions(path):
             return False
         limit = 2**53
@@ -74,7 +73,7 @@ def stage(path: Path, extent: Extent, connection: DuckDBPyConnection) -> bool:
                 with _fed(path, parts[first : first + _PIPES]) as pipes:
                     connection.execute(_STAGED, {"pipes": pipes, "part": first, "limit": float(limit)})
             return True
-        # The second: DuckDB's message quotes the file, and may cut a character in two.
+        # UnicodeDecodeError: DuckDB's message quotes the file and may cut a character.
         except (duckdb.Error, UnicodeDecodeError):
             connection.execute("TRUNCATE staged")
     return False
@@ -101,7 +100,7 @@ def _has_fractions(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _fed(path: Path, parts: list[Part]) -> Iterator[list[str]]:
-    """Names of pipes through which each part of the file comes.
+    """Names of pipes, one for each part of the file.
 
     DuckDB reads one array on one thread, so that two pipes are twice as fast; and it reads whole files only.
     """
@@ -109,7 +108,7 @@ def _fed(path: Path, parts: list[Part]) -> Iterator[list[str]]:
         names = []
         for part in parts:
             reading, writing = os.pipe()
-            # Closed here, the other end's feeder stops even if DuckDB never came to read.
+            # Closing this end stops the writing thread even if DuckDB never opened the pipe.
             ends.callback(os.close, reading)
             names.append(f"/dev/fd/{reading}")
             feeders.submit(_feed, path, part, writing)

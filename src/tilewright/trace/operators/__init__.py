@@ -1,1 +1,1 @@
-"""The operator table: self and total time, and what it says in words."""
+"""The operator table: self and total time, and findings in sentences."""

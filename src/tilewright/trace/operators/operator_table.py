@@ -1,4 +1,4 @@
-"""The operator table: self and total time on the host and on the devices, and what its shares are shares of."""
+"""The operator table: self and total time on the host and on the devices, and the denominators of its shares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal["operator", "call", "range", "kernel", "replayed"]
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """The time of everything of one name. Times are nanoseconds, summed over all calls and threads.
+    """The time of all calls with one name, in nanoseconds, summed over calls and threads.
 
     Self is what an operator did or launched itself, total includes what it called. `kind` is `operator`;
     `call`, into CUDA; `range`, a name put around other things; `replayed`, a kernel of a CUDA graph; or
@@ -32,16 +32,16 @@ class OperatorTime:
     launches: int
     """Kernels, copies and fills that it launched itself."""
     steps: int | None
-    """In how many of the steps it was called."""
+    """The number of steps that call it."""
     source: str | None
-    """The user's line that launched most of its device time, where stacks were recorded."""
+    """The user's line that launched most of its device time, if stacks were recorded."""
     one_off: bool
-    """Called in one step of several, or a call that a process makes once: no part of a long run."""
+    """Called in one step of several, or a call that a process makes once: negligible in a long run."""
 
 
 @dataclass(frozen=True)
-class Inside:
-    """What calls of one name take of the operators and ranges that they lie in directly, in nanoseconds."""
+class ParentTime:
+    """The time of calls with one name inside a parent operator or range, in nanoseconds."""
 
     name: str
     outer_name: str
@@ -56,20 +56,20 @@ class OperatorTable:
     """The rows, longest first (on a device if one worked), and the denominators of their shares."""
 
     rows: Sequence[OperatorTime]
-    inside: Sequence[Inside]
+    inside: Sequence[ParentTime]
     cpu_ns: int
-    """All self times on the host: the time that its threads spent in operators, calls and ranges."""
+    """The sum of self times on the host: the time that its threads spent in operators, calls and ranges."""
     device_ns: int
-    """All kernels, copies and fills on all streams; more than the time passed where streams overlap."""
+    """The sum over kernels, copies and fills of all streams; more than the elapsed time if streams overlap."""
     losses: Sequence[tuple[str, int, int]]
-    """What the trace ought to hold and does not: what, how many, and of how many."""
+    """Events missing from the trace: what, how many, and of how many."""
     steps: int
     steps_ns: int
-    """The steps from begin to end on the host's clock, or the whole trace where no steps are marked."""
+    """The duration of the steps on the host's clock, or of the whole trace without steps."""
     timed_steps: int
     timed_ns: int
     timed_device_ns: int
-    """The steps that are accounted for, and the work of their devices: others, where light steps were recorded."""
+    """The timed steps and their device time; with light steps they differ from the described step."""
 
     @property
     def on_device(self) -> bool:
@@ -77,7 +77,7 @@ class OperatorTable:
 
     @property
     def described(self) -> bool:
-        """Whether the operators are of another step than those that are timed."""
+        """Whether the operators are those of a described step, not of the timed ones."""
         return (self.steps, self.steps_ns) != (self.timed_steps, self.timed_ns)
 
 
@@ -88,10 +88,10 @@ def add_operator_table(connection: DuckDBPyConnection) -> None:
 
 
 def read_operator_table(connection: DuckDBPyConnection) -> OperatorTable:
-    """What `add_operator_table` left in a run."""
+    """The operator table of a run, from the tables of `add_operator_table`."""
     names = ", ".join(OperatorTime.__dataclass_fields__)
     rows = connection.execute(f"SELECT {names} FROM operator_share").fetchall()
-    order = ", ".join(Inside.__dataclass_fields__)
+    order = ", ".join(ParentTime.__dataclass_fields__)
     inside = connection.execute(f"SELECT {order} FROM operator_in ORDER BY dur DESC, name").fetchall()
     sums = "SELECT count(*), coalesce(sum(dur), 0)::BIGINT FROM"
     ((steps, steps_ns),) = connection.execute(f"{sums} operator_step").fetchall()
@@ -101,7 +101,7 @@ def read_operator_table(connection: DuckDBPyConnection) -> OperatorTable:
     times = [OperatorTime(*row) for row in rows]
     return OperatorTable(
         rows=times,
-        inside=[Inside(*row) for row in inside],
+        inside=[ParentTime(*row) for row in inside],
         cpu_ns=sum(row.cpu_self for row in times),
         device_ns=sum(row.device_self for row in times),
         losses=[(str(what), int(found), int(of)) for what, found, of in losses],

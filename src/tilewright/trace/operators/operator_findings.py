@@ -1,22 +1,22 @@
-"""The operator table in words: why self and total differ, what dominates, what happened once, and what to do."""
+"""Findings of the operator table in sentences: what dominates, self and total time, one-off calls, advice."""
 
 from __future__ import annotations
 
 import re
 
-from tilewright.trace.operators.operator_table import Inside, OperatorTable, OperatorTime
+from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime, ParentTime
 
 _NAMED = 3
 _WRAPPER = "autograd::engine::evaluate_function: "
-"""The engine's range around one node of the backward graph: of course it calls that."""
+"""The autograd engine's range around one node of the backward graph."""
 _PASSES = ("add", "sub", "mul", "div", "exp", "sum", "max", "amax", "mean", "copy_", "where", "tanh", "pow", "neg")
 
 
-def words(table: OperatorTable) -> list[str]:
-    """What a reader should take from the table, a sentence or two each; nothing where it is empty."""
+def findings(table: OperatorTable) -> list[str]:
+    """The findings of a table, a sentence or two each; none for an empty table."""
     if not table.rows or not table.cpu_ns:
         return []
-    said = [
+    sentences = [
         _dominates(table),
         _shares(table),
         _self_and_total(table),
@@ -24,11 +24,11 @@ def words(table: OperatorTable) -> list[str]:
         _one_off(table),
         *_advice(table),
     ]
-    return [sentence for sentence in said if sentence]
+    return [sentence for sentence in sentences if sentence]
 
 
 def short_name(name: str) -> str:
-    """`name` with as much of the key of an Inductor graph as tells one from another.
+    """`name`, with the key of an Inductor graph shortened.
 
     >>> short_name("## Call CompiledFxGraph fa6llolwa7dg6wcgfb7sxpssnesm4pj35kx4km33tuyttnyonx3s ##")
     'CompiledFxGraph fa6llolw…'
@@ -37,9 +37,9 @@ def short_name(name: str) -> str:
 
 
 def _shares(table: OperatorTable) -> str:
-    """The share of the operator with the most host time in what it lies in, and in the steps; denominators named."""
+    """The shares of the operator with the most host time, in its parents and in the steps."""
     operators = [row for row in table.rows if row.kind == "operator" and not row.one_off]
-    # Where a device computes, host time is that of launching: what dominates the device is said already.
+    # With a device, host time is launch time, and `_dominates` covers the device.
     if not operators or table.on_device:
         return ""
     row = max(operators, key=lambda row: row.cpu_self)
@@ -61,14 +61,16 @@ def _dominates(table: OperatorTable) -> str:
     rows = [row for row in table.rows if row.kind != "range" and not row.one_off]
     whole = table.device_ns if device else table.cpu_ns
 
-    def own(row: OperatorTime) -> int:
+    def self_time(row: OperatorTime) -> int:
         return row.device_self if device else row.cpu_self
 
-    largest = [row for row in sorted(rows, key=own, reverse=True)[:_NAMED] if own(row)]
+    largest = [row for row in sorted(rows, key=self_time, reverse=True)[:_NAMED] if self_time(row)]
     if not largest:
         return ""
-    listed = ", ".join(f"{short_name(row.name)} {_ms(own(row))} ({_percent(own(row), whole)})" for row in largest)
-    together = _percent(sum(map(own, largest)), whole)
+    listed = ", ".join(
+        f"{short_name(row.name)} {_ms(self_time(row))} ({_percent(self_time(row), whole)})" for row in largest
+    )
+    together = _percent(sum(map(self_time, largest)), whole)
     where = f"the {_ms(whole)} of device time" if device else f"the {_ms(whole)} of host time"
     return f"Most time goes to {listed}: together {together} of {where}."
 
@@ -129,11 +131,11 @@ def _one_off(table: OperatorTable) -> str:
 
 
 def _advice(table: OperatorTable) -> list[str]:
-    said = []
+    advice = []
     if table.on_device and table.timed_ns and table.timed_device_ns < 0.6 * table.timed_ns:
         compiled = any(row.name.startswith("Torch-Compiled Region") for row in table.rows)
         fewer = "" if compiled else "torch.compile with backend='tilewright', "
-        said.append(
+        advice.append(
             f"The device is at work for {_percent(table.timed_device_ns, table.timed_ns)} of the "
             f"{_timed_steps(table)}: the host is what limits them. Fewer launches help ({fewer}a CUDA graph, larger "
             "batches); faster kernels would not."
@@ -142,14 +144,14 @@ def _advice(table: OperatorTable) -> list[str]:
     spent = sum(row.device_self if table.on_device else row.cpu_self for row in passes)
     whole = table.device_ns if table.on_device else table.cpu_ns
     if len(passes) > 1 and spent > whole / 5:
-        said.append(
+        advice.append(
             f"Pointwise operators and reductions take {_percent(spent, whole)}, each with a pass over memory of its "
             "own: fused, they would share one. `tilewright explain` prices that, `tilewright optimize` does it."
         )
-    return said
+    return advice
 
 
-def _host_time(row: OperatorTime | Inside) -> int:
+def _host_time(row: OperatorTime | ParentTime) -> int:
     return -(row.cpu_self if isinstance(row, OperatorTime) else row.dur)
 
 
