@@ -80,7 +80,9 @@ class TensorSpec:
 
     def conform(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` itself, or a copy where its strides are not those planned; PlanMismatch for another tensor."""
-        if tensor.dtype != self.dtype or tensor.shape != self.shape or tensor.device.type != self.device.type:
+        # A single number may be on the CPU where the plan has it on the GPU, as the seeds of PyTorch's attention are.
+        elsewhere = tensor.dim() > 0 and tensor.device.type != self.device.type
+        if tensor.dtype != self.dtype or tensor.shape != self.shape or elsewhere:
             raise PlanMismatch(
                 f"a result is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, "
                 f"planned as {self.dtype} {list(self.shape)} on {self.device}"

@@ -85,7 +85,9 @@ inline std::string described(at::ScalarType dtype, at::IntArrayRef sizes, at::De
 
 // `x` itself, or a copy where its strides are not those planned.
 inline Tensor conform(const Tensor& x, const Layout& layout, const std::string& name) {
-    if (x.scalar_type() != layout.dtype || x.sizes() != at::IntArrayRef(layout.sizes) || x.device() != layout.device)
+    // A single number may be on the CPU where the plan has it on the GPU, as the seeds of PyTorch's attention are.
+    bool elsewhere = x.dim() > 0 && x.device() != layout.device;
+    if (x.scalar_type() != layout.dtype || x.sizes() != at::IntArrayRef(layout.sizes) || elsewhere)
         throw PlanMismatch(name + " is " + described(x.scalar_type(), x.sizes(), x.device()) + ", planned as " +
                            described(layout.dtype, layout.sizes, layout.device));
     if (x.numel() == 0 || same_strides(x, layout)) return x;
