@@ -67,7 +67,7 @@ class Kernel:
         self.threads = threads
         self.shared_bytes = shared_bytes
         self._packed = struct.Struct(signature)
-        self._signature = signature
+        self.signature = signature
         # Autograd launches from threads of its own while the caller's thread goes on.
         self._buffers = threading.local()
 
@@ -82,7 +82,7 @@ class Kernel:
             buffer, pointers = self._buffers.both = self._buffer()
         self._packed.pack_into(buffer, 0, *arguments)
         if listened():
-            note(Launch(int(self.function), (x, y, z), self.threads, self.shared_bytes, self._signature, arguments))
+            note(Launch(int(self.function), (x, y, z), self.threads, self.shared_bytes, self.signature, arguments))
         self.launch(x, y, z, _stream_of()(self.device), ctypes.addressof(pointers))
 
     def registers(self) -> int:
@@ -129,8 +129,8 @@ class Kernel:
         """Room for the arguments, and the array of their addresses that the driver reads."""
         buffer = ctypes.create_string_buffer(self._packed.size)
         start = ctypes.addressof(buffer)
-        ends = [struct.calcsize(self._signature[: i + 1]) for i in range(len(self._signature))]
-        addresses = [start + end - struct.calcsize(letter) for end, letter in zip(ends, self._signature, strict=True)]
+        ends = [struct.calcsize(self.signature[: i + 1]) for i in range(len(self.signature))]
+        addresses = [start + end - struct.calcsize(letter) for end, letter in zip(ends, self.signature, strict=True)]
         return buffer, (ctypes.c_void_p * len(addresses))(*addresses)
 
     def launch(self, x: int, y: int, z: int, stream: int, pointers: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tilewright.launch import driver
+from tilewright.launch.builder import InterpretedKernel
 from tilewright.launch.executor import word
 from tilewright.records.errors import CompilerError
 from tilewright.records.recipe import Copy, Fill, Launch, Number, Offset, Pointer, Recipe, Seed, Structure, TensorMap
@@ -43,9 +44,29 @@ def perform(recipe: Recipe, inputs: Sequence[torch.Tensor], reused: Sequence[tor
             tensors[action.target].copy_(tensors[action.source])
         elif isinstance(action, Fill):
             tensors[action.target].fill_(action.value)
+        elif isinstance(action.kernel, InterpretedKernel):
+            _interpret(action, tensors, seed, offset)
         else:
             _launch(recipe, action, [x.data_ptr() for x in tensors], seed, offset)
     return tuple(tensors[len(inputs) + number] for number in recipe.results)
+
+
+def _interpret(action: Launch, tensors: Sequence[torch.Tensor], seed: int, offset: int) -> None:
+    """A launch by Triton's interpreter, which takes tensors."""
+    values: list[Any] = []
+    for argument in action.arguments:
+        match argument:
+            case Pointer(tensor, added):
+                x = tensors[tensor]
+                elements = x.storage_offset() + added // x.element_size()
+                values.append(x.as_strided(x.shape, x.stride(), elements) if added else x)
+            case Number("P", _):
+                values.append(None)
+            case Number(_, value):
+                values.append(value)
+            case _:
+                values.append(seed if isinstance(argument, Seed) else offset)
+    action.kernel.kernel[action.grid](*values, **action.kernel.options)
 
 
 def _draw(recipe: Recipe) -> tuple[int, int]:

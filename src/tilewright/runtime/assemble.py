@@ -154,7 +154,8 @@ class _Assembler:
         spec = TensorSpec.of(meta)
         if self._is_restrided(unit):
             return ViewStep(unit.name, self._slot(base_of(unit)), spec, self._slot(unit))
-        call = PRODUCTS.get(unit.target, target)
+        # The executor on a GPU calls operators by name; Python calls PyTorch's functions at half the cost.
+        call = PRODUCTS.get(unit.target, target) if meta.device.type == "cpu" else target
         if unit.target in PRODUCTS and not kwargs and meta.is_contiguous() and meta.device.type == "cpu":
             return CallStep(unit.name, call, args, {}, self._slot(unit), out=spec)
         # A view of a tensor that lies as the graph says lies as the graph says; one result of several may not.
