@@ -160,7 +160,7 @@ class RecipeBuilder:
         x, y, z = (*grid, 1, 1)[:3]
         if x * y * z == 0:
             return
-        if hasattr(kernel, "signature"):
+        if hasattr(kernel, "shared_bytes"):
             letters = iter(kernel.signature)
             placed = tuple(
                 _argument(a, "" if isinstance(a, TensorMap | Structure) else next(letters)) for a in arguments
