@@ -1,5 +1,5 @@
 -- One run, one file. A table is one dataclass of `tilewright.records`: a row is an instance, a column
--- is a field, and the fields of `Cost` stand beside those of the operator or region that bears it.
+-- is a field; the fields of `Cost` are columns of the operator or region that has it.
 -- Counts are elements unless the name says bytes; times are microseconds; sizes are bytes.
 
 CREATE TABLE run (                      -- exactly one row
@@ -147,8 +147,8 @@ CREATE TABLE verified (                 -- a tensor against float64, beside eage
     ok              BOOLEAN NOT NULL
 );
 
--- What runs after fusion: the launches if the run recorded them, else the planned regions and
--- the operators that no region took.
+-- The kernels after fusion: the launches if the run recorded them, else the planned regions and
+-- the operators in no region.
 CREATE VIEW launch AS
 SELECT graph, index, name, operator_class, region, reads, writes, unused, bytes, flops, floor_us, bound,
        measured_us, provenance
@@ -165,8 +165,7 @@ SELECT graph, NULL, name, 'region', name, reads, writes, unused, bytes, flops, f
 FROM region
 WHERE NOT EXISTS (FROM operator WHERE stage = 'after');
 
--- Every operator and region on the roofline: the rate it reached where it was measured, else the
--- rate that its floor allows. FLOPs per microsecond are 1e-6 TFLOP/s.
+-- Every operator and region on the roofline: its measured rate, else the rate at its floor. FLOPs per microsecond are 1e-6 TFLOP/s.
 CREATE VIEW roofline AS
 SELECT 'operator' AS kind, graph, stage, index, name, operator_class, region, provenance,
        intensity, flops, bytes, floor_us, measured_us, bound,
@@ -194,8 +193,8 @@ FROM operator
 WHERE time_us IS NOT NULL
 ORDER BY time_us DESC, graph, stage, index;
 
--- What fusion changed: launches and traffic before and after. `unknown` counts operators without a
--- formula, which the sums leave out. A view of a tensor moves no bytes and launches nothing.
+-- Launches and traffic before and after fusion. `unknown` counts operators without a formula, which
+-- the sums omit. A view of a tensor moves no bytes and launches nothing.
 CREATE VIEW fusion_summary AS
 WITH step AS (
     SELECT 'before' AS stage, graph, reads, writes, unused, bytes, flops, floor_us, provenance

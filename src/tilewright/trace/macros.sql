@@ -50,7 +50,7 @@ WITH RECURSIVE down AS (
 )
 SELECT * FROM down ORDER BY id;
 
--- Arrows that can be reached from a slice, forwards, backwards, or either way without turning.
+-- Flows that can be reached from a slice, forwards, backwards, or both without a change of direction.
 CREATE OR REPLACE MACRO following_flow(of_slice) AS TABLE
 WITH RECURSIVE onward AS (
     SELECT arrow.* FROM flow AS arrow WHERE arrow.slice_out = of_slice

@@ -1,4 +1,4 @@
--- What PyTorch's profiler says of its allocators (profile_memory=True): one row an allocation or a free. `bytes` is
+-- The allocator events of PyTorch's profiler (profile_memory=True): a row per allocation or free. `bytes` is
 -- negative for a free, `allocated` and `reserved` are the allocator's totals after it: a GPU's from the start of the
 -- process, a CPU's from the first profile of the process, and only of what was allocated while one was running.
 CREATE OR REPLACE VIEW memory_event AS

@@ -1,5 +1,5 @@
--- The timeline, in the names and the meaning of Perfetto's SQL tables. Times are nanoseconds. What a file
--- holds is a row of one of these tables, or a row of `reject` with the reason.
+-- The timeline, with the names and meaning of Perfetto's SQL tables. Times are nanoseconds. Every event of a
+-- file is a row of one of these tables, or of `reject` with the reason.
 
 CREATE TABLE IF NOT EXISTS trace_file (     -- ours: one row a file that was loaded
     id          BIGINT NOT NULL,

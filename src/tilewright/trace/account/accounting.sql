@@ -1,4 +1,4 @@
--- What the accounting of a step is made from. Python fills the tables, the views ask them.
+-- Tables and views of the classes of time. Python fills the tables.
 
 CREATE OR REPLACE TABLE device_time (   -- each device's time from the first step to the end of the last, without holes
     upid    BIGINT NOT NULL,            -- the process that stands for the device
@@ -13,8 +13,8 @@ CREATE OR REPLACE TABLE lost (          -- what each wait of the host cost a dev
     lost_ns     BIGINT NOT NULL
 );
 
--- When the host was at work: in an operator, a call of CUDA's, or PyTorch's own Python around many of them.
--- Other ranges are the user's and may hold a sleep.
+-- When the host was active: in an operator, a CUDA call, or PyTorch's own Python around several of them.
+-- Other ranges are the user's and may contain a sleep.
 CREATE OR REPLACE TEMP TABLE host_activity AS
 SELECT process.file_id, slice.ts, greatest(slice.dur, 0) AS dur
 FROM slice
@@ -23,7 +23,7 @@ JOIN thread USING (utid)
 JOIN process USING (upid)
 WHERE (slice.category IN ('cpu_op', 'cuda_runtime', 'cuda_driver')
        OR (slice.category = 'user_annotation' AND regexp_matches(slice.name, '^(Optimizer\.|## Call CompiledFxGraph)'))
-       -- Light steps do not tell of their operators, only of the phases around them.
+       -- Light steps have no operators, only phases.
        OR (slice.category = 'user_annotation' AND slice.name LIKE 'phase %'
            AND process.file_id IN (SELECT file_id FROM description)))
   AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61 AND slice.dur < 1::BIGINT << 61;
@@ -76,7 +76,7 @@ JOIN slice ON slice.id = each.caller_id
 GROUP BY each.file_id, source, source_function, exact, call
 ORDER BY lost_ms_per_step DESC, waited_ms_per_step DESC;
 
--- From the call that launches to the start on the device, and how much had been launched and not begun by then.
+-- The time from a launch to the start on the device, and the number of launches not yet started then.
 CREATE OR REPLACE VIEW launch_lag AS
 SELECT slice_id, upid, stream, kind, name, operator, launch_ts, launch_dur, ts, dur, ts - launch_ts AS lag_ns
 FROM device_slice

@@ -1,4 +1,4 @@
--- What ran on the devices, who launched it, and for which operator and line of the user's program.
+-- The work of the devices with its launch, operator and line of the user's program.
 
 -- Calls into CUDA by the host. A correlation is unique within a process.
 CREATE OR REPLACE TABLE device_call AS
@@ -12,7 +12,7 @@ LEFT JOIN arg_set USING (arg_set_id)
 WHERE slice.category IN ('cuda_runtime', 'cuda_driver')
   AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61 AND slice.dur < 1::BIGINT << 61;
 
--- Of a collective, as PyTorch describes it; NULL where the dtype is none that is known, or the size absurd.
+-- Bytes of a collective, from PyTorch's description; NULL if the dtype is unknown or the size absurd.
 CREATE OR REPLACE TEMP MACRO message_bytes(args, direction) AS (
     TRY_CAST(
         TRY_CAST(args->>('$."' || direction || ' msg nelems"') AS HUGEINT)
@@ -26,7 +26,7 @@ CREATE OR REPLACE TEMP TABLE device_work AS
 WITH work AS (
     SELECT slice.id AS slice_id, slice.ts, greatest(slice.dur, 0) AS dur, slice.name, process.upid, process.file_id,
            coalesce(process.device, process.pid) AS device, thread.tid AS stream, arg_set.args,
-           -- All at once: each question would read the text of the arguments again.
+           -- All keys at once: each extraction parses the text of the arguments again.
            arg_set.args->>['$.correlation', '$.grid', '$.block', '$."registers per thread"', '$."shared memory"',
                            '$.bytes'] AS told,
            CASE slice.category WHEN 'gpu_memcpy' THEN 'copy' WHEN 'gpu_memset' THEN 'fill'
@@ -38,7 +38,7 @@ WITH work AS (
     JOIN process USING (upid)
     LEFT JOIN arg_set USING (arg_set_id)
     WHERE slice.category IN ('kernel', 'gpu_memcpy', 'gpu_memset')
-      -- Times in which nobody lives could not be added up.
+      -- Exclude absurd times, whose sums would overflow.
       AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61 AND slice.dur < 1::BIGINT << 61
 ),
 by_flow AS (
@@ -48,19 +48,19 @@ SELECT work.* EXCLUDE (args, told), TRY_CAST(told[1] AS BIGINT) AS correlation,
        coalesce(launch.slice_id, by_flow.launch_id) AS launch_id,
        TRY_CAST(told[2] AS BIGINT[]) AS grid, TRY_CAST(told[3] AS BIGINT[]) AS block,
        TRY_CAST(told[4] AS BIGINT) AS registers, TRY_CAST(told[5] AS BIGINT) AS shared_bytes,
-       -- What a copy moves and a fill writes; of a collective what it is given, and in `bytes_out` what it gives.
+       -- Bytes of a copy or fill; of a collective its input, and in `bytes_out` its output.
        CASE WHEN kind = 'communication' THEN coalesce(TRY_CAST(told[6] AS BIGINT), message_bytes(args, 'In'))
             ELSE TRY_CAST(told[6] AS BIGINT) END AS bytes,
        CASE WHEN kind = 'communication' THEN message_bytes(args, 'Out') END AS bytes_out
 FROM work
--- Several processes in one file (Nsight Systems) may use a number each; then the arrow decides.
+-- Several processes in one file (Nsight Systems) may use the same correlation; then the flow decides.
 LEFT JOIN (
     SELECT file_id, correlation, any_value(slice_id) AS slice_id FROM device_call
     WHERE correlation IS NOT NULL GROUP BY file_id, correlation HAVING count(*) = 1
 ) AS launch ON launch.file_id = work.file_id AND launch.correlation = TRY_CAST(told[1] AS BIGINT)
 LEFT JOIN by_flow ON by_flow.slice_id = work.slice_id;
 
--- A frame of the user's own: `train.py(12): step`, the file and the first line of its function.
+-- A frame of the user's code: `train.py(12): step`, the file and the first line of its function.
 CREATE OR REPLACE TEMP MACRO own_frame(name) AS (
     regexp_matches(name, '\.py\(\d+\): ')
     AND NOT regexp_matches(name, '(^|/)(torch|triton|tilewright)/|^(typer|click)/|/(site|dist)-packages/|/lib/python\d|torchinductor_')
@@ -99,14 +99,14 @@ SELECT slice.id, CASE WHEN running.id IS NULL THEN slice.name
 FROM slice LEFT JOIN running USING (id)
 WHERE slice.category = 'python_function' AND own_frame(slice.name);
 
--- The folders of a file that a line is of, as its frames have them.
+-- The folder of each file with lines, from its frames.
 CREATE OR REPLACE TEMP TABLE spelled AS
 SELECT regexp_extract(name, '([^/]*)\((?:\d+|\?)\): ', 1) AS file, function_of(name) AS function,
        any_value(regexp_replace(name, '\((?:\d+|\?)\): .*$', '')) AS path
 FROM frame GROUP BY ALL HAVING count(DISTINCT regexp_replace(name, '\((?:\d+|\?)\): .*$', '')) = 1;
 
--- Everything a launch lies in: operators, ranges and Python's frames, the innermost first. Calls deeper than any
--- stack that Python allows have no such context, which bounds this table on files made to fill the memory.
+-- The slices that contain a launch: operators, ranges and Python frames, the innermost first. Calls deeper than
+-- Python's stack limit are excluded, which bounds this table for malicious files.
 CREATE OR REPLACE TEMP TABLE enclosing AS
 WITH RECURSIVE host AS (
     SELECT id, parent_id, depth FROM slice
@@ -124,8 +124,8 @@ up AS (
 SELECT up.inner_id, up.outer_id, up.hops, slice.category, slice.name, up.outer_id IN (SELECT id FROM frame) AS own_frame
 FROM up JOIN slice ON slice.id = up.outer_id;
 
--- The backward of an operator runs on a thread of autograd's; its lines and ranges are those of its forward.
--- The engine's range around one node holds what follows the node too: the sum of a bias' gradient.
+-- The backward of an operator runs on an autograd thread and gets the lines and ranges of its forward. The
+-- engine's range around a node also contains the work after the node, such as the sum of a bias gradient.
 CREATE OR REPLACE TEMP TABLE forward_of AS
 WITH link AS (
     SELECT slice_in AS backward_id, slice_out AS forward_id FROM flow WHERE category = 'fwdbwd'
@@ -162,7 +162,7 @@ WITH own AS (
            list(name ORDER BY hops DESC) FILTER (WHERE category = 'user_annotation') AS ranges
     FROM enclosing GROUP BY inner_id
 ),
--- What the user's line called: `print`, `item`, `aten::index`.
+-- The function that the user's line called: `print`, `item`, `aten::index`.
 called AS (
     SELECT own.inner_id, arg_max(enclosing.name, enclosing.hops) AS caller,
            arg_max(enclosing.outer_id, enclosing.hops) AS caller_id
@@ -180,7 +180,7 @@ forward AS (
 SELECT own.inner_id AS launch_id, own.operator_id, own.operator, forward_of.forward_id, called.caller_id,
        regexp_replace(regexp_replace(called.caller, '^<built-in (?:function|method) (\S+?)(?: .*)?>$', '\1'),
                       '^.*\.py\(\d+\): ', '') AS caller,
-       -- A frame of the thread that runs backward is the engine's caller, not the operator's.
+       -- A frame on the thread that runs backward called the engine, not the operator.
        coalesce(forward.frame_id, own.frame_id) AS frame_id,
        CASE WHEN forward.frame_id IS NULL THEN coalesce(own.operator_id, own.inner_id) ELSE forward_of.forward_id END
            AS under_frame,
@@ -197,7 +197,7 @@ CASE WHEN frame IS NULL AND came_line > 0 THEN coalesce(came_path, came_file) ||
      WHEN regexp_extract(frame, '([^/]*)\((?:\d+|\?)\): ', 1) = came_file AND function_of(frame) = came_function
      THEN regexp_replace(frame, '\((?:\d+|\?)\): .*$', ':' || came_line) END;
 
--- What a thread of autograd's does without a forward, such as to add up gradients, is of the line that waits for it.
+-- Work of an autograd thread without a forward, such as accumulating gradients, gets the line that waits for it.
 CREATE OR REPLACE TEMP TABLE launch_context AS
 WITH followed AS (SELECT file_id, any_value(utid) AS utid FROM python_line GROUP BY file_id),
 begun AS (

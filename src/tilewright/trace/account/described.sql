@@ -1,6 +1,6 @@
--- Light steps have kernels and calls into CUDA, and no operators: recording those doubles the time of many a step. What
--- they lack is in another file, of a step in every detail. What is timed is the light steps; operators, stacks and
--- operands are those of the description. Needs attribution.sql, graphs.sql, steps.sql and waits.sql.
+-- Light steps have kernels and CUDA calls but no operators, whose recording can double a step's time. Another file has a
+-- step in full detail, the description. Times come from the light steps; operators, stacks and operands from the
+-- description. Needs attribution.sql, graphs.sql, steps.sql and waits.sql.
 
 CREATE OR REPLACE TABLE description AS      -- a file of light steps, and the file that describes them
 SELECT light.file_id, min(told.file_id) AS described_by
@@ -29,7 +29,7 @@ WHERE work.file_id IN (SELECT file_id FROM description UNION ALL SELECT describe
 
 CREATE OR REPLACE TEMP TABLE twin AS
 SELECT light.slice_id, told.slice_id AS twin_id,
-       -- What is one call of an operator: its kernels of one step, or of one replay of a graph.
+       -- One call of an operator: its kernels in one step, or in one replay of a graph.
        CASE WHEN told.attributed_by = 'capture' THEN light.correlation ELSE light.step_ts END AS one_call
 FROM placed AS light
 JOIN description USING (file_id)
@@ -38,7 +38,7 @@ JOIN placed AS told ON told.file_id = described_by AND told.step_ts = operator_s
  AND told.position = light.position AND told.name = light.name
  AND told.grid IS NOT DISTINCT FROM light.grid AND told.block IS NOT DISTINCT FROM light.block;
 
--- Work without a twin, of steps that differ: the operator of the same kernel, if that is always the same.
+-- Work without a counterpart, if steps differ: the operator of the same kernel, if that is always the same.
 CREATE OR REPLACE TEMP TABLE alike AS
 WITH known AS (
     SELECT file_id, name, grid, block, any_value(slice_id) AS twin_id
@@ -90,7 +90,7 @@ UPDATE wait SET operator = waited.operator, caller = waited.caller, source = coa
        exact = wait.exact OR (wait.source IS NULL AND waited.exact)
 FROM waited WHERE waited.slice_id = wait.slice_id;
 
--- What was described is not timed, nor what ran before the first light step, in which the profiler settled.
+-- The described step is not timed, nor the work before the first light step, in which the profiler started.
 CREATE OR REPLACE TEMP TABLE timed_from AS
 SELECT description.file_id, coalesce(min(step.ts), 0) AS first_ts
 FROM description LEFT JOIN step USING (file_id) GROUP BY description.file_id

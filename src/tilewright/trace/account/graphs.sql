@@ -1,7 +1,7 @@
--- Kernels of CUDA graphs: a replay launches them together, so the operator is looked for elsewhere.
+-- Operators of kernels in CUDA graphs: a replay launches them together, so their launch does not identify them.
 
--- First choice, `capture`: the calls that were recorded while the graph was captured, where the trace has them.
--- They reached no device then; a replay of as many pieces of work runs them in their order.
+-- First choice, `capture`: the calls recorded during the capture of the graph, if the trace has them. They launched
+-- nothing then; a replay with the same number of kernels runs them in order.
 CREATE OR REPLACE TEMP TABLE captured AS
 WITH opened AS (
     SELECT file_id, ts, row_number() OVER (PARTITION BY file_id ORDER BY ts) AS capture
@@ -44,7 +44,7 @@ WITH wanted AS (
 ),
 known AS (
     SELECT file_id, name, grid, block, any_value(operator) AS operator, any_value(source) AS source,
-           -- Of other operands on the same grid nobody knows which were meant.
+           -- With different operands on the same grid the call is ambiguous.
            CASE WHEN count(DISTINCT operands) <= 1 THEN max(operator_id) END AS operator_id
     FROM (
         SELECT device_slice.*, coalesce((arg_set.args->'$."Input Dims"')::VARCHAR, '') AS operands

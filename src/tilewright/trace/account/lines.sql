@@ -1,4 +1,4 @@
--- The user's line behind every operator of a file that saw no device. Needs attribution.sql.
+-- The user's line of every operator in a file without a device. Needs attribution.sql.
 
 CREATE OR REPLACE TEMP TABLE host_line AS
 WITH RECURSIVE node AS (
@@ -17,7 +17,7 @@ down AS (
     SELECT node.id, node.category, node.utid, node.ts, coalesce(node.frame, down.frame)
     FROM node JOIN down ON node.parent_id = down.id
 ),
--- What the backward of an operator calls has the line of its forward; the innermost such operator decides.
+-- Calls of an operator's backward get the line of its forward, by the innermost such operator.
 link AS (
     SELECT slice_in AS id, min(slice_out) AS forward_id FROM flow WHERE category = 'fwdbwd' GROUP BY slice_in
 ),

@@ -1,12 +1,12 @@
--- Several ranks of one job: what each hid of its communication, and who kept the others waiting.
+-- Several ranks of one job: overlap of communication, and the rank that made others wait.
 
--- Which rank a file of several is of; NULL where there is one.
+-- The rank of each file; NULL if there is only one.
 CREATE OR REPLACE VIEW file_rank AS
 SELECT DISTINCT step.file_id, CASE WHEN (SELECT count(DISTINCT file_id) FROM step) > 1
                                    THEN coalesce(trace_file.rank, trace_file.id) END AS rank
 FROM step JOIN trace_file ON trace_file.id = step.file_id;
 
--- `exposed`: nothing else ran on the device meanwhile. What it hid behind kernels is the rest.
+-- `exposed`: nothing else ran on the device meanwhile. The rest is hidden behind kernels.
 CREATE OR REPLACE VIEW communication AS
 WITH total AS (
     SELECT upid, sum(dur) AS ns, count(*) AS collectives FROM device_slice WHERE kind = 'communication' GROUP BY upid
@@ -54,8 +54,8 @@ FROM shared JOIN skew USING (file_id) JOIN trace_file ON trace_file.id = file_id
 WINDOW same AS (PARTITION BY name, in_group, position)
 ORDER BY position, rank;
 
--- `caused`: the ranks before the last one waited for it; how much less it would have been without that rank.
--- `at_work`: the share of that in which its own device worked; in the rest it stood still, for its host launched late.
+-- `caused`: how much less the other ranks would have waited without the last rank.
+-- `at_work`: the share of that time in which the last rank's device was busy; in the rest its host launched late.
 CREATE OR REPLACE VIEW straggler AS
 WITH late AS (
     SELECT file_id, any_value(rank) AS rank, count(*) AS collectives, count(*) FILTER (WHERE came_last) AS came_last,

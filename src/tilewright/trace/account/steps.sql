@@ -1,4 +1,4 @@
--- The steps of each file: what PyTorch's profiler marks; or ranges of the user's own that are called `step 3`,
+-- The steps of each file: those marked by PyTorch's profiler; or the user's ranges named `step 3`,
 -- `train_step`, `iteration: 3` or `batch`; or the whole trace as one step.
 
 CREATE OR REPLACE TABLE step AS
@@ -14,7 +14,7 @@ WITH called AS (
       AND (by_profiler OR regexp_full_match(slice.name, '(?i)([a-z]+[_ -])*(step|iter|iteration|batch)[ _#:-]*\d*'))
       AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61 AND slice.dur < 1::BIGINT << 61
 ),
--- One family of ranges a file: of several the one that covers the most time, then the outermost.
+-- One family of ranges per file: of several the one that covers the most time, then the outermost.
 chosen AS (
     SELECT file_id, of_thread, family FROM called
     GROUP BY file_id, by_profiler, of_thread, family HAVING by_profiler OR count(*) > 1
@@ -28,7 +28,7 @@ marked AS (
     FROM called JOIN chosen USING (file_id, family)
     WHERE called.of_thread IS NOT DISTINCT FROM chosen.of_thread
 ),
--- What the last step queued belongs to it, and so does waiting for that.
+-- Work queued by the last step belongs to it, and so do the waits for that work.
 drained AS (
     SELECT marked.id, max(device_slice.ts + device_slice.dur) AS last_end
     FROM marked JOIN device_slice ON device_slice.file_id = marked.file_id

@@ -12,7 +12,7 @@ WITH RECURSIVE up AS (
     WHERE up.hops < 100
 ),
 marking AS (
-    -- In a WHERE, this would be asked of every slice before the join.
+    -- In a WHERE, this would be evaluated for every slice before the join.
     SELECT up.mark_id, max(up.hops) FILTER (WHERE regexp_matches(
                slice.name, '(^|/)(synchronisations\.py\(\d+\): (show|_mark)|warnings\.py\(\d+\): _showwarnmsg)$'
            )) AS hops
@@ -43,7 +43,7 @@ waiting AS (
     LEFT JOIN launch_context AS context ON context.launch_id = launch.slice_id
     WHERE regexp_matches(launch.name, '^(cuda|cu)(Stream|Device|Event|Ctx|Thread)Synchronize')
        OR launch.name IN ('cudaFree', 'cudaFreeHost', 'cuMemFree_v2', 'cuMemFreeHost')
-       -- A copy that came back before the device had begun it waited for nothing.
+       -- A copy call that returned before the device had started the copy did not wait.
        OR (regexp_matches(launch.name, 'Memcpy') AND launch.ts + launch.dur >= copied.ts
            AND (pageable OR launch.ts + launch.dur >= copied.last_end))
 ),
@@ -62,7 +62,7 @@ marked AS (
     GROUP BY waiting.slice_id
 )
 SELECT waiting.slice_id, waiting.file_id, waiting.ts, waiting.dur, waiting.name, waiting.utid,
-       -- A stream's or an event's device is not told: with one device there is no doubt.
+       -- The trace does not have the device of a stream or event; with one device it is known.
        waiting.upid, operator.name AS operator, waiting.caller, waiting.caller_id, waiting.copy,
        coalesce(marked.place, waiting.place) AS source, function_of(waiting.frame) AS source_function,
        coalesce(marked.place, waiting.exact_place) IS NOT NULL AS exact, coalesce(waiting.ranges, []) AS ranges

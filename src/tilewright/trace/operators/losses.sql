@@ -1,8 +1,8 @@
--- What a trace ought to hold and does not: one row a kind of loss that was found. Needs attribution.sql.
+-- Events missing from the trace: a row per kind of loss. Needs attribution.sql.
 CREATE OR REPLACE TABLE loss AS
 WITH work AS (SELECT launch_id FROM device_slice UNION ALL SELECT launch_id FROM untimed_slice),
 capture AS (
-    -- A launch that a graph records makes no kernel until the graph is replayed.
+    -- A launch during a graph capture runs no kernel until the graph is replayed.
     SELECT utid, ts AS began, coalesce(lead(ts) OVER (PARTITION BY utid ORDER BY ts), ts) AS ended, name
     FROM device_call WHERE name LIKE '%StreamBeginCapture%' OR name LIKE '%StreamEndCapture%'
 ),
@@ -22,7 +22,7 @@ SELECT what, found, of FROM (
     UNION ALL
     SELECT 'events that never ended', (SELECT count(*) FROM slice WHERE dur = -1), (SELECT count(*) FROM slice)
     UNION ALL
-    -- The profiler draws an arrow from every call into CUDA, also from those that no work follows.
+    -- The profiler starts a flow at every CUDA call, also at those without device work.
     SELECT 'events that could not be read',
            (SELECT count(*) FROM reject WHERE reason <> 'a flow event whose other end is missing'), (SELECT sum(events)::BIGINT FROM trace_file)
 ) WHERE found > 0;

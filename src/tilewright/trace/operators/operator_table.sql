@@ -1,7 +1,7 @@
 -- The time of each operator, on the host and on the devices. Needs the scripts of `account`.
 
--- What took time on the host: operators (`operator`), calls into CUDA (`call`) and ranges (`range`), each with the
--- innermost of its kind that it lies in. Python's frames between the two do not count: their time is the outer one's.
+-- Host time: operators (`operator`), CUDA calls (`call`) and ranges (`range`), each with the innermost one that contains
+-- it. The time of Python frames in between counts for the outer one.
 CREATE OR REPLACE TEMP TABLE host_call AS
 WITH RECURSIVE last_step AS (
     SELECT file_id, arg_max(id, ts) AS id, max(ts) AS ts, max(ts + host_dur) AS ended FROM operator_step WHERE id IS NOT NULL GROUP BY file_id
@@ -30,7 +30,7 @@ timed AS (
       AND process.file_id NOT IN (SELECT file_id FROM description)
       AND (process.file_id NOT IN (SELECT described_by FROM description)
            OR slice.ts BETWEEN last_step.ts AND last_step.ended)
-      -- Marks of tilewright's own profile; times in which nobody lives could not be added up.
+      -- Exclude marks of tilewright's profile, and absurd times, whose sums would overflow.
       AND coalesce(slice.name, '') NOT LIKE 'synchronisation at %'
       AND slice.dur BETWEEN 0 AND 1::BIGINT << 61 AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61
 ),
@@ -58,7 +58,7 @@ LEFT JOIN inside USING (id)
 ASOF LEFT JOIN (SELECT file_id, name, ts, ts + dur AS ended FROM operator_step) AS step
   ON step.file_id = placed.file_id AND placed.ts >= step.ts;
 
--- Each call with every call that it lies in, itself included.
+-- Each call with every call that contains it, itself included.
 CREATE OR REPLACE TEMP TABLE host_within AS
 WITH RECURSIVE up AS (
     SELECT id AS inner_id, id AS outer_id, outer_id AS next_id FROM host_call
@@ -68,7 +68,7 @@ WITH RECURSIVE up AS (
 SELECT up.inner_id, up.outer_id, host_call.name, host_call.kind
 FROM up JOIN host_call ON host_call.id = up.outer_id;
 
--- What an operator takes of those operators and ranges that it lies in directly.
+-- The time of an operator inside its direct parent operators and ranges.
 CREATE OR REPLACE TABLE operator_in AS
 WITH around AS (SELECT name, kind, count(*) AS calls, sum(dur)::BIGINT AS dur FROM host_call GROUP BY name, kind)
 SELECT call.name, call.kind, outside.name AS outer_name, outside.kind AS outer_kind, count(*) AS calls,
@@ -78,9 +78,9 @@ JOIN host_call AS outside ON outside.id = call.outer_id
 JOIN around ON around.name = outside.name AND around.kind = outside.kind
 GROUP BY call.name, call.kind, outside.name, outside.kind;
 
--- One row for each name. `cpu_*` and `device_*` are nanoseconds: self is what the operator did or launched itself,
--- total includes all that it called; where it calls itself, total counts the outermost call. `steps` is in how many
--- steps it was called. `one_off`: not a part of every step, so of no weight in a long run.
+-- A row per name. `cpu_*` and `device_*` are nanoseconds: self is the work that the operator did or launched itself,
+-- total includes its callees; of recursive calls total counts the outermost. `steps` is the number of steps that call
+-- it. `one_off`: not called in every step, so negligible in a long run.
 CREATE OR REPLACE TABLE operator_time AS
 WITH launched AS (
     SELECT slice_id, dur, CASE WHEN attributed_by = 'launch' THEN operator_id
@@ -90,7 +90,7 @@ WITH launched AS (
 ),
 host AS (
     SELECT name, kind, count(*) AS calls, sum(self_ns)::BIGINT AS cpu_self, count(DISTINCT (file_id, step)) AS steps,
-           -- Where there is no device, the line that calls it most often.
+           -- Without a device, the line that calls it most often.
            mode(host_line.source) AS source,
            sum(dur) FILTER (WHERE NOT EXISTS (
                FROM host_within AS around
@@ -100,7 +100,7 @@ host AS (
 ),
 device_self AS (
     SELECT host_call.name, host_call.kind, sum(launched.dur)::BIGINT AS device_self, count(*) AS launches,
-           -- The line that most of its device time was launched from.
+           -- The line that launched most of its device time.
            (SELECT mode(source) FROM launched AS own
             JOIN host_call AS caller ON caller.id = own.host_id WHERE caller.name = host_call.name) AS source
     FROM launched JOIN host_call ON host_call.id = launched.host_id
@@ -112,7 +112,7 @@ device_total AS (
           FROM launched JOIN host_within AS around ON around.inner_id = launched.host_id)
     GROUP BY name, kind
 ),
--- What no call of this trace launched: replays of a graph, and what was queued before the trace began.
+-- Work without a launch in this trace: replays of a graph, and work queued before the trace began.
 alone AS (
     SELECT subject AS name, CASE WHEN launch LIKE '%GraphLaunch%' THEN 'replayed' ELSE 'kernel' END AS kind,
            count(*) AS launches, sum(dur)::BIGINT AS device_self, mode(source) AS source
