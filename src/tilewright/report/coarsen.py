@@ -14,10 +14,9 @@ Integers = NDArray[np.int64]
 class Blocks:
     """The blocks to draw, in the order (row, start).
 
-    `ts` and `dur` are ns; `longest` is the index, in the input, of the longest slice of a block, and `count` how
-    many it stands for: 1 is a slice as it was recorded. `block_of` gives for each slice of the input its block.
-    `shortest_ns` is the duration from which on every slice is drawn on its own, and `whole` the part of time, from
-    and to in ns, in which all are; None where that is everywhere.
+    `ts` and `dur` are ns; `longest` is the index, in the input, of the longest slice of a block, and `count` the
+    number of its slices. `block_of` gives the block of each input slice. Slices of at least `shortest_ns` are not
+    merged, nor slices in the interval `whole` (begin and end in ns; None: the whole trace).
     """
 
     row: Integers

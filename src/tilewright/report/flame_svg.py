@@ -73,12 +73,12 @@ def _box(tree: Flame, node: Node, x: float, scale: float) -> str:
     name = _NO_XML.sub("\ufffd", tree.names[node.frame])
     width, y = node.total * scale, _TOP + node.depth * _ROW
     share = 100 * node.total / max(int(tree.total[0]), 1)
-    told = f"{name}\n{duration(node.total / 1000)}, {share:.2f} %; own {duration(node.own / 1000)}; {node.calls} calls"
+    title = f"{name}\n{duration(node.total / 1000)}, {share:.2f} %; own {duration(node.own / 1000)}; {node.calls} calls"
     letters = int((width - 6) / _LETTER)
     label = "" if letters < 3 else name if len(name) <= letters else name[: letters - 1] + "…"
     text = f'<text x="{x + 3:.2f}" y="{y + 12}">{escape(label)}</text>' if label else ""
     fill = _COLOURS[kind_of(name, tree.categories[node.frame])]
     return (
-        f'<g><title>{escape(told)}</title><rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW - 1}" '
+        f'<g><title>{escape(title)}</title><rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW - 1}" '
         f'fill="{fill}"/>{text}</g>'
     )

@@ -75,9 +75,9 @@ _THREADS = """
 class Flame:
     """A folded tree. Node 0 is the root; parents come before their children.
 
-    `parent` and `frame` (an index into `names` and `categories`) describe the nodes; `own` and `total` are ns,
-    `total` with all that lies below. `calls` counts the slices of a node. `steps` is the number of profiled steps
-    that the times cover, 0 where the trace marks none.
+    `parent` and `frame` (an index into `names` and `categories`) describe the nodes; `own` (self time) and `total`
+    (with all descendants) are ns. `calls` counts the slices of a node. `steps` is the number of profiled steps,
+    0 if the trace marks none.
     """
 
     weight: Weight

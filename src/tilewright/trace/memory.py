@@ -211,8 +211,8 @@ def _operators(connection: DuckDBPyConnection, parents: Integers) -> list[str]:
 def _phases(ts: Integers, ranges: list[Span]) -> Integers:
     """The phase of each moment.
 
-    Ranges named forward, backward and optimizer count, on whatever thread; the engine's own functions and
-    `Optimizer.step` mark theirs without them. What no range claims is forward, unless a range says what is.
+    Ranges named forward, backward and optimizer on any thread define phases; without them, the autograd engine's
+    functions and `Optimizer.step` do. Other time is forward, unless a range is named forward.
     """
     phase = np.full(ts.size, _OTHER, dtype=np.int64)
     if not any(name == "forward" for _, _, name in ranges):

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 def add_waves(connection: DuckDBPyConnection) -> None:
     """Fill table `wave`: a row for each kernel with known grid and device.
 
-    A grid of several waves idles in its last one: of its duration d, `tail_ns` is d · (1 − waves / turns), the
-    slots that the last wave leaves empty times the wave's share of d. A grid that one wave holds has no tail:
-    there the device is too large for the kernel, and that is its floor's business. Thread-block clusters and
-    kernels that share the device are not told in a trace and not accounted for.
+    A grid of several waves leaves slots idle in its last one: `tail_ns` is d · (1 − waves / turns) of its duration
+    d, with turns = ⌈waves⌉. A grid of at most one wave has no tail; its floor covers that case. Thread-block clusters
+    and concurrent kernels are not visible in a trace and are ignored.
     """
     connection.execute(
         "CREATE OR REPLACE TABLE wave "

@@ -63,8 +63,8 @@ def compare(
 ) -> Change:
     """Compare step times in microseconds, positive, one sequence per run; runs in the order of recording.
 
-    `in_turns` says that run i of each side were made one after the other. `shared_machine` is for times that
-    other programs of the machine disturb, as they do a host's: then a single short run tells nothing.
+    `in_turns`: run i of both sides were recorded one after the other. `shared_machine`: other programs disturb the
+    times, as on most hosts, so a single short run gives no verdict.
 
     >>> compare([[100.0 + i % 7 for i in range(99)]], [[104.0 + i % 7 for i in range(99)]],
     ...         shared_machine=False).verdict

@@ -80,10 +80,10 @@ class Nest:
 def nest(track: Ints, ts: Ints, dur: Ints) -> Nest:
     """The nest of slices given as int64[n] arrays in the order of the file; `dur` is -1 for a slice that never ended.
 
-    A slice is inside another of its track if it begins no earlier and ends no later; a slice without length is
-    outside a longer one that ends where it stands. Of equal ones the first in the file is the outer. Level by level: a
-    slice is on the outermost level if it ends after all that began before it, which a running maximum tells;
-    what is left falls into groups by the last outermost slice before it, and the same is done in each.
+    A slice is inside another of its track if it begins no earlier and ends no later; an empty slice is outside a
+    longer one that ends at its time. Of two equal slices the first in the file is the outer. Level by level: a slice
+    is outermost if it ends after all slices that began before it, by a running maximum of ends; the others are
+    grouped by the last outermost slice before them, and each group is processed in the same way.
     """
     end = np.where(dur < 0, PENDING, ts + np.maximum(dur, 0))
     order = np.lexsort((-end, ts, track))
@@ -118,7 +118,7 @@ def nest(track: Ints, ts: Ints, dur: Ints) -> Nest:
 
 @dataclass(frozen=True)
 class _Times:
-    """The times that numbers from 0 to `count` stand for: those of `ranked`, or else from `low` on, all of them."""
+    """Decodes numbers from 0 to `count` to times: by the table `ranked`, or as consecutive times from `low` on."""
 
     count: int
     low: int = 0

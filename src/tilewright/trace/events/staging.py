@@ -39,7 +39,7 @@ KNOWN_PHASES = SLICE_PHASES + NESTED_PHASES + ASYNC_PHASES + FLOW_PHASES + COUNT
 # Instants of a process or of the whole trace, which have no thread's track.
 WIDE = "(ph IN ('i', 'I', 'R') AND coalesce(scope, 't') IN ('p', 'g'))"
 
-# More than a piece has events; what is below it in `seq` is the row of `staged`.
+# Upper bound of the events of a part; `seq` modulo this is the row of `staged`.
 _PART = 1 << 40
 ROW = _PART - 1
 
