@@ -48,6 +48,6 @@ def run_interpreted(tests: Path) -> None:
     Triton decides when it is first imported whether its library is interpreted, so such a file (not named
     `test_*`) cannot share a process with other tests.
     """
-    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:::triton", "-W", "ignore:::numpy", "--show-capture=no"]
-    output, _ = run(["-m", "pytest", *options, str(tests)], env={"TRITON_INTERPRET": "1"})
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", str(tests)]
+    output, _ = run(command, env={"TRITON_INTERPRET": "1"})
     assert " passed" in output and "skipped" not in output

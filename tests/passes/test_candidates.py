@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,24 +13,17 @@ from torch import Tensor
 
 from tests.passes import norms
 from tests.passes.losses import CLASSES, LOSSES, Head, padded
+from tests.processes import run_interpreted
 from tilewright.compile.planner import Planner
 from tilewright.compile.price import PricedCase, price_case
 from tilewright.hardware.target import target_named
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.program import Decision
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-
 
 def test_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:::triton", "-W", "ignore:::numpy", "--show-capture=no"]
-    command = [sys.executable, "-m", "pytest", *options, str(HERE / "interpreted_candidates.py")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
-    assert " passed" in done.stdout and "skipped" not in done.stdout
+    run_interpreted(Path(__file__).with_name("interpreted_candidates.py"))
 
 
 def priced(model: Callable[..., object], shapes: str, device: str = "h200", training: bool = True) -> PricedCase:
