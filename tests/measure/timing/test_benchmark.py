@@ -87,10 +87,7 @@ def test_short_calls_are_warmed_up_for_a_least_time() -> None:
 def test_a_spread_that_stays_wide_runs_out_of_time_and_says_so() -> None:
     watch = FakeStopwatch()
     wobble = chain.from_iterable(repeat([1e4, 3e4]))
-    runs = {
-        "steady": watch.implementation("steady", repeat(2e4)),
-        "wild": watch.implementation("wild", wobble),
-    }
+    runs = {"steady": watch.implementation("steady", repeat(2e4)), "wild": watch.implementation("wild", wobble)}
     timings = benchmark(runs, min_repeats=5, max_seconds=2, stopwatch=watch)
     assert timings["steady"].converged and not timings["wild"].converged
     assert timings["wild"].repeats == timings["steady"].repeats > 5

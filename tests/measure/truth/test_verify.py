@@ -148,14 +148,7 @@ def test_what_rounding_could_tip_over_is_decided_by_eager() -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x + 1
         whole = torch.floor((y - 256) * 0.5)
-        return (
-            torch.where(y > 256, y, -y),
-            y.to(torch.int32),
-            whole,
-            torch.sign(y - 256),
-            y.argmax(),
-            y.max(0)[1],
-        )
+        return (torch.where(y > 256, y, -y), y.to(torch.int32), whole, torch.sign(y - 256), y.argmax(), y.max(0)[1])
 
     chosen, integer, whole, sign, where, also = lockstep(f, x)
     torch.testing.assert_close(chosen.truth, doubles(-257.0, -4.0), rtol=0, atol=0)
