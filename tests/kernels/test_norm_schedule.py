@@ -10,7 +10,7 @@ from tests.kernels.nvcc import instructions, spilled
 from tilewright.kernels.norm import cuda
 from tilewright.kernels.norm.schedule import Call, Direction, programs_and_period, schedule_of
 from tilewright.kernels.nvrtc import Definitions
-from tilewright.kernels.row import VECTOR, RowLayout
+from tilewright.kernels.row import LINE, VECTOR, RowLayout
 from tilewright.kernels.row_schedule import Schedule
 
 COLUMNS = (
@@ -85,13 +85,14 @@ def test_rows_that_lie_otherwise_than_the_results_are_refused() -> None:
     )
 
 
-def test_programs_read_their_weights_seldom() -> None:
-    """Rows that begin alike are one program's, one after another, where that leaves next to no multiprocessor idle."""
-    assert programs_and_period(66, 4096, 65536 * 2) == (66, 1)
-    assert programs_and_period(66, 5341, 50257 * 2) == (64, 1)
-    assert programs_and_period(30, 5341, 50257 * 4) == (30, 32)
-    assert programs_and_period(30, 5341, 50256 * 4) == (30, 1)
-    assert programs_and_period(66, 5, 50257 * 2) == (5, 1)
+@pytest.mark.parametrize("at_once", [30, 66, 132])
+@pytest.mark.parametrize("pitch", [65536 * 2, 50257 * 2, 50257 * 4, 50256 * 4, 3])
+def test_a_program_takes_rows_that_begin_alike_and_few_programs_idle(pitch: int, at_once: int) -> None:
+    """`test_programs_share_the_rows` has the order in which each takes them."""
+    for rows in (1, 5, at_once, at_once + 1, 5341):
+        programs, period = programs_and_period(at_once, rows, pitch)
+        assert min(at_once, rows) >= programs > 0.9 * min(at_once, rows)
+        assert rows <= at_once or programs * pitch % LINE == 0 or period * pitch % LINE == 0
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)

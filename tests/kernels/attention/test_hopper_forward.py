@@ -142,13 +142,6 @@ def test_the_schedule_is_balanced(length: int) -> None:
     assert max(work) <= 1.06 * sum(work) / PROGRAMS
 
 
-def test_tiles_of_one_length_and_too_many_need_no_table() -> None:
-    assert not span_of(request_of(4096, 4096)).tabled(PROGRAMS)
-    assert span_of(request_of(4096, 4096, right=0)).tabled(PROGRAMS)
-    assert not span_of(request_of(512, 512, right=0)).tabled(PROGRAMS)
-    assert not span_of(request_of(4096, 4096, right=0, batch=4096)).tabled(PROGRAMS)
-
-
 def test_the_machine_code_does_not_spill_or_wait() -> None:
     """One build of each shape, as the assembler that Triton brings reports it."""
     pytest.importorskip("triton")
