@@ -43,12 +43,7 @@ def names(choice: SuiteFilter) -> list[str]:
 def test_a_choice_names_its_races_in_order() -> None:
     assert names(SuiteFilter()) == ["64x257 float32 fwd", "64x257 float32 bwd"]
     chosen = SuiteFilter(shapes=SHAPES[:2], dtypes=["float32", "bfloat16"], directions=["bwd"])
-    assert names(chosen) == [
-        "4x8 float32 bwd",
-        "4x8 bfloat16 bwd",
-        "16x32 float32 bwd",
-        "16x32 bfloat16 bwd",
-    ]
+    assert names(chosen) == ["4x8 float32 bwd", "4x8 bfloat16 bwd", "16x32 float32 bwd", "16x32 bfloat16 bwd"]
 
 
 def test_shards_are_the_whole() -> None:

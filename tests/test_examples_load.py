@@ -43,10 +43,7 @@ SHIPPED: dict[str, tuple[list[tuple[int, ...]], dict[str, int]]] = {
     "transformer_block.py:block": ([(4, 512, 256)], {"B": 4, "S": 512, "D": 256, "H": 8}),
     "transformer_block.py:block_no_dropout": ([(4, 512, 256)], {"B": 4, "S": 512, "D": 256, "H": 8}),
     "transformer_block.py:block_large": ([(2, 1024, 768)], {"B": 2, "S": 1024, "D": 768, "H": 12}),
-    "transformer_block.py:block_large_no_dropout": (
-        [(2, 1024, 768)],
-        {"B": 2, "S": 1024, "D": 768, "H": 12},
-    ),
+    "transformer_block.py:block_large_no_dropout": ([(2, 1024, 768)], {"B": 2, "S": 1024, "D": 768, "H": 12}),
     "transformer_block.py:block_bf16": ([(8, 2048, 2048)], {"B": 8, "S": 2048, "D": 2048, "H": 16}),
 }
 

@@ -271,12 +271,7 @@ def test_a_module_class_that_needs_arguments(model: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "signature"),
-    [
-        ("add", "add(x, y, *, alpha=1.0)"),
-        ("Net", "Net(x)"),
-        ("net", "net(x)"),
-        ("script", "script() -> None"),
-    ],
+    [("add", "add(x, y, *, alpha=1.0)"), ("Net", "Net(x)"), ("net", "net(x)"), ("script", "script() -> None")],
 )
 def test_missing_inputs(model: str, name: str, signature: str) -> None:
     said = message(UsageError, f"{model}:{name}")

@@ -17,12 +17,7 @@ KERNEL = {
     "name": "nvjet_tst_256x128_64x4_2x1_v_bz_coopA_NNT",
     "ts": 5000.0,
     "dur": 177.5,
-    "args": {
-        "grid": [132, 1, 1],
-        "block": [384, 1, 1],
-        "registers per thread": 168,
-        "shared memory": 213000,
-    },
+    "args": {"grid": [132, 1, 1], "block": [384, 1, 1], "registers per thread": 168, "shared memory": 213000},
 }
 LATER = KERNEL | {"name": "splitKreduce", "ts": 6000.0, "dur": 2.5}
 OTHER = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 4000.0, "dur": 10.0}

@@ -21,11 +21,7 @@ def test_the_naive_softmax_reads_and_writes_what_the_definitions_say(
     assert (ended.code, ended.err) == (0, "")
     before, after = between(ended.lines, "before fusion:"), between(ended.lines, "after fusion:")
     assert before[0].startswith("before fusion: 5 launches, 640 MB moved")
-    assert before[1:] == [
-        "  reads 5·N·M + 2·N  writes 3·N·M + 2·N",
-        "  unused N (indices of max)",
-        "  FLOPs 4·N·M",
-    ]
+    assert before[1:] == ["  reads 5·N·M + 2·N  writes 3·N·M + 2·N", "  unused N (indices of max)", "  FLOPs 4·N·M"]
     assert after[0].startswith("after fusion: 1 launch, 160 MB moved")
     assert after[1:] == ["  reads N·M  writes N·M", "  FLOPs 4·N·M"]
     assert between(ended.lines, "vanished:") == ["vanished: 480 MB", "  reads 4·N·M + 2·N  writes 2·N·M + 2·N"]

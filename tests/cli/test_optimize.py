@@ -133,11 +133,7 @@ def test_an_interrupted_optimize_leaves_nothing(tmp_path: Path) -> None:
     environment = (
         os.environ
         | OWN_PATH
-        | {
-            "TILEWRIGHT_HOME": str(tmp_path / "home"),
-            "TILEWRIGHT_CACHE": str(tmp_path / "cache"),
-            "CXX": str(compiler),
-        }
+        | {"TILEWRIGHT_HOME": str(tmp_path / "home"), "TILEWRIGHT_CACHE": str(tmp_path / "cache"), "CXX": str(compiler)}
     )
     command = [sys.executable, "-c", WITHOUT_MEASURED_CEILINGS, "optimize", "models.py:small"]
     process = subprocess.Popen(

@@ -86,10 +86,7 @@ def test_inputs_that_backward_alone_holds_die_at_their_last_use() -> None:
 def test_a_step_that_overwrites_its_operand_needs_nothing_more() -> None:
     graph = aten(lambda x: x.exp().sin(), square())
     exp, sin = (n for n in graph.nodes if n.op == "call_function")
-    steps = [
-        MemoryStep("exp", tuple(exp.all_input_nodes), (exp,)),
-        MemoryStep("sin", (exp,), (sin,), replaces=(exp,)),
-    ]
+    steps = [MemoryStep("exp", tuple(exp.all_input_nodes), (exp,)), MemoryStep("sin", (exp,), (sin,), replaces=(exp,))]
     assert live_bytes(steps, [], [sin]) == [KB, KB]
 
 

@@ -12,16 +12,7 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from tests.cost.counted import assert_formulas_hold, cost_of, costs, program_costs
-from tests.graph.captured import (
-    BLOCK_DISTINCT,
-    BLOCK_EQUAL,
-    DISTINCT,
-    EQUAL,
-    PROGRAMS,
-    Block,
-    Program,
-    block_shapes,
-)
+from tests.graph.captured import BLOCK_DISTINCT, BLOCK_EQUAL, DISTINCT, EQUAL, PROGRAMS, Block, Program, block_shapes
 from tests.kernels.registered import all_operators
 from tilewright.cost.operators import FREE, UNKNOWN, operator_cost, total
 from tilewright.cost.symbols import parse, pretty, shown
@@ -279,12 +270,7 @@ def test_an_operand_counts_the_elements_it_addresses(name: str) -> None:
 
 
 def test_an_element_read_through_two_views_counts_once() -> None:
-    for function in (
-        lambda x: x * x,
-        lambda x: x @ x.t(),
-        lambda x: x[:, None] + x,
-        lambda x: torch.cat([x, x]),
-    ):
+    for function in (lambda x: x * x, lambda x: x @ x.t(), lambda x: x[:, None] + x, lambda x: torch.cat([x, x])):
         assert cost_of(function, "float32[N,N]", N=5).reads_symbolic == "N**2"
     halves = cost_of(lambda x: x[:, :3] * x[:, 3:], "float32[N,6]", N=5)
     assert (halves.reads, halves.reads_symbolic) == (30, "6*N")
@@ -309,12 +295,7 @@ def test_a_copy_into_an_input_is_written_for_its_owner() -> None:
 
 def test_what_is_never_read_is_not_counted() -> None:
     assert cost_of(torch.zeros_like, "float32[N]", N=7) == Cost(
-        writes=7,
-        bytes_written=28,
-        reads_symbolic="0",
-        writes_symbolic="N",
-        unused_symbolic="0",
-        flops_symbolic="0",
+        writes=7, bytes_written=28, reads_symbolic="0", writes_symbolic="N", unused_symbolic="0", flops_symbolic="0"
     )
     gather = cost_of(lambda table, i: F.embedding(i, table), "float32[V,D]", "int64[N]", V=50, D=4, N=3)
     assert (gather.reads, gather.bytes_read) == (3 * 4 + 3, 3 * 4 * 4 + 3 * 8)

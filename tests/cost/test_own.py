@@ -198,11 +198,7 @@ def smoothed_and_squared(x: Tensor, target: Tensor) -> Tensor:
 
 WRITTEN_OUT: dict[str, tuple[Callable[..., object], Callable[..., object], tuple[str, ...]]] = {
     "gelu": (functional.gelu, F.gelu, (MATRIX,)),
-    "gelu tanh": (
-        lambda x: functional.gelu(x, approximate="tanh"),
-        lambda x: F.gelu(x, approximate="tanh"),
-        (MATRIX,),
-    ),
+    "gelu tanh": (lambda x: functional.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh"), (MATRIX,)),
     "silu": (functional.silu, F.silu, (MATRIX,)),
     "swiglu": (functional.swiglu, lambda g, u: F.silu(g) * u, (MATRIX, MATRIX)),
     "geglu": (functional.geglu, lambda g, u: F.gelu(g) * u, (MATRIX, MATRIX)),
@@ -239,11 +235,7 @@ WRITTEN_OUT: dict[str, tuple[Callable[..., object], Callable[..., object], tuple
     ),
     "weighted sum": (functional.weighted_sum, lambda x, w: (x * w).sum(-1), (MATRIX, VECTOR)),
     "embedding": (functional.embedding, F.embedding, ("int64[N]", "bfloat16[V,M]")),
-    "rotary": (
-        functional.rotary,
-        lambda q, k, cos, sin: (turned(q, cos, sin), turned(k, cos, sin)),
-        HEADS,
-    ),
+    "rotary": (functional.rotary, lambda q, k, cos, sin: (turned(q, cos, sin), turned(k, cos, sin)), HEADS),
 }
 
 

@@ -11,14 +11,10 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 FOUND = {
     "a masked sum that g++ 12 compiled wrongly where zeros had no sign": Graph(
-        (Input((2, 2, 33, 1), BF16, "transposed"), Input((), BF16, "contiguous")),
-        ("torch.minimum(x1, x0)",),
-        ("v0",),
+        (Input((2, 2, 33, 1), BF16, "transposed"), Input((), BF16, "contiguous")), ("torch.minimum(x1, x0)",), ("v0",)
     ),
     "a sum of everything, done by every thread, over the storage of an operand": Graph(
-        (Input((130, 140), F32, "gapped"), Input((), F32, "contiguous")),
-        ("torch.where(x1 > x0, x1, x0)",),
-        ("v0",),
+        (Input((130, 140), F32, "gapped"), Input((), F32, "contiguous")), ("torch.where(x1 > x0, x1, x0)",), ("v0",)
     ),
     "backward compares a rounded value with the maximum of unrounded ones": Graph(
         (Input((16, 1), F16, "expanded"),),

@@ -146,8 +146,7 @@ PROGRAMS = {
         convolution_gradients, ("float32[B,C,N,M]", "float32[K,C,3,3]?", "float32[K]?"), inner=("K",)
     ),
     "layer norm": Program(
-        lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b),
-        ("bfloat16[B,N,D]", "bfloat16[D]?", "bfloat16[D]?"),
+        lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), ("bfloat16[B,N,D]", "bfloat16[D]?", "bfloat16[D]?")
     ),
     "statistics": Program(statistics, ("float32[B,N,D]",)),
     "layout": Program(layout, ("float32[N,D]", "float32[M,D]")),

@@ -90,12 +90,7 @@ def test_every_step_of_the_block_has_the_class_of_its_work() -> None:
     }
     for role, operator_class in work.items():
         assert operator_class in {note.operator_class for note in notes(tree, role)}, role
-    assert {note.operator_class for note in tree.operators()} <= {
-        "compute",
-        "pointwise",
-        "reduction",
-        "layout",
-    }
+    assert {note.operator_class for note in tree.operators()} <= {"compute", "pointwise", "reduction", "layout"}
     scale = [note for note in notes(tree, "QKᵀ/√d") if note.operator_class == "pointwise"]
     assert [note.target for note in scale] == ["aten.div.Tensor"]
 
@@ -269,20 +264,11 @@ BESIDE = str(Path(torch.__file__).parent.parent / "torchvision" / "ops.py")
         ('  File "/a/b.py", line 3, in f\n    y = x + 1\n        ~~^~~\n', "b.py:3: y = x + 1"),
         ('  File "/a/b.py", line 3, in f\n', "b.py:3"),
         ('  File "/a/b.py", line 3, in f\n  File "/a/c.py", line 4, in g\n    z\n', "c.py:4: z"),
-        (
-            f'  File "/a/b.py", line 3, in f\n    m(x)\n  File "{TORCH}", line 9, in g\n    t\n',
-            "b.py:3: m(x)",
-        ),
+        (f'  File "/a/b.py", line 3, in f\n    m(x)\n  File "{TORCH}", line 9, in g\n    t\n', "b.py:3: m(x)"),
         (f'  File "{TORCH}", line 9, in g\n    t\n', None),
         (f'  File "{BESIDE}", line 9, in g\n    t\n', "ops.py:9: t"),
-        (
-            '  File "/a/b.py", line 3, in f\n    m(x)\n  File "<eval_with_key>.3", line 5, in g\n    t\n',
-            "b.py:3: m(x)",
-        ),
-        (
-            '  File "/a/b.py", line 3, in f\n    m(x)\nGradient addition node due to multiple use:',
-            "b.py:3: m(x)",
-        ),
+        ('  File "/a/b.py", line 3, in f\n    m(x)\n  File "<eval_with_key>.3", line 5, in g\n    t\n', "b.py:3: m(x)"),
+        ('  File "/a/b.py", line 3, in f\n    m(x)\nGradient addition node due to multiple use:', "b.py:3: m(x)"),
     ],
 )
 def test_the_source_line_is_the_innermost_of_the_users(trace: str | None, line: str | None) -> None:

@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilewright.hardware.ceilings import (
-    device_name,
-    keep_ceilings,
-    kept_ceilings,
-    machine_dir,
-    measure_ceilings,
-)
+from tilewright.hardware.ceilings import device_name, keep_ceilings, kept_ceilings, machine_dir, measure_ceilings
 from tilewright.hardware.detect import Cpu, detect
 from tilewright.measure.timing.stopwatch import CpuStopwatch, Lap
 from tilewright.records.errors import CacheError, UsageError

@@ -59,14 +59,7 @@ def assert_floor(got: tuple[float, str], expected: float, bound: str) -> None:
     ],
 )
 def test_by_hand(
-    nbytes: int,
-    flops: int,
-    special: int,
-    dtype: str,
-    working_set: int,
-    kind: str,
-    expected: float,
-    bound: str,
+    nbytes: int, flops: int, special: int, dtype: str, working_set: int, kind: str, expected: float, bound: str
 ) -> None:
     assert_floor(floor_us(nbytes, flops, special, dtype, working_set, GPU, kind), expected, bound)
 

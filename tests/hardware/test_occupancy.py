@@ -14,20 +14,7 @@ from tilewright.records.errors import UsageError
 
 # Warps that fit by registers a thread: column "Warps per Multiprocessor" of NVIDIA's occupancy calculator
 # for 64K registers, allocated per warp in units of 256.
-WARPS_BY_REGISTERS = {
-    32: 64,
-    40: 48,
-    48: 40,
-    56: 36,
-    64: 32,
-    72: 28,
-    80: 24,
-    96: 20,
-    112: 16,
-    128: 16,
-    168: 12,
-    255: 8,
-}
+WARPS_BY_REGISTERS = {32: 64, 40: 48, 48: 40, 56: 36, 64: 32, 72: 28, 80: 24, 96: 20, 112: 16, 128: 16, 168: 12, 255: 8}
 
 
 @pytest.mark.parametrize(("registers", "warps"), WARPS_BY_REGISTERS.items())

@@ -11,12 +11,7 @@ import pytest
 from tilewright.hardware import ceilings as measured
 from tilewright.hardware.datasheet import datasheet_of, pcie_GBps
 from tilewright.hardware.detect import Cpu, Gpu, Machine
-from tilewright.hardware.profiles import (
-    local_ceilings,
-    local_profile,
-    measured_profile,
-    profile_for,
-)
+from tilewright.hardware.profiles import local_ceilings, local_profile, measured_profile, profile_for
 from tilewright.hardware.summary import machine_record, machine_report
 from tilewright.records import errors
 from tilewright.records.errors import UsageError

@@ -48,10 +48,7 @@ Program = tuple[Callable[..., Any], list[Tensor]]
 PROGRAMS: dict[str, Program] = {
     "softmax": (lambda x: x.softmax(-1), [given(4, 6)]),
     "softmax_over_rows": (lambda x: x.softmax(0), [given(4, 6)]),
-    "layer_norm": (
-        lambda x, w, b: aten.native_layer_norm(x, [6], w, b, 1e-5),
-        [given(4, 6), given(6), given(6) + 1],
-    ),
+    "layer_norm": (lambda x, w, b: aten.native_layer_norm(x, [6], w, b, 1e-5), [given(4, 6), given(6), given(6) + 1]),
     "layer_norm_backward": (
         lambda g, x, m, r, w: aten.native_layer_norm_backward(g, x, [6], m, r, w, w, [True, True, True]),
         [given(4, 6), given(4, 6) + 1, *moments(given(4, 6) + 1), given(6)],

@@ -64,13 +64,7 @@ class Browser:
         """Load `page` from `file://` and wait until it is drawn."""
         self.problems.clear()
         self._loaded = False
-        self.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.send("Page.navigate", url=page.resolve().as_uri())
         deadline = time.monotonic() + HANG_S
@@ -126,13 +120,7 @@ class Browser:
             "document.documentElement).getBoundingClientRect().toJSON()"
         )
         scroll = self.evaluate("scrollY")
-        clip = {
-            "x": box["x"],
-            "y": box["y"] + scroll,
-            "width": box["width"],
-            "height": box["height"],
-            "scale": 1,
-        }
+        clip = {"x": box["x"], "y": box["y"] + scroll, "width": box["width"], "height": box["height"], "scale": 1}
         answer = self.send("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(answer["data"]))
 

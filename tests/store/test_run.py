@@ -21,15 +21,7 @@ from hypothesis import strategies as st
 from tests.waiting import HANG_S
 from tilewright.records.errors import StoreError
 from tilewright.records.measurement import Ceiling, Measurement, Verified
-from tilewright.records.program import (
-    Cost,
-    Decision,
-    Fallback,
-    MemoryPoint,
-    Operator,
-    Program,
-    Region,
-)
+from tilewright.records.program import Cost, Decision, Fallback, MemoryPoint, Operator, Program, Region
 from tilewright.store import Run, SavedRun, latest_run, new_run_path, runs_dir
 from tilewright.store.rows import TABLES, columns
 
@@ -191,9 +183,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
             time.sleep(600)
     """
     child = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "a.duckdb")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", script, str(tmp_path / "a.duckdb")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert child.stdout is not None and child.stdout.readline() == b"begun\n"
     child.send_signal(signal.SIGINT)

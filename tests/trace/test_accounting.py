@@ -24,30 +24,28 @@ def host(trace: Trace, start: float, end: float) -> None:
     trace.operator("aten::something", start, end)
 
 
-def test_a_device_that_is_always_busy(tmp_path: Path) -> None:
+def stepped(end: float, *launches: tuple[float, float, float]) -> Trace:
+    """A step from 0 on, with the host in it all the time; of each launch, when it is called, starts and ends."""
     trace = Trace()
-    trace.step(0, 0, 100)
-    host(trace, 0, 100)
-    trace.launch(0, 10, 60)
-    trace.launch(5, 60, 100)
-    assert microseconds(trace, tmp_path) == {"idle": 10, "kernel": 90}
+    trace.step(0, 0, end)
+    host(trace, 0, end)
+    for at, start, stop in launches:
+        trace.launch(at, start, stop)
+    return trace
+
+
+def test_a_device_that_is_always_busy(tmp_path: Path) -> None:
+    assert microseconds(stepped(100, (0, 10, 60), (5, 60, 100)), tmp_path) == {"idle": 10, "kernel": 90}
 
 
 def test_a_host_that_comes_late(tmp_path: Path) -> None:
-    trace = Trace()
-    trace.step(0, 0, 100)
-    host(trace, 0, 100)
-    trace.launch(0, 5, 20)
-    trace.launch(50, 58, 100)
-    assert microseconds(trace, tmp_path) == {"idle": 5, "kernel": 57, "launch-bound": 38}
+    found = microseconds(stepped(100, (0, 5, 20), (50, 58, 100)), tmp_path)
+    assert found == {"idle": 5, "kernel": 57, "launch-bound": 38}
 
 
 def test_a_wait_costs_no_more_than_it_lasted(tmp_path: Path) -> None:
     """The host waits for 30 µs and needs 40 more to come to the next launch: only 30 are the wait's."""
-    trace = Trace()
-    trace.step(0, 0, 200)
-    host(trace, 0, 200)
-    trace.launch(0, 0, 50)
+    trace = stepped(200, (0, 0, 50))
     trace.call("cudaStreamSynchronize", 22, 52)
     trace.launch(92, 100, 200)
     assert microseconds(trace, tmp_path) == {"kernel": 150, "synchronisation": 30, "launch-bound": 20}
@@ -55,10 +53,7 @@ def test_a_wait_costs_no_more_than_it_lasted(tmp_path: Path) -> None:
 
 def test_a_wait_is_paid_off_by_later_gaps_too(tmp_path: Path) -> None:
     """40 µs of waiting let the host fall behind for two gaps; the third is its own slowness."""
-    trace = Trace()
-    trace.step(0, 0, 300)
-    host(trace, 0, 300)
-    trace.launch(0, 0, 50)
+    trace = stepped(300, (0, 0, 50))
     trace.call("cudaDeviceSynchronize", 12, 52)
     for at, start, end in ((60, 65, 100), (115, 120, 150), (195, 200, 300)):
         trace.launch(at, start, end)
@@ -67,11 +62,7 @@ def test_a_wait_is_paid_off_by_later_gaps_too(tmp_path: Path) -> None:
 
 
 def test_a_wait_costs_nothing_where_the_device_stayed_busy(tmp_path: Path) -> None:
-    trace = Trace()
-    trace.step(0, 0, 100)
-    host(trace, 0, 100)
-    trace.launch(0, 0, 60)
-    trace.launch(2, 60, 100)
+    trace = stepped(100, (0, 0, 60), (2, 60, 100))
     trace.call("cudaEventSynchronize", 10, 60)
     assert microseconds(trace, tmp_path) == {"kernel": 100}
 
@@ -87,10 +78,7 @@ def test_a_host_that_is_away_leaves_the_device_idle(tmp_path: Path) -> None:
 
 
 def test_collectives_count_where_no_kernel_hides_them(tmp_path: Path) -> None:
-    trace = Trace()
-    trace.step(0, 0, 100)
-    host(trace, 0, 100)
-    trace.launch(0, 0, 40)
+    trace = stepped(100, (0, 0, 40))
     trace.launch(1, 20, 70, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", stream=20)
     correlation = trace.call("cudaMemcpyAsync", 3, 4)
     trace.work(60, 90, correlation, name="Memcpy DtoD (Device -> Device)", category="gpu_memcpy", bytes=8, stream=21)
@@ -101,9 +89,7 @@ def test_collectives_count_where_no_kernel_hides_them(tmp_path: Path) -> None:
 
 def test_the_tail_of_the_last_wave(tmp_path: Path) -> None:
     """128 threads with 32 registers: 16 blocks an SM, 2112 slots. 3168 blocks are 1.5 waves in 2 turns."""
-    trace = Trace()
-    trace.step(0, 0, 100)
-    host(trace, 0, 100)
+    trace = stepped(100)
     trace.launch(0, 0, 40, grid=(3168, 1, 1))
     trace.launch(2, 40, 100, grid=(132, 1, 1))
     connection = trace.analysed(tmp_path)
@@ -145,10 +131,7 @@ def test_a_trace_without_steps_is_one_step(tmp_path: Path) -> None:
 
 
 def test_a_trace_without_a_device(tmp_path: Path) -> None:
-    trace = Trace()
-    trace.step(0, 0, 100)
-    host(trace, 0, 100)
-    assert rows(trace.analysed(tmp_path), "FROM accounting") == []
+    assert rows(stepped(100).analysed(tmp_path), "FROM accounting") == []
 
 
 def test_an_empty_trace(tmp_path: Path) -> None:

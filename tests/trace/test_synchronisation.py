@@ -86,36 +86,31 @@ def marked_step(trace: Trace) -> None:
     trace.call("cudaStreamSynchronize", 32, 95)
 
 
-def test_a_mark_gives_the_exact_line(tmp_path: Path) -> None:
+# Python's frames around the mark, with stacks: none of those that marked is around the wait.
+MARKING = {
+    "<built-in method item of Tensor object at 0x7f>": (19, 116),
+    "/usr/lib/python3.12/warnings.py(106): _showwarnmsg": (100, 115),
+    "tilewright/measure/recording/synchronisations.py(70): show": (101, 114),
+    "tilewright/measure/recording/synchronisations.py(98): _mark": (102, 113),
+    "torch/autograd/profiler.py(780): __enter__": (104, 107),
+}
+
+
+@pytest.mark.parametrize(
+    ("marked", "frames"), [(True, {}), (True, MARKING), (False, {})], ids=["marked", "with stacks", "not marked"]
+)
+def test_a_mark_gives_the_exact_line_and_else_the_function_is_named(
+    marked: bool, frames: dict[str, tuple[float, float]], tmp_path: Path
+) -> None:
     trace = Trace()
     marked_step(trace)
-    trace.slice("user_annotation", "synchronisation at train.py:17", 105, 106)
+    for frame, (start, end) in frames.items():
+        trace.frame(frame, start, end)
+    if marked:
+        trace.slice("user_annotation", "synchronisation at train.py:17", 105, 106)
     trace.operator("aten::relu", 120, 150)
     trace.launch(130, 140, 400)
-    assert waits_in(trace, tmp_path) == [("train.py:17", True, 1, 63, 49)]
-
-
-def test_a_mark_among_the_frames_that_made_it(tmp_path: Path) -> None:
-    """With stacks, Python's frames are around the mark, and none of those that marked is around the wait."""
-    trace = Trace()
-    marked_step(trace)
-    trace.frame("<built-in method item of Tensor object at 0x7f>", 19, 116)
-    trace.frame("/usr/lib/python3.12/warnings.py(106): _showwarnmsg", 100, 115)
-    trace.frame("tilewright/measure/recording/synchronisations.py(70): show", 101, 114)
-    trace.frame("tilewright/measure/recording/synchronisations.py(98): _mark", 102, 113)
-    trace.frame("torch/autograd/profiler.py(780): __enter__", 104, 107)
-    trace.slice("user_annotation", "synchronisation at train.py:17", 105, 106)
-    trace.operator("aten::relu", 120, 150)
-    trace.launch(130, 140, 400)
-    assert waits_in(trace, tmp_path) == [("train.py:17", True, 1, 63, 49)]
-
-
-def test_without_a_mark_the_function_is_named(tmp_path: Path) -> None:
-    trace = Trace()
-    marked_step(trace)
-    trace.operator("aten::relu", 120, 150)
-    trace.launch(130, 140, 400)
-    assert waits_in(trace, tmp_path) == [("train.py:10", False, 1, 63, 49)]
+    assert waits_in(trace, tmp_path) == [("train.py:17" if marked else "train.py:10", marked, 1, 63, 49)]
 
 
 def test_a_mark_is_not_for_an_earlier_wait(tmp_path: Path) -> None:
