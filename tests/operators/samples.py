@@ -375,9 +375,80 @@ CALLS: dict[str, list[Maker]] = {
     "flip.default": [lambda o: call(o.x, [-1]), lambda o: call(o.x, list(range(o.x.dim())))],
     "roll.default": [lambda o: call(o.x, [1], [-1]), lambda o: call(o.x, [-2], [0]), lambda o: call(o.x, [1])],
     "repeat.default": [lambda o: call(o.x, [2, *[1] * o.x.dim()]), lambda o: call(o.x, [3] * o.x.dim())],
+    **{f"bitwise_{name}.Scalar": [lambda o: call(o.x, 5)] for name in ("and", "or", "xor")},
+    "slice_scatter.default": [
+        lambda o: call(o.x, o.like.narrow(-1, 0, 1), -1, 1, 2),
+        lambda o: call(o.x, operands(o.layout, torch.float32).x.narrow(0, 0, 1), 0, -1),
+    ],
+    "select_scatter.default": [
+        lambda o: call(o.x, o.like.select(0, 0), 0, -1),
+        lambda o: call(o.x, o.like.select(-1, 0), -1, 0),
+    ],
+    "eye.default": [lambda o: call(5, dtype=o.dtype)],
+    "eye.m": [lambda o: call(3, 7, dtype=o.dtype), lambda o: call(1, 1)],
+    "isneginf.default": [unary],
+    "isposinf.default": [unary],
+    "frac.default": [unary],
+    "pow.Scalar": [lambda o: call(2, o.x), lambda o: call(0.5, o.x)],
+    "fmax.default": [binary],
+    "fmin.default": [binary],
+    "xlogy.Tensor": [binary],
+    "logaddexp.default": [binary],
+    "floor_divide.default": [lambda o: call(o.x, 3)],
+    "floor_divide.Scalar": [lambda o: call(o.x, 3), lambda o: call(o.x, -2)],
+    "remainder.Scalar": [lambda o: call(o.x, 3), lambda o: call(o.x, 1)],
+    "div.Tensor_mode": [
+        lambda o: call(o.x, o.like, rounding_mode="trunc"),
+        lambda o: call(o.x, o.like, rounding_mode=None),
+        lambda o: call(o.x, 3, rounding_mode="floor"),
+    ],
+    "div.Scalar_mode": [
+        lambda o: call(o.x, 3, rounding_mode="trunc"),
+        lambda o: call(o.x, 3, rounding_mode="floor"),
+        lambda o: call(o.x, 7, rounding_mode="floor"),
+        lambda o: call(o.x, 5, rounding_mode="trunc"),
+    ],
+    "celu.default": [unary, lambda o: call(o.x, 0.7)],
+    "threshold.default": [lambda o: call(o.x, 0.5, 2)],
+    "hardshrink.default": [unary, lambda o: call(o.x, 1.5)],
+    "softshrink.default": [unary, lambda o: call(o.x, 1.5)],
+    "log_sigmoid_forward.default": [unary],
+    "log_sigmoid_backward.default": [lambda o: call(o.x, o.like, torch.exp(-o.like.abs()))],
+    "logit.default": [lambda o: call(_shares(o)), lambda o: call(o.x, 0.1)],
+    "glu.default": [lambda o: call(_even(o)), lambda o: call(_even(o), 0)],
+    "glu_backward.default": [
+        # Eager rounds the gate to 16 bits: 1 - gate is 0 there, and times an infinite gradient NaN.
+        lambda o: call(o.modest, torch.cat([o.like, o.like], -1), -1),
+        lambda o: call(o.modest, torch.cat([o.like, o.like], 0), 0),
+    ],
+    "_safe_softmax.default": [lambda o: call(_some_hidden(o), -1), lambda o: call(_some_hidden(o), 0)],
+    "native_group_norm.default": [
+        lambda o: call(o.row, *_of_channels(o), *_extents(o), 1, 1e-5),
+        lambda o: call(o.row, None, None, *_extents(o), o.row.shape[1], 1e-3),
+    ],
+    "std_mean.correction": [*MOMENT_DIMS, lambda o: call(o.row, [0], correction=0, keepdim=True)],
+    "aminmax.default": [unary, lambda o: call(o.x, dim=-1), lambda o: call(o.x, dim=0, keepdim=True)],
+    "count_nonzero.dim_IntList": [lambda o: call(o.x, [-1]), lambda o: call(o.x, [0])],
     "tril.default": [unary, lambda o: call(o.x, 1), lambda o: call(o.x, -1)],
     "triu.default": [unary, lambda o: call(o.x, 1), lambda o: call(o.x, -1)],
 }
+
+
+def _even(o: Operands) -> torch.Tensor:
+    """Two of the operand side by side, along both ends."""
+    return torch.cat([torch.cat([o.x, o.like], -1)] * 2, 0)
+
+
+def _some_hidden(o: Operands) -> torch.Tensor:
+    """With a row and a column of -inf."""
+    x = o.row.clone()
+    x[0], x[..., 0] = -math.inf, -math.inf
+    return x
+
+
+def _extents(o: Operands) -> tuple[int, int, int]:
+    """Samples, channels, and what is behind them."""
+    return o.row.shape[0], o.row.shape[1], math.prod(o.row.shape[2:])
 
 
 def _gradient(o: Operands) -> torch.Tensor:

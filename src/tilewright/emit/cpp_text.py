@@ -10,7 +10,7 @@ STORED = {
 }  # fmt: skip
 COMPUTED = STORED | {"bool": "bool"}
 
-INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "idiv": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
          "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
 CHEAP = frozenset(INFIX) | {"load", "const", "index", "cast", "round", "neg", "abs", "where", "maximum", "minimum",
                             "isnan", "isinf", "bitnot", "floor", "ceil", "trunc", "sign"}  # fmt: skip

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from tilewright.loops.nest import Step
 
-INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
-         "and": "&", "or": "|", "xor": "^"}  # fmt: skip
+INFIX = {"add": "+", "sub": "-", "mul": "*", "idiv": "//", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+         "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
 BOOLEAN = {"add": "|", "mul": "&", "maximum": "|", "minimum": "&"}
 """Arithmetic on bool."""
 LANGUAGE = frozenset({"exp2", "log", "log2", "sin", "cos", "erf", "floor", "ceil", "abs"})

@@ -1,6 +1,7 @@
 """Activations and their derivatives: elementwise, and `g` is the gradient of the result.
 
-The derivatives of ELU, hard swish and hard tanh stay with PyTorch, whose kernels for CPUs and for GPUs disagree on NaN.
+The derivatives of ELU, hard swish, hard tanh and the shrinkages stay with PyTorch, whose kernels for CPUs and for GPUs
+disagree on NaN.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 import math
 
 from tilewright.operators.arithmetic import per_result
+from tilewright.operators.excerpt import excerpt
 from tilewright.operators.language import Scalar, Unfusable, Value, call, where
+from tilewright.operators.pieces import beside
 from tilewright.operators.row import Call, body, calls
+from tilewright.operators.shapes import kept, like
 
 SQRT_HALF = math.sqrt(0.5)
 GAUSSIAN = 1 / math.sqrt(2 * math.pi)
@@ -168,6 +172,65 @@ def prelu(c: Call, x: Value, weight: Value) -> Value:
 @body("_prelu_kernel_backward.default(grad_output, self, weight)")
 def prelu_backward(c: Call, g: Value, x: Value, weight: Value) -> tuple[Value, Value]:
     return where(x > 0, g, weight * g), where(x > 0, 0, x * g)
+
+
+@body("celu.default(self, alpha)")
+def celu(c: Call, x: Value, alpha: Scalar = 1) -> Value:
+    return elu(c, x, alpha, 1, 1 / alpha)
+
+
+@body("threshold.default(self, threshold, value)")
+def threshold(c: Call, x: Value, limit: Scalar, value: Scalar) -> Value:
+    return where(x <= limit, value, x)
+
+
+@body("hardshrink.default(self, lambd)")
+def hardshrink(c: Call, x: Value, limit: Scalar = 0.5) -> Value:
+    return where((x >= -limit) & (x <= limit), 0, x)
+
+
+@body("softshrink.default(self, lambd)")
+def softshrink(c: Call, x: Value, limit: Scalar = 0.5) -> Value:
+    return where(x > limit, x - limit, where(x < -limit, x + limit, x * 0))
+
+
+@body("log_sigmoid_forward.default(self)", dtypes=("self", "self"))
+def log_sigmoid(c: Call, x: Value) -> tuple[Value, Value]:
+    """log σ(x), and exp(-|x|), which PyTorch keeps on a CPU."""
+    z = call("exp", -call("abs", x))
+    return call("minimum", x, 0) - call("log1p", z), z
+
+
+@body("log_sigmoid_backward.default(grad_output, self, buffer)")
+def log_sigmoid_backward(c: Call, g: Value, x: Value, z: Value) -> Value:
+    """g · σ(-x)."""
+    return g * where(x < 0, 1 - z / (1 + z), z / (1 + z))
+
+
+@body("logit.default(self, eps)")
+def logit(c: Call, x: Value, eps: Scalar | None = None) -> Value:
+    if eps is not None and eps >= 0:
+        x = where(x < eps, eps, where(x > 1 - eps, 1 - eps, x))
+    return call("log", x / (1 - x))
+
+
+def _halves(x: Value, dim: int) -> tuple[Value, Value]:
+    size = x.shape[dim] // 2
+    return excerpt(x, dim, size, 0), excerpt(x, dim, size, size)
+
+
+@body("glu.default(self, dim)", shapes=kept)
+def glu(c: Call, x: Value, dim: int = -1) -> Value:
+    """Dauphin et al., arXiv:1612.08083: the first half times σ of the second."""
+    a, b = _halves(x, dim)
+    return a * call("sigmoid", b)
+
+
+@body("glu_backward.default(grad_output, self, dim)", shapes=like("self"), dtypes=("self",))
+def glu_backward(c: Call, g: Value, x: Value, dim: int) -> Value:
+    a, b = _halves(x, dim)
+    gate = call("sigmoid", b)
+    return beside(c, [gate * g, (1 - gate) * gate * a * g], dim % len(c.shape))
 
 
 calls(

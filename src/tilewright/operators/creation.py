@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.operators.arithmetic import NOTHING
-from tilewright.operators.language import Scalar, Unfusable, Value, where
+from tilewright.operators.language import Scalar, Unfusable, Value, compute_dtype, where
 from tilewright.operators.row import ALL, Call, Says, Traffic, body
 from tilewright.operators.shapes import CallAxes, Result, factory, same
 
@@ -49,6 +49,15 @@ def arange(c: Call, start: Scalar, end: Scalar, step: Scalar = 1, **_: object) -
 
 body("arange.default(end, ...)", **RANGE)(lambda c, end, **_: arange(c, 0, end))
 body("arange.start(start, end, ...)", **RANGE)(lambda c, start, end, **_: arange(c, start, end))
+
+
+@body("eye.m(n, m, ...)", **MADE)
+def eye(c: Call, rows: int, columns: int, **_: object) -> Value:
+    diagonal = c.trace.arange(rows).unsqueeze(1).eq(c.trace.arange(columns))
+    return where(diagonal, c.trace.const(1, compute_dtype(c.dtype)), 0)
+
+
+body("eye.default(n, ...)", **MADE)(lambda c, rows, **_: eye(c, rows, rows))
 
 
 @body(

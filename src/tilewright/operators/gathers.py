@@ -100,11 +100,7 @@ calls(
     priced=False,
 )
 calls(
-    """
-    index_put.default(self, indices, values, accumulate)
-    slice_scatter.default(self, src, dim, start, end, step)
-    select_scatter.default(self, src, dim, index)
-    """,
+    "index_put.default(self, indices, values, accumulate)",
     "library",
     arithmetic=NOTHING,
     shapes=same,
@@ -223,7 +219,6 @@ calls(
     traffic=Traffic(unread=("*",), reserves=True),
     priced=False,
 )
-calls("eye.default(n, ...)\neye.m(n, m, ...)", "library", arithmetic=NOTHING, shapes=factory, priced=False)
 calls(
     "_local_scalar_dense.default(self)",
     "library",

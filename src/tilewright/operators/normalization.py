@@ -1,13 +1,14 @@
-"""Operators that reduce a row or a channel and then use the result there: softmax, layer, RMS and batch norm."""
+"""Operators that reduce a row and then use the result there: softmax, layer and RMS norm."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import prod
 
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, elements, nothing, per_operand, wanted
-from tilewright.operators.language import Unfusable, Value, call
-from tilewright.operators.row import Call, Traffic, body, calls
+from tilewright.operators.language import Value, call, where
+from tilewright.operators.row import Call, Traffic, body
 from tilewright.operators.shapes import Axes, CallAxes, Result, same
 
 
@@ -21,6 +22,20 @@ from tilewright.operators.shapes import Axes, CallAxes, Result, same
 def softmax(c: Call, x: Value, dim: int, half_to_float: bool) -> Value:
     e = call("exp", x - x.max(dim))
     return e / e.sum(dim)
+
+
+@body(
+    "_safe_softmax.default(self, dim, dtype)",
+    operator_class="reduction",
+    arithmetic=per_operand(4, 1),
+    shapes=same,
+    role="softmax",
+)
+def safe_softmax(c: Call, x: Value, dim: int, dtype: object = None) -> Value:
+    """Softmax, but zeros where a whole row is -inf."""
+    top = x.max(dim)
+    e = call("exp", x - top)
+    return where(top.eq(-math.inf), 0, e / e.sum(dim))
 
 
 @body(
@@ -55,14 +70,14 @@ def log_softmax_backward(c: Call, g: Value, y: Value, dim: int, dtype: object) -
 # Norms: their FLOPs, and how their axes follow.
 
 
-def _affine(sizes: CallSizes) -> int:
+def affine(sizes: CallSizes) -> int:
     """1 for the weight and 1 for the bias, where there are any."""
     return sum(sizes.shape(name) is not None for name in ("weight", "bias"))
 
 
-def _layer_norm_flops(sizes: CallSizes) -> Count:
+def layer_norm_flops(sizes: CallSizes) -> Count:
     # Mean 1, variance 3, scaling 1.
-    return elements(sizes.shape("input")) * (5 + _affine(sizes))
+    return elements(sizes.shape("input")) * (5 + affine(sizes))
 
 
 def _layer_norm_backward_flops(sizes: CallSizes) -> Count:
@@ -73,7 +88,7 @@ def _layer_norm_backward_flops(sizes: CallSizes) -> Count:
 
 
 def _rms_norm_flops(sizes: CallSizes) -> Count:
-    return elements(sizes.shape("input")) * (3 + _affine(sizes))
+    return elements(sizes.shape("input")) * (3 + affine(sizes))
 
 
 def _rms_norm_backward_flops(sizes: CallSizes) -> Count:
@@ -82,27 +97,12 @@ def _rms_norm_backward_flops(sizes: CallSizes) -> Count:
     return elements(sizes.shape("input")) * per_element
 
 
-def _batch_norm_inference_flops(sizes: CallSizes) -> Count:
-    # Centring and scaling.
-    return elements(sizes.shape("input")) * (2 + _affine(sizes))
-
-
-def _batch_norm_backward_flops(sizes: CallSizes) -> Count:
-    # x̂ takes 2, its sums 3; towards the input 4 (the combination and the scale of the channel).
-    return elements(sizes.shape("input")) * (5 + 4 * wanted(sizes, 3)[0])
-
-
-def _rows(sizes: CallSizes) -> Count:
+def roots_of_rows(sizes: CallSizes) -> Count:
     """One root for each row that is normalised."""
     return elements(sizes.result(1))
 
 
-def _channels(sizes: CallSizes) -> Count:
-    """One root for each channel."""
-    return elements(sizes.shape("running_mean"))
-
-
-def _normalised_rows(call: CallAxes) -> tuple[Axes, Axes, Axes]:
+def _normalisedroots_of_rows(call: CallAxes) -> tuple[Axes, Axes, Axes]:
     """Of a normalisation over trailing axes: the operand, its statistics, its weight."""
     count = len(call.arguments["normalized_shape"])
     source = call.tensor("input")
@@ -116,34 +116,14 @@ def _normalised_rows(call: CallAxes) -> tuple[Axes, Axes, Axes]:
 
 
 def _row_norm(call: CallAxes) -> Result:
-    source, statistics, _ = _normalised_rows(call)
+    source, statistics, _ = _normalisedroots_of_rows(call)
     return [source, statistics, statistics]
 
 
 def _row_norm_backward(call: CallAxes) -> Result:
-    source, _, weight = _normalised_rows(call)
+    source, _, weight = _normalisedroots_of_rows(call)
     vectors = (weight if call.axes(name) is not None else None for name in ("weight", "bias"))
     return call.wanted(source, *vectors)
-
-
-def _channel_norm(call: CallAxes) -> Result:
-    source = call.tensor("input")
-    vectors = [axes for axes in call.operands[1:] if len(axes) == 1]
-    for axes in vectors:
-        call.names.unify(source[1], axes[0])
-    return [source, *(None if shape is None else call.kept(*vectors, shape=shape) for shape in call.shapes[1:])]
-
-
-calls(
-    """
-    native_batch_norm.default(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    _native_batch_norm_legit.default(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    native_group_norm.default(input, weight, bias, N, C, HxW, group, eps)
-    """,
-    "reduction",
-    shapes=_channel_norm,
-    dtypes=("input", "statistic", "statistic"),
-)
 
 
 # Of two nearly equal elements, what is left of x - mean hangs on the rounding of x. The moments of forward meet the
@@ -159,7 +139,7 @@ def _last(x: Value, shape: Sequence[int]) -> list[int]:
     operator_class="reduction",
     promotion="none",
     discontinuous=True,
-    arithmetic=Arithmetic(_layer_norm_flops, _rows),
+    arithmetic=Arithmetic(layer_norm_flops, roots_of_rows),
     shapes=_row_norm,
     dtypes=("input", "statistic", "statistic"),
     role="LN",
@@ -217,7 +197,7 @@ def layer_norm_backward(
     operator_class="reduction",
     promotion="none",
     discontinuous=True,
-    arithmetic=Arithmetic(_rms_norm_flops, _rows),
+    arithmetic=Arithmetic(_rms_norm_flops, roots_of_rows),
     shapes=_row_norm,
     dtypes=("input", "statistic"),
     role="RMS norm",
@@ -255,109 +235,3 @@ def rms_norm_backward(
     dx = rstd * (scaled - normal * ((scaled * normal).sum(dims) / count))
     dw = (g * normal).sum(rows, keepdim=False)
     return (dx if wanted[0] else None), (dw if wanted[1] and weight is not None else None)
-
-
-def _along_channels(x: Value, statistic: Value) -> Value:
-    """A value [C] that meets `x` [N, C, …] at its second dimension."""
-    return statistic.view([1, x.shape[1], *[1] * (len(x.dims) - 2)])
-
-
-def _but_channels(x: Value) -> list[int]:
-    return [d for d in range(len(x.dims)) if d != 1]
-
-
-def _normalised(c: Call, centred: Value, rstd: Value, weight: Value | None, bias: Value | None) -> Value:
-    """centred · (rstd · weight) + bias, one factor a channel as in eager; all but `centred` [N, C, …] are [C]."""
-    scale = rstd if weight is None else rstd * weight.to_compute(c.dtype)
-    y = centred * _along_channels(centred, scale)
-    return y if bias is None else y + _along_channels(y, bias.to_compute(c.dtype))
-
-
-@body(
-    "_native_batch_norm_legit_no_training.default(input, weight, bias, running_mean, running_var, momentum, eps)",
-    promotion="none",
-    arithmetic=Arithmetic(_batch_norm_inference_flops, _channels),
-)
-def batch_norm_inference(
-    c: Call,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, None, None]:
-    rstd = call("rsqrt", running_var.to_compute(c.dtype) + eps)
-    centred = x - _along_channels(x, running_mean.to_compute(c.dtype))
-    return _normalised(c, centred, rstd, weight, bias), None, None
-
-
-@body(
-    "_native_batch_norm_legit_functional.default(input, weight, bias, running_mean, running_var, "
-    "training, momentum, eps)",
-    operator_class="reduction",
-    promotion="none",
-    discontinuous=True,
-    arithmetic=Arithmetic(_layer_norm_flops, _rows),
-    shapes=_channel_norm,
-)
-def batch_norm(
-    c: Call,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, Value, Value, Value, Value]:
-    dims = _but_channels(x)
-    count = prod(x.shape[d] for d in dims)
-    if not training or count == 1:
-        raise Unfusable("a batch norm of given moments, or of one element a channel")
-    mean = x.sum(dims) / count
-    centred = x - mean
-    squares = (centred * centred).sum(dims)
-    rstd = call("rsqrt", squares / count + eps)
-    mean, rstd, squares = (statistic.view([x.shape[1]]) for statistic in (mean, rstd, squares))
-    y = _normalised(c, centred, rstd, weight, bias)
-    # The running variance is that of the whole, which a sample of `count` underestimates.
-    moments = ((running_mean, mean), (running_var, squares / (count - 1)))
-    running = (old * (1 - momentum) + new.to_compute(old.dtype) * momentum for old, new in moments)
-    return y, mean, rstd, *running  # type: ignore[return-value]
-
-
-@body(
-    "native_batch_norm_backward.default(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, "
-    "train, eps, output_mask)",
-    operator_class="reduction",
-    promotion="none",
-    discontinuous=True,
-    arithmetic=Arithmetic(_batch_norm_backward_flops, nothing),
-    shapes=None,
-)
-def batch_norm_backward(
-    c: Call,
-    g: Value,
-    x: Value,
-    weight: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    mean: Value,
-    rstd: Value,
-    training: bool,
-    eps: float,
-    wanted: Sequence[bool],
-) -> tuple[Value | None, Value | None, Value | None]:
-    if not training:
-        raise Unfusable("the moments of a batch norm in evaluation are not those of its batch")
-    dims = _but_channels(x)
-    count = prod(x.shape[d] for d in dims)
-    normal = (x - _along_channels(x, mean)) * _along_channels(x, rstd)
-    db, dw = g.sum(dims), (g * normal).sum(dims)
-    scale = _along_channels(x, rstd if weight is None else rstd * weight.to_compute(rstd.dtype))
-    dx = (g - db / count - normal * (dw / count)) * scale
-    flat = (dx, *(total.view([x.shape[1]]) for total in (dw, db)))
-    return tuple(v if want else None for v, want in zip(flat, wanted, strict=True))  # type: ignore[return-value]

@@ -22,7 +22,7 @@ def _places(c: Call, dim: int, rank: int) -> Value:
     return places.view([1 if d != dim else c.shape[dim] for d in range(rank)])
 
 
-def _beside(c: Call, parts: Sequence[Value], dim: int) -> Value:
+def beside(c: Call, parts: Sequence[Value], dim: int) -> Value:
     """Parts one after the other along `dim`."""
     rank = len(c.shape)
     places = _places(c, dim, rank)
@@ -57,7 +57,7 @@ def _cat_shapes(call: CallAxes) -> Result:
 
 @body("cat.default(tensors, dim)", promotion="none", arithmetic=NOTHING, shapes=_cat_shapes)
 def cat(c: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
-    return _beside(c, [part for part in tensors if part.shape != (0,)], dim % len(c.shape))
+    return beside(c, [part for part in tensors if part.shape != (0,)], dim % len(c.shape))
 
 
 def _stack_shapes(call: CallAxes) -> Result:
@@ -70,7 +70,7 @@ def _stack_shapes(call: CallAxes) -> Result:
 @moves("stack.default(tensors, dim)", _stack_shapes)
 def stack(c: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
     at = dim % len(c.shape)
-    return _beside(c, [part.unsqueeze(at) for part in tensors], at)
+    return beside(c, [part.unsqueeze(at) for part in tensors], at)
 
 
 def like_the_input(call: CallAxes) -> Result:
@@ -79,7 +79,7 @@ def like_the_input(call: CallAxes) -> Result:
     return call.kept(source) if len(source) == len(call.shape) else call.names.unknown_shape(call.shape)
 
 
-def _surrounded(c: Call, x: Value, dim: int, start: int, value: Scalar) -> Value:
+def _surrounded(c: Call, x: Value, dim: int, start: int, value: Value | Scalar) -> Value:
     """`x` from `start` on along `dim` of a result that is `value` elsewhere."""
     places = _places(c, dim, len(c.shape))
     inside = _within(places, start, start + x.shape[dim], c.shape[dim])
@@ -134,7 +134,7 @@ def roll(c: Call, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> 
         moved = shift % c.shape[at]
         if moved:
             rest = c.shape[at] - moved
-            x = _beside(c, [excerpt(x, at, moved, rest), excerpt(x, at, rest, 0)], at)
+            x = beside(c, [excerpt(x, at, moved, rest), excerpt(x, at, rest, 0)], at)
     return x
 
 
@@ -160,3 +160,26 @@ def _triangle(name: str, upper: bool) -> None:
 
 _triangle("tril", upper=False)
 _triangle("triu", upper=True)
+
+
+@moves("slice_scatter.default(self, src, dim, start, end, step)", same)
+def slice_scatter(
+    c: Call,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Value:
+    """`x` with `source` in the place of a slice."""
+    if step != 1:
+        raise Unfusable("a slice with a step is replaced")
+    at = dim % len(c.shape)
+    return _surrounded(c, source.to_compute(c.dtype), at, bounds(c.shape[at], start, end)[0], x)
+
+
+@moves("select_scatter.default(self, src, dim, index)", same)
+def select_scatter(c: Call, x: Value, source: Value, dim: int, index: int) -> Value:
+    at = dim % len(c.shape)
+    return where(_places(c, at, len(c.shape)).eq(index % c.shape[at]), source.to_compute(c.dtype).unsqueeze(at), x)

@@ -6,7 +6,7 @@ import math
 import sys
 
 from tilewright.operators.arithmetic import NOTHING, per_result
-from tilewright.operators.language import FLOATS, Scalar, Value, call, predicate, where
+from tilewright.operators.language import FLOATS, Scalar, Unfusable, Value, call, predicate, where
 from tilewright.operators.row import Call, Row, Says, body, declare
 
 UNARY = [
@@ -69,6 +69,16 @@ def isnan(c: Call, x: Value) -> Value:
 @body("isinf.default(self)", **PREDICATE)
 def isinf(c: Call, x: Value) -> Value:
     return predicate("isinf", x)
+
+
+def _infinity(name: str, number: float) -> None:
+    @body(f"{name}.default(self)", **PREDICATE)
+    def _(c: Call, x: Value) -> Value:
+        return x.eq(number) if x.dtype in FLOATS else c.trace.full(False, "bool", c.shape)
+
+
+_infinity("isposinf", math.inf)
+_infinity("isneginf", -math.inf)
 
 
 @body("logical_not.default(self)", **LOGIC)
@@ -229,8 +239,8 @@ def _logical(name: str, symbol: str) -> None:
     def _(c: Call, x: Value, y: Value) -> Value:
         return x.ne(0)._call(symbol, y.ne(0))
 
-    @body(f"bitwise_{name}.Tensor(self, other)")
-    def _(c: Call, x: Value, y: Value) -> Value:
+    @body(f"bitwise_{name}.Tensor(self, other)", f"bitwise_{name}.Scalar(self, other)")
+    def _(c: Call, x: Value, y: Value | Scalar) -> Value:
         return x._call(symbol, y)
 
 
@@ -268,6 +278,78 @@ def clamp_min(c: Call, x: Value, low: Value | Scalar) -> Value:
 @body("clamp_max.default(self, max)", "clamp_max.Tensor(self, max)")
 def clamp_max(c: Call, x: Value, high: Value | Scalar) -> Value:
     return call("minimum", x, high)
+
+
+@body("frac.default(self)", discontinuous=True)
+def frac(c: Call, x: Value) -> Value:
+    return x - call("trunc", x)
+
+
+@body("pow.Scalar(self, exponent)")
+def power_of_number(c: Call, base: Scalar, exponent: Value) -> Value:
+    return call("pow", exponent.lift(base), exponent)
+
+
+@body("fmax.default(self, other)")
+def fmax(c: Call, x: Value, y: Value) -> Value:
+    """The larger; of a number and NaN the number."""
+    return where(predicate("isnan", x), y, where(predicate("isnan", y), x, call("maximum", x, y)))
+
+
+@body("fmin.default(self, other)")
+def fmin(c: Call, x: Value, y: Value) -> Value:
+    return where(predicate("isnan", x), y, where(predicate("isnan", y), x, call("minimum", x, y)))
+
+
+@body("xlogy.Tensor(self, other)")
+def xlogy(c: Call, x: Value, y: Value) -> Value:
+    """x·log y; 0 where x is, unless y is NaN."""
+    return where(predicate("isnan", y), y, where(x.eq(0), 0, x * call("log", y)))
+
+
+@body("logaddexp.default(self, other)")
+def logaddexp(c: Call, x: Value, y: Value) -> Value:
+    """log(exp x + exp y); of equal infinities that infinity."""
+    total = call("maximum", x, y) + call("log1p", call("exp", -call("abs", x - y)))
+    return where(predicate("isinf", x) & x.eq(y), x, total)
+
+
+# Division of integers by a number.
+
+
+def _quotient(x: Value, divisor: Value | Scalar) -> Value:
+    """⌊x / divisor⌋. A divisor that may be 0 is left to PyTorch, which raises an error."""
+    if x.dtype in FLOATS or not isinstance(divisor, int) or isinstance(divisor, bool) or divisor <= 0:
+        raise Unfusable("a division that is rounded, but for integers by a positive number")
+    # Of a negative x the division is that of -1 - x, which does not overflow.
+    below = call("bitnot", call("idiv", call("bitnot", x), divisor))
+    return where(x < 0, below, call("idiv", x, divisor)) if x.dtype != "uint8" else call("idiv", x, divisor)
+
+
+@body("floor_divide.default(self, other)", "floor_divide.Scalar(self, other)", arithmetic=per_result(1))
+def floor_divide(c: Call, x: Value, y: Value | Scalar) -> Value:
+    return _quotient(x, y)
+
+
+@body("remainder.Scalar(self, other)", arithmetic=per_result(1))
+def remainder(c: Call, x: Value, y: Scalar) -> Value:
+    """x - ⌊x / y⌋·y, which has the sign of y."""
+    return x - _quotient(x, y) * y
+
+
+@body(
+    "div.Tensor_mode(self, other, rounding_mode)",
+    "div.Scalar_mode(self, other, rounding_mode)",
+    arithmetic=per_result(1),
+    discontinuous=True,
+)
+def divide_and_round(c: Call, x: Value, y: Value | Scalar, rounding_mode: str | None = None) -> Value:
+    if rounding_mode is None:
+        return x / y
+    if rounding_mode == "trunc" and c.dtype in FLOATS:
+        return call("trunc", x / y)
+    quotient = _quotient(x, y)
+    return quotient if rounding_mode == "floor" else where((x < 0) & (quotient * y).ne(x), quotient + 1, quotient)
 
 
 # Conversions.

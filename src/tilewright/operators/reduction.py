@@ -247,3 +247,43 @@ def vector_norm(
     if ord in (math.inf, -math.inf):
         return call("abs", x).reduce("max" if ord > 0 else "min", dims, keepdim)
     return call("pow", call("pow", call("abs", x), ord).sum(dims, keepdim), 1 / ord)
+
+
+@body(
+    "std_mean.correction(self, dim, correction, keepdim)",
+    operator_class="reduction",
+    arithmetic=VARIANCE,
+    shapes=reduction,
+    dtypes=("self", "self"),
+)
+def std_mean(
+    c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    spread, mean = variance(x, dims, correction, keepdim)
+    return call("sqrt", spread), mean
+
+
+@body(
+    "aminmax.default(self, dim, keepdim)",
+    operator_class="reduction",
+    arithmetic=per_operand(2),
+    shapes=reduction,
+    dtypes=("self", "self"),
+    promotion="none",
+    discontinuous=True,
+)
+def aminmax(c: Call, x: Value, *, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
+    return x.min(dim, keepdim), x.max(dim, keepdim)
+
+
+@body(
+    "count_nonzero.dim_IntList(self, dim)",
+    operator_class="reduction",
+    arithmetic=ONE,
+    shapes=reduction,
+    dtypes=("int64",),
+    promotion="none",
+    discontinuous=True,
+)
+def count_nonzero(c: Call, x: Value, dims: Dims = None) -> Value:
+    return x.ne(0).to_compute("int64").sum(_all_if_empty(dims), keepdim=False)

@@ -13,6 +13,7 @@ from functools import cache
 from tilewright.operators import (
     activations,
     attention,
+    channels,
     creation,
     gathers,
     layout,
@@ -29,7 +30,7 @@ from tilewright.operators import (
 from tilewright.operators.row import ROWS, Row
 
 # Each declares its rows as it is imported.
-assert activations and attention and creation and gathers and layout and losses and normalization
+assert activations and attention and channels and creation and gathers and layout and losses and normalization
 assert optimizers and own and pieces and pointwise and products and random and reduction
 
 GETITEM = Row("getitem", "layout", lambda call, values, index: values[index], promotion="none", shapes=None)

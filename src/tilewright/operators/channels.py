@@ -1,0 +1,196 @@
+"""Norms over channels or groups of them: batch norm and group norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, elements, nothing, wanted
+from tilewright.operators.language import Unfusable, Value, call
+from tilewright.operators.normalization import affine, layer_norm_flops, roots_of_rows
+from tilewright.operators.row import Call, body, calls
+from tilewright.operators.shapes import CallAxes, Result
+
+
+def _batch_norm_inference_flops(sizes: CallSizes) -> Count:
+    # Centring and scaling.
+    return elements(sizes.shape("input")) * (2 + affine(sizes))
+
+
+def _batch_norm_backward_flops(sizes: CallSizes) -> Count:
+    # x̂ takes 2, its sums 3; towards the input 4 (the combination and the scale of the channel).
+    return elements(sizes.shape("input")) * (5 + 4 * wanted(sizes, 3)[0])
+
+
+def _channels(sizes: CallSizes) -> Count:
+    """One root for each channel."""
+    return elements(sizes.shape("running_mean"))
+
+
+def _channel_norm(call: CallAxes) -> Result:
+    source = call.tensor("input")
+    vectors = [axes for axes in call.operands[1:] if len(axes) == 1]
+    for axes in vectors:
+        call.names.unify(source[1], axes[0])
+    return [source, *(None if shape is None else call.kept(*vectors, shape=shape) for shape in call.shapes[1:])]
+
+
+calls(
+    """
+    native_batch_norm.default(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    _native_batch_norm_legit.default(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    """,
+    "reduction",
+    shapes=_channel_norm,
+    dtypes=("input", "statistic", "statistic"),
+)
+
+
+def _along_channels(x: Value, statistic: Value) -> Value:
+    """A value [C] that meets `x` [N, C, …] at its second dimension."""
+    return statistic.view([1, x.shape[1], *[1] * (len(x.dims) - 2)])
+
+
+def _but_channels(x: Value) -> list[int]:
+    return [d for d in range(len(x.dims)) if d != 1]
+
+
+def _normalised(c: Call, centred: Value, rstd: Value, weight: Value | None, bias: Value | None) -> Value:
+    """centred · (rstd · weight) + bias, one factor a channel as in eager; all but `centred` [N, C, …] are [C]."""
+    scale = rstd if weight is None else rstd * weight.to_compute(c.dtype)
+    y = centred * _along_channels(centred, scale)
+    return y if bias is None else y + _along_channels(y, bias.to_compute(c.dtype))
+
+
+@body(
+    "_native_batch_norm_legit_no_training.default(input, weight, bias, running_mean, running_var, momentum, eps)",
+    promotion="none",
+    arithmetic=Arithmetic(_batch_norm_inference_flops, _channels),
+)
+def batch_norm_inference(
+    c: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, None, None]:
+    rstd = call("rsqrt", running_var.to_compute(c.dtype) + eps)
+    centred = x - _along_channels(x, running_mean.to_compute(c.dtype))
+    return _normalised(c, centred, rstd, weight, bias), None, None
+
+
+@body(
+    "_native_batch_norm_legit_functional.default(input, weight, bias, running_mean, running_var, "
+    "training, momentum, eps)",
+    operator_class="reduction",
+    promotion="none",
+    discontinuous=True,
+    arithmetic=Arithmetic(layer_norm_flops, roots_of_rows),
+    shapes=_channel_norm,
+)
+def batch_norm(
+    c: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Value, Value, Value, Value]:
+    dims = _but_channels(x)
+    count = prod(x.shape[d] for d in dims)
+    if not training or count == 1:
+        raise Unfusable("a batch norm of given moments, or of one element a channel")
+    mean = x.sum(dims) / count
+    centred = x - mean
+    squares = (centred * centred).sum(dims)
+    rstd = call("rsqrt", squares / count + eps)
+    mean, rstd, squares = (statistic.view([x.shape[1]]) for statistic in (mean, rstd, squares))
+    y = _normalised(c, centred, rstd, weight, bias)
+    # The running variance is that of the whole, which a sample of `count` underestimates.
+    moments = ((running_mean, mean), (running_var, squares / (count - 1)))
+    running = (old * (1 - momentum) + new.to_compute(old.dtype) * momentum for old, new in moments)
+    return y, mean, rstd, *running  # type: ignore[return-value]
+
+
+@body(
+    "native_batch_norm_backward.default(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, "
+    "train, eps, output_mask)",
+    operator_class="reduction",
+    promotion="none",
+    discontinuous=True,
+    arithmetic=Arithmetic(_batch_norm_backward_flops, nothing),
+    shapes=None,
+)
+def batch_norm_backward(
+    c: Call,
+    g: Value,
+    x: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    mean: Value,
+    rstd: Value,
+    training: bool,
+    eps: float,
+    wanted: Sequence[bool],
+) -> tuple[Value | None, Value | None, Value | None]:
+    if not training:
+        raise Unfusable("the moments of a batch norm in evaluation are not those of its batch")
+    dims = _but_channels(x)
+    count = prod(x.shape[d] for d in dims)
+    normal = (x - _along_channels(x, mean)) * _along_channels(x, rstd)
+    db, dw = g.sum(dims), (g * normal).sum(dims)
+    scale = _along_channels(x, rstd if weight is None else rstd * weight.to_compute(rstd.dtype))
+    dx = (g - db / count - normal * (dw / count)) * scale
+    flat = (dx, *(total.view([x.shape[1]]) for total in (dw, db)))
+    return tuple(v if want else None for v, want in zip(flat, wanted, strict=True))  # type: ignore[return-value]
+
+
+def _group_norm_shapes(call: CallAxes) -> Result:
+    source = call.tensor("input")
+    for name in ("weight", "bias"):
+        if (axes := call.axes(name)) is not None:
+            call.names.unify(source[1], axes[0])
+    statistics = (source[0], *call.names.unknown_shape([call.arguments["group"]], guess=True))
+    return [source, statistics, statistics]
+
+
+@body(
+    "native_group_norm.default(input, weight, bias, N, C, HxW, group, eps)",
+    operator_class="reduction",
+    promotion="none",
+    discontinuous=True,
+    arithmetic=Arithmetic(layer_norm_flops, roots_of_rows),
+    shapes=_group_norm_shapes,
+    dtypes=("input", "input", "input"),
+    role="group norm",
+)
+def group_norm(
+    c: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    batch: int,
+    channels: int,
+    points: int,
+    group: int,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    """Wu and He, arXiv:1803.08494: the moments are those of each sample's groups of channels."""
+    count = channels // group * points
+    parts = x.view([batch, group, count])
+    mean = parts.sum(2) / count
+    centred = parts - mean
+    rstd = call("rsqrt", (centred * centred).sum(2) / count + eps)
+    y = (centred * rstd).view(c.shape)
+    if weight is not None:
+        y = y * _along_channels(y, weight.to_compute(c.dtype))
+    if bias is not None:
+        y = y + _along_channels(y, bias.to_compute(c.dtype))
+    return y, mean.view([batch, group]), rstd.view([batch, group])
