@@ -425,23 +425,53 @@ def test_a_batch_that_varies_is_compiled_once(function: Function, reason: str) -
     assert reasons == [reason]
 
 
-def test_lengths_that_vary_stay_symbols() -> None:
-    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        places = torch.arange(q.shape[2])
-        return F.scaled_dot_product_attention(q, k, v, places <= places[:, None])
+def packed(q: Tensor) -> Tensor:
+    """Hugging Face's causal mask, for positions of which none begins a second sequence."""
+    places = torch.arange(q.shape[2]) + 0
+    positions = places.unsqueeze(0).expand(B, -1)
+    begins = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1
+    sequence, batch = begins.cumsum(-1), torch.arange(B)[:, None, None, None]
+    i, j = places[None, None, :, None], places[None, None, None, :]
+    same = sequence[batch, i] == sequence[batch, j]
+    seen = i.new_ones((), dtype=torch.bool) & (j <= i).to("cpu") & same
+    return seen.expand(B, -1, q.shape[2], q.shape[2])
 
-    compilations: list[GraphModule] = []
+
+def places_of(q: Tensor) -> Tensor:
+    return torch.arange(q.shape[2])
+
+
+OF_ANY_LENGTH: list[tuple[str, Callable[[Tensor], Tensor], bool]] = [
+    ("causal", lambda q: places_of(q) <= places_of(q)[:, None], True),
+    ("causal, added", lambda q: torch.where(places_of(q) > places_of(q)[:, None], -torch.inf, 0.0), True),
+    ("one packed sequence", packed, True),
+    ("everything", lambda q: (places_of(q)[:, None] >= 0).expand(B, 1, q.shape[2], q.shape[2]), False),
+    ("shifted", lambda q: places_of(q) <= places_of(q)[:, None] + 1, False),
+    ("up to the last", lambda q: places_of(q)[None].expand(q.shape[2], -1) <= places_of(q)[-1], False),
+    ("all but the last", lambda q: places_of(q)[None].expand(q.shape[2], -1) < places_of(q)[-1], False),
+    ("every other", lambda q: 2 * places_of(q) <= places_of(q)[:, None], False),
+    ("from the second", lambda q: torch.arange(1, q.shape[2] + 1) <= places_of(q)[:, None] + 1, True),
+]
+
+
+@pytest.mark.parametrize(("mask", "causal"), [x[1:] for x in OF_ANY_LENGTH], ids=[x[0] for x in OF_ANY_LENGTH])
+def test_lengths_that_vary_stay_symbols(mask: Callable[[Tensor], Tensor], causal: bool) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask(q))
+
+    options: list[bool] = []
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
         settle_calls(gm)
-        compilations.append(gm)
+        (call,) = (node for node in gm.graph.nodes if node.target is F.scaled_dot_product_attention)
+        options.append(bool(call.kwargs.get("is_causal")))
         return gm.forward
 
     compiled = torch.compile(function, backend=backend, dynamic=True)
     for length in (5, 8, 13):
         inputs = [torch.randn(B, H, length, D) for _ in range(3)]
         torch.testing.assert_close(compiled(*inputs), function(*inputs))
-    assert len(compilations) == 1
+    assert options == [causal]
 
 
 def test_in_autocast_the_kernel_takes_the_narrow_dtype() -> None:

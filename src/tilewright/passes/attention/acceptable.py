@@ -43,9 +43,10 @@ class Call(NamedTuple):
     k: Node
     v: Node
     mask: Node | None
-    dropout: float
+    dropout: float | Node
+    """A node where Dynamo made the number a symbol; so is `scale`."""
     causal: bool
-    scale: float | None
+    scale: float | Node | None
     grouped: bool
     dtype: torch.dtype
     """Of the result; under autocast not that of the operands."""
@@ -85,11 +86,15 @@ def fused_kernel(write: Writer, call: Call) -> str | None:
             mask = mask.to(call.dtype)
         try:
             F.scaled_dot_product_attention(
-                q, k, v, mask, call.dropout, call.causal, scale=call.scale, enable_gqa=call.grouped
+                q, k, v, mask, _number(call.dropout), call.causal, scale=_number(call.scale), enable_gqa=call.grouped
             )
         except RuntimeError as error:
             raise Refusal(f"PyTorch takes no such call: {first_line(error)}") from error
     return reached.name
+
+
+def _number(x: float | Node | None) -> Any:
+    return x.meta["example_value"] if isinstance(x, Node) else x
 
 
 def accepted(write: Writer, call: Call) -> tuple[list[str], Node | None]:

@@ -107,29 +107,27 @@ def _read(node: Node) -> Call:
         name: argument(node, i, name, default) for i, (name, default) in enumerate(zip(NAMES, NOTHING, strict=True))
     }
     q, k, v, mask, dropout, causal, scale, grouped = named.values()
-    numbers = isinstance(dropout, (int, float)) and isinstance(causal, bool) and isinstance(grouped, bool)
-    if not numbers or not isinstance(scale, (int, float, type(None))):
+    numbers = isinstance(dropout, (int, float, Node)) and isinstance(scale, (int, float, type(None), Node))
+    if not numbers or not isinstance(causal, bool) or not isinstance(grouped, bool):
         raise Refusal("an option that differs from call to call")
     for x in (q, k, v):
         tensor_of(x)
     if mask is not None and example(mask) is None:
         raise Refusal("a mask of unknown shape")
-    return Call(q, k, v, mask, float(dropout), causal, scale, grouped, tensor_of(node).dtype)
+    return Call(q, k, v, mask, dropout, causal, scale, grouped, tensor_of(node).dtype)
 
 
 def _masked(write: Writer, call: Call, constants: Constants) -> tuple[list[str], Call]:
     """The call with what its mask amounts to, and what that is; as it was where nothing simpler says the same."""
     queries, keys = tensor_of(call.q).shape[-2], tensor_of(call.k).shape[-2]
-    if call.mask is None or call.causal or not isinstance(queries, int) or not isinstance(keys, int):
-        return [], call
-    if 0 in (queries, keys):
+    if call.mask is None or call.causal or any(isinstance(size, int) and size == 0 for size in (queries, keys)):
         return [], call
     found = visible(call.mask, constants, queries, keys)
     band = found.band(queries, keys)
     if not found.kept and not found.added:
         if band == EVERYWHERE:
             return ["its mask hides nothing"], call._replace(mask=None)
-        if band == Band(None, 0) and queries == keys:
+        if band == Band(None, 0) and same_shape((queries,), (keys,)):
             return ["its mask is causal, and none is written"], call._replace(mask=None, causal=True)
         return [], call
     if not found.shows_all or (found.kept and found.added) or len(found.added) > 1:

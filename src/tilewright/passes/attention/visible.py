@@ -20,6 +20,7 @@ from torch.fx import Node
 from tilewright.graph.capture import in_real_tensors
 from tilewright.passes.attention.constants import SAME, Constants, name_of, once, value_of
 from tilewright.passes.attention.match import NEGLIGIBLE
+from tilewright.passes.attention.places import Count, count_of
 from tilewright.passes.attention.spelling import argument
 
 AND = frozenset({"and_", "bitwise_and", "logical_and"})
@@ -70,25 +71,29 @@ class Visible:
         """Whether what is known hides nothing."""
         return self.places == EVERYWHERE and bool(self.known.all())
 
-    def band(self, queries: int, keys: int) -> Band | None:
+    @in_real_tensors()
+    def band(self, queries: int | torch.SymInt, keys: int | torch.SymInt) -> Band | None:
         """The band that is known to be seen in every entry and head; None where it is none."""
+        if self.known.numel() == 1 and self.known:
+            return self.places
+        if not isinstance(queries, int) or not isinstance(keys, int):
+            return None
         band = band_of(self.known, queries, keys)
         return None if band is None else band.within(self.places)
 
     @in_real_tensors()
-    def leaves_a_key(self, queries: int, keys: int) -> bool:
+    def leaves_a_key(self, queries: int | torch.SymInt, keys: int | torch.SymInt) -> bool:
         """Whether what is known shows every query some key."""
-        if self.places == EVERYWHERE:
-            return bool(
-                self.known.expand(*self.known.shape[:-1], keys).any(-1).all() if self.known.dim() else self.known
-            )
+        if self.places == EVERYWHERE and self.known.numel() > 1:
+            return isinstance(keys, int) and bool(self.known.expand(*self.known.shape[:-1], keys).any(-1).all())
         left, right = self.places
-        own_place = queries <= keys and (left is None or left >= 0) and (right is None or right >= 0)
-        return own_place and bool(self.known.all())
+        more_keys = _longer(queries, keys)
+        own_place = (left is None or left >= 0) and (right is None or right >= 0)
+        return self.shows_all or (own_place and more_keys is not None and more_keys >= 0 and bool(self.known.all()))
 
 
 @in_real_tensors()
-def visible(mask: Node, constants: Constants, queries: int, keys: int) -> Visible:
+def visible(mask: Node, constants: Constants, queries: int | torch.SymInt, keys: int | torch.SymInt) -> Visible:
     """What `mask`, bool or added, of an attention over so many places is made of.
 
     Where hidden scores become finite numbers and some query may see no key, the mask is one tensor that is added: such
@@ -123,6 +128,8 @@ def _shown(node: Node, constants: Constants) -> Visible:
         return _shown(source, constants)
     if name in NOT and isinstance(source, Node) and (opposite := _hidden(source, constants)) is not None:
         return opposite
+    if count_of(node, constants) == Count(None, 1):
+        return Visible(ALL)
     places = _compared(node, str(name), constants)
     return Visible(ALL, kept=(node,)) if places is None else Visible(ALL, places=places)
 
@@ -142,35 +149,32 @@ def _hidden(node: Node, constants: Constants) -> Visible | None:
 def _compared(node: Node, name: str, constants: Constants) -> Band | None:
     """The band that `q op k` shows, of places that count up by one along the queries and along the keys.
 
-    For comparisons of which only the operands are small enough to be computed.
+    For comparisons that are not computed: too large, or of lengths that are symbols.
     """
     value, operands = value_of(node), [x for x in node.args if isinstance(x, Node)]
     if name not in OPPOSITES or value is None or value.dim() < 2 or len(operands) != 2:
         return None
-    first, second = (_count(constants.value(x)) for x in operands)
-    if first is None or second is None or {first[0], second[0]} != {-2, -1}:
+    first, second = (count_of(x, constants) for x in operands)
+    if first is None or second is None or {first.axis, second.axis} != {-2, -1}:
         return None
-    if first[0] == -2:
+    if first.axis == -2:
         first, second, name = second, first, MIRRORED[name]
+    more_keys = _longer(*value.shape[-2:])
+    if more_keys is None:
+        return None
     # j + a op i + b, where i + Sk - Sq is the place of query i
-    distance = second[1] - first[1] - (int(value.shape[-1]) - int(value.shape[-2]))
+    distance = second.first - first.first - more_keys
     if name in ("le", "lt"):
         return Band(None, distance - (name == "lt"))
     left = -(distance + (name == "gt"))
     return Band(left, None) if left >= 0 else None
 
 
-def _count(value: torch.Tensor | None) -> tuple[int, int] | None:
-    """The axis, -1 or -2, along which whole numbers count up by one and nothing else changes; the first of them."""
-    if value is None or value.dtype not in (torch.int64, torch.int32):
-        return None
-    value = once(value)
-    for axis in (-1, -2):
-        if value.dim() >= -axis and value.numel() == value.shape[axis] > 1:
-            numbers, first = value.flatten(), int(value.flatten()[0])
-            counts = torch.equal(numbers, torch.arange(first, first + len(numbers), dtype=value.dtype))
-            return (axis, first) if counts else None
-    return None
+def _longer(queries: int | torch.SymInt, keys: int | torch.SymInt) -> int | None:
+    """How many keys more than queries there are; None where that differs from call to call."""
+    if isinstance(queries, int) and isinstance(keys, int):
+        return keys - queries
+    return 0 if str(queries) == str(keys) else None
 
 
 def _is_bool(node: object) -> bool:
