@@ -25,6 +25,9 @@ from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision, Verdict
 
 CANDIDATES = (CROSS_ENTROPY, NORM)
+HOST_US = 30.0
+"""What a call of a hand-written kernel in Python takes the host of an H200, where generated kernels are launched from
+C++: a kernel that is done before the next one is launched gains nothing."""
 CLEAR = 0.95
 """Predicted times that are nearer to each other than this say nothing: the generated kernel stays."""
 
@@ -36,7 +39,7 @@ def choose_candidates(graph: fx.Graph, target: Target, candidates: Iterable[Cand
     for candidate in candidates:
         for node in [node for node in graph.nodes if str(node.target) in candidate.roots]:
             if offers := candidate.offers(node, target, groups.backward):
-                decision = _decide(node, candidate, offers, groups, target.profile)
+                decision = _decide(node, candidate, offers, groups, target)
                 decisions.append(decision)
                 if decision.verdict == "taken":
                     drop_unread(graph)
@@ -44,9 +47,7 @@ def choose_candidates(graph: fx.Graph, target: Target, candidates: Iterable[Cand
     return decisions
 
 
-def _decide(
-    node: fx.Node, candidate: Candidate, offers: Sequence[Offer], groups: Groups, profile: DeviceProfile
-) -> Decision:
+def _decide(node: fx.Node, candidate: Candidate, offers: Sequence[Offer], groups: Groups, target: Target) -> Decision:
     producer, source = behind_views(node.all_input_nodes[0]).name, source_line(node)
     consumer, predicted = node.name, None
     verdict: Verdict = "refused"
@@ -54,13 +55,16 @@ def _decide(
     if not possible:
         reason = f"{candidate.kernel} does not take {candidate.stands_for}: {offers[0].refusal}"
     else:
-        best = min((_Priced(offer, groups, profile) for offer in possible), key=lambda priced: -priced.gain_us)
+        best = min((_Priced(offer, groups, target.profile) for offer in possible), key=lambda priced: -priced.gain_us)
         predicted = best.kernel_us
         reason = (
             f"{candidate.kernel} in place of {candidate.stands_for}: {best.with_us:.0f} µs predicted with what is "
             f"beside it, {best.without_us:.0f} µs as generated kernels and library calls"
         )
-        if best.with_us < best.without_us * CLEAR:
+        each = best.kernel_us / len(best.offer.work)
+        if target.is_gpu and each < HOST_US:
+            reason += f"; but {each:.0f} µs are less than the {HOST_US:.0f} µs that its launch takes the host"
+        elif best.with_us < best.without_us * CLEAR:
             verdict, consumer = "taken", best.offer.apply().name
     return Decision(
         "forward", producer, consumer, verdict, reason, predicted_us=predicted, source=source, passed_by="candidates"
