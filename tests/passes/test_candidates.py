@@ -169,3 +169,24 @@ def test_a_kernel_that_is_shorter_than_its_launch_stays_generated() -> None:
     found = priced(norms.Residual(torch.bfloat16, 768), "bf16[2048,768],bf16[2048,768]")
     assert [decision.verdict for decision in chosen(found)] == ["refused"] * 2 and ours(found) == []
     assert "that its launch takes the host" in chosen(found)[0].reason
+
+
+def scaled_by_its_own_mean(x: Tensor, r: Tensor) -> Tensor:
+    h = x + r
+    return F.rms_norm(h, h.shape[-1:], h.mean(0))
+
+
+def after_a_write(x: Tensor, r: Tensor) -> Tensor:
+    x.mul_(2)
+    return F.rms_norm(x + r, r.shape[-1:])
+
+
+def test_a_weight_that_needs_the_sum_leaves_the_sum_where_it_is() -> None:
+    found = priced(scaled_by_its_own_mean, "bf16[8192,4096],bf16[8192,4096]", training=False)
+    assert ours(found) == ["norm"]
+
+
+def test_a_write_before_the_norm_stays() -> None:
+    found = priced(after_a_write, "bf16[8192,4096],bf16[8192,4096]", training=False)
+    assert [decision.verdict for decision in found.program.decisions if decision.passed_by == "rms_norm"] == ["taken"]
+    assert "aten.copy_.default" in {kernel for _, _, kernel in found.plan.launches()}

@@ -28,6 +28,7 @@ from tilewright.records.program import Decision
 
 MARK = "tilewright_written_out"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+STEPS = frozenset({"cast", "pow", "square", "mul", "mean", "add", "rsqrt", "rms_norm"})
 SMALLEST = torch.finfo(torch.float32).eps
 """What PyTorch adds where the caller says nothing."""
 aten = torch.ops.aten
@@ -50,7 +51,6 @@ def norm_as_one(module: fx.GraphModule, target: Target) -> list[Decision]:
     found = [norm for node in module.graph.nodes if (norm := _called(node) or _written_out(node)) is not None]
     decisions = [_replace(norm) for norm in found if _may_move(norm)]
     if decisions:
-        module.graph.eliminate_dead_code()
         module.recompile()
     return decisions
 
@@ -161,8 +161,20 @@ def _replace(norm: _Norm) -> Decision:
     call.meta["custom"] = {**call.meta.get("custom", {}), MARK: True}
     result = write.call(operator.getitem, call, 0)
     norm.result.replace_all_uses_with(result)
+    _erase_unread(norm.result)
     reason = "an RMS norm that is written out is one operator, forward and backward"
     return Decision("forward", norm.x.name, result.name, "taken", reason, source=source, passed_by="rms_norm")
+
+
+def _erase_unread(node: fx.Node) -> None:
+    """Erase the steps of a norm that nobody reads any more."""
+    todo, erased = [node], set[fx.Node]()
+    while todo:
+        step = todo.pop()
+        if step not in erased and not step.users and spelled(step) in STEPS:
+            erased.add(step)
+            todo += step.all_input_nodes
+            step.graph.erase_node(step)
 
 
 def as_aten(graph: fx.Graph) -> None:

@@ -134,18 +134,18 @@ def _is_summed(x: Node, vectors: Iterable[object]) -> bool:
     """Whether `x` is a plain addition before which weight and bias can be computed: from parameters, in a few steps."""
     if not _is_plain_sum(x, calls.output(x)):
         return False
-    return all(_steps(vector) is not None for vector in vectors if isinstance(vector, Node))
+    return all(_steps(vector, x) is not None for vector in vectors if isinstance(vector, Node))
 
 
-def _steps(vector: Node) -> list[Node] | None:
-    """The calls that compute a weight from inputs, in order; None where they are many."""
+def _steps(vector: Node, x: Node) -> list[Node] | None:
+    """The calls that compute a weight from inputs, in order; None where they are many, or need `x`."""
     found: list[Node] = []
     todo = [vector]
     while todo:
         node = todo.pop()
         if node.op == "placeholder":
             continue
-        if node.op != "call_function" or len(found) > MOST_STEPS:
+        if node is x or node.op != "call_function" or len(found) > MOST_STEPS:
             return None
         found.append(node)
         todo += node.all_input_nodes
@@ -155,7 +155,7 @@ def _steps(vector: Node) -> list[Node] | None:
 def _compute_before(x: Node, vectors: Iterable[Node]) -> None:
     """Move what computes weight and bias in front of `x`."""
     order = {other: place for place, other in enumerate(x.graph.nodes)}
-    for step in (step for vector in vectors for step in _steps(vector) or ()):
+    for step in (step for vector in vectors for step in _steps(vector, x) or ()):
         if order[step] > order[x]:
             x.prepend(step)
 
