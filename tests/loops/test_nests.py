@@ -116,6 +116,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
     "sum of a sum": (lambda x: x.sum(0).exp().sum(), [given(4, 6)], "does not vary with all rows of the nest"),
     "no body": (lambda x: x.exp().cumsum(0), [given(4, 6)], r"aten.cumsum.default has no body"),
     "diagonal": (lambda x: x.exp().diagonal() * 2, [given(4, 4)], "diagonal.default of a computed value needs"),
+    "many parts": (lambda x: torch.cat([x * n for n in range(17)]), [given(4, 6)], "more than 16 parts"),
     "part of a merged dimension": (
         lambda x: (2 * x.t()).reshape(24)[3:] + 1,
         [given(4, 6)],

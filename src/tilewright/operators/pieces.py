@@ -22,8 +22,14 @@ def _places(c: Call, dim: int, rank: int) -> Value:
     return places.view([1 if d != dim else c.shape[dim] for d in range(rank)])
 
 
+MOST_PARTS = 16
+"""Each element asks for every part whether it lies there; of many, PyTorch copies one after the other."""
+
+
 def beside(c: Call, parts: Sequence[Value], dim: int) -> Value:
-    """Parts one after the other along `dim`."""
+    """Parts one after the other along `dim`; raises `Unfusable` for more than `MOST_PARTS`."""
+    if len(parts) > MOST_PARTS:
+        raise Unfusable(f"a concatenation of more than {MOST_PARTS} parts")
     rank = len(c.shape)
     places = _places(c, dim, rank)
     start = c.shape[dim]
