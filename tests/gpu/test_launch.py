@@ -64,8 +64,10 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     got: list[list[torch.Tensor]] = []
 
     def work() -> None:
+        # A leaf of its own: autograd warns of one whose gradients come from several streams.
         with torch.cuda.stream(torch.cuda.Stream()):
-            got.extend(values_of(call, [x]) for _ in range(10))
+            mine = x.detach().clone().requires_grad_()
+            got.extend(values_of(call, [mine]) for _ in range(10))
             torch.cuda.current_stream().synchronize()
 
     threads = [threading.Thread(target=work) for _ in range(4)]

@@ -12,6 +12,7 @@ from tilewright.passes.attention.sdpa import settle_calls
 from tilewright.passes.attention.shift import settle_shifts
 from tilewright.passes.candidates import choose_candidates
 from tilewright.passes.casts import drop_round_trips
+from tilewright.passes.channels_last import channels_last
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.pad_products import pad_products
@@ -21,14 +22,14 @@ from tilewright.records.program import Decision
 
 
 def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpriced) -> list[Decision]:
-    """Before autograd, on the torch-level graph: attention and RMS norms, while they still are such.
+    """Before autograd, on the torch-level graph: attention and RMS norms, while they still are such; layouts.
 
     `price` predicts the time of an attention.
     """
     mark_pinned(module)
     decisions = recognise_attention(module, price) + settle_calls(module)
     settle_shifts(module)
-    return decisions + norm_as_one(module, target)
+    return decisions + norm_as_one(module, target) + channels_last(module, target)
 
 
 def optimise_joint(
