@@ -222,6 +222,12 @@ def test_operators_views_constants_and_python(module: ModuleType) -> None:
     assert nothing is None and constant == "constant" and number == 2 and arguments == []
 
 
+def test_a_number_in_place_of_a_tensor(module: ModuleType) -> None:
+    add = called("add", [("slot", 0), ("constant", 2), ("constant", 1)], (1, None))
+    (y,) = module.run(program(module, 2, [(0, None)], [add], [1]), [torch.ones(3)])
+    assert y.dtype == torch.float32 and y.tolist() == [3.0] * 3
+
+
 def test_an_absent_tensor_in_a_list(module: ModuleType) -> None:
     index = CALL, "index", [], ("aten::index", "Tensor", [("slot", 0), ("slots", [-1, 1])], [(0, 2, None)])
     x, places = torch.arange(12.0).view(3, 4), torch.tensor([1, 3])

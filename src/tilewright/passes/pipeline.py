@@ -15,6 +15,7 @@ from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.channels_last import channels_last
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
+from tilewright.passes.fold_constants import fold_constants
 from tilewright.passes.pad_products import pad_products
 from tilewright.passes.rms_norm import as_aten, norm_as_one
 from tilewright.passes.simplify import drop_unread, simplify
@@ -35,12 +36,14 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
 def optimise_joint(
     graph: fx.Graph, target: Target, raced: Raced = not_raced, *, hand_written: bool = True
 ) -> list[Decision]:
-    """Before the cut: copies, common subexpressions, dead code, attention, hand-written kernels, alignment, dropout.
+    """Before the cut into forward and backward: constants, copies, common subexpressions and dead code; then attention,
+    hand-written kernels, alignment and dropout.
 
     `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured. Without `hand_written`
     no hand-written kernel is proposed.
     """
     as_aten(graph)
+    fold_constants(graph)
     drop_copies(graph)
     simplify(graph)
     decisions = choose_kernels(graph, raced) if hand_written else []

@@ -45,7 +45,8 @@ class Native:
         if self._run is None and not self._failed and (module := EXTENSION.module()) is not None:
             try:
                 self._run = _program(module, executable, self.device)
-            except CompilerError as error:
+            # Whatever the executor has no form for runs in Python.
+            except (CompilerError, RuntimeError, TypeError) as error:
                 self._failed = True
                 warn_once(f"compiled models cost the host more in Python: {error}")
         return None if launches_are_watched() else self._run

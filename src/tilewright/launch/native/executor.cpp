@@ -108,6 +108,8 @@ void fill_call(Step& step, const py::tuple& told) {
     step.handle = c10::Dispatcher::singleton().findSchemaOrThrow(told[0].cast<std::string>().c_str(),
                                                                  told[1].cast<std::string>().c_str());
     py::tuple operands = told[2];
+    // As for operators called from Python: a number may stand for a tensor.
+    torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
     const auto& arguments = step.handle->schema().arguments();
     if (operands.size() != arguments.size()) fail(step.name + " takes " + std::to_string(arguments.size()) + " arguments");
     for (size_t i = 0; i < operands.size(); ++i)

@@ -1,0 +1,74 @@
+"""Numbers that the program holds as tensors are computed once, when it is compiled.
+
+    s = sqrt(lift_fresh_copy(_tensor_constant0)); y = div(x, s)     →   y = div(x, 8.0)
+
+A single number in a tensor on the CPU would be copied to the GPU before each kernel that reads it, and the host would
+wait for each copy.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.graph.capture import in_real_tensors
+from tilewright.operators.table import row_of
+from tilewright.passes.simplify import is_pure, written
+
+
+def fold_constants(graph: fx.Graph) -> None:
+    """Rewrite `graph` in place."""
+    known: dict[fx.Node, torch.Tensor] = {}
+    for node in list(graph.nodes):
+        value = _constant(node) if node.op == "get_attr" else _computed(node, known)
+        if value is not None:
+            known[node] = value
+    for node, value in known.items():
+        with in_real_tensors():
+            number = value.item()
+        for user in [user for user in node.users if user not in known and _takes_number(user, node)]:
+            user.args = tuple(number if argument is node else argument for argument in user.args)
+    for node in reversed(list(known)):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _constant(node: fx.Node) -> torch.Tensor | None:
+    """A single number on the CPU that the module holds and that nothing writes to."""
+    if node.graph.owning_module is None or any(node in written(user) for user in node.users):
+        return None
+    return _number(attrgetter(str(node.target))(node.graph.owning_module))
+
+
+def _number(value: Any) -> torch.Tensor | None:
+    is_plain = type(value) is torch.Tensor and value.dim() == 0 and value.device.type == "cpu"
+    return value if is_plain and not value.is_complex() else None
+
+
+def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
+    """The value of a call of known numbers alone, which somebody else may not write to."""
+    operands, target = node.all_input_nodes, node.target
+    if not operands or not is_pure(node) or not all(x in known for x in operands):
+        return None
+    if not isinstance(target, torch._ops.OpOverload) or any(node in written(user) for user in node.users):
+        return None
+    args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+    with in_real_tensors(), torch.no_grad():
+        return _number(target(*args, **kwargs))
+
+
+def _takes_number(user: fx.Node, node: fx.Node) -> bool:
+    """Whether a pointwise operator gives the same for a number in place of this tensor."""
+    row = row_of(user.target) if user.op == "call_function" else None
+    result = user.meta.get("val")
+    if row is None or row.body is None or row.operator_class != "pointwise" or node not in user.args:
+        return False
+    others = [x.meta.get("val") for x in user.all_input_nodes if x is not node]
+    other = others[0] if len(others) == 1 else None
+    if len(user.args) != 2 or not isinstance(other, torch.Tensor) or not isinstance(result, torch.Tensor):
+        return False
+    # Where the result has the other operand's dtype, the number's own plays no part.
+    return result.dtype == other.dtype and other.dim() > 0 and other.is_floating_point()

@@ -1,0 +1,50 @@
+"""Numbers held as tensors: computed once, taken as numbers where the result stays eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.backend.compiling import compiled
+from tilewright.backend import recording
+
+
+def scaled(x: Tensor) -> Tensor:
+    scale = torch.sqrt(torch.tensor(x.shape[-1], dtype=torch.float) * 3)
+    return x / scale.to(x.dtype) + 1
+
+
+def promoted(x: Tensor) -> Tensor:
+    return x.to(torch.int64) * torch.tensor(0.5, dtype=torch.float64)
+
+
+def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    half = torch.tensor(0.5)
+    return x * half, half + 1
+
+
+def added_to(x: Tensor) -> Tensor:
+    total = torch.tensor(2.0)
+    total += x.sum()
+    return x * total
+
+
+RTOL = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float64: 1e-12}
+
+
+@pytest.mark.parametrize("dtype", list(RTOL))
+@pytest.mark.parametrize("function, reads", [(scaled, 1), (promoted, 2), (both, None), (added_to, None)])
+def test_results_are_eagers(function: Callable[[Tensor], Tensor], reads: int | None, dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(5, 16, dtype=dtype)
+    with recording() as record:
+        call = compiled(function)
+        for _ in range(2):
+            torch.testing.assert_close(call(x), function(x), rtol=RTOL[dtype], atol=1e-5)
+    if reads is not None:
+        (graph,) = record.graphs
+        (kernel,) = [region.lowered for region in graph.plan.fusion.regions]
+        assert len(kernel.inputs) == reads
