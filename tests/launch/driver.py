@@ -29,6 +29,8 @@ class FakeKernel:
     function: int
     threads: int = 128
     shared_bytes: int = 0
+    signature: str = ""
+    """One letter of `struct` for each parameter, which a builder asks for."""
 
 
 class FakeDriver:
@@ -53,10 +55,10 @@ class FakeDriver:
     def kernel(
         self, name: str, parameters: int, body: Body, *, threads: int = 128, shared_bytes: int = 0
     ) -> FakeKernel:
-        """A kernel of so many parameters."""
+        """A kernel of so many parameters, for a builder all pointers."""
         function = len(self._bodies) + 1
         self._bodies[function] = name, parameters, body
-        return FakeKernel(name, function, threads, shared_bytes)
+        return FakeKernel(name, function, threads, shared_bytes, "P" * parameters)
 
     def _launch(self, function: int, *rest: Any) -> int:
         *sizes, stream, parameters, extra = rest

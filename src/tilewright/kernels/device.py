@@ -7,6 +7,8 @@ import functools
 
 import torch
 
+from tilewright.launch.builder import Operand
+
 NARROW = (torch.bfloat16, torch.float16)
 DTYPES = (*NARROW, torch.float32)
 """What the kernels compute on, in fp32; float64 stays PyTorch's."""
@@ -20,7 +22,7 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def runs_triton(tensor: torch.Tensor) -> bool:
+def runs_triton(tensor: torch.Tensor | Operand) -> bool:
     """Whether a Triton kernel takes `tensor`: its dtype, and its device or the interpreter."""
     return tensor.dtype in DTYPES and (tensor.is_cuda or (tensor.device.type == "cpu" and interpreted()))
 
@@ -38,7 +40,7 @@ def autocast(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if dtype is None or tensor.dtype not in DTYPES else tensor.to(dtype)
 
 
-def current(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
+def current(tensor: torch.Tensor | Operand) -> contextlib.AbstractContextManager[object]:
     """Makes the device of `tensor` the current one, which Triton launches on; free where it already is."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return contextlib.nullcontext()

@@ -38,6 +38,11 @@ def launches_in_python() -> Iterator[None]:
         _lookers.pop()
 
 
+def are_launches_in_python() -> bool:
+    """Whether `launches_in_python` is on."""
+    return bool(_lookers)
+
+
 def called(
     operator: Any, implementation: Operator, backward: Operator | None, save: Operator | None, repeats: bool
 ) -> Operator:

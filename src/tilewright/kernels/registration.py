@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tilewright.graph.capture import has_forward_level
+from tilewright.kernels.by_recipe import RECIPES, RecipeOf, by_recipe
 from tilewright.kernels.eager import called
 from tilewright.operators.table import rows
 
@@ -25,6 +26,7 @@ def define(
     *,
     backward: Operator | None = None,
     save: Operator | None = None,
+    recipe: RecipeOf | None = None,
     repeats: bool = False,
 ) -> Operator:
     """Register the operator of the row `tilewright.<name>`, and return what to call (positionally) for it.
@@ -37,6 +39,9 @@ def define(
     `save(ctx, inputs, output)` are as in `torch.library.register_autograd`, and themselves call
     operators defined here, so that `torch.compile` and double tracing see through them.
 
+    `recipe(builder, *arguments)`, with operands in place of tensors, gives what kernels do for a call, or None where
+    `implementation` takes it. In a compiled graph on a GPU the recipe is a step of the program.
+
     `repeats`: on a GPU the implementation does the same for all tensors of some shapes, strides, dtypes, device and
     addresses modulo 128, as its other arguments are the same, and launches by `nvrtc.Kernel` and `launches.launch`
     alone, with seed and offset from `launches.drawn` where it draws: then a call may be done as another one was
@@ -47,12 +52,15 @@ def define(
     draws = not row.pure and "!)" not in row.schema
     tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if draws else ()))
     _LIBRARY.define(row.schema, tags=tags)
+    operator = getattr(torch.ops.tilewright, name).default
+    if recipe is not None:
+        RECIPES[full] = recipe
+        implementation = by_recipe(full, recipe, implementation, len(operator._schema.returns) == 1)
     _LIBRARY.impl(name, _without_tangents(name, implementation), "CompositeExplicitAutograd")
     IMPLEMENTATIONS[full] = implementation
     torch.library.register_fake(full, fake, lib=_LIBRARY)
     if backward is not None:
         torch.library.register_autograd(full, backward, setup_context=save, lib=_LIBRARY)
-    operator = getattr(torch.ops.tilewright, name).default
     # PyTorch counts the versions of a tensor that is written to; nobody else does.
     if operator._schema.is_mutable:
         return operator  # type: ignore[no-any-return]

@@ -108,10 +108,15 @@ def operands_of(tensors: Sequence[torch.Tensor]) -> list[Operand]:
 
 
 class RecipeBuilder:
-    """Collects one recipe, for a call whose tensors are `inputs`."""
+    """Collects one recipe, for a call whose tensors are `inputs`.
 
-    def __init__(self, name: str, inputs: Sequence[Operand]) -> None:
+    `compiled`: Triton's kernels are compiled now, and launched by the driver; else Triton launches them itself, which
+    only the Python twin can do: in its interpreter, and where somebody watches what it launches.
+    """
+
+    def __init__(self, name: str, inputs: Sequence[Operand], *, compiled: bool) -> None:
         self.name = name
+        self.compiled = compiled
         self.inputs = tuple(inputs)
         self.device = inputs[0].device
         self._buffers: list[Layout] = []
@@ -165,9 +170,14 @@ class RecipeBuilder:
             placed = tuple(
                 _argument(a, "" if isinstance(a, TensorMap | Structure) else next(letters)) for a in arguments
             )
+            if next(letters, None) is not None:
+                raise ValueError(f"{len(placed)} arguments for a kernel of the signature {kernel.signature}")
             self._actions.append(Launch(kernel, (x, y, z), placed))
+        elif self.compiled:
+            self._actions.append(_compiled(kernel, (x, y, z), arguments, options))
         else:
-            self._actions.append(_triton_launch(kernel, (x, y, z), arguments, options))
+            placed = tuple(_argument(a, _guess(a)) for a in arguments)
+            self._actions.append(Launch(UncompiledKernel(kernel, options), (x, y, z), placed))
 
     def finish(self, *results: Operand) -> Recipe:
         """The recipe, whose results are these buffers."""
@@ -179,18 +189,14 @@ class RecipeBuilder:
 
 
 @dataclass(frozen=True)
-class InterpretedKernel:
-    """A Triton kernel that runs in Triton's interpreter, with its constants."""
+class UncompiledKernel:
+    """A kernel that Triton launches, with its constants and options."""
 
     kernel: Any
     options: dict[str, Any]
 
 
-def _triton_launch(
-    kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], options: dict[str, Any]
-) -> Launch:
-    if not hasattr(kernel, "warmup"):
-        return Launch(InterpretedKernel(kernel, options), grid, tuple(_argument(a, _guess(a)) for a in arguments))
+def _compiled(kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], options: dict[str, Any]) -> Launch:
     # Seed and offset are 64-bit numbers that are nothing else to Triton.
     given = [_LARGE if isinstance(a, Seed | Offset) else a for a in arguments]
     compiled = kernel.warmup(*given, grid=grid, **options)

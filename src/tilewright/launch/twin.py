@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from tilewright.launch import driver
-from tilewright.launch.builder import InterpretedKernel
+from tilewright.launch.builder import UncompiledKernel
 from tilewright.launch.executor import word
 from tilewright.records.errors import CompilerError
-from tilewright.records.recipe import Copy, Fill, Launch, Number, Offset, Pointer, Recipe, Seed, Structure, TensorMap
+from tilewright.records.recipe import (
+    Argument,
+    Copy,
+    Fill,
+    Launch,
+    Number,
+    Offset,
+    Pointer,
+    Recipe,
+    Seed,
+    Structure,
+    TensorMap,
+)
 
 INVALID_CONTEXT = 201
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 RANK = 4
+
+
+def _by_triton(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options: Any) -> None:
+    kernel[grid](*arguments, **options)
 
 
 def fits(recipe: Recipe, inputs: Sequence[torch.Tensor]) -> bool:
@@ -26,10 +42,16 @@ def fits(recipe: Recipe, inputs: Sequence[torch.Tensor]) -> bool:
     return all(x.data_ptr() % recipe.modulus == residue for x, residue in pairs)
 
 
-def perform(recipe: Recipe, inputs: Sequence[torch.Tensor], reused: Sequence[torch.Tensor | None] = ()) -> Any:
+def perform(
+    recipe: Recipe,
+    inputs: Sequence[torch.Tensor],
+    reused: Sequence[torch.Tensor | None] = (),
+    by_triton: Callable[..., None] = _by_triton,
+) -> tuple[torch.Tensor, ...]:
     """The results of `recipe` on `inputs`, on the current stream; the recipe's device is the current one.
 
-    `reused`: for each result, a tensor of its layout that it is written to, or None.
+    `reused`: for each result, a tensor of its layout that it is written to, or None. `by_triton(kernel, grid,
+    *arguments, **options)` has Triton launch a kernel that is not compiled yet.
     """
     given = dict(zip(recipe.results, reused, strict=False))
     tensors = list(inputs)
@@ -44,29 +66,41 @@ def perform(recipe: Recipe, inputs: Sequence[torch.Tensor], reused: Sequence[tor
             tensors[action.target].copy_(tensors[action.source])
         elif isinstance(action, Fill):
             tensors[action.target].fill_(action.value)
-        elif isinstance(action.kernel, InterpretedKernel):
-            _interpret(action, tensors, seed, offset)
+        elif isinstance(action.kernel, UncompiledKernel):
+            values = [_for_triton(argument, tensors, seed, offset) for argument in action.arguments]
+            by_triton(action.kernel.kernel, action.grid, *values, **action.kernel.options)
+        elif callable(action.kernel) and not any(isinstance(a, TensorMap | Structure) for a in action.arguments):
+            addresses = [x.data_ptr() for x in tensors]
+            action.kernel(action.grid, *[_number(a, addresses, seed, offset) for a in action.arguments])
         else:
             _launch(recipe, action, [x.data_ptr() for x in tensors], seed, offset)
     return tuple(tensors[len(inputs) + number] for number in recipe.results)
 
 
-def _interpret(action: Launch, tensors: Sequence[torch.Tensor], seed: int, offset: int) -> None:
-    """A launch by Triton's interpreter, which takes tensors."""
-    values: list[Any] = []
-    for argument in action.arguments:
-        match argument:
-            case Pointer(tensor, added):
-                x = tensors[tensor]
-                elements = x.storage_offset() + added // x.element_size()
-                values.append(x.as_strided(x.shape, x.stride(), elements) if added else x)
-            case Number("P", _):
-                values.append(None)
-            case Number(_, value):
-                values.append(value)
-            case _:
-                values.append(seed if isinstance(argument, Seed) else offset)
-    action.kernel.kernel[action.grid](*values, **action.kernel.options)
+def _for_triton(argument: Argument, tensors: Sequence[torch.Tensor], seed: int, offset: int) -> Any:
+    """An argument as Triton takes it: a tensor, a number, or None for a null pointer."""
+    match argument:
+        case Pointer(tensor, added):
+            x = tensors[tensor]
+            elements = x.storage_offset() + added // x.element_size()
+            return x.as_strided(x.shape, x.stride(), elements) if added else x
+        case Number("P", _):
+            return None
+    return _number(argument, (), seed, offset)
+
+
+def _number(argument: Argument, addresses: Sequence[int], seed: int, offset: int) -> float:
+    """An argument as a kernel's own launcher takes it: an address or a number."""
+    match argument:
+        case Pointer(tensor, added):
+            return addresses[tensor] + added
+        case Number(_, value):
+            return value
+        case Seed():
+            return seed
+        case Offset():
+            return offset
+    raise TypeError(f"{argument} is no number")
 
 
 def _draw(recipe: Recipe) -> tuple[int, int]:

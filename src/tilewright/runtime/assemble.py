@@ -12,15 +12,19 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx.node import map_arg
 
 from tilewright.emit.source import language_of
 from tilewright.graph.capture import Boxed
+from tilewright.kernels.by_recipe import RECIPES, compiled_recipe
 from tilewright.kernels.registration import IMPLEMENTATIONS
+from tilewright.launch.builder import Operand
 from tilewright.loops.nest import Nest
 from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
 from tilewright.passes.units import is_view
+from tilewright.records.recipe import LINE, Recipe
 from tilewright.runtime import attention_backward
 from tilewright.runtime.draw import DrawStep
 from tilewright.runtime.executable import (
@@ -84,6 +88,7 @@ class _Assembler:
         self.units = self._needed(scheduled.units)
         self.kernel_results = {n for u in self.units if isinstance(u, Region) for n in u.lowered.outputs}
         kernels = [u.lowered.nest for u in self.units if isinstance(u, Region)]
+        self.device = self._device()
         self.draws = any(step.name == "draw" for nest in kernels for step in nest.steps)
         self.last_use = self._last_uses()
 
@@ -95,8 +100,7 @@ class _Assembler:
                 self.slots[n] for n, last in self.last_use.items() if last == position and n in self.slots
             )
         results = [self._argument(a) for a in self.output.args[0]]  # type: ignore[union-attr]
-        device = self._device()
-        native = Native(device) if device is not None and holds_values(self.graph) else None
+        native = Native(self.device) if self.device is not None and holds_values(self.graph) else None
         return Executable(steps, len(self.slots), inputs, results, interpreted(self.graph), native)
 
     def _device(self) -> torch.device | None:
@@ -149,8 +153,9 @@ class _Assembler:
             # Nobody is left to see tilewright's own operators: what they run costs the host less than finding it.
             target = _own(target.name(), target)
         meta = unit.meta.get("val")
+        recipe = self._recipe(unit)
         if not lies_as_told(meta):
-            return CallStep(unit.name, target, args, kwargs, self._slot(unit))
+            return CallStep(unit.name, target, args, kwargs, self._slot(unit), recipe=recipe)
         spec = TensorSpec.of(meta)
         if self._is_restrided(unit):
             return ViewStep(unit.name, self._slot(base_of(unit)), spec, self._slot(unit))
@@ -160,7 +165,31 @@ class _Assembler:
             return CallStep(unit.name, call, args, {}, self._slot(unit), out=spec)
         # A view of a tensor that lies as the graph says lies as the graph says; one result of several may not.
         lies = is_view(unit) and unit.target is not operator.getitem
-        return CallStep(unit.name, call, args, kwargs, self._slot(unit), spec=None if lies else spec)
+        return CallStep(unit.name, call, args, kwargs, self._slot(unit), spec=None if lies else spec, recipe=recipe)
+
+    def _recipe(self, unit: fx.Node) -> Recipe | None:
+        """The recipe of one of tilewright's operators, all on the GPU of the graph; None where it has none."""
+        target, metas = unit.target, [n.meta.get("val") for n in unit.all_input_nodes]
+        if self.device is None or not isinstance(target, OpOverload) or target.name() not in RECIPES:
+            return None
+        if not all(isinstance(meta, torch.Tensor) and meta.device == self.device for meta in metas):
+            return None
+        operands: dict[fx.Node, Any] = {n: self._operand(number, n) for number, n in enumerate(unit.all_input_nodes)}
+        given = [
+            unit.args[place] if place < len(unit.args) else unit.kwargs.get(argument.name, argument.default_value)
+            for place, argument in enumerate(target._schema.arguments)
+        ]
+        recipe = compiled_recipe(target.name(), list(operands.values()), map_arg(given, operands.__getitem__))
+        results = unit.meta["val"] if isinstance(unit.meta["val"], (tuple, list)) else [unit.meta["val"]]
+        # A call's results are made to lie as the graph says; those of a recipe must lie so.
+        found = [] if recipe is None else [recipe.buffers[number] for number in recipe.results]
+        return recipe if [TensorSpec.of(result).layout for result in results] == found else None
+
+    def _operand(self, number: int, node: fx.Node) -> Operand:
+        """A tensor of the graph, at the address that it has if its memory begins on a line."""
+        meta = node.meta["val"]
+        begin = 0 if node in self.kernel_results else meta.storage_offset() * meta.element_size() % LINE
+        return Operand(number, tuple(meta.shape), tuple(meta.stride()), meta.dtype, meta.device, begin)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, fx.Node):

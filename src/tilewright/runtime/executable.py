@@ -18,7 +18,7 @@ from torch import fx
 
 from tilewright.graph.capture import Boxed, binding, computes_nothing, reads_offsets
 from tilewright.records.errors import warn_once
-from tilewright.records.recipe import Layout
+from tilewright.records.recipe import Layout, Recipe
 from tilewright.runtime.pool import pool
 
 if TYPE_CHECKING:
@@ -163,6 +163,8 @@ class CallStep:
     spec: TensorSpec | None = None
     out: TensorSpec | None = None
     """Layout of a pooled `out=` tensor, where the operator can write into one."""
+    recipe: Recipe | None = None
+    """Of one of tilewright's operators on a GPU: what the executor does instead; its inputs are `reads`."""
     frees: tuple[int, ...] = ()
 
     @property

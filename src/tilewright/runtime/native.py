@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch._ops import OpOverload
 from tilewright.launch.executor import EXTENSION, native_layout, native_recipe
 from tilewright.launch.triton import launches_are_watched
 from tilewright.records.errors import CompilerError, warn_once
+from tilewright.records.recipe import Recipe
 from tilewright.runtime.executable import (
     CallStep,
     ConstantStep,
@@ -112,11 +114,26 @@ def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]
         return CONSTANT, (step.value, outputs)
     if isinstance(step, CallStep):
         taken = parts.get(step.output)
+        if (recipe := _recipe(step, taken)) is not None:
+            slots = [part.output for part in taken] if taken is not None else [step.output]
+            inside = native_recipe(module, recipe), step.reads, [(slot, -1) for slot in slots], _in_python(step, taken)
+            return RECIPE, inside
         if (call := _call(step, taken)) is not None:
             return CALL, call
         if taken is not None:
             return PYTHON, (_in_python(step, taken), step.reads, [(part.output, -1) for part in taken])
     return PYTHON, (_in_python(step), step.reads, outputs)
+
+
+def _recipe(step: CallStep, parts: Sequence[CallStep] | None) -> Recipe | None:
+    """The step's recipe, whose results are those that `parts` take; None where it has none, or two take one result."""
+    if step.recipe is None or parts is None:
+        return step.recipe
+    places = [int(part.args[1]) for part in parts]
+    if len(set(places)) < len(places):
+        return None
+    # What nobody takes is scratch.
+    return replace(step.recipe, results=tuple(step.recipe.results[place] for place in places))
 
 
 def _call(step: CallStep, parts: Sequence[CallStep] | None) -> tuple[Any, ...] | None:
@@ -158,14 +175,14 @@ def _operand(value: Any) -> tuple[str, Any] | None:
     return "constant", value
 
 
-def _in_python(step: Step, parts: Sequence[CallStep] = ()) -> Callable[..., list[Any]]:
+def _in_python(step: Step, parts: Sequence[CallStep] | None = None) -> Callable[..., list[Any]]:
     """The step as a function of the values it reads; it gives those it writes, or those that `parts` take of it."""
-    inputs, outputs = step.reads, [part.output for part in parts] or step.writes
+    inputs, outputs = step.reads, [part.output for part in parts or ()] or step.writes
 
     def run(*values: Any) -> list[Any]:
         slots: Any = dict(zip(inputs, values, strict=True))
         step.run(slots)
-        for part in parts:
+        for part in parts or ():
             part.run(slots)
         return [slots[slot] for slot in outputs]
 
