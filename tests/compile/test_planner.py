@@ -8,12 +8,19 @@ import pytest
 import torch
 
 from examples import attention, gelu_dropout_residual, transformer_block
+from tests.passes import norms
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.price import price_case
+from tilewright.hardware.language import planned_for
 from tilewright.hardware.profiles import nearest_profile
 from tilewright.hardware.target import Target, target_named, target_of
-from tilewright.records.case import Case
+from tilewright.passes import candidates
+from tilewright.records.case import Case, InputSpec
+from tilewright.records.errors import CaptureError
+from tilewright.runtime.assemble import Scheduled
 from tilewright.verbs.subject import Subject
+
+STREAM = "bf16[1024,4096],bf16[1024,4096]"
 
 
 def shown(graphs: list[GraphPlan]) -> list[tuple[str, list[tuple[str, str]], list[str]]]:
@@ -39,6 +46,29 @@ def test_the_compiled_program_is_the_plan_that_explain_prices(case: Case) -> Non
     assert ran == [name for _, name, kernel in priced.plan.launches() if kernel == "kernel"] and ran
     listed = [o.name for o in priced.program.operators if o.stage == "after" and o.target == "kernel"]
     assert sorted(ran) == sorted(listed)
+
+
+def test_what_is_explained_for_a_gpu_is_what_the_backend_would_assemble_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the launches themselves: without a GPU nothing can be built for one, and PyTorch takes over."""
+    pytest.importorskip("triton")
+    h200 = target_named("h200")
+    monkeypatch.setattr(candidates, "HOST_US", 0.0)
+    case = Case("stream", lambda: norms.Residual(torch.bfloat16, 4096), InputSpec.parse_many(STREAM), training=True)
+    explained = price_case(case, h200).plan
+    assembled: list[list[str]] = []
+
+    def stop(scheduled: Scheduled, *_: object) -> None:
+        assembled.append([unit.name for unit in scheduled.units])
+        if len(assembled) == 2:
+            raise CaptureError("there is no GPU here")
+
+    monkeypatch.delenv("TILEWRIGHT_STRICT", raising=False)
+    monkeypatch.setattr("tilewright.backend.target_of", lambda _: h200)
+    monkeypatch.setattr("tilewright.backend.assemble", stop)
+    with planned_for("cuda", h200.profile.capability):
+        Subject(case).call("tilewright")
+    assert assembled == [[unit.name for unit in graph.units] for graph in explained.graphs]
+    assert "add_norm" in assembled[0] and any("norm_backward" in name for name in assembled[1])
 
 
 def test_a_target_that_is_not_here_is_planned_and_not_touched() -> None:
