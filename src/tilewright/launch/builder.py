@@ -135,9 +135,9 @@ class RecipeBuilder:
         self._buffers.append(layout)
         return Operand(len(self.inputs) + len(self._buffers) - 1, layout.shape, layout.strides, dtype, self.device)
 
-    def copy(self, source: Operand) -> Operand:
-        """A dense copy, for kernels that cannot read `source` where it lies."""
-        made = self.empty(source.shape, source.dtype)
+    def copy(self, source: Operand, strides: Sequence[int] | None = None) -> Operand:
+        """A copy that lies as `empty` says, for kernels that cannot read `source` where it lies."""
+        made = self.empty(source.shape, source.dtype, strides)
         self._actions.append(Copy(made.index, source.index))
         return made
 
@@ -159,14 +159,17 @@ class RecipeBuilder:
     def launch(self, kernel: Any, grid: Sequence[int], *arguments: Any, **options: Any) -> None:
         """Launch a CUDA C++ kernel, or one of Triton's with its constants and options.
 
-        An argument is an operand, None (a null pointer), a number, seed or offset, a tensor map or a structure.
+        An argument is an operand, None (a null pointer), a number, seed or offset, a tensor map or a structure; for
+        one of Triton's that is compiled, also a `TensorDescriptor` of an operand of rank 4.
         Raises CompilerError where Triton's kernel takes more than its parameters.
         """
         x, y, z = (*grid, 1, 1)[:3]
         if x * y * z == 0:
             return
         if hasattr(kernel, "shared_bytes"):
-            letters = iter(kernel.signature)
+            # A structure that is the only parameter: the signature has its members.
+            is_alone = len(arguments) == 1 and isinstance(arguments[0], Structure)
+            letters = iter("" if is_alone else kernel.signature)
             placed = tuple(
                 _argument(a, "" if isinstance(a, TensorMap | Structure) else next(letters)) for a in arguments
             )
@@ -205,10 +208,33 @@ def _compiled(kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any],
         raise CompilerError(f"{kernel.__name__} takes more than its parameters")
     named: dict[str, Any] = dict(zip(kernel.arg_names, arguments, strict=False)) | options
     kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
-    placed = [_argument(named[name], "P" if kind[0] == "*" else FORMATS[kind]) for name, kind in kinds.items()]
+    placed: list[Argument] = []
+    maps = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
+    for name, kind in kinds.items():
+        if kind.startswith("tensordesc"):
+            placed += _described(kernel.__name__, named[name], next(maps, None))
+        else:
+            placed.append(_argument(named[name], "P" if kind[0] == "*" else FORMATS[kind]))
     return Launch(made, grid, (*placed, *[Number("P", 0)] * POINTERS_LAST))
 
 
+def _described(kernel: str, descriptor: Any, made: Any) -> list[Argument]:
+    """A tensor descriptor as Triton's kernels take it: map, shape, strides. `made`: what Triton says of the map."""
+    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+    base, shape, strides = descriptor.base, descriptor.shape, descriptor.strides
+    if made is None or made["fp4_padded"] or descriptor.padding != "zero" or len(shape) != RANK or base.offset:
+        raise CompilerError(f"{kernel} takes a tensor descriptor that no recipe has")
+    nbytes = tuple(made["elem_size"] * stride for stride in reversed(strides[:-1]))
+    dtype, box = TMA_DTYPE_DEVICE_TO_HOST[made["elem_type"]], tuple(reversed(made["block_size"]))
+    encoded = TensorMap(base.index, dtype, tuple(reversed(shape)), nbytes, box, made["swizzle"], PROMOTE_TO_128B)
+    return [encoded, *(Number("i", size) for size in shape), *(Number("q", stride) for stride in strides)]
+
+
+RANK = 4
+"""Of a tensor map."""
+PROMOTE_TO_128B = 2
+"""CUtensorMapL2promotion, as Triton has it."""
 _LARGE = (1 << 62) + 1
 """A number that Triton takes for 64 bits and for no multiple of 16."""
 

@@ -15,13 +15,21 @@ from tilewright.kernels.attention import dispatch
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.hopper import forward as hopper_forward
 from tilewright.kernels.attention.hopper.launch import MAP_BYTES
+from tilewright.kernels.attention.hopper.problem import Problem
 from tilewright.kernels.attention.native import Driver
 from tilewright.kernels.attention.request import Request, strides_of
 from tilewright.kernels.nvrtc import Kernel
 
 FORWARD, PREPARE, MAIN, FINISH = range(1, 5)
-MAP = "QI4Q3Q"
-"""Address, kind, sizes and strides in bytes, innermost first: what the imagined driver makes of a tensor map."""
+MAP = "QI4Q3Q4I"
+"""Address, kind, sizes, strides in bytes and box, innermost first: what the imagined driver makes of a tensor map."""
+PARAMETERS = {
+    FORWARD: "siiiiqqqq" * 4 + "QQff" + "i" * 8 + "QQ",
+    PREPARE: hopper_backward.PREPARE.replace("P", "Q"),
+    MAIN: "ssssssp",
+    FINISH: hopper_backward.FINISH.replace("P", "Q"),
+}
+"""As `_read` takes them."""
 H200 = stated_limits("9.0", multiprocessors=132, l2_bytes=60 << 20)
 CONTEXT, STREAM = 77, 99
 _DTYPES = {6: torch.float16, 9: torch.bfloat16}
@@ -41,6 +49,8 @@ class Imagined:
 
     def __init__(self) -> None:
         self.launches: list[tuple[int, tuple[int, ...]]] = []
+        self.sent: list[tuple[Any, ...]] = []
+        """Of every launch: kernel, grid, threads, bytes of shared memory, parameters."""
         self.refusals: list[int] = []
         """Answers that the next launches get instead."""
         self.contexts: list[int] = []
@@ -53,6 +63,12 @@ class Imagined:
     @property
     def table(self) -> Driver:
         return Driver(*(ctypes.cast(entry, ctypes.c_void_p).value for entry in self._entries), CONTEXT)
+
+    @property
+    def table_of_recipes(self) -> tuple[int, ...]:
+        """`launch.driver.table`; nobody asks whether a stream is captured."""
+        launch, encode, switch, stream = (ctypes.cast(x, ctypes.c_void_p).value or 0 for x in self._entries)
+        return launch, encode, switch, 0, stream, CONTEXT
 
     def switch(self, context: int) -> int:
         self.contexts.append(context)
@@ -70,17 +86,18 @@ class Imagined:
         if to % 64 or rank != 4 or how != (0, 3, 3, 0):
             return 1
         numbers = (*_numbers(sizes, ctypes.c_uint64, 4), *_numbers(nbytes, ctypes.c_uint64, 3))
-        packed = struct.pack(MAP, address, kind, *numbers)
+        packed = struct.pack(MAP, address, kind, *numbers, *_numbers(box, ctypes.c_uint32, 4))
         ctypes.memmove(to, packed, len(packed))
         return 0
 
     def launch(self, function: int, *rest: Any) -> int:
-        x, y, z, threads, one, also_one, _, stream, parameters, _ = rest
+        x, y, z, threads, one, also_one, shared_bytes, stream, parameters, _ = rest
         if self.refusals:
             return self.refusals.pop(0)
         if stream != STREAM or (one, also_one) != (1, 1) or not threads:
             return 1
         self.launches.append((function, (x, y, z)))
+        self.sent.append((function, (x, y, z), threads, shared_bytes, *_read(parameters, PARAMETERS[function])))
         try:
             {FORWARD: self.forward, PREPARE: self.prepare, MAIN: self.main, FINISH: self.finish}[function](parameters)
         except Exception:  # what ctypes would print and forget
@@ -91,8 +108,7 @@ class Imagined:
         return 0
 
     def forward(self, parameters: int) -> None:
-        names = "siiiiqqqq" * 4 + "QQff"
-        given = _read(parameters, names)
+        given = _read(parameters, PARAMETERS[FORWARD])
         q, k, v, out = (_tensor(given[9 * i]) for i in range(4))
         for i, x in enumerate((q, k, v, out)):
             assert tuple(given[9 * i + 1 : 9 * i + 5]) == tuple(x.shape)
@@ -101,14 +117,14 @@ class Imagined:
         _floats(given[36], lse.numel()).copy_(lse.flatten())
 
     def prepare(self, parameters: int) -> None:
-        self._begun = tuple(_read(parameters, hopper_backward.PREPARE.replace("P", "Q")))
+        self._begun = tuple(_read(parameters, PARAMETERS[PREPARE]))
 
     def main(self, parameters: int) -> None:
-        *maps, problem = _read(parameters, "ssssss" + "p")
-        self._main = [_tensor(x) for x in maps], hopper_backward.Problem.from_buffer_copy(problem)
+        *maps, problem = _read(parameters, PARAMETERS[MAIN])
+        self._main = [_tensor(x) for x in maps], Problem.from_buffer_copy(problem)
 
     def finish(self, parameters: int) -> None:
-        sums, dq_at, *steps, queries, width, scale = _read(parameters, hopper_backward.FINISH.replace("P", "Q"))
+        sums, dq_at, *steps, queries, width, scale = _read(parameters, PARAMETERS[FINISH])
         out_at, dout_at, lse_at, scaled_lse, delta, also_sums, work_counters, *more = self._begun
         (q, k, v, dout, dk, dv), problem = self._main
         assert (problem.dq_sums, problem.lse, problem.delta, problem.work_counters) == (
@@ -182,7 +198,7 @@ def _numbers(address: int, kind: Any, count: int) -> list[int]:
 
 def _read(parameters: int, letters: str) -> list[Any]:
     """Parameters of a launch: numbers by the letters of `struct`; s a tensor map, p the structure of a problem."""
-    sizes = {"s": MAP_BYTES, "p": ctypes.sizeof(hopper_backward.Problem)}
+    sizes = {"s": MAP_BYTES, "p": ctypes.sizeof(Problem)}
     found: list[Any] = []
     for letter, at in zip(letters, _numbers(parameters, ctypes.c_uint64, len(letters)), strict=True):
         data = ctypes.string_at(at, sizes.get(letter) or struct.calcsize(letter))
@@ -192,7 +208,7 @@ def _read(parameters: int, letters: str) -> list[Any]:
 
 def _tensor(encoded: bytes) -> torch.Tensor:
     address, kind, *numbers = struct.unpack_from(MAP, encoded)
-    sizes, nbytes = numbers[:4], numbers[4:]
+    sizes, nbytes = numbers[:4], numbers[4:7]
     return _at(address, _DTYPES[kind], tuple(reversed(sizes)), (*(n // 2 for n in reversed(nbytes)), 1))
 
 

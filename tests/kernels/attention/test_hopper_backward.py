@@ -11,6 +11,7 @@ import torch
 from tests.kernels.hopper import assembled
 from tilewright.hardware.architectures import INTERPRETER, stated_limits
 from tilewright.kernels.attention.hopper import backward as hopper_backward
+from tilewright.kernels.attention.hopper.problem import Problem
 from tilewright.kernels.attention.request import Request
 
 SHAPES = (*hopper_backward.SHAPES.values(), hopper_backward.SHORT)
@@ -40,8 +41,8 @@ def test_programs_fit(shape: hopper_backward.Shape) -> None:
 
 
 def test_arguments_lie_as_the_source_declares_them() -> None:
-    assert ctypes.sizeof(hopper_backward.Problem) == 136
-    assert hopper_backward.Problem.queries.offset == 80
+    assert ctypes.sizeof(Problem) == 136
+    assert Problem.queries.offset == 80
 
 
 def test_the_cpu_is_refused() -> None:

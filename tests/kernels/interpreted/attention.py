@@ -9,7 +9,8 @@ import torch
 
 from tests.kernels.attention.calls import Call, wrong
 from tests.kernels.interpreter import install
-from tilewright.kernels.attention import attention, reference
+from tilewright.kernels.attention import attention, direct, recipe, reference, registered
+from tilewright.kernels.by_recipe import performed
 
 install()
 CPU = torch.device("cpu")
@@ -49,6 +50,48 @@ CALLS = [
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_the_numbers_contract(call: Call) -> None:
     assert wrong(call, CPU) == []
+
+
+def is_launches(call: Call) -> bool:
+    """Whether a call has something to compute, draws nothing, and sees more than one key."""
+    sees_one = call.keys == 1 or call.options.get("window") == (0, 0)
+    return 0 not in (call.batch, call.queries, call.keys) and "dropout_p" not in call.options and not sees_one
+
+
+@pytest.fixture
+def recipes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Attention is done by its recipes; which, in order."""
+    done: list[str] = []
+
+    def forward(*arguments: object) -> object:
+        done.append("forward")
+        return performed("forward", recipe.forward, *arguments)
+
+    def backward(*arguments: object) -> object:
+        done.append("backward")
+        return performed("backward", recipe.backward, *arguments)
+
+    monkeypatch.setattr(registered, "forward", forward)
+    monkeypatch.setattr(registered, "backward", backward)
+    monkeypatch.setattr(direct, "keep", lambda *_: None)
+    direct._courses.clear()
+    return done
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if is_launches(call)], ids=str)
+def test_recipes_keep_the_numbers_contract(call: Call, recipes: list[str]) -> None:
+    assert wrong(call, CPU) == [] and recipes == ["forward", "backward"]
+
+
+def test_recipes_read_what_begins_anywhere_and_gradients_of_sums(recipes: list[str]) -> None:
+    tensors, _ = Call(dtype=torch.float32, head_size=5, layout="misaligned").inputs(CPU)
+    wide = [x.detach().double().requires_grad_() for x in tensors]
+    (out, lse), (true_out, true_lse) = attention(*tensors, return_lse=True), reference.attention(*wide)
+    mine = torch.autograd.grad(out.sum() + lse.square().sum(), tensors)
+    true = torch.autograd.grad(true_out.sum() + true_lse.square().sum(), wide)
+    for ours, right in zip((out, lse, *mine), (true_out, true_lse, *true), strict=True):
+        torch.testing.assert_close(ours, right.float(), rtol=1e-5, atol=1e-5)
+    assert recipes == ["forward", "backward"]
 
 
 @pytest.mark.parametrize(("seed", "sizes"), [(2, (64, 64)), (4, (192, 16)), (11, (64, 64))], ids=str)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
-from tilewright.kernels.attention.request import DIVISIBILITY, MIN_SCALAR_WIDTH, Operands, Request, Strides
+from tilewright.kernels.attention.request import DIVISIBILITY, MIN_SCALAR_WIDTH, Operands, Request, Strides, TensorLike
 from tilewright.kernels.device import current
 from tilewright.kernels.dropout_add import generator
 
@@ -101,9 +101,7 @@ def backward(
     dq, dk, dv = empty_gradient(q), empty_gradient(k), empty_gradient(v)
     if 0 in (*out.shape, *k.shape):
         return dq.zero_(), dk.zero_(), dv.zero_()
-    batch, head, place, _ = dout.stride()
-    # The gradient of a sum has strides of 0, which TMA does not take; narrow rows must be loaded as vectors.
-    if 0 in (batch, head, place) or (v.shape[3] < MIN_SCALAR_WIDTH and (batch | head | place) % DIVISIBILITY):
+    if must_be_dense(dout):
         dout = dout.contiguous()
     dout = with_aligned_rows(dout)
     with current(q):
@@ -121,6 +119,15 @@ def backward(
     return dq, dk, dv
 
 
+def must_be_dense(dout: TensorLike) -> bool:
+    """Whether kernels cannot read a gradient by its strides.
+
+    The gradient of a sum has strides of 0, which TMA does not take; narrow rows must be loaded as vectors.
+    """
+    batch, head, place, _ = dout.stride()
+    return 0 in (batch, head, place) or (dout.shape[3] < MIN_SCALAR_WIDTH and (batch | head | place) % DIVISIBILITY > 0)
+
+
 def draw_dropout_state(request: Request, q: torch.Tensor) -> torch.Tensor:
     """Seed and offset of a call's dropout mask, int64[2]; the default generator of q's device advances.
 
@@ -131,7 +138,7 @@ def draw_dropout_state(request: Request, q: torch.Tensor) -> torch.Tensor:
         state = torch.randint(2**63 - 1, (2,))
         state[1] = 0
         return state
-    advance = 4 * -(-request.keys // 4)
+    advance = advance_of(request)
     if torch.cuda.is_current_stream_capturing():
         return generator.take_captured(q.device, advance)
     from tilewright.kernels.dropout_add.triton import remember
@@ -142,19 +149,34 @@ def draw_dropout_state(request: Request, q: torch.Tensor) -> torch.Tensor:
     return state
 
 
+def advance_of(request: Request) -> int:
+    """By how much a call's dropout mask advances the generator's offset on a GPU."""
+    return 4 * -(-request.keys // 4)
+
+
 def with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
     """x [B, H, S, D] where its last axis is contiguous and its rows begin at multiples of 16 bytes; else such a copy.
 
     A copy keeps the order of axes.
     """
-    if x.stride(3) == 1 and aligned(x):
+    if has_aligned_rows(x):
         return x
-    step = 16 // x.element_size()
-    shape, strides = strides_like(x, -(-x.shape[3] // step) * step)
+    shape, strides = padded_like(x)
     return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)[..., : x.shape[3]].copy_(x)
 
 
-def aligned(*tensors: torch.Tensor) -> bool:
+def has_aligned_rows(x: TensorLike) -> bool:
+    """Whether the last axis is contiguous and rows begin at multiples of 16 bytes."""
+    return x.stride(3) == 1 and aligned(x)
+
+
+def padded_like(x: TensorLike) -> tuple[Sequence[int], Strides]:
+    """Shape and strides of x with rows padded to multiples of 16 bytes, dense in x's order of axes."""
+    step = 16 // x.element_size()
+    return strides_like(x, -(-x.shape[3] // step) * step)
+
+
+def aligned(*tensors: TensorLike) -> bool:
     """Whether addresses and strides are multiples of 16 bytes; strides of axes of one do not count."""
     for tensor in tensors:
         step = 16 // tensor.element_size()
@@ -180,7 +202,7 @@ def empty_gradient(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(*strides_like(x, x.shape[3]), dtype=x.dtype, device=x.device)
 
 
-def strides_like(x: torch.Tensor, width: int) -> tuple[Sequence[int], Strides]:
+def strides_like(x: TensorLike, width: int) -> tuple[Sequence[int], Strides]:
     """Shape and strides of a dense [B, H, S, width] in x's order of axes."""
     shape = (*x.shape[:3], width)
     steps = x.stride()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tilewright.kernels.attention import dispatch
-from tilewright.kernels.attention.request import Mask, Operands, Request, strides_of
+from tilewright.kernels.attention.request import Mask, Operands, Request, TensorLike, strides_of
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 
@@ -18,8 +18,8 @@ _TENSORS = 4
 
 
 def request_of(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, slopes: torch.Tensor | None,
-    starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, scale: float, left: int | None, right: int | None,
+    q: TensorLike, k: TensorLike, v: TensorLike, mask: TensorLike | None, slopes: TensorLike | None,
+    starts_q: TensorLike | None, starts_k: TensorLike | None, scale: float, left: int | None, right: int | None,
     softcap: float, dropout: float, longest_q: int, longest_k: int, deterministic: bool,
 ) -> Request:  # fmt: skip
     """The call as plain data."""
@@ -29,7 +29,7 @@ def request_of(
     return Request(
         q.device, q.dtype, batch, heads, kv_heads, queries, keys, head_size, value_size,
         strides_of(q), strides_of(k), strides_of(v), dispatch.aligned(q, k, v), scale, left, right, softcap,
-        kind, slopes is not None, dropout, 0 if starts_q is None else len(starts_q) - 1, longest_q, longest_k,
+        kind, slopes is not None, dropout, 0 if starts_q is None else starts_q.shape[0] - 1, longest_q, longest_k,
         deterministic, q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest",
     )  # fmt: skip
 

@@ -6,6 +6,10 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from tilewright.launch.builder import Operand
+
+TensorLike = torch.Tensor | Operand
+"""What has a shape, strides, a dtype, a device and an address."""
 Strides = tuple[int, int, int, int]
 Mask = Literal["none", "boolean", "additive"]
 FEW_KEYS, FEW_QUERIES = 64, 16
@@ -102,6 +106,6 @@ class Operands(NamedTuple):
     """int64 [2], seed and offset of the dropout mask's generator."""
 
 
-def strides_of(tensor: torch.Tensor | None) -> Strides:
+def strides_of(tensor: TensorLike | None) -> Strides:
     """Of a tensor of four axes; zeros where there is none."""
     return (0, 0, 0, 0) if tensor is None else (tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3))

@@ -104,15 +104,7 @@ def bound(request: Request, strides: Strides) -> Launch:
     """`forward` of a request whose result has these strides. CompilerError where the kernel cannot be built."""
     made = plan(request, limits_of(request.device), strides)
     device = torch.cuda.current_device() if request.device.index is None else request.device.index
-    kernel = nvrtc.kernel(
-        SOURCE,
-        "decode",
-        PROBLEM,
-        device=device,
-        threads=32 * WARPS,
-        shared_bytes=made.shared_bytes,
-        definitions=made.definitions,
-    )
+    kernel = built(made, device)
 
     def launch(operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
         q, k, v = operands[:3]
@@ -121,6 +113,19 @@ def bound(request: Request, strides: Strides) -> Launch:
         kernel((made.programs,), *pointers, *made.scalars)
 
     return launch
+
+
+def built(made: DecodePlan, device: int) -> nvrtc.Kernel:
+    """The kernel of a plan, loaded on device number `device`. CompilerError where it cannot be built."""
+    return nvrtc.kernel(
+        SOURCE,
+        "decode",
+        PROBLEM,
+        device=device,
+        threads=32 * WARPS,
+        shared_bytes=made.shared_bytes,
+        definitions=made.definitions,
+    )
 
 
 def programs_for(kv_heads: int, tiles: int, multiprocessors: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels.attention.hopper.chain import At, Block, Chain, Launch, Map, Parameter
 from tilewright.kernels.attention.hopper.launch import Tensor
+from tilewright.kernels.attention.hopper.problem import Problem, problem_of, scale_of, scratch_of
 from tilewright.kernels.attention.hopper.tiles import needs_wgmma
 from tilewright.kernels.attention.request import Operands, Request
 from tilewright.kernels.device import NARROW
@@ -32,14 +32,11 @@ GROUPS, GROUP_THREADS = 2, 128
 """Math warpgroups."""
 THREADS = GROUP_THREADS * (1 + GROUPS)
 END_THREADS = 256
-LOG2_E = 1.4426950408889634
 UNLIMITED = 2**30
 """A band's width without a limit: more than any distance of two positions."""
 LONGEST = 2**24
 LARGEST_GRID = 65535
 PREPARE, FINISH = "PPPPPPPqqqqqqiii", "PPqqqiif"
-COUNTERS, COUNTERS_OF_A_HEAD = 4, 2
-"""Of 32 bits, in scratch: work that was taken, and blocks of each key head that are zeroed and added."""
 DQ_WARPS = 2
 """Warps that zero and round sums of dQ."""
 
@@ -101,37 +98,6 @@ SHORT_WALKS = 2048
 """Queries up to which programs are persistent."""
 LONG_WALKS = 8192
 """Queries from which warpgroups take turns."""
-
-
-class Problem(ctypes.Structure):
-    """`Problem` of `backward_scores.cuh`."""
-
-    _fields_ = (
-        ("dq_sums", ctypes.c_void_p),
-        ("lse", ctypes.c_void_p),
-        ("delta", ctypes.c_void_p),
-        ("work_counters", ctypes.c_void_p),
-        ("dq", ctypes.c_void_p),
-        ("dq_batch", ctypes.c_uint64),
-        ("dq_head", ctypes.c_uint64),
-        ("dq_position", ctypes.c_uint64),
-        ("zeroed", ctypes.c_void_p),
-        ("added", ctypes.c_void_p),
-        ("queries", ctypes.c_int),
-        ("keys", ctypes.c_int),
-        ("q_blocks", ctypes.c_int),
-        ("heads", ctypes.c_int),
-        ("group", ctypes.c_int),
-        ("kv_heads", ctypes.c_int),
-        ("k_blocks", ctypes.c_int),
-        ("blocks", ctypes.c_int),
-        ("width", ctypes.c_int),
-        ("ahead", ctypes.c_int),
-        ("below", ctypes.c_int),
-        ("above", ctypes.c_int),
-        ("scale", ctypes.c_float),
-        ("scale_log2", ctypes.c_float),
-    )
 
 
 def supports(request: Request, limits: DeviceLimits) -> str | None:
@@ -343,40 +309,28 @@ def steps_of(tensor: int) -> int:
 def bind(made: Plan, request: Request, kernels: Kernels) -> Bound:
     """A plan's launches, but for what changes from call to call."""
     shape, grid = made.shape, (made.q_blocks, request.heads, request.batch)
-    rows = request.batch * request.heads * made.q_blocks * shape.queries
-    heads = request.batch * request.heads
-    # Scratch: sums of dQ, lse, Δ, counters. A program's part of each is a multiple of 16 bytes.
-    sums, scaled_lse = At(SCRATCH), At(SCRATCH, 4 * rows * shape.head)
-    delta, work_counters = (At(SCRATCH, scaled_lse.added + 4 * rows * i) for i in (1, 2))
-    zeroed, added = (At(SCRATCH, work_counters.added + 4 * (COUNTERS + heads * i)) for i in (0, 1))
-    # The weight of a single key is 1 whatever its score, so dQ and dK are zero; dP - Δ would leave roundings.
-    scale = 0.0 if request.single_key else request.scale
-    problem = Problem(width=request.head_size, ahead=made.ahead, heads=request.heads)
-    problem.queries, problem.keys, problem.q_blocks = request.queries, request.keys, made.q_blocks
-    problem.group, problem.kv_heads, problem.k_blocks = request.group, request.kv_heads, made.k_blocks
-    problem.blocks = made.k_blocks * request.kv_heads * request.batch
-    problem.below, problem.above = made.below, made.above
-    problem.scale, problem.scale_log2 = scale, request.scale * LOG2_E
+    scratch = scratch_of(made, request)
+    pointers = {name: At(SCRATCH, at) for name, at in scratch._asdict().items() if name != "numbers"}
 
     def steps(tensor: int) -> list[At]:
         return [At(steps_of(tensor) + i) for i in range(3)]
 
-    pointers = {"dq_sums": sums, "lse": scaled_lse, "delta": delta, "work_counters": work_counters, "zeroed": zeroed}
-    pointers |= {"added": added, "dq": At(DQ)}
-    pointers |= zip(("dq_batch", "dq_head", "dq_position"), steps(DQ), strict=True)
-    patches = {getattr(Problem, name).offset: at for name, at in pointers.items()}
+    patches = pointers | {"dq": At(DQ)} | dict(zip(("dq_batch", "dq_head", "dq_position"), steps(DQ), strict=True))
+    placed = {getattr(Problem, name).offset: at for name, at in patches.items()}
     sizes = request.queries, request.head_size
-    begin: list[Parameter] = [At(OUT), At(DOUT), At(LSE), scaled_lse, delta, sums, work_counters]
+    heads = request.batch * request.heads
+    begin: list[Parameter] = [At(OUT), At(DOUT), At(LSE)]
+    begin += (pointers[name] for name in ("lse", "delta", "dq_sums", "work_counters"))
     begin += *steps(OUT), *steps(DOUT), *sizes, made.ahead * request.group if made.ahead else heads
-    end: list[Parameter] = [sums, At(DQ), *steps(DQ), *sizes, scale]
+    end: list[Parameter] = [pointers["dq_sums"], At(DQ), *steps(DQ), *sizes, scale_of(request)]
+    problem = Block(bytes(problem_of(made, request)), placed)
     launches = [
         Launch(kernels.prepare, grid, PREPARE, begin),
-        Launch(kernels.main, (made.programs, 1, 1), "", (*_maps(request, shape), Block(bytes(problem), patches))),
+        Launch(kernels.main, (made.programs, 1, 1), "", (*_maps(request, shape), problem)),
     ]
     if not made.ahead:
         launches.append(Launch(kernels.finish, grid, FINISH, end))
-    scratch = rows * (shape.head + 2) + COUNTERS + COUNTERS_OF_A_HEAD * heads
-    return Bound(Chain(launches), scratch, kernels.main.device)
+    return Bound(Chain(launches), scratch.numbers, kernels.main.device)
 
 
 def _maps(request: Request, shape: Shape) -> list[Map]:

@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import torch
 
+from tilewright.graph.capture import in_real_tensors
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels import nvrtc
 from tilewright.kernels.attention.hopper.chain import At, Chain, Launch, Map, Parameter
-from tilewright.kernels.attention.hopper.launch import Tensor, built
+from tilewright.kernels.attention.hopper.launch import SIGNATURE, Tensor, built
 from tilewright.kernels.attention.hopper.schedule import Span, table
 from tilewright.kernels.attention.hopper.tiles import NO_LIMIT, ROWS, WIDEST, Tiles, band, needs_wgmma, tiles_for
 from tilewright.kernels.attention.request import Operands, Request, Strides
@@ -166,11 +167,17 @@ class Bound:
 @functools.lru_cache(maxsize=1024)
 def launch_of(request: Request, out_strides: Strides) -> Bound:
     """The launch of a request into a result with these strides; raises `NoTable`."""
-    made = plan(request, limits_of(request.device), out_strides)
-    order = None if made.order is None else _on_device(made.order, request.device)
-    if made.order is not None and order is None:
-        return untabled(request, out_strides)
+    made, order = placed(request, limits_of(request.device), out_strides)
     return bind(made, request.device, order)
+
+
+def placed(request: Request, limits: DeviceLimits, out_strides: Strides) -> tuple[Plan, torch.Tensor | None]:
+    """`plan`, and its table of tiles on the device; a plan without one where there are too many. Raises `NoTable`."""
+    made = plan(request, limits, out_strides)
+    if made.order is None:
+        return made, None
+    order = _on_device(made.order, request.device)
+    return made if order is not None else plan(request, limits, out_strides, with_table=False), order
 
 
 @functools.lru_cache(maxsize=1024)
@@ -186,7 +193,8 @@ def _on_device(order: Order, device: torch.device) -> torch.Tensor | None:
             raise NoTable
         if sum(kept.nbytes for kept in _ORDERS.values()) > ORDER_BYTES:
             return None
-        _ORDERS.setdefault((order, device), torch.tensor(table(*order), dtype=torch.int32, device=device))
+        with in_real_tensors():
+            _ORDERS.setdefault((order, device), torch.tensor(table(*order), dtype=torch.int32, device=device))
     return _ORDERS[order, device]
 
 
@@ -197,10 +205,8 @@ def bind(plan: Plan, on: torch.device, order: torch.Tensor | None = None) -> Bou
     for i, tensor in enumerate(plan.tensors):
         parameters += Map(tensor, i), *tensor.shape, *tensor.strides
     lse = At(len(plan.tensors))
-    # The last two are addresses of scratch, which these kernels do not use.
     parameters += lse, lse if order is None else order.data_ptr(), plan.scale, plan.tanh_scale, *plan.counts, 0, 0
-    signature = "iiiiqqqq" * len(plan.tensors) + "PPff" + "i" * len(plan.counts) + "PP"
-    return Bound(Chain([Launch(built(plan.tiles, device), (plan.programs, 1, 1), signature, parameters)]), device)
+    return Bound(Chain([Launch(built(plan.tiles, device), (plan.programs, 1, 1), SIGNATURE, parameters)]), device)
 
 
 def _span(request: Request) -> Span:

@@ -15,13 +15,18 @@ import torch
 
 from tilewright.kernels import nvrtc
 from tilewright.kernels.attention.hopper.tiles import Tiles
+from tilewright.launch.builder import Operand
 from tilewright.records.errors import CompilerError
+from tilewright.records.recipe import TensorMap
 
 BOX_COLUMNS = 64
 """Columns that one bulk copy moves: 128 bytes, the widest swizzle."""
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 """Of the driver's CUtensorMap."""
 RANK = 4
+SIGNATURE = "iiiiqqqq" * 4 + "PPff" + "i" * 8 + "PP"
+"""Of the forward, but for its tensor maps: shapes and strides of q, k, v and out, then lse, the table of tiles, scales,
+the counts of a plan, and scratch of Triton's own, which the kernel does not use."""
 _KINDS = {torch.float16: 6, torch.bfloat16: 9}
 """CUtensorMapDataType."""
 _STEPS = (ctypes.c_uint32 * RANK)(1, 1, 1, 1)
@@ -53,6 +58,12 @@ class Tensor:
         """The same with other strides of all axes but the last."""
         strides = *outer, 1
         return self if strides == self.strides else _tensor(self.shape, strides, self.box[1], self.dtype)
+
+    def map_of(self, operand: Operand) -> TensorMap:
+        """The tensor map of an operand, for a recipe; past its ends are zeros."""
+        assert not operand.offset, "a tensor map begins where its tensor does"
+        sizes, strides, box = tuple(self.sizes), tuple(self.nbytes), tuple(self.box)
+        return TensorMap(operand.index, self.kind, sizes, strides, box, _SWIZZLE_128B, _PROMOTE_TO_256B)
 
     def encode(self, to: int, address: int) -> None:
         """Write the tensor map of the operand at `address` to host memory `to`; past its ends are zeros."""
@@ -102,5 +113,10 @@ def built(tiles: Tiles, device: int) -> nvrtc.Kernel:
     made = compiled(tiles)
     meta = made.metadata
     return nvrtc.loaded(
-        made.asm["cubin"], meta.name, "", device=device, threads=32 * meta.num_warps, shared_bytes=meta.shared
+        made.asm["cubin"],
+        meta.name,
+        SIGNATURE,
+        device=device,
+        threads=32 * meta.num_warps,
+        shared_bytes=meta.shared,
     )

@@ -11,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels.attention.portable.plan import BackwardStrides, Plan, backward_plan, forward_plan
-from tilewright.kernels.attention.request import Operands, Request, strides_of
+from tilewright.kernels.attention.request import Operands, Request, TensorLike, strides_of
 from tilewright.kernels.device import interpreted
 
 MOST_WIDTH = 256
@@ -66,7 +66,7 @@ def run(plan: Plan, *tensors: torch.Tensor | None) -> None:
         _compiled[plan] = compiled
 
 
-def with_descriptors(plan: Plan, tensors: Sequence[torch.Tensor | None]) -> list[Any]:
+def with_descriptors(plan: Plan, tensors: Sequence[TensorLike | None]) -> list[Any]:
     """The tensors as the kernel takes them: descriptors where the plan has them."""
     arguments: list[Any] = list(tensors)
     for i, descriptor in enumerate(plan.descriptors):

@@ -1,0 +1,197 @@
+"""Attention's operators as recipes: the calls that are allocations and launches alone, planned from metadata."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from tilewright.hardware.architectures import DeviceLimits, limits_of
+from tilewright.kernels.attention import dispatch, registered
+from tilewright.kernels.attention.decode import cuda as decode_cuda
+from tilewright.kernels.attention.decode import triton as decode_triton
+from tilewright.kernels.attention.hopper import backward as hopper_backward
+from tilewright.kernels.attention.hopper import forward as hopper_forward
+from tilewright.kernels.attention.hopper import recipe as hopper
+from tilewright.kernels.attention.portable import launch as portable
+from tilewright.kernels.attention.portable.plan import BackwardStrides, Plan, backward_plan, forward_plan
+from tilewright.kernels.attention.request import Request, strides_of
+from tilewright.kernels.device import DTYPES, interpreted
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Pointer, Recipe, Structure
+
+
+class Inputs(NamedTuple):
+    """`request.Operands`, as operands of a recipe."""
+
+    q: Operand
+    k: Operand
+    v: Operand
+    mask: Operand | None
+    slopes: Operand | None
+    starts_q: Operand | None
+    starts_k: Operand | None
+    state: Operand | None
+
+
+def forward(call: RecipeBuilder, q: Operand, k: Operand, v: Operand, *options: Any) -> Recipe | None:
+    """`tilewright::attention`: out, lse, lse64 and state. None where the operator itself must run."""
+    if not _launches(q, k, v):
+        return None
+    q, k, v = (_with_aligned_rows(call, x) for x in (q, k, v))
+    request = registered.request_of(q, k, v, *options[:-1])
+    # The interpreter's generator is PyTorch's for the CPU, which no recipe draws from.
+    if request.dropout and not q.is_cuda:
+        return None
+    shape, strides = dispatch.strides_like(q, v.shape[3])
+    full = q.dtype == torch.float32
+    choice = _chosen(request, options[-1], False)
+    if choice is None:
+        return None
+    out, lse = call.empty(shape, q.dtype, strides), call.empty(q.shape[:3], torch.float32)
+    lse64 = call.empty(q.shape[:3] if full else (0,), torch.float64)
+    state = call.empty((2,) if request.dropout else (0,), torch.int64)
+    if request.dropout:
+        _draw(call, state, dispatch.advance_of(request))
+    inputs = _inputs(q, k, v, options, state if request.dropout else None)
+    module, limits = choice
+    if module is portable:
+        plan = forward_plan(request, limits, strides_of(out), strides_of(inputs.mask))
+        _launch(call, plan, q, k, v, out, lse, lse64 if full else None, *inputs[3:])
+    else:
+        _FORWARDS[module](call, request, limits, inputs, out, lse)
+    return call.finish(out, lse, lse64, state)
+
+
+def backward(
+    call: RecipeBuilder, dout: Operand, dlse: Operand | None, q: Operand, k: Operand, v: Operand, out: Operand,
+    lse: Operand, lse64: Operand, state: Operand, *options: Any,
+) -> Recipe | None:  # fmt: skip
+    """`tilewright::attention_backward`: dq, dk and dv. None where the operator itself must run."""
+    if not _launches(q, k, v):
+        return None
+    q, k, v = (_with_aligned_rows(call, x) for x in (q, k, v))
+    request = registered.request_of(q, k, v, *options[:-1])
+    # What follows the launches where one key is seen is not one of them.
+    if request.single_key and dlse is None:
+        return None
+    full = q.dtype == torch.float32
+    choice = _chosen(request, options[-1], True)
+    if choice is None:
+        return None
+    dq, dk, dv = (_gradient(call, x) for x in (q, k, v))
+    if dispatch.must_be_dense(dout) and not dout.is_contiguous():
+        dout = call.copy(dout)
+    dout = _with_aligned_rows(call, dout)
+    module, limits = choice
+    if module is hopper_backward and dlse is None and not full:
+        hopper.backward(call, request, limits, q, k, v, out, lse, dout, dq, dk, dv)
+    else:
+        if dlse is not None and not dlse.is_contiguous():
+            dlse = call.copy(dlse)
+        inputs = _inputs(q, k, v, options, state if request.dropout else None)
+        exact = lse64 if full else None
+        _portable_backward(call, request, limits, inputs, out, lse, dout, exact, dlse, (dq, dk, dv))
+    return call.finish(dq, dk, dv)
+
+
+def _inputs(q: Operand, k: Operand, v: Operand, options: Sequence[Any], state: Operand | None) -> Inputs:
+    mask, slopes, starts_q, starts_k = options[:4]
+    return Inputs(q, k, v, mask, slopes, starts_q, starts_k, state)
+
+
+def _launches(*operands: Operand) -> bool:
+    """Whether a call is launches: on a device that kernels run on, in a dtype that they take, with anything to do."""
+    q = operands[0]
+    runs = q.is_cuda or (q.device.type == "cpu" and interpreted())
+    return runs and q.dtype in DTYPES and all(0 not in x.shape for x in operands)
+
+
+def _chosen(request: Request, impl: str, backward: bool) -> tuple[ModuleType, DeviceLimits] | None:
+    limits = limits_of(request.device)
+    try:
+        return dispatch.choose(request, limits, impl, backward).module, limits
+    except NotImplementedError:
+        # The operator says so when it is called.
+        return None
+
+
+def _with_aligned_rows(call: RecipeBuilder, x: Operand) -> Operand:
+    return x if dispatch.has_aligned_rows(x) else call.copy(x, dispatch.padded_like(x)[1])
+
+
+def _gradient(call: RecipeBuilder, x: Operand) -> Operand:
+    made = dispatch.empty_gradient(torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device="meta"))
+    return call.empty(made.shape, made.dtype, made.stride())
+
+
+def _draw(call: RecipeBuilder, state: Operand, advance: int) -> None:
+    from tilewright.kernels.dropout_add.triton import remember
+
+    call.launch(remember, (1,), state, *call.draw(advance), num_warps=1)
+
+
+def _launch(call: RecipeBuilder, plan: Plan, *tensors: Operand | None) -> None:
+    arguments = *portable.with_descriptors(plan, tensors), *plan.scalars
+    call.launch(plan.kernel, (plan.grid,), *arguments, **plan.constants, num_warps=plan.warps, num_stages=plan.stages)
+
+
+def _hopper_forward(
+    call: RecipeBuilder, request: Request, limits: DeviceLimits, inputs: Inputs, out: Operand, lse: Operand
+) -> None:
+    hopper.forward(call, request, limits, *inputs[:3], out, lse)
+
+
+def _decode_triton(
+    call: RecipeBuilder, request: Request, limits: DeviceLimits, inputs: Inputs, out: Operand, lse: Operand
+) -> None:
+    q, k, v, mask, slopes, *_ = inputs
+    made = decode_triton.plan(request, limits, strides_of(out), strides_of(mask))
+    scratch, counters = _scratch(call, made.scratch, made.counters) if made.scratch else (None, None)
+    _launch(call, made.launch, q, k, v, out, lse, scratch, counters, mask, slopes)
+
+
+def _decode_cuda(
+    call: RecipeBuilder, request: Request, limits: DeviceLimits, inputs: Inputs, out: Operand, lse: Operand
+) -> None:
+    made = decode_cuda.plan(request, limits, strides_of(out))
+    kernel = decode_cuda.built(made, request.device.index or 0)
+    tensors = *inputs[:3], out, lse, *_scratch(call, made.scratch, made.counters)
+    pointers = [(struct.calcsize("P") * n, Pointer(x.index, x.offset)) for n, x in enumerate(tensors)]
+    data = struct.pack(decode_cuda.PROBLEM, *[0] * len(tensors), *made.scalars)
+    call.launch(kernel, (made.programs,), Structure(data, tuple(pointers)))
+
+
+def _scratch(call: RecipeBuilder, numbers: int, counters: int) -> tuple[Operand, Operand]:
+    """fp32 scratch, and int32 counters that are zero."""
+    zeroed = call.empty((counters,), torch.int32)
+    call.fill(zeroed, 0)
+    return call.empty((numbers,), torch.float32), zeroed
+
+
+Forward = Callable[[RecipeBuilder, Request, DeviceLimits, Inputs, Operand, Operand], None]
+_FORWARDS: dict[ModuleType, Forward] = {
+    decode_cuda: _decode_cuda,
+    decode_triton: _decode_triton,
+    hopper_forward: _hopper_forward,
+}
+
+
+def _portable_backward(
+    call: RecipeBuilder, request: Request, limits: DeviceLimits, inputs: Inputs, out: Operand, lse: Operand,
+    dout: Operand, lse64: Operand | None, dlse: Operand | None, gradients: tuple[Operand, Operand, Operand],
+) -> None:  # fmt: skip
+    q, k, v, *rest = inputs
+    dq, dk, dv = gradients
+    strides = BackwardStrides(*map(strides_of, (out, dout, dq, dk, dv, inputs.mask)))
+    plan = backward_plan(request, limits, strides, lse64 is not None, dlse is not None)
+    delta = call.empty(lse.shape, lse.dtype)
+    row_lse = call.empty(lse.shape, lse.dtype) if lse64 is None else lse64
+    if plan.prepare is not None:
+        _launch(call, plan.prepare, out, dout, lse, dlse, delta, row_lse)
+    _launch(call, plan.dq, q, k, v, dout, row_lse, delta, dlse if plan.computes_delta else None, dq, *rest)
+    for launch in plan.dk_dv:
+        _launch(call, launch, q, k, v, dout, row_lse, delta, dk, dv, *rest)

@@ -1,0 +1,261 @@
+"""Attention's recipes without a GPU: they send what the eager road sends, and Triton's kernels get their parameters."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.attention.driver import (
+    FINISH,
+    FORWARD,
+    H200,
+    MAIN,
+    PREPARE,
+    STREAM,
+    Imagined,
+    attended,
+    request_of,
+)
+from tests.launch.driver import FakeDriver, FakeKernel
+from tilewright.anatomy.simulated import simulated
+from tilewright.hardware.profiles import profile_for
+from tilewright.kernels import nvrtc
+from tilewright.kernels.attention import dispatch, recipe
+from tilewright.kernels.attention.decode import cuda as decode
+from tilewright.kernels.attention.hopper import backward as hopper_backward
+from tilewright.kernels.attention.hopper import chain
+from tilewright.kernels.attention.hopper import forward as hopper_forward
+from tilewright.kernels.attention.hopper import launch as hopper_launch
+from tilewright.kernels.attention.hopper import recipe as hopper
+from tilewright.kernels.attention.hopper.problem import Problem
+from tilewright.kernels.attention.request import Operands, strides_of
+from tilewright.launch import builder, driver, twin
+from tilewright.launch.builder import Operand, RecipeBuilder, operands_of
+from tilewright.launch.triton import LoadedKernel
+from tilewright.records.recipe import Argument, Fill, Launch, Number, Recipe, TensorMap
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+SMALL = H200._replace(multiprocessors=2)
+"""So few that tiles of different lengths need a table."""
+SIZES = [((70, 130), (4, 2), 64), ((1, 65), (3, 1), 40), ((300, 300), (2, 2), 128), ((90, 200), (2, 1), 256)]
+BANDS = [(None, None), (None, 0), (40, 3)]
+
+
+@pytest.fixture
+def imagined(monkeypatch: pytest.MonkeyPatch) -> Imagined:
+    """A driver for recipes and for chains, whose kernels are numbers."""
+    made = Imagined()
+
+    def launch(self: nvrtc.Kernel, x: int, y: int, z: int, stream: int, pointers: int) -> None:
+        status = made.launch(self.function, x, y, z, self.threads, 1, 1, self.shared_bytes, stream, pointers, None)
+        assert status == 0
+
+    monkeypatch.setattr(driver, "table", lambda device: made.table_of_recipes)
+    twin._calls.cache_clear()
+    monkeypatch.setattr(nvrtc.Kernel, "launch", launch)
+    for module, name, value in (
+        (nvrtc, "stream", lambda device: STREAM),
+        (hopper_backward, "stream", lambda device: STREAM),
+        (chain, "make_current", lambda device: None),
+        (hopper_launch, "_encode", lambda: made._entries[1]),
+        (torch.cuda, "is_current_stream_capturing", lambda: False),
+    ):
+        monkeypatch.setattr(module, name, value)
+    return made
+
+
+def tensors(lengths: tuple[int, int], heads: tuple[int, int], width: int, along: str = "bshd") -> Inputs:
+    """q, k and v of two batch entries, in memory `along`."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for count, length in ((heads[0], lengths[0]), (heads[1], lengths[1]), (heads[1], lengths[1])):
+        sizes = {"b": 2, "h": count, "s": length, "d": width}
+        x = torch.randn([sizes[axis] for axis in along], generator=generator).bfloat16()
+        made.append(x.permute([along.index(axis) for axis in "bhsd"]))
+    q, k, v = made
+    return q, k, v
+
+
+def started(*inputs: torch.Tensor) -> tuple[RecipeBuilder, list[Operand]]:
+    operands = operands_of(inputs)
+    return RecipeBuilder("attention", operands, compiled=True), operands
+
+
+def kernel(number: int, signature: str) -> Any:
+    return FakeKernel(str(number), number, 128 + 32 * number, 16 * number, signature)
+
+
+def as_chain(number: int) -> nvrtc.Kernel:
+    return nvrtc.Kernel(number, "", 0, 128 + 32 * number, 16 * number, 1)
+
+
+def relative(sent: Sequence[tuple[Any, ...]], begin: int, nbytes: int) -> list[tuple[Any, ...]]:
+    """The same launches, with addresses in scratch counted from its begin."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, bytes) and len(value) == ctypes.sizeof(Problem):
+            return tuple(map(one, struct.unpack(f"{len(value) // 8}Q", value)))
+        return ("scratch", value - begin) if isinstance(value, int) and begin <= value < begin + nbytes else value
+
+    return [tuple(map(one, launch)) for launch in sent]
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize(("lengths", "heads", "width"), SIZES, ids=str)
+def test_hopper_forward_sends_what_a_chain_does(
+    lengths: tuple[int, int], heads: tuple[int, int], width: int, band: tuple[int | None, int | None],
+    imagined: Imagined, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    inputs = tensors(lengths, heads, width)
+    request = request_of(*inputs)._replace(left=band[0], right=band[1])
+    shape, strides = dispatch.strides_like(inputs[0], width)
+    monkeypatch.setattr(hopper, "built", lambda *_: kernel(FORWARD, hopper_launch.SIGNATURE))
+    monkeypatch.setattr(hopper_forward, "built", lambda *_: as_chain(FORWARD))
+    call, (q, k, v) = started(*inputs)
+    out, lse = call.empty(shape, q.dtype, strides), call.empty(shape[:3], torch.float32)
+    hopper.forward(call, request, SMALL, q, k, v, out, lse)
+    results = twin.perform(call.finish(out, lse), inputs)
+    made, order = hopper_forward.placed(request, SMALL, strides)
+    hopper_forward.bind(made, torch.device("cuda", 0), order)(Operands(*inputs), *results)
+    assert imagined.sent[0] == imagined.sent[1] and len(imagined.sent) == 2
+    assert (order is not None) == (band != (None, None))
+    if band == (None, None):
+        for got, want in zip(results, attended(*inputs, request.scale), strict=True):
+            torch.testing.assert_close(got.double(), want, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize(("lengths", "heads", "width"), [*SIZES, ((600, 600), (8, 8), 64)], ids=str)
+@pytest.mark.parametrize("blocks", [1, 10**6], ids=["spare warps", "finish"])
+def test_hopper_backward_sends_what_a_chain_does(
+    lengths: tuple[int, int], heads: tuple[int, int], width: int, band: tuple[int | None, int | None], blocks: int,
+    imagined: Imagined, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(hopper_backward, "MANY_BLOCKS", blocks)
+    hopper_backward.plan.cache_clear()
+    inputs = tensors(lengths, heads, width)
+    request = request_of(*inputs)._replace(left=band[0], right=band[1])
+    out, lse = (x.to(y) for x, y in zip(attended(*inputs, request.scale), (torch.bfloat16, None), strict=True))
+    lse, dout = lse.float(), torch.randn(2, lengths[0], heads[0], width).bfloat16().transpose(1, 2)
+    given = *inputs, out, lse, dout
+    signatures = {PREPARE: hopper_backward.PREPARE, MAIN: "", FINISH: hopper_backward.FINISH}
+    loaded = hopper_backward.Kernels(*(kernel(number, letters) for number, letters in signatures.items()))
+    monkeypatch.setattr(hopper_backward, "built", lambda *_: loaded)
+    call, operands = started(*given)
+    gradients = [recipe._gradient(call, x) for x in operands[:3]]
+    hopper.backward(call, request, H200, *operands, *gradients)
+    made = call.finish(*gradients)
+    results = twin.perform(made, given)
+    count, (_, scratch) = len(imagined.sent), (made.buffers[2], made.buffers[3])
+    first = relative(imagined.sent, imagined.sent[0][4 + 5], 4 * scratch.shape[0])
+    plan = hopper_backward.plan(request, H200)
+    bound = hopper_backward.bind(plan, request, hopper_backward.Kernels(*map(as_chain, signatures)))
+    bound(Operands(*inputs), out, lse, dout, *results)
+    again = imagined.sent[count:]
+    assert first == relative(again, again[0][4 + 5], 4 * bound.scratch)
+    assert bool(plan.ahead) == (blocks == 1 and lengths[1] >= hopper_backward.SHORTEST and band[0] is None)
+    assert count == (2 if plan.ahead else 3) and scratch.shape == (bound.scratch,)
+    hopper_backward.plan.cache_clear()
+
+
+def test_decode_sends_one_structure(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+    nbytes = struct.calcsize(decode.PROBLEM)
+    fake = FakeDriver()
+    monkeypatch.setattr(driver, "table", lambda device: fake.table)
+    twin._calls.cache_clear()
+    made = fake.kernel("decode", 1, lambda place: seen.append(ctypes.string_at(place, nbytes)), threads=256)
+    monkeypatch.setattr(decode, "built", lambda *_: FakeKernel("decode", made.function, 256, 64, decode.PROBLEM))
+    inputs = tensors((1, 4096), (4, 2), 128)
+    request = request_of(*inputs)
+    call, (q, k, v) = started(*inputs)
+    out, lse = call.empty(q.shape, q.dtype), call.empty(q.shape[:3], torch.float32)
+    recipe._decode_cuda(call, request, H200, recipe._inputs(q, k, v, [None] * 4, None), out, lse)
+    built = call.finish(out, lse)
+    results = twin.perform(built, inputs)
+    plan = decode.plan(request, H200, strides_of(results[0]))
+    assert fake.launches == [("decode", (plan.programs, 1, 1), 256, 64)]
+    pointers, scalars = struct.unpack(decode.PROBLEM, seen[0])[:7], struct.unpack(decode.PROBLEM, seen[0])[7:]
+    assert pointers[:5] == tuple(x.data_ptr() for x in (*inputs, *results))
+    assert scalars[:-1] == plan.scalars[:-1] and scalars[-1] == pytest.approx(plan.scalars[-1])
+    zeroed, scratch = built.buffers[2:]
+    assert zeroed.dtype == torch.int32 and (zeroed.shape, scratch.shape) == ((plan.counters,), (plan.scratch,))
+    assert built.actions[0] == Fill(len(inputs) + 2, 0)
+
+
+OPTIONS = (None, None, None, None, 0.125, None, 0, 0.0, 0.0, 0, 0, False, "triton")
+"""Of the operator, from mask to impl."""
+
+
+def imaginary(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[Operand]:
+    device = torch.device("cuda", 0)
+    return [
+        Operand(i, shape, tuple(torch.empty(shape, device="meta").stride()), dtype, device)
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def nbytes_of(argument: Argument) -> int:
+    """Of a parameter."""
+    if isinstance(argument, Number):
+        return struct.calcsize(argument.format)
+    return 128 if isinstance(argument, TensorMap) else 8
+
+
+def test_tritons_kernels_get_their_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that Triton compiled, by number and size; TMA takes q, k, v and dout."""
+    pytest.importorskip("triton")
+    found: list[Any] = []
+
+    def loaded(compiled: Any) -> LoadedKernel:
+        found.append(compiled)
+        meta = compiled.metadata
+        return LoadedKernel(meta.name, 1, 32 * meta.num_warps, meta.shared)
+
+    monkeypatch.setattr(builder, "loaded", loaded)
+    q, k = (2, 4, 100, 64), (2, 2, 130, 64)
+    with simulated(profile_for("h200"), "9.0"):
+        operands = imaginary(q, k, k)
+        ahead = recipe.forward(RecipeBuilder("forward", operands, compiled=True), *operands, *OPTIONS)
+        operands = imaginary(q, q, k, k, q, q[:3], (0,), (0,))
+        back = [Operand(x.index, x.shape, x.strides, torch.float32, x.device) for x in operands]
+        dout, *rest = operands[:5]
+        call = RecipeBuilder("backward", operands, compiled=True)
+        behind = recipe.backward(call, dout, None, *rest, *back[5:], *OPTIONS)
+    assert ahead is not None and behind is not None
+    launches = [action for action in (*ahead.actions, *behind.actions) if isinstance(action, Launch)]
+    names = [launch.kernel.name for launch in launches]
+    assert names == ["forward", "backward_prepare", "backward_dq", "backward_dk_dv"]
+    maps = [sum(isinstance(argument, TensorMap) for argument in launch.arguments) for launch in launches]
+    assert maps == [3, 0, 4, 4]
+    for launch, compiled in zip(launches, found, strict=True):
+        parameter = r"^\s*\.param .*?(?:\.[bu](\d+)|\.f(\d+)) .*?_param_\d+(?:\[(\d+)\])?"
+        found_in_code = re.findall(parameter, compiled.asm["ptx"], re.MULTILINE)
+        expected = [int(array) if array else int(bits or floats) // 8 for bits, floats, array in found_in_code]
+        given = [nbytes_of(argument) for argument in launch.arguments]
+        assert given == expected
+    assert [layout.shape for layout in ahead.buffers] == [q, q[:3], (0,), (0,)]
+    assert ahead.results == (0, 1, 2, 3) and behind.results == (0, 1, 2)
+
+
+def test_what_is_no_launch_is_left_to_the_operator() -> None:
+    """Empty tensors, fp64, and gradients that are set to zero after the launches."""
+
+    def of(q: tuple[int, ...], k: tuple[int, ...], dtype: torch.dtype, backward: bool = False) -> Recipe | None:
+        operands = imaginary(q, k, k, dtype=dtype)
+        call = RecipeBuilder("attention", operands, compiled=True)
+        if backward:
+            return recipe.backward(call, operands[0], None, *operands, operands[0], *operands, *OPTIONS)
+        return recipe.forward(call, *operands, *OPTIONS)
+
+    with simulated(profile_for("h200"), "9.0"):
+        assert of((1, 2, 0, 64), (1, 2, 5, 64), torch.bfloat16) is None
+        assert of((1, 2, 4, 64), (1, 2, 5, 64), torch.float64) is None
+        assert of((1, 2, 4, 64), (1, 2, 1, 64), torch.bfloat16, backward=True) is None
+        assert of((1, 2, 4, 512), (1, 2, 5, 512), torch.bfloat16) is None
