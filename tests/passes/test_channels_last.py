@@ -19,13 +19,13 @@ H200 = target_named("h200")
 
 
 class Block(nn.Module):
-    """A residual block with a norm, a pooling and a view of what it pools."""
+    """A residual block with a norm of kept statistics, a pooling and a view of what it pools."""
 
     def __init__(self, channels: int, groups: int = 1) -> None:
         super().__init__()
         self.first = nn.Conv2d(channels, channels, 3, padding=1, groups=groups, bias=False)
         self.second = nn.Conv2d(channels, channels, 1)
-        self.norm = nn.BatchNorm2d(channels)
+        self.norm = nn.BatchNorm2d(channels).eval()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = torch.relu(self.norm(self.first(x)))
@@ -74,7 +74,7 @@ def test_results_gradients_and_strides_are_eagers(planned_for_h200: list[Decisio
     wanted, true = model(x), exact(x.double())
     sum(y.float().sum() for y in wanted).backward()
     sum(y.sum() for y in true).backward()
-    assert [d.verdict for d in planned_for_h200] == ["taken"]
+    assert [(d.verdict, d.reason) for d in planned_for_h200] == [("taken", "2 convolutions share the layout")]
     assert all(y.is_contiguous(memory_format=torch.channels_last) for y in convolutions(record))
     for y, eager, reference in zip(got, wanted, true, strict=True):
         assert y.stride() == eager.stride() and y.dtype == eager.dtype
@@ -119,3 +119,9 @@ def test_a_result_with_strides_of_its_own_keeps_the_layout(planned_for_h200: lis
         got = torch.compile(lambda x: convolution(x).permute(0, 2, 3, 1), backend=backend)(x)
         assert got.stride() == convolution(x).permute(0, 2, 3, 1).stride()
     assert planned_for_h200[0].reason == "a result is not contiguous"
+
+
+def test_statistics_over_places_keep_the_layout(planned_for_h200: list[Decision]) -> None:
+    model = Block(32).bfloat16().train()
+    got = torch.compile(model, backend=backend)(torch.randn(2, 32, 8, 8).bfloat16())
+    assert got[0].is_contiguous() and "reduces over places" in planned_for_h200[0].reason

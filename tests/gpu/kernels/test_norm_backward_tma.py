@@ -34,7 +34,6 @@ def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ..
         (1, 65536),
         (2, 65536),
         (700, 65536),
-        (50, 262144),
     ],
     ids=str,
 )

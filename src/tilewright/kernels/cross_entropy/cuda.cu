@@ -1,7 +1,8 @@
 // Cross entropy over rows of logits: forward reads them once and keeps two numbers a row, backward reads them once more
 // and writes their gradient. Forward of rows that lanes of a warp hold at once: warp_rows.cu.
 //
-// Macros: those of a schedule (row_schedule.py), ELEMENT (float, bf16, fp16), SMOOTH (1: labels are smoothed).
+// Macros: those of a schedule (row_schedule.py), ELEMENT (float, bf16, fp16), SMOOTH (1: labels are smoothed), and
+// GRADIENT, the type of the loss and of its gradient.
 //
 // Limit: DRAM. H200, of a copy's bandwidth, bf16: forward 0.99 to 1.02 from 4096 columns on, 0.97 at 50257; backward
 // 0.98 to 1.01.
@@ -160,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // One block for each `VECTORS * ROW_THREADS` vectors of a row (several short rows); `gradient` moves by
 // `gradient_stride` from row to row: 0 where the losses were added up.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    backward(const ELEMENT *logits, const long long *target, const float *statistics, const ELEMENT *gradient,
+    backward(const ELEMENT *logits, const long long *target, const float *statistics, const GRADIENT *gradient,
              const float *weight, ELEMENT *out, long long rows, int columns, int pieces, long long stride,
              long long out_stride, long long gradient_stride, long long ignored, float smoothing, float z_loss) {
     const long long row = (long long)(blockIdx.x / pieces) * (THREADS / ROW_THREADS) + threadIdx.x / ROW_THREADS;

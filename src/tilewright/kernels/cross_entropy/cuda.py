@@ -58,9 +58,12 @@ def backward_schedule(columns: int, itemsize: int, alignment: Alignment) -> Sche
     return replace(found, storage="stream", alignment=alignment, line=line_of(columns, itemsize))
 
 
-def definitions(schedule: Schedule, dtype: torch.dtype, smooth: bool) -> nvrtc.Definitions:
-    """The macros that the sources read."""
-    return (*schedule.definitions(), ("ELEMENT", ELEMENTS[dtype]), ("SMOOTH", int(smooth)))
+def definitions(
+    schedule: Schedule, dtype: torch.dtype, smooth: bool, gradient: torch.dtype | None = None
+) -> nvrtc.Definitions:
+    """The macros that the sources read; `gradient` is the dtype of the loss and of its gradient, if not `dtype`."""
+    types = ("ELEMENT", ELEMENTS[dtype]), ("GRADIENT", ELEMENTS[gradient or dtype])
+    return (*schedule.definitions(), *types, ("SMOOTH", int(smooth)))
 
 
 @functools.cache
@@ -82,10 +85,10 @@ def _finish(device: int, dtype: torch.dtype) -> nvrtc.Kernel:
 
 
 @functools.cache
-def _backward(device: int, dtype: torch.dtype, schedule: Schedule, smooth: bool) -> nvrtc.Kernel:
+def _backward(device: int, dtype: torch.dtype, gradient: torch.dtype, schedule: Schedule, smooth: bool) -> nvrtc.Kernel:
     return nvrtc.kernel(
         SOURCE, "backward", "PPPPPPqiiqqqqff",
-        device=device, threads=schedule.threads, definitions=definitions(schedule, dtype, smooth),
+        device=device, threads=schedule.threads, definitions=definitions(schedule, dtype, smooth, gradient),
     )  # fmt: skip
 
 
@@ -139,7 +142,7 @@ def backward(
     alignment = alignment_of(columns, size, layouts)
     schedule = backward_schedule(columns, size, alignment)
     pieces = -(-vectors_of(columns, size, alignment) // (schedule.row_threads * schedule.vectors))
-    _backward(logits.device.index, logits.dtype, schedule, smoothing != 0)(
+    _backward(logits.device.index, logits.dtype, gradient.dtype, schedule, smoothing != 0)(
         (schedule.programs(rows) * pieces,),
         *(x.data_ptr() for x in (logits, target, statistics, gradient, weight, out)), rows, columns, pieces,
         *(layout.stride for layout in layouts), gradient.stride(0) if gradient.dim() else 0, ignored, smoothing, z_loss,
