@@ -115,6 +115,12 @@ def test_scratch_copies_and_fills(fake: FakeDriver, perform: Performed) -> None:
     assert torch.equal(y, x.reshape(-1) + 1)
 
 
+def test_a_part_of_a_buffer_is_filled(perform: Performed) -> None:
+    whole, columns = layout(3, 5), layout(3, 2, strides=(5, 1))
+    (y,) = perform(recipe_of([whole], [0], Fill(1, 1.0), Fill(1, -2.0, columns, 3)), [torch.zeros(1)])
+    assert torch.equal(y, torch.tensor([1.0, 1.0, 1.0, -2.0, -2.0]).expand(3, 5))
+
+
 def test_structures_hold_addresses(fake: FakeDriver, perform: Performed) -> None:
     found: list[int] = []
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.backend.compiling import compiled
-from tests.launch.driver import FakeDriver, FakeKernel, adder
+from tests.launch.driver import FakeDriver, adder
 from tilewright.backend import recording
-from tilewright.kernels import by_recipe
+from tilewright.kernels import by_recipe, nvrtc, repeat
 from tilewright.launch import builder, driver, twin
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.launch.executor import EXTENSION
@@ -24,7 +24,7 @@ from tilewright.runtime.executable import CallStep, Executable
 
 CPU = torch.device("cpu")
 NAME = "imaginary::sums"
-kernels: list[FakeKernel] = []
+kernels: list[Any] = []
 calls: list[str] = []
 """What ran in Python."""
 _library = torch.library.Library("imaginary", "FRAGMENT")
@@ -69,7 +69,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     monkeypatch.setattr(driver, "table", lambda device: made.table)
     twin._calls.cache_clear()
     by_recipe._built.cache_clear()
-    monkeypatch.setattr(by_recipe, "interpreted", lambda: True)
     monkeypatch.setitem(by_recipe.RECIPES, NAME, recipe)
     # The graphs of these tests are on a CPU, whose allocator begins at multiples of 64 bytes, not of 128.
     monkeypatch.setattr(assemble._Assembler, "_device", lambda self: CPU)
@@ -100,6 +99,21 @@ def test_an_eager_call_performs_its_recipe_built_once(fake: FakeDriver) -> None:
         assert torch.equal(first, x + y) and torch.equal(second, 2 * x)
     assert calls == ["python", "built", "python", "python"]
     assert [grid for _, grid, _, _ in fake.launches] == [(3, 1, 1), (5, 1, 1)] * 3
+
+
+def test_launches_of_a_recipe_are_noted_for_calls_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeat, "driver_of", lambda device: (1, 2, 3, 4, 5))
+    monkeypatch.setattr(nvrtc, "_stream_of", lambda: lambda device: 0)
+    monkeypatch.setattr(nvrtc.Kernel, "launch", lambda *arguments: None)
+    kernels.append(nvrtc.Kernel(7, "PPP", device=0, threads=64, shared_bytes=16, cluster=1))
+    x, y = drawn(), drawn()
+    (first, second), chain = repeat.watched(implementation, (x, y, "kernel"))
+    assert chain is not None and (chain.results, chain.single) == (2, False)
+    # Parameters: a tensor, of x, y and the results in order, and the bytes from its begin.
+    assert [(launch[0], launch[1], launch[4]) for launch in chain.launches] == [
+        (7, (3, 1, 1), ((0, 0), (1, 0), (2, 0))), (7, (5, 1, 1), ((0, 0), (0, 0), (3, 0)))
+    ]  # fmt: skip
+    assert first.shape == second.shape == x.shape
 
 
 def test_without_a_recipe_the_implementation_runs(fake: FakeDriver) -> None:
@@ -134,6 +148,17 @@ def test_one_tensor_twice_and_results_that_nobody_takes(fake: FakeDriver) -> Non
     calls.clear()
     torch.testing.assert_close(mine(x), 2 * x + 1)
     assert len(fake.launches) == 2 and calls == []
+
+
+def test_a_profiler_sees_the_operator(fake: FakeDriver) -> None:
+    x = drawn()
+    mine, _ = compiled_with(lambda x: sums(x, None)[0] + 1, x)
+    calls.clear()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        mine(x)
+    (event,) = [event for event in profile.events() if event.name == NAME]
+    # x, no y, and a word.
+    assert event.input_shapes == [[3, 4], [], []] and calls == []
 
 
 def test_other_addresses_go_by_python(fake: FakeDriver) -> None:

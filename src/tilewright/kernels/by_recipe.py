@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels.device import current, interpreted
+from tilewright.kernels.device import current
 from tilewright.kernels.eager import are_launches_in_python
 from tilewright.kernels.launches import launch
 from tilewright.launch import twin
@@ -25,15 +25,11 @@ KEPT = 4096
 
 
 def by_recipe(name: str, recipe: RecipeOf, otherwise: Callable[..., Any], has_one_result: bool) -> Callable[..., Any]:
-    """The implementation of an operator: its recipe performed, or `otherwise` on the same arguments where it has none.
-
-    Recipes are for GPUs and for Triton's interpreter.
-    """
+    """The implementation of an operator: its recipe performed; `otherwise` where it has none."""
 
     @functools.wraps(otherwise)
     def run(*arguments: Any) -> Any:
-        first = next(x for x in arguments if isinstance(x, torch.Tensor))
-        results = performed(name, recipe, *arguments) if first.is_cuda or interpreted() else None
+        results = performed(name, recipe, *arguments)
         if results is None:
             return otherwise(*arguments)
         return results[0] if has_one_result else results

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
+
+from tilewright.launch.builder import Operand, RecipeBuilder
 
 Alignment = Literal["ALIGNED", "PEELED", "SCALAR"]
 """How rows are read in vectors; the names are those of `row.cuh`."""
@@ -30,16 +33,37 @@ class RowLayout(NamedTuple):
     """Elements from row to row; of a single row its columns."""
 
 
-def rows_of(x: torch.Tensor) -> torch.Tensor:
-    """`x` as rows of its last dimension, elements side by side, any stride from row to row.
+def rows_of(call: RecipeBuilder, x: Operand) -> Operand:
+    """`x`, which has elements, as rows of its last dimension: [rows, columns], adjacent columns, any row stride.
 
-    Not copied where such a view exists; any other layout is made contiguous. `x` has elements.
+    A dense copy where it does not lie so.
     """
+    columns = x.shape[-1] if x.dim() else 1
+    rows = x.numel() // columns
+    stride = _row_stride(x)
+    if stride is None:
+        x, stride = call.copy(x), columns
+    return x.as_strided((rows, columns), (stride, 1))
+
+
+def matrix_of(x: torch.Tensor) -> torch.Tensor:
+    """The same of a tensor."""
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1] if x.dim() else 1)
     return rows if rows.shape[1] == 1 or rows.stride(1) == 1 else rows.contiguous()
 
 
-def layout_of(matrix: torch.Tensor) -> RowLayout:
+def _row_stride(x: Operand) -> int | None:
+    """Elements from row to row (of a single row its columns); None where they differ, or columns are not adjacent."""
+    if x.dim() and x.shape[-1] > 1 and x.strides[-1] != 1:
+        return None
+    axes = [(size, stride) for size, stride in zip(x.shape[:-1], x.strides[:-1], strict=True) if size > 1]
+    for (_, outer), (size, inner) in itertools.pairwise(axes):
+        if outer != size * inner:
+            return None
+    return axes[-1][1] if axes else x.shape[-1] if x.dim() else 1
+
+
+def layout_of(matrix: Operand | torch.Tensor) -> RowLayout:
     """Of a matrix [rows, columns] with adjacent columns."""
     rows, columns = matrix.shape
     return RowLayout(matrix.data_ptr() % LINE, rows, matrix.stride(0) if rows > 1 else columns)

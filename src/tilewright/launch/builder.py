@@ -142,8 +142,10 @@ class RecipeBuilder:
         return made
 
     def fill(self, target: Operand, value: float) -> None:
-        """Write one value to all of a buffer."""
-        self._actions.append(Fill(target.index, value))
+        """Write one value to all of a buffer, or to the part of it that an operand shows."""
+        layout = Layout(target.shape, target.strides, target.dtype, self.device)
+        is_whole = not target.offset and layout == self._buffers[target.index - len(self.inputs)]
+        self._actions.append(Fill(target.index, value, None if is_whole else layout, target.offset // target.itemsize))
 
     def draw(self, advance: int) -> tuple[Seed, Offset]:
         """Seed and offset as arguments; the device's default generator advances by `advance`, once a recipe."""

@@ -59,7 +59,8 @@ def _action(
     if isinstance(action, Copy):
         return COPY, action.target, action.source
     if isinstance(action, Fill):
-        return FILL, action.target, action.value
+        part = None if action.part is None else (action.part.shape, action.part.strides, action.offset)
+        return FILL, action.target, action.value, part
     kernel = action.kernel
     arguments = [_argument(argument, maps, structures) for argument in action.arguments]
     return LAUNCH, int(kernel.function), action.grid, kernel.threads, kernel.shared_bytes, arguments

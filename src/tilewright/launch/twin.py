@@ -65,7 +65,7 @@ def perform(
         if isinstance(action, Copy):
             tensors[action.target].copy_(tensors[action.source])
         elif isinstance(action, Fill):
-            tensors[action.target].fill_(action.value)
+            _part(tensors[action.target], action).fill_(action.value)
         elif isinstance(action.kernel, UncompiledKernel):
             values = [_for_triton(argument, tensors, seed, offset) for argument in action.arguments]
             by_triton(action.kernel.kernel, action.grid, *values, **action.kernel.options)
@@ -75,6 +75,12 @@ def perform(
         else:
             _launch(recipe, action, [x.data_ptr() for x in tensors], seed, offset)
     return tuple(tensors[len(inputs) + number] for number in recipe.results)
+
+
+def _part(x: torch.Tensor, fill: Fill) -> torch.Tensor:
+    if fill.part is None:
+        return x
+    return x.as_strided(fill.part.shape, fill.part.strides, x.storage_offset() + fill.offset)
 
 
 def _for_triton(argument: Argument, tensors: Sequence[torch.Tensor], seed: int, offset: int) -> Any:

@@ -103,10 +103,13 @@ class Copy:
 
 @dataclass(frozen=True)
 class Fill:
-    """One value into every element."""
+    """One value into every element, or into those of a part."""
 
     target: int
     value: float
+    part: Layout | None = None
+    offset: int = 0
+    """Elements from the tensor's first one to the part's."""
 
 
 @dataclass(frozen=True)

@@ -154,8 +154,9 @@ class _Assembler:
             target = _own(target.name(), target)
         meta = unit.meta.get("val")
         recipe = self._recipe(unit)
+        stands_for: Any = None if recipe is None else unit.target
         if not lies_as_told(meta):
-            return CallStep(unit.name, target, args, kwargs, self._slot(unit), recipe=recipe)
+            return CallStep(unit.name, target, args, kwargs, self._slot(unit), recipe=recipe, operator=stands_for)
         spec = TensorSpec.of(meta)
         if self._is_restrided(unit):
             return ViewStep(unit.name, self._slot(base_of(unit)), spec, self._slot(unit))
@@ -165,7 +166,16 @@ class _Assembler:
             return CallStep(unit.name, call, args, {}, self._slot(unit), out=spec)
         # A view of a tensor that lies as the graph says lies as the graph says; one result of several may not.
         lies = is_view(unit) and unit.target is not operator.getitem
-        return CallStep(unit.name, call, args, kwargs, self._slot(unit), spec=None if lies else spec, recipe=recipe)
+        return CallStep(
+            unit.name,
+            call,
+            args,
+            kwargs,
+            self._slot(unit),
+            spec=None if lies else spec,
+            recipe=recipe,
+            operator=stands_for,
+        )
 
     def _recipe(self, unit: fx.Node) -> Recipe | None:
         """The recipe of one of tilewright's operators, all on the GPU of the graph; None where it has none."""

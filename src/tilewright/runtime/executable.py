@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from tilewright.graph.capture import Boxed, binding, computes_nothing, reads_offsets
 from tilewright.records.errors import warn_once
@@ -165,6 +166,8 @@ class CallStep:
     """Layout of a pooled `out=` tensor, where the operator can write into one."""
     recipe: Recipe | None = None
     """Of one of tilewright's operators on a GPU: what the executor does instead; its inputs are `reads`."""
+    operator: OpOverload | None = None
+    """With a recipe: the operator that it stands for."""
     frees: tuple[int, ...] = ()
 
     @property

@@ -116,8 +116,8 @@ def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]
         taken = parts.get(step.output)
         if (recipe := _recipe(step, taken)) is not None:
             slots = [part.output for part in taken] if taken is not None else [step.output]
-            inside = native_recipe(module, recipe), step.reads, [(slot, -1) for slot in slots], _in_python(step, taken)
-            return RECIPE, inside
+            made, outputs = native_recipe(module, recipe), [(slot, -1) for slot in slots]
+            return RECIPE, (made, step.reads, outputs, _in_python(step, taken), _recorded(step))
         if (call := _call(step, taken)) is not None:
             return CALL, call
         if taken is not None:
@@ -127,8 +127,10 @@ def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]
 
 def _recipe(step: CallStep, parts: Sequence[CallStep] | None) -> Recipe | None:
     """The step's recipe, whose results are those that `parts` take; None where it has none, or two take one result."""
-    if step.recipe is None or parts is None:
-        return step.recipe
+    if step.recipe is None:
+        return None
+    if parts is None:
+        return step.recipe if len(step.recipe.results) == 1 else None
     places = [int(part.args[1]) for part in parts]
     if len(set(places)) < len(places):
         return None
@@ -136,10 +138,18 @@ def _recipe(step: CallStep, parts: Sequence[CallStep] | None) -> Recipe | None:
     return replace(step.recipe, results=tuple(step.recipe.results[place] for place in places))
 
 
+def _recorded(step: CallStep) -> tuple[Any, ...] | None:
+    """The operator that a recipe stands for, and its arguments, for a profiler; None where they have no form."""
+    target = step.operator
+    if target is None or (operands := _operands(target, step)) is None:
+        return None
+    return target._schema.name, target._schema.overload_name, operands
+
+
 def _call(step: CallStep, parts: Sequence[CallStep] | None) -> tuple[Any, ...] | None:
     """A call through the dispatcher; None where it is no operator of PyTorch's, or one that gives a list."""
     target = step.target
-    if not isinstance(target, OpOverload) or step.out is not None or (operands := _operands(step)) is None:
+    if not isinstance(target, OpOverload) or step.out is not None or (operands := _operands(target, step)) is None:
         return None
     results = [(0, step.output, _checked(step))]
     if parts is not None:
@@ -153,10 +163,10 @@ def _checked(step: CallStep) -> tuple[Any, ...] | None:
     return None if step.spec is None else native_layout(step.spec.layout)
 
 
-def _operands(step: CallStep) -> list[tuple[str, Any]] | None:
+def _operands(target: OpOverload, step: CallStep) -> list[tuple[str, Any]] | None:
     """One for each argument of the operator's schema; None where the executor has no form for one."""
     values = []
-    for place, argument in enumerate(step.target._schema.arguments):  # type: ignore[attr-defined]
+    for place, argument in enumerate(target._schema.arguments):
         given = step.args[place] if place < len(step.args) else step.kwargs.get(argument.name, argument.default_value)
         operand = _operand(given)
         if operand is None:

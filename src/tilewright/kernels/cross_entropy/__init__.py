@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.kernels.cross_entropy import formula
-from tilewright.kernels.device import current, interpreted, runs_triton
+from tilewright.kernels.device import interpreted, runs_triton
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
 from tilewright.kernels.row_schedule import no_kernel
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
 
 REDUCTIONS = ("mean", "sum", "none")
 IMPLS = ("auto", "torch", "triton", "cuda")
@@ -89,7 +91,7 @@ def _check(logits: torch.Tensor, target: torch.Tensor, label_smoothing: float, r
         raise ValueError(f"label_smoothing must be between 0 and 1, not {label_smoothing}")
 
 
-def _chosen(logits: torch.Tensor, impl: str) -> str:
+def _chosen(logits: Operand, impl: str) -> str:
     """The implementation that `auto` means for the logits: CUDA C++ where it can be built, else Triton."""
     if logits.numel() == 0:
         return "torch"
@@ -100,7 +102,27 @@ def _chosen(logits: torch.Tensor, impl: str) -> str:
     return "cuda" if logits.is_cuda and not interpreted() and no_kernel(logits.device) is None else "triton"
 
 
-def _loss(
+def _recipe(
+    call: RecipeBuilder,
+    logits: Operand,
+    target: Operand,
+    ignored: int,
+    smoothing: float,
+    z_loss: float,
+    reduction: str,
+    wide: bool,
+    impl: str,
+) -> Recipe | None:
+    """Of the loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for []."""
+    dtype = _loss_dtype(logits.dtype, wide, reduction)
+    impl = _chosen(logits, impl)
+    if impl == "torch":
+        return None
+    rows, target = rows_of(call, logits), _dense(call, target)
+    return call.finish(*_kernels(impl).forward(call, rows, target, ignored, smoothing, z_loss, reduction, dtype))
+
+
+def _by_torch(
     logits: torch.Tensor,
     target: torch.Tensor,
     ignored: int,
@@ -110,27 +132,49 @@ def _loss(
     wide: bool,
     impl: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
+    dtype = _loss_dtype(logits.dtype, wide, reduction)
+    return formula.forward(logits, target, ignored, smoothing, z_loss, reduction, dtype)
 
-    `wide`: the loss is in fp32, as of logits that were cast to it, not in the dtype of the logits; not for `none`.
-    """
+
+def _loss_dtype(logits: torch.dtype, wide: bool, reduction: str) -> torch.dtype:
+    """`wide`: the loss is in fp32, as of logits that were cast to it, not in their dtype; not for `none`."""
     if wide and reduction == "none":
         raise ValueError("cross_entropy gives the losses of single rows in the dtype of the logits")
-    dtype = _loss_dtype(logits, wide)
+    return torch.promote_types(logits, torch.float32) if wide else logits
+
+
+def _dense(call: RecipeBuilder, x: Operand) -> Operand:
+    return x if x.is_contiguous() else call.copy(x)
+
+
+def _backward_recipe(
+    call: RecipeBuilder,
+    gradient: Operand,
+    logits: Operand,
+    target: Operand,
+    statistics: Operand,
+    weight: Operand,
+    ignored: int,
+    smoothing: float,
+    z_loss: float,
+    padding: int,
+    impl: str,
+) -> Recipe | None:
+    """Of the gradient of the logits [N, C], with so many columns of zeros behind them [N, C + padding]."""
     impl = _chosen(logits, impl)
     if impl == "torch":
-        return formula.forward(logits, target, ignored, smoothing, z_loss, reduction, dtype)
-    rows, target = rows_of(logits), target.contiguous()
-    with current(logits):
-        loss, statistics, weight = _kernels(impl).forward(rows, target, ignored, smoothing, z_loss, reduction, dtype)
-        return loss, statistics, weight
+        return None
+    rows, columns = logits.shape
+    out = call.empty((rows, columns + padding), logits.dtype)
+    given = out.as_strided((rows, columns), (columns + padding, 1))
+    if padding:
+        call.fill(out.as_strided((rows, padding), (columns + padding, 1), columns), 0)
+    saved = rows_of(call, logits), _dense(call, target), statistics, weight
+    _kernels(impl).backward(call, gradient, *saved, given, ignored, smoothing, z_loss)
+    return call.finish(out)
 
 
-def _loss_dtype(logits: torch.Tensor, wide: bool) -> torch.dtype:
-    return torch.promote_types(logits.dtype, torch.float32) if wide else logits.dtype
-
-
-def _loss_backward(
+def _backward_by_torch(
     gradient: torch.Tensor,
     logits: torch.Tensor,
     target: torch.Tensor,
@@ -142,19 +186,8 @@ def _loss_backward(
     padding: int,
     impl: str,
 ) -> torch.Tensor:
-    """The gradient of the logits [N, C], with so many columns of zeros behind them [N, C + padding]."""
-    impl = _chosen(logits, impl)
-    columns = logits.shape[1]
-    if impl == "torch":
-        found = formula.backward(gradient, logits, target, statistics, weight, ignored, smoothing, z_loss)
-        return F.pad(found, (0, padding)) if padding else found
-    out = _gradient_like(logits, padding)
-    with current(logits):
-        if padding:
-            out[:, columns:].zero_()
-        rows, given, options = rows_of(logits), out[:, :columns] if padding else out, (ignored, smoothing, z_loss)
-        _kernels(impl).backward(gradient, rows, target.contiguous(), statistics, weight, given, *options)
-    return out
+    found = formula.backward(gradient, logits, target, statistics, weight, ignored, smoothing, z_loss)
+    return F.pad(found, (0, padding)) if padding else found
 
 
 def _gradient_like(logits: torch.Tensor, padding: int) -> torch.Tensor:
@@ -173,7 +206,7 @@ def _loss_fake(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     wide = torch.promote_types(logits.dtype, torch.float32)
     shape = target.shape if options[3] == "none" else ()
-    loss = logits.new_empty(shape, dtype=_loss_dtype(logits, options[4]))
+    loss = logits.new_empty(shape, dtype=_loss_dtype(logits.dtype, options[4], options[3]))
     return loss, logits.new_empty((2, logits.shape[0]), dtype=wide), logits.new_empty((), dtype=wide)
 
 
@@ -191,17 +224,19 @@ def _gradient(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor |
 
 _backward = define(
     "cross_entropy_backward",
-    _loss_backward,
+    _backward_by_torch,
     lambda gradient, logits, *options: _gradient_like(logits, options[-2]),
     backward=no_double_backward("cross_entropy_backward"),
+    recipe=_backward_recipe,
     repeats=True,
 )
 _forward = define(
     "cross_entropy",
-    _loss,
+    _by_torch,
     _loss_fake,
     backward=_gradient,
     save=_save,
+    recipe=_recipe,
     repeats=True,
 )
 __all__ = ["cross_entropy"]

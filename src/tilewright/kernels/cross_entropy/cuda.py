@@ -11,6 +11,7 @@ import torch
 from tilewright.kernels import nvrtc
 from tilewright.kernels.row import ELEMENTS, Alignment, alignment_of, layout_of, line_of, vectors_of
 from tilewright.kernels.row_schedule import Schedule
+from tilewright.launch.builder import Operand, RecipeBuilder
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "cuda.cu"
@@ -93,14 +94,15 @@ def _backward(device: int, dtype: torch.dtype, gradient: torch.dtype, schedule: 
 
 
 def forward(
-    logits: torch.Tensor,
-    target: torch.Tensor,
+    call: RecipeBuilder,
+    logits: Operand,
+    target: Operand,
     ignored: int,
     smoothing: float,
     z_loss: float,
     reduction: str,
     dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Operand, Operand, Operand]:
     """The loss in `dtype`, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
 
     Logits [N, C] with rows at any distance, target [N] contiguous int64.
@@ -110,28 +112,26 @@ def forward(
     schedule = forward_schedule(columns, logits.itemsize, alignment_of(columns, logits.itemsize, (layout,)))
     kernel, most = _forward(device.index, logits.dtype, schedule, smoothing != 0)
     blocks = min(schedule.programs(rows), most)
-    statistics = torch.empty((2, rows), dtype=torch.float32, device=device)
-    losses = torch.empty(rows, dtype=logits.dtype, device=device) if reduction == "none" else None
-    block_sums = torch.empty((blocks, 2), dtype=torch.float32, device=device)
-    kernel(
-        (blocks,),
-        logits.data_ptr(), target.data_ptr(), 0 if losses is None else losses.data_ptr(), statistics.data_ptr(),
-        block_sums.data_ptr(), rows, columns, layout.stride, ignored, smoothing, z_loss,
+    statistics = call.empty((2, rows), torch.float32)
+    losses = call.empty((rows,), logits.dtype) if reduction == "none" else None
+    block_sums = call.empty((blocks, 2), torch.float32)
+    call.launch(
+        kernel, (blocks,),
+        logits, target, losses, statistics, block_sums, rows, columns, layout.stride, ignored, smoothing, z_loss,
     )  # fmt: skip
-    total = torch.empty((), dtype=dtype, device=device)
-    weight = torch.empty((), dtype=torch.float32, device=device)
-    pointers = total.data_ptr(), weight.data_ptr()
-    _finish(device.index, dtype)((1,), block_sums.data_ptr(), blocks, *pointers, reduction == "mean")
-    return total if losses is None else losses, statistics, weight
+    total, weight = call.empty((), dtype), call.empty((), torch.float32)
+    call.launch(_finish(device.index, dtype), (1,), block_sums, blocks, total, weight, int(reduction == "mean"))
+    return losses or total, statistics, weight
 
 
 def backward(
-    gradient: torch.Tensor,
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    statistics: torch.Tensor,
-    weight: torch.Tensor,
-    out: torch.Tensor,
+    call: RecipeBuilder,
+    gradient: Operand,
+    logits: Operand,
+    target: Operand,
+    statistics: Operand,
+    weight: Operand,
+    out: Operand,
     ignored: int,
     smoothing: float,
     z_loss: float,
@@ -142,8 +142,9 @@ def backward(
     alignment = alignment_of(columns, size, layouts)
     schedule = backward_schedule(columns, size, alignment)
     pieces = -(-vectors_of(columns, size, alignment) // (schedule.row_threads * schedule.vectors))
-    _backward(logits.device.index, logits.dtype, gradient.dtype, schedule, smoothing != 0)(
+    call.launch(
+        _backward(logits.device.index, logits.dtype, gradient.dtype, schedule, smoothing != 0),
         (schedule.programs(rows) * pieces,),
-        *(x.data_ptr() for x in (logits, target, statistics, gradient, weight, out)), rows, columns, pieces,
+        logits, target, statistics, gradient, weight, out, rows, columns, pieces,
         *(layout.stride for layout in layouts), gradient.stride(0) if gradient.dim() else 0, ignored, smoothing, z_loss,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
-from tilewright.kernels.launches import launch
+from tilewright.launch.builder import Operand, RecipeBuilder
 
 TILE = 4096
 """Elements that a program takes at once."""
@@ -138,14 +138,15 @@ def blocks(columns: int) -> dict[str, int]:
 
 
 def forward(
-    logits: torch.Tensor,
-    target: torch.Tensor,
+    call: RecipeBuilder,
+    logits: Operand,
+    target: Operand,
     ignored: int,
     smoothing: float,
     z_loss: float,
     reduction: str,
     dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Operand, Operand, Operand]:
     """The loss in `dtype`, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
 
     Logits [N, C].
@@ -153,27 +154,27 @@ def forward(
     rows, columns = logits.shape
     sizes, each = blocks(columns), reduction == "none"
     programs = triton.cdiv(rows, sizes["BLOCK_ROWS"])
-    loss = torch.empty(rows if each else (), dtype=dtype, device=logits.device)
-    statistics = torch.empty((2, rows), dtype=torch.float32, device=logits.device)
-    weight = torch.empty((), dtype=torch.float32, device=logits.device)
-    block_sums = torch.empty((programs, 2), dtype=torch.float32, device=logits.device)
-    launch(
+    loss = call.empty((rows,) if each else (), dtype)
+    statistics, weight = call.empty((2, rows), torch.float32), call.empty((), torch.float32)
+    block_sums = call.empty((programs, 2), torch.float32)
+    call.launch(
         forward_rows, (programs,),
         logits, target, loss, statistics, block_sums, rows, columns, logits.stride(0), ignored, smoothing, z_loss,
         SMOOTH=smoothing != 0, EACH=each, **sizes,
     )  # fmt: skip
-    total = torch.empty((), dtype=dtype, device=logits.device) if each else loss
-    launch(finish, (1,), block_sums, total, weight, programs, MEAN=reduction == "mean", BLOCK=SUM_BLOCK)
+    total = call.empty((), dtype) if each else loss
+    call.launch(finish, (1,), block_sums, total, weight, programs, MEAN=reduction == "mean", BLOCK=SUM_BLOCK)
     return loss, statistics, weight
 
 
 def backward(
-    gradient: torch.Tensor,
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    statistics: torch.Tensor,
-    weight: torch.Tensor,
-    out: torch.Tensor,
+    call: RecipeBuilder,
+    gradient: Operand,
+    logits: Operand,
+    target: Operand,
+    statistics: Operand,
+    weight: Operand,
+    out: Operand,
     ignored: int,
     smoothing: float,
     z_loss: float,
@@ -182,7 +183,7 @@ def backward(
     rows, columns = logits.shape
     sizes = blocks(columns)
     programs = triton.cdiv(rows, sizes["BLOCK_ROWS"]) * triton.cdiv(columns, sizes["BLOCK_COLS"])
-    launch(
+    call.launch(
         backward_tiles, (programs,),
         logits, target, statistics, gradient, weight, out, rows, columns, logits.stride(0), out.stride(0),
         gradient.stride(0) if gradient.dim() else 0, ignored, smoothing, z_loss, **sizes,

@@ -22,7 +22,7 @@ from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.norm import cuda, plain
 from tilewright.kernels.norm.schedule import Direction
 from tilewright.kernels.registration import define
-from tilewright.kernels.row import ELEMENTS, rows_of
+from tilewright.kernels.row import ELEMENTS, matrix_of
 
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
 
@@ -117,8 +117,8 @@ def _impl(
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """As `row.rows_of`, but of a tensor that may be empty."""
-    return rows_of(tensor) if tensor.numel() else tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    """As `row.matrix_of`, but of a tensor that may be empty."""
+    return matrix_of(tensor) if tensor.numel() else tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def _forward(

@@ -14,7 +14,7 @@ from tilewright.kernels import norm
 from tilewright.kernels.norm import cuda, reference
 from tilewright.kernels.norm.schedule import Direction
 from tilewright.kernels.peers import generated, inductor, library
-from tilewright.kernels.row import rows_of
+from tilewright.kernels.row import matrix_of
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 COLUMNS = (256, 1024, 4096, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
@@ -31,7 +31,7 @@ class _Implementation(torch.autograd.Function):
     def forward(
         ctx: Any, impl: ModuleType, centered: bool, eps: float, x: Tensor, residual: Any, weight: Tensor, bias: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
-        y, total, mean, rstd = impl.forward(rows_of(x), residual, weight, bias, eps, centered)
+        y, total, mean, rstd = impl.forward(matrix_of(x), residual, weight, bias, eps, centered)
         ctx.save_for_backward(x if total is None else total, weight, mean, rstd)
         ctx.impl, ctx.centered, ctx.has_bias, ctx.added = impl, centered, bias is not None, total is not None
         return y if total is None else (y, total)
@@ -40,7 +40,7 @@ class _Implementation(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dsum: Tensor | None = None) -> tuple[Any, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
         dx, d_weight, d_bias = ctx.impl.backward(
-            rows_of(dy), rows_of(x), dsum, weight, ctx.has_bias, mean, rstd, ctx.centered
+            matrix_of(dy), matrix_of(x), dsum, weight, ctx.has_bias, mean, rstd, ctx.centered
         )
         return None, None, None, dx, dx if ctx.added else None, d_weight, d_bias
 

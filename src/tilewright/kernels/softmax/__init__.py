@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels.device import current, interpreted, runs_triton
+from tilewright.kernels.device import interpreted, runs_triton
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
 from tilewright.kernels.row_schedule import no_kernel
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
 
 IMPLS = ("auto", "torch", "triton", "cuda")
 
@@ -56,7 +58,7 @@ def by_impl(x: torch.Tensor, dim: int = -1, *, log: bool, impl: str = "auto") ->
     return result if last else result.movedim(-1, dim)
 
 
-def _chosen(x: torch.Tensor, impl: str) -> str:
+def _chosen(x: Operand, impl: str) -> str:
     """The implementation that `auto` means for the rows of `x`: CUDA C++ where it can be built, else Triton."""
     if x.numel() == 0:
         return "torch"
@@ -67,29 +69,34 @@ def _chosen(x: torch.Tensor, impl: str) -> str:
     return "cuda" if x.is_cuda and not interpreted() and no_kernel(x.device) is None else "triton"
 
 
-def _softmax(x: torch.Tensor, log: bool, impl: str) -> torch.Tensor:
+def _recipe(call: RecipeBuilder, x: Operand, log: bool, impl: str) -> Recipe | None:
     impl = _chosen(x, impl)
     if impl == "torch":
-        y = torch.log_softmax(x, -1) if log else torch.softmax(x, -1)
-        return y.contiguous()
-    rows = rows_of(x)
-    y = x.new_empty(x.shape)
-    with current(x):
-        _kernels(impl).forward(rows, rows_of(y), log)
-    return y
+        return None
+    y = call.empty(x.shape, x.dtype)
+    _kernels(impl).forward(call, rows_of(call, x), rows_of(call, y), log)
+    return call.finish(y)
 
 
-def _softmax_backward(y: torch.Tensor, dy: torch.Tensor, log: bool, impl: str) -> torch.Tensor:
+def _backward_recipe(call: RecipeBuilder, y: Operand, dy: Operand, log: bool, impl: str) -> Recipe | None:
     impl = _chosen(y, impl)
     if impl == "torch":
-        aten = torch.ops.aten
-        gradient = aten._log_softmax_backward_data if log else aten._softmax_backward_data
-        dx: torch.Tensor = gradient(dy, y, -1, y.dtype)
-        return dx.contiguous()
-    dx = y.new_empty(y.shape)
-    with current(y):
-        _kernels(impl).backward(rows_of(y), rows_of(dy), rows_of(dx), log)
-    return dx
+        return None
+    dx = call.empty(y.shape, y.dtype)
+    _kernels(impl).backward(call, rows_of(call, y), rows_of(call, dy), rows_of(call, dx), log)
+    return call.finish(dx)
+
+
+def _by_torch(x: torch.Tensor, log: bool, impl: str) -> torch.Tensor:
+    y = torch.log_softmax(x, -1) if log else torch.softmax(x, -1)
+    return y.contiguous()
+
+
+def _backward_by_torch(y: torch.Tensor, dy: torch.Tensor, log: bool, impl: str) -> torch.Tensor:
+    aten = torch.ops.aten
+    gradient = aten._log_softmax_backward_data if log else aten._softmax_backward_data
+    dx: torch.Tensor = gradient(dy, y, -1, y.dtype)
+    return dx.contiguous()
 
 
 def _kernels(impl: str) -> Any:
@@ -110,17 +117,19 @@ def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
 
 _backward = define(
     "softmax_backward",
-    _softmax_backward,
+    _backward_by_torch,
     lambda y, dy, log, impl: y.new_empty(y.shape),
     backward=no_double_backward("softmax_backward"),
+    recipe=_backward_recipe,
     repeats=True,
 )
 _forward = define(
     "softmax",
-    _softmax,
+    _by_torch,
     lambda x, log, impl: x.new_empty(x.shape),
     backward=_gradient,
     save=_save,
+    recipe=_recipe,
     repeats=True,
 )
 __all__ = ["log_softmax", "softmax"]

@@ -23,6 +23,7 @@ from tilewright.kernels.row import (
     vectors_of,
 )
 from tilewright.kernels.row_schedule import Schedule
+from tilewright.launch.builder import Operand, RecipeBuilder
 
 Direction = Literal["forward", "backward"]
 HERE = Path(__file__).parent
@@ -120,17 +121,17 @@ def _kernel(
     return kernel, kernel.programs_at_once()
 
 
-def forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
+def forward(call: RecipeBuilder, x: Operand, y: Operand, log: bool) -> None:
     """Softmax (or its logarithm) of the rows of `x` into those of `y`: [N, M] each, rows at any distance."""
-    _launch("forward", (x, y), log)
+    _launch(call, "forward", (x, y), log)
 
 
-def backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, log: bool) -> None:
+def backward(call: RecipeBuilder, y: Operand, dy: Operand, dx: Operand, log: bool) -> None:
     """The gradient of the rows whose result is `y` into `dx`, from that of the result, `dy`: [N, M] each."""
-    _launch("backward", (y, dy, dx), log)
+    _launch(call, "backward", (y, dy, dx), log)
 
 
-def _launch(direction: Direction, tensors: tuple[torch.Tensor, ...], log: bool) -> None:
+def _launch(call: RecipeBuilder, direction: Direction, tensors: tuple[Operand, ...], log: bool) -> None:
     first, layouts = tensors[0], tuple(map(layout_of, tensors))
     rows, columns = first.shape
     schedule = schedule_of(direction, columns, first.dtype, layouts, log, limits_of(first.device))
@@ -139,4 +140,4 @@ def _launch(direction: Direction, tensors: tuple[torch.Tensor, ...], log: bool) 
     if schedule.storage == "ring":
         programs = ring.programs_of(at_once, rows, 1, period_of(layouts[0].stride * first.itemsize))
     strides = (layout.stride for layout in layouts)
-    kernel((programs * schedule.cluster,), *(x.data_ptr() for x in tensors), rows, columns, *strides)
+    call.launch(kernel, (programs * schedule.cluster,), *tensors, rows, columns, *strides)

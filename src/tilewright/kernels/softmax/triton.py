@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
-from tilewright.kernels.launches import launch
+from tilewright.launch.builder import Operand, RecipeBuilder
 
 BLOCK = 16384
 """Elements of the longest row that one program holds: 64 registers for each of the threads of 8 warps."""
@@ -128,24 +127,24 @@ def blocks(columns: int) -> dict[str, int]:
     return {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "num_warps": min(max(block_cols // 1024, 4), 16)}
 
 
-def forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
+def forward(call: RecipeBuilder, x: Operand, y: Operand, log: bool) -> None:
     """Softmax (or its logarithm) of the rows of `x` into those of `y`: [N, M] each, any row stride."""
     rows, columns = x.shape
     if columns <= BLOCK:
         sizes: dict[str, Any] = blocks(columns)
         grid = (triton.cdiv(rows, sizes["BLOCK_ROWS"]),)
-        launch(forward_rows, grid, x, y, rows, columns, x.stride(0), y.stride(0), LOG=log, **sizes)
+        call.launch(forward_rows, grid, x, y, rows, columns, x.stride(0), y.stride(0), LOG=log, **sizes)
     else:
-        launch(forward_blocks, (rows,), x, y, columns, x.stride(0), y.stride(0), LOG=log, STEP=STEP, num_warps=8)
+        call.launch(forward_blocks, (rows,), x, y, columns, x.stride(0), y.stride(0), LOG=log, STEP=STEP, num_warps=8)
 
 
-def backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, log: bool) -> None:
+def backward(call: RecipeBuilder, y: Operand, dy: Operand, dx: Operand, log: bool) -> None:
     """The gradient of the rows whose result is `y` into `dx`, from that of the result, `dy`: [N, M] each."""
     rows, columns = y.shape
     strides = y.stride(0), dy.stride(0), dx.stride(0)
     if columns <= BLOCK:
         sizes: dict[str, Any] = blocks(columns)
         grid = (triton.cdiv(rows, sizes["BLOCK_ROWS"]),)
-        launch(backward_rows, grid, y, dy, dx, rows, columns, *strides, LOG=log, **sizes)
+        call.launch(backward_rows, grid, y, dy, dx, rows, columns, *strides, LOG=log, **sizes)
     else:
-        launch(backward_blocks, (rows,), y, dy, dx, columns, *strides, LOG=log, STEP=STEP, num_warps=8)
+        call.launch(backward_blocks, (rows,), y, dy, dx, columns, *strides, LOG=log, STEP=STEP, num_warps=8)

@@ -45,7 +45,15 @@ Action action_from(const py::tuple& told) {
             action.arguments.push_back({kind, tensor, value});
     } else {
         action.target = told[1].cast<int>();
-        (action.act == COPY) ? (void)(action.source = told[2].cast<int>()) : (void)(action.value = told[2].cast<double>());
+        if (action.act == COPY)
+            action.source = told[2].cast<int>();
+        else
+            action.value = told[2].cast<double>();
+        if (action.act == FILL && !told[3].is_none()) {
+            py::tuple part = told[3];
+            action.part = Part{part[0].cast<std::vector<int64_t>>(), part[1].cast<std::vector<int64_t>>(),
+                               part[2].cast<int64_t>()};
+        }
     }
     return action;
 }
@@ -104,7 +112,8 @@ Operand operand_from(const py::tuple& told, const c10::TypePtr& type) {
     return {false, {}, told[1].cast<std::vector<int>>(), true, is_optional};
 }
 
-void fill_call(Step& step, const py::tuple& told) {
+// (name, overload, operands): an operator and its arguments.
+void fill_operator(Step& step, const py::tuple& told) {
     step.handle = c10::Dispatcher::singleton().findSchemaOrThrow(told[0].cast<std::string>().c_str(),
                                                                  told[1].cast<std::string>().c_str());
     py::tuple operands = told[2];
@@ -114,6 +123,11 @@ void fill_call(Step& step, const py::tuple& told) {
     if (operands.size() != arguments.size()) fail(step.name + " takes " + std::to_string(arguments.size()) + " arguments");
     for (size_t i = 0; i < operands.size(); ++i)
         step.operands.push_back(operand_from(operands[i], arguments[i].real_type()));
+}
+
+// (name, overload, operands, results)
+void fill_call(Step& step, const py::tuple& told) {
+    fill_operator(step, told);
     for (py::handle x : told[3]) {
         py::tuple result = py::reinterpret_borrow<py::tuple>(x);
         bool is_checked = !result[2].is_none();
@@ -136,6 +150,8 @@ Step step_from(const py::tuple& told) {
             step.inputs = detail[1].cast<std::vector<int>>();
             outputs(detail[2]);
             step.function = detail[3];
+            // The operator that the recipe stands for, if any.
+            if (detail.size() > 4 && !detail[4].is_none()) fill_operator(step, detail[4]);
             break;
         case CALL: fill_call(step, detail); break;
         case VIEW:

@@ -51,7 +51,7 @@ struct Step {
     std::vector<int> inputs;               // RECIPE, PYTHON; VIEW: the base
     std::vector<Output> outputs;           // RECIPE, PYTHON, VIEW, CONSTANT
     py::object function;                   // PYTHON; RECIPE: for addresses that the recipe does not hold for
-    std::optional<c10::OperatorHandle> handle;  // CALL
+    std::optional<c10::OperatorHandle> handle;  // CALL; RECIPE: the operator that it stands for
     std::vector<Operand> operands;
     std::vector<Result> results;
     Layout layout;  // VIEW
@@ -136,6 +136,28 @@ inline void call_python(const Step& step, Slots& slots) {
         slots[step.outputs[i].slot] = from_python(py::object(results[i]).ptr());
 }
 
+inline IValue value_of(const Operand& operand, const Slots& slots) {
+    if (operand.is_constant) return operand.value;
+    if (!operand.is_list) return slots[operand.slots[0]];
+    if (operand.is_optional) {
+        c10::List<std::optional<Tensor>> list;
+        for (int slot : operand.slots)
+            list.push_back(slot < 0 ? std::nullopt : std::optional<Tensor>(slots[slot].toTensor()));
+        return list;
+    }
+    c10::List<Tensor> list;
+    for (int slot : operand.slots) list.push_back(slots[slot].toTensor());
+    return list;
+}
+
+// What a profiler is told of a recipe: the operator's arguments where it stands for one, else its tensors.
+inline std::vector<IValue> recorded(const Step& step, const Slots& slots, const Tensors& tensors) {
+    std::vector<IValue> values;
+    for (const Operand& operand : step.operands) values.push_back(value_of(operand, slots));
+    if (!step.handle) values.assign(tensors.begin(), tensors.end());
+    return values;
+}
+
 inline void run_recipe(const Step& step, Slots& slots) {
     const Recipe& recipe = *step.recipe;
     Tensors tensors;
@@ -152,23 +174,12 @@ inline void run_recipe(const Step& step, Slots& slots) {
                                      : restrided(slots[reuses].toTensor(), recipe.buffers[i]));
         result += is_result;
     }
-    perform(recipe, tensors);
+    {
+        RECORD_FUNCTION(recipe.name.c_str(), recorded(step, slots, tensors));
+        perform(recipe, tensors);
+    }
     for (size_t i = 0; i < recipe.results.size(); ++i)
         slots[step.outputs[i].slot] = std::move(tensors[inputs + recipe.results[i]]);
-}
-
-inline IValue value_of(const Operand& operand, const Slots& slots) {
-    if (operand.is_constant) return operand.value;
-    if (!operand.is_list) return slots[operand.slots[0]];
-    if (operand.is_optional) {
-        c10::List<std::optional<Tensor>> list;
-        for (int slot : operand.slots)
-            list.push_back(slot < 0 ? std::nullopt : std::optional<Tensor>(slots[slot].toTensor()));
-        return list;
-    }
-    c10::List<Tensor> list;
-    for (int slot : operand.slots) list.push_back(slots[slot].toTensor());
-    return list;
 }
 
 inline void call_operator(const Step& step, Slots& slots) {

@@ -62,10 +62,17 @@ struct Argument {
 
 enum Act : int { LAUNCH, COPY, FILL };  // as in `native.py`
 
+// Elements of a tensor, `offset` of them before the first.
+struct Part {
+    std::vector<int64_t> sizes, strides;
+    int64_t offset;
+};
+
 struct Action {
     int act;
     int target, source;  // COPY, FILL: tensors
     double value;        // FILL
+    std::optional<Part> part;
     void* function;      // LAUNCH
     unsigned grid[3], threads, shared_bytes;
     std::vector<Argument> arguments;
@@ -105,6 +112,10 @@ inline Tensor empty(const Layout& x) {
     // Without the dispatcher, which costs as much as the allocation.
     return at::detail::empty_strided_generic(x.sizes, x.strides, c10::GetAllocator(at::kCUDA),
                                              c10::DispatchKeySet(c10::DispatchKey::CUDA), x.dtype);
+}
+
+inline Tensor part_of(const Tensor& x, const std::optional<Part>& part) {
+    return part ? x.as_strided(part->sizes, part->strides, x.storage_offset() + part->offset) : x;
 }
 
 // Whether the recipe holds for tensors at these addresses.
@@ -182,9 +193,9 @@ inline void launch(const Recipe& recipe, const Action& action, const Tensor* ten
 
 // Do the actions on `tensors`: the inputs, then the buffers. The recipe's device is the current one.
 inline void perform(const Recipe& recipe, const Tensors& tensors) {
-    RECORD_FUNCTION(recipe.name.c_str(), std::vector<c10::IValue>(tensors.begin(), tensors.end()));
     if (recipe.actions.empty()) return;
-    void* stream = stream_of(recipe);
+    // A recipe without launches has no driver.
+    void* stream = recipe.driver.current_stream ? stream_of(recipe) : nullptr;
     // The driver fails on a tensor map that is encoded by a thread without a context.
     if (!recipe.maps.empty()) recipe.driver.make_current(recipe.driver.context);
     Drawn drawn;
@@ -193,7 +204,7 @@ inline void perform(const Recipe& recipe, const Tensors& tensors) {
         if (action.act == COPY)
             tensors[action.target].copy_(tensors[action.source]);
         else if (action.act == FILL)
-            tensors[action.target].fill_(action.value);
+            part_of(tensors[action.target], action.part).fill_(action.value);
         else
             launch(recipe, action, tensors.data(), drawn, stream);
     }

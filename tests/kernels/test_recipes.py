@@ -1,0 +1,193 @@
+"""What the recipes of operators launch: each argument by the tensor it is or its value, on a GPU that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from tilewright.anatomy.simulated import simulated
+from tilewright.hardware.profiles import profile_for
+from tilewright.kernels import nvrtc
+from tilewright.kernels.by_recipe import RECIPES
+from tilewright.kernels.cross_entropy import cuda as cross_entropy
+from tilewright.kernels.softmax import cuda as softmax
+from tilewright.launch import builder
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.launch.triton import LoadedKernel
+from tilewright.records.recipe import Copy, Fill, Launch, Number, Pointer, Recipe
+
+pytest.importorskip("triton")
+GPU = torch.device("cuda", 0)
+BF16, FP32, INT64 = torch.bfloat16, torch.float32, torch.int64
+Layout = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel of NVRTC's that was asked for."""
+
+    entry: str
+    signature: str
+    threads: int
+    shared_bytes: int = 0
+    function: int = 1
+
+    def programs_at_once(self) -> int:
+        return 264
+
+
+def build(_: object, entry: str, signature: str, *, threads: int, shared_bytes: int = 0, **options: Any) -> Built:
+    return Built(entry, signature, threads, shared_bytes)
+
+
+CACHES = (softmax._kernel, cross_entropy._forward, cross_entropy._finish, cross_entropy._backward)
+
+
+def forget() -> None:
+    for cache in CACHES:
+        cache.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An H200 for which Triton compiles, and NVRTC is only asked."""
+    monkeypatch.setattr(nvrtc, "kernel", build)
+    monkeypatch.setattr(nvrtc, "bindings_installed", lambda: True)
+    monkeypatch.setattr(builder, "loaded", lambda kernel: LoadedKernel(kernel.metadata.name, 1, 128, 0))
+    forget()
+    with simulated(profile_for("h200"), "9.0"):
+        yield
+    forget()
+
+
+def operand(number: int, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] = (), at: int = 0) -> Operand:
+    dense = [1]
+    for size in reversed(shape[1:]):
+        dense.insert(0, dense[0] * size)
+    return Operand(number, tuple(shape), tuple(strides or dense[: len(shape)]), dtype, GPU, at)
+
+
+def recipe_of(name: str, *arguments: Any, compiled: bool = True) -> Recipe:
+    """The recipe of `tilewright::name`; a layout among the arguments is an operand."""
+    operands: list[Operand] = []
+    given = []
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            operands.append(operand(len(operands), *argument))
+            argument = operands[-1]
+        given.append(argument)
+    made = RECIPES[f"tilewright::{name}"](RecipeBuilder(name, operands, compiled=compiled), *given)
+    assert made is not None
+    return made
+
+
+def told(recipe: Recipe) -> list[tuple[Any, ...]]:
+    """Each launch: the kernel, the grid, and of each argument the tensor's number (with its offset), or its letter and
+    value; None is a null pointer."""
+    found: list[tuple[Any, ...]] = []
+    for action in recipe.actions:
+        if isinstance(action, Launch):
+            name = getattr(action.kernel, "entry", None) or getattr(action.kernel, "name", None)
+            found.append((name, action.grid, [_told(argument) for argument in action.arguments]))
+        else:
+            found.append((action,))
+    return found
+
+
+def _told(argument: Any) -> Any:
+    match argument:
+        case Pointer(tensor, 0):
+            return tensor
+        case Pointer(tensor, offset):
+            return tensor, offset
+        case Number("P", 0):
+            return None
+        case Number(letter, value):
+            return letter, value
+    return argument
+
+
+def shapes(recipe: Recipe) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    return [(recipe.buffers[number].shape, recipe.buffers[number].dtype) for number in recipe.results]
+
+
+def test_softmax_by_cuda() -> None:
+    recipe = recipe_of("softmax", ((2, 25, 1000), BF16), True, "auto")
+    assert shapes(recipe) == [((2, 25, 1000), BF16)]
+    assert told(recipe) == [("forward", (50, 1, 1), [0, 1, ("q", 50), ("i", 1000), ("q", 1000), ("q", 1000)])]
+    recipe = recipe_of("softmax_backward", ((50, 1000), BF16, (2000, 1)), ((50, 1000), BF16), False, "auto")
+    sizes = [("q", 50), ("i", 1000), ("q", 2000), ("q", 1000), ("q", 1000)]
+    assert told(recipe) == [("backward", (50, 1, 1), [0, 1, 2, *sizes])]
+
+
+def test_rows_that_lie_apart_are_copied() -> None:
+    recipe = recipe_of("softmax", ((20, 30), FP32, (1, 20)), False, "auto")
+    copy, (entry, _, arguments) = told(recipe)
+    # 0: x, 1: the result, 2: the copy.
+    assert copy == (Copy(2, 0),)
+    assert (entry, arguments) == ("forward", [2, 1, ("q", 20), ("i", 30), ("q", 30), ("q", 30)])
+    assert recipe.buffers[1].shape == (20, 30) and recipe.results == (0,)
+
+
+def test_softmax_by_triton() -> None:
+    recipe = recipe_of("softmax", ((7, 1000), BF16, (1008, 1)), False, "triton")
+    # Two areas of Triton's own come last.
+    sizes = [("i", 7), ("i", 1000), ("i", 1008), ("i", 1000)]
+    assert told(recipe) == [("forward_rows", (2, 1, 1), [0, 1, *sizes, None, None])]
+
+
+def test_cross_entropy_by_cuda() -> None:
+    options = (-100, 0.1, 1e-4)
+    recipe = recipe_of("cross_entropy", ((100, 5000), BF16), ((100,), INT64), *options, "mean", True, "auto")
+    assert shapes(recipe) == [((), FP32), ((2, 100), FP32), ((), FP32)]
+    # 2: statistics, 3: sums of blocks, 4: loss, 5: weight.
+    numbers = [("q", 100), ("i", 5000), ("q", 5000), ("q", -100), ("f", 0.1), ("f", 1e-4)]
+    assert told(recipe) == [
+        ("forward", (13, 1, 1), [0, 1, None, 2, 3, *numbers]), ("finish", (1, 1, 1), [3, ("i", 13), 4, 5, ("i", 1)])
+    ]  # fmt: skip
+    assert recipe.results == (2, 0, 3)
+    recipe = recipe_of("cross_entropy", ((100, 5000), BF16), ((100,), INT64), *options, "none", False, "auto")
+    assert shapes(recipe)[0] == ((100,), BF16) and told(recipe)[0][2][:5] == [0, 1, 3, 2, 4]
+    # Operands: gradient, logits, target, statistics, weight; 5: the result.
+    given = ((100,), FP32, (0,)), ((100, 5000), BF16), ((100,), INT64), ((2, 100), FP32), ((), FP32)
+    recipe = recipe_of("cross_entropy_backward", *given, *options, 8, "auto")
+    fill, (entry, _, arguments) = told(recipe)
+    assert isinstance(fill[0], Fill) and (fill[0].target, fill[0].value, fill[0].offset) == (5, 0, 5000)
+    assert fill[0].part is not None and (fill[0].part.shape, fill[0].part.strides) == ((100, 8), (5008, 1))
+    assert (entry, arguments[:6]) == ("backward", [1, 2, 3, 0, 4, 5])
+    pieces = arguments[8]
+    strides = [("q", 5000), ("q", 5008), ("q", 0)]
+    assert arguments[6:] == [("q", 100), ("i", 5000), pieces, *strides, ("q", -100), ("f", 0.1), ("f", 1e-4)]
+    assert pieces[0] == "i" and shapes(recipe) == [((100, 5008), BF16)]
+
+
+def test_cross_entropy_by_triton() -> None:
+    options = (-100, 0.0, 0.0)
+    recipe = recipe_of("cross_entropy", ((100, 5000), BF16), ((100,), INT64), *options, "sum", False, "triton")
+    first, second = told(recipe)
+    # 2: loss, 3: statistics, 4: weight, 5: sums of programs.
+    numbers = [("i", 100), ("i", 5000), ("i", 5000), ("i", -100), ("f", 0.0), ("f", 0.0)]
+    assert first[2] == [0, 1, 2, 3, 5, *numbers, None, None]
+    assert second == ("finish", (1, 1, 1), [5, 2, 4, ("i", first[1][0]), None, None])
+
+
+@pytest.mark.parametrize("name, arguments", [
+    ("softmax", (((7, 1000), BF16), True, "triton")),
+    ("cross_entropy", (((100, 5000), BF16), ((100,), INT64), -100, 0.0, 0.0, "none", False, "triton")),
+])  # fmt: skip
+def test_triton_is_given_the_same_by_its_own_launcher(name: str, arguments: tuple[Any, ...]) -> None:
+    """Beside constants, which a compiled kernel lacks, and its two areas."""
+    one, other = (recipe_of(name, *arguments, compiled=compiled) for compiled in (True, False))
+    for mine, theirs in zip(one.actions, other.actions, strict=True):
+        assert isinstance(mine, Launch) and isinstance(theirs, Launch) and mine.grid == theirs.grid
+        names = theirs.kernel.kernel.arg_names
+        assert set(names[len(theirs.arguments) :]) <= set(theirs.kernel.options)
+        assert [_value(a) for a in mine.arguments[:-2]] == [_value(a) for a in theirs.arguments]
+
+
+def _value(argument: Any) -> Any:
+    return argument.value if isinstance(argument, Number) else argument
