@@ -151,7 +151,7 @@ class _Assembler:
             target = attention_backward.attention_backward()
         elif isinstance(target, OpOverload):
             # Nobody is left to see tilewright's own operators: what they run costs the host less than finding it.
-            target = _own(target.name(), target)
+            target = IMPLEMENTATIONS.get(target.name(), target)
         meta = unit.meta.get("val")
         recipe = self._recipe(unit)
         stands_for: Any = None if recipe is None else unit.target
@@ -286,16 +286,6 @@ def interpreted(graph: fx.Graph) -> Boxed:
         return results
 
     return run
-
-
-def _own(name: str, otherwise: Any) -> Any:
-    """What runs for a call of an operator of PyTorch's or of tilewright's."""
-    if name in ("tilewright::attention", "tilewright::attention_backward"):
-        # Triton is loaded where there is something for it to do.
-        from tilewright.runtime.attention_call import step_of
-
-        return step_of(name)
-    return IMPLEMENTATIONS.get(name, otherwise)
 
 
 def _shows_operand(node: fx.Node) -> bool:

@@ -52,8 +52,8 @@ def _key(request: Request, training: bool) -> str:
 
 def _race(request: Request, training: bool) -> Trial:
     """Device time of both, forward or forward and backward: each a CUDA graph, so that no host is measured."""
+    from tilewright.kernels.attention import registered
     from tilewright.kernels.attention.dispatch import strides_like
-    from tilewright.runtime.attention_call import Backward, Forward
 
     q, k, v = _operands(request, training)
     mask = _mask(request)
@@ -61,14 +61,13 @@ def _race(request: Request, training: bool) -> Trial:
     causal = request.right is not None
     options = (None, None, None, request.scale, None, request.right, 0.0, 0.0, 0, 0, request.deterministic, "auto")
     expanded = None if mask is None else mask.expand(*q.shape[:3], k.shape[2])
-    forward, backward = Forward(), Backward()
     grad = torch.empty_strided(*strides_like(q, request.value_size), dtype=q.dtype, device=q.device).normal_()
 
     def ours() -> None:
         with torch.no_grad():
-            results = forward(q, k, v, expanded, *options)
+            results = registered.forward(q, k, v, expanded, *options)
             if training:
-                backward(grad, None, q, k, v, *results, expanded, *options)
+                registered.backward(grad, None, q, k, v, *results, expanded, *options)
 
     def pytorch() -> None:
         with torch.set_grad_enabled(training):

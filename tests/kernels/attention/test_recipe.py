@@ -26,7 +26,7 @@ from tests.launch.driver import FakeDriver, FakeKernel
 from tilewright.anatomy.simulated import simulated
 from tilewright.hardware.profiles import profile_for
 from tilewright.kernels import nvrtc
-from tilewright.kernels.attention import dispatch, recipe
+from tilewright.kernels.attention import dispatch, recipe, registered
 from tilewright.kernels.attention.decode import cuda as decode
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.hopper import chain
@@ -35,6 +35,7 @@ from tilewright.kernels.attention.hopper import launch as hopper_launch
 from tilewright.kernels.attention.hopper import recipe as hopper
 from tilewright.kernels.attention.hopper.problem import Problem
 from tilewright.kernels.attention.request import Operands, strides_of
+from tilewright.kernels.by_recipe import compiled_recipe
 from tilewright.launch import builder, driver, twin
 from tilewright.launch.builder import Operand, RecipeBuilder, operands_of
 from tilewright.launch.triton import LoadedKernel
@@ -259,3 +260,36 @@ def test_what_is_no_launch_is_left_to_the_operator() -> None:
         assert of((1, 2, 4, 64), (1, 2, 5, 64), torch.float64) is None
         assert of((1, 2, 4, 64), (1, 2, 1, 64), torch.bfloat16, backward=True) is None
         assert of((1, 2, 4, 512), (1, 2, 5, 512), torch.bfloat16) is None
+
+
+@pytest.mark.parametrize("along", ["bhsd", "bshd", "sbhd", "bhds"])
+@pytest.mark.parametrize("width", [64, 40, 5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_results_lie_as_a_graph_is_told(
+    along: str, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a compiled graph would not take the recipe."""
+
+    def launch(*_: object, **__: object) -> None:
+        pass
+
+    monkeypatch.setattr(RecipeBuilder, "launch", launch)
+    monkeypatch.setattr(nvrtc, "available", lambda device: False)
+    q, k, v = (x.to("meta", dtype) for x in tensors((70, 130), (4, 2), width, along))
+    results = registered._forward_fake(q, k, v, *OPTIONS)
+    gradients = registered._backward_fake(results[0], None, q, k, v)
+    arguments = results[0], None, q, k, v, *results
+    for name, given, told in (
+        ("tilewright::attention", (q, k, v), results),
+        ("tilewright::attention_backward", arguments, gradients),
+    ):
+        metas = [x for x in given if x is not None]
+        operands = [
+            Operand(i, tuple(x.shape), tuple(x.stride()), x.dtype, torch.device("cuda", 0)) for i, x in enumerate(metas)
+        ]
+        rest = iter(operands)
+        with simulated(profile_for("h200"), "9.0"):
+            made = compiled_recipe(name, operands, [None if x is None else next(rest) for x in given] + [*OPTIONS])
+        assert made is not None
+        layouts = [made.buffers[number] for number in made.results]
+        assert [(x.shape, x.strides, x.dtype) for x in layouts] == [(x.shape, x.stride(), x.dtype) for x in told]

@@ -275,43 +275,9 @@ PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t) {
     END_HANDLE_TH_ERRORS
 }
 
-// results(course, q, k, v) -> (out, lse), of which autograd learns nothing
-PyObject* results(PyObject*, PyObject* const* arguments, Py_ssize_t) {
-    HANDLE_TH_ERRORS
-    Handle kept = handle(arguments[0]);
-    Tensor q = THPVariable_Unpack(arguments[1]), k = THPVariable_Unpack(arguments[2]);
-    Tensor v = THPVariable_Unpack(arguments[3]), out, lse;
-    {
-        pybind11::gil_scoped_release free;
-        at::AutoDispatchBelowADInplaceOrView below;
-        std::tie(out, lse) = forward(kept->course, q, k, v, true);
-    }
-    return pybind11::make_tuple(wrapped(out), wrapped(lse)).release().ptr();
-    END_HANDLE_TH_ERRORS
-}
-
-// gradients(course, dout, q, k, v, out, lse) -> (dq, dk, dv), or None where the backward is not done here
-PyObject* gradients(PyObject*, PyObject* const* arguments, Py_ssize_t) {
-    HANDLE_TH_ERRORS
-    Handle kept = handle(arguments[0]);
-    Tensor x[6];
-    for (int i = 0; i < 6; ++i) x[i] = THPVariable_Unpack(arguments[i + 1]);
-    if (!takes(kept->course, x[0])) Py_RETURN_NONE;
-    std::array<Tensor, 3> made;
-    {
-        pybind11::gil_scoped_release free;
-        at::AutoDispatchBelowADInplaceOrView below;
-        made = backward(kept->course, x[0], x[1], x[2], x[3], x[4], x[5]);
-    }
-    return pybind11::make_tuple(wrapped(made[0]), wrapped(made[1]), wrapped(made[2])).release().ptr();
-    END_HANDLE_TH_ERRORS
-}
-
 PyMethodDef methods[] = {
     {"course", (PyCFunction)(void*)course, METH_FASTCALL, nullptr},
     {"attend", (PyCFunction)(void*)attend, METH_FASTCALL, nullptr},
-    {"results", (PyCFunction)(void*)results, METH_FASTCALL, nullptr},
-    {"gradients", (PyCFunction)(void*)gradients, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "tilewright_attention", nullptr, -1, methods};

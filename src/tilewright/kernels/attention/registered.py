@@ -10,8 +10,11 @@ import torch
 
 from tilewright.kernels.attention import dispatch
 from tilewright.kernels.attention.request import Mask, Operands, Request, TensorLike, strides_of
+from tilewright.kernels.by_recipe import RECIPES
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
+from tilewright.launch.builder import RecipeBuilder
+from tilewright.records.recipe import Recipe
 
 _TENSORS = 4
 """Of the options after q, k and v, the first: mask, slopes, starts_q, starts_k."""
@@ -106,6 +109,22 @@ def gradients(
     return dq, dk, dv, *nothing
 
 
+def _forward_recipe(call: RecipeBuilder, *arguments: Any) -> Recipe | None:
+    # Triton is loaded where there is something for it to do.
+    from tilewright.kernels.attention import recipe
+
+    return recipe.forward(call, *arguments)
+
+
+def _backward_recipe(call: RecipeBuilder, *arguments: Any) -> Recipe | None:
+    from tilewright.kernels.attention import recipe
+
+    return recipe.backward(call, *arguments)
+
+
+# For compiled graphs; `direct.py` has the eager calls.
+RECIPES["tilewright::attention"] = _forward_recipe
+RECIPES["tilewright::attention_backward"] = _backward_recipe
 backward_operator = define(
     "attention_backward",
     backward,
