@@ -116,7 +116,6 @@ CALLS: dict[str, tuple[Callable[..., Tensor], Callable[[], list[Tensor]], bool]]
     "t5, inference": (t5, lambda: [*triple(trained=False), table(False)], False),
     "t5": (t5, lambda: [*triple(), table(True)], False),
     "t5's decoder": (t5_decoder, lambda: [*triple(), table(True)], False),
-    "a bias for each query": (added, lambda: [*triple(), bias(B, 1, S, 1)], False),
     "narrow heads and a bias": (added, lambda: [*triple(width=12), bias(1, H, S, S)], False),
     "odd lengths and a bias": (added, lambda: [*triple(length=197), bias(1, H, 197, 197)], False),
     "three axes": (three_axes, triple, True),
@@ -141,6 +140,33 @@ def test_a_call_is_fused_and_right(name: str) -> None:
     if on_hopper():
         assert (OURS in ran) == ours
         assert any("scaled_dot_product" in target for target in ran) != ours
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_bias_for_each_query(trained: bool) -> None:
+    """PyTorch expands it over the keys, and its memory-efficient kernel raises: eager is given one with rows."""
+
+    def by_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, bias.expand(B, 1, S, S).contiguous())
+
+    operands = [*triple(), bias(B, 1, S, 1).detach().requires_grad_(trained)]
+    call, record = compiled(added)
+    assert [row for row in verify(by_rows, call, operands) if not row.ok] == []
+    assert not set(UNFUSED) & set(targets(record))
+
+
+@pytest.mark.parametrize("count", [1, H])
+@pytest.mark.parametrize("queries", [S, 197])
+def test_a_bias_that_alone_is_trained(count: int, queries: int) -> None:
+    """PyTorch keeps no log-sum-exp for it and its backward fails: eager is given a query that needs a gradient."""
+
+    def with_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return added(q.detach().requires_grad_(), k, v, bias)
+
+    operands = [heads(count, queries, trained=False), *(heads(count, trained=False) for _ in range(2))]
+    call, record = compiled(added)
+    assert [row for row in verify(with_query, call, [*operands, bias(1, count, queries, S)]) if not row.ok] == []
+    assert not set(UNFUSED) & set(targets(record))
 
 
 @pytest.mark.parametrize("position", [0, 700, 1023])

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from tilewright.hardware.language import planned_for
-from tilewright.passes.attention.acceptable import EFFICIENT
+from tilewright.passes.attention.acceptable import EFFICIENT, _Reached
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.sdpa import settle_calls
 from tilewright.records.program import Decision
@@ -370,6 +370,41 @@ def test_the_mask_of_the_memory_efficient_kernel_has_aligned_rows() -> None:
     bias = call.args[3].meta["example_value"]
     assert bias.shape == (B, H, S, K) and bias.stride() == (0, 0, 16, 1)
     assert call.args[4] is True
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_number_for_all_keys_is_written_for_each(dtype: torch.dtype) -> None:
+    """Expanded by PyTorch, its memory-efficient kernel would raise."""
+    inputs = [*heads(), (torch.randn(B, 1, S, 1) + 2).to(dtype)]
+    settled = Settled(lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias), *inputs)
+    mask = settled.call.kwargs["attn_mask"].meta["example_value"]
+    assert mask.shape == (B, 1, S, K) and mask.is_contiguous()
+    assert "the mask copied by rows" in settled.reason
+    check_numbers(lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias), settled.run, inputs)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_mask_that_alone_needs_a_gradient_keeps_the_log_sum_exp(
+    trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where PyTorch would take its memory-efficient kernel, as on a GPU, which no choice on a CPU does."""
+
+    class Efficient(_Reached):
+        def __init__(self) -> None:
+            super().__init__()
+            self.name = "_scaled_dot_product_efficient_attention"
+
+    def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, bias)
+
+    monkeypatch.setattr("tilewright.passes.attention.acceptable._Reached", Efficient)
+    inputs = [*heads(grad=trained), torch.randn(1, H, S, K, requires_grad=True)]
+    settled = Settled(function, *inputs)
+    if trained:
+        assert settled.decisions == []
+    else:
+        assert settled.call.target is EFFICIENT and settled.call.args[4] is True
+        check_numbers(function, settled.run, inputs)
 
 
 def test_a_wide_mask_is_narrowed_to_the_operands() -> None:

@@ -7,8 +7,8 @@
     →   y = _scaled_dot_product_efficient_attention(q, k, v, bias.expand(B, H, S, S), …)[0]
 
 Which kernel PyTorch takes is PyTorch's to say: the call is made on the fake tensors, and the operator that it reaches
-is looked at. Its memory-efficient kernel gives the gradient of a mask, though `scaled_dot_product_attention` never
-asks it to.
+is looked at. Its choice sends the memory-efficient kernel two kinds of call that raise there, and they are mended too:
+a mask with one number for all keys of a query, and a mask that alone needs a gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.graph.capture import first_line
-from tilewright.hardware.language import stands_for_gpu
 from tilewright.passes.attention.form import Writer
 from tilewright.passes.attention.spelling import Refusal, example, static, tensor_of
 
@@ -76,8 +75,10 @@ def fused_kernel(write: Writer, call: Call) -> str | None:
     """The operator that PyTorch's own choice for `call` reaches; None where that is products and a softmax."""
     q, k, v = (tensor_of(x) for x in (call.q, call.k, call.v))
     mask = None if call.mask is None else tensor_of(call.mask)
-    if mask is not None and mask.stride(-1) != 1 and stands_for_gpu(q.device):
+    if mask is not None and (mask.dim() == 0 or mask.stride(-1) != 1 or _repeats_over_keys(mask, k)):
         return None  # on a GPU, though not on a CPU
+    if mask is not None and _alone_is_trained(mask, q, k, v):
+        return None
     reached = _Reached()
     with write.mode, reached:
         # Autocast casts what needs no gradient and what does alike.
@@ -91,6 +92,23 @@ def fused_kernel(write: Writer, call: Call) -> str | None:
         except RuntimeError as error:
             raise Refusal(f"PyTorch takes no such call: {first_line(error)}") from error
     return reached.name
+
+
+def _repeats_over_keys(mask: torch.Tensor, k: torch.Tensor) -> bool:
+    """Whether a mask, such as [B, 1, Sq, 1], has one number for all keys of a query.
+
+    PyTorch's choice finds its last stride to be 1, and expands it; its memory-efficient kernel then raises.
+    """
+    return isinstance(mask.shape[-1], int) and mask.shape[-1] == 1 and str(k.shape[-2]) != "1"
+
+
+def _alone_is_trained(mask: torch.Tensor, *operands: torch.Tensor) -> bool:
+    """Whether only the mask needs a gradient.
+
+    PyTorch's choice keeps no log-sum-exp for it, without which the memory-efficient backward raises or, with one head,
+    reads at address 0 (PyTorch's pull request 188302).
+    """
+    return torch.is_grad_enabled() and mask.requires_grad and not any(x.requires_grad for x in operands)
 
 
 def _number(x: float | Node | None) -> Any:
@@ -209,10 +227,9 @@ def _by_rows(write: Writer, call: Call, told: list[str]) -> Call:
     if (q, k, v) != (call.q, call.k, call.v):
         told.append("operands copied by rows")
     if mask is not None:
-        keys, shape = tensor_of(k).shape[-2], tensor_of(mask).shape
-        if isinstance(shape[-1], int) and shape[-1] == 1 and str(keys) != "1":
+        if _repeats_over_keys(tensor_of(mask), tensor_of(k)):
             _check_static(mask, k)
-            mask = write.method("expand", mask, *shape[:-1], keys)
+            mask = write.method("expand", mask, *tensor_of(mask).shape[:-1], tensor_of(k).shape[-2])
         if dense(mask) is not mask:
             mask = dense(mask)
             told.append("the mask copied by rows")
