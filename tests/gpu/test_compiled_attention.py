@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from tests.gpu.kernels.launching import replayed, values_of
 from tilewright.backend import Recording, backend, recording
-from tilewright.kernels.attention.native import EXTENSION
+from tilewright.launch.executor import EXTENSION
 from tilewright.measure.truth.verify import verify
 from tilewright.records.program import Decision
+from tilewright.runtime.executable import CallStep
 from tilewright.tune.attention import race
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
@@ -142,14 +143,22 @@ def test_a_captured_graph_gives_the_same() -> None:
     assert len(on_kernels(record)) == 1
 
 
-def test_steps_in_cpp_give_the_same() -> None:
-    """The library is built in the background: a compiled model goes over to it between two steps."""
+def test_recipes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor is built in the background: a compiled model goes over to it between two steps."""
     call, record = compiled(Block(True).to(GPU, torch.bfloat16))
     x = inputs()
-    first = values_of(call, [x])
-    values_of(call, [x])  # asks for the library: only now is it known what the first call was
-    if on_hopper():
-        assert EXTENSION.wait()
+    with monkeypatch.context() as without:
+        without.setattr(EXTENSION, "found", None)
+        without.setattr(EXTENSION, "module", lambda: None)
+        first = values_of(call, [x])
+    EXTENSION.module()
+    assert EXTENSION.wait()
+    values_of(call, [x])
+    steps = [step for graph in record.graphs for step in graph.executable.steps]
+    by_recipe = [step for step in steps if isinstance(step, CallStep) and step.recipe is not None]
+    assert len(by_recipe) == 2 * on_hopper()
+    for step in by_recipe:
+        monkeypatch.setattr(step, "target", lambda *_: pytest.fail("Python ran attention"))
     then = values_of(call, [x])
     assert torch.equal(first[0], then[0])
     # The gradient of q is a sum in no fixed order.
