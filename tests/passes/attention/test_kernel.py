@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from tests.processes import run_interpreted
 from tilewright.hardware.architectures import stated_limits
 from tilewright.kernels.attention.request import Request
 from tilewright.passes.attention import kernel
-from tilewright.passes.attention.fused import PEERS
+from tilewright.passes.attention.constants import Constants
+from tilewright.passes.attention.fused import CUDNN, PEERS, FusedAttention, Peer
 from tilewright.passes.attention.kernel import choose_kernels
 from tilewright.passes.attention.spelling import Refusal
+from tilewright.passes.attention.visible import Band
 
 CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 SHAPES = ((2, 3, 7, 16),) * 3
@@ -60,6 +64,37 @@ def test_what_reads_the_statistics_keeps_the_kernel(monkeypatch: pytest.MonkeyPa
     assert reason == "stays with PyTorch's attention for CPUs: exp reads result 1 of PyTorch's own kernel"
     reason = refusal(lambda q, k, v: CPU(q, k, v), monkeypatch)
     assert "the caller reads result 1" in reason
+
+
+def through_cudnn(mask: Callable[[Tensor, Tensor], Tensor], fill: float) -> Callable[..., Tensor]:
+    """A call of cuDNN's kernel under a bool mask of places, as PyTorch adds it."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen = mask(torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])).expand(2, 1, -1, -1)
+        added = torch.where(seen, 0.0, torch.scalar_tensor(fill, dtype=q.dtype))
+        out: Tensor = CUDNN.forward(q, k, v, added, False)[0]
+        return out
+
+    return function
+
+
+@pytest.mark.parametrize("fill", [-torch.inf, -65504.0])
+def test_the_number_that_hides_a_key_from_cudnn_is_read_as_a_band(fill: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Imported first, as in `refusal`.
+    pytest.importorskip("tilewright.kernels.attention.decode.triton")
+    monkeypatch.setattr("tilewright.kernels.device.interpreted", lambda: True)
+
+    def of(mask: Callable[[Tensor, Tensor], Tensor], peer: Peer = CUDNN) -> FusedAttention:
+        inputs = (torch.randn(2, 3, 24, 16, dtype=torch.bfloat16) for _ in range(3))
+        graph = aten(through_cudnn(mask, fill), *inputs)
+        (node,) = graph.find_nodes(op="call_function", target=CUDNN.forward)
+        return FusedAttention(node, replace(peer, backward=CUDNN.backward), Constants(graph))
+
+    window = of(lambda i, j: (j <= i) & (j > i - 5))
+    assert window.band == Band(4, 0) and window.masks == ()
+    # Where some query sees no key, only -inf gives zeros; and the other kernels are not given that number by PyTorch.
+    for found in (of(lambda i, j: j < i), of(lambda i, j: j <= i, PEERS[0])):
+        assert (found.masks == ()) == (fill == -torch.inf)
 
 
 @pytest.mark.parametrize(

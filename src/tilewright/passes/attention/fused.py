@@ -20,6 +20,7 @@ from tilewright.graph import calls
 from tilewright.graph.capture import in_real_tensors
 from tilewright.hardware.language import runs_on_gpu, stands_for_gpu
 from tilewright.passes.attention.constants import Constants
+from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.spelling import Refusal
 from tilewright.passes.attention.visible import Band, visible
 
@@ -39,6 +40,8 @@ class Peer:
     from_start: bool
     """Whether its causal mask is known to let query i see keys 0 to i where there are more keys than queries, or
     fewer."""
+    hides: float = NEGLIGIBLE
+    """Numbers of a mask up to this one stand for keys that are not seen."""
 
 
 CUDNN = Peer(
@@ -46,6 +49,8 @@ CUDNN = Peer(
     aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_cudnn_attention_backward.default,
     from_start=False,
+    # PyTorch 2.11 makes False of a bool mask this number for cuDNN, and -inf for the others (its pull request 177868).
+    hides=-65504.0,
 )
 ON_CPU = Peer(
     "PyTorch's attention for CPUs",
@@ -154,7 +159,7 @@ class FusedAttention:
             raise Refusal("a mask beside a causal one")
         queries, keys = self._scores()[2:]
         if isinstance(queries, int) and isinstance(keys, int):
-            found = visible(self.mask, constants, queries, keys)
+            found = visible(self.mask, constants, queries, keys, self.peer.hides)
             band = found.band(queries, keys)
             taken = (value_of(self.q).dtype, torch.float32)
             one_kind = not found.added or (not found.kept and len(found.added) == 1)

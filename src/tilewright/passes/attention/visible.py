@@ -93,8 +93,14 @@ class Visible:
 
 
 @in_real_tensors()
-def visible(mask: Node, constants: Constants, queries: int | torch.SymInt, keys: int | torch.SymInt) -> Visible:
-    """What `mask`, bool or added, of an attention over so many places is made of.
+def visible(
+    mask: Node,
+    constants: Constants,
+    queries: int | torch.SymInt,
+    keys: int | torch.SymInt,
+    hides: float = NEGLIGIBLE,
+) -> Visible:
+    """What `mask`, bool or added, of an attention over so many places is made of; a number up to `hides` hides.
 
     Where hidden scores become finite numbers and some query may see no key, the mask is one tensor that is added: such
     a query weighs all keys alike, which hiding them does not.
@@ -104,7 +110,7 @@ def visible(mask: Node, constants: Constants, queries: int | torch.SymInt, keys:
         return Visible(ALL, added=(mask,))
     if value.dtype == torch.bool:
         return _shown(mask, constants)
-    found = _added(mask, constants)
+    found = _added(mask, constants, hides)
     finite = any(fill != -math.inf for fill in found.fills)
     if finite and (found.kept or not found.leaves_a_key(queries, keys)):
         return Visible(ALL, added=(mask,))
@@ -182,33 +188,33 @@ def _is_bool(node: object) -> bool:
     return value is not None and value.dtype == torch.bool
 
 
-def _added(node: Node, constants: Constants) -> Visible:
+def _added(node: Node, constants: Constants, hides: float) -> Visible:
     """A floating tensor as what is hidden and what is added to the rest."""
     known = constants.value(node)
     if known is not None:
         known = once(known)
-        hidden = known <= NEGLIGIBLE
+        hidden = known <= hides
         rest = known[~hidden] if hidden.any() else known
         if not rest.any():
             return Visible(~hidden, fills=frozenset({float(x) for x in known[hidden].unique()}))
         return Visible(ALL, added=(node,))
     name = name_of(node)
     if name == "add" and not node.kwargs and all(isinstance(x, Node) for x in node.args):
-        return _both(*(_added(x, constants) for x in node.args if isinstance(x, Node)))
-    if name in ("where", "masked_fill") and (found := _filled(node, constants)) is not None:
+        return _both(*(_added(x, constants, hides) for x in node.args if isinstance(x, Node)))
+    if name in ("where", "masked_fill") and (found := _filled(node, constants, hides)) is not None:
         return found
     source = argument(node, 0, "input")
     if isinstance(source, Node) and not _is_bool(source):
         if name in BROADCASTS:
-            return _added(source, constants)
-        if name == "cast" and not (found := _added(source, constants)).added:
+            return _added(source, constants, hides)
+        if name == "cast" and not (found := _added(source, constants, hides)).added:
             return found
         if name == "slice" and (padded := _before_padding(node, source)) is not None:
-            return _added(padded, constants)
+            return _added(padded, constants, hides)
     return Visible(ALL, added=(node,))
 
 
-def _filled(node: Node, constants: Constants) -> Visible | None:
+def _filled(node: Node, constants: Constants, hides: float) -> Visible | None:
     """`where(seen, x, -inf)`, `where(hidden, -inf, x)` and `x.masked_fill(hidden, -inf)`."""
     if name_of(node) == "masked_fill":
         other, condition, x = (argument(node, i, n) for i, n in enumerate(("input", "mask", "value")))
@@ -219,9 +225,9 @@ def _filled(node: Node, constants: Constants) -> Visible | None:
     if not isinstance(condition, Node):
         return None
     first, second = constants.scalar(x), constants.scalar(other)
-    if second is not None and second <= NEGLIGIBLE:
+    if second is not None and second <= hides:
         seen, rest, fill = _shown(condition, constants), x, second
-    elif first is not None and first <= NEGLIGIBLE and (opposite := _hidden(condition, constants)) is not None:
+    elif first is not None and first <= hides and (opposite := _hidden(condition, constants)) is not None:
         seen, rest, fill = opposite, other, first
     else:
         return None
@@ -229,7 +235,7 @@ def _filled(node: Node, constants: Constants) -> Visible | None:
     number = constants.scalar(rest)
     if number is not None:
         return seen if number == 0 else None
-    return _both(seen, _added(rest, constants)) if isinstance(rest, Node) else None
+    return _both(seen, _added(rest, constants, hides)) if isinstance(rest, Node) else None
 
 
 def _before_padding(node: Node, padded: Node) -> Node | None:
