@@ -14,6 +14,7 @@ from tilewright.hardware.profiles import profile_for
 from tilewright.kernels import nvrtc
 from tilewright.kernels.by_recipe import RECIPES
 from tilewright.kernels.cross_entropy import cuda as cross_entropy
+from tilewright.kernels.norm import cuda as norm
 from tilewright.kernels.softmax import cuda as softmax
 from tilewright.launch import builder
 from tilewright.launch.builder import Operand, RecipeBuilder
@@ -44,7 +45,10 @@ def build(_: object, entry: str, signature: str, *, threads: int, shared_bytes: 
     return Built(entry, signature, threads, shared_bytes)
 
 
-CACHES = (softmax._kernel, cross_entropy._forward, cross_entropy._finish, cross_entropy._backward)
+CACHES = (
+    softmax._kernel, norm._kernel, norm._column_sums, cross_entropy._forward, cross_entropy._finish,
+    cross_entropy._backward,
+)  # fmt: skip
 
 
 def forget() -> None:
@@ -191,3 +195,45 @@ def test_triton_is_given_the_same_by_its_own_launcher(name: str, arguments: tupl
 
 def _value(argument: Any) -> Any:
     return argument.value if isinstance(argument, Number) else argument
+
+
+def test_norms_by_cuda() -> None:
+    x, weights = ((50, 1000), BF16), ((1000,), BF16)
+    recipe = recipe_of("norm", x, weights, weights, 1e-5, True)
+    assert shapes(recipe) == [((50, 1000), BF16), ((50,), FP32), ((50,), FP32)]
+    # 0: x, 1: weight, 2: bias, 3: y, 4: mean, 5: rstd.
+    numbers = [("q", 50), ("i", 1000), ("q", 1000), ("q", 0), ("f", 1e-5)]
+    ((entry, _, arguments),) = told(recipe)
+    assert (entry, arguments) == ("norm_registers", [0, None, 3, None, 1, 2, 4, 5, *numbers])
+    recipe = recipe_of("add_norm", ((3, 50256), BF16, (60000, 1)), ((3, 50256), BF16), None, None, 1e-6, False)
+    assert shapes(recipe) == [((3, 50256), BF16), ((3, 50256), BF16), ((0,), FP32), ((3,), FP32)]
+    # 0: x, 1: residual, 2: y, 3: total, 4: no means, 5: rstd.
+    ((entry, _, arguments),) = told(recipe)
+    numbers = [("q", 3), ("i", 50256), ("q", 60000), ("q", 50256), ("i", 1), ("f", 1e-6)]
+    assert (entry, arguments) == ("norm_persistent", [0, 1, 2, 3, None, None, None, 5, *numbers])
+
+
+@pytest.mark.parametrize("columns, entry", [(1000, "norm_backward"), (5000, "norm_backward_tma")])
+def test_the_backward_of_norms_by_cuda(columns: int, entry: str) -> None:
+    matrix, weight, each = ((50, columns), BF16), ((columns,), FP32), ((50,), FP32)
+    recipe = recipe_of("norm_backward", matrix, matrix, matrix, weight, True, each, each, True)
+    assert shapes(recipe) == [((50, columns), BF16), ((columns,), FP32), ((columns,), FP32)]
+    first, (name, _, arguments) = told(recipe)
+    # 0: dy, 1: x, 2: dsum, 3: weight, 4: mean, 5: rstd, 6: dx, 7 and 8: gradients of weight and bias.
+    heads = 9 if entry == "norm_backward_tma" else None
+    partial = 9 if heads is None else 10
+    more = [] if heads is None else [heads]
+    slots, pitch = arguments[4], arguments[6]
+    last = [] if heads is None else [slots, pitch]
+    sizes = [("q", 50), ("i", columns), *[("q", columns)] * 3]
+    assert (first[0], first[2]) == (entry, [1, 0, 2, 6, 3, 4, 5, partial, *more, *sizes, *last])
+    assert (name, arguments) == ("norm_column_sums", [partial, heads, 7, 8, slots, ("i", columns), pitch])
+    assert recipe.buffers[partial - 6].shape == (2, slots[1], pitch[1])
+
+
+def test_norms_by_triton() -> None:
+    x, weights = ((50, 32), BF16, (40, 1)), ((32,), BF16)
+    ((entry, _, arguments),) = told(recipe_of("norm", x, weights, None, 1e-6, False))
+    # 0: x, 1: weight, 2: y, 3: no means, 4: rstd. What is absent is a constant to Triton.
+    numbers = [("i", 50), ("i", 32), ("f", 1e-6)]
+    assert (entry, arguments) == ("forward_rows", [0, ("i", 40), ("i", 0), 2, 1, 3, 4, *numbers, None, None])

@@ -46,12 +46,6 @@ def rows_of(call: RecipeBuilder, x: Operand) -> Operand:
     return x.as_strided((rows, columns), (stride, 1))
 
 
-def matrix_of(x: torch.Tensor) -> torch.Tensor:
-    """The same of a tensor."""
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1] if x.dim() else 1)
-    return rows if rows.shape[1] == 1 or rows.stride(1) == 1 else rows.contiguous()
-
-
 def _row_stride(x: Operand) -> int | None:
     """Elements from row to row (of a single row its columns); None where they differ, or columns are not adjacent."""
     if x.dim() and x.shape[-1] > 1 and x.strides[-1] != 1:
@@ -63,7 +57,7 @@ def _row_stride(x: Operand) -> int | None:
     return axes[-1][1] if axes else x.shape[-1] if x.dim() else 1
 
 
-def layout_of(matrix: Operand | torch.Tensor) -> RowLayout:
+def layout_of(matrix: Operand) -> RowLayout:
     """Of a matrix [rows, columns] with adjacent columns."""
     rows, columns = matrix.shape
     return RowLayout(matrix.data_ptr() % LINE, rows, matrix.stride(0) if rows > 1 else columns)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tilewright.kernels import norm
+from tilewright.kernels.by_recipe import performed
 from tilewright.kernels.catalogue import suite
-from tilewright.kernels.norm import cuda, reference, triton
+from tilewright.kernels.norm import cuda, reference
 from tilewright.measure.truth.proof import prove, tensors_of
 from tilewright.records.measurement import Verified
 
@@ -238,17 +239,21 @@ def test_captured_in_a_graph(columns: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(captured, step(), strict=True))
 
 
-@pytest.mark.parametrize("impl", [cuda, triton], ids=["cuda", "triton"])
+@pytest.mark.parametrize("impl", ["cuda", "triton"])
 @pytest.mark.parametrize("columns", [1024, 65536])
-def test_past_32_bits(columns: int, impl: object) -> None:
+def test_past_32_bits(columns: int, impl: str) -> None:
     """More than 2³¹ elements: the last rows, and a gradient that sums over all rows."""
     rows = 2**31 // columns + 3
     x = torch.randn(rows, columns, device=GPU, dtype=torch.bfloat16)
     weight = torch.randn(columns, device=GPU, dtype=torch.bfloat16)
-    y, _, mean, rstd = impl.forward(x, None, weight, None, 1e-6, False)  # type: ignore[attr-defined]
+    found = performed("add_norm", norm.add_norm_recipe, x, None, weight, None, 1e-6, False, impl)
+    assert found is not None
+    y, mean, rstd = found
     true = reference.rms_norm(x[-5:].double(), weight.double())
     torch.testing.assert_close(y[-5:].double(), true, rtol=2**-8, atol=2**-8)
-    dx, d_weight, _ = impl.backward(x, x, None, weight, False, mean, rstd, False)  # type: ignore[attr-defined]
+    found = performed("norm_backward", norm.backward_recipe, x, x, None, weight, False, mean, rstd, False, impl)
+    assert found is not None
+    dx, d_weight, _ = found
     tail = x[-5:].double().requires_grad_()
     (true_dx,) = torch.autograd.grad(reference.rms_norm(tail, weight.double()), tail, tail.detach())
     torch.testing.assert_close(dx[-5:].double(), true_dx, rtol=2**-7, atol=2**-6)

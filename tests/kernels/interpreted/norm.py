@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tilewright.kernels import norm
+from tilewright.kernels import by_recipe, norm
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import triton
 from tilewright.measure.truth.proof import prove
@@ -22,7 +22,9 @@ def largest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Rows longer than this go block by block."""
     monkeypatch.setattr(triton, "LARGEST_BLOCK", dict.fromkeys(("forward", "backward"), request.param))
     monkeypatch.setattr(triton, "TILE", 128)
+    by_recipe._built.cache_clear()
     yield request.param
+    by_recipe._built.cache_clear()
 
 
 def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ...]:

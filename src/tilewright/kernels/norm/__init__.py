@@ -9,6 +9,7 @@ forward of short rows; elsewhere Triton's; on a CPU, and in float64, PyTorch's o
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
 from types import ModuleType
@@ -17,12 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.kernels.device import current, runs_triton
+from tilewright.kernels.device import runs_triton
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.norm import cuda, plain
 from tilewright.kernels.norm.schedule import Direction
 from tilewright.kernels.registration import define
-from tilewright.kernels.row import ELEMENTS, matrix_of
+from tilewright.kernels.row import ELEMENTS, rows_of
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
 
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
 
@@ -98,59 +101,123 @@ def _check(name: str, x: Tensor, residual: Tensor | None, weight: Tensor | None,
             raise ValueError(f"{name}: x is on {x.device}, another argument on {other.device}")
 
 
-def _impl(
-    direction: Direction, matrices: Sequence[Tensor], weights: Sequence[Tensor | None], has_bias: bool, centered: bool
-) -> ModuleType:
-    """The module whose `forward` and `backward` take these inputs."""
+def _chosen(
+    direction: Direction, matrices: Sequence[Operand], weights: Sequence[Operand | None], has_bias: bool, centered: bool
+) -> str:
+    """The module whose kernels take these inputs, or `torch`."""
     x = matrices[0]
     if not x.numel() or not runs_triton(x) or any(w is not None and w.dtype not in ELEMENTS for w in weights):
-        return plain
+        return "torch"
     short = direction == "forward" and x.shape[1] * x.itemsize <= SHORT and x.shape[1] % 16 == 0
     if x.is_cuda and not short:
         call = cuda.call_of(direction, matrices, weights, has_bias, centered)
         if cuda.refusal(call, x.device) is None:
-            return cuda
-    # Imported here, since Triton exists on Linux alone.
-    from tilewright.kernels.norm import triton
-
-    return triton
+            return "cuda"
+    return "triton"
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    """As `row.matrix_of`, but of a tensor that may be empty."""
-    return matrix_of(tensor) if tensor.numel() else tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+def _kernels(impl: str) -> ModuleType:
+    """The module that has forward() and backward(); imported here, since Triton exists on Linux alone."""
+    return importlib.import_module(f"{__name__}.{impl}")
 
 
-def _forward(
+def add_norm_recipe(
+    call: RecipeBuilder,
+    x: Operand,
+    residual: Operand | None,
+    weight: Operand | None,
+    bias: Operand | None,
+    eps: float,
+    centered: bool,
+    impl: str = "auto",
+) -> Recipe | None:
+    """Of y, x + residual (if there is one), mean (empty unless `centered`) and rstd; `impl`: auto, cuda or triton."""
+    if not x.numel():
+        return None
+    rows, other = rows_of(call, x), None if residual is None else rows_of(call, residual)
+    weight, bias = (None if vector is None else _dense(call, vector) for vector in (weight, bias))
+    matrices = (rows,) if other is None else (rows, other)
+    if impl == "auto":
+        impl = _chosen("forward", matrices, (weight, bias), bias is not None, centered)
+    if impl == "torch":
+        return None
+    y, total = call.empty(x.shape, x.dtype), None if residual is None else call.empty(x.shape, x.dtype)
+    mean = call.empty((rows.shape[0] if centered else 0,), torch.float32)
+    rstd = call.empty(rows.shape[:1], torch.float32)
+    _kernels(impl).forward(call, rows, other, weight, bias, y, total, mean, rstd, eps, centered)
+    return call.finish(y, *(() if total is None else (total,)), mean, rstd)
+
+
+def _norm_recipe(
+    call: RecipeBuilder, x: Operand, weight: Operand | None, bias: Operand | None, eps: float, centered: bool
+) -> Recipe | None:
+    return add_norm_recipe(call, x, None, weight, bias, eps, centered)
+
+
+def backward_recipe(
+    call: RecipeBuilder,
+    dy: Operand,
+    x: Operand,
+    dsum: Operand | None,
+    weight: Operand | None,
+    has_bias: bool,
+    mean: Operand,
+    rstd: Operand,
+    centered: bool,
+    impl: str = "auto",
+) -> Recipe | None:
+    """Of dx (plus `dsum`), dweight and dbias, empty where there is no weight, no bias; `impl`: auto, cuda, triton."""
+    if not x.numel():
+        return None
+    rows, incoming = rows_of(call, x), rows_of(call, dy)
+    through = None if dsum is None else rows_of(call, dsum)
+    weight = None if weight is None else _dense(call, weight)
+    matrices = (rows, incoming) if through is None else (rows, incoming, through)
+    if impl == "auto":
+        impl = _chosen("backward", matrices, (weight,), has_bias, centered)
+    if impl == "torch":
+        return None
+    dtype, columns = x.dtype if weight is None else weight.dtype, rows.shape[1]
+    dx = call.empty(x.shape, x.dtype)
+    gradients = [call.empty((columns if has else 0,), dtype) for has in (weight is not None, has_bias)]
+    _kernels(impl).backward(call, incoming, rows, through, weight, mean, rstd, dx, *gradients, centered)
+    return call.finish(dx, *gradients)
+
+
+def _dense(call: RecipeBuilder, x: Operand) -> Operand:
+    return x if x.is_contiguous() else call.copy(x)
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+def _by_torch(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    rows, other = _rows(x), None if residual is None else _rows(residual)
-    weight, bias = (None if vector is None else vector.contiguous() for vector in (weight, bias))
-    matrices = (rows,) if other is None else (rows, other)
-    impl = _impl("forward", matrices, (weight, bias), bias is not None, centered)
-    with current(x):
-        y, total, mean, rstd = impl.forward(rows, other, weight, bias, eps, centered)
+    added = None if residual is None else _matrix(residual)
+    y, total, mean, rstd = plain.forward(_matrix(x), added, weight, bias, eps, centered)
     # Not views: autograd forbids writing to a view that an operator returns.
     shaped = torch.ops.aten._unsafe_view.default
     return shaped(y, x.shape), None if total is None else shaped(total, x.shape), mean, rstd
 
 
-def _norm_forward(
+def _norm_by_torch(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    y, _, mean, rstd = _forward(x, None, weight, bias, eps, centered)
+    y, _, mean, rstd = _by_torch(x, None, weight, bias, eps, centered)
     return y, mean, rstd
 
 
-def _add_norm_forward(
+def _add_norm_by_torch(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    y, total, mean, rstd = _forward(x, residual, weight, bias, eps, centered)
+    y, total, mean, rstd = _by_torch(x, residual, weight, bias, eps, centered)
     assert total is not None
     return y, total, mean, rstd
 
 
-def _norm_backward(
+def _backward_by_torch(
     dy: Tensor,
     x: Tensor,
     dsum: Tensor | None,
@@ -160,14 +227,11 @@ def _norm_backward(
     rstd: Tensor,
     centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows, incoming, through = _rows(x), _rows(dy), None if dsum is None else _rows(dsum)
-    weight = None if weight is None else weight.contiguous()
-    matrices = (rows, incoming) if through is None else (rows, incoming, through)
-    impl = _impl("backward", matrices, (weight,), has_bias, centered)
-    with current(x):
-        dx, d_weight, d_bias = impl.backward(incoming, rows, through, weight, has_bias, mean, rstd, centered)
-    found = (x.new_empty(0) if gradient is None else gradient for gradient in (d_weight, d_bias))
-    return dx.view(x.shape), *found
+    through = None if dsum is None else _matrix(dsum)
+    dx, *gradients = plain.backward(_matrix(dy), _matrix(x), through, weight, has_bias, mean, rstd, centered)
+    like = x if weight is None else weight
+    d_weight, d_bias = (like.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    return dx.view(x.shape), d_weight, d_bias
 
 
 def _statistics_like(x: Tensor, centered: bool) -> tuple[Tensor, Tensor]:
@@ -249,25 +313,28 @@ def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 _norm = define(
     "norm",
-    _norm_forward,
+    _norm_by_torch,
     _fake_norm,
     backward=_norm_gradients,
     save=_save_norm,
+    recipe=_norm_recipe,
     repeats=True,
 )
 _add_norm = define(
     "add_norm",
-    _add_norm_forward,
+    _add_norm_by_torch,
     _fake_add_norm,
     backward=_add_norm_gradients,
     save=_save_add_norm,
+    recipe=add_norm_recipe,
     repeats=True,
 )
 _backward = define(
     "norm_backward",
-    _norm_backward,
+    _backward_by_torch,
     _fake_backward,
     backward=no_double_backward("norm_backward"),
     save=_save_nothing,
+    recipe=backward_recipe,
     repeats=True,
 )

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels import nvrtc, ring
@@ -21,6 +20,7 @@ from tilewright.kernels.norm.schedule import (
 )
 from tilewright.kernels.row import ELEMENTS, VECTOR, RowLayout, layout_of, period_of
 from tilewright.kernels.row_schedule import Schedule, no_kernel
+from tilewright.launch.builder import Operand, RecipeBuilder
 
 HERE = Path(__file__).parent
 SOURCES = {
@@ -42,7 +42,7 @@ def refusal(call: Call, device: torch.device) -> str | None:
 
 
 def call_of(
-    direction: Direction, matrices: Sequence[Tensor], weights: Sequence[Tensor | None], has_bias: bool, centered: bool
+    direction: Direction, matrices: Sequence[Operand], weights: Sequence[Operand | None], has_bias: bool, centered: bool
 ) -> Call:
     """The metadata of a call: matrices [rows, columns] with adjacent columns, `weights` [columns] that it reads."""
     x, weight = matrices[0], weights[0]
@@ -82,74 +82,79 @@ def _scheduled(call: Call, device: torch.device) -> Schedule:
 
 
 def forward(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """y, x + residual (None without one), mean (empty unless `centered`) and rstd, of matrices [rows, columns]."""
+    build: RecipeBuilder,
+    x: Operand,
+    residual: Operand | None,
+    weight: Operand | None,
+    bias: Operand | None,
+    y: Operand,
+    total: Operand | None,
+    mean: Operand,
+    rstd: Operand,
+    eps: float,
+    centered: bool,
+) -> None:
+    """Norms of the rows of `x`, or of x + residual (to `total`): matrices [rows, columns]; y and total are dense."""
     matrices = (x,) if residual is None else (x, residual)
     call = call_of("forward", matrices, (weight, bias), bias is not None, centered)
     schedule = _scheduled(call, x.device)
     rows, columns = x.shape
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = None if residual is None else torch.empty_like(y)
-    mean = torch.empty(rows if centered else 0, dtype=torch.float32, device=x.device)
-    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     strides = [layout.stride for layout in call.inputs] + [0] * (2 - len(matrices))
-    arguments = (*map(_pointer, (x, residual, y, total, weight, bias, mean, rstd)), rows, columns, *strides)
+    arguments = (x, residual, y, total, weight, bias, mean if centered else None, rstd, rows, columns, *strides)
     if schedule.storage == "registers":
         kernel, _ = _kernel(x.device.index, "forward", schedule, call.definitions())
-        kernel((schedule.programs(rows),), *arguments, eps)
-        return y, total, mean, rstd
+        build.launch(kernel, (schedule.programs(rows),), *arguments, eps)
+        return
     kernel, at_once = _kernel(x.device.index, "forward", schedule, (*call.definitions(), ("SAME_ALIGNMENT", 1)))
     programs, period = programs_and_period(at_once, rows, strides[0] * x.itemsize)
     if period > 1:
         kernel, _ = _kernel(x.device.index, "forward", schedule, (*call.definitions(), ("SAME_ALIGNMENT", 0)))
-    kernel((programs * schedule.cluster,), *arguments, period, eps)
-    return y, total, mean, rstd
+    build.launch(kernel, (programs * schedule.cluster,), *arguments, period, eps)
 
 
 def backward(
-    dy: Tensor,
-    x: Tensor,
-    dsum: Tensor | None,
-    weight: Tensor | None,
-    has_bias: bool,
-    mean: Tensor,
-    rstd: Tensor,
+    build: RecipeBuilder,
+    dy: Operand,
+    x: Operand,
+    dsum: Operand | None,
+    weight: Operand | None,
+    mean: Operand,
+    rstd: Operand,
+    dx: Operand,
+    d_weight: Operand,
+    d_bias: Operand,
     centered: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """dx (plus `dsum`), dweight and dbias, of matrices [rows, columns]."""
+) -> None:
+    """dx (plus `dsum`), dweight and dbias of matrices [rows, columns]; dx is dense, an empty gradient is not wanted."""
     matrices = (x, dy) if dsum is None else (x, dy, dsum)
-    call = call_of("backward", matrices, (weight,), has_bias, centered)
+    call = call_of("backward", matrices, (weight,), d_bias.numel() > 0, centered)
     schedule = _scheduled(call, x.device)
     kernel, at_once = _kernel(x.device.index, "backward", schedule, call.definitions())
     rows, columns = x.shape
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     strides = [layout.stride for layout in call.inputs] + [0] * (3 - len(matrices))
     # Each program (or segment of its rows) leaves its sums over rows; with TMA they lie as its rows do in vectors.
     heads, pitch, lanes = None, columns, VECTOR // x.itemsize
     if schedule.storage == "tma":
         programs = min(rows, at_once)
         slots, pitch = segments(rows, programs, schedule.period), ring.needed(columns, x.itemsize) * lanes
-        heads = torch.empty(slots, dtype=torch.int32, device=x.device)
+        heads = build.empty((slots,), torch.int32)
     else:
         period = period_of(strides[0] * x.itemsize)
         slots = programs = ring.programs_of(at_once, schedule.programs(rows), schedule.rows_per_block, period)
-    partial = torch.empty((call.weights, slots, pitch), dtype=torch.float32, device=x.device)
-    arguments = (*map(_pointer, (x, dy, dsum, dx, weight, mean, rstd, partial)),)
+    partial = build.empty((call.weights, slots, pitch), torch.float32) if call.weights else None
+    arguments = (x, dy, dsum, dx, weight, mean if centered else None, rstd, partial)
     sizes = (rows, columns, *strides)
     grid = (programs * schedule.cluster,)
     if heads is None:
-        kernel(grid, *arguments, *sizes)
+        build.launch(kernel, grid, *arguments, *sizes)
     else:
-        kernel(grid, *arguments, heads.data_ptr(), *sizes, slots, pitch)
-    dtype = x.dtype if weight is None else weight.dtype
-    gradients = [torch.empty(columns, dtype=dtype, device=x.device) for _ in range(call.weights)]
+        build.launch(kernel, grid, *arguments, heads, *sizes, slots, pitch)
+    gradients = [each for each in (d_weight, d_bias) if each.numel()]
     if gradients:
-        _column_sums(x.device.index, dtype, slots)(
-            (-(-columns // 32), call.weights),
-            *map(_pointer, (partial, heads, gradients[0], gradients[-1])), slots, columns, pitch,
+        build.launch(
+            _column_sums(x.device.index, gradients[0].dtype, slots), (-(-columns // 32), call.weights),
+            partial, heads, gradients[0], gradients[-1], slots, columns, pitch,
         )  # fmt: skip
-    return dx, gradients[0] if weight is not None else None, gradients[-1] if has_bias else None
 
 
 @functools.cache
@@ -160,7 +165,3 @@ def _column_sums(device: int, dtype: torch.dtype, programs: int) -> nvrtc.Kernel
         HERE / "column_sums.cu", "norm_column_sums", "PPPPiii", device=device, threads=warps * 32,
         definitions=(("WEIGHT", ELEMENTS[dtype]), ("THREADS", warps * 32)),
     )  # fmt: skip
-
-
-def _pointer(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from tilewright.hardware.architectures import limits_of
-from tilewright.kernels.launches import launch
+from tilewright.launch.builder import Operand, RecipeBuilder
 
 LARGEST_BLOCK = {"forward": 16384, "backward": 8192}
 """Columns a program holds at once; more would spill."""
@@ -271,63 +270,68 @@ def programs_of(rows: int, columns: int, tile: Tile, multiprocessors: int) -> in
 
 
 def forward(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """y, x + residual (None without one), mean and rstd of matrices [rows, columns] with adjacent columns."""
+    call: RecipeBuilder,
+    x: Operand,
+    residual: Operand | None,
+    weight: Operand | None,
+    bias: Operand | None,
+    y: Operand,
+    total: Operand | None,
+    mean: Operand,
+    rstd: Operand,
+    eps: float,
+    centered: bool,
+) -> None:
+    """Norms of the rows of `x`, or of x + residual (to `total`): matrices [rows, columns]; y and total are dense."""
     rows, columns = x.shape
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = None if residual is None else torch.empty_like(y)
-    mean = torch.empty(rows if centered else 0, dtype=torch.float32, device=x.device)
-    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     tile = tile_of(columns, "forward")
     kernel = forward_rows if columns <= tile.columns else forward_blocks
-    launch(
+    call.launch(
         kernel, (triton.cdiv(rows, tile.rows),),
         x, x.stride(0), residual, 0 if residual is None else residual.stride(0), y, total, weight, bias, mean, rstd,
         rows, columns, eps, centered, weight is not None, bias is not None, residual is not None, tile.rows,
         tile.columns, num_warps=tile.warps,
     )  # fmt: skip
-    return y, total, mean, rstd
 
 
 def backward(
-    dy: Tensor,
-    x: Tensor,
-    dsum: Tensor | None,
-    weight: Tensor | None,
-    has_bias: bool,
-    mean: Tensor,
-    rstd: Tensor,
+    call: RecipeBuilder,
+    dy: Operand,
+    x: Operand,
+    dsum: Operand | None,
+    weight: Operand | None,
+    mean: Operand,
+    rstd: Operand,
+    dx: Operand,
+    d_weight: Operand,
+    d_bias: Operand,
     centered: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """dx (plus `dsum`), dweight and dbias of matrices [rows, columns] with adjacent columns."""
+) -> None:
+    """dx (plus `dsum`), dweight and dbias of matrices [rows, columns]; dx is dense, an empty gradient is not wanted."""
     rows, columns = x.shape
     tile = tile_of(columns, "backward")
     programs = programs_of(rows, columns, tile, limits_of(x.device).multiprocessors)
-    sums, along = (weight is not None) + has_bias, triton.cdiv(columns, tile.columns)
-    dtype = x.dtype if weight is None else weight.dtype
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    partial = torch.empty((sums, programs, columns), dtype=torch.float32, device=x.device)
-    gradients = [torch.empty(columns, dtype=dtype, device=x.device) for _ in range(sums)]
+    gradients, along = [each for each in (d_weight, d_bias) if each.numel()], triton.cdiv(columns, tile.columns)
+    partial = call.empty((len(gradients), programs, columns), torch.float32)
     pitches = (x, x.stride(0), dy, dy.stride(0))
     more = (dsum, 0 if dsum is None else dsum.stride(0), dx, weight, mean, rstd)
-    flags = (centered, weight is not None, has_bias, dsum is not None)
+    flags = (centered, weight is not None, d_bias.numel() > 0, dsum is not None)
     if along == 1:
-        launch(
+        call.launch(
             backward_rows, (programs,),
             *pitches, *more, partial, rows, columns, *flags, tile.rows, tile.columns, num_warps=tile.warps,
         )  # fmt: skip
     else:
-        averages = torch.empty((2, rows), dtype=torch.float32, device=x.device)
-        launch(
+        averages = call.empty((2, rows), torch.float32)
+        call.launch(
             backward_sums, (rows,),
             *pitches, weight, mean, rstd, averages, rows, columns, *flags[:2], tile.columns, num_warps=tile.warps,
         )  # fmt: skip
-        launch(
+        call.launch(
             backward_columns, (along, programs),
             *pitches, *more, averages, partial, rows, columns, *flags, tile.columns, num_warps=tile.warps,
         )  # fmt: skip
-    if sums:
-        grid = triton.cdiv(columns, SUM_COLUMNS), sums
-        launch(column_sums, grid, partial, gradients[0], gradients[-1], programs, columns, SUM_PROGRAMS, SUM_COLUMNS)
-    return dx, gradients[0] if weight is not None else None, gradients[-1] if has_bias else None
+    if gradients:
+        grid = triton.cdiv(columns, SUM_COLUMNS), len(gradients)
+        ends = gradients[0], gradients[-1]
+        call.launch(column_sums, grid, partial, *ends, programs, columns, SUM_PROGRAMS, SUM_COLUMNS)

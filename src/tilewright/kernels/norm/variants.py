@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.kernels import norm
-from tilewright.kernels.norm import cuda, reference
+from tilewright.kernels.by_recipe import performed
+from tilewright.kernels.norm import add_norm_recipe, backward_recipe, cuda, reference
 from tilewright.kernels.norm.schedule import Direction
 from tilewright.kernels.peers import generated, inductor, library
-from tilewright.kernels.row import matrix_of
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 COLUMNS = (256, 1024, 4096, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
@@ -25,24 +24,27 @@ LAYER_EPS, RMS_EPS = 1e-5, 1e-6
 
 
 class _Implementation(torch.autograd.Function):
-    """One module's kernels under autograd, whatever `norm._impl` would pick."""
+    """One module's kernels under autograd, whatever the operators would pick."""
 
     @staticmethod
     def forward(
-        ctx: Any, impl: ModuleType, centered: bool, eps: float, x: Tensor, residual: Any, weight: Tensor, bias: Any
+        ctx: Any, impl: str, centered: bool, eps: float, x: Tensor, residual: Any, weight: Tensor, bias: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
-        y, total, mean, rstd = impl.forward(matrix_of(x), residual, weight, bias, eps, centered)
-        ctx.save_for_backward(x if total is None else total, weight, mean, rstd)
-        ctx.impl, ctx.centered, ctx.has_bias, ctx.added = impl, centered, bias is not None, total is not None
-        return y if total is None else (y, total)
+        found = performed("add_norm", add_norm_recipe, x, residual, weight, bias, eps, centered, impl)
+        assert found is not None
+        y, *total, mean, rstd = found
+        ctx.save_for_backward(total[0] if total else x, weight, mean, rstd)
+        ctx.impl, ctx.centered, ctx.has_bias, ctx.added = impl, centered, bias is not None, bool(total)
+        return (y, *total) if total else y  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dsum: Tensor | None = None) -> tuple[Any, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
-        dx, d_weight, d_bias = ctx.impl.backward(
-            matrix_of(dy), matrix_of(x), dsum, weight, ctx.has_bias, mean, rstd, ctx.centered
-        )
-        return None, None, None, dx, dx if ctx.added else None, d_weight, d_bias
+        arguments = dy, x, dsum, weight, ctx.has_bias, mean, rstd, ctx.centered, ctx.impl
+        found = performed("norm_backward", backward_recipe, *arguments)
+        assert found is not None
+        dx, d_weight, d_bias = found
+        return None, None, None, dx, dx if ctx.added else None, d_weight, d_bias if ctx.has_bias else None
 
 
 def _by(impl: str, name: str) -> Callable[..., Any]:
@@ -50,12 +52,9 @@ def _by(impl: str, name: str) -> Callable[..., Any]:
     centered, added = "layer" in name, name.startswith("add")
 
     def call(x: Tensor, *others: Tensor) -> Any:
-        if impl == "triton":
-            from tilewright.kernels.norm import triton
-        module = cuda if impl == "cuda" else triton
         residual, rest = (others[0], others[1:]) if added else (None, others)
         bias = rest[1] if centered else None
-        return _Implementation.apply(module, centered, LAYER_EPS if centered else RMS_EPS, x, residual, rest[0], bias)  # type: ignore[no-untyped-call]
+        return _Implementation.apply(impl, centered, LAYER_EPS if centered else RMS_EPS, x, residual, rest[0], bias)  # type: ignore[no-untyped-call]
 
     return call
 
