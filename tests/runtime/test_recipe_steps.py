@@ -154,7 +154,8 @@ def test_a_profiler_sees_the_operator(fake: FakeDriver) -> None:
     x = drawn()
     mine, _ = compiled_with(lambda x: sums(x, None)[0] + 1, x)
     calls.clear()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True) as profile:
         mine(x)
     (event,) = [event for event in profile.events() if event.name == NAME]
     # x, no y, and a word.
