@@ -407,6 +407,27 @@ def test_a_mask_that_alone_needs_a_gradient_keeps_the_log_sum_exp(
         check_numbers(function, settled.run, inputs)
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("spaced", [False, True])
+def test_rows_of_operands_begin_at_multiples_of_16_bytes(late: bool, spaced: bool) -> None:
+    """Products and a softmax take any rows, which the fused kernels do not."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    q, k, v = (torch.randn(x.flatten(0, 1).shape).requires_grad_() for x in heads())
+    if spaced:
+        q = torch.randn(*q.shape[:-1], D + 1)[..., :D].requires_grad_()
+    if late:
+        k = torch.randn(k.numel() + 1)[1:].view(k.shape).requires_grad_()
+    settled = Settled(function, q, k, v)
+    assert len([node for node in settled.graph.nodes if node.target == "clone"]) == late + spaced
+    for value in (node.meta["example_value"] for node in settled.call.args[:3]):
+        assert not any(x % 4 for x in (value.storage_offset(), *value.stride()[:-1]))
+    assert ("rows copied to multiples of 16 bytes" in settled.reason) == (late or spaced)
+    check_numbers(function, settled.run, [q, k, v])
+
+
 def test_a_wide_mask_is_narrowed_to_the_operands() -> None:
     inputs = [*heads(dtype=torch.bfloat16), torch.randn(1, 1, S, K)]
     settled = Settled(lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias), *inputs)

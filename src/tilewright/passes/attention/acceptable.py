@@ -204,17 +204,37 @@ def _of_batch(write: Writer, x: Node, batch: int, told: list[str]) -> Node:
 
 
 def _aligned(write: Writer, call: Call, told: list[str]) -> Call:
-    """Head sizes padded with zeros to multiples of 16 bytes; what pads, the result's last axis shows."""
+    """Rows that begin at multiples of 16 bytes; head sizes padded with zeros to such, which the result's shows.
+
+    Products and a softmax take any; the fused kernels read whole vectors, and raise or fault elsewhere.
+    """
     step = ALIGNMENT_BYTES // call.dtype.itemsize
 
     def padded(x: Node) -> Node:
         missing = -int(tensor_of(x).shape[-1]) % step
         return write.call(F.pad, x, (0, missing)) if missing else x
 
+    def copied(x: Node) -> Node:
+        if _begins_aligned(tensor_of(x), step):
+            return x
+        return write.method("clone", x, memory_format=torch.contiguous_format)
+
     q, k, v = (padded(x) for x in (call.q, call.k, call.v))
     if (q, k, v) != (call.q, call.k, call.v):
         told.append(f"head sizes padded to multiples of {step}")
-    return call._replace(q=q, k=k, v=v)
+    found = call._replace(q=copied(q), k=copied(k), v=copied(v), mask=None if call.mask is None else copied(call.mask))
+    if (found.q, found.k, found.v, found.mask) != (q, k, v, call.mask):
+        told.append("rows copied to multiples of 16 bytes")
+    return found
+
+
+def _begins_aligned(value: torch.Tensor, step: int) -> bool:
+    """Whether rows of neighbours in memory begin at multiples of `step` elements, as far as strides are known."""
+    if value.dtype == torch.bool or str(value.stride(-1)) != "1":
+        return True  # written anew
+    axes = zip(value.shape[:-1], value.stride()[:-1], strict=True)
+    begins = (value.storage_offset(), *(stride for size, stride in axes if str(size) != "1"))
+    return all(begin % step == 0 for begin in begins if isinstance(begin, int))
 
 
 def _by_rows(write: Writer, call: Call, told: list[str]) -> Call:
