@@ -67,6 +67,11 @@ def test_a_copy_with_another_layout_stays() -> None:
     assert copies(lambda x: x.exp().t().clone(memory_format=torch.contiguous_format).sin(), X) == 1
 
 
+@pytest.mark.parametrize(("begin", "left"), [(1, 1), (4, 0)])
+def test_a_copy_that_begins_at_a_multiple_of_16_bytes_stays(begin: int, left: int) -> None:
+    assert copies(lambda x: x.exp().flatten()[begin:].clone().sin(), X) == left
+
+
 def test_a_copy_of_what_is_written_later_stays() -> None:
     def program(x: Tensor) -> Tensor:
         e = x.exp()

@@ -3,8 +3,9 @@
     h = exp(x); c = clone(h); y = sin(c)     →   h = exp(x); y = sin(h)
 
 A dropout that draws nothing (p = 0, or evaluation) is captured as such a copy. One stays where it
-changes the layout, where one of the two is written to, and where a caller holds one of them or a
-view of it: he may write to it, even between forward and backward.
+changes the layout, where its original does not begin at a multiple of 16 bytes, where one of the two
+is written to, and where a caller holds one of them or a view of it: he may write to it, even between
+forward and backward.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
+from tilewright.graph import calls
 from tilewright.passes.dropout import layout
 from tilewright.passes.simplify import shows_operand, written
 
@@ -28,7 +30,7 @@ def drop_copies(graph: fx.Graph) -> None:
 
 def _is_needless(copy: fx.Node) -> bool:
     original = copy.all_input_nodes[0]
-    if layout(copy) != layout(original):
+    if layout(copy) != layout(original) or not _begins_aligned(original):
         return False
     while shows_operand(original):
         original = original.all_input_nodes[0]
@@ -36,6 +38,13 @@ def _is_needless(copy: fx.Node) -> bool:
     return original.op == "call_function" and not any(
         reader.op == "output" or operand in written(reader) for operand, reader in readers
     )
+
+
+def _begins_aligned(node: fx.Node) -> bool:
+    """Whether a tensor begins at a multiple of 16 bytes, as kernels of libraries ask, as far as that is known."""
+    value = calls.output(node)
+    begin = None if value is None else value.storage_offset() * value.itemsize
+    return not isinstance(begin, int) or begin % 16 == 0
 
 
 def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
