@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import re
 import struct
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.kernels.attention.driver import (
     FINISH,
@@ -40,6 +43,8 @@ from tilewright.launch import builder, driver, twin
 from tilewright.launch.builder import Operand, RecipeBuilder, operands_of
 from tilewright.launch.triton import LoadedKernel
 from tilewright.records.recipe import Argument, Fill, Launch, Number, Recipe, TensorMap
+from tilewright.runtime.assemble import Scheduled, assemble
+from tilewright.runtime.executable import CallStep
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 SMALL = H200._replace(multiprocessors=2)
@@ -293,3 +298,24 @@ def test_results_lie_as_a_graph_is_told(
         assert made is not None
         layouts = [made.buffers[number] for number in made.results]
         assert [(x.shape, x.strides, x.dtype) for x in layouts] == [(x.shape, x.stride(), x.dtype) for x in told]
+
+
+def test_a_graph_on_a_gpu_has_the_recipe_as_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(*_: object, **__: object) -> None:
+        pass
+
+    monkeypatch.setattr(RecipeBuilder, "launch", launch)
+    graph = fx.Graph()
+    inputs = [graph.placeholder(name) for name in "qkv"]
+    call = graph.call_function(torch.ops.tilewright.attention.default, (*inputs, *OPTIONS))
+    results = [graph.call_function(operator.getitem, (call, place)) for place in range(2)]
+    graph.output((tuple(results),))
+    with FakeTensorMode():
+        metas = [torch.empty(2, 100, 4, 64, device="cuda:0", dtype=torch.bfloat16).transpose(1, 2) for _ in inputs]
+        given = registered._forward_fake(*metas, *OPTIONS)
+    for node, meta in zip((*inputs, call, *results), (*metas, given, *given[:2]), strict=True):
+        node.meta["val"] = meta
+    with simulated(profile_for("h200"), "9.0"):
+        first, *parts = assemble(Scheduled(graph, [call, *results]), {}, None).steps
+    assert isinstance(first, CallStep) and first.recipe is not None and len(parts) == 2
+    assert first.recipe.name == "tilewright::attention" and len(first.recipe.residues) == len(first.reads) == 3
