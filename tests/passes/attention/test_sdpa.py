@@ -428,6 +428,22 @@ def test_rows_of_operands_begin_at_multiples_of_16_bytes(late: bool, spaced: boo
     check_numbers(function, settled.run, [q, k, v])
 
 
+@pytest.mark.parametrize("begin", [0, 3])
+def test_a_bias_begins_at_a_multiple_of_16_bytes_and_is_copied_once(begin: int) -> None:
+    """Rows of K are padded, which is a copy; rows of S + 10 are not."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, bias)
+
+    q, k, v = (x.detach() for x in square())
+    k, v = (torch.cat([x, x, x[:, :, :4]], 2) for x in (k, v))
+    bias = torch.randn(begin + H * S * 16)[begin:].view(1, H, S, 16).requires_grad_()
+    graph = Settled(function, q, k, v, bias).graph
+    assert len([node for node in graph.nodes if node.target == "clone"]) == (begin > 0)
+    odd = Settled(function, *heads(), torch.randn(1, H, S, K, requires_grad=True)).graph
+    assert not [node for node in odd.nodes if node.target in ("clone", "contiguous")]
+
+
 def test_a_wide_mask_is_narrowed_to_the_operands() -> None:
     inputs = [*heads(dtype=torch.bfloat16), torch.randn(1, 1, S, K)]
     settled = Settled(lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias), *inputs)

@@ -215,7 +215,7 @@ def _aligned(write: Writer, call: Call, told: list[str]) -> Call:
         return write.call(F.pad, x, (0, missing)) if missing else x
 
     def copied(x: Node) -> Node:
-        if _begins_aligned(tensor_of(x), step):
+        if _begins_aligned(tensor_of(x), step, by_rows=x is not call.mask):
             return x
         return write.method("clone", x, memory_format=torch.contiguous_format)
 
@@ -228,12 +228,15 @@ def _aligned(write: Writer, call: Call, told: list[str]) -> Call:
     return found
 
 
-def _begins_aligned(value: torch.Tensor, step: int) -> bool:
-    """Whether rows of neighbours in memory begin at multiples of `step` elements, as far as strides are known."""
+def _begins_aligned(value: torch.Tensor, step: int, by_rows: bool) -> bool:
+    """Whether `value`, and each of its rows, begins at a multiple of `step` elements, as far as strides are known.
+
+    The rows of a mask need not: PyTorch pads them.
+    """
     if value.dtype == torch.bool or str(value.stride(-1)) != "1":
         return True  # written anew
     axes = zip(value.shape[:-1], value.stride()[:-1], strict=True)
-    begins = (value.storage_offset(), *(stride for size, stride in axes if str(size) != "1"))
+    begins = (value.storage_offset(), *(stride for size, stride in axes if by_rows and str(size) != "1"))
     return all(begin % step == 0 for begin in begins if isinstance(begin, int))
 
 
