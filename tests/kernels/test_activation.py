@@ -9,8 +9,9 @@ from tests.kernels.layouts import layouts
 from tests.kernels.machine_code import compiled, spilled
 from tilewright.kernels import activation
 from tilewright.kernels.activation import launch, reference
-from tilewright.kernels.activation.rows import rows_of
+from tilewright.kernels.activation.rows import Rows, rows_of
 from tilewright.kernels.catalogue import suite
+from tilewright.launch.builder import RecipeBuilder, operands_of
 from tilewright.measure.truth.proof import prove
 
 UNARY = {"gelu": reference.gelu, "silu": reference.silu}
@@ -66,7 +67,11 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_rows_are_found_in_each_layout() -> None:
-    found = {name: rows_of(x) for name, x in layouts(6, 10, torch.float32).items()}
+    def found_of(*tensors: torch.Tensor) -> Rows:
+        operands = operands_of(tensors)
+        return rows_of(RecipeBuilder("rows", operands, compiled=False), *operands)
+
+    found = {name: found_of(x) for name, x in layouts(6, 10, torch.float32).items()}
     assert [(name, rows.count, rows.columns, *rows.strides) for name, rows in found.items()] == [
         ("contiguous", 1, 60, 60),
         ("misaligned", 1, 60, 60),
@@ -75,8 +80,10 @@ def test_rows_are_found_in_each_layout() -> None:
         ("every other", 6, 10, 10),
     ]
     gate, up = torch.randn(2, 3, 20).chunk(2, -1)
-    assert rows_of(gate, up).strides == (20, 20)
-    assert rows_of(gate, up).tensors[1].data_ptr() == up.data_ptr()
+    rows = found_of(gate, up)
+    assert rows.strides == (20, 20)
+    # Where it lies: tensor 1 is no copy.
+    assert rows.tensors[1].index == 1 and found_of(gate.mT, up.mT).tensors[1].index == 3
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])

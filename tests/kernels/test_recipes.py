@@ -179,6 +179,18 @@ def test_cross_entropy_by_triton() -> None:
     assert second == ("finish", (1, 1, 1), [5, 2, 4, ("i", first[1][0]), None, None])
 
 
+def test_activations_by_triton() -> None:
+    gate, up = ((4, 25, 96), BF16, (4800, 192, 1)), ((4, 25, 96), BF16, (4800, 192, 1))
+    recipe = recipe_of("gated_activation", gate, up, "silu")
+    assert shapes(recipe) == [((4, 25, 96), BF16)]
+    sizes = [("q", 96), ("q", 192), ("q", 192)]
+    assert told(recipe) == [("gated_forward", (100, 1, 1), [0, 1, 2, *sizes, None, None])]
+    recipe = recipe_of("activation_backward", ((100, 96), FP32), ((100, 96), FP32, (1, 100)), "gelu")
+    # 0: dy, 1: x, 2: dx, 3: the copy of x.
+    sizes = [("q", 96), ("q", 96), ("q", 96)]
+    assert told(recipe) == [(Copy(3, 1),), ("backward", (100, 1, 1), [0, 3, 2, *sizes, None, None])]
+
+
 @pytest.mark.parametrize("name, arguments", [
     ("softmax", (((7, 1000), BF16), True, "triton")),
     ("cross_entropy", (((100, 5000), BF16), ((100,), INT64), -100, 0.0, 0.0, "none", False, "triton")),

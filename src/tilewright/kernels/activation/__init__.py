@@ -18,7 +18,6 @@ import torch
 from torch.nn import functional as F
 
 from tilewright.kernels.activation import launch
-from tilewright.kernels.device import runs_triton
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 
@@ -97,22 +96,20 @@ def formula_backward(dy: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tens
 
 
 def _forward(x: torch.Tensor, kind: str) -> torch.Tensor:
-    return launch.forward(x, kind) if runs_triton(x) else formula(x, kind).contiguous()
+    return formula(x, kind).contiguous()
 
 
 def _backward(dy: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
-    return launch.backward(dy, x, kind) if runs_triton(x) else formula_backward(dy, x, kind).contiguous()
+    return formula_backward(dy, x, kind).contiguous()
 
 
 def _gated_forward(gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
-    return launch.gated_forward(gate, up, kind) if runs_triton(gate) else (formula(gate, kind) * up).contiguous()
+    return (formula(gate, kind) * up).contiguous()
 
 
 def _gated_backward(
     dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if runs_triton(gate):
-        return launch.gated_backward(dy, gate, up, kind)
     return formula_backward(dy * up, gate, kind).contiguous(), (dy * formula(gate, kind)).contiguous()
 
 
@@ -125,6 +122,7 @@ _activation_backward = define(
     _backward,
     lambda dy, x, kind: _like(x),
     backward=no_double_backward("activation_backward"),
+    recipe=launch.backward,
     repeats=True,
 )
 _gated_activation_backward = define(
@@ -132,6 +130,7 @@ _gated_activation_backward = define(
     _gated_backward,
     lambda dy, gate, up, kind: (_like(gate), _like(up)),
     backward=no_double_backward("gated_activation_backward"),
+    recipe=launch.gated_backward,
     repeats=True,
 )
 
@@ -147,6 +146,7 @@ _activation = define(
     _like,
     backward=lambda ctx, dy: (_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
     save=_save,
+    recipe=launch.forward,
     repeats=True,
 )
 _gated = define(
@@ -155,5 +155,6 @@ _gated = define(
     _like,
     backward=lambda ctx, dy: (*_gated_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
     save=_save,
+    recipe=launch.gated_forward,
     repeats=True,
 )

@@ -8,53 +8,50 @@ import torch
 import triton
 
 from tilewright.kernels.activation import triton as kernels
-from tilewright.kernels.activation.rows import Rows, rows_of
-from tilewright.kernels.device import current
-from tilewright.kernels.launches import launch
+from tilewright.kernels.activation.rows import rows_of
+from tilewright.kernels.device import runs_triton
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
 
 BLOCK = 1024
 """Elements a program moves of each tensor: one vector of 16 bytes for each of 128 threads in 16 bits."""
 WARPS = 4
 
 
-def _run(kernel: Any, rows: Rows, results: list[torch.Tensor], kind: str) -> None:
-    block = min(BLOCK, triton.next_power_of_2(rows.columns))
-    programs = rows.count * triton.cdiv(rows.columns, block)
-    with current(rows.tensors[0]):
-        launch(
-            kernel, (programs,),
-            *rows.tensors, *results, rows.columns, *rows.strides,
-            KIND=kind, PRECISE=results[0].dtype == torch.float32, BLOCK=block, FLAT=rows.count == 1, num_warps=WARPS,
-        )  # fmt: skip
-
-
-def _computed(kernel: Any, tensors: tuple[torch.Tensor, ...], count: int, kind: str) -> list[torch.Tensor]:
+def _computed(
+    call: RecipeBuilder, kernel: Any, tensors: tuple[Operand, ...], count: int, kind: str
+) -> tuple[Operand, ...]:
     """`count` new contiguous tensors like the first of `tensors`, filled by `kernel`."""
     first = tensors[0]
-    results = [torch.empty(first.shape, dtype=first.dtype, device=first.device) for _ in range(count)]
+    results = tuple(call.empty(first.shape, first.dtype) for _ in range(count))
     if first.numel():
-        _run(kernel, rows_of(*tensors), results, kind)
+        rows = rows_of(call, *tensors)
+        block = min(BLOCK, triton.next_power_of_2(rows.columns))
+        call.launch(
+            kernel, (rows.count * triton.cdiv(rows.columns, block),),
+            *rows.tensors, *results, rows.columns, *rows.strides,
+            KIND=kind, PRECISE=first.dtype == torch.float32, BLOCK=block, FLAT=rows.count == 1, num_warps=WARPS,
+        )  # fmt: skip
     return results
 
 
-def forward(x: torch.Tensor, kind: str) -> torch.Tensor:
+def forward(call: RecipeBuilder, x: Operand, kind: str) -> Recipe | None:
     """act(x), contiguous."""
-    return _computed(kernels.forward, (x,), 1, kind)[0]
+    return call.finish(*_computed(call, kernels.forward, (x,), 1, kind)) if runs_triton(x) else None
 
 
-def backward(dy: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
+def backward(call: RecipeBuilder, dy: Operand, x: Operand, kind: str) -> Recipe | None:
     """dx = dy · act'(x), contiguous."""
-    return _computed(kernels.backward, (dy, x), 1, kind)[0]
+    return call.finish(*_computed(call, kernels.backward, (dy, x), 1, kind)) if runs_triton(x) else None
 
 
-def gated_forward(gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
+def gated_forward(call: RecipeBuilder, gate: Operand, up: Operand, kind: str) -> Recipe | None:
     """act(gate) · up, contiguous."""
-    return _computed(kernels.gated_forward, (gate, up), 1, kind)[0]
+    return call.finish(*_computed(call, kernels.gated_forward, (gate, up), 1, kind)) if runs_triton(gate) else None
 
 
-def gated_backward(
-    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dgate, dup), both contiguous."""
-    dgate, dup = _computed(kernels.gated_backward, (dy, gate, up), 2, kind)
-    return dgate, dup
+def gated_backward(call: RecipeBuilder, dy: Operand, gate: Operand, up: Operand, kind: str) -> Recipe | None:
+    """dgate and dup, both contiguous."""
+    if not runs_triton(gate):
+        return None
+    return call.finish(*_computed(call, kernels.gated_backward, (dy, gate, up), 2, kind))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+from tilewright.kernels import row
+from tilewright.launch.builder import Operand, RecipeBuilder
 
 
 @dataclass(frozen=True)
 class Rows:
     """`count` rows of `columns` neighbours, one stride for each tensor."""
 
-    tensors: tuple[torch.Tensor, ...]
+    tensors: tuple[Operand, ...]
     count: int
     columns: int
     strides: tuple[int, ...]
     """Elements from one row of each tensor to its next."""
 
 
-def rows_of(*tensors: torch.Tensor) -> Rows:
+def rows_of(call: RecipeBuilder, *tensors: Operand) -> Rows:
     """Contiguous tensors as one long row; else rows along the last dimension, of any stride.
 
     A tensor whose rows have no one stride, or whose last dimension is not of neighbours, is copied.
@@ -26,7 +27,6 @@ def rows_of(*tensors: torch.Tensor) -> Rows:
     first = tensors[0]
     if all(tensor.is_contiguous() for tensor in tensors):
         return Rows(tensors, 1, first.numel(), (first.numel(),) * len(tensors))
-    columns = first.shape[-1]
-    matrices = [tensor.reshape(-1, columns) for tensor in tensors]
-    matrices = [matrix if columns == 1 or matrix.stride(1) == 1 else matrix.contiguous() for matrix in matrices]
-    return Rows(tuple(matrices), first.numel() // columns, columns, tuple(matrix.stride(0) for matrix in matrices))
+    matrices = tuple(row.rows_of(call, tensor) for tensor in tensors)
+    count, columns = matrices[0].shape
+    return Rows(matrices, count, columns, tuple(matrix.stride(0) for matrix in matrices))
