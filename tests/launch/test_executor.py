@@ -66,6 +66,7 @@ def perform(request: pytest.FixtureRequest, module: ModuleType) -> Performed:
         program = module.program(
             (
                 CPU,
+                None,
                 places.stop,
                 [(i, None) for i in range(len(inputs))],
                 [(RECIPE, "made", [], detail)],
@@ -160,7 +161,7 @@ def test_a_refused_launch_is_an_error(fake: FakeDriver, perform: Performed) -> N
 
 
 def program(module: ModuleType, slots: int, inputs: Sequence[Any], steps: Sequence[Any], outputs: Sequence[int]) -> Any:
-    return module.program((CPU, slots, inputs, steps, [(slot, None) for slot in outputs]))
+    return module.program((CPU, None, slots, inputs, steps, [(slot, None) for slot in outputs]))
 
 
 def called(
@@ -215,6 +216,7 @@ def test_operators_views_constants_and_python(module: ModuleType) -> None:
     run = module.program(
         (
             CPU,
+            None,
             8,
             [(0, executor.native_layout(layout(6))), (5, None)],
             steps,

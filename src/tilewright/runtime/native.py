@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from tilewright.launch import driver
 from tilewright.launch.executor import EXTENSION, native_layout, native_recipe
 from tilewright.launch.triton import launches_are_watched
 from tilewright.records.errors import CompilerError, warn_once
@@ -64,7 +65,8 @@ def _program(module: ModuleType, executable: Executable, device: torch.device) -
             kind, detail = _step(module, step, parts)
             steps.append((kind, step.name, step.frees, detail))
     outputs = [(o.index, None) if isinstance(o, Slot) else (-1, o) for o in executable.outputs]
-    program = module.program((device, executable.slots, inputs, steps, outputs))
+    table = driver.table(device.index or 0) if device.type == "cuda" else None
+    program = module.program((device, table, executable.slots, inputs, steps, outputs))
 
     def run(args: list[Any]) -> Any:
         try:

@@ -190,19 +190,21 @@ PyObject* make_recipe(PyObject*, PyObject* data) {
     END_HANDLE_TH_ERRORS
 }
 
-// program((device, slots, inputs, steps, outputs)) -> program
+// program((device, driver or None, slots, inputs, steps, outputs)) -> program
 PyObject* make_program(PyObject*, PyObject* data) {
     HANDLE_TH_ERRORS
     py::tuple told = py::reinterpret_borrow<py::tuple>(data);
-    auto made = std::make_unique<Program>(Program{device_from(told[0]), told[1].cast<size_t>(), {}, {}, {}, {}, {}, {}});
-    for (py::handle x : told[2]) {
+    auto made = std::make_unique<Program>(
+        Program{device_from(told[0]), std::nullopt, told[2].cast<size_t>(), {}, {}, {}, {}, {}, {}});
+    if (!told[1].is_none()) made->driver = driver_from(told[1]);
+    for (py::handle x : told[3]) {
         py::tuple input = py::reinterpret_borrow<py::tuple>(x);
         made->input_names.push_back("input " + std::to_string(made->input_names.size()));
         made->input_slots.push_back(input[0].cast<int>());
         made->inputs.push_back(input[1].is_none() ? std::nullopt : std::optional(layout_from(input[1])));
     }
-    for (py::handle x : told[3]) made->steps.push_back(step_from(py::reinterpret_borrow<py::tuple>(x)));
-    for (py::handle x : told[4]) {
+    for (py::handle x : told[4]) made->steps.push_back(step_from(py::reinterpret_borrow<py::tuple>(x)));
+    for (py::handle x : told[5]) {
         py::tuple output = py::reinterpret_borrow<py::tuple>(x);
         made->output_slots.push_back(output[0].cast<int>());
         made->output_constants.push_back(output[1]);

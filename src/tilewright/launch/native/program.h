@@ -60,6 +60,7 @@ struct Step {
 
 struct Program {
     at::Device device;
+    std::optional<Driver> driver;  // of a GPU
     size_t slots;
     std::vector<std::optional<Layout>> inputs;
     std::vector<int> input_slots;
@@ -208,6 +209,8 @@ inline void run_steps(const Program& program, Slots& slots) {
     // Autograd has seen the graph from outside; in-place operators still count versions.
     at::AutoDispatchBelowAutograd below;
     c10::DeviceGuard guard(program.device);
+    // Autograd's threads have no context at first, and cuBLAS warns of that.
+    if (program.driver) program.driver->make_current(program.driver->context);
     for (const Step& step : program.steps) run_step(step, slots);
 }
 
