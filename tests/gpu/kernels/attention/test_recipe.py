@@ -49,7 +49,7 @@ def by_executor(recipe: Recipe, inputs: list[torch.Tensor]) -> Any:
     arguments = [(i, None) for i in range(len(inputs))]
     steps: list[Any] = [(RECIPE, recipe.name, [], detail)]
     results = [(place, None) for place in places]
-    return module.run(module.program((recipe.device, places.stop, arguments, steps, results)), list(inputs))
+    return module.run(module.program((recipe.device, None, places.stop, arguments, steps, results)), list(inputs))
 
 
 @pytest.fixture(params=[by_executor, twin.perform], ids=["executor", "twin"])
