@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from tests.kernels.machine_code import compiled, spilled
 from tilewright.kernels.catalogue import suite
-from tilewright.kernels.embedding import embedding, launch, reference
+from tilewright.kernels.embedding import embedding, reference
 from tilewright.measure.truth.proof import prove
 
 
@@ -60,8 +60,8 @@ def test_kernels_compile_without_spills(dtype: str) -> None:
     types |= dict.fromkeys(("indices", "order", "bounds"), "*i64") | {"keys": "*i32", "parts": "*fp32"}
     types |= {"columns": "i32"} | dict.fromkeys(("count", "entries", "weight_row", "padding"), "i64")
     aligned = ("columns", "weight_row")
-    forward = {"ROWS": launch.ELEMENTS // launch.COLUMNS, "COLUMNS": launch.COLUMNS}
-    backward = {"CHUNK": launch.CHUNK, "ROWS": launch.PART_ROWS, "COLUMNS": launch.BACKWARD_COLUMNS}
+    forward = {"ROWS": kernels.ELEMENTS // kernels.COLUMNS, "COLUMNS": kernels.COLUMNS}
+    backward = {"CHUNK": kernels.CHUNK, "ROWS": kernels.PART_ROWS, "COLUMNS": kernels.BACKWARD_COLUMNS}
     codes = [
         compiled(kernels.forward, types, forward, aligned),
         compiled(kernels.backward, types, backward, aligned),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels.registered import all_operators
 from tilewright.anatomy.simulated import simulated
 from tilewright.hardware.profiles import profile_for
 from tilewright.kernels import nvrtc
@@ -62,6 +63,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(nvrtc, "kernel", build)
     monkeypatch.setattr(nvrtc, "bindings_installed", lambda: True)
     monkeypatch.setattr(builder, "loaded", lambda kernel: LoadedKernel(kernel.metadata.name, 1, 128, 0))
+    all_operators()
     forget()
     with simulated(profile_for("h200"), "9.0"):
         yield
@@ -191,7 +193,50 @@ def test_activations_by_triton() -> None:
     assert told(recipe) == [(Copy(3, 1),), ("backward", (100, 1, 1), [0, 3, 2, *sizes, None, None])]
 
 
+def test_the_rotation_by_triton() -> None:
+    q, k = ((2, 8, 64, 96), BF16, (49152, 96, 768, 1)), ((2, 2, 64, 96), BF16, (12288, 1, 192, 2))
+    recipe = recipe_of("rotary", q, k, ((64, 48), FP32, (96, 1)), ((64, 48), FP32), False, True)
+    assert [(x.shape, x.strides) for x in (recipe.buffers[number] for number in recipe.results)] == [
+        ((2, 8, 64, 96), (49152, 96, 768, 1)), ((2, 2, 64, 96), (12288, 6144, 96, 1))
+    ]  # fmt: skip
+    # 0: q, 1: k, 2: cos, 3: sin; copies of k (4) and cos (5); results 6 and 7.
+    *copies, (entry, grid, arguments) = told(recipe)
+    assert copies == [(Copy(4, 1),), (Copy(5, 2),)]
+    assert (entry, grid, arguments[:6]) == ("rotate", (128, 2, 1), [0, 4, 6, 7, 5, 3])
+    sizes = [64, 8, 2, 48, 49152, 96, 768, 12288, 6144, 96, 49152, 96, 768, 12288, 6144, 96, 48]
+    assert arguments[6:] == [*[("i", size) for size in sizes], None, None]
+
+
+def test_the_embedding_by_triton() -> None:
+    recipe = recipe_of("embedding", ((4, 25), INT64, (1, 4)), ((50, 96), BF16, (192, 1)), -1)
+    assert shapes(recipe) == [((4, 25, 96), BF16)]
+    # 0: indices, 1: the table, 2: the result, 3: the copy of the indices.
+    sizes = [("q", 100), ("q", 50), ("i", 96), ("q", 192)]
+    assert told(recipe) == [(Copy(3, 0),), ("forward", (4, 1, 1), [3, 1, 2, *sizes, None, None])]
+
+
+def test_the_weighted_sum_by_triton() -> None:
+    x, w = ((100, 1000), BF16, (1008, 1)), ((1000,), BF16)
+    recipe = recipe_of("weighted_sum", x, w)
+    assert shapes(recipe) == [((100,), BF16)]
+    sizes = [("i", 100), ("i", 1000), ("q", 63)]
+    assert told(recipe) == [("forward", (100, 1, 1), [0, 1, 2, *sizes, None, None])]
+    # Operands: dy, x, w; 3: dx, 4: dw, 5: partial sums.
+    recipe = recipe_of("weighted_sum_backward", ((100,), BF16, (0,)), x, w, False, True)
+    copy, first, second = told(recipe)
+    assert shapes(recipe) == [((0, 0), BF16), ((1000,), BF16)] and copy == (Copy(5, 0),)
+    assert recipe.buffers[3].shape == (13, 1000)
+    sizes = [("i", 100), ("i", 1000), ("q", 126)]
+    assert first == ("backward", (1, 13, 1), [5, 1, 2, 3, 6, *sizes, None, None])
+    assert second == ("sum_parts", (32, 1, 1), [6, 4, ("i", 13), ("i", 1000), None, None])
+    recipe = recipe_of("weighted_sum_backward", ((0,), BF16), ((0, 8), BF16), ((8,), BF16), True, True)
+    assert shapes(recipe) == [((0, 8), BF16), ((8,), BF16)] and told(recipe) == [(Fill(4, 0),)]
+
+
 @pytest.mark.parametrize("name, arguments", [
+    ("rotary", (*[((2, 8, 64, 96), BF16)] * 2, *[((64, 48), FP32)] * 2, True, False)),
+    ("embedding", (((4, 25), INT64), ((50, 96), BF16), -1)),
+    ("weighted_sum", (((100, 1000), BF16), ((1000,), BF16))),
     ("softmax", (((7, 1000), BF16), True, "triton")),
     ("cross_entropy", (((100, 5000), BF16), ((100,), INT64), -100, 0.0, 0.0, "none", False, "triton")),
 ])  # fmt: skip

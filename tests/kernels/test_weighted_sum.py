@@ -8,7 +8,7 @@ import torch
 from tests.kernels.layouts import layouts
 from tests.kernels.machine_code import compiled, spilled
 from tilewright.kernels.catalogue import suite
-from tilewright.kernels.weighted_sum import launch, weighted_sum
+from tilewright.kernels.weighted_sum import weighted_sum
 from tilewright.measure.truth.proof import prove
 
 SHAPES = [(0, 5), (1, 1), (7, 1), (7, 37), (3, 1000)]
@@ -53,9 +53,12 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_tiles_cover_rows_and_columns() -> None:
+    pytest.importorskip("triton")
+    from tilewright.kernels.weighted_sum import triton as kernels
+
     for rows in (1, 2, 1000, 16384):
         for columns in (1, 5, 512, 4096, 16384, 10**6):
-            high, wide, warps = launch.forward_tile(rows, columns)
+            high, wide, warps = kernels.forward_tile(rows, columns)
             assert high & (high - 1) == 0 == wide & (wide - 1)
             assert high * wide <= 2048 and 32 * warps <= 1024
             assert high < 2 * rows and wide < 2 * columns
@@ -69,10 +72,10 @@ def test_kernels_compile_without_spills(dtype: str, pitch: int) -> None:
 
     types = {name: f"*{dtype}" for name in ("x", "w", "y", "dy", "dx", "dw")} | {"parts": "*fp32", "pitches": "i64"}
     types |= dict.fromkeys(("rows", "columns", "count"), "i32")
-    high, wide, warps = launch.forward_tile(16384, 16384)
+    high, wide, warps = kernels.forward_tile(16384, 16384)
     forward = {"PITCH": pitch, "ROWS": high, "COLUMNS": wide, "WHOLE": pitch == 16}
-    backward = {"PITCH": pitch, "ROWS": launch.BACKWARD_ROWS, "COLUMNS": launch.BACKWARD_COLUMNS}
-    parts = {"PARTS": launch.PARTS, "COLUMNS": launch.PART_COLUMNS}
+    backward = {"PITCH": pitch, "ROWS": kernels.BACKWARD_ROWS, "COLUMNS": kernels.BACKWARD_COLUMNS}
+    parts = {"PARTS": kernels.PARTS, "COLUMNS": kernels.PART_COLUMNS}
     codes = [
         compiled(kernels.forward, types, forward, warps=warps),
         compiled(kernels.backward, types, backward | {"WANT_DX": True, "WANT_DW": True}),

@@ -49,6 +49,13 @@ def performed(name: str, recipe: RecipeOf, *arguments: Any) -> tuple[torch.Tenso
         return None if made is None else twin.perform(made, tensors, by_triton=launch)
 
 
+def perform_part(name: str, recipe: Callable[..., Recipe], *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """The results of a recipe for the kernels of an operator that does other things too."""
+    results = performed(name, recipe, *arguments)
+    assert results is not None
+    return results
+
+
 @functools.lru_cache(KEPT, typed=True)
 def _built(name: str, recipe: RecipeOf, *arguments: Any) -> Recipe | None:
     operands = [x for x in arguments if isinstance(x, Operand)]

@@ -135,6 +135,15 @@ class RecipeBuilder:
         self._buffers.append(layout)
         return Operand(len(self.inputs) + len(self._buffers) - 1, layout.shape, layout.strides, dtype, self.device)
 
+    def empty_like(self, x: Operand) -> Operand:
+        """Memory that lies as `torch.empty_like(x)` does."""
+        meta = torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device="meta")
+        return self.empty(x.shape, x.dtype, torch.empty_like(meta).stride())
+
+    def contiguous(self, x: Operand) -> Operand:
+        """`x`, or a dense copy of it."""
+        return x if x.is_contiguous() else self.copy(x)
+
     def copy(self, source: Operand, strides: Sequence[int] | None = None) -> Operand:
         """A copy that lies as `empty` says, for kernels that cannot read `source` where it lies."""
         made = self.empty(source.shape, source.dtype, strides)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.interpreter import install
-from tilewright.kernels.embedding import embedding, launch
+from tilewright.kernels.embedding import embedding
+from tilewright.kernels.embedding import triton as kernels
 from tilewright.kernels.embedding.variants import SUITES
 from tilewright.measure.truth.proof import prove
 
@@ -28,7 +29,7 @@ def test_the_contract_is_kept(shape: tuple[int, int, int], dtype: torch.dtype, p
 
 def test_long_runs_are_summed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of one to forty positions over chunks of four: within one, from end to end, over many."""
-    monkeypatch.setattr(launch, "CHUNK", 4)
+    monkeypatch.setattr(kernels, "CHUNK", 4)
     for lengths in ((1, 8, 9, 3, 40), (9, 9, 9), (40,), (2, 11, 2, 12), (7, 8, 0, 25, 1)):
         indices = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         indices = indices[torch.randperm(len(indices), generator=torch.Generator().manual_seed(0))]

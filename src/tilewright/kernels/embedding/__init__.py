@@ -6,12 +6,16 @@ from typing import Any
 
 import torch
 
+from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import runs_triton
-from tilewright.kernels.embedding import launch
+from tilewright.kernels.embedding import triton
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
 
 NO_PADDING = -1
+SUMS = "tilewright::embedding_backward"
 
 
 def embedding(indices: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
@@ -44,15 +48,21 @@ def embedding(indices: torch.Tensor, weight: torch.Tensor, padding_idx: int | No
     return _embedding(indices, weight, padding)  # type: ignore[no-any-return]
 
 
+def _recipe(call: RecipeBuilder, indices: Operand, weight: Operand, padding: int) -> Recipe | None:
+    return triton.forward_recipe(call, indices, weight) if runs_triton(weight) else None
+
+
 def _forward(indices: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tensor:
-    if runs_triton(weight):
-        return launch.forward(indices.contiguous(), weight if weight.stride(1) == 1 else weight.contiguous())
     return torch.nn.functional.embedding(indices, weight)
 
 
 def _backward(dout: torch.Tensor, indices: torch.Tensor, entries: int, padding: int) -> torch.Tensor:
     if runs_triton(dout):
-        return launch.backward(dout.contiguous(), indices, entries, padding)
+        # 32-bit keys sort in half the passes.
+        keys, order = indices.flatten().to(torch.int32).sort(stable=True)
+        bounds = torch.searchsorted(keys, torch.arange(entries + 1, dtype=torch.int32, device=keys.device))
+        (dweight,) = perform_part(SUMS, triton.sums_recipe, dout, keys, order, bounds, entries, padding)
+        return dweight
     # PyTorch on a CPU adds up in the table's own dtype, which loses digits in 16 bits.
     wide = dout if dout.dtype == torch.float64 else dout.float()
     total = wide.new_zeros(entries, dout.shape[-1])
@@ -84,5 +94,6 @@ _embedding = define(
     _forward_fake,
     backward=lambda ctx, dout: (None, _embedding_backward(dout, *ctx.saved_tensors, ctx.entries, ctx.padding), None),
     save=_save,
+    recipe=_recipe,
     repeats=True,
 )

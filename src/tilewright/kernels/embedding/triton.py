@@ -12,10 +12,22 @@ backward 0.75 (PyTorch 0.08), of which the sort takes 84 of 307 µs.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
+
+COLUMNS = 1024
+ELEMENTS = 4096
+"""Of a tile of the forward: four vectors of 16 bytes for each of 128 threads in 16 bits."""
+BACKWARD_COLUMNS = 2048
+PART_ROWS = 4
+"""Rows of a tile where a long run is summed; most other runs have one row."""
+CHUNK = 64
+"""Positions of a partial sum of a long run; one program sums a run of up to two chunks."""
 
 
 @triton.jit(do_not_specialize=["count", "entries"])
@@ -108,3 +120,44 @@ def backward(
     else:
         total = _sum_rows(dout, order, start, last, columns, column, 1, COLUMNS)
     tl.store(dweight + entry * columns + column, rounded(total, dweight.dtype.element_ty), mask=column < columns)
+
+
+def forward_tile(count: int, columns: int) -> tuple[int, int]:
+    """Rows and columns of a tile of the forward for `count` positions."""
+    wide = min(triton.next_power_of_2(columns), COLUMNS)
+    return ELEMENTS // wide if count * columns > ELEMENTS else 1, wide
+
+
+def forward_recipe(call: RecipeBuilder, indices: Operand, weight: Operand) -> Recipe:
+    """weight[indices], contiguous."""
+    (entries, columns), count = weight.shape, indices.numel()
+    out = call.empty((*indices.shape, columns), weight.dtype)
+    if out.numel():
+        indices, weight = call.contiguous(indices), weight if weight.stride(1) == 1 else call.copy(weight)
+        high, wide = forward_tile(count, columns)
+        call.launch(
+            forward, (triton.cdiv(count, high), triton.cdiv(columns, wide)),
+            indices, weight, out, count, entries, columns, weight.stride(0),
+            ROWS=high, COLUMNS=wide, num_warps=4, debug=True, sanitize_overflow=False,
+        )  # fmt: skip
+    return call.finish(out)
+
+
+def sums_recipe(
+    call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, bounds: Operand, entries: int, padding: int
+) -> Recipe:
+    """dweight[entries, D], summed in the order of the positions; `padding` is -1 without a padding row.
+
+    keys: the indices, sorted; order: their positions in dout; bounds: where the keys of each entry begin, and the end.
+    """
+    dout, columns = call.contiguous(dout), dout.shape[-1]
+    dweight = call.empty((entries, columns), dout.dtype)
+    wide = min(triton.next_power_of_2(max(columns, 1)), BACKWARD_COLUMNS)
+    blocks, chunks = triton.cdiv(columns, wide), triton.cdiv(keys.numel(), CHUNK)
+    parts = call.empty((chunks, 2, columns), torch.float32)
+    sizes = {"CHUNK": CHUNK, "ROWS": PART_ROWS, "COLUMNS": wide, "num_warps": 4}
+    if chunks > 2:
+        grid = chunks, blocks, 2
+        call.launch(long_runs, grid, dout, keys, order, bounds, parts, keys.numel(), columns, padding, **sizes)
+    call.launch(backward, (entries, blocks), dout, order, bounds, parts, dweight, columns, padding, **sizes)
+    return call.finish(dweight)

@@ -8,7 +8,9 @@ import torch
 
 from tilewright.kernels.device import runs_triton
 from tilewright.kernels.registration import define
-from tilewright.kernels.rotary import launch
+from tilewright.kernels.rotary import triton
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
 
 
 def rotary(
@@ -47,23 +49,19 @@ def rotary(
     return _rotary(q, k, cos, sin, interleaved, False)  # type: ignore[no-any-return]
 
 
+def _recipe(call: RecipeBuilder, q: Operand, *arguments: Any) -> Recipe | None:
+    return triton.recipe(call, q, *arguments) if runs_triton(q) else None
+
+
 def _rotate(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, backward: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     q, k = _readable(q), _readable(k)
-    cos, sin = cos.contiguous(), sin.contiguous()
-    if runs_triton(q):
-        return launch.rotate(q, k, cos, sin, interleaved, backward)
     return _formula(q, cos, sin, interleaved, backward), _formula(k, cos, sin, interleaved, backward)
 
 
 def _readable(x: torch.Tensor) -> torch.Tensor:
-    """x, or a contiguous copy unless its last dimension and that of `empty_like(x)` have stride 1.
-
-    If another dimension has stride 1 too (overlapping windows), `empty_like` may make that one the innermost.
-    """
-    *steps, last = x.stride()
-    return x if last == 1 and 1 not in steps else x.contiguous()
+    return x if triton.is_readable(x.stride()) else x.contiguous()
 
 
 def _formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, backward: bool) -> torch.Tensor:
@@ -102,5 +100,6 @@ _rotary = define(
     _fake,
     backward=_gradients,
     save=_save,
+    recipe=_recipe,
     repeats=True,
 )

@@ -14,6 +14,13 @@ import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
+
+LEAST, MOST = 1024, 4096
+"""Elements of a program's block of heads, if there are enough heads."""
+WARP_ELEMENTS = 512
+"""Elements of a warp: two vectors of 16 bytes for each thread in 16 bits."""
 
 
 @triton.jit
@@ -73,3 +80,45 @@ def rotate(
         k_out += batch * k_out_batch + position * k_out_position
         first = (block - blocks) * HEADS
         _rotate_heads(k, k_out, c, s, first, k_heads, pairs, k_head, k_out_head, HEADS, PAIRS, INTERLEAVED)
+
+
+def recipe(
+    call: RecipeBuilder, q: Operand, k: Operand, cos: Operand, sin: Operand, interleaved: bool, backward: bool
+) -> Recipe:
+    """q[B, H, S, D] and k[B, K, S, D] rotated, by the negative angles if `backward`."""
+    q, k = _readable(call, q), _readable(call, k)
+    cos, sin = call.contiguous(cos), call.contiguous(sin)
+    results = call.empty_like(q), call.empty_like(k)
+    (batch, q_heads, length, width), k_heads = q.shape, k.shape[1]
+    if batch * length * width == 0 or q_heads + k_heads == 0:
+        return call.finish(*results)
+    pairs = triton.next_power_of_2(width // 2)
+    heads = _heads(q_heads, k_heads, 2 * pairs)
+    blocks = triton.cdiv(q_heads, heads) + triton.cdiv(k_heads, heads)
+    steps = [step for x in (q, k, *results) for step in x.strides[:3]]
+    call.launch(
+        rotate, (batch * length, blocks), q, k, *results, cos, sin, length, q_heads, k_heads, width // 2, *steps,
+        cos.stride(0), SIGN=-1.0 if backward else 1.0, HEADS=heads, PAIRS=pairs, INTERLEAVED=interleaved,
+        num_warps=min(max(heads * 2 * pairs // WARP_ELEMENTS, 1), 4),
+    )  # fmt: skip
+    return call.finish(*results)
+
+
+def _readable(call: RecipeBuilder, x: Operand) -> Operand:
+    return x if is_readable(x.strides) else call.copy(x)
+
+
+def is_readable(strides: tuple[int, ...]) -> bool:
+    """Whether the last dimension of a tensor, and that of `empty_like` of it, has stride 1.
+
+    If another dimension has stride 1 too (overlapping windows), `empty_like` may make that one the innermost.
+    """
+    *steps, last = strides
+    return last == 1 and 1 not in steps
+
+
+def _heads(q_heads: int, k_heads: int, width: int) -> int:
+    """Heads of a block: as many as q and k both have, so that no block is mostly empty."""
+    shared: int = triton.next_power_of_2(max(min(q_heads, k_heads), 1))
+    wanted: int = min(max(shared, LEAST // width), triton.next_power_of_2(max(q_heads, k_heads)))
+    return max(min(wanted, MOST // width), 1)

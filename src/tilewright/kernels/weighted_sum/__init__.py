@@ -17,7 +17,9 @@ import torch
 from tilewright.kernels.device import NARROW, runs_triton
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
-from tilewright.kernels.weighted_sum import launch
+from tilewright.kernels.weighted_sum import triton
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
 
 
 def weighted_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -40,14 +42,15 @@ def weighted_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return _weighted_sum(rows, w).reshape(x.shape[:-1])  # type: ignore[no-any-return]
 
 
-def _neighbours(x: torch.Tensor) -> torch.Tensor:
-    """x[N, D] with neighbouring columns."""
-    return x if x.shape[1] == 1 or x.stride(1) == 1 else x.contiguous()
+def _recipe(call: RecipeBuilder, x: Operand, w: Operand) -> Recipe | None:
+    return triton.forward_recipe(call, x, w) if runs_triton(x) else None
+
+
+def _backward_recipe(call: RecipeBuilder, dy: Operand, x: Operand, w: Operand, *wanted: bool) -> Recipe | None:
+    return triton.backward_recipe(call, dy, x, w, *wanted) if runs_triton(x) else None
 
 
 def _forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    if runs_triton(x):
-        return launch.forward(_neighbours(x), w.contiguous())
     wide = torch.float32 if x.dtype in NARROW else x.dtype
     return (x.to(wide) * w.to(wide)).sum(-1).to(x.dtype)
 
@@ -55,8 +58,6 @@ def _forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def _backward(
     dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, want_dx: bool, want_dw: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if runs_triton(x):
-        return launch.backward(dy.contiguous(), _neighbours(x), w.contiguous(), want_dx, want_dw)
     wide = torch.float32 if x.dtype in NARROW else x.dtype
     dx = dy[:, None] * w if want_dx else x.new_empty(0, 0)
     dw = (dy[:, None].to(wide) * x.to(wide)).sum(0).to(w.dtype) if want_dw else w.new_empty(0)
@@ -84,6 +85,7 @@ _weighted_sum_backward = define(
     _backward,
     _backward_fake,
     backward=no_double_backward("weighted_sum_backward"),
+    recipe=_backward_recipe,
     repeats=True,
 )
 _weighted_sum = define(
@@ -92,5 +94,6 @@ _weighted_sum = define(
     lambda x, w: x.new_empty(x.shape[:1]),
     backward=_gradients,
     save=_save,
+    recipe=_recipe,
     repeats=True,
 )

@@ -17,10 +17,31 @@ backward 0.93 of a copy. Shorter rows have smaller tiles.
 
 from __future__ import annotations
 
+import functools
+import math
+
+import torch
 import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
+
+LONG = 8192
+"""Columns from which tiles are 2048 wide; 1024 below."""
+MANY = 2**16
+"""Rows from which tiles of short rows are 2048 elements; 1024 below, which gives more programs."""
+WARP_ELEMENTS = 512
+"""Elements of a tile for each warp: two vectors of 16 bytes for each thread in 16 bits."""
+PITCH = 16
+"""The row stride is a multiple of this many elements, if possible: wide vectors need a known multiple."""
+BACKWARD_COLUMNS = 2048
+BACKWARD_ROWS = 4
+STRIPS = 64
+"""Programs that share a block of columns in the backward; each has its own partial sum of dw."""
+PARTS = 64
+PART_COLUMNS = 32
 
 
 @triton.jit
@@ -96,3 +117,66 @@ def sum_parts(
         inside = (part < count)[:, None] & (column < columns)[None, :]
         total += tl.load(parts + part[:, None] * columns + column[None, :], mask=inside, other=0.0)
     tl.store(dw + column, rounded(tl.sum(total, 0), dw.dtype.element_ty), mask=column < columns)
+
+
+@functools.cache
+def forward_tile(rows: int, columns: int) -> tuple[int, int, int]:
+    """Rows, columns and warps of the forward's tile; rows and columns are powers of two."""
+    widest = 2048 if columns >= LONG else 1024
+    elements = 2048 if columns >= LONG or (columns < 1024 and rows >= MANY) else 1024
+    wide = min(triton.next_power_of_2(max(columns, 1)), widest)
+    high = min(triton.next_power_of_2(max(rows, 1)), elements // wide)
+    return high, wide, max(high * wide // WARP_ELEMENTS, 1)
+
+
+@functools.cache
+def backward_tile(rows: int, columns: int) -> tuple[int, int, int]:
+    """Rows and columns of the backward's tile, powers of two, and the strips that each sum a part of dw."""
+    wide = min(triton.next_power_of_2(columns), BACKWARD_COLUMNS)
+    high = min(triton.next_power_of_2(rows), BACKWARD_ROWS * BACKWARD_COLUMNS // wide)
+    return high, wide, min(triton.cdiv(rows, high), STRIPS)
+
+
+def forward_recipe(call: RecipeBuilder, x: Operand, w: Operand) -> Recipe:
+    """y[n] = Σ_d x[n, d]·w[d]."""
+    x, w = _rows(call, x), call.contiguous(w)
+    (rows, columns), stride = x.shape, x.stride(0)
+    y = call.empty((rows,), x.dtype)
+    pitch = math.gcd(stride, PITCH)
+    tile_rows, tile_columns, warps = forward_tile(rows, columns)
+    call.launch(
+        forward, (triton.cdiv(rows, tile_rows),),
+        x, w, y, rows, columns, stride // pitch, PITCH=pitch, ROWS=tile_rows, COLUMNS=tile_columns,
+        WHOLE=columns % tile_columns == 0, num_warps=warps,
+    )  # fmt: skip
+    return call.finish(y)
+
+
+def backward_recipe(call: RecipeBuilder, dy: Operand, x: Operand, w: Operand, want_dx: bool, want_dw: bool) -> Recipe:
+    """(dx[N, D], dw[D]); one that is not wanted is empty. dw is the same at every run."""
+    rows, columns = x.shape
+    dx = call.empty((rows, columns) if want_dx else (0, 0), x.dtype)
+    dw = call.empty((columns if want_dw else 0,), w.dtype)
+    if rows * columns == 0:
+        call.fill(dw, 0)
+        return call.finish(dx, dw)
+    dy, x, w = call.contiguous(dy), _rows(call, x), call.contiguous(w)
+    high, wide, strips = backward_tile(rows, columns)
+    pitch = math.gcd(x.stride(0), columns, PITCH)
+    parts = call.empty((strips, columns) if want_dw else (0, 0), torch.float32)
+    call.launch(
+        backward, (triton.cdiv(columns, wide), strips),
+        dy, x, w, dx, parts, rows, columns, x.stride(0) // pitch, PITCH=pitch, ROWS=high, COLUMNS=wide,
+        WANT_DX=want_dx, WANT_DW=want_dw, num_warps=4,
+    )  # fmt: skip
+    if want_dw:
+        call.launch(
+            sum_parts, (triton.cdiv(columns, PART_COLUMNS),),
+            parts, dw, strips, columns, PARTS=PARTS, COLUMNS=PART_COLUMNS, num_warps=4,
+        )  # fmt: skip
+    return call.finish(dx, dw)
+
+
+def _rows(call: RecipeBuilder, x: Operand) -> Operand:
+    """x[N, D] with adjacent columns."""
+    return x if x.shape[1] == 1 or x.stride(1) == 1 else call.copy(x)
