@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewright.trace.events.nesting import nest
+from tilewright.trace.events.self_time import self_times
 from tilewright.trace.frames import call_stack, fold_name
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ NOT_LAUNCHED = "(launch not in the trace)"
 _DEVICE = "('kernel', 'gpu_memcpy', 'gpu_memset')"
 
 _SLICES = f"""
-    SELECT s.id, coalesce(s.parent_id, -1) AS parent, s.depth, s.dur, s.track_id, s.name, s.category, s.arg_set_id
+    SELECT s.id, coalesce(s.parent_id, -1) AS parent, s.depth, s.ts, s.dur, s.track_id, utid, s.name, s.category,
+           s.arg_set_id
     FROM slice s
     LEFT JOIN thread_track ON thread_track.id = s.track_id
     LEFT JOIN thread USING (utid)
@@ -50,7 +53,7 @@ _SLICES = f"""
 _HOST = """
     WITH host AS ({slices}),
     label AS (SELECT name, row_number() OVER (ORDER BY name) - 1 AS label FROM (SELECT DISTINCT name FROM host))
-    SELECT id, parent, depth, dur, track_id, label, coalesce(arg_set_id, -1) AS arg_set
+    SELECT id, parent, depth, ts, dur, track_id, utid, label, coalesce(arg_set_id, -1) AS arg_set
     FROM host JOIN label ON host.name IS NOT DISTINCT FROM label.name
     ORDER BY depth, id"""
 _LABELS = """
@@ -124,7 +127,7 @@ class _Tree:
 def flame(connection: DuckDBPyConnection, weight: Weight) -> Flame:
     """The stacks of a trace weighted by the host's or the device's time; a tree of one node if it has none.
 
-    Host time is a slice's own: its duration less that of the slices within it, never below zero.
+    Host time is a slice's self time (`events/self_time.py`): all of them sum to the busy time of the threads.
     """
     slices = _SLICES + (_NOT_LIGHT if _attributed(connection) else "")
     labels = connection.execute(_LABELS.format(slices=slices)).fetchall()
@@ -134,8 +137,9 @@ def flame(connection: DuckDBPyConnection, weight: Weight) -> Flame:
     frame_of = np.where([bool(_RECORDER.search(name or "")) for name, _ in labels], _HIDDEN, _frames(tree, labels))
     place_of_parent = _places(host["id"], host["parent"])
     node_of = _fold(connection, tree, host, frame_of, place_of_parent)
-    within = np.bincount(place_of_parent[place_of_parent >= 0], host["dur"][place_of_parent >= 0], host["id"].size)
-    own = np.maximum(host["dur"] - within.astype(np.int64), 0)
+    nested = nest(host["utid"], host["ts"], host["dur"])
+    own = np.empty_like(host["dur"])
+    own[nested.order] = self_times(nested)[0]
     counted = frame_of[host["label"]] != _HIDDEN
     if weight == "device":
         node_of, own = _launched(connection, tree, host["id"], node_of)

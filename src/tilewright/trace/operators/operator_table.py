@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
+from tilewright.trace.events.nesting import nest
+from tilewright.trace.events.self_time import self_times
+
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
@@ -58,7 +63,7 @@ class OperatorTable:
     rows: Sequence[OperatorTime]
     inside: Sequence[ParentTime]
     cpu_ns: int
-    """The sum of self times on the host: the time that its threads spent in operators, calls and ranges."""
+    """The sum of self times on the host: the time that its threads spent in operators, calls and ranges, exactly."""
     device_ns: int
     """The sum over kernels, copies and fills of all streams; more than the elapsed time if streams overlap."""
     losses: Sequence[tuple[str, int, int]]
@@ -83,8 +88,37 @@ class OperatorTable:
 
 def add_operator_table(connection: DuckDBPyConnection) -> None:
     """Add tables `operator_time`, `operator_in`, `loss` and view `operator_share`; attribution and steps come first."""
+    _execute(connection, "host_slice.sql")
+    _add_host_calls(connection)
     for script in ("operator_table.sql", "losses.sql"):
-        connection.execute(files("tilewright.trace.operators").joinpath(script).read_text("utf-8"))
+        _execute(connection, script)
+
+
+def _add_host_calls(connection: DuckDBPyConnection) -> None:
+    """Table `host_call`: the rows of `host_slice` with their self time, their outer call and their step."""
+    found = connection.execute("SELECT id, utid, ts, dur FROM host_slice").fetchnumpy()
+    ids, utid, ts, dur = (np.asarray(column, np.int64) for column in found.values())
+    nested = nest(utid, ts, dur)
+    own, outer = self_times(nested)
+    ids = ids[nested.order]
+    timed = {  # noqa: F841  # DuckDB finds it by its name
+        "id": ids,
+        "outer_id": np.ma.masked_array(ids[outer] if len(ids) else ids, outer < 0),
+        "self_ns": own,
+    }
+    connection.execute(
+        """
+        CREATE OR REPLACE TEMP TABLE host_call AS
+        SELECT host_slice.*, timed.outer_id, timed.self_ns, step.name AS step
+        FROM host_slice JOIN timed USING (id)
+        ASOF LEFT JOIN (SELECT file_id, name, ts FROM operator_step) AS step
+          ON step.file_id = host_slice.file_id AND host_slice.ts >= step.ts
+        """
+    )
+
+
+def _execute(connection: DuckDBPyConnection, script: str) -> None:
+    connection.execute(files("tilewright.trace.operators").joinpath(script).read_text("utf-8"))
 
 
 def read_operator_table(connection: DuckDBPyConnection) -> OperatorTable:
