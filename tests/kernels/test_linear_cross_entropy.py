@@ -7,9 +7,10 @@ import torch
 
 from tests.kernels.vocabulary import OPTIONS, Options, by_position, error_of_a_sure_row, inputs
 from tilewright.kernels.catalogue import suite
-from tilewright.kernels.linear_cross_entropy import chunks, linear_cross_entropy
+from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
 from tilewright.kernels.linear_cross_entropy.reference import linear_cross_entropy as linear_cross_entropy_of_all
 from tilewright.measure.truth.proof import prove
+from tilewright.operators.own import linear_cross_entropy as row
 
 SUITE = "linear_cross_entropy"
 
@@ -17,7 +18,7 @@ SUITE = "linear_cross_entropy"
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of some rows, so that gradients are summed over them."""
-    monkeypatch.setattr(chunks, "LOGITS_BYTES", 7 * 101 * 4)
+    monkeypatch.setattr(row, "LOGITS_BYTES", 7 * 101 * 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -9,8 +9,7 @@ from torch import fx
 
 from tilewright.compile.capture import Captured
 from tilewright.cost.memory import MemoryStep, live_bytes, storage
-from tilewright.graph import calls
-from tilewright.kernels.linear_cross_entropy.chunks import chunk_rows
+from tilewright.cost.operators import scratch_bytes
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
 from tilewright.records import program as records
@@ -27,18 +26,7 @@ def eager_steps(graph: fx.Graph) -> list[MemoryStep]:
 
 
 def _call(node: fx.Node) -> MemoryStep:
-    return MemoryStep(node.name, tuple(node.all_input_nodes), (node,), scratch=_scratch(node))
-
-
-def _scratch(node: fx.Node) -> int:
-    """Bytes that a call works in beside its results, where those are not few: the logits of one chunk of tokens."""
-    if not calls.operator_name(node.target).startswith("tilewright.linear_cross_entropy"):
-        return 0
-    named = calls.arguments(node)
-    x, weight = (calls.output(operand) for operand in (named["x"], named["weight"]) if isinstance(operand, fx.Node))
-    assert x is not None and weight is not None
-    tokens, vocabulary = calls.number(x.shape[0]), calls.number(weight.shape[0])
-    return chunk_rows(tokens, vocabulary, x.element_size()) * vocabulary * x.element_size()
+    return MemoryStep(node.name, tuple(node.all_input_nodes), (node,), scratch=scratch_bytes(node))
 
 
 def planned_steps(graph: fx.Graph, units: Sequence[Unit]) -> list[MemoryStep]:

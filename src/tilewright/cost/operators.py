@@ -140,6 +140,16 @@ def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
     )
 
 
+def scratch_bytes(node: Node) -> int:
+    """Bytes that a call works in beside its results."""
+    row = row_of(node.target)
+    if row is None or row.traffic.scratch is None:
+        return 0
+    first = next(calls.output(operand) for _, operand in _operands(node))
+    assert first is not None
+    return int(row.traffic.scratch(NodeSizes(node, None), first.element_size()))
+
+
 def _operands(node: Node) -> Iterator[tuple[str, Node]]:
     """Every tensor operand with the name of its argument, as often as it is passed."""
     import torch

@@ -79,17 +79,25 @@ def view_as(shapes: Rule, *texts: str) -> Callable[[F], F]:
     return body(*texts, operator_class="layout", promotion="none", arithmetic=NOTHING, shapes=shapes)
 
 
-@view_as(_regrouped, "view.default(self, size)", "_unsafe_view.default(self, size)", "reshape.default(self, shape)")
+def relabel_as(shapes: Rule, *texts: str) -> Callable[[F], F]:
+    """Declare rows of views that show all elements of their operand, from the first on."""
+    return body(
+        *texts, operator_class="layout", promotion="none", arithmetic=NOTHING, shapes=shapes, is_relabelled=True
+    )
+
+
+@view_as(_regrouped, "reshape.default(self, shape)")
+@relabel_as(_regrouped, "view.default(self, size)", "_unsafe_view.default(self, size)")
 def view(c: Call, x: Value, shape: Sequence[int]) -> Value:
     return x.view(c.shape)
 
 
-@view_as(_permuted, "permute.default(self, dims)")
+@relabel_as(_permuted, "permute.default(self, dims)")
 def permute(c: Call, x: Value, order: Sequence[int]) -> Value:
     return x.permute(order)
 
 
-@view_as(_transposed, "transpose.int(self, dim0, dim1)")
+@relabel_as(_transposed, "transpose.int(self, dim0, dim1)")
 def transpose(c: Call, x: Value, a: int, b: int) -> Value:
     order = list(range(len(x.dims)))
     if order:
@@ -97,32 +105,33 @@ def transpose(c: Call, x: Value, a: int, b: int) -> Value:
     return x.permute(order)
 
 
-@view_as(_reversed, "t.default(self)")
+@relabel_as(_reversed, "t.default(self)")
 def t(c: Call, x: Value) -> Value:
     return x.permute(list(reversed(range(len(x.dims)))))
 
 
-@view_as(_expanded, "expand.default(self, size, implicit)")
+@relabel_as(_expanded, "expand.default(self, size, implicit)")
 def expand(c: Call, x: Value, shape: Sequence[int], **_: object) -> Value:
     return x.expand(c.shape)
 
 
-@view_as(_unsqueezed, "unsqueeze.default(self, dim)")
+@relabel_as(_unsqueezed, "unsqueeze.default(self, dim)")
 def unsqueeze(c: Call, x: Value, dim: int) -> Value:
     return x.unsqueeze(dim)
 
 
-@view_as(_squeezed, "squeeze.dim(self, dim)", "squeeze.dims(self, dim)")
+@relabel_as(_squeezed, "squeeze.dim(self, dim)", "squeeze.dims(self, dim)")
 def squeeze(c: Call, x: Value, dims: Sequence[int] | int) -> Value:
     return x.squeeze([dims] if isinstance(dims, int) else dims)
 
 
-@view_as(_squeezed, "squeeze.default(self)")
+@relabel_as(_squeezed, "squeeze.default(self)")
 def squeeze_all(c: Call, x: Value) -> Value:
     return x.squeeze(range(len(x.dims)))
 
 
-@view_as(same, "alias.default(self)", "detach.default(self)", "lift_fresh_copy.default(self)")
+@view_as(same, "lift_fresh_copy.default(self)")
+@relabel_as(same, "alias.default(self)", "detach.default(self)")
 def alias(c: Call, x: Value) -> Value:
     return x
 

@@ -142,6 +142,7 @@ def _last(x: Value, shape: Sequence[int]) -> list[int]:
     arithmetic=Arithmetic(layer_norm_flops, roots_of_rows),
     shapes=_row_norm,
     dtypes=("input", "statistic", "statistic"),
+    is_cheap_again=True,
     role="LN",
 )
 def layer_norm(
@@ -200,6 +201,7 @@ def layer_norm_backward(
     arithmetic=Arithmetic(_rms_norm_flops, roots_of_rows),
     shapes=_row_norm,
     dtypes=("input", "statistic"),
+    is_cheap_again=True,
     role="RMS norm",
 )
 def rms_norm(c: Call, x: Value, shape: Sequence[int], weight: Value | None, eps: float | None) -> tuple[Value, Value]:

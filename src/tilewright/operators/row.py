@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
-from tilewright.operators.arithmetic import Arithmetic, Formula
+from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, Formula
 from tilewright.operators.language import Trace
 from tilewright.operators.shapes import Rule, pointwise
 from tilewright.records.program import OperatorClass
@@ -66,6 +66,8 @@ class Traffic:
 
     Those of the dtype of its first operand. Where a kernel runs once for each chunk of the tokens, it counts as one.
     """
+    scratch: Callable[[CallSizes, int], Count] | None = None
+    """Bytes that it works in beside its results, of a call and the bytes of an element of its first operand."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,10 @@ class Row:
     body: Body | None = None
     promotion: Promotion = "result"
     """What operands are converted to first: the result's dtype, their common dtype, or nothing."""
+    is_relabelled: bool = False
+    """A view of all elements of its operand, which begins where that begins: never a copy."""
+    is_cheap_again: bool = False
+    """A reduction whose first result backward may compute again, in one pass over rows that fit on chip."""
     discontinuous: bool = False
     """Small differences of the operands can change the result by a lot; they must be eager's own."""
     pure: bool = True
@@ -144,6 +150,8 @@ class Says(TypedDict, total=False):
     """What a row may say beside its name, its class and its body: fields of `Row`."""
 
     promotion: Promotion
+    is_relabelled: bool
+    is_cheap_again: bool
     discontinuous: bool
     pure: bool
     arithmetic: Arithmetic | None

@@ -17,8 +17,6 @@ from tilewright.graph.capture import OVERWRITTEN
 from tilewright.operators.table import row_of
 from tilewright.passes.units import is_view, nbytes
 
-CHEAP_NORMS = {"aten.native_layer_norm.default", "aten._fused_rms_norm.default"}
-
 
 def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
     """A subset of `forward` from which backward can compute all of `needed`; inputs are free."""
@@ -78,4 +76,4 @@ def _recomputable(node: fx.Node) -> bool:
         return False
     if row.operator_class == "pointwise":
         return True
-    return str(call.target) in CHEAP_NORMS and node.args[1:] == (0,)
+    return row.is_cheap_again and node.args[1:] == (0,)

@@ -16,9 +16,8 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
+from tilewright.graph.views import is_relabelled
 from tilewright.operators.table import row_of
-
-SAME = {"aten.detach.default", "aten.alias.default"}
 
 
 def is_pure(node: fx.Node) -> bool:
@@ -98,18 +97,13 @@ def drop_unread(graph: fx.Graph) -> None:
 
 
 def _stands_for(node: fx.Node) -> fx.Node | None:
-    """The node that already is this one's value, where the operator changes nothing."""
-    source = node.args[0] if node.args else None
-    if not isinstance(source, fx.Node):
-        return None
-    name = str(node.target)
-    if name in SAME:
-        return source
-    if name == "aten.t.default" and str(source.target) == name and isinstance(source.args[0], fx.Node):
-        return source.args[0]
-    if name in ("aten.view.default", "aten.expand.default") and _same_layout(node, source):
-        return source
-    return None
+    """The node of which this one, through views, shows all elements in the same layout."""
+    found, source = None, node
+    while is_relabelled(source) and isinstance(source.args[0], fx.Node):
+        source = source.args[0]
+        if _same_layout(node, source):
+            found = source
+    return found
 
 
 def _same_layout(a: fx.Node, b: fx.Node) -> bool:

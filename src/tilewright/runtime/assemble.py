@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 
 from tilewright.emit.source import language_of
 from tilewright.graph.capture import Boxed
+from tilewright.graph.views import base_of, lies_as_told
 from tilewright.kernels.by_recipe import RECIPES, compiled_recipe
 from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.launch.builder import Operand
@@ -39,7 +40,6 @@ from tilewright.runtime.executable import (
 )
 from tilewright.runtime.gpu import TritonKernel, TritonStep
 from tilewright.runtime.native import Native, holds_values
-from tilewright.runtime.views import base_of, lies_as_told
 
 aten = torch.ops.aten
 PRODUCTS: dict[object, Any] = {

@@ -8,9 +8,10 @@ import torch
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.vocabulary import OPTIONS, Options, by_position, inputs
 from tilewright.kernels.catalogue import suite
-from tilewright.kernels.linear_cross_entropy import chunks, linear_cross_entropy, reference
+from tilewright.kernels.linear_cross_entropy import linear_cross_entropy, reference
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.proof import prove
+from tilewright.operators.own import linear_cross_entropy as row
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(1, 1, 1), (131, 37, 101), (23, 64, 50257), (512, 256, 32768)]
@@ -22,7 +23,7 @@ SHAPES = [(1, 1, 1), (131, 37, 101), (23, 64, 50257), (512, 256, 32768)]
 def test_the_contract_is_kept(
     sizes: tuple[int, int, int], options: Options, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "LOGITS_BYTES", 48 * sizes[2] * dtype.itemsize)
+    monkeypatch.setattr(row, "LOGITS_BYTES", 48 * sizes[2] * dtype.itemsize)
     given = (*inputs(*sizes, dtype, "cuda"), *options)
     wrong = [row for row in prove(suite("linear_cross_entropy"), by_position, given) if not row.ok]
     if dtype == torch.float16 and reference.linear_cross_entropy(*given).isinf():
@@ -51,11 +52,11 @@ def test_memory_beyond_inputs_and_gradients() -> None:
     before = torch.cuda.memory_allocated()
     gradients = torch.autograd.grad(3 * linear_cross_entropy(x, weight, target), (x, weight))
     beyond = torch.cuda.max_memory_allocated() - before - sum(gradient.nbytes for gradient in gradients)
-    assert beyond <= chunks.LOGITS_BYTES + 2**20
+    assert beyond <= row.LOGITS_BYTES + 2**20
 
 
 def test_logits_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "LOGITS_BYTES", 2**34)
+    monkeypatch.setattr(row, "LOGITS_BYTES", 2**34)
     x, weight, target = inputs(2**31 // 131072 + 64, 8, 131072, torch.bfloat16, "cuda")
     found = torch.autograd.grad(linear_cross_entropy(x, weight, target), (x, weight))
     eager = torch.autograd.grad(reference.linear_cross_entropy(x, weight, target), (x, weight))

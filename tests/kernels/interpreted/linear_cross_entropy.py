@@ -8,9 +8,9 @@ import torch
 from tests.kernels.interpreter import install
 from tests.kernels.vocabulary import OPTIONS, Options, by_position, error_of_a_sure_row, inputs
 from tilewright.kernels.catalogue import suite
-from tilewright.kernels.linear_cross_entropy import chunks
 from tilewright.kernels.linear_cross_entropy import triton as kernels
 from tilewright.measure.truth.proof import prove
+from tilewright.operators.own import linear_cross_entropy as row
 
 install()
 
@@ -18,7 +18,7 @@ install()
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of tokens, and several blocks of columns."""
-    monkeypatch.setattr(chunks, "LOGITS_BYTES", 7 * 101 * 2)
+    monkeypatch.setattr(row, "LOGITS_BYTES", 7 * 101 * 2)
     monkeypatch.setattr(kernels, "LONGEST_BLOCK", 32)
 
 

@@ -6,22 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.kernels.device import runs_triton
-
-LOGITS_BYTES = 768 * 2**20
-"""The most that the logits of a chunk take."""
-ROWS = 1024
-"""Chunks are multiples of this where they can be: 3072 rows by 4096 columns are 2.9 waves of tiles on 132
-multiprocessors, 2816 rows 2.7."""
-
-
-def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:
-    """Rows of logits at once.
-
-    >>> chunk_rows(8192, 131072, 2), chunk_rows(8192, 1000, 2), chunk_rows(8192, 2**30, 2)
-    (3072, 8192, 1)
-    """
-    rows = max(LOGITS_BYTES // max(vocabulary * itemsize, 1), 1)
-    return min(rows // ROWS * ROWS or rows, max(tokens, 1))
+from tilewright.operators.own.linear_cross_entropy import chunk_rows
 
 
 def by_chunks(

@@ -8,6 +8,29 @@ from tilewright.operators.own.cross_entropy import Rows
 from tilewright.operators.row import Traffic, own
 from tilewright.operators.shapes import CallAxes, Result, no_result
 
+LOGITS_BYTES = 768 * 2**20
+"""The most that the logits of a chunk take."""
+ROWS = 1024
+"""Chunks are multiples of this where they can be: 3072 rows by 4096 columns are 2.9 waves of tiles on 132
+multiprocessors, 2816 rows 2.7."""
+
+
+def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:
+    """Rows of logits at once.
+
+    >>> chunk_rows(8192, 131072, 2), chunk_rows(8192, 1000, 2), chunk_rows(8192, 2**30, 2)
+    (3072, 8192, 1)
+    """
+    rows = max(LOGITS_BYTES // max(vocabulary * itemsize, 1), 1)
+    return min(rows // ROWS * ROWS or rows, max(tokens, 1))
+
+
+def _chunk(sizes: CallSizes, itemsize: int) -> Count:
+    """Bytes of the logits of one chunk."""
+    tokens, weight = sizes.number(elements(sizes.shape("target"))), sizes.shape("weight")
+    vocabulary = sizes.number(weight[0]) if weight else 0
+    return chunk_rows(tokens, vocabulary, itemsize) * vocabulary * itemsize
+
 
 def _logits(sizes: CallSizes) -> Count:
     """Elements of x · weightᵀ."""
@@ -66,7 +89,7 @@ own(
     "compute",
     arithmetic=Arithmetic(_flops, _exponentials),
     shapes=lambda call: [(), *_meet(call), ()],
-    traffic=Traffic(between=(_read_between, _written_between)),
+    traffic=Traffic(between=(_read_between, _written_between), scratch=_chunk),
     priced=False,
     role=role("linear", "cross entropy"),
 )
@@ -81,7 +104,8 @@ own(
         between=(
             lambda sizes: _read_between(sizes) + _scaled(sizes),
             lambda sizes: _written_between(sizes) + _scaled(sizes),
-        )
+        ),
+        scratch=_chunk,
     ),
     priced=False,
     role=role("linear", "cross entropy", backward=True),

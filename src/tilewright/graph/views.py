@@ -7,22 +7,7 @@ from typing import TypeGuard
 import torch
 from torch import fx
 
-aten = torch.ops.aten
-_FROM_THE_START = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.permute.default,
-    aten.transpose.int,
-    aten.t.default,
-    aten.expand.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.alias.default,
-    aten.detach.default,
-}
-"""Layout operators whose result begins where their operand does, and never is a copy."""
+from tilewright.operators.table import row_of
 
 
 def lies_as_told(meta: object) -> TypeGuard[torch.Tensor]:
@@ -35,9 +20,15 @@ def lies_as_told(meta: object) -> TypeGuard[torch.Tensor]:
     )
 
 
+def is_relabelled(node: fx.Node) -> bool:
+    """Whether this is a view of all elements of its operand, from the first one on."""
+    row = row_of(node.target) if node.op == "call_function" else None
+    return row is not None and row.is_relabelled
+
+
 def base_of(node: fx.Node) -> fx.Node:
     """The tensor whose elements `node` shows under other strides, all views passed over; else `node` itself."""
-    while node.op == "call_function" and node.target in _FROM_THE_START:
+    while is_relabelled(node):
         operand = node.args[0]
         if not isinstance(operand, fx.Node) or not _same_storage(operand, node):
             break
