@@ -12,7 +12,7 @@ from tests.kernels.layouts import layouts
 from tests.kernels.machine_code import compiled, spilled
 from tilewright.kernels.activation import formula
 from tilewright.kernels.catalogue import suite
-from tilewright.kernels.dropout_add import dropout_add, generator, launch
+from tilewright.kernels.dropout_add import dropout_add, generator
 from tilewright.measure.truth.proof import prove
 
 KINDS = ["none", "gelu", "gelu_tanh", "silu"]
@@ -146,9 +146,9 @@ def test_kernels_keep_words_in_their_threads(name: str, dtype: str) -> None:
     types = {argument: f"*{dtype}" for argument in ("x", "residual", "out", "dout", "dx")} | {"state": "*i64"}
     types |= {"n": "i64", "blocks": "i32", "seed": "i64", "offset": "i64", "threshold": "u32", "scale": "fp32"}
     vector = 4 if dtype == "fp32" else 8
-    constants = {"KIND": "gelu", "PRECISE": dtype == "fp32", "VECTOR": vector, "STEPS": launch.STEPS}
+    constants = {"KIND": "gelu", "PRECISE": dtype == "fp32", "VECTOR": vector, "STEPS": kernels.STEPS}
     constants |= {"DRAWS": True, "CAPTURED": False}
-    code = compiled(getattr(kernels, name), types, constants, warps=launch.WARPS)
+    code = compiled(getattr(kernels, name), types, constants, warps=kernels.WARPS)
     assert spilled(code) == 0
     assert "convert_layout" not in code.asm["ttgir"]
     assert "ld.global.v4.b32" in code.asm["ptx"]

@@ -15,12 +15,13 @@ from tilewright.hardware.profiles import profile_for
 from tilewright.kernels import nvrtc
 from tilewright.kernels.by_recipe import RECIPES
 from tilewright.kernels.cross_entropy import cuda as cross_entropy
+from tilewright.kernels.dropout_add.generator import threshold
 from tilewright.kernels.norm import cuda as norm
 from tilewright.kernels.softmax import cuda as softmax
 from tilewright.launch import builder
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.launch.triton import LoadedKernel
-from tilewright.records.recipe import Copy, Fill, Launch, Number, Pointer, Recipe
+from tilewright.records.recipe import Copy, Fill, Launch, Number, Offset, Pointer, Recipe, Seed
 
 pytest.importorskip("triton")
 GPU = torch.device("cuda", 0)
@@ -114,6 +115,10 @@ def _told(argument: Any) -> Any:
             return None
         case Number(letter, value):
             return letter, value
+        case Seed():
+            return "seed"
+        case Offset():
+            return "offset"
     return argument
 
 
@@ -215,6 +220,26 @@ def test_the_embedding_by_triton() -> None:
     assert told(recipe) == [(Copy(3, 0),), ("forward", (4, 1, 1), [3, 1, 2, *sizes, None, None])]
 
 
+def test_dropout_by_triton() -> None:
+    recipe = recipe_of("dropout_add", *[((100, 96), BF16)] * 2, 0.5, "gelu", 16)
+    assert shapes(recipe) == [((100, 96), BF16), ((2,), INT64)] and recipe.advance == 4
+    # 0: x, 1: residual, 2: the result, 3: seed and offset.
+    numbers = [("I", threshold(0.5)), ("f", 2.0)]
+    assert told(recipe) == [
+        ("remember", (1, 1, 1), [3, "seed", "offset", None, None]),
+        ("forward", (5, 1, 1), [0, 1, 2, 3, ("q", 9600), ("i", 38), "seed", "offset", *numbers, None, None]),
+    ]
+    recipe = recipe_of("dropout_add_backward", ((100, 96), BF16, (1, 100)), None, ((2,), INT64), 0.5, "none", 16)
+    # 0: dout, 1: seed and offset, 2: the copy of dout, 3: dx.
+    assert told(recipe) == [
+        (Copy(2, 0),),
+        ("backward", (5, 1, 1), [2, 2, 3, 1, ("q", 9600), ("i", 38), *numbers, None, None]),
+    ]
+    recipe = recipe_of("dropout_add", *[((100, 96), BF16)] * 2, 1.0, "none", 16)
+    assert recipe.advance == 0 and len(recipe.actions) == 1
+    assert told(recipe)[0][2][6:10] == [("q", 0), ("q", 0), ("I", 0), ("f", 0.0)]
+
+
 def test_the_weighted_sum_by_triton() -> None:
     x, w = ((100, 1000), BF16, (1008, 1)), ((1000,), BF16)
     recipe = recipe_of("weighted_sum", x, w)
@@ -234,6 +259,7 @@ def test_the_weighted_sum_by_triton() -> None:
 
 
 @pytest.mark.parametrize("name, arguments", [
+    ("dropout_add", (*[((100, 96), BF16)] * 2, 0.5, "gelu", 16)),
     ("rotary", (*[((2, 8, 64, 96), BF16)] * 2, *[((64, 48), FP32)] * 2, True, False)),
     ("embedding", (((4, 25), INT64), ((50, 96), BF16), -1)),
     ("weighted_sum", (((100, 1000), BF16), ((1000,), BF16))),

@@ -10,7 +10,7 @@ import torch
 
 from tilewright.kernels.device import current
 from tilewright.kernels.eager import are_launches_in_python
-from tilewright.kernels.launches import launch
+from tilewright.kernels.launches import drawn, launch
 from tilewright.launch import twin
 from tilewright.launch.builder import Operand, RecipeBuilder, operands_of
 from tilewright.records.recipe import Recipe
@@ -38,7 +38,10 @@ def by_recipe(name: str, recipe: RecipeOf, otherwise: Callable[..., Any], has_on
 
 
 def performed(name: str, recipe: RecipeOf, *arguments: Any) -> tuple[torch.Tensor, ...] | None:
-    """The results of the recipe for these arguments; None where there is none."""
+    """The results of the recipe for these arguments; None where there is none.
+
+    Nor is there one that draws, in a CUDA graph that is being captured: each replay has to draw anew.
+    """
     tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
     operands = iter(operands_of(tensors))
     known = [next(operands) if isinstance(x, torch.Tensor) else x for x in arguments]
@@ -46,7 +49,9 @@ def performed(name: str, recipe: RecipeOf, *arguments: Any) -> tuple[torch.Tenso
     build = _built.__wrapped__ if are_launches_in_python() else _built
     with current(tensors[0]):
         made = build(name, recipe, *known)
-        return None if made is None else twin.perform(made, tensors, by_triton=launch)
+        if made is None or (made.advance and torch.cuda.is_current_stream_capturing()):
+            return None
+        return twin.perform(made, tensors, by_triton=launch, drawn=drawn)
 
 
 def perform_part(name: str, recipe: Callable[..., Recipe], *arguments: Any) -> tuple[torch.Tensor, ...]:

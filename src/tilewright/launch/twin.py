@@ -47,11 +47,13 @@ def perform(
     inputs: Sequence[torch.Tensor],
     reused: Sequence[torch.Tensor | None] = (),
     by_triton: Callable[..., None] = _by_triton,
+    drawn: Callable[[int, int, int], tuple[int, int]] = lambda seed, offset, _: (seed, offset),
 ) -> tuple[torch.Tensor, ...]:
     """The results of `recipe` on `inputs`, on the current stream; the recipe's device is the current one.
 
     `reused`: for each result, a tensor of its layout that it is written to, or None. `by_triton(kernel, grid,
-    *arguments, **options)` has Triton launch a kernel that is not compiled yet.
+    *arguments, **options)` has Triton launch a kernel that is not compiled yet; `drawn(seed, offset, advance)` gives
+    seed and offset as launches are given them.
     """
     given = dict(zip(recipe.results, reused, strict=False))
     tensors = list(inputs)
@@ -60,7 +62,7 @@ def perform(
         if buffer is None:
             buffer = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=layout.device)
         tensors.append(buffer)
-    seed, offset = _draw(recipe) if recipe.advance else (0, 0)
+    seed, offset = drawn(*_draw(recipe), recipe.advance) if recipe.advance else (0, 0)
     for action in recipe.actions:
         if isinstance(action, Copy):
             tensors[action.target].copy_(tensors[action.source])
@@ -110,11 +112,12 @@ def _number(argument: Argument, addresses: Sequence[int], seed: int, offset: int
 
 
 def _draw(recipe: Recipe) -> tuple[int, int]:
-    """Seed and offset of the device's default generator, which advances."""
+    """Seed, as Triton takes it with a sign, and offset of the device's default generator, which advances."""
     generator = torch.cuda.default_generators[recipe.device.index or 0]
     offset: int = generator.get_offset()
     generator.set_offset(offset + recipe.advance)
-    return generator.initial_seed(), offset
+    seed = generator.initial_seed()
+    return seed - 2**64 if seed >= 2**63 else seed, offset
 
 
 def _launch(recipe: Recipe, action: Launch, addresses: Sequence[int], seed: int, offset: int) -> None:

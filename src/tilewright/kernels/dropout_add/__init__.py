@@ -13,10 +13,13 @@ import torch
 from tilewright.graph.capture import lies_in_memory
 from tilewright.hardware.language import runs_on_gpu
 from tilewright.kernels.activation import formula, formula_backward
+from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import DTYPES
-from tilewright.kernels.dropout_add import generator, launch
+from tilewright.kernels.dropout_add import generator, triton
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
 
 KINDS = ("none", "gelu", "gelu_tanh", "silu")
 ALIGNED = 16
@@ -101,9 +104,17 @@ def _alignment(x: torch.Tensor) -> int:
     return min(address & -address, ALIGNED) or ALIGNED
 
 
-def _drawn_again(x: torch.Tensor) -> bool:
+def _drawn_again(x: torch.Tensor | Operand) -> bool:
     """Whether the kernels run, and the mask is a function of two integers."""
     return x.is_cuda and x.dtype in DTYPES
+
+
+def _recipe(call: RecipeBuilder, x: Operand, *arguments: Any) -> Recipe | None:
+    return triton.forward_recipe(call, x, *arguments) if _drawn_again(x) else None
+
+
+def _backward_recipe(call: RecipeBuilder, dout: Operand, *arguments: Any) -> Recipe | None:
+    return triton.backward_recipe(call, dout, *arguments) if _drawn_again(dout) else None
 
 
 def _forward(
@@ -112,17 +123,11 @@ def _forward(
     """The result, and what the backward needs of the draw: seed and offset, or the mask."""
     if not _drawn_again(x):
         return _with_stored_mask(x, residual, p, kind)
-    if x.numel() == 0:
-        return torch.empty_like(x), torch.zeros(2, dtype=torch.int64, device=x.device)
-    geometry = generator.geometry_on(x.device.index, x.numel(), x.element_size(), alignment)
-    start: tuple[int, int] | None = (0, 0)
-    if 0.0 < p < 1.0 and torch.cuda.is_current_stream_capturing():
-        start, state = None, generator.take_captured(x.device, geometry.advance)
-    else:
-        state = torch.empty(2, dtype=torch.int64, device=x.device)
-        if 0.0 < p < 1.0:
-            start = generator.take(x.device, geometry.advance)
-    return launch.forward(x.contiguous(), residual.contiguous(), p, kind, geometry, state, start), state
+    # In a CUDA graph that is being captured.
+    advance = generator.geometry_on(x.device, x.numel(), x.element_size(), alignment).advance
+    state = generator.take_captured(x.device, advance)
+    (out,) = perform_part("tilewright::dropout_add", triton.forward_recipe, x, residual, p, kind, alignment, state)
+    return out, state
 
 
 def _with_stored_mask(
@@ -146,13 +151,8 @@ def _factor(mask: torch.Tensor, dtype: torch.dtype, p: float) -> torch.Tensor:
 def _backward(
     dout: torch.Tensor, x: torch.Tensor | None, state: torch.Tensor, p: float, kind: str, alignment: int
 ) -> torch.Tensor:
-    if not _drawn_again(dout):
-        dropped = dout * _factor(state, dout.dtype, p)
-        return dropped if x is None else formula_backward(dropped, x, kind)
-    if dout.numel() == 0:
-        return torch.empty_like(dout)
-    geometry = generator.geometry_on(dout.device.index, dout.numel(), dout.element_size(), alignment)
-    return launch.backward(dout.contiguous(), None if x is None else x.contiguous(), p, kind, geometry, state)
+    dropped = dout * _factor(state, dout.dtype, p)
+    return dropped if x is None else formula_backward(dropped, x, kind)
 
 
 def _forward_fake(
@@ -169,6 +169,7 @@ _backward_operator = define(
     _backward,
     lambda dout, *_: torch.empty_like(dout, memory_format=torch.contiguous_format),
     backward=no_double_backward("dropout_add_backward"),
+    recipe=_backward_recipe,
     repeats=True,
 )
 
@@ -189,5 +190,6 @@ _forward_operator = define(
     _forward_fake,
     backward=_gradients,
     save=_save,
+    recipe=_recipe,
     repeats=True,
 )

@@ -62,10 +62,9 @@ def geometry(count: int, itemsize: int, alignment: int, most_blocks: int) -> Geo
     return Geometry(vector, blocks, columns, -(-count // a_step), 4 * ((count - 1) // (4 * LANES * blocks) + 1))
 
 
-@functools.cache
-def geometry_on(device: int, count: int, itemsize: int, alignment: int) -> Geometry:
-    """`geometry` on CUDA device number `device`."""
-    limits = limits_of(torch.device("cuda", device))
+def geometry_on(device: torch.device, count: int, itemsize: int, alignment: int) -> Geometry:
+    """`geometry` on a GPU."""
+    limits = limits_of(device)
     most = limits.multiprocessors * (limits.max_threads // LANES)
     return geometry(count, itemsize, alignment, most)
 

@@ -17,10 +17,20 @@ an element while memory moves it. These measures bring the total to 36:
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import activate, activate_and_slope, rounded
+from tilewright.kernels.dropout_add import generator
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
+
+STEPS = 2
+"""Steps of a program; it computes what they share once."""
+WARPS = 4
 
 LANES = tl.constexpr(256)
 """Of PyTorch's threads a program has: those of one block (`generator.LANES`)."""
@@ -154,3 +164,46 @@ def backward(
             _, slope = activate_and_slope(tl.load(x + at, mask=inside).to(tl.float32), KIND, PRECISE)
             value *= slope
         tl.store(dx + at, rounded(value, dx.dtype.element_ty), mask=inside)
+
+
+def forward_recipe(
+    call: RecipeBuilder, x: Operand, residual: Operand, p: float, kind: str, alignment: int,
+    state: Operand | None = None,
+) -> Recipe:  # fmt: skip
+    """dropout(act(x)) + residual, and seed and offset, int64[2]; the former alone where `state` has the latter."""
+    x, residual = call.contiguous(x), call.contiguous(residual)
+    out = call.empty(x.shape, x.dtype)
+    draws, is_captured = 0.0 < p < 1.0, state is not None
+    state = state or call.empty((2,), torch.int64)
+    if not x.numel():
+        call.fill(state, 0)
+        return call.finish(out, state)
+    geometry = generator.geometry_on(x.device, x.numel(), x.itemsize, alignment)
+    start: tuple[Any, Any] = (0, 0)
+    if draws and not is_captured:
+        start = call.draw(geometry.advance)
+        call.launch(remember, (1,), state, *start, num_warps=1)
+    call.launch(
+        forward, (geometry.columns, triton.cdiv(geometry.steps, STEPS)),
+        x, residual, out, state, x.numel(), geometry.blocks, *start, generator.threshold(p), generator.scale(p),
+        KIND=kind, PRECISE=x.dtype == torch.float32, VECTOR=geometry.vector, STEPS=STEPS,
+        DRAWS=draws, CAPTURED=is_captured, num_warps=WARPS,
+    )  # fmt: skip
+    return call.finish(out) if is_captured else call.finish(out, state)
+
+
+def backward_recipe(
+    call: RecipeBuilder, dout: Operand, x: Operand | None, state: Operand, p: float, kind: str, alignment: int
+) -> Recipe:
+    """dx; x is None where the activation is "none"."""
+    dout, x = call.contiguous(dout), None if x is None else call.contiguous(x)
+    dx = call.empty(dout.shape, dout.dtype)
+    if dout.numel():
+        geometry = generator.geometry_on(dout.device, dout.numel(), dout.itemsize, alignment)
+        call.launch(
+            backward, (geometry.columns, triton.cdiv(geometry.steps, STEPS)),
+            dout, x or dout, dx, state, dout.numel(), geometry.blocks, generator.threshold(p), generator.scale(p),
+            KIND=kind, PRECISE=dout.dtype == torch.float32, VECTOR=geometry.vector, STEPS=STEPS,
+            DRAWS=0.0 < p < 1.0, num_warps=WARPS,
+        )  # fmt: skip
+    return call.finish(dx)

@@ -224,7 +224,7 @@ def dropout_add_fused(
     if p == 0.0:
         return cuda.linear(x, weight, bias, "add", shape=shape, residual=residual)[0], state
     n = len(weight)
-    geometry = generator.geometry_on(x.device.index, len(x) * n, x.element_size(), ALIGNED)
+    geometry = generator.geometry_on(x.device, len(x) * n, x.element_size(), ALIGNED)
     captured = torch.cuda.is_current_stream_capturing()
     if captured:
         state = generator.take_captured(x.device, geometry.advance)
