@@ -19,7 +19,7 @@ def complete(name: str, ts: float, dur: float, tid: object = 1, pid: object = 1,
 
 
 def written(path: Path, events: Iterable[Event], **header: object) -> Path:
-    path.write_text(json.dumps({**header, "traceEvents": list(events)}))
+    path.write_text(json.dumps(header | {"traceEvents": list(events)}))
     return path
 
 

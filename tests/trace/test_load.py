@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import synthetic_trace
+from tests.trace.kineto import analysed
 from tests.trace.loading import accounted, complete, loaded, rows, written
 from tilewright.records.errors import TraceError
 from tilewright.store import SavedRun, query, runs_dir
@@ -198,6 +200,41 @@ def test_nanoseconds_survive(tmp_path: Path) -> None:
     expected[6] = 1
     assert rows(connection, "SELECT ts FROM slice ORDER BY name") == [(ts,) for ts in expected]
     assert rows(connection, "SELECT DISTINCT dur FROM slice") == [(7,)]
+
+
+EARLIER = {"cpu_op": "Operator", "kernel": "Kernel", "gpu_memcpy": "Memcpy", "gpu_memset": "Memset"}
+EARLIER |= {"cuda_runtime": "Runtime", "fwdbwd": "forward_backward", "ac2g": "async"}
+
+
+def as_written_until_2022(event: dict[str, Any]) -> dict[str, Any]:
+    """The event in Kineto's earlier spelling; an arrow from a launch has the name `launch` there."""
+    category = event.get("cat")
+    args = {key.replace("Input Dims", "Input dims"): value for key, value in event.get("args", {}).items()}
+    if str(event["name"]).startswith("ProfilerStep#") and category == "user_annotation":
+        category = "Operator"
+    name = "launch" if category == "ac2g" else event["name"]
+    return event | {"cat": EARLIER.get(category, category), "name": name} | ({"args": args} if args else {})
+
+
+@pytest.mark.parametrize("reader", ["hasty", "patient"])
+@pytest.mark.parametrize("name", ["block_eager", "syncs"])
+def test_kineto_with_capitalised_categories(
+    name: str, reader: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The same tables as the same trace in today's spelling, the analysis included."""
+    request.getfixturevalue(reader)
+    document = json.loads(gzip.decompress((FIXTURES / f"{name}.json.gz").read_bytes()))
+    events = [event | ({"name": "launch"} if event.get("cat") == "ac2g" else {}) for event in document["traceEvents"]]
+    today = written(tmp_path / "trace.json", events, **document)
+    expected = analysed([today])
+    header = {key.replace("deviceProperties", "computeProperties"): value for key, value in document.items()}
+    written(today, map(as_written_until_2022, events), **header)
+    found = analysed([today])
+    # The files differ in length.
+    assert content(found) | {"trace_file": []} == content(expected) | {"trace_file": []}
+    for table in ("device_slice", "step", "wait", "device_time", "operator_time", "operator_distance"):
+        assert rows(found, f"FROM {table} ORDER BY ALL") == rows(expected, f"FROM {table} ORDER BY ALL")
+        assert rows(found, f"FROM {table} LIMIT 1")
 
 
 def test_whole_microseconds_since_1970_take_the_fast_way(tmp_path: Path, hasty: None) -> None:

@@ -45,6 +45,14 @@ def test_overlap_of_compute_and_communication(tmp_path: Path) -> None:
     ) == [(0, 2, 0.2, 0.15, pytest.approx(25))]
 
 
+def test_collectives_do_not_hide_each_other(tmp_path: Path) -> None:
+    """From 100 to 300 µs two at once for the half of it, and a kernel over the first 50."""
+    one = rank(0, [100], [200])
+    one.launch(110, 150, 300, name=ALL_REDUCE, stream=21)
+    sql = "SELECT collectives, communication_ms, exposed_ms, hidden_percent FROM communication"
+    assert rows(analysed([one.write(tmp_path)]), sql) == [(2, 0.2, 0.15, pytest.approx(25))]
+
+
 def test_a_straggler_whose_clock_is_ahead(tmp_path: Path) -> None:
     """Rank 1 comes 60, 10 and 0 µs after rank 0, which it does not show: its clock is 5 ms ahead."""
     ends = [200, 400, 600]

@@ -28,7 +28,7 @@ WITH work AS (
            coalesce(process.device, process.pid) AS device, thread.tid AS stream, arg_set.args,
            -- All keys at once: each extraction parses the text of the arguments again.
            arg_set.args->>['$.correlation', '$.grid', '$.block', '$."registers per thread"', '$."shared memory"',
-                           '$.bytes'] AS told,
+                           '$.bytes', '$.stream'] AS told,
            CASE slice.category WHEN 'gpu_memcpy' THEN 'copy' WHEN 'gpu_memset' THEN 'fill'
                 ELSE CASE WHEN regexp_matches(slice.name, '^(nccl|ncclDevKernel|ncclKernel)') THEN 'communication'
                           ELSE 'kernel' END END AS kind
@@ -44,7 +44,8 @@ WITH work AS (
 by_flow AS (
     SELECT slice_in AS slice_id, min(slice_out) AS launch_id FROM flow WHERE category = 'ac2g' GROUP BY slice_in
 )
-SELECT work.* EXCLUDE (args, told), TRY_CAST(told[1] AS BIGINT) AS correlation,
+SELECT work.* EXCLUDE (args, told) REPLACE (coalesce(stream, TRY_CAST(told[7] AS BIGINT)) AS stream),
+       TRY_CAST(told[1] AS BIGINT) AS correlation,
        coalesce(launch.slice_id, by_flow.launch_id) AS launch_id,
        TRY_CAST(told[2] AS BIGINT[]) AS grid, TRY_CAST(told[3] AS BIGINT[]) AS block,
        TRY_CAST(told[4] AS BIGINT) AS registers, TRY_CAST(told[5] AS BIGINT) AS shared_bytes,

@@ -6,10 +6,21 @@ SELECT DISTINCT step.file_id, CASE WHEN (SELECT count(DISTINCT file_id) FROM ste
                                    THEN coalesce(trace_file.rank, trace_file.id) END AS rank
 FROM step JOIN trace_file ON trace_file.id = step.file_id;
 
--- `exposed`: nothing else ran on the device meanwhile. The rest is hidden behind kernels.
+-- `communication_ms`: at least one collective ran. `exposed_ms`: and no kernel did. The rest is hidden behind kernels.
 CREATE OR REPLACE VIEW communication AS
-WITH total AS (
-    SELECT upid, sum(dur) AS ns, count(*) AS collectives FROM device_slice WHERE kind = 'communication' GROUP BY upid
+WITH steps AS (SELECT upid, min(ts) AS ts, max(ts + dur) AS ended FROM device_time GROUP BY upid),
+running AS (
+    SELECT upid, greatest(work.ts, steps.ts) AS ts, least(work.ts + work.dur, steps.ended) AS ended
+    FROM device_slice AS work JOIN steps USING (upid)
+    WHERE kind = 'communication' AND work.ts < steps.ended AND work.ts + work.dur > steps.ts
+),
+uncovered AS (
+    SELECT upid, ended - greatest(ts, coalesce(max(ended) OVER before, ts)) AS dur
+    FROM running
+    WINDOW before AS (PARTITION BY upid ORDER BY ts ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+),
+total AS (
+    SELECT upid, sum(greatest(dur, 0))::BIGINT AS ns, count(*) AS collectives FROM uncovered GROUP BY upid HAVING ns > 0
 ),
 spent AS (
     SELECT upid, sum(dur) FILTER (WHERE class = 'communication') AS exposed,
