@@ -3,7 +3,7 @@
 torch-level graph → attention recognised
 joint graph       → copies, simplification, attention's kernels, dropout
 cut               → which forward values are saved, which are computed again
-each graph        → fusion → choice by what was measured → schedule → sources
+each graph        → writes in place → fusion → choice by what was measured → schedule → sources
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tilewright.cost.floor import floor_of
 from tilewright.emit.source import source_of
 from tilewright.hardware.target import Target
 from tilewright.passes.fusion import fuse
+from tilewright.passes.in_place import write_in_place
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.schedule import schedule
@@ -57,8 +58,10 @@ class Planner:
         return Plan(self.target, [self._plan(name, graph) for name, graph in graphs.items()], list(self.decisions))
 
     def _plan(self, name: GraphName, graph: fx.Graph) -> GraphPlan:
+        written = write_in_place(graph, name)
         proposed = fuse(graph, name)
         fusion = settle(proposed, measure=self.measure)
+        fusion.decisions[:0] = written
         for region in fusion.regions:
             if region.device.type not in ("cpu", "cuda"):
                 raise CaptureError(f"no kernel is generated for the device {region.device}")

@@ -61,8 +61,8 @@ def live_bytes(
 
 
 def storage(node: Node) -> Node:
-    """The node whose result `node` is a view of."""
-    while calls.is_view(node) and node.all_input_nodes:
+    """The node whose result `node` is a view of, or writes to and gives."""
+    while (calls.is_view(node) or calls.is_mutation(node)) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 

@@ -106,7 +106,7 @@ def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
     except UnknownCost:
         return UNKNOWN
     reads = list(_reads(node, row, numbers, formulas, symbolic))
-    used, unused = _writes(node, row, symbolic)
+    used, unused = _writes(node, row, numbers, formulas, symbolic)
     if between := row.traffic.between:
         for moved, elements in zip((reads, used), between, strict=True):
             moved.append(Moved(int(elements(numbers)), sympy.sympify(elements(formulas)), reads[0].itemsize))
@@ -222,12 +222,16 @@ def _written_operands(node: Node) -> Iterator[Node]:
     yield from (operand for name, operand in _operands(node) if name in written)
 
 
-def _writes(node: Node, row: Row, symbolic: SymbolicShapes) -> tuple[list[Moved], list[Moved]]:
+def _writes(
+    node: Node, row: Row, numbers: NodeSizes, formulas: NodeSizes, symbolic: SymbolicShapes
+) -> tuple[list[Moved], list[Moved]]:
     """The results that somebody takes, and those that nobody does."""
     used: list[Moved] = []
     unused: list[Moved] = []
     if row.traffic.reserves:
         return used, unused
+    if (elements := row.traffic.written) is not None and (result := calls.output(node)) is not None:
+        return [Moved(int(elements(numbers)), sympy.sympify(elements(formulas)), result.element_size())], unused
     if calls.is_mutation(node) and not any(tensor is not None for tensor in calls.outputs(node)):
         return [_own_of(operand, symbolic) for operand in _written_operands(node)], unused
     if calls.has_many_outputs(node):

@@ -107,6 +107,35 @@ calls(
     dtypes=("self",),
     priced=False,
 )
+# What is written is as large as the values, unless they broadcast over the indices.
+calls(
+    "index_put_.default(self, indices, values, accumulate)",
+    "library",
+    pure=False,
+    arithmetic=NOTHING,
+    shapes=same,
+    dtypes=("self",),
+    traffic=Traffic(unread=("self",), written=of_argument("values")),
+    priced=False,
+)
+calls(
+    "index_copy.default(self, dim, index, source)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=same,
+    dtypes=("self",),
+    priced=False,
+)
+calls(
+    "index_copy_.default(self, dim, index, source)",
+    "library",
+    pure=False,
+    arithmetic=NOTHING,
+    shapes=same,
+    dtypes=("self",),
+    traffic=Traffic(unread=("self",), written=of_argument("source")),
+    priced=False,
+)
 calls(
     "scatter_add.default(self, dim, index, src)",
     "library",

@@ -59,6 +59,8 @@ class Traffic:
     """
     writes: tuple[str, ...] = ()
     """Arguments that are written to, where the schema is not at hand to say so."""
+    written: Formula | None = None
+    """Elements of an operand that are written to, where those are not all."""
     reserves: bool = False
     """The results are memory without values."""
     between: tuple[Formula, Formula] | None = None

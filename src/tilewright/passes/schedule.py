@@ -1,21 +1,22 @@
 """The order in which the kernels and library calls of a graph run, and when each value is last needed.
 
 A region runs where its last member stood, unless a reader needs it earlier. Calls that draw random
-numbers or write an operand keep their order among themselves, and what reads an operand before it
-is written in the graph reads it before it is written here. In backward a call that gives a result (the gradient
+numbers or write an operand keep their order among themselves, and what reads an operand before or after it
+is written in the graph does so here (`hazards.py`). In backward a call that gives a result (the gradient
 of a weight) runs as soon as it can: what it reads beside the gradient can go.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from torch import fx
 
 from tilewright.passes.fusion import Region
-from tilewright.passes.simplify import is_pure, written
-from tilewright.passes.units import behind_views, is_gradient, is_view, readers, sources
+from tilewright.passes.hazards import hazards
+from tilewright.passes.simplify import is_pure
+from tilewright.passes.units import is_gradient, is_view, readers, sources
 
 Unit = Region | fx.Node
 
@@ -38,16 +39,12 @@ def schedule(graph: fx.Graph, regions: list[Region]) -> list[Unit]:
             if last_impure is not None:
                 before[node].add(last_impure)
             last_impure = node
-            for reader in _readers_before(node, order):
-                if reader in unit_of and unit_of[reader] is not node:
-                    before[node].add(unit_of[reader])
+    for node, earlier in hazards(graph).items():
+        if node in unit_of:
+            before[unit_of[node]].update(unit_of[e] for e in earlier if e in unit_of)
+    for unit in units:
+        before[unit].discard(unit)
     return _topological(units, before, order)
-
-
-def _readers_before(write: fx.Node, order: dict[fx.Node, int]) -> Iterator[fx.Node]:
-    """What reads, through views, the storage that `write` writes, and stands before it."""
-    for operand in written(write):
-        yield from (r for r in readers(behind_views(operand)) if order[r] < order[write])
 
 
 def _needed(graph: fx.Graph, regions: list[Region], unit_of: dict[fx.Node, Unit]) -> set[fx.Node]:

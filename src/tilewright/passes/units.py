@@ -14,6 +14,7 @@ from tilewright.hardware.language import runs_on_gpu
 from tilewright.loops.trace import SUPPORTED, dtype_name, results
 from tilewright.operators.table import row_of
 from tilewright.passes.dropout import keep_mask
+from tilewright.passes.hazards import hazards
 from tilewright.passes.simplify import is_pure
 
 
@@ -117,7 +118,8 @@ def nbytes(node: fx.Node) -> int:
 
 
 class Reachability:
-    """Ancestors and descendants of every node as bit sets; of two draws or writes the first comes before."""
+    """Ancestors and descendants of every node as bit sets; of two draws or writes the first comes before, and so does
+    what reads memory before it is written."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.order = {node: i for i, node in enumerate(graph.nodes)}
@@ -125,17 +127,15 @@ class Reachability:
         self.above: dict[fx.Node, int] = dict.fromkeys(graph.nodes, 0)
         self.below: dict[fx.Node, int] = dict.fromkeys(graph.nodes, 0)
         ordered = [n for n in graph.nodes if n.op == "call_function" and not is_pure(n)]
-        earlier = dict(pairwise(reversed(ordered)))
+        earlier = hazards(graph)
+        for node, before in pairwise(reversed(ordered)):
+            earlier[node].add(before)
         for node in graph.nodes:
-            for source in self._sources(node, earlier):
+            for source in (*node.all_input_nodes, *earlier.get(node, ())):
                 self.above[node] |= self.bit[source] | self.above[source]
         for node in reversed(graph.nodes):
-            for source in self._sources(node, earlier):
+            for source in (*node.all_input_nodes, *earlier.get(node, ())):
                 self.below[source] |= self.bit[node] | self.below[node]
-
-    @staticmethod
-    def _sources(node: fx.Node, earlier: dict[fx.Node, fx.Node]) -> list[fx.Node]:
-        return [*node.all_input_nodes, *([earlier[node]] if node in earlier else [])]
 
     def makes_cycle(self, members: Iterable[fx.Node]) -> bool:
         """Whether something outside both needs a member and is needed by one; views of members are inside."""

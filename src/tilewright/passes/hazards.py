@@ -1,0 +1,33 @@
+"""Which calls of a graph must run before another because one of the two writes to memory that the other reads.
+
+    y = sin(x); copy_(x, k); z = cos(x)      →   y before copy_, copy_ before z
+
+Operands alone do not say so: all three read x.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torch import fx
+
+from tilewright.graph import calls
+from tilewright.passes.simplify import maker, written
+
+
+def hazards(graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:
+    """For each call that writes, or reads what is written: the calls on the same memory that stand before it."""
+    writes: dict[fx.Node, set[fx.Node]] = defaultdict(set)
+    for node in graph.nodes:
+        for operand in written(node):
+            writes[maker(operand)].add(node)
+    users: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if node.op == "call_function" and not calls.is_view(node):
+            for memory in {maker(operand) for operand in node.all_input_nodes} & writes.keys():
+                users[memory].append(node)
+    found: dict[fx.Node, set[fx.Node]] = defaultdict(set)
+    for memory, touching in users.items():
+        for place, node in enumerate(touching):
+            found[node].update(before for before in touching[:place] if {before, node} & writes[memory])
+    return found

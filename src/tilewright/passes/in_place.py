@@ -1,0 +1,153 @@
+"""Writes to a part of an input stay in place, where nobody needs the input's old value.
+
+    c = index_put(cache, [None, None, i], k)                →   index_put_(cache, [None, None, i], k)
+    y = attention(q, c, …); copy_(cache, c)                 →   y = attention(q, cache, …)
+
+    c = slice_scatter(cache, copy(slice(cache, 2, 3, 4), k), 2, 3, 4)
+    y = attention(q, c, …); copy_(cache, c)
+        →   copy_(slice(cache, 2, 3, 4), k); y = attention(q, cache, …)
+
+AOTAutograd makes a new tensor of each write, and copies the last one back at the end: twice the memory traffic of the
+whole cache where a token's keys change. What is written depends on nothing that the write destroys, so a call that is
+begun again writes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.graph.calls import arguments, strides_of
+from tilewright.graph.insert import insert_call
+from tilewright.graph.source import source_line
+from tilewright.passes.simplify import drop_unread, maker
+from tilewright.passes.units import readers
+from tilewright.records.program import Decision, GraphName, Verdict
+
+aten: Any = torch.ops.aten
+BY_INDEX = {
+    aten.index_put.default: aten.index_put_.default,
+    aten.index_copy.default: aten.index_copy_.default,
+}
+"""Functional writes, and those in place, with the same arguments."""
+BY_VIEW = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
+"""Functional writes of their second argument, and the view that is written to, with the arguments from the third on."""
+
+
+class Refusal(Exception):
+    """Why a write does not stay in place."""
+
+
+def write_in_place(graph: fx.Graph, name: GraphName) -> list[Decision]:
+    """Rewrite an inference, forward or backward graph in place; a decision for each input that is partly written."""
+    copies = [node for node in graph.nodes if node.target is aten.copy_.default and node.args[0].op == "placeholder"]
+    decisions = [_decide(copy, writes, name) for copy in copies if (writes := _writes(copy.args[1], copy.args[0]))]
+    drop_unread(graph)
+    return decisions
+
+
+def _decide(copy: fx.Node, writes: Sequence[fx.Node], name: GraphName) -> Decision:
+    memory, first, last = copy.args[0], writes[0], writes[-1]
+    assert isinstance(memory, fx.Node)
+    verdict: Verdict = "taken"
+    value = memory.meta["val"]
+    reason, saved = "is written in place, and not copied as a whole", 4 * value.numel() * value.element_size()
+    try:
+        _check(copy, writes)
+    except Refusal as refusal:
+        verdict, reason, saved = "refused", f"is copied as a whole: {refusal}", 0
+    else:
+        for write in writes:
+            _write(write, write, memory)
+        last.replace_all_uses_with(memory)
+        copy.replace_all_uses_with(memory)
+        copy.graph.erase_node(copy)
+    return Decision(
+        name, first.name, memory.name, verdict, reason, saved, source=source_line(last), passed_by="in place"
+    )
+
+
+def _writes(value: Any, memory: fx.Node) -> list[fx.Node]:
+    """The writes to parts of `memory` that make `value` of it, in order; empty where there are other steps between."""
+    found: list[fx.Node] = []
+    while isinstance(value, fx.Node) and value is not memory:
+        if value.target not in BY_INDEX and value.target not in BY_VIEW:
+            return []
+        found.insert(0, value)
+        value = value.args[0]
+    return found
+
+
+def _inside(write: fx.Node) -> list[fx.Node]:
+    """Of a write to a view: the writes to parts of that view which it passes on; empty where its source is other."""
+    found: list[fx.Node] = []
+    source = write.args[1]
+    while isinstance(source, fx.Node) and (source.target in BY_INDEX or source.target in BY_VIEW):
+        found.insert(0, source)
+        source = source.args[0]
+    shown = isinstance(source, fx.Node) and source.target is BY_VIEW[write.target]
+    return found if shown and source.args == (write.args[0], *write.args[2:]) else []  # type: ignore[union-attr]
+
+
+def _plain_source(write: fx.Node) -> Any:
+    """What is written to a view; `copy(view, x)`, which takes nothing of the view but its shape and dtype, is x."""
+    source = write.args[1]
+    is_copy = isinstance(source, fx.Node) and source.target is aten.copy.default and len(source.users) == 1
+    return source.args[1] if is_copy else source  # type: ignore[union-attr]
+
+
+def _parts(writes: Sequence[fx.Node]) -> Iterator[fx.Node]:
+    """Calls that a rewrite of these writes makes needless."""
+    for write in writes:
+        yield write
+        if write.target in BY_VIEW:
+            if inside := _inside(write):
+                yield from _parts(inside)
+            elif _plain_source(write) is not write.args[1]:
+                yield write.args[1]  # type: ignore[misc]
+
+
+def _check(copy: fx.Node, writes: Sequence[fx.Node]) -> None:
+    memory, last = copy.args[0], writes[-1]
+    assert isinstance(memory, fx.Node)
+    old, new = memory.meta["val"], last.meta["val"]
+    if (old.dtype, old.shape, strides_of(old)) != (new.dtype, new.shape, strides_of(new)) or 0 in strides_of(old):
+        raise Refusal("its new value lies otherwise in memory")
+    parts = set(_parts(writes))
+    if any(reader.op == "output" for reader in readers(last)):
+        raise Refusal("the caller is given the new value beside it")
+    for version in (memory, *(parts - {last})):
+        for reader in readers(version):
+            if reader not in parts and reader is not copy:
+                raise Refusal(f"{reader.name} reads it before the last write")
+    for part in parts:
+        if arguments(part).get("accumulate"):
+            raise Refusal("a write adds to the old value")
+        if any(maker(operand) is memory or operand in parts for operand in _values(part)):
+            raise Refusal("a part of it is written to another")
+
+
+def _values(part: fx.Node) -> list[fx.Node]:
+    """What a write reads beside the memory it writes to, and the values that this was given inside."""
+    if part.target in BY_VIEW:
+        source = _plain_source(part)
+        return [] if _inside(part) or not isinstance(source, fx.Node) else [source]
+    found: list[fx.Node] = []
+    fx.map_arg((part.args[1:], part.kwargs), found.append)
+    return found
+
+
+def _write(before: fx.Node, write: fx.Node, memory: fx.Node) -> None:
+    """`write` in place of what `memory` shows, as calls in front of `before`."""
+    if write.target in BY_INDEX:
+        insert_call(before, BY_INDEX[write.target], memory, *write.args[1:], **write.kwargs)
+        return
+    shown = insert_call(before, BY_VIEW[write.target], memory, *write.args[2:], **write.kwargs)
+    inside = _inside(write)
+    for part in inside:
+        _write(before, part, shown)
+    if not inside:
+        insert_call(before, aten.copy_.default, shown, _plain_source(write))

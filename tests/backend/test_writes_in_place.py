@@ -1,0 +1,232 @@
+"""Writes to a part of an input: in place where that is all, and always with what eager leaves there, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.backend.compiling import compiled, tensors, twin
+from tilewright.backend import Recording, recording
+from tilewright.records.program import Decision
+
+PLACE = torch.tensor([3])
+
+
+def after_steps(function: Callable[..., Any], *inputs: Tensor, steps: int = 3) -> Recording:
+    """Run `function` on the same inputs several times, compiled and eager; results and inputs must be the same bits."""
+    mine, theirs = [twin(x) for x in inputs], [twin(x) for x in inputs]
+    run = compiled(function)
+    with recording() as record, torch.no_grad():
+        for _ in range(steps):
+            ours, expected = tensors(run(*mine)), tensors(function(*theirs))
+            for x, y in zip([*ours, *mine], [*expected, *theirs], strict=True):
+                assert x.stride() == y.stride()
+                torch.testing.assert_close(x, y, rtol=0, atol=0)
+    return record
+
+
+def decisions(record: Recording) -> list[Decision]:
+    return [d for graph in record.graphs for d in graph.plan.fusion.decisions if d.passed_by == "in place"]
+
+
+def copied_whole(record: Recording) -> list[str]:
+    """Calls that write all of an input, or make a second one."""
+    nodes = [node for graph in record.graphs for node in graph.plan.graph.nodes if node.op == "call_function"]
+    found = [n for n in nodes if str(n.target) == "aten.copy_.default" and n.args[0].op == "placeholder"]
+    made = ("index_put.", "index_copy.", "slice_scatter", "select_scatter")
+    return [n.name for n in (*found, *(n for n in nodes if any(word in str(n.target) for word in made)))]
+
+
+def cache() -> Tensor:
+    return torch.randn(2, 3, 8, 4)
+
+
+def by_slice(c: Tensor, k: Tensor) -> Tensor:
+    c[:, :, 3:4] = k
+    return c * 2
+
+
+def by_number(c: Tensor, k: Tensor) -> Tensor:
+    c[:, :, 3] = k[:, :, 0]
+    return c * 2
+
+
+def by_tensor(c: Tensor, k: Tensor) -> Tensor:
+    c[:, :, PLACE] = k
+    return c * 2
+
+
+def by_index_copy(c: Tensor, k: Tensor) -> Tensor:
+    c.index_copy_(2, PLACE, k)
+    return c * 2
+
+
+def nested(c: Tensor, k: Tensor) -> Tensor:
+    c[0, :, 3:4].copy_(k[0])
+    return c * 2
+
+
+def broadcast_and_cast(c: Tensor, k: Tensor) -> Tensor:
+    c[..., 2:5, :] = k.to(torch.bfloat16)
+    return c * 2
+
+
+def two_places(c: Tensor, k: Tensor) -> Tensor:
+    c[:, :, 1:2] = k
+    c.index_copy_(2, PLACE, k + 1)
+    c[0, 1].index_copy_(0, PLACE + 1, k[1, 2])
+    return c * 2
+
+
+def a_place_for_each_entry(c: Tensor, k: Tensor) -> Tensor:
+    c[torch.arange(2), :, torch.tensor([5, 6])] = k[:, :, 0]
+    return c * 2
+
+
+def only_written(c: Tensor, k: Tensor) -> None:
+    c[:, :, 3:4] = k.neg()
+
+
+def returned(c: Tensor, k: Tensor) -> Tensor:
+    c[:, :, 3:4] = k.neg()
+    return c
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        by_slice, by_number, by_tensor, by_index_copy, nested, broadcast_and_cast, two_places, a_place_for_each_entry,
+        only_written, returned,
+    ],
+)  # fmt: skip
+def test_only_a_part_is_written(function: Callable[..., Any]) -> None:
+    record = after_steps(function, cache(), torch.randn(2, 3, 1, 4))
+    assert not copied_whole(record)
+    assert {d.verdict for d in decisions(record)} == {"taken"}
+
+
+@pytest.mark.parametrize("function", [by_slice, by_number, by_tensor, nested, returned])
+def test_heads_and_places_changed_over_in_memory(function: Callable[..., Any]) -> None:
+    record = after_steps(function, cache().transpose(1, 2).contiguous().transpose(1, 2), torch.randn(2, 3, 1, 4))
+    assert not copied_whole(record)
+
+
+def a_row_added_to(c: Tensor, k: Tensor) -> Tensor:
+    c[:, :, 2:3] += k
+    return c * 2
+
+
+def old_and_new(c: Tensor, k: Tensor) -> Tensor:
+    before = c * 2
+    c[:, :, 3:4] = k
+    return before + c
+
+
+def between_two_writes(c: Tensor, k: Tensor) -> Tensor:
+    c[:, :, 3:4] = k
+    middle = c.amax()
+    c[:, :, 4:5] = k
+    return c + middle
+
+
+def accumulated(c: Tensor, k: Tensor) -> Tensor:
+    c.index_put_((torch.tensor([0, 0]),), k, accumulate=True)
+    return c * 2
+
+
+def from_itself(c: Tensor, k: Tensor) -> Tensor:
+    c[:, :, 5:7] = c[:, :, 0:2]
+    return c * k
+
+
+def from_its_transpose(c: Tensor, k: Tensor) -> Tensor:
+    c[:, :, :1] = c.flip(2)[:, :, :1]
+    return c * k
+
+
+def a_view_of_it_given_back(c: Tensor, k: Tensor) -> Tensor:
+    c[:, :, 3:4] = k.neg()
+    return c[:, :, 2:4]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (a_row_added_to, "reads it before the last write"),
+        (old_and_new, "reads it before the last write"),
+        (between_two_writes, "reads it before the last write"),
+        (accumulated, "a write adds to the old value"),
+        (from_itself, "a part of it is written to another"),
+        (from_its_transpose, "reads it before the last write"),
+        (a_view_of_it_given_back, "the caller is given the new value beside it"),
+    ],
+)
+def test_where_the_old_value_is_needed_the_whole_is_copied(function: Callable[..., Any], reason: str) -> None:
+    record = after_steps(function, cache(), torch.randn(2, 3, 1, 4))
+    (decision,) = decisions(record)
+    assert decision.verdict == "refused" and reason in decision.reason
+
+
+def test_an_expanded_input_is_refused_as_by_eager() -> None:
+    with pytest.raises(RuntimeError, match="more than one element"), torch.no_grad():
+        compiled(by_slice)(torch.zeros(1, 3, 8, 4).expand(2, 3, 8, 4), torch.ones(2, 3, 1, 4))
+
+
+def test_two_caches_in_one_memory() -> None:
+    """Each a view of one tensor: what is written to the first is read from the second."""
+    base, other = torch.zeros(3, 3, 8, 4), torch.zeros(3, 3, 8, 4)
+    k = torch.randn(2, 3, 1, 4)
+
+    def function(a: Tensor, b: Tensor, k: Tensor) -> Tensor:
+        a.index_copy_(2, PLACE, k)
+        return b * 2
+
+    run = compiled(function)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(run(base[:2], base[1:], k), function(other[:2], other[1:], k), rtol=0, atol=0)
+            torch.testing.assert_close(base, other, rtol=0, atol=0)
+
+
+def test_a_view_into_a_larger_tensor_that_begins_elsewhere() -> None:
+    run = compiled(by_slice)
+    for begin in (0, 1):
+        base, other = torch.zeros(3, 3, 8, 4), torch.zeros(3, 3, 8, 4)
+        k = torch.randn(2, 3, 1, 4)
+        with torch.no_grad():
+            torch.testing.assert_close(run(base[begin : begin + 2], k), by_slice(other[begin : begin + 2], k))
+        torch.testing.assert_close(base, other, rtol=0, atol=0)
+
+
+def test_a_buffer_in_training() -> None:
+    """The written cache is read by what has a gradient."""
+
+    def function(c: Tensor, k: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            c[:, :, 3:4] = k
+        return (c * w).sin().sum(3)
+
+    results = []
+    for run in (compiled(function), function):
+        torch.manual_seed(0)
+        c, k, w = torch.randn(2, 3, 8, 4), torch.randn(2, 3, 1, 4), torch.randn(4, requires_grad=True)
+        run(c, k, w).sum().backward()
+        results.append((c, w.grad))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_what_reads_before_runs_before_and_what_reads_after_runs_after() -> None:
+    """Two caches, the one's old value is written to the other: their writes must not change places."""
+
+    def function(a: Tensor, b: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first = b.neg()
+        b[:, :, 3:4] = a[:, :, 3:4]
+        second = b.abs() + first
+        a[:, :, 3:4] = k
+        return second, a.neg(), b.neg()
+
+    after_steps(function, cache(), cache(), torch.randn(2, 3, 1, 4))
