@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tilewright.backend import backend, recording
+from tilewright.graph import calls
 from tilewright.hardware.target import target_named
+from tilewright.measure.truth.contract import compare
 from tilewright.passes import pipeline
 from tilewright.passes.channels_last import channels_last
 from tilewright.records.program import Decision
@@ -60,6 +62,13 @@ def convolutions(record: Any) -> list[Tensor]:
         for node in graph.plan.graph.nodes
         if node.target is torch.ops.aten.convolution.default
     ]
+
+
+def stored(graph: Any) -> list[torch.fx.Node]:
+    """What the kernels of a compiled graph write, but for copies, and what its library calls give."""
+    written = [node for region in graph.plan.fusion.regions for node in region.lowered.outputs]
+    library = [node for node in graph.plan.units if isinstance(node, torch.fx.Node) and not calls.is_view(node)]
+    return [node for node in written + library if node.op == "call_function" and "clone" not in str(node.target)]
 
 
 def test_results_gradients_and_strides_are_eagers(planned_for_h200: list[Decision]) -> None:
@@ -121,7 +130,58 @@ def test_a_result_with_strides_of_its_own_keeps_the_layout(planned_for_h200: lis
     assert planned_for_h200[0].reason == "a result is not contiguous"
 
 
-def test_statistics_over_places_keep_the_layout(planned_for_h200: list[Decision]) -> None:
-    model = Block(32).bfloat16().train()
+def test_statistics_of_samples_keep_the_layout(planned_for_h200: list[Decision]) -> None:
+    model = nn.Sequential(nn.Conv2d(32, 32, 3), nn.GroupNorm(4, 32)).bfloat16()
     got = torch.compile(model, backend=backend)(torch.randn(2, 32, 8, 8).bfloat16())
-    assert got[0].is_contiguous() and "reduces over places" in planned_for_h200[0].reason
+    assert got.is_contiguous() and "reduces over places" in planned_for_h200[0].reason
+
+
+class Classifier(nn.Module):
+    """Two residual blocks whose batch norms take the moments of the batch, in place as torchvision's do."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(channels, channels, n, padding=n // 2) for n in (3, 1, 3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(3))
+        self.head = nn.Linear(channels, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            y = norm(convolution(x))
+            y += x
+            x = nn.functional.relu(y, inplace=True)
+        x = nn.functional.max_pool2d(x, 3, 2, 1)
+        pooled: Tensor = self.head(nn.functional.adaptive_avg_pool2d(x, 1).flatten(1))
+        return pooled
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_training_keeps_the_layout_forward_and_backward(
+    layout: torch.memory_format, planned_for_h200: list[Decision]
+) -> None:
+    """No value of four dimensions lies otherwise, and no batch norm is left whole."""
+    torch.manual_seed(1)
+    model = Classifier(32).bfloat16().to(memory_format=layout)
+    mine, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    x = torch.randn(8, 32, 14, 14).bfloat16().contiguous(memory_format=layout).requires_grad_()
+    mine_x, exact_x = x.detach().clone().requires_grad_(), x.detach().double().requires_grad_()
+    with recording() as record:
+        got = torch.compile(mine, backend=backend, fullgraph=True)(mine_x)
+        got.float().square().sum().backward()
+    model(x).float().square().sum().backward()
+    exact(exact_x).square().sum().backward()
+    assert planned_for_h200[0].verdict == "taken"
+    for graph in record.graphs:
+        assert not [node for node in graph.plan.graph.nodes if "batch_norm" in str(node.target)]
+        for node in stored(graph):
+            for value in calls.outputs(node):
+                if value is not None and value.dim() == 4 and value.shape[1] == 32:
+                    assert value.is_contiguous(memory_format=torch.channels_last), node
+    named = [("x", mine_x, x, exact_x)]
+    pairs = zip(mine.named_parameters(), model.parameters(), exact.parameters(), strict=True)
+    named += [(name, ours, theirs, true) for (name, ours), theirs, true in pairs]
+    for name, ours, theirs, true in named:
+        assert ours.grad is not None and theirs.grad is not None and true.grad is not None
+        assert wide_strides(ours.grad) == wide_strides(theirs.grad), name
+        figures = compare(ours.grad, theirs.grad, true.grad, tensor=name)
+        assert figures.ok, figures

@@ -3,7 +3,7 @@
 torch-level graph → attention recognised
 joint graph       → copies, simplification, attention's kernels, dropout
 cut               → which forward values are saved, which are computed again
-each graph        → writes in place → fusion → choice by what was measured → schedule → sources
+each graph        → batch norms cut → writes in place → fusion → choice by what was measured → schedule → sources
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tilewright.passes.in_place import write_in_place
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.schedule import schedule
+from tilewright.passes.split_norms import split_norms
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Cost, Decision, GraphName
 from tilewright.tune.attention import race, raced
@@ -58,6 +59,7 @@ class Planner:
         return Plan(self.target, [self._plan(name, graph) for name, graph in graphs.items()], list(self.decisions))
 
     def _plan(self, name: GraphName, graph: fx.Graph) -> GraphPlan:
+        split_norms(graph)
         written = write_in_place(graph, name)
         proposed = fuse(graph, name)
         fusion = settle(proposed, measure=self.measure)

@@ -4,9 +4,12 @@
     return relu(y)                return relu(y).contiguous()
 
 cuDNN's fast kernels take channels-last operands, and convert others before and after each convolution (30 % of a
-ResNet's inference on an H200). Pointwise operators, norms that take kept statistics and pooling keep the layout of
-their operand, so that one copy at the first convolution serves the whole graph: `contiguous` of a tensor that has the
-layout already is no copy. Results and views keep the strides that eager gives them.
+ResNet's inference on an H200, 18 % of its training). Pointwise operators, batch norms (`split_norms`) and pooling keep
+the layout of their operand, so that one copy at the first convolution serves the whole graph: `contiguous` of a tensor
+that has the layout already is no copy. Results, views and gradients of weights keep the strides that eager gives them.
+
+In training a gradient loses the layout where the graph leaves it (that of a mean over places is NCHW): there it is
+brought back to it, and gradients that leave at an operand of the graph lie as that does.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 MIN_CHANNELS = 16
 """Input channels of a group, from which a convolution runs on matrix units without padding."""
 STATISTICS = ("group_norm", "instance_norm")
-"""Norms whose generated kernels reduce over places: in channels-last tensors they would read with strides."""
+"""Norms of each sample, whose generated kernels would read channels-last tensors with strides."""
 VIEWS = ("view", "as_strided")
 """Calls that fail on, or read differently, a tensor with other strides."""
 
@@ -39,9 +42,12 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
         return []
     reason = _refusal(module.graph, convolutions)
     if reason is None:
+        reachable = set(_reachable(convolutions))
         for node in convolutions:
-            _convert(node)
-        _restore(module.graph, set(_reachable(convolutions)))
+            _convert(node, reachable)
+        _restore(module.graph, reachable)
+        _bring_gradients_back(reachable)
+        _average_by_mean(reachable)
         module.recompile()
     first = convolutions[0]
     verdict: Verdict = "refused" if reason else "taken"
@@ -51,8 +57,9 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
 
 
 def _is_narrow(node: fx.Node) -> bool:
-    operands = [example(argument(node, place, name)) for place, name in ((0, "input"), (1, "weight"))]
-    return all(x is not None and x.dim() == 4 and x.dtype in DTYPES for x in operands)
+    """Whether a convolution computes in 16 bits: under autocast its operands are wider."""
+    result = example(node)
+    return result is not None and result.dim() == 4 and result.dtype in DTYPES
 
 
 def _refusal(graph: fx.Graph, convolutions: list[fx.Node]) -> str | None:
@@ -62,20 +69,15 @@ def _refusal(graph: fx.Graph, convolutions: list[fx.Node]) -> str | None:
     if 2 * suited < sum(work.values()):
         return f"most of the work is in convolutions with fewer than {MIN_CHANNELS} input channels a group"
     reachable = set(_reachable(convolutions))
-    if (norm := next((node for node in reachable if _reduces_over_places(node)), None)) is not None:
+    if (norm := next((node for node in reachable if spelled(node) in STATISTICS), None)) is not None:
         return f"{norm.name} reduces over places, which do not lie side by side then"
     for node in reachable:
         if spelled(node) in VIEWS and not _is_dense(node.args[0]):
             return f"{node.name} views a tensor that is not contiguous"
-    if any(not _is_dense(node) for node in graph.output_node().all_input_nodes if node in reachable):
+    results = [node for node in graph.output_node().all_input_nodes if node in reachable]
+    if any(_layout(node) is None for node in results):
         return "a result is not contiguous"
     return None
-
-
-def _reduces_over_places(node: fx.Node) -> bool:
-    """Whether a norm computes statistics over height and width: not a batch norm that takes those it kept."""
-    name = spelled(node)
-    return name in STATISTICS or (name == "batch_norm" and argument(node, 5, "training") is not False)
 
 
 def _weight(node: fx.Node) -> torch.Tensor:
@@ -91,8 +93,25 @@ def _multiplications(node: fx.Node) -> int:
 
 
 def _is_dense(node: Any) -> bool:
+    return _layout(node) is torch.contiguous_format
+
+
+def _layout(node: Any) -> torch.memory_format | None:
+    """How eager's tensor lies; None for any other way."""
     value = example(node)
-    return value is None or value.is_contiguous()
+    if value is None or value.is_contiguous():
+        return torch.contiguous_format
+    return torch.channels_last if _is_channels_last(node) else None
+
+
+def _is_channels_last(node: Any) -> bool:
+    value = example(node)
+    return value is not None and value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+
+
+def _is_trained(node: fx.Node) -> bool:
+    value = example(node)
+    return value is not None and value.dim() == 4 and value.is_floating_point() and value.requires_grad
 
 
 def _reachable(start: Iterable[fx.Node]) -> Iterator[fx.Node]:
@@ -106,10 +125,12 @@ def _reachable(start: Iterable[fx.Node]) -> Iterator[fx.Node]:
         todo.extend(fresh)
 
 
-def _convert(node: fx.Node) -> None:
+def _convert(node: fx.Node, reachable: set[fx.Node]) -> None:
     for place, name in ((0, "input"), (1, "weight")):
         operand = argument(node, place, name)
-        converted = _contiguous(node, operand, torch.channels_last)
+        if operand not in reachable and _is_channels_last(operand):
+            continue
+        converted = _laid(node, operand, torch.channels_last, None if operand in reachable else _layout(operand))
         if len(node.args) > place:
             node.update_arg(place, converted)
         else:
@@ -121,9 +142,57 @@ def _restore(graph: fx.Graph, reachable: set[fx.Node]) -> None:
     for node in list(graph.nodes):
         if node.op == "output":
             for result in [x for x in node.all_input_nodes if x in reachable and _rank(x) > 2]:
-                node.replace_input_with(result, _contiguous(node, result, torch.contiguous_format))
+                layout = _layout(result)
+                assert layout is not None
+                node.replace_input_with(result, _laid(node, result, layout, torch.channels_last))
         elif spelled(node) in VIEWS and node.args[0] in reachable and _rank(node.args[0]) > 2:
-            node.update_arg(0, _contiguous(node, node.args[0], torch.contiguous_format))
+            node.update_arg(0, _laid(node, node.args[0], torch.contiguous_format, torch.channels_last))
+
+
+def _bring_gradients_back(reachable: set[fx.Node]) -> None:
+    """In front of what reads a value of four dimensions and gives one of other places, but for convolutions."""
+    for node in reachable:
+        for user in [user for user in node.users if user in reachable and spelled(user) != "conv2d"]:
+            if _is_trained(node) and _places(user) not in (None, _places(node)) and not _shows(user, node):
+                user.replace_input_with(node, _laid(user, node, torch.channels_last, torch.channels_last))
+
+
+def _average_by_mean(reachable: set[fx.Node]) -> None:
+    """The pooling of all places is a mean: of a channels-last tensor PyTorch changes the result's strides in place."""
+    for node in reachable:
+        if spelled(node) == "adaptive_avg_pool2d" and _places(node) == (1, 1):
+            node.target, node.args, node.kwargs = torch.mean, (node.args[0], (-2, -1), True), {}
+
+
+def _places(node: fx.Node) -> torch.Size | None:
+    value = example(node)
+    return None if value is None else value.shape[2:]
+
+
+def _shows(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether a result lies in the memory of an operand: it is a view of it, or was written over it."""
+    result, source = example(node), example(operand)
+    assert result is not None and source is not None
+    return bool(result.untyped_storage()._cdata == source.untyped_storage()._cdata)
+
+
+class _Laid(torch.autograd.Function):
+    """A copy in one layout, whose gradient is handed on in another."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layout: torch.memory_format, back: torch.memory_format) -> torch.Tensor:
+        ctx.back = back
+        # `drop_copies` removes one that changes nothing.
+        return x.clone(memory_format=layout)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return gradients[0].contiguous(memory_format=ctx.back), None, None
+
+
+def laid(x: torch.Tensor, layout: torch.memory_format, back: torch.memory_format) -> torch.Tensor:
+    result: torch.Tensor = _Laid.apply(x, layout, back)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _rank(node: Any) -> int:
@@ -131,10 +200,14 @@ def _rank(node: Any) -> int:
     return 0 if value is None else value.dim()
 
 
-def _contiguous(before: fx.Node, operand: fx.Node, layout: torch.memory_format) -> fx.Node:
+def _laid(before: fx.Node, operand: fx.Node, layout: torch.memory_format, back: torch.memory_format | None) -> fx.Node:
+    """`operand` in `layout`, its gradient in `back`; None for any."""
     with before.graph.inserting_before(before):
-        made = before.graph.call_method("contiguous", (operand,), {"memory_format": layout})
-    made.meta = {key: value for key, value in before.meta.items() if key != "example_value"}
+        if back is None or not _is_trained(operand):
+            made = before.graph.call_method("contiguous", (operand,), {"memory_format": layout})
+        else:
+            made = before.graph.call_function(laid, (operand, layout, back))
+    made.meta = {key: value for key, value in operand.meta.items() if key != "example_value"}
     value = example(operand)
     if value is not None:
         with torch.no_grad():

@@ -21,6 +21,7 @@ from torch import fx
 
 from tilewright.graph.source import source_line
 from tilewright.loops.lower import Lowered, lower
+from tilewright.loops.nest import Level
 from tilewright.operators.axes import Unfusable
 from tilewright.passes.units import (
     Reachability,
@@ -39,6 +40,8 @@ from tilewright.records.program import Decision, GraphName, Verdict
 
 MOST_BUFFERS = 24
 """A nest that streams from more tensors than this at once defeats the prefetchers."""
+STRIDED_BYTES = 64 * 1024
+"""A nest may walk through a tensor below this with a stride: it stays in a cache."""
 
 
 @dataclass(eq=False)
@@ -137,6 +140,12 @@ class _Fuser:
             return
         members = sorted({*first.members, *second.members}, key=self.reach.order.__getitem__)
         outcome = self._attempt(members)
+        if (
+            isinstance(outcome, Lowered)
+            and _strides(outcome)
+            and not (_strides(first.lowered) or _strides(second.lowered))
+        ):
+            outcome = "refused", "each row of the kernel would be read with a stride, which it is not by two kernels"
         if isinstance(outcome, Lowered):
             merged = Region(members, outcome)
             self.reach.merge(members)
@@ -212,6 +221,21 @@ class _Fuser:
         is_first = consumer is min(inside, key=self.reach.order.__getitem__)
         unwritten = nbytes(producer) - sum(map(nbytes, kept)) if is_first else 0
         return min(read, nbytes(producer)) + unwritten, bool(kept)
+
+
+def _strides(lowered: Lowered) -> bool:
+    """Whether the columns that a nest reduces lie apart in a tensor that is not small, and its rows side by side."""
+    nest = lowered.nest
+    if not nest.rows or not any(step.name == "reduce_cols" for step in nest.steps):
+        return False
+    for step in nest.steps:
+        if step.access and step.level is Level.FULL:
+            buffer = nest.buffers[step.access.buffer]
+            rows, cols = nest.split(step.access.strides)
+            small = buffer.elements * getattr(torch, buffer.dtype).itemsize < STRIDED_BYTES
+            if 1 in rows and 1 not in cols and not small:
+                return True
+    return False
 
 
 def kernel_name(members: list[fx.Node], graph_name: GraphName, number: int) -> str:

@@ -1,0 +1,101 @@
+"""Batch norms of channels-last tensors: cut into column sums and what uses them, the same numbers as in one nest."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tilewright.backend import backend, recording
+from tilewright.measure.truth.contract import compare
+from tilewright.measure.truth.verify import verify
+from tilewright.passes.fusion import STRIDED_BYTES
+
+SHAPES = {
+    "images": (4, 33, 17, 19),
+    "one place": (1024, 37, 1, 1),
+    "rows": (512, 96),
+    "volumes": (3, 16, 8, 9, 10),
+}
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+NORMS = {2: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+
+
+def laid(x: Tensor) -> Tensor:
+    layout = FORMATS.get(x.dim())
+    return x if layout is None else x.contiguous(memory_format=layout)
+
+
+def model(shape: tuple[int, ...], dtype: torch.dtype, affine: bool = True) -> nn.Module:
+    torch.manual_seed(2)
+    norm = NORMS[len(shape)](shape[1], affine=affine)
+    for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+        if tensor is not None:
+            nn.init.uniform_(tensor, 0.5, 1.5)
+    return nn.Sequential(norm, nn.ReLU()).to(dtype)
+
+
+def nests(record: Any) -> list[Any]:
+    """Those that read or write the whole tensor."""
+    regions = [region for graph in record.graphs for region in graph.plan.fusion.regions]
+    return [r.lowered.nest for r in regions if max(b.elements for b in r.lowered.nest.buffers) > STRIDED_BYTES // 8]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_two_kernels_each_way_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    norm, x = model(shape, dtype), laid(torch.randn(shape) * 2 + 3).to(dtype).requires_grad_()
+    with recording() as record:
+        rows = verify(norm, torch.compile(norm, backend=backend, fullgraph=True), [x], training=True)
+    assert [row for row in rows if not row.ok] == []
+    assert record.fallbacks == []
+    assert len(nests(record)) == 4
+    # Channels are the columns: nothing is walked with a stride.
+    assert all(nest.cols[-1] % shape[1] == 0 for nest in nests(record))
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0, 1e4])
+def test_moments_far_from_zero(offset: float) -> None:
+    """Squares of numbers far from zero cancel: in double nothing is lost."""
+    torch._dynamo.reset()
+    ours = model((4, 33, 17, 19), torch.float32, affine=False)
+    eager, truth = copy.deepcopy(ours), copy.deepcopy(ours).double()
+    x = laid(torch.randn(4, 33, 17, 19) + offset)
+    got, theirs, true = torch.compile(ours, backend=backend, fullgraph=True)(x), eager(x), truth(x.double())
+    assert compare(got, theirs, true, tensor="y").ok
+    for (name, mine), other, exact in zip(ours.named_buffers(), eager.buffers(), truth.buffers(), strict=True):
+        figures = compare(mine, other, exact, tensor=name)
+        assert figures.ok, figures
+
+
+@pytest.mark.parametrize("what", ["NCHW", "small", "float64", "evaluation"])
+def test_what_stays_one_nest(what: str) -> None:
+    torch._dynamo.reset()
+    shape = (2, 5, 3, 4) if what == "small" else (4, 33, 17, 19)
+    norm = model(shape, torch.float64 if what == "float64" else torch.float32).train(what != "evaluation")
+    x = torch.randn(shape, dtype=next(norm.parameters()).dtype)
+    with recording() as record, torch.no_grad():
+        got = torch.compile(norm, backend=backend, fullgraph=True)(x if what == "NCHW" else laid(x))
+    torch.testing.assert_close(got, copy.deepcopy(norm)(x))
+    members = [m for graph in record.graphs for r in graph.plan.fusion.regions for m in r.members]
+    assert any("batch_norm" in str(member.target) for member in members)
+
+
+def test_a_gradient_in_another_layout_is_copied_by_its_maker() -> None:
+    torch._dynamo.reset()
+    norm, x = model((4, 33, 17, 19), torch.float32), laid(torch.randn(4, 33, 17, 19)).requires_grad_()
+    ours = torch.compile(lambda x: norm(x).mean((2, 3)), backend=backend, fullgraph=True)
+    with recording() as record:
+        rows = verify(lambda x: norm(x).mean((2, 3)), ours, [x], training=True)
+    assert [row for row in rows if not row.ok] == []
+    backward = next(graph for graph in record.graphs if graph.plan.name == "backward")
+    assert all(
+        node.meta["val"].is_contiguous(memory_format=torch.channels_last)
+        for region in backward.plan.fusion.regions
+        for node in region.lowered.outputs
+        if node.meta["val"].dim() == 4
+    )
