@@ -22,6 +22,12 @@ class Measurement:
     repeats: int
     predicted_us: float | None = None
     host_us: float | None = None
+    gpu_us: float | None = None
+    """Sum of the times of the kernels and copies on the device."""
+    launches: int | None = None
+    """How many kernels and copies those are."""
+    first_call_us: float | None = None
+    """Time of the first call, in which an implementation compiles."""
     peak_bytes: int | None = None
     bytes: int | None = None
     flops: int | None = None

@@ -108,6 +108,9 @@ CREATE TABLE measurement (
     repeats         BIGINT NOT NULL,
     predicted_us    DOUBLE,
     host_us         DOUBLE,
+    gpu_us          DOUBLE,             -- sum over the kernels and copies on the device
+    launches        BIGINT,             -- how many those are
+    first_call_us   DOUBLE,             -- in which an implementation compiles
     peak_bytes      BIGINT,
     bytes           BIGINT,
     flops           BIGINT,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tilewright.measure.timing import timers
-from tilewright.measure.timing.stopwatch import CpuStopwatch
+from tilewright.measure.timing.stopwatch import CpuStopwatch, StepStopwatch
 
 
 def test_nothing_is_replaced_in_an_honest_process() -> None:
@@ -33,3 +33,22 @@ def test_a_stopwatch_does_not_look_at_the_clock_on_the_wall(monkeypatch: pytest.
     monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
     pause = timers._HOST_BY_NAME["time.sleep"]
     assert CpuStopwatch().time(lambda: pause(0.01)).us >= 1e4
+
+
+def test_a_step_lasts_until_the_gpu_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def clock() -> int:
+        events.append("clock")
+        return 1000 * len(events)
+
+    class Idle:
+        @staticmethod
+        def synchronize() -> None:
+            events.append("synchronised")
+
+    monkeypatch.setattr(timers, "now_ns", clock)
+    monkeypatch.setattr(timers, "cuda_timers", Idle)
+    lap = StepStopwatch().time(lambda: events.append("called"))
+    assert events == ["synchronised", "clock", "called", "clock", "synchronised", "clock"]
+    assert (lap.us, lap.host_us) == (4, 2)

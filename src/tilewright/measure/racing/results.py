@@ -76,6 +76,9 @@ def measurement(
     flops: int | None = None,
     predicted_us: float | None = None,
     peak_bytes: int | None = None,
+    gpu_us: float | None = None,
+    launches: int | None = None,
+    first_call_us: float | None = None,
     of_ceiling: float | None = None,
     error: float | None = None,
     eager_error: float | None = None,
@@ -93,6 +96,9 @@ def measurement(
         repeats=timing.repeats,
         predicted_us=predicted_us,
         host_us=timing.host_us,
+        gpu_us=gpu_us,
+        launches=launches,
+        first_call_us=first_call_us,
         peak_bytes=peak_bytes,
         bytes=nbytes,
         flops=flops,
@@ -117,10 +123,14 @@ def write_results(path: Path, rows: Iterable[Measurement]) -> None:
 
 
 def as_line(row: Measurement) -> str:
-    """A row as JSON, without an empty note. ValueError for NaN and infinities."""
+    """A row as JSON, without an empty note and without figures that only whole models have where those are missing.
+
+    ValueError for NaN and infinities.
+    """
     fields = asdict(row)
-    if not row.note:
-        del fields["note"]
+    for name in ("note", "gpu_us", "launches", "first_call_us"):
+        if fields[name] in ("", None):
+            del fields[name]
     return json.dumps(fields, allow_nan=False, ensure_ascii=False)
 
 

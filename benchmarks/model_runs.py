@@ -1,0 +1,293 @@
+"""One model of `benchmarks/models.py` in its process: compiled, then measured under a lock."""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.model_zoo import DECODERS, MODELS, Missing, Size, Workload
+from tilewright.hardware.ceilings import device_name
+from tilewright.hardware.detect import detect
+from tilewright.measure.memory import peak_bytes
+from tilewright.measure.racing.results import append_results, environment, measurement
+from tilewright.measure.timing.benchmark import Timing, benchmark
+from tilewright.measure.timing.kernel_times import KernelTimes, kernel_times
+from tilewright.measure.timing.stopwatch import CpuStopwatch, StepStopwatch
+from tilewright.measure.truth.contract import compare
+from tilewright.records.measurement import Measurement, Verified
+
+KINDS = ("infer", "train", "decode")
+ENTRANTS: Mapping[str, Mapping[str, str] | None] = {
+    "eager": None,
+    "inductor": {"backend": "inductor"},
+    "tilewright": {"backend": "tilewright"},
+    "inductor-reduce-overhead": {"backend": "inductor", "mode": "reduce-overhead"},
+    "tilewright-reduce-overhead": {"backend": "tilewright", "mode": "reduce-overhead"},
+    "inductor-max-autotune": {"backend": "inductor", "mode": "max-autotune"},
+}
+DEFAULT_ENTRANTS = tuple(name for name in ENTRANTS if "max-autotune" not in name)
+REPLAYED = tuple(name for name, how in ENTRANTS.items() if how and "mode" in how)
+WARM_UP = 4
+"""Calls after the first: CUDA graphs are recorded in them."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a process measures, and the folder that it shares with the others."""
+
+    name: str
+    device: str
+    tiny: bool
+    kinds: tuple[str, ...]
+    entrants: tuple[str, ...]
+    seconds: float
+    folder: Path
+
+
+@dataclass
+class Step:
+    """A call of one entrant: the outputs, or in training None, with the gradients released."""
+
+    model: nn.Module
+    function: Callable[..., Any]
+    inputs: Mapping[str, Tensor]
+    trains: bool
+    replays: bool
+    first_call_us: float = 0.0
+
+    def __call__(self) -> object:
+        outputs = self.forward()
+        if not self.trains:
+            return outputs
+        loss = outputs.loss
+        # The logits must not outlive the call where only the loss is read.
+        del outputs
+        loss.backward()
+        self.model.zero_grad(set_to_none=True)
+        return None
+
+    def forward(self) -> Any:
+        if self.replays:
+            torch.compiler.cudagraph_mark_step_begin()
+        with torch.set_grad_enabled(self.trains):
+            return self.function(**self.inputs)
+
+    def results(self) -> dict[str, Tensor]:
+        """Copies of the floating outputs and, in training, of the gradients."""
+        outputs = self.forward()
+        found = {f"output {i}": t for i, t in enumerate(tree_leaves(outputs)) if isinstance(t, Tensor)}
+        if self.trains:
+            outputs.loss.backward()
+            found |= {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
+        kept = {name: t.detach().clone() for name, t in found.items() if t.is_floating_point()}
+        self.model.zero_grad(set_to_none=True)
+        return kept
+
+
+def run(request: Request) -> None:
+    """Compile and measure one model; its rows are in `<name>.jsonl` of the folder afterwards."""
+    warnings.filterwarnings("ignore")
+    torch.manual_seed(0)
+    decodes = request.name in DECODERS
+    try:
+        workload = {**MODELS, **DECODERS}[request.name](Size(request.tiny))
+    except Missing as missing:
+        print(f"left out: {missing}")
+        return
+    _register()
+    _silence()
+    on_gpu = request.device != "cpu"
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    running = _Running(request, placed(workload, request.device, dtype), "bf16" if on_gpu else "fp32")
+    kinds = [kind for kind in KINDS if kind in request.kinds and (kind == "decode") == decodes]
+    for kind in kinds:
+        running.compile(kind)
+    if on_gpu:
+        torch.cuda.empty_cache()
+    (request.folder / f"{request.name}.ready").touch()
+    while not (request.folder / "go").exists():
+        time.sleep(0.1)
+    with _alone(request.folder):
+        for kind in kinds:
+            running.measure(kind)
+
+
+def placed(workload: Workload, device: str, dtype: torch.dtype) -> Workload:
+    """The model and its inputs on a device, floats in `dtype`."""
+    inputs = {
+        name: value.to(device, dtype if value.is_floating_point() else value.dtype)
+        for name, value in workload.inputs.items()
+    }
+    return Workload(workload.model.to(device).to(dtype), inputs, workload.shape)
+
+
+def _register() -> None:
+    """Make the backend known by its name where the package is not installed."""
+    if "tilewright" not in torch._dynamo.list_backends():
+        import tilewright.backend
+
+        torch._dynamo.register_backend(tilewright.backend.backend, name="tilewright")
+    # Every entrant compiles the same code, for inference and for training.
+    torch._dynamo.config.cache_size_limit = 64
+
+
+def _silence() -> None:
+    """Transformers' remarks on configurations are no finding."""
+    try:
+        import transformers
+    except ImportError:
+        return
+    transformers.logging.set_verbosity_error()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass
+class _Running:
+    request: Request
+    workload: Workload
+    dtype: str
+    steps: dict[str, dict[str, Step]] = field(default_factory=dict)
+    """By kind and entrant."""
+
+    def compile(self, kind: str) -> None:
+        """The first calls of every entrant; one that fails is named and left out."""
+        model = self.workload.model.train(kind == "train")
+        found = self.steps.setdefault(kind, {})
+        for name in self.request.entrants:
+            if self.request.device == "cpu" and name in REPLAYED:
+                continue
+            how = ENTRANTS[name]
+            function = model if how is None else torch.compile(model, **how)
+            step = Step(model, function, self.workload.inputs, kind == "train", name in REPLAYED)
+            try:
+                start = time.perf_counter()
+                step()
+                self._synchronize()
+                step.first_call_us = 1e6 * (time.perf_counter() - start)
+                for _ in range(WARM_UP):
+                    step()
+                self._synchronize()
+            # Whatever it is, the other entrants are measured.
+            except Exception as error:
+                model.zero_grad(set_to_none=True)
+                print(f"{kind} {name} failed: {type(error).__name__}: {str(error).strip()[:300]}")
+                continue
+            found[name] = step
+
+    def measure(self, kind: str) -> None:
+        """Time, kernels, memory and error of every entrant of a kind; the rows go to the shard."""
+        steps = self.steps[kind]
+        if not steps:
+            return
+        self.workload.model.train(kind == "train")
+        on_gpu = self.request.device != "cpu"
+        timings = benchmark(
+            steps,
+            device=self.request.device,
+            min_repeats=7,
+            max_seconds=self.request.seconds,
+            tolerance=0.005,
+            stopwatch=StepStopwatch() if on_gpu else CpuStopwatch(),
+        )
+        try:
+            verified = self._verify(kind)
+        # A model too large for float64, or without a float64 kernel, still has its times.
+        except Exception as error:
+            print(f"{kind}: no error beside float64: {type(error).__name__}: {str(error).strip()[:200]}")
+            verified = {}
+        for name, step in steps.items():
+            for _ in range(2):
+                step()
+            kernels = kernel_times(step) if on_gpu else None
+            # A CUDA graph holds its memory between calls.
+            peak = None if name in REPLAYED else peak_bytes(step, self.request.device)
+            row = self._row(kind, name, timings[name], kernels, peak, verified.get(name))
+            append_results(self.request.folder / f"{self.request.name}.jsonl", [row])
+            if kernels:
+                self._note_kernels(kind, name, kernels)
+
+    def _row(
+        self,
+        kind: str,
+        name: str,
+        timing: Timing,
+        kernels: KernelTimes | None,
+        peak: int | None,
+        error: Verified | None,
+    ) -> Measurement:
+        model = self.request.name.split("-")[0] + (" decode" if kind == "decode" else "")
+        return measurement(
+            timing,
+            environment(device_name(detect(), self.request.device)),
+            suite="models",
+            case=f"{model} {self.workload.shape} {self.dtype}",
+            impl=name,
+            direction="step" if kind == "train" else "infer",
+            peak_bytes=peak,
+            gpu_us=kernels.us if kernels else None,
+            launches=kernels.launches if kernels else None,
+            first_call_us=self.steps[kind][name].first_call_us,
+            error=error.error if error else None,
+            eager_error=error.eager_error if error else None,
+            note=f"{error.tensor} is outside the numbers contract" if error and not error.ok else "",
+        )
+
+    def _verify(self, kind: str) -> dict[str, Verified]:
+        """By entrant, the tensor whose error is largest beside what the contract allows; none where dropout is drawn.
+
+        The reference is the model in float64 with the same weights, on the same device.
+        """
+        steps = self.steps[kind]
+        if "eager" not in steps or (kind == "train" and _is_random(steps["eager"])):
+            return {}
+        eager, truth = steps["eager"].results(), self._truth(kind)
+        return {
+            name: max(
+                (compare(result, eager[tensor], truth[tensor], tensor=tensor) for tensor, result in results.items()),
+                key=lambda row: (not row.ok, row.error / (row.bound or 1.0)),
+            )
+            for name, step in steps.items()
+            if (results := step.results())
+        }
+
+    def _truth(self, kind: str) -> dict[str, Tensor]:
+        wide = placed(
+            replace(self.workload, model=copy.deepcopy(self.workload.model)), self.request.device, torch.float64
+        )
+        return Step(wide.model, wide.model, wide.inputs, kind == "train", replays=False).results()
+
+    def _note_kernels(self, kind: str, name: str, kernels: KernelTimes) -> None:
+        line = {"model": self.request.name, "kind": kind, "impl": name, "kernels": [tuple(k) for k in kernels.kernels]}
+        with (self.request.folder / f"{self.request.name}.kernels").open("a") as out:
+            out.write(json.dumps(line) + "\n")
+
+    def _synchronize(self) -> None:
+        if self.request.device != "cpu":
+            torch.cuda.synchronize()
+
+
+def _is_random(step: Step) -> bool:
+    """Whether two seeds give two losses."""
+    losses = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        losses.append(float(step.forward().loss.detach()))
+    return losses[0] != losses[1]

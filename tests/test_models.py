@@ -1,0 +1,61 @@
+"""`benchmarks/models.py`: rows of a model measured in this process, and the table of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.model_runs import Request, run
+from benchmarks.model_table import lines, table
+from benchmarks.model_zoo import DECODERS, Size
+from tilewright.measure.racing.results import read_results
+from tilewright.records.measurement import Direction, Measurement
+
+
+def _row(case: str, impl: str, us: float, direction: Direction = "infer", peak: int | None = None) -> Measurement:
+    return Measurement("models", case, impl, direction, us, us, us, 9, peak_bytes=peak, launches=7, gpu_us=us / 2)
+
+
+def test_rows_of_a_model_in_inference_and_training(tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    run(Request("unet", "cpu", True, ("infer", "train"), ("eager",), 0.2, tmp_path))
+    rows = read_results(tmp_path / "unet.jsonl")
+    assert {(row.case, row.direction, row.impl) for row in rows} == {
+        ("unet B1 16x16 fp32", "infer", "eager"),
+        ("unet B1 16x16 fp32", "step", "eager"),
+    }
+    for row in rows:
+        assert row.peak_bytes and row.first_call_us
+        # Eager is compared with float64 as the others are.
+        assert row.error == row.eager_error and row.error is not None and 0 < row.error < 1e-4
+
+
+def test_decoding_attends_to_the_token_that_it_writes() -> None:
+    torch.manual_seed(0)
+    workload = DECODERS["llama-B1"](Size(tiny=True))
+    first = workload.model(**workload.inputs)
+    cached = workload.model.blocks[0].keys  # type: ignore[index,union-attr]
+    assert torch.equal(workload.model(**workload.inputs), first)
+    # What stands at the position before the call is overwritten, what stands elsewhere counts.
+    cached[:, :, -1] = 7.0  # type: ignore[index,operator]
+    assert torch.equal(workload.model(**workload.inputs), first)
+    cached[:, :, 0] = 7.0  # type: ignore[index,operator]
+    assert not torch.equal(workload.model(**workload.inputs), first)
+
+
+def test_table_pairs_entrants_of_one_means_and_lists_the_slowest_first() -> None:
+    rows = [
+        _row("vit B2 bf16", "eager", 300.0),
+        _row("vit B2 bf16", "inductor", 100.0, peak=100),
+        _row("vit B2 bf16", "tilewright", 50.0, peak=50),
+        _row("vit B2 bf16", "inductor-reduce-overhead", 40.0),
+        _row("vit B2 bf16", "tilewright-reduce-overhead", 80.0),
+        _row("vit B2 bf16", "tilewright", 50.0, "step"),
+    ]
+    made = lines(rows)
+    assert [(line.by, line.ratio) for line in made] == [("replay", 0.5), ("calls", 2.0)]
+    assert made[1].memory == 0.5 and made[1].of_eager == 6.0
+    text = table(rows).splitlines()
+    assert text[1].split()[:4] == ["vit", "infer", "B2", "bf16"] and "0.05 / 0.03" in text[2]
+    assert "infer, calls, 1 cases: 2.00 × Inductor (worst 2.00), 6.00 × eager" in text[3]
