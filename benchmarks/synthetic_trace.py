@@ -1,6 +1,6 @@
 """A trace as Kineto writes it, of any size: training steps of a Transformer with stacks, shapes, flows and memory.
 
-    python -m benchmarks.synthetic_trace OUT.json [--megabytes 300] [--rank 0 --world 1]
+    python -m benchmarks.synthetic_trace OUT.json [--megabytes 300] [--rank 0 --world 1] [--since-1970]
 
 Every byte follows from the arguments, so that two machines load the same file. Names, arguments and layout are
 those of PyTorch 2.13's exporter; times are invented.
@@ -18,6 +18,7 @@ from typing import TextIO
 
 PID, STREAM, BACKWARD = 4243, 7, 4268
 _BEGIN_NS = 4_414_010_607_000_000
+_BASE_NS = 1_790_857_026_000_000_123
 _ELEMENTWISE = (
     "void at::native::vectorized_elementwise_kernel<4, {0}, std::array<char*, {1}ul> >(int, {0}, std::array<>)"
 )
@@ -55,8 +56,8 @@ class Writer:
 
     out: TextIO
     random: Random
-    now: int = _BEGIN_NS
-    device_free: int = _BEGIN_NS
+    now: int
+    device_free: int
     correlation: int = 0
     index: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -183,7 +184,7 @@ def _microseconds(nanoseconds: int) -> str:
     return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
 
 
-def _metadata() -> Iterator[str]:
+def _metadata(begin_ns: int) -> Iterator[str]:
     names = [("process_name", PID, 0, "name", "python3"), ("process_labels", PID, 0, "labels", "CPU")]
     names += [("process_name", 0, 0, "name", "python3"), ("process_labels", 0, 0, "labels", "GPU 0")]
     names += [("thread_name", PID, PID, "name", f"thread {PID} (python3)")]
@@ -191,24 +192,28 @@ def _metadata() -> Iterator[str]:
     names += [("thread_name", 0, STREAM, "name", f"stream {STREAM} ")]
     for what, pid, tid, key, value in names:
         yield (
-            f'  {{\n    "ph": "M",\n    "name": "{what}",\n    "ts": {_microseconds(_BEGIN_NS)},\n    '
+            f'  {{\n    "ph": "M",\n    "name": "{what}",\n    "ts": {_microseconds(begin_ns)},\n    '
             f'"pid": {pid},\n    "tid": {tid},\n    "args": {{\n      "{key}": "{value}"\n    }}\n  }}'
         )
 
 
-def write(path: Path, megabytes: float, rank: int = 0, world: int = 1) -> dict[str, int]:
-    """Write whole steps until the file has about `megabytes` · 10⁶ bytes; returns how many events of each phase."""
+def write(path: Path, megabytes: float, rank: int = 0, world: int = 1, since_1970: bool = False) -> dict[str, int]:
+    """Write whole steps until the file has about `megabytes` · 10⁶ bytes; returns how many events of each phase.
+
+    With `since_1970` times are those of the calendar, with fractions of microseconds, as some versions write them.
+    """
+    begin = _BEGIN_NS + since_1970 * _BASE_NS
     with path.open("w", encoding="utf-8") as out:
-        writer = Writer(out, Random(rank))
+        writer = Writer(out, Random(rank), begin, begin)
         distributed = (
             f'"distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": {world}}},\n' if world > 1 else ""
         )
         out.write(
             f' {{\n    "schemaVersion": 1,\n    "deviceProperties": [],\n    {distributed}"with_stack": 1,\n    '
-            '"record_shapes": 1,\n    "displayTimeUnit": "ms",\n    "baseTimeNanoseconds": 1790857026000000000,\n    '
-            '"traceEvents": [\n'
+            f'"record_shapes": 1,\n    "displayTimeUnit": "ms",\n    '
+            f'"baseTimeNanoseconds": {0 if since_1970 else _BASE_NS},\n    "traceEvents": [\n'
         )
-        for text in _metadata():
+        for text in _metadata(begin):
             writer.write("M", text)
         number = 0
         while writer.bytes < megabytes * 1e6:
@@ -224,8 +229,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=300)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--world", type=int, default=1)
+    parser.add_argument("--since-1970", action="store_true")
     given = parser.parse_args()
-    print(write(given.out, given.megabytes, given.rank, given.world))
+    print(write(given.out, given.megabytes, given.rank, given.world, given.since_1970))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,10 @@ def test_patience_at_any_border(size: int, patient: None, monkeypatch: pytest.Mo
     assert file.note is None and file.slices == 5
 
 
-def test_synthetic(tmp_path: Path, hasty: None) -> None:
+@pytest.mark.parametrize("since_1970", [False, True])
+def test_synthetic(tmp_path: Path, hasty: None, since_1970: bool) -> None:
     path = tmp_path / "rank3.json"
-    counts = synthetic_trace.write(path, 2, rank=3, world=4)
+    counts = synthetic_trace.write(path, 2, rank=3, world=4, since_1970=since_1970)
     connection, (file,) = loaded(path)
     assert (file.rank, file.world_size, file.note) == (3, 4, None)
     assert file.events == sum(counts.values()) == accounted(file)
@@ -237,10 +239,49 @@ def test_kineto_with_capitalised_categories(
         assert rows(found, f"FROM {table} LIMIT 1")
 
 
-def test_whole_microseconds_since_1970_take_the_fast_way(tmp_path: Path, hasty: None) -> None:
-    path = written(tmp_path / "old.json", [complete("a", 1_732_200_000_000_001, 3)])
+SINCE_1970 = {
+    "whole": ["1732200000000001", "1732200000000002"],
+    "with fractions": ["1732200000000000.123", "1732200000000000.124", "1732200000012345.999", "1732200000000007"],
+    "into the next era": ["1732999999999999.999", "1733000000000000.001", "1732999999999998"],
+    "from the era before": ["1733000000000000.001", "1732999999999999.999"],
+    "quoted": ['"1732200000000000.123"', '"1732200000000000.124"'],
+    "with exponents": ["1732200000.000000123e6", "17322000000000.01e2"],
+    "a fortnight": ["1732200000000000.123", "1733500000000000.001"],
+    "other digits": ["1732200000000000.123", "17322", "1732.5", "17322000000001.25"],
+    "from other zeros": ["1732200000000000.123", "5.001"],
+}
+NAMED = '{"ph":"M","name":"process_name","ts":0,"pid":1,"args":{"name":"python"}}'
+SLOW = ("with exponents", "a fortnight", "other digits", "from other zeros")
+
+
+@pytest.mark.parametrize("kind", SINCE_1970)
+@pytest.mark.parametrize("layout", ['"ts": {}', '"ts":{}', '"ts"\n : {}'])
+def test_times_since_1970(tmp_path: Path, kind: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact to the nanosecond; by the fast reader where a file's times lie within days of each other."""
+    if kind not in SLOW:
+        monkeypatch.setattr(exact, "stage", None)
+    events = [
+        f'{{"ph":"X","name":"{at}",{layout.format(ts)},"dur":0.007,"pid":1,"tid":{at},"args":{{"n":1732}}}}'
+        for at, ts in enumerate(SINCE_1970[kind])
+    ]
+    path = tmp_path / "times.json"
+    path.write_text(f"[{NAMED},{','.join(events)}]")
     connection, _ = loaded(path)
-    assert rows(connection, "SELECT ts, dur FROM slice") == [(1_732_200_000_000_001_000, 3000)]
+    expected = [int(Decimal(ts.strip('"')) * 1000) for ts in SINCE_1970[kind]]
+    assert rows(connection, "SELECT ts, dur FROM slice ORDER BY name") == [(ts, 7) for ts in expected]
+
+
+@pytest.mark.parametrize("piece", [7, 64, 1 << 20])
+def test_arguments_keep_their_times(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks like an event's time within arguments or names is read as it is, wherever the file is cut."""
+    monkeypatch.setattr(typed, "_COPIED", piece)
+    time = "1732200000000000.125"
+    for inner in (f'{{"ts": {time}}}', f'{{"a": [{{"ts": {time}, "b": 1}}]}}', f'{{"a": "\\"ts\\": {time}"}}'):
+        path = tmp_path / "arguments.json"
+        path.write_text(f'[{{"ph":"X","name":"a","ts": {time},"dur":1,"pid":1,"tid":1,"args":{inner}}}]')
+        connection, _ = loaded(path)
+        ((ts, args),) = rows(connection, "SELECT ts, args::VARCHAR FROM slice JOIN arg_set USING (arg_set_id)")
+        assert ts == 1732200000000000125 and json.loads(str(args)) == json.loads(inner)
 
 
 def test_slices_that_perfetto_drops_are_rows(tmp_path: Path) -> None:

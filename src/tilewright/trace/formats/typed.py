@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from tilewright.trace.events.staging import KNOWN_PHASES
 from tilewright.trace.formats.extent import Extent, borders
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _LARGEST_EVENT = 1 << 22
 _PIECE = 1 << 20
+_COPIED = 1 << 20
 # Bytes of the file per statement: DuckDB keeps them in memory until the statement ends.
 _AT_ONCE = 80_000_000
 _PIPES = 2
@@ -28,28 +29,33 @@ _MOST_BRACKETS = 20_000
 _BRACKETS = "strlen(args::VARCHAR) - strlen(replace(replace(args::VARCHAR, '[', ''), '{', ''))"
 # A double represents microseconds below this to the nanosecond.
 _EXACT_US = 2**43
-_FRACTION = re.compile(rb'"ts"[ \t\r\n]*:[ \t\r\n]*"?-?\d+[.eE]')
-_TIME = re.compile(rb'"ts"[ \t\r\n]*:[ \t\r\n]*"?(-?\d+)')
+# Eleven days: times since 1970 are read without the digits before these twelve.
+_ERA_US = 10**12
+_DAY_US = 86_400 * 10**6
+_TIME = re.compile(rb'("ts"[ \t\r\n]*:[ \t\r\n]*"?)(\d+)')
 _COLUMNS = (
     "{ph: 'VARCHAR', cat: 'VARCHAR', name: 'VARCHAR', pid: 'VARCHAR', tid: 'VARCHAR', ts: 'DOUBLE', dur: 'DOUBLE', "
     "id: 'VARCHAR', id2: 'JSON', scope: 'VARCHAR', bp: 'VARCHAR', s: 'VARCHAR', args: 'JSON'}"
 )
 # Start and end in the file, and the text to put before and after.
 Part = tuple[int, int, bytes, bytes]
+# Texts and what replaces them.
+Spellings = tuple[tuple[bytes, bytes], ...]
 # The rows of `staged`, and `error` for events that only the exact reader can handle.
 _STAGED = f"""
 INSERT INTO staged
 SELECT $part + list_position($pipes, filename) - 1, ph, cat, name, coalesce(pid, ''), coalesce(tid, ''),
-       CASE WHEN ph <> 'M' THEN trunc(ts)::BIGINT * 1000 + round((ts - trunc(ts)) * 1000)::BIGINT END,
+       CASE WHEN ph <> 'M' THEN trunc(ts)::BIGINT * 1000 + round((ts - trunc(ts)) * 1000)::BIGINT + $added END,
        CASE WHEN ph = 'X' THEN trunc(dur)::BIGINT * 1000 + round((dur - trunc(dur)) * 1000)::BIGINT END,
        CASE WHEN scope IS NULL THEN '' ELSE scope || ':' END
            || coalesce(id, id2->>'$.global', id2->>'$.local'),
        bp, s, nullif(args, '{{}}')
 FROM read_json($pipes, format = 'array', filename = true, maximum_object_size = {_LARGEST_EVENT}, columns = {_COLUMNS})
 WHERE CASE WHEN ph NOT IN {KNOWN_PHASES} OR ph IS NULL
-             OR (ph <> 'M' AND NOT coalesce(abs(ts) < $limit, false))
+             OR (ph <> 'M' AND NOT coalesce(ts >= $first AND ts < $limit, false))
              OR (ph = 'X' AND NOT coalesce(dur >= 0 AND dur < {_EXACT_US}, false))
              OR NOT coalesce(starts_with(args::VARCHAR, '{{'), true)
+             OR ($added <> 0 AND contains(args::VARCHAR, '"ts":'))
              OR (strlen(args::VARCHAR) > {_MOST_BRACKETS} AND {_BRACKETS} > {_MOST_BRACKETS})
            THEN error('not plain') ELSE true END
 """
@@ -59,19 +65,15 @@ def stage(path: Path, extent: Extent, connection: DuckDBPyConnection) -> bool:
     """Fill `staged` from `path`; False, with nothing staged, if the exact reader is needed."""
     import duckdb
 
-    limit = _EXACT_US
-    if _first_time(path, extent) >= _EXACT_US:
-        # A double represents whole microseconds since 1970 exactly.
-        if _has_fractions(path):
-            return False
-        limit = 2**53
+    era = _era(path, extent)
     size = min(_AT_ONCE, (extent.end - extent.start) // 2 + 1)
     for cuts in (borders(path, extent, size), []):
         parts = _parts(extent, cuts)
         try:
             for first in range(0, len(parts), _PIPES):
-                with _fed(path, parts[first : first + _PIPES]) as pipes:
-                    connection.execute(_STAGED, {"pipes": pipes, "part": first, "limit": float(limit)})
+                with _fed(path, parts[first : first + _PIPES], era.spellings) as pipes:
+                    given = {"pipes": pipes, "part": first, "first": era.first, "limit": era.limit, "added": era.added}
+                    connection.execute(_STAGED, given)
             return True
         # UnicodeDecodeError: DuckDB's message quotes the file and may cut a character.
         except (duckdb.Error, UnicodeDecodeError):
@@ -86,20 +88,42 @@ def _parts(extent: Extent, cuts: list[int]) -> list[Part]:
     return [(start, end, before, after) for (start, before), (end, after) in zip(starts, ends, strict=True)]
 
 
-def _first_time(path: Path, extent: Extent) -> float:
+@dataclass(frozen=True)
+class _Era:
+    """How times are spelled for DuckDB, whose doubles are exact up to `_EXACT_US`.
+
+    Each time that begins with the first of a pair of `spellings` is read with the second in its place. It is `added`
+    nanoseconds later than read, and readable from `first` up to `limit` microseconds.
+    """
+
+    spellings: Spellings = ()
+    first: float = -_EXACT_US
+    limit: float = _EXACT_US
+    added: int = 0
+
+
+def _era(path: Path, extent: Extent) -> _Era:
+    """That of the file's first time: of times since 1970, all but the last twelve digits become one digit.
+
+    2 stands for the digits of the first time; near an end of its era, 1 or 3 for those before or after it. The rest of
+    the microseconds, and the fraction, are in the text as before. A time that another digit would stand for is out of
+    range, and so is one that is not spelled as the first.
+    """
     with path.open("rb") as file:
         file.seek(extent.start)
-        found = _TIME.search(file.read(_PIECE))
-    return float(found[1]) if found else 0.0
-
-
-def _has_fractions(path: Path) -> bool:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return _FRACTION.search(content) is not None
+        # Metadata may have the time 0.
+        found = next((time for time in _TIME.finditer(file.read(_PIECE)) if int(time[2])), None)
+    if found is None or not _EXACT_US <= int(found[2]) < 2**52:
+        return _Era()
+    key = found[1]
+    epoch, within = divmod(int(found[2]), _ERA_US)
+    digits = [1] * (within < _DAY_US) + [2] + [3] * (within > _ERA_US - _DAY_US)
+    spellings = tuple((key + b"%d" % (epoch + digit - 2), key + b"%d" % digit) for digit in digits)
+    return _Era(spellings, _ERA_US, 4 * _ERA_US, (epoch - 2) * _ERA_US * 1000)
 
 
 @contextlib.contextmanager
-def _fed(path: Path, parts: list[Part]) -> Iterator[list[str]]:
+def _fed(path: Path, parts: list[Part], spellings: Spellings) -> Iterator[list[str]]:
     """Names of pipes, one for each part of the file.
 
     DuckDB reads one array on one thread, so that two pipes are twice as fast; and it reads whole files only.
@@ -111,22 +135,44 @@ def _fed(path: Path, parts: list[Part]) -> Iterator[list[str]]:
             # Closing this end stops the writing thread even if DuckDB never opened the pipe.
             ends.callback(os.close, reading)
             names.append(f"/dev/fd/{reading}")
-            feeders.submit(_feed, path, part, writing)
+            feeders.submit(_feed, path, part, spellings, writing)
         try:
             yield names
         finally:
             ends.close()
 
 
-def _feed(path: Path, part: Part, pipe: int) -> None:
+def _feed(path: Path, part: Part, spellings: Spellings, pipe: int) -> None:
     start, end, before, after = part
     with contextlib.suppress(BrokenPipeError), open(pipe, "wb", buffering=0) as out, path.open("rb") as file:
         with contextlib.suppress(OSError):
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIECE)
         out.write(before)
-        while start < end:
-            sent = os.sendfile(pipe, file.fileno(), start, min(_PIECE, end - start))
-            if not sent:
-                return
-            start += sent
+        if spellings:
+            file.seek(start)
+            _respell(file, end - start, spellings, out)
+        else:
+            while start < end and (sent := os.sendfile(pipe, file.fileno(), start, min(_PIECE, end - start))):
+                start += sent
         out.write(after)
+
+
+def _respell(file: BinaryIO, left: int, spellings: Spellings, out: BinaryIO) -> None:
+    """Copy `left` bytes, the first of each pair replaced by the second. Pieces end at commas, which no pair has."""
+    rest = b""
+    while left and (read := file.read(min(_COPIED, left))):
+        left -= len(read)
+        piece = rest + read
+        cut = piece.rfind(b",") + 1 if left else len(piece)
+        piece, rest = piece[:cut], piece[cut:]
+        for old, new in spellings:
+            piece = piece.replace(old, new)
+        _write_all(out, piece)
+    _write_all(out, rest)
+
+
+def _write_all(out: BinaryIO, piece: bytes) -> None:
+    """A pipe may take less than it is given."""
+    left = memoryview(piece)
+    while left:
+        left = left[out.write(left) :]
