@@ -171,24 +171,24 @@ def test_every_region_is_one_launch(block: PricedCase) -> None:
     for region in block.program.regions:
         launch = launches[region.name]
         assert launch.region == region.name and launch.cost == region.cost
-        assert region.name in region.source_code and region.predicted_us == region.floor_us
+        assert region.name in region.source_code and region.predicted_us == launch.predicted_us is not None
 
 
 def test_the_block_has_a_row_for_every_pair_and_a_price_for_every_kernel(block: PricedCase) -> None:
     rows = {(d.graph, d.producer, d.consumer): d for d in block.program.decisions if d.passed_by == "fusion"}
     pairs = {(graph.name, *pair) for graph in block.plan.graphs for pair in neighbours(graph.graph)}
     assert set(rows) == pairs and len(pairs) > 60
-    floors = {(region.graph, name): region.floor_us for region in block.program.regions for name in region.members}
+    times = {(region.graph, name): region.predicted_us for region in block.program.regions for name in region.members}
     for row in rows.values():
         if row.verdict == "taken":
-            assert row.bytes_saved > 0 and row.predicted_us == floors[row.graph, row.consumer]
+            assert row.bytes_saved > 0 and row.predicted_us == times[row.graph, row.consumer]
         else:
             assert row.bytes_saved == 0 and row.predicted_us is None
     attention = [d for d in block.program.decisions if d.passed_by == "attention"]
     assert [d.verdict for d in attention] == ["taken", "refused"]
     # One puts a fused form where attention was written out, the other says whose kernel computes that.
     kernel = next(op for op in operators(block, "after") if op.name == attention[1].consumer)
-    assert attention[0].predicted_us == attention[1].predicted_us == kernel.floor_us
+    assert attention[0].predicted_us == attention[1].predicted_us == kernel.predicted_us
 
 
 class Adopted(nn.Module):
@@ -248,11 +248,11 @@ def test_a_refused_pair_says_what_its_kernel_would_have_taken() -> None:
 
     (whole,) = sums(19).program.regions
     refused = [d for d in sums(30).program.decisions if d.verdict == "refused"]
-    assert refused and whole.floor_us is not None
+    assert refused and whole.predicted_us is not None
     for decision in refused:
         tensors = int(decision.reason.split()[-4])
         assert tensors > 24
-        assert decision.predicted_us == pytest.approx(whole.floor_us * tensors / 20, rel=0.05)
+        assert decision.predicted_us == pytest.approx(whole.predicted_us * tensors / 20, rel=0.05)
 
 
 def test_fusing_saves_launches_bytes_and_memory_but_computes_the_same(block: PricedCase) -> None:
@@ -328,7 +328,7 @@ def test_whose_attention_runs_is_planned_for_the_device_asked(
     assert reason in decision.reason and decision.verdict == ("taken" if ours else "refused")
     assert decision.reason.endswith("; backward CUDA C++, for Hopper") == (ours and training)
     launch = next(op for op in operators(found, "after") if op.name == decision.consumer)
-    assert launch.floor_us == decision.predicted_us and launch.cost.provenance == "formula"
+    assert launch.predicted_us == decision.predicted_us and launch.cost.provenance == "formula"
     ran = {op.target for op in found.program.operators if op.stage == "after"}
     own = ["tilewright.attention.default", "tilewright.attention_backward.default"][: 1 + training] if ours else []
     assert {target for target in ran if target.startswith("tilewright.")} == set(own)

@@ -1,4 +1,4 @@
-"""Operators, launches and regions of a graph as records, each with its cost, its floor and what bounds it."""
+"""Operators, launches and regions of a graph as records: cost, floor, what bounds it, predicted time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 from torch import fx
 
 from tilewright.cost.floor import floor_of
+from tilewright.cost.kinds import call_work, nest_work
 from tilewright.cost.nests import nest_cost
 from tilewright.cost.operators import operator_cost
 from tilewright.cost.symbols import pretty
+from tilewright.cost.work import Work, predicted_us
 from tilewright.emit.source import language_of, source_of
 from tilewright.graph import calls
 from tilewright.graph.dims import SymbolicShapes
@@ -55,6 +57,7 @@ def _operator(
     value = next((v for v in calls.outputs(node) if v is not None), None)
     kind = operator_class(node)
     floor, bound = (None, None) if kind == "layout" else floor_of(cost, _dtype(value), kind, profile)
+    is_known = floor is not None
     symbolic = shapes.of_outputs(node)[0] if value is not None else None
     return records.Operator(
         graph=graph,
@@ -71,6 +74,7 @@ def _operator(
         source=source_line(node),
         shape_symbolic=None if symbolic is None else "[" + ", ".join(map(pretty, symbolic)) + "]",
         inputs=tuple(dict.fromkeys(_behind_results(n).name for n in node.all_input_nodes)),
+        predicted_us=predicted_us(call_work(node, cost), profile) if is_known and cost.bytes else None,
     )
 
 
@@ -115,13 +119,15 @@ def operators_after(
                 region=unit.name,
                 source=source_line(unit.members[-1]),
                 inputs=tuple(dict.fromkeys(maker.get(n, _behind_results(n).name) for n in unit.lowered.inputs)),
+                predicted_us=region.predicted_us,
             )
         )
     return launches, regions
 
 
 def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: DeviceProfile) -> records.Region:
-    cost, floor, bound = _price(region, shapes, profile)
+    work, cost = region_work(region, shapes)
+    floor, bound = floor_of(cost, work.dtype, "pointwise", profile)
     return records.Region(
         graph=name,
         name=region.name,
@@ -131,13 +137,14 @@ def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: De
         source_code=source_of(region),
         floor_us=floor,
         bound=bound,
-        predicted_us=floor,
+        predicted_us=None if floor is None else predicted_us(work, profile),
     )
 
 
-def _price(region: Region, shapes: SymbolicShapes, profile: DeviceProfile) -> tuple[Cost, float | None, str | None]:
+def region_work(region: Region, shapes: SymbolicShapes) -> tuple[Work, Cost]:
+    """What the kernel of a region has to do, and its cost."""
     cost = nest_cost(region.lowered, [operator_cost(n, shapes) for n in region.members], shapes)
-    return cost, *floor_of(cost, _dtype(region.lowered.outputs[-1].meta["val"]), "pointwise", profile)
+    return nest_work(region.lowered.nest, cost, _dtype(region.lowered.outputs[-1].meta["val"])), cost
 
 
 def with_predictions(
@@ -147,7 +154,11 @@ def with_predictions(
 
     Where a race refuted the proposal, its measured time stands beside this prediction.
     """
-    priced = [({n.name for n in r.members}, _price(r, shapes, profile)[1]) for r in proposed if len(r.members) > 1]
+    priced = [
+        ({n.name for n in r.members}, predicted_us(region_work(r, shapes)[0], profile))
+        for r in proposed
+        if len(r.members) > 1
+    ]
     for decision in decisions:
         pair = {decision.producer, decision.consumer}
-        yield replace(decision, predicted_us=next((floor for members, floor in priced if pair <= members), None))
+        yield replace(decision, predicted_us=next((us for members, us in priced if pair <= members), None))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from tilewright.compile.plan import GraphPlan, Plan
-from tilewright.cost.floor import floor_of
+from tilewright.cost.kinds import attention_us
 from tilewright.emit.source import source_of
 from tilewright.hardware.target import Target
 from tilewright.passes.fusion import fuse
@@ -75,4 +75,4 @@ class Planner:
         return decisions
 
     def _price(self, cost: Cost, dtype: str) -> float | None:
-        return floor_of(cost, dtype, "compute", self.target.profile)[0]
+        return attention_us(cost, dtype, self.target.profile)

@@ -60,7 +60,7 @@ def _add_plan(program: Program, plan: Plan, captured: Captured, shapes: dict[Gra
         launches, regions = operators_after(graph.name, graph.units, named, profile)
         program.operators += launches
         program.regions += regions
-        program.decisions = list(_with_floors(program.decisions, launches))
+        program.decisions = list(_with_chosen(program.decisions, launches))
         program.memory += memory(graph.name, "after", captured, planned_steps(graph.graph, graph.units))
 
 
@@ -80,12 +80,12 @@ def _shapes(case: Case, captured: Captured) -> dict[GraphName, SymbolicShapes]:
     return shapes
 
 
-def _with_floors(decisions: Iterable[Decision], launches: Iterable[records.Operator]) -> Iterator[Decision]:
-    """The decisions on an attention kernel with the floor of the launch that they chose."""
-    floors = {launch.name: launch.floor_us for launch in launches}
+def _with_chosen(decisions: Iterable[Decision], launches: Iterable[records.Operator]) -> Iterator[Decision]:
+    """The decisions on an attention kernel with the predicted time of the launch that they chose."""
+    times = {launch.name: launch.predicted_us for launch in launches}
     for decision in decisions:
         chosen = decision.passed_by == "attention" and decision.predicted_us is None
-        yield replace(decision, predicted_us=floors.get(decision.consumer)) if chosen else decision
+        yield replace(decision, predicted_us=times.get(decision.consumer)) if chosen else decision
 
 
 def tree_of(case: Case) -> Group:

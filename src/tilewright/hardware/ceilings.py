@@ -8,13 +8,14 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright.hardware.detect import Machine, detect
+from tilewright.hardware.kernel_times import TERMS, KernelTimes
 from tilewright.measure.timing.benchmark import benchmark
 from tilewright.measure.timing.stopwatch import CpuStopwatch, CudaStopwatch
 from tilewright.records.atomic_file import write_atomically
@@ -327,16 +328,40 @@ def keep_ceilings(ceilings: list[Ceiling]) -> Path:
     """Keep the ceilings of one device for this PyTorch and thread count; CacheError if that fails."""
     path = _place(ceilings[0].device)
     rows = {"format": _FORMAT, "ceilings": [asdict(ceiling) for ceiling in ceilings]}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(rows, indent=1) + "\n")
-    except OSError as error:
-        raise CacheError(f"cannot keep the measured ceilings in {path}: {error.strerror}") from error
+    _write(path, json.dumps(rows, indent=1) + "\n")
     return path
 
 
-def _place(name: str) -> Path:
+def kept_kernel_times(name: str) -> KernelTimes:
+    """The coefficients fitted to kernels of the device of that name; {} if there are none, or the file is damaged."""
+    try:
+        kept = json.loads(_place(name, "kernels").read_text(encoding="utf-8"))
+        found = {str(kind): tuple(map(float, row)) for kind, row in kept["times"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    sound = kept.get("terms") == list(TERMS) and all(
+        len(row) == len(TERMS) and all(math.isfinite(c) and c >= 0 for c in row) for row in found.values()
+    )
+    return found if sound else {}
+
+
+def keep_kernel_times(name: str, times: KernelTimes, timed: Sequence[Mapping[str, object]]) -> Path:
+    """Keep them with the rows of what was timed, for this PyTorch and thread count; CacheError if that fails."""
+    path = _place(name, "kernels")
+    _write(path, json.dumps({"terms": TERMS, "times": times, "timed": list(timed)}, indent=1) + "\n")
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    except OSError as error:
+        raise CacheError(f"cannot keep what was measured in {path}: {error.strerror}") from error
+
+
+def _place(name: str, what: str = "") -> Path:
     import torch
 
     key = f"{name} torch-{torch.__version__} threads-{torch.get_num_threads()}"
-    return machine_dir() / f"{re.sub(r'[^A-Za-z0-9_.+-]+', '-', key)}.json"
+    return machine_dir() / f"{re.sub(r'[^A-Za-z0-9_.+-]+', '-', f'{key} {what}'.strip())}.json"

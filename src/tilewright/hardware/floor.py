@@ -42,8 +42,8 @@ def floor_us(
     rate = profile.matmul_TFLOPs.get(dtype, vector) if kind == "compute" else vector
     special = transcendentals * profile.flops_per_transcendental / (vector * 1e6)
     compute = max(flops / (rate * 1e6), special)
-    cached = _cache_us(bytes, bytes_written, profile) if working_set_bytes <= profile.l2_bytes else None
-    memory = _dram_us(bytes, bytes_written, profile) if cached is None else cached
+    cached = cache_us(bytes, bytes_written, profile) if working_set_bytes <= profile.l2_bytes else None
+    memory = dram_us(bytes, bytes_written, profile) if cached is None else cached
 
     work = max(compute, memory)
     bound: Bound = "DRAM-bound" if cached is None else "cache-bound"
@@ -51,7 +51,7 @@ def floor_us(
         bound = "compute-bound"
     if programs is not None and programs < profile.sms:
         busy = max(programs, 1)
-        narrow = max(compute * profile.sms, _one_sm_us(bytes, bytes_written, profile)) / busy
+        narrow = max(compute * profile.sms, one_sm_us(bytes, bytes_written, profile)) / busy
         if narrow > work:
             work, bound = narrow, "latency-bound"
     if profile.launch_us > work:
@@ -61,7 +61,7 @@ def floor_us(
     return max(work, profile.launch_us), bound
 
 
-def _one_sm_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float:
+def one_sm_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float:
     """Time of one SM at the last-level cache, which reads while it writes; 0 if its rate was not measured."""
     read_GBps, write_GBps = profile.sm_read_GBps, profile.sm_write_GBps
     if read_GBps is None or write_GBps is None:
@@ -71,7 +71,7 @@ def _one_sm_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -
     return max((nbytes - bytes_written) / (read_GBps * 1e3), bytes_written / (write_GBps * 1e3))
 
 
-def _cache_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float | None:
+def cache_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float | None:
     """A cache reads while it writes: the larger of the times of reads, of writes, and of a copy of what is both."""
     if profile.l2_GBps is None:
         return None
@@ -83,7 +83,7 @@ def _cache_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) ->
     return max(alone, copied / profile.l2_GBps) / 1e3
 
 
-def _dram_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float:
+def dram_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float:
     """Bytes both read and written move at the copy bandwidth, the rest at that of their direction."""
     if bytes_written is None:
         return nbytes / (profile.copy_GBps * 1e3)

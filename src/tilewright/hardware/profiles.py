@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from tilewright.hardware.architectures import DeviceLimits, known, stated_limits
+from tilewright.hardware.kernel_times import KernelTimes
 from tilewright.records.errors import CacheError, UsageError, warn_once
 from tilewright.records.measurement import Ceiling
 
@@ -54,6 +55,8 @@ class DeviceProfile:
     """Reading what the last-level cache holds; None where nobody has measured it apart from copying."""
     l2_write_GBps: float | None = None
     """Writing into it."""
+    kernel_times: KernelTimes = field(default_factory=dict)
+    """How long kernels take beside their floors, by kind."""
 
     @property
     def limits(self) -> DeviceLimits | None:
@@ -285,6 +288,8 @@ def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile
 
     UsageError if one of copy, read, write, vector, launch is missing.
     """
+    from tilewright.hardware.ceilings import kept_kernel_times
+
     values = {(ceiling.kind, ceiling.dtype): ceiling.value for ceiling in ceilings}
     by_kind = {ceiling.kind: ceiling.value for ceiling in ceilings}
     missing = {"copy", "read", "write", "vector", "launch"} - by_kind.keys()
@@ -311,6 +316,7 @@ def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile
         origin="measured",
         first_touch_GBps=by_kind.get("first touch"),
         capability=gpu.capability if gpu else None,
+        kernel_times=kept_kernel_times(name),
     )
 
 

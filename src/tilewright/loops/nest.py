@@ -119,6 +119,18 @@ class Nest:
         """The strides of the rows and those of the columns."""
         return strides[: len(self.rows)], strides[len(self.rows) :]
 
+    @property
+    def transposes(self) -> bool:
+        """Whether something that varies with rows and columns lies along the rows."""
+        loads = [s.access for s in self.steps if s.access and s.level is Level.FULL]
+        parts = [self.split(access.strides) for access in (*loads, *(s.access for s in self.stores))]
+        return any(1 in rows and 1 not in cols and any(cols) for rows, cols in parts)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether something is read where a value says."""
+        return any(step.name == "load" and step.args for step in self.steps)
+
 
 def describe(nest: Nest) -> str:
     """The nest as readable text, which golden tests compare: one line per step."""

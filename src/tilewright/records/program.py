@@ -72,6 +72,8 @@ class Operator:
     shape_symbolic: str | None = None
     inputs: tuple[str, ...] = ()
     """Names of the operators whose values this one reads."""
+    predicted_us: float | None = None
+    """By the model of times fitted to the device, which is above the floor; None where the cost is unknown."""
     measured_us: float | None = None
 
 

@@ -54,7 +54,7 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
         block = min(power_of_two(columns), tile)
         return Blocking(-(-columns // block), {"BLOCK": block}, 4)
     if schedule.kind == "tiles":
-        block_cols = min(power_of_two(columns), 64 if _transposes(nest) else tile)
+        block_cols = min(power_of_two(columns), 64 if nest.transposes else tile)
         block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
         programs = -(-rows // block_rows) * -(-columns // block_cols)
         return Blocking(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, 4)
@@ -102,10 +102,3 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "TILES": strip, "AHEAD": ahead}
     scratch = tuple(schedule.scratch_size(i, strips) for i in schedule.scratch)
     return Blocking(strips * across, sizes, min(warps, 16), after_programs, after, scratch)
-
-
-def _transposes(nest: Nest) -> bool:
-    """Whether something that varies with rows and columns lies along the rows."""
-    accesses = [s.access for s in nest.steps if s.access and s.level is Level.FULL] + [s.access for s in nest.stores]
-    parts = [nest.split(access.strides) for access in accesses]
-    return any(1 in rows and 1 not in cols for rows, cols in parts)

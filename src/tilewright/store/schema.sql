@@ -39,6 +39,7 @@ CREATE TABLE operator (
     source              VARCHAR,            -- the user's line
     shape_symbolic      VARCHAR,
     inputs              VARCHAR[] NOT NULL, -- names of the operators it reads
+    predicted_us        DOUBLE,             -- by the model of times fitted to the device
     measured_us         DOUBLE,
     bytes               BIGINT GENERATED ALWAYS AS (bytes_read + bytes_written),
     intensity           DOUBLE GENERATED ALWAYS AS (1e0 * flops / nullif(bytes_read + bytes_written, 0))

@@ -315,7 +315,7 @@ def test_the_command_line_says_whose_kernel(
         o for o in program["operators"] if (o["stage"], o["graph"], o["name"]) == ("after", "forward", row["consumer"])
     ]
     assert launch["target"].startswith("tilewright.attention" if name == "taken" else "aten._scaled_dot_product")
-    assert row["predicted_us"] == launch["floor_us"] > 0
+    assert row["predicted_us"] == launch["predicted_us"] > 0
     assert all(o["cost"]["provenance"] == "formula" for o in program["operators"])
 
 

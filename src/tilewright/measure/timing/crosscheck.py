@@ -112,15 +112,25 @@ def profile(
 def between_marks(records: Sequence[Record]) -> list[tuple[float, float, float]]:
     """(span, busy, early) in microseconds of each call between two spin kernels; calls without records are omitted."""
     ordered = sorted(records, key=lambda record: record.start)
-    marks = [record for record in ordered if _SPIN in record.name]
+    marks = [record for record in ordered if is_mark(record)]
     calls = []
     for opening, closing in zip(marks[::2], marks[1::2], strict=False):
-        kernels = [r for r in ordered if opening.start <= r.start < closing.start and _SPIN not in r.name]
+        kernels = [r for r in ordered if opening.start <= r.start < closing.start and not is_mark(r)]
         if kernels:
             early = _union([(r.start, min(r.end, opening.end)) for r in kernels if r.start < opening.end])
             span = max(r.end for r in kernels) - min(r.start for r in kernels)
-            calls.append((span / 1e3, _union([(r.start, r.end) for r in kernels]) / 1e3, early / 1e3))
+            calls.append((span / 1e3, busy_us(kernels), early / 1e3))
     return calls
+
+
+def is_mark(record: Record) -> bool:
+    """Whether it is a spin kernel, which delimits calls."""
+    return _SPIN in record.name
+
+
+def busy_us(records: Sequence[Record]) -> float:
+    """Microseconds during which at least one of the kernels ran."""
+    return _union([(record.start, record.end) for record in records]) / 1e3
 
 
 def _union(intervals: Sequence[tuple[int, int]]) -> int:

@@ -1,0 +1,89 @@
+"""The work of a generated kernel and of a call, with the kind by which its time is predicted."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from tilewright.cost.work import Work, predicted_us
+from tilewright.graph import calls
+from tilewright.hardware.profiles import DeviceProfile
+from tilewright.loops.nest import Nest
+from tilewright.operators.table import row_of
+from tilewright.records.program import Cost
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.fx import Node
+
+ELEMENTS_PER_PROGRAM = 1024
+"""Of a generated kernel without reductions."""
+PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
+"""Positions of the two factors."""
+
+
+def nest_kind(nest: Nest) -> str:
+    """`pointwise`, `rows`, `columns` or `gather`, each with `, transposed` where an operand lies along the rows."""
+    reductions = {step.name for step in nest.steps if step.name.startswith("reduce")}
+    kind = "columns" if "reduce_rows" in reductions else "rows" if reductions else "pointwise"
+    if nest.gathers and not reductions:
+        kind = "gather"
+    return f"{kind}, transposed" if nest.transposes else kind
+
+
+def nest_work(nest: Nest, cost: Cost, dtype: str) -> Work:
+    """The work of the kernel of a nest; `dtype` is that of its results."""
+    reduces = any(step.name == "reduce_cols" for step in nest.steps)
+    parts = nest.row_count if reduces else -(-nest.row_count * nest.col_count // ELEMENTS_PER_PROGRAM)
+    return _work(nest_kind(nest), cost, dtype, programs=parts)
+
+
+def call_kind(node: Node) -> str:
+    """The kind of a call: of one of tilewright's operators its name."""
+    name = calls.operator_name(node.target)
+    row = row_of(node.target)
+    if row is not None and row.own:
+        return name
+    if "attention" in name:
+        return "attention backward" if "backward" in name else "attention"
+    if "convolution" in name:
+        return "convolution"
+    return "product" if row is not None and row.operator_class == "compute" else "library"
+
+
+def call_work(node: Node, cost: Cost) -> Work:
+    value = next((v for v in calls.outputs(node) if v is not None), None)
+    dtype = "float32" if value is None else str(value.dtype).removeprefix("torch.")
+    return _work(call_kind(node), cost, dtype, product=_product(node))
+
+
+def attention_us(cost: Cost, dtype: str, profile: DeviceProfile) -> float | None:
+    """The predicted time of a fused attention; None where its cost is unknown."""
+    return None if cost.provenance == "unknown" else predicted_us(_work("attention", cost, dtype), profile)
+
+
+def _work(
+    kind: str,
+    cost: Cost,
+    dtype: str,
+    *,
+    programs: int | None = None,
+    product: tuple[int, int, int, int] | None = None,
+) -> Work:
+    moved = cost.bytes_read, cost.bytes_written
+    return Work(kind, *moved, cost.flops, cost.transcendentals, dtype, programs, product)
+
+
+def _product(node: Node) -> tuple[int, int, int, int] | None:
+    """Batch, M, N, K of a plain product; None for any other call."""
+    places = PRODUCTS.get(calls.operator_name(node.target))
+    if places is None:
+        return None
+    left, right = (_shape(node.args[place]) for place in places)
+    return prod(left[:-2]), left[-2], right[-1], left[-1]
+
+
+def _shape(operand: object) -> tuple[int, ...]:
+    value: Tensor | None = calls.output(operand)  # type: ignore[arg-type]
+    assert value is not None
+    return calls.shape_of(value)

@@ -1,0 +1,36 @@
+"""The time that the tiles of a matrix product take on a device: the last wave of programs may fill few of its SMs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import sqrt
+
+TILES = tuple(
+    (m, n) for m in (64, 96, 128, 192, 256) for n in (64, 96, 128, 160, 192, 256) if m * n <= 128 * 256 + 4096
+)
+"""Rows × columns of a program's result, as libraries have them."""
+FULL_RATE = 256 * 128 / (256 + 128)
+"""Multiply-adds for each element loaded at which a tile runs at the full rate; a smaller one waits for operands."""
+SPLITS = (1, 2, 4, 8, 16)
+"""Programs that share one tile, each with a part of K."""
+LEAST_DEPTH = 256
+"""K of a program that shares a tile."""
+
+
+@lru_cache(maxsize=4096)
+def product_us(batch: int, m: int, n: int, k: int, TFLOPs: float, sms: int) -> float:
+    """Microseconds of `batch` products [m, k] × [k, n] at a rate of `TFLOPs` of all SMs, by the best of `TILES`.
+
+    Every wave takes as long as a full one (wave quantisation, NVIDIA, "Matrix Multiplication Background").
+    """
+    best = float("inf")
+    for rows, columns in TILES:
+        share = min(1.0, sqrt(rows * columns / (rows + columns) / FULL_RATE))
+        tiles = batch * -(-m // rows) * -(-n // columns)
+        for split in SPLITS:
+            depth = -(-k // split)
+            if split > 1 and depth < LEAST_DEPTH:
+                break
+            waves = -(-tiles * split // sms)
+            best = min(best, waves * 2 * rows * columns * depth * sms / (TFLOPs * 1e6 * share))
+    return best

@@ -1,0 +1,66 @@
+"""What a kernel has to do, by kind, and how long that is predicted to take on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.cost.tiles import product_us
+from tilewright.hardware.floor import cache_us, dram_us, one_sm_us
+from tilewright.hardware.kernel_times import UNFITTED
+from tilewright.hardware.profiles import DeviceProfile
+
+OWN_PRODUCTS = ("attention", "attention_backward", "linear_gelu", "linear_dropout_add")
+MATRIX = frozenset(
+    {"product", "convolution", "attention", "attention backward", *(f"tilewright.{name}" for name in OWN_PRODUCTS)}
+)
+"""Kinds that run on matrix units where the dtype has them."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One launch, or one call of a library.
+
+    `kind` of a generated kernel: `pointwise`, `rows` (with reductions over columns), `columns` (over rows), `gather`,
+    each also `…, transposed` where it reads or writes along the other axis; of a call: one of `MATRIX`, `library`,
+    or the name of one of tilewright's operators.
+    """
+
+    kind: str
+    bytes_read: int
+    bytes_written: int
+    flops: int = 0
+    transcendentals: int = 0
+    dtype: str = "float32"
+    programs: int | None = None
+    """Independent parts; None where they are many."""
+    product: tuple[int, int, int, int] | None = None
+    """Batch, M, N and K of a matrix product."""
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_read + self.bytes_written
+
+
+def terms(work: Work, profile: DeviceProfile) -> Sequence[float]:
+    """The times that `kernel_times.TERMS` names."""
+    cached = cache_us(work.bytes, work.bytes_written, profile) if work.bytes <= profile.l2_bytes else None
+    dram = dram_us(work.bytes, work.bytes_written, profile) if cached is None else 0.0
+    narrow = 0.0
+    if work.programs is not None and work.programs < profile.sms:
+        narrow = one_sm_us(work.bytes, work.bytes_written, profile) / max(work.programs, 1)
+    return 1.0, cached or 0.0, dram, _arithmetic_us(work, profile), narrow
+
+
+def _arithmetic_us(work: Work, profile: DeviceProfile) -> float:
+    vector = profile.vector_TFLOPs
+    rate = profile.matmul_TFLOPs.get(work.dtype, vector) if work.kind in MATRIX else vector
+    if work.product is not None and profile.device == "cuda":
+        return product_us(*work.product, rate, profile.sms)
+    return max(work.flops / rate, work.transcendentals * profile.flops_per_transcendental / vector) / 1e6
+
+
+def predicted_us(work: Work, profile: DeviceProfile) -> float:
+    """Microseconds by the coefficients of the work's kind on this device."""
+    coefficients = profile.kernel_times.get(work.kind, UNFITTED)
+    return sum(c * term for c, term in zip(coefficients, terms(work, profile), strict=True))

@@ -1,0 +1,64 @@
+"""The time of each of several calls on a GPU as the profiler records their kernels, one call after the other.
+
+Each call finds in L2 what the one before it left there, as in a program. Gaps between kernels do not count.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+
+from tilewright.measure.timing import timers
+from tilewright.measure.timing.crosscheck import Record, busy_us, is_mark
+
+MARK_US = 3.0
+"""A spin kernel between two calls, by which the records are divided."""
+_CYCLES_PER_US = 2000
+
+
+def kernel_times(calls: Sequence[Callable[[], object]], repeats: int = 7) -> list[float | None]:
+    """Median microseconds of the kernels, copies and fills of each of `calls`; None for one that launches nothing.
+
+    The calls run in order, `repeats` times after a warm-up.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = timers.cuda_timers()
+
+    def run() -> None:
+        cuda.spin(int(MARK_US * _CYCLES_PER_US))
+        for call in calls:
+            call()
+            cuda.spin(int(MARK_US * _CYCLES_PER_US))
+        cuda.synchronize()
+
+    run()
+    laps: list[list[float]] = [[] for _ in calls]
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        for _ in range(repeats):
+            run()
+    session = profiler.profiler
+    assert session is not None and session.kineto_results is not None, "a profile that ended has results"
+    records = [
+        Record(event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in session.kineto_results.events()
+        if event.device_type().name == "CUDA"
+    ]
+    for number, inside in enumerate(divided(records)):
+        place = number % (len(calls) + 1)
+        if place < len(calls) and inside:
+            laps[place].append(busy_us(inside))
+    return [statistics.median(times) if times else None for times in laps]
+
+
+def divided(records: Sequence[Record]) -> list[list[Record]]:
+    """The records behind each spin kernel, up to the next one."""
+    parts: list[list[Record]] = []
+    for record in sorted(records, key=lambda record: record.start):
+        if is_mark(record):
+            parts.append([])
+        elif parts:
+            parts[-1].append(record)
+    return parts

@@ -1,0 +1,143 @@
+"""The programs whose kernels are timed for the model of times: every kind, at the sizes that models have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tilewright import functional
+from tilewright.verbs.calibration import Program
+
+ROWS = (
+    (256, 768), (1024, 512), (2048, 1024), (4096, 768), (8192, 768), (12608, 768), (12000, 512), (8192, 2048),
+    (4096, 4096), (8192, 4096), (4096, 30522), (8192, 32000),
+)  # fmt: skip
+"""Rows and columns of activations and logits."""
+PRODUCTS = (
+    (1024, 512, 512), (1024, 2048, 512), (4096, 768, 768), (4096, 3072, 768), (4096, 768, 3072), (8192, 768, 768),
+    (8192, 2304, 768), (8192, 3072, 768), (12608, 768, 768), (12608, 3072, 768), (8192, 2048, 2048),
+    (8192, 5632, 2048), (8192, 2048, 5632), (8192, 512, 2048), (12000, 512, 512), (12000, 2048, 512),
+    (8192, 32000, 2048), (128, 4096, 4096), (16, 4096, 4096), (1, 4096, 4096),
+)  # fmt: skip
+"""M, N and K."""
+ATTENTION = ((8, 12, 512, 64), (8, 12, 1024, 64), (64, 12, 197, 64), (8, 32, 1024, 64), (2, 16, 4096, 128))
+"""Batch, heads, places and head size."""
+IMAGES = ((64, 64, 56, 56), (64, 256, 28, 28), (64, 512, 14, 14))
+LONGEST_ROW = 8192
+"""Columns of activations; logits are longer."""
+
+
+def programs(device: str) -> Mapping[str, Sequence[Program]]:
+    """By group. On a CPU the sizes are a thirty-second of a GPU's."""
+    smaller = 32 if device == "cpu" else 1
+    rows = [(max(n // smaller, 8), m) for n, m in ROWS]
+    short = [shape for shape in rows if shape[1] <= LONGEST_ROW]
+    products = [(max(m // smaller, 1), n, k) for m, n, k in PRODUCTS]
+    linear = [((m, k), (n, k)) for m, n, k in products]
+    wide = [((n, m), (m,), (m,)) for n, m in short]
+    batch = [tuple([max(shape[0] // smaller, 1), *shape[1:]]) for shape in ATTENTION]
+    images = [(max(n // smaller, 1), *shape) for n, *shape in IMAGES]
+    return {
+        "products": _each("linear", F.linear, linear, together=10),
+        "gelu": _each("gelu", F.gelu, [(shape,) for shape in rows]),
+        "gate": _each("gate", _gate, [(shape, shape) for shape in short]),
+        "sum": _each("sum", _cast_sum, [(shape, shape) for shape in short]),
+        "bias": _each("bias", _bias, [(shape, shape[1:]) for shape in short]),
+        "softmax": _each("softmax", _softmax, [(shape,) for shape in rows]),
+        "log_softmax": _each("log_softmax", _log_softmax, [(shape,) for shape in rows]),
+        "layer_norm": _each("layer_norm", _layer_norm, wide),
+        "transposed": _each("transposed", _transposed_norm, [(s, s[1:], s[1:]) for s in short], together=4),
+        "layouts": _each("layouts", _transposed, [(shape,) for shape in short], training=False),
+        "gathers": _each("gathers", _gathered, [(shape,) for shape in short]),
+        "attention": _each("attention", _attention, [(s, s, s) for s in batch]),
+        "convolutions": _each("convolution", _convolution, [(s, (s[1], s[1], 3, 3)) for s in images]),
+        "losses": _each("loss", _loss, [(shape,) for shape in rows if shape not in short]),
+        "own_norms": _each("own layer_norm", functional.layer_norm, wide),
+        "own_sums": _each("own add_layer_norm", functional.add_layer_norm, [(s, s, s[1:], s[1:]) for s in short]),
+        "own_softmax": _each("own softmax", functional.softmax, [(shape,) for shape in rows]),
+        "own_losses": _each("own loss", _own_loss, [(shape,) for shape in rows]),
+    }
+
+
+def _each(
+    name: str,
+    function: Callable[..., Any],
+    shapes: Sequence[Sequence[tuple[int, ...]]],
+    *,
+    together: int = 12,
+    training: bool = True,
+) -> list[Program]:
+    """Programs that call `function` for some of the shapes each, since capturing one costs a second."""
+    found = []
+    for start in range(0, len(shapes), together):
+        some = shapes[start : start + together]
+        per_call = len(some[0])
+
+        def whole(*tensors: Tensor, per_call: int = per_call) -> list[Any]:
+            return [function(*tensors[at : at + per_call]) for at in range(0, len(tensors), per_call)]
+
+        flat = [shape for group in some for shape in group]
+        found.append(Program(name, whole, flat, training))
+    return found
+
+
+def _gate(x: Tensor, y: Tensor) -> Tensor:
+    return F.silu(x) * y
+
+
+def _cast_sum(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    wide = x.float() + y.float()
+    return wide, wide.to(x.dtype)
+
+
+def _bias(x: Tensor, b: Tensor) -> Tensor:
+    return torch.tanh(x + b)
+
+
+def _classes(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[0], device=x.device) * 7919 % x.shape[1]
+
+
+def _loss(x: Tensor) -> Tensor:
+    return F.cross_entropy(x, _classes(x))
+
+
+def _own_loss(x: Tensor) -> Tensor:
+    return functional.cross_entropy(x, _classes(x))
+
+
+def _softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def _log_softmax(x: Tensor) -> Tensor:
+    return torch.log_softmax(x, -1)
+
+
+def _layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], w, b)
+
+
+def _transposed_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.layer_norm(x.view(x.shape[1], x.shape[0]).t(), x.shape[-1:], w, b)
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.t().contiguous()
+
+
+def _gathered(x: Tensor) -> Tensor:
+    places = torch.arange(x.shape[0], device=x.device) * 7919 % x.shape[0]
+    return F.embedding(places, x)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[-2] != 197)
+
+
+def _convolution(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(x, w, padding=1)

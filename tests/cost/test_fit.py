@@ -1,0 +1,72 @@
+"""The model of kernel times: fitted to kernels whose times are known, and where it must say "cheaper"."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tilewright.cost.fit import Timed, errors, fit
+from tilewright.cost.tiles import product_us
+from tilewright.cost.work import Work, predicted_us, terms
+from tilewright.hardware.profiles import profile_for
+
+H200 = profile_for("h200")
+MIB = 1024**2
+
+
+def timed(coefficients: tuple[float, ...], noise: float = 0.0) -> list[Timed]:
+    """Kernels of one kind on a device of which the truth is known."""
+    draw = random.Random(0)
+    works = [
+        Work("rows", size, size // 2, flops, size // 8)
+        for size in (MIB // 4, 2 * MIB, 9 * MIB, 30 * MIB, 80 * MIB, 400 * MIB)
+        for flops in (0, 40 * size, 400 * size)
+    ]
+    found = []
+    for work in works:
+        us = sum(c * term for c, term in zip(coefficients, terms(work, H200), strict=True))
+        found.append(Timed("kernel", work, us * draw.uniform(1 - noise, 1 + noise)))
+    return found
+
+
+def test_a_fit_predicts_what_it_was_fitted_to() -> None:
+    known = timed((3.0, 1.7, 1.2, 0.9, 1.0))
+    fitted = replace(H200, kernel_times=fit(known, H200))
+    (_, middle, most) = errors(known, fitted)["rows"]
+    assert middle < 0.01 and most < 0.03
+
+
+def test_noise_of_the_times_does_not_get_into_the_coefficients() -> None:
+    truth = (3.0, 1.7, 1.2, 0.9, 1.0)
+    fitted = replace(H200, kernel_times=fit(timed(truth, noise=0.1), H200))
+    assert errors(timed(truth), fitted)["rows"][2] < 0.1
+
+
+def test_no_coefficient_is_negative_and_few_kernels_are_not_fitted() -> None:
+    fixed = [replace(one, measured_us=5.0) for one in timed((3.0, 1.0, 1.0, 1.0, 1.0))]
+    assert all(c >= 0 for c in fit(fixed, H200)["rows"])
+    assert fit(fixed[:3], H200) == {}
+
+
+@pytest.mark.parametrize("kind", ["pointwise", "rows", "columns", "library", "tilewright.norm"])
+def test_more_bytes_take_longer(kind: str) -> None:
+    times = [predicted_us(Work(kind, size, size), H200) for size in (MIB, 16 * MIB, 64 * MIB, 512 * MIB)]
+    assert times == sorted(times) and times[0] < times[-1] / 50
+
+
+def test_a_tile_that_is_not_full_takes_as_long_as_one_that_is() -> None:
+    one_row, full = (product_us(1, rows, 4096, 4096, 800.0, 132) for rows in (1, 64))
+    assert one_row == full
+    # Two products in one call share waves.
+    assert product_us(2, 256 * 66, 128, 4096, 800.0, 132) == product_us(1, 256 * 132, 128, 4096, 800.0, 132)
+
+
+def test_a_product_of_few_tiles_shares_them_along_k() -> None:
+    deep, shallow = (product_us(1, 256, 256, k, 800.0, 132) for k in (65536, 512))
+    assert deep < 128 * shallow / 4
+
+
+def test_a_large_product_runs_at_the_rate_of_the_device() -> None:
+    assert product_us(1, 8192, 8192, 8192, 800.0, 132) == pytest.approx(2 * 8192**3 / 800e6, rel=0.1)
