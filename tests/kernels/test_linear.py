@@ -159,7 +159,27 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_the_hopper_kernel_says_what_it_does_not_take() -> None:
     x, weight = torch.empty(4, 16), torch.empty(8, 16)
     assert "float32 on cpu" in str(cuda.refuses(x, weight))
-    assert choice.fastest("nothing", x, weight, {"only": lambda: None}) == "only"
+
+
+def test_without_memory_to_measure_the_first_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the next call measures again."""
+
+    def measure(*_: object) -> str:
+        raise torch.OutOfMemoryError
+
+    x, weight = torch.empty(4, 16), torch.empty(8, 16)
+    impls = {"one": lambda *_: None, "other": lambda *_: None}
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "none")
+    monkeypatch.setattr(choice, "_measure", measure)
+    assert choice.fastest("memory", (x, weight), impls) == "one"
+    assert "no memory to measure (4, 16) by (8, 16)" in capsys.readouterr().err
+    monkeypatch.setattr(choice, "_measure", lambda *_: "other")
+    assert choice.fastest("memory", (x, weight), impls) == "other"
+    monkeypatch.setattr(choice, "_measure", measure)
+    assert choice.fastest("memory", (x[:3], weight), impls) == "other"
 
 
 def test_the_choice_is_not_made_by_noise_nor_by_who_shares_the_device() -> None:

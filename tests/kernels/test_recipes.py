@@ -12,7 +12,7 @@ import torch
 from tests.kernels.registered import all_operators
 from tilewright.anatomy.simulated import simulated
 from tilewright.hardware.profiles import profile_for
-from tilewright.kernels import nvrtc
+from tilewright.kernels import linear, nvrtc
 from tilewright.kernels.by_recipe import RECIPES
 from tilewright.kernels.cross_entropy import cuda as cross_entropy
 from tilewright.kernels.dropout_add.generator import threshold
@@ -21,7 +21,7 @@ from tilewright.kernels.softmax import cuda as softmax
 from tilewright.launch import builder
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.launch.triton import LoadedKernel
-from tilewright.records.recipe import Copy, Fill, Launch, Number, Offset, Pointer, Recipe, Seed
+from tilewright.records.recipe import Copy, Fill, Launch, Number, Offset, Pointer, Recipe, Seed, Structure, TensorMap
 
 pytest.importorskip("triton")
 GPU = torch.device("cuda", 0)
@@ -49,7 +49,7 @@ def build(_: object, entry: str, signature: str, *, threads: int, shared_bytes: 
 
 CACHES = (
     softmax._kernel, norm._kernel, norm._column_sums, cross_entropy._forward, cross_entropy._finish,
-    cross_entropy._backward,
+    cross_entropy._backward, linear.cuda._built,
 )  # fmt: skip
 
 
@@ -62,7 +62,9 @@ def forget() -> None:
 def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An H200 for which Triton compiles, and NVRTC is only asked."""
     monkeypatch.setattr(nvrtc, "kernel", build)
-    monkeypatch.setattr(nvrtc, "bindings_installed", lambda: True)
+    for module in (nvrtc, linear.cuda):
+        monkeypatch.setattr(module, "bindings_installed", lambda: True)
+    monkeypatch.setattr(linear.cuda, "kernel", build)
     monkeypatch.setattr(builder, "loaded", lambda kernel: LoadedKernel(kernel.metadata.name, 1, 128, 0))
     all_operators()
     forget()
@@ -238,6 +240,56 @@ def test_dropout_by_triton() -> None:
     recipe = recipe_of("dropout_add", *[((100, 96), BF16)] * 2, 1.0, "none", 16)
     assert recipe.advance == 0 and len(recipe.actions) == 1
     assert told(recipe)[0][2][6:10] == [("q", 0), ("q", 0), ("I", 0), ("f", 0.0)]
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The linear layer's kernel is the faster one."""
+    monkeypatch.setattr(linear.choice, "fastest", lambda *_: "fused")
+
+
+def test_the_linear_layer_by_cuda(fused: None) -> None:
+    recipe = recipe_of("linear_gelu", ((300, 64), BF16, (1, 300)), ((520, 64), BF16), ((520,), BF16), "tanh", True)
+    assert shapes(recipe) == [((300, 520), BF16)] * 2
+    # 0: x, 1: weight, 2: bias, 3: the copy of x, 4: y, 5: the value before the GELU.
+    copy, (entry, grid, (x_map, weight_map, structure)) = told(recipe)
+    assert (copy, entry, grid) == ((Copy(3, 0),), "linear_epilogue", (12, 1, 1))
+    assert x_map == TensorMap(3, 9, (64, 300), (128,), (64, 128), 3, 3)
+    assert weight_map == TensorMap(1, 9, (64, 520), (128,), (64, 128), 3, 3)
+    problem = linear.cuda.Problem.from_buffer_copy(structure.data)
+    assert (problem.m, problem.n, problem.k) == (300, 520, 64)
+    assert patched(structure) == {"y": 4, "pre": 5, "bias": 2}
+
+
+def test_the_linear_layer_with_dropout_by_cuda(fused: None) -> None:
+    operands = ((300, 64), BF16), ((520, 64), BF16), None, ((300, 520), BF16)
+    recipe = recipe_of("linear_dropout_add", *operands, 0.25)
+    assert shapes(recipe) == [((300, 520), BF16), ((2,), INT64)] and recipe.advance == 4
+    # 0: x, 1: weight, 2: residual, 3: seed and offset, 4: y.
+    structure = told(recipe)[0][2][2]
+    draw = linear.cuda.Problem.from_buffer_copy(structure.data).draw
+    # Eager's launch has 610 blocks; a row is 65 of its threads.
+    counts = draw.captured, draw.threads, draw.row_turn, draw.row_thread
+    assert (draw.limit, *counts) == (threshold(0.25) - 1, 0, 610 * 256, 0, 65)
+    assert patched(structure) == {"y": 4, "residual": 2, "state": 3, "seed": "seed", "offset": "offset"}
+    # In a CUDA graph that is being captured, seed and offset are an operand.
+    given = [operand(i, *x) for i, x in enumerate(x for x in (*operands, ((2,), INT64)) if x)]
+    x, weight, residual, state = given
+    call = RecipeBuilder("linear_dropout_add", given, compiled=True)
+    recipe = linear.dropout_add_recipe(call, x, weight, None, residual, 0.25, state)
+    structure = told(recipe)[0][2][2]
+    assert linear.cuda.Problem.from_buffer_copy(structure.data).draw.captured == 1
+    assert patched(structure) == {"y": 4, "residual": 2, "state": 3} and len(recipe.results) == 1
+    recipe = recipe_of("linear_dropout_add", *operands, 0.0)
+    assert recipe.advance == 0 and patched(told(recipe)[0][2][2]) == {"y": 4, "residual": 2}
+
+
+def patched(structure: Structure) -> dict[str, Any]:
+    """By field of the linear layer's structure."""
+    problem, draw = linear.cuda.Problem, linear.cuda.Draw
+    fields = {getattr(problem, name).offset: name for name, _ in problem._fields_ if name != "draw"}
+    fields |= {problem.draw.offset + getattr(draw, name).offset: name for name, _ in draw._fields_}
+    return {fields[at]: _told(patch) for at, patch in structure.patches}
 
 
 def test_the_weighted_sum_by_triton() -> None:

@@ -21,6 +21,7 @@ from tilewright.records.recipe import (
     Launch,
     Layout,
     Number,
+    Offset,
     Pointer,
     Recipe,
     Structure,
@@ -128,25 +129,27 @@ def test_structures_hold_addresses(fake: FakeDriver, perform: Performed) -> None
     def look(place: int) -> None:
         found.extend((ctypes.c_uint64 * 3).from_address(place))
 
-    structure = Structure(bytes(range(24)), ((8, Pointer(0, 4)),))
+    # A recipe that draws nothing has the offset 0.
+    structure = Structure(bytes(range(24)), ((8, Pointer(0, 4)), (16, Offset())))
     x = torch.zeros(4)
     perform(recipe_of([], [], Launch(fake.kernel("look", 1, look), (1, 1, 1), (structure,))), [x])
     first, middle, last = found
-    assert (first, last) == (int.from_bytes(bytes(range(8)), "little"), int.from_bytes(bytes(range(16, 24)), "little"))
+    assert (first, last) == (int.from_bytes(bytes(range(8)), "little"), 0)
     assert middle == x.data_ptr() + 4
 
 
 def test_tensor_maps_are_encoded_in_the_context(fake: FakeDriver, perform: Performed) -> None:
     found: list[int] = []
-    map_of = TensorMap(0, 9, (64, 3, 2, 1), (128, 384, 768), (64, 64, 1, 1), 3, 3)
+    map_of, matrix = TensorMap(0, 9, (64, 3, 2, 1), (128, 384, 768), (64, 64, 1, 1), 3, 3), ((64, 3), (128,), (64, 2))
     x = torch.zeros(8)
 
-    def look(place: int) -> None:
-        assert place % 64 == 0 and fake.contexts == [CONTEXT]
-        found.append(ctypes.c_uint8.from_address(place).value)
+    def look(*places: int) -> None:
+        assert not any(place % 64 for place in places) and fake.contexts == [CONTEXT]
+        found.extend(ctypes.c_uint8.from_address(place).value for place in places)
 
-    perform(recipe_of([], [], Launch(fake.kernel("look", 1, look), (1, 1, 1), (map_of,))), [x])
-    assert fake.maps == [(9, x.data_ptr(), (64, 3, 2, 1), (128, 384, 768), (64, 64, 1, 1))] and found == [1]
+    look = fake.kernel("look", 2, look)
+    perform(recipe_of([], [], Launch(look, (1, 1, 1), (map_of, TensorMap(0, 9, *matrix, 3, 3)))), [x])
+    assert fake.maps == [(9, x.data_ptr(), *map_of[2:5]), (9, x.data_ptr(), *matrix)] and found == [1, 2]
 
 
 def test_a_refused_launch_is_an_error(fake: FakeDriver, perform: Performed) -> None:

@@ -171,7 +171,7 @@ class RecipeBuilder:
         """Launch a CUDA C++ kernel, or one of Triton's with its constants and options.
 
         An argument is an operand, None (a null pointer), a number, seed or offset, a tensor map or a structure; for
-        one of Triton's that is compiled, also a `TensorDescriptor` of an operand of rank 4.
+        one of Triton's that is compiled, also a `TensorDescriptor` of an operand.
         Raises CompilerError where Triton's kernel takes more than its parameters.
         """
         x, y, z = (*grid, 1, 1)[:3]
@@ -234,7 +234,7 @@ def _described(kernel: str, descriptor: Any, made: Any) -> list[Argument]:
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     base, shape, strides = descriptor.base, descriptor.shape, descriptor.strides
-    if made is None or made["fp4_padded"] or descriptor.padding != "zero" or len(shape) != RANK or base.offset:
+    if made is None or made["fp4_padded"] or descriptor.padding != "zero" or base.offset:
         raise CompilerError(f"{kernel} takes a tensor descriptor that no recipe has")
     nbytes = tuple(made["elem_size"] * stride for stride in reversed(strides[:-1]))
     dtype, box = TMA_DTYPE_DEVICE_TO_HOST[made["elem_type"]], tuple(reversed(made["block_size"]))
@@ -242,8 +242,6 @@ def _described(kernel: str, descriptor: Any, made: Any) -> list[Argument]:
     return [encoded, *(Number("i", size) for size in shape), *(Number("q", stride) for stride in strides)]
 
 
-RANK = 4
-"""Of a tensor map."""
 PROMOTE_TO_128B = 2
 """CUtensorMapL2promotion, as Triton has it."""
 _LARGE = (1 << 62) + 1

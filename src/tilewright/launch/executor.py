@@ -82,8 +82,8 @@ def _argument(
         case TensorMap():
             maps.append((argument.dtype, argument.swizzle, argument.promotion, *_box(argument)))
             return MAP, argument.tensor, len(maps) - 1
-        case Structure(data, pointers):
-            structures.append((data, [(at, tensor, offset) for at, (tensor, offset) in pointers]))
+        case Structure(data, patches):
+            structures.append((data, [(at, *_argument(patch, maps, structures)) for at, patch in patches]))
             return STRUCTURE, 0, len(structures) - 1
 
 

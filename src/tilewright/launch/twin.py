@@ -29,7 +29,6 @@ from tilewright.records.recipe import (
 
 INVALID_CONTEXT = 201
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
-RANK = 4
 
 
 def _by_triton(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options: Any) -> None:
@@ -145,10 +144,10 @@ def _value(calls: _Calls, argument: Any, addresses: Sequence[int], seed: int, of
             return ctypes.c_uint64(seed), None
         case Offset():
             return ctypes.c_uint64(offset), None
-        case Structure(data, pointers):
+        case Structure(data, patches):
             buffer = ctypes.create_string_buffer(data, len(data))
-            for at, (tensor, added) in pointers:
-                ctypes.c_uint64.from_buffer(buffer, at).value = addresses[tensor] + added
+            for at, patch in patches:
+                ctypes.c_uint64.from_buffer(buffer, at).value = int(_number(patch, addresses, seed, offset))
             return buffer, None
         case TensorMap():
             room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
@@ -184,9 +183,10 @@ class _Calls:
         return found.value
 
     def encode(self, of: TensorMap, address: int, to: int) -> None:
-        sizes, strides = (ctypes.c_uint64 * RANK)(*of.sizes), (ctypes.c_uint64 * (RANK - 1))(*of.strides)
-        box, steps = (ctypes.c_uint32 * RANK)(*of.box), (ctypes.c_uint32 * RANK)(1, 1, 1, 1)
-        status = self._encode(to, of.dtype, RANK, address, sizes, strides, box, steps, 0, of.swizzle, of.promotion, 0)
+        rank = len(of.sizes)
+        sizes, strides = (ctypes.c_uint64 * rank)(*of.sizes), (ctypes.c_uint64 * rank)(*of.strides)
+        box, steps = (ctypes.c_uint32 * rank)(*of.box), (ctypes.c_uint32 * rank)(*[1] * rank)
+        status = self._encode(to, of.dtype, rank, address, sizes, strides, box, steps, 0, of.swizzle, of.promotion, 0)
         if status:
             raise CompilerError(f"the driver refuses a tensor map of {of.sizes}: CUDA error {status}")
 

@@ -59,24 +59,24 @@ class Offset(NamedTuple):
 
 
 class TensorMap(NamedTuple):
-    """A CUtensorMap of a tensor of rank 4 (CUDA driver API, cuTensorMapEncodeTiled); the innermost axis first."""
+    """A CUtensorMap of a tensor (CUDA driver API, cuTensorMapEncodeTiled); the innermost axis first."""
 
     tensor: int
     dtype: int
     """A CUtensorMapDataType."""
-    sizes: tuple[int, int, int, int]
-    strides: tuple[int, int, int]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
     """In bytes, of all axes but the innermost."""
-    box: tuple[int, int, int, int]
+    box: tuple[int, ...]
     swizzle: int
     promotion: int
 
 
 class Structure(NamedTuple):
-    """A structure passed by value, with addresses of tensors at some of its offsets."""
+    """A structure passed by value, with addresses of tensors, seed and offset at some of its bytes."""
 
     data: bytes
-    pointers: tuple[tuple[int, Pointer], ...]
+    patches: tuple[tuple[int, Pointer | Seed | Offset], ...]
 
 
 Argument = Pointer | Number | Seed | Offset | TensorMap | Structure

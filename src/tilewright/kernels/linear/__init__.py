@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
+from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import autocast, autocast_dtype
 from tilewright.kernels.dropout_add import ALIGNED, generator
 from tilewright.kernels.linear import choice, cuda
 from tilewright.kernels.registration import define
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
 
 APPROXIMATIONS = ("none", "tanh")
+AnyTensor = torch.Tensor | Operand
 
 
 def linear_gelu(
@@ -37,9 +39,9 @@ def linear_gelu(
         ValueError: shapes, dtypes, devices or approximations that do not fit.
 
     In bf16 and fp16 on an H100 or H200, where the rows are multiples of 16 bytes, the product and what
-    follows are one kernel (`cuda.cu`), or cuBLASLt's, or two kernels, whichever was measured as fastest
-    at these sizes (`choice.py`); elsewhere two kernels of PyTorch's. Where a gradient is asked for, the
-    value before the GELU is saved for the backward. Under autocast x, weight and bias are taken in its dtype.
+    follows are one kernel (`cuda.cu`) or two of PyTorch's, whichever was measured as faster at these sizes
+    (`choice.py`); elsewhere two. Where a gradient is asked for, the value before the GELU is saved for the
+    backward. Under autocast x, weight and bias are taken in its dtype.
     """
     x, weight, bias = autocast(x), autocast(weight), None if bias is None else autocast(bias)
     _check("linear_gelu", x, weight, bias)
@@ -108,19 +110,28 @@ def _check(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 # ---------------------------------------------------------------- GELU
 
 
-def _gelu_forward(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str, keep: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, and the value before the GELU (empty unless `keep`)."""
+def gelu_recipe(
+    call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, approximate: str, keep: bool,
+    shape: cuda.Shape = cuda.WIDE,
+) -> Recipe:  # fmt: skip
+    """The result, and the value before the GELU (empty unless `keep`); for what `cuda.refuses` does not refuse."""
+    epilogue: cuda.Epilogue = "gelu_tanh" if approximate == "tanh" else "gelu"
+    return call.finish(*cuda.product(call, x, weight, bias, epilogue, shape=shape, keep=keep))
+
+
+def _chosen_gelu_recipe(
+    call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, approximate: str, keep: bool
+) -> Recipe | None:
     if cuda.refuses(x, weight):
-        return gelu_apart(x, weight, bias, approximate, keep)
-    impls: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
-        "fused": functools.partial(gelu_fused, x, weight, bias, approximate, keep),
-        "apart": functools.partial(gelu_apart, x, weight, bias, approximate, keep),
+        return None
+    impls = {
+        "fused": lambda x, weight, bias: gelu_fused(x, weight, bias, approximate, keep),
+        "apart": lambda x, weight, bias: gelu_apart(x, weight, bias, approximate, keep),
     }
-    if approximate == "tanh" and bias is not None and not keep:
-        impls["library"] = functools.partial(gelu_by_library, x, weight, bias)
-    return impls[choice.fastest(f"linear_gelu {approximate} {keep} {bias is None}", x, weight, impls)]()
+    question = f"linear_gelu {approximate} {keep} {bias is None}"
+    if choice.fastest(question, (x, weight, bias), impls) != "fused":
+        return None
+    return gelu_recipe(call, x, weight, bias, approximate, keep)
 
 
 def gelu_fused(
@@ -132,13 +143,8 @@ def gelu_fused(
     shape: cuda.Shape = cuda.WIDE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By our kernel; for what `cuda.refuses` does not refuse."""
-    epilogue: cuda.Epilogue = "gelu_tanh" if approximate == "tanh" else "gelu"
-    return cuda.linear(x, weight, bias, epilogue, shape=shape, keep=keep)
-
-
-def gelu_by_library(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """By cuBLASLt, which has the tanh form."""
-    return torch._addmm_activation(bias, x, weight.t(), use_gelu=True), x.new_empty(0)
+    y, pre = perform_part("tilewright::linear_gelu", gelu_recipe, x, weight, bias, approximate, keep, shape)
+    return y, pre
 
 
 def gelu_apart(
@@ -185,28 +191,68 @@ def _linear_backward(
 
 _gelu = define(
     "linear_gelu",
-    _gelu_forward,
+    gelu_apart,
     _gelu_fake,
     backward=_gelu_backward,
     save=_gelu_save,
+    recipe=_chosen_gelu_recipe,
 )
 
 
 # ---------------------------------------------------------------- dropout and residual
 
 
-def _dropout_add_forward(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, and what the backward draws the mask from (as `dropout_add` returns it)."""
+def dropout_add_recipe(
+    call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, residual: Operand, p: float,
+    state: Operand | None = None, shape: cuda.Shape = cuda.WIDE,
+) -> Recipe:  # fmt: skip
+    """The result and, unless `state` has them, what the backward draws the mask from (as `dropout_add` returns it).
+
+    For what `cuda.refuses` does not refuse, p < 1, and a scale that the dtype holds.
+    """
+    is_captured = state is not None
+    state = state or call.empty((2,), torch.int64)
+    if p == 0.0:
+        y, _ = cuda.product(call, x, weight, bias, "add", shape=shape, residual=residual)
+    else:
+        factors = cuda.factors(generator.scale(p), x.dtype)
+        assert factors is not None
+        geometry = _geometry(x, weight)
+        threads = geometry.blocks * generator.LANES
+        row_turn, row_thread = divmod(weight.shape[0] // cuda.VECTOR, threads)
+        limit = generator.threshold(p) - 1
+        draw = cuda.Draw(0, 0, None, is_captured, limit, *factors, threads, row_turn, row_thread)
+        if not is_captured:
+            call.draw(geometry.advance)
+        y, _ = cuda.product(
+            call, x, weight, bias, "dropout_add", shape=shape, residual=residual, draw=draw, state=state
+        )
+    return call.finish(y) if is_captured else call.finish(y, state)
+
+
+def _geometry(x: torch.Tensor | Operand, weight: torch.Tensor | Operand) -> generator.Geometry:
+    """How eager draws the mask of the layer's output."""
+    return generator.geometry_on(x.device, x.shape[0] * weight.shape[0], x.element_size(), ALIGNED)
+
+
+def _chosen_dropout_add_recipe(
+    call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, residual: Operand, p: float
+) -> Recipe | None:
+    if not _is_fused(x, weight, bias, residual, p):
+        return None
+    return dropout_add_recipe(call, x, weight, bias, residual, p)
+
+
+def _is_fused(x: AnyTensor, weight: AnyTensor, bias: AnyTensor | None, residual: AnyTensor, p: float) -> bool:
     # At p = 1 nothing is drawn and all is dropped; no word is kept where p is too near to 1 for fp32.
     if cuda.refuses(x, weight) or generator.threshold(p) == 0 or not cuda.factors(generator.scale(p), x.dtype):
-        return dropout_add_apart(x, weight, bias, residual, p)
+        return False
     impls = {
-        "fused": functools.partial(dropout_add_fused, x, weight, bias, residual, p),
-        "apart": functools.partial(dropout_add_apart, x, weight, bias, residual, p),
+        "fused": lambda x, weight, bias, residual: dropout_add_fused(x, weight, bias, residual, p),
+        "apart": lambda x, weight, bias, residual: dropout_add_apart(x, weight, bias, residual, p),
     }
-    return impls[choice.fastest(f"linear_dropout_add {p > 0} {bias is None}", x, weight, impls)]()
+    question = f"linear_dropout_add {p > 0} {bias is None}"
+    return choice.fastest(question, (x, weight, bias, residual), impls) == "fused"
 
 
 def dropout_add_fused(
@@ -217,23 +263,22 @@ def dropout_add_fused(
     p: float,
     shape: cuda.Shape = cuda.WIDE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """By our kernel; for what `cuda.refuses` does not refuse, p < 1, and a scale that the dtype holds."""
-    factors = cuda.factors(generator.scale(p), x.dtype)
-    assert factors is not None
-    state = torch.empty(2, dtype=torch.int64, device=x.device)
-    if p == 0.0:
-        return cuda.linear(x, weight, bias, "add", shape=shape, residual=residual)[0], state
-    n = len(weight)
-    geometry = generator.geometry_on(x.device, len(x) * n, x.element_size(), ALIGNED)
-    captured = torch.cuda.is_current_stream_capturing()
-    if captured:
-        state = generator.take_captured(x.device, geometry.advance)
-    seed, offset = (0, 0) if captured else generator.take(x.device, geometry.advance)
-    threads = geometry.blocks * generator.LANES
-    row_turn, row_thread = divmod(n // cuda.VECTOR, threads)
-    limit = generator.threshold(p) - 1
-    draw = cuda.Draw(seed, offset, state.data_ptr(), captured, limit, *factors, threads, row_turn, row_thread)
-    return cuda.linear(x, weight, bias, "dropout_add", shape=shape, residual=residual, draw=draw)[0], state
+    """By our kernel; for what `dropout_add_recipe` is for."""
+    name, operands = "tilewright::linear_dropout_add", (x, weight, bias, residual, p)
+    if p > 0.0 and torch.cuda.is_current_stream_capturing():
+        state = generator.take_captured(x.device, _geometry(x, weight).advance)
+        (y,) = perform_part(name, dropout_add_recipe, *operands, state, shape)
+    else:
+        y, state = perform_part(name, dropout_add_recipe, *operands, None, shape)
+    return y, state
+
+
+def _dropout_add_forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    # In a CUDA graph that is being captured, what draws comes here too.
+    way = dropout_add_fused if _is_fused(x, weight, bias, residual, p) else dropout_add_apart
+    return way(x, weight, bias, residual, p)
 
 
 def dropout_add_apart(
@@ -276,4 +321,5 @@ _dropout_add = define(
     _dropout_add_fake,
     backward=_dropout_add_backward,
     save=_dropout_add_save,
+    recipe=_chosen_dropout_add_recipe,
 )

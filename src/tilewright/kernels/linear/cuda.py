@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.device import NARROW as HALVES
-from tilewright.kernels.device import current
 from tilewright.kernels.nvrtc import Kernel, bindings_installed, kernel
-from tilewright.records.errors import CompilerError
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Offset, Pointer, Seed, Structure, TensorMap
 
 Epilogue = Literal["none", "gelu", "gelu_tanh", "add", "dropout_add"]
 EPILOGUES: tuple[Epilogue, ...] = ("none", "gelu", "gelu_tanh", "add", "dropout_add")
@@ -29,6 +28,10 @@ CLUSTER = 2
 """Programs of a cluster: their tiles have the same columns."""
 VECTOR = 8
 """16-bit values in 16 bytes; rows must be multiples of it."""
+KINDS = {torch.float16: 6, torch.bfloat16: 9}
+"""CUtensorMapDataType."""
+SWIZZLE_128B, PROMOTE_TO_256B = 3, 3
+"""CUtensorMapSwizzle, CUtensorMapL2promotion."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,9 @@ class Problem(ctypes.Structure):
     )
 
 
-def refuses(x: torch.Tensor, weight: torch.Tensor) -> str | None:
+def refuses(x: torch.Tensor | Operand, weight: torch.Tensor | Operand) -> str | None:
     """Why this kernel does not compute x [M, K] · weight [N, K]ᵀ, by shapes, dtypes and device; or None."""
-    (m, k), n = x.shape, len(weight)
+    (m, k), n = x.shape, weight.shape[0]
     if not x.is_cuda or x.dtype not in HALVES:
         return f"{x.dtype} on {x.device.type}: only 16-bit floats on a GPU"
     if not (limits := limits_of(x.device)).wgmma:
@@ -134,43 +137,59 @@ def refuses(x: torch.Tensor, weight: torch.Tensor) -> str | None:
     return None
 
 
-def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+def product(
+    call: RecipeBuilder,
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None,
     epilogue: Epilogue = "none",
     *,
     shape: Shape = WIDE,
     keep: bool = False,
-    residual: torch.Tensor | None = None,
+    residual: Operand | None = None,
     draw: Draw | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    state: Operand | None = None,
+) -> tuple[Operand, Operand]:
     """epilogue(x · weightᵀ + bias) [M, N], and the value before the activation where `keep` (else empty).
 
-    x [M, K] and weight [N, K] in bf16 or fp16 for which `refuses` is None; bias [N]; residual [M, N].
+    x [M, K] and weight [N, K] in bf16 or fp16 for which `refuses` is None; bias [N]; residual [M, N]. `state`: int64[2]
+    that seed and offset are stored to, or read from where `draw` is captured.
     Operands that are not contiguous or not aligned to 16 bytes are copied first.
     """
-    x, weight = _aligned(x), _aligned(weight)
-    bias = None if bias is None else _aligned(bias)
-    residual = None if residual is None else _aligned(residual)
-    m, n = len(x), len(weight)
-    y = x.new_empty(m, n)
-    pre = torch.empty_like(y) if keep else x.new_empty(0)
-    problem = Problem(m, n, x.shape[1], y.data_ptr(), _address(pre), _address(bias), _address(residual), draw or Draw())
-    pieces = epilogue == "dropout_add" and by_pieces(x.shape[1])
-    with current(x):
-        built = _built(shape, epilogue, bias is not None, keep, x.dtype, pieces, x.device.index)
-        _launch(built, shape, x, weight, problem)
+    x, weight = _aligned(call, x), _aligned(call, weight)
+    bias = None if bias is None else _aligned(call, bias)
+    residual = None if residual is None else _aligned(call, residual)
+    (m, k), n = x.shape, weight.size(0)
+    y = call.empty((m, n), x.dtype)
+    pre = call.empty((m, n) if keep else (0,), x.dtype)
+    problem = Problem(m, n, k, draw=draw or Draw())
+    placed = {Problem.y: y, Problem.pre: pre if keep else None, Problem.bias: bias, Problem.residual: residual}
+    patches: list[tuple[int, Pointer | Seed | Offset]] = [
+        (field.offset, Pointer(x.index, x.offset)) for field, x in placed.items() if x is not None
+    ]
+    if state is not None:
+        patches.append((Problem.draw.offset + Draw.state.offset, Pointer(state.index)))
+    if draw is not None and not draw.captured:
+        patches.append((Problem.draw.offset + Draw.seed.offset, Seed()))
+        patches.append((Problem.draw.offset + Draw.offset.offset, Offset()))
+    pieces = epilogue == "dropout_add" and by_pieces(k)
+    built = _built(shape, epilogue, bias is not None, keep, x.dtype, pieces, x.device.index)
+    grid = (programs(m, n, limits_of(x.device).multiprocessors),)
+    maps = _tensor_map(x, ROWS), _tensor_map(weight, COLUMNS // CLUSTER)
+    call.launch(built, grid, *maps, Structure(bytes(problem), tuple(patches)))
     return y, pre
 
 
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+def _aligned(call: RecipeBuilder, x: Operand) -> Operand:
+    return x if x.is_contiguous() and x.data_ptr() % 16 == 0 else call.copy(x)
 
 
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _tensor_map(x: Operand, box_rows: int) -> TensorMap:
+    """By which TMA copies tiles of box_rows x DEPTH of a contiguous matrix; past its ends are zeros."""
+    rows, columns = x.shape
+    return TensorMap(
+        x.index, KINDS[x.dtype], (columns, rows), (columns * 2,), (DEPTH, box_rows), SWIZZLE_128B, PROMOTE_TO_256B
+    )
 
 
 def definitions(
@@ -205,40 +224,7 @@ def _built(
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def _tensor_map(address: int, rows: int, columns: int, box_rows: int, dtype: torch.dtype) -> Any:
-    """The tensor map (128 bytes) by which TMA copies tiles of box_rows x DEPTH of a contiguous matrix."""
-    driver = importlib.import_module("cuda.bindings.driver")
-    kinds = driver.CUtensorMapDataType
-    bf16, fp16 = kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-    u64, u32 = driver.cuuint64_t, driver.cuuint32_t
-    status, made = driver.cuTensorMapEncodeTiled(
-        bf16 if dtype == torch.bfloat16 else fp16,
-        2,
-        address,
-        [u64(columns), u64(rows)],
-        [u64(columns * 2)],
-        [u32(DEPTH), u32(box_rows)],
-        [u32(1), u32(1)],
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    if status.value != 0:
-        raise CompilerError(f"the driver refuses a tensor map of {rows}x{columns} {dtype}: {status.name}")
-    return made
-
-
 def programs(m: int, n: int, multiprocessors: int) -> int:
     """Programs of a launch: a cluster for each tile of the cluster's size, at most one a pair of multiprocessors."""
     tiles = -(-m // (ROWS * CLUSTER)) * -(-n // COLUMNS)
     return CLUSTER * min(tiles, multiprocessors // CLUSTER)
-
-
-def _launch(built: Kernel, shape: Shape, x: torch.Tensor, weight: torch.Tensor, problem: Problem) -> None:
-    x_map = _tensor_map(x.data_ptr(), *x.shape, ROWS, x.dtype)
-    w_map = _tensor_map(weight.data_ptr(), *weight.shape, COLUMNS // CLUSTER, weight.dtype)
-    addresses = (ctypes.c_void_p * 3)(int(x_map.getPtr()), int(w_map.getPtr()), ctypes.addressof(problem))
-    grid = programs(problem.m, problem.n, limits_of(x.device).multiprocessors)
-    built.launch(grid, 1, 1, torch.cuda.current_stream().cuda_stream, ctypes.addressof(addresses))

@@ -14,7 +14,6 @@ from tilewright.kernels.linear import (
     dropout_add_apart,
     dropout_add_fused,
     gelu_apart,
-    gelu_by_library,
     gelu_fused,
     linear_dropout_add,
     linear_gelu,
@@ -79,12 +78,6 @@ _BARE = Variant(
 )
 
 
-def _triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, approximate: str) -> torch.Tensor:
-    from tilewright.kernels.linear import triton as kernels
-
-    return kernels.linear_gelu(x, weight, bias, approximate)
-
-
 def _eager_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, approximate: str) -> torch.Tensor:
     return F.gelu(F.linear(x, weight, bias), approximate=approximate)
 
@@ -120,14 +113,6 @@ def _gelu_suite(name: str, approximate: str) -> Suite:
             directions=FORWARD,
             refuses=_refuses,
         ),
-        Variant(
-            "tilewright-triton",
-            "triton",
-            _triton,
-            "matrix rate; GELU not hidden",
-            directions=FORWARD,
-            refuses=_refuses,
-        ),
         Variant("tilewright-apart", "torch", lambda *inputs: gelu_apart(*inputs)[0], "the second pass over y"),
         Variant("eager", "torch", _eager_gelu, "the second pass over y"),
         generated(_eager_gelu, note="the second pass over y, where no epilogue is generated"),
@@ -138,7 +123,7 @@ def _gelu_suite(name: str, approximate: str) -> Suite:
         by_library = Variant(
             "cublaslt",
             "library",
-            lambda x, weight, bias, _: gelu_by_library(x, weight, bias)[0],
+            lambda x, weight, bias, _: torch._addmm_activation(bias, x, weight.t(), use_gelu=True),
             "cuBLASLt's own epilogue",
             directions=FORWARD,
             refuses=_refuses_library,

@@ -61,20 +61,16 @@ Action action_from(const py::tuple& told) {
 TensorMap map_from(const py::tuple& told) {
     TensorMap map{};
     map.dtype = told[0].cast<int>(), map.swizzle = told[1].cast<int>(), map.promotion = told[2].cast<int>();
-    auto sizes = told[3].cast<std::array<uint64_t, TensorMap::RANK>>();
-    auto strides = told[4].cast<std::array<uint64_t, TensorMap::RANK - 1>>();
-    auto box = told[5].cast<std::array<uint32_t, TensorMap::RANK>>();
-    std::copy(sizes.begin(), sizes.end(), map.sizes);
-    std::copy(strides.begin(), strides.end(), map.strides);
-    std::copy(box.begin(), box.end(), map.box);
+    map.sizes = told[3].cast<std::vector<uint64_t>>(), map.strides = told[4].cast<std::vector<uint64_t>>();
+    map.box = told[5].cast<std::vector<uint32_t>>(), map.steps.assign(map.box.size(), 1);
     return map;
 }
 
 Structure structure_from(const py::tuple& told) {
     auto bytes = told[0].cast<std::string>();
     Structure structure{{bytes.begin(), bytes.end()}, {}};
-    for (auto [at, tensor, offset] : told[1].cast<std::vector<std::tuple<size_t, int, uint64_t>>>())
-        structure.patches.push_back({at, tensor, offset});
+    for (auto [at, kind, tensor, value] : told[1].cast<std::vector<std::tuple<size_t, int, int, uint64_t>>>())
+        structure.patches.push_back({at, {kind, tensor, value}});
     return structure;
 }
 

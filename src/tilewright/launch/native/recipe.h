@@ -36,21 +36,10 @@ struct Layout {
 };
 
 struct TensorMap {
-    static constexpr int RANK = 4, BYTES = 128, ALIGNMENT = 64;
+    static constexpr int BYTES = 128, ALIGNMENT = 64;
     int dtype, swizzle, promotion;
-    uint64_t sizes[RANK], strides[RANK - 1];  // strides in bytes; innermost axis first
-    uint32_t box[RANK];
-};
-
-struct Patch {
-    size_t at;      // bytes from the begin of the structure
-    int tensor;
-    uint64_t offset;
-};
-
-struct Structure {
-    std::vector<uint8_t> bytes;
-    std::vector<Patch> patches;
+    std::vector<uint64_t> sizes, strides;  // strides in bytes, of all axes but the innermost, which comes first
+    std::vector<uint32_t> box, steps;
 };
 
 enum Kind : int { POINTER, NUMBER, SEED, OFFSET, MAP, STRUCTURE };  // as in `native.py`
@@ -58,6 +47,16 @@ enum Kind : int { POINTER, NUMBER, SEED, OFFSET, MAP, STRUCTURE };  // as in `na
 struct Argument {
     int kind, tensor;
     uint64_t value;  // POINTER: bytes from the tensor's begin; NUMBER: the parameter's bytes; MAP, STRUCTURE: an index
+};
+
+struct Patch {
+    size_t at;       // bytes from the begin of the structure
+    Argument value;  // of eight bytes
+};
+
+struct Structure {
+    std::vector<uint8_t> bytes;
+    std::vector<Patch> patches;
 };
 
 enum Act : int { LAUNCH, COPY, FILL };  // as in `native.py`
@@ -145,10 +144,16 @@ struct alignas(TensorMap::ALIGNMENT) Encoded {
 };
 
 inline void encode(const Recipe& recipe, const TensorMap& map, uintptr_t at, Encoded& encoded) {
-    static const uint32_t steps[TensorMap::RANK] = {1, 1, 1, 1};
-    int status = recipe.driver.encode(encoded.bytes, map.dtype, TensorMap::RANK, (void*)at, map.sizes, map.strides,
-                                      map.box, steps, 0, map.swizzle, map.promotion, 0);
+    int status = recipe.driver.encode(encoded.bytes, map.dtype, map.sizes.size(), (void*)at, map.sizes.data(),
+                                      map.strides.data(), map.box.data(), map.steps.data(), 0, map.swizzle,
+                                      map.promotion, 0);
     require_success(status, recipe.name, "a tensor map");
+}
+
+// The eight bytes of an argument that is a pointer, a number, the seed or the offset.
+inline uint64_t word_of(const Argument& x, const Tensor* tensors, const Drawn& drawn) {
+    if (x.kind == POINTER) return address(tensors[x.tensor]) + x.value;
+    return x.kind == SEED ? drawn.seed : x.kind == OFFSET ? drawn.offset : x.value;
 }
 
 inline void launch(const Recipe& recipe, const Action& action, const Tensor* tensors, const Drawn& drawn,
@@ -163,22 +168,20 @@ inline void launch(const Recipe& recipe, const Action& action, const Tensor* ten
         const Argument& x = action.arguments[i];
         places[i] = &values[i];
         switch (x.kind) {
-            case POINTER: values[i] = address(tensors[x.tensor]) + x.value; break;
-            case NUMBER: values[i] = x.value; break;
-            case SEED: values[i] = drawn.seed; break;
-            case OFFSET: values[i] = drawn.offset; break;
             case MAP:
                 maps.emplace_back();
                 encode(recipe, recipe.maps[x.value], address(tensors[x.tensor]), maps.back());
                 places[i] = maps.back().bytes;
                 break;
-            default:
+            case STRUCTURE:
                 structures.push_back(recipe.structures[x.value].bytes);
                 for (const Patch& patch : recipe.structures[x.value].patches) {
-                    uint64_t pointer = address(tensors[patch.tensor]) + patch.offset;
-                    memcpy(structures.back().data() + patch.at, &pointer, sizeof pointer);
+                    uint64_t word = word_of(patch.value, tensors, drawn);
+                    memcpy(structures.back().data() + patch.at, &word, sizeof word);
                 }
                 places[i] = structures.back().data();
+                break;
+            default: values[i] = word_of(x, tensors, drawn);
         }
     }
     auto send = [&] {
