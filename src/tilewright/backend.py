@@ -25,12 +25,11 @@ from tilewright.graph.capture import (
     compilations,
     first_line,
     graph_break,
-    is_symbolic,
-    specialise,
     through_aot,
 )
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
+from tilewright.graph.specialise import is_symbolic, specialise
 from tilewright.hardware.target import target_of
 from tilewright.operators.table import row_of
 from tilewright.passes.simplify import written

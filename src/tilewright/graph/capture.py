@@ -1,20 +1,19 @@
-"""Captures programs as ATen graphs. Only this file, `cuda_graph.py` and `skipped.py` use private modules of PyTorch
-(2.11 to 2.13).
+"""Captures programs as ATen graphs. Only this room, `graph`, uses private modules of PyTorch (2.11 to 2.13).
 
 Dynamo captures; a hook rewrites the captured graph (attention, before it is decomposed); AOTAutograd
 differentiates and functionalises; the joint graph is simplified and partitioned here into forward and
-backward; a compiler makes each callable. If Dynamo left sizes symbolic, `specialise` gives the graph
+backward; a compiler makes each callable. If Dynamo left sizes symbolic, `specialise.py` gives the graph
 for the sizes of one call.
 """
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 import torch
@@ -66,7 +65,7 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any
     # torch._dynamo.backends.common.aot_autograd would import Inductor's scheduler.
     from torch._dynamo import disable
     from torch._dynamo.exc import TorchDynamoException
-    from torch._dynamo.utils import GmWrapper, flatten_graph_inputs
+    from torch._dynamo.utils import GmWrapper, counters, flatten_graph_inputs
     from torch._functorch.aot_autograd import aot_module_simplified
 
     pairs = _Pairs(compiler)
@@ -81,6 +80,8 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any
             partition_fn=pairs.partition,
             keep_inference_input_mutations=True,
         )
+        # Dynamo's DDPOptimizer reads here which of its buckets AOTAutograd compiled.
+        counters["aot_autograd"]["total"] += 1
         untraced: Callable[..., Any] = disable(compiled, reason="it is compiled already")
         return untraced
 
@@ -153,9 +154,12 @@ def below_autograd() -> bool:
 
 
 def graph_break(module: fx.GraphModule) -> Fallback | None:
-    """The graph break that ended this graph, if there was one."""
+    """The graph break that ended this graph, if there was one.
+
+    Dynamo marks the cuts between the buckets of a DDP module as breaks, too; no operator runs there.
+    """
     reason = getattr(module, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break:
+    if reason is None or not reason.graph_break or any(f.name == "DDPOptimizer" for f in reason.user_stack):
         return None
     where = "an unknown place"
     if reason.user_stack:
@@ -249,12 +253,24 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
     backward = _closure(set(backward_results), lambda n: n.all_input_nodes) - forward
     needed = [n for n in graph.nodes if n in forward and (n in backward_results or backward & n.users.keys())]
     kept = list(saver(graph, needed, forward))
-    symbolic = [n for n in kept if not isinstance(n.meta.get("val"), torch.Tensor)]
-    values = [n for n in kept if isinstance(n.meta.get("val"), torch.Tensor)]
+    symbolic = [n for n in kept if isinstance(n.meta.get("val"), _SYMBOLS)]
+    opaque = [n for n in kept if n not in symbolic and not isinstance(n.meta.get("val"), torch.Tensor)]
+    values = [n for n in kept if n not in symbolic and n not in opaque]
+    # PyTorch 2.11 takes opaque values (device meshes, process groups) among the tensors and sorts them out itself.
+    apart = "saved_opaque_nodes" in inspect.signature(_extract_fwd_bwd_modules).parameters
+    extra: dict[str, Any] = {"saved_opaque_nodes": opaque} if apart else {}
     modules: tuple[fx.GraphModule, fx.GraphModule] = _extract_fwd_bwd_modules(
-        joint, saved_values=values, saved_sym_nodes=symbolic, num_fwd_outputs=num_fwd_outputs
+        joint,
+        saved_values=values if apart else values + opaque,
+        saved_sym_nodes=symbolic,
+        num_fwd_outputs=num_fwd_outputs,
+        **extra,
     )
     return modules
+
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+"""Classes of a saved number."""
 
 
 def _is_tangent(node: fx.Node) -> bool:
@@ -284,102 +300,3 @@ def _closure(start: set[fx.Node], step: Callable[[fx.Node], Any]) -> set[fx.Node
                 found.add(node)
                 todo.append(node)
     return found
-
-
-def is_symbolic(module: fx.GraphModule) -> bool:
-    """Whether a size in this graph is symbolic."""
-    values = (node.meta.get("val") for node in module.graph.nodes)
-    return any(
-        v._has_symbolic_sizes_strides if isinstance(v, torch.Tensor) else isinstance(v, torch.SymInt) for v in values
-    )
-
-
-def binding(args: Sequence[Any], *, offsets: bool) -> Hashable:
-    """The key of the values that a call gives a graph's symbols: its integers, and its tensors' shapes and strides.
-
-    With `offsets` also their storage offsets, for a graph that reads them (`reads_offsets`).
-    """
-    return tuple(
-        (a.shape, a.stride(), a.storage_offset() if offsets else 0)
-        if isinstance(a, torch.Tensor)
-        else a if isinstance(a, int) else None
-        for a in args
-    )  # fmt: skip
-
-
-def reads_offsets(module: fx.GraphModule) -> bool:
-    return any(node.target is torch.ops.aten.sym_storage_offset.default for node in module.graph.nodes)
-
-
-def specialise(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
-    """The graph of a symbolic `module` for the sizes that `args` have.
-
-        n = sym_size(x, 0); m = n * 4; y = view(x, [m])      →   y = view(x, [32])
-
-    Numbers computed from sizes become constants, and metadata are those of `args`. Other numbers
-    (a learning rate) stay values of the graph. Runs on fake tensors. Raises CaptureError if a shape
-    depends on data.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    # Sizes are static; the shape environment is for the symbolic offsets of nested tensors.
-    symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols) as mode, torch.no_grad():
-        return _Specialiser(module, mode).run(list(args))
-
-
-class _Specialiser:
-    def __init__(self, module: fx.GraphModule, mode: Any) -> None:
-        self.module = module
-        self.mode = mode
-        self.graph = fx.Graph()
-        self.known: dict[fx.Node, Any] = {}
-        """A node's counterpart in the new graph, or its constant value."""
-
-    def run(self, args: list[Any]) -> fx.GraphModule:
-        for node in self.module.graph.nodes:
-            if node.op == "output":
-                self.graph.output(fx.map_arg(node.args[0], self.known.__getitem__))
-            elif node.op == "placeholder":
-                value = args.pop(0)
-                counterpart = self._copy(node, self._without_data(value))
-                self.known[node] = value if isinstance(value, int) else counterpart
-            else:
-                self._call(node)
-        return fx.GraphModule(self.module, self.graph)
-
-    def _call(self, node: fx.Node) -> None:
-        value = self._value(node)
-        fixed = all(
-            not isinstance(self.known[n], fx.Node) or isinstance(self._meta(n), torch.Tensor)
-            for n in node.all_input_nodes
-        )
-        if fixed and isinstance(value, (int, float)):
-            self.known[node] = value
-        elif isinstance(value, int):
-            raise CaptureError(f"{node.name} is an integer that depends on data")
-        else:
-            self.known[node] = self._copy(node, value)
-
-    def _value(self, node: fx.Node) -> Any:
-        if node.op == "get_attr":
-            return self._without_data(attrgetter(str(node.target))(self.module))
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self._meta)
-        target: Any = node.target
-        try:
-            return target(*args, **kwargs)
-        except Exception as error:
-            raise CaptureError(f"the shape of {node.target} is unknown before it runs: {first_line(error)}") from error
-
-    def _without_data(self, value: Any) -> Any:
-        return self.mode.from_tensor(value.detach(), static_shapes=True) if isinstance(value, torch.Tensor) else value
-
-    def _copy(self, node: fx.Node, value: Any) -> fx.Node:
-        copied = self.graph.node_copy(node, self.known.__getitem__)
-        copied.meta = {**node.meta, "val": value}
-        return copied
-
-    def _meta(self, node: fx.Node) -> Any:
-        known = self.known[node]
-        return known.meta["val"] if isinstance(known, fx.Node) else known

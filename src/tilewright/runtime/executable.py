@@ -17,7 +17,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from tilewright.graph.capture import Boxed, binding, computes_nothing, reads_offsets
+from tilewright.graph.capture import Boxed, computes_nothing
+from tilewright.graph.specialise import binding, reads_offsets
 from tilewright.records.errors import warn_once
 from tilewright.records.recipe import Layout, Recipe
 from tilewright.runtime.pool import pool

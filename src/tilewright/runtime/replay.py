@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.capture import Boxed, CallableGraph, binding, is_symbolic, reads_offsets
+from tilewright.graph.capture import Boxed, CallableGraph
 from tilewright.graph.cuda_graph import end_forward, recorded, records_here, unrecordable, written_inputs
+from tilewright.graph.specialise import binding, is_symbolic, reads_offsets
 from tilewright.runtime.executable import MOST_SIZES
 
 ALIGNMENT = 16
