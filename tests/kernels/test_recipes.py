@@ -16,6 +16,7 @@ from tilewright.kernels import linear, nvrtc
 from tilewright.kernels.by_recipe import RECIPES
 from tilewright.kernels.cross_entropy import cuda as cross_entropy
 from tilewright.kernels.dropout_add.generator import threshold
+from tilewright.kernels.linear_cross_entropy.triton import loss_and_gradient
 from tilewright.kernels.norm import cuda as norm
 from tilewright.kernels.softmax import cuda as softmax
 from tilewright.launch import builder
@@ -240,6 +241,18 @@ def test_dropout_by_triton() -> None:
     recipe = recipe_of("dropout_add", *[((100, 96), BF16)] * 2, 1.0, "none", 16)
     assert recipe.advance == 0 and len(recipe.actions) == 1
     assert told(recipe)[0][2][6:10] == [("q", 0), ("q", 0), ("I", 0), ("f", 0.0)]
+
+
+def test_the_parts_of_linear_cross_entropy_by_triton() -> None:
+    """They write to their operands: logits, losses, a gradient."""
+    given = [operand(i, *x) for i, x in enumerate([((100, 5000), BF16), ((100,), INT64), ((100,), FP32), ((), FP32)])]
+    call = RecipeBuilder("linear_cross_entropy", given, compiled=True)
+    recipe = loss_and_gradient(call, *given, -100, 0.1, 1e-4, True)
+    numbers = [("i", 5000), ("i", 5000), ("i", -100), ("f", 0.1), ("f", 1e-4)]
+    assert told(recipe) == [("_loss_and_gradient", (100, 1, 1), [0, 1, 2, 3, *numbers, None, None])]
+    assert recipe.results == ()
+    recipe = recipe_of("scale_gradient_", ((100, 50), BF16), ((), FP32))
+    assert told(recipe) == [("_scale", (2, 1, 1), [0, 1, ("i", 5000), None, None])] and recipe.results == ()
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ def by_recipe(name: str, recipe: RecipeOf, otherwise: Callable[..., Any], has_on
         results = performed(name, recipe, *arguments)
         if results is None:
             return otherwise(*arguments)
-        return results[0] if has_one_result else results
+        # PyTorch takes None for no results.
+        return results[0] if has_one_result else results or None
 
     return run
 

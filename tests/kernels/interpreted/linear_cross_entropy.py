@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from tests.kernels.interpreter import install
 from tests.kernels.vocabulary import OPTIONS, Options, by_position, error_of_a_sure_row, inputs
+from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.linear_cross_entropy import triton as kernels
 from tilewright.measure.truth.proof import prove
 from tilewright.operators.own import linear_cross_entropy as row
 
 install()
+
+
+def loss_and_gradient(*arguments: Any) -> None:
+    assert perform_part("loss", kernels.loss_and_gradient, *arguments) == ()
 
 
 @pytest.fixture
@@ -38,7 +45,7 @@ def test_the_z_loss_of_a_sure_row_is_not_rounded_away() -> None:
 def test_the_gradient_is_written_over_the_logits() -> None:
     logits, target = torch.randn(3, 40), torch.tensor([5, -100, 39])
     given, losses = logits.clone(), torch.full((3,), float("nan"))
-    kernels.loss_and_gradient(given, target, losses, torch.tensor(2.0), -100, 0.0, 0.0, True)
+    loss_and_gradient(given, target, losses, torch.tensor(2.0), -100, 0.0, 0.0, True)
     expected = torch.softmax(logits, -1) * 2
     expected[[0, 2], [5, 39]] -= 2
     expected[1] = 0
@@ -54,14 +61,14 @@ def test_nan_and_infinity_are_eagers(value: float) -> None:
     expected = torch.nn.functional.cross_entropy(wide, target, reduction="none")
     (slope,) = torch.autograd.grad(expected.sum(), wide)
     losses = torch.empty(3)
-    kernels.loss_and_gradient(logits, target, losses, torch.tensor(1.0), -100, 0.0, 0.0, True)
+    loss_and_gradient(logits, target, losses, torch.tensor(1.0), -100, 0.0, 0.0, True)
     torch.testing.assert_close(losses, expected.detach(), equal_nan=True)
     torch.testing.assert_close(logits, slope, equal_nan=True)
 
 
 def test_a_target_that_is_no_column_gives_nan() -> None:
     losses = torch.empty(2)
-    kernels.loss_and_gradient(torch.randn(2, 9), torch.tensor([9, 8]), losses, torch.tensor(1.0), -100, 0.0, 0.0, False)
+    loss_and_gradient(torch.randn(2, 9), torch.tensor([9, 8]), losses, torch.tensor(1.0), -100, 0.0, 0.0, False)
     assert losses.isnan().tolist() == [True, False]
 
 
@@ -69,5 +76,5 @@ def test_a_target_that_is_no_column_gives_nan() -> None:
 def test_scale(factor: float) -> None:
     x = torch.randn(5000).half()
     expected = (x.float() * factor).half()
-    kernels.scale(x, torch.tensor(factor))
+    torch.ops.tilewright.scale_gradient_(x, torch.tensor(factor))
     assert torch.equal(x, expected)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels.linear_cross_entropy import chunks
+from tilewright.kernels.linear_cross_entropy import chunks, triton
 from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 
@@ -158,4 +158,4 @@ _gradients = define(
     lambda upstream, *inputs: _fake(*inputs)[1:3],
     backward=no_double_backward("linear_cross_entropy_backward"),
 )
-_scale = define("scale_gradient_", chunks.scale, lambda gradient, factor: None)
+_scale = define("scale_gradient_", chunks.scale, lambda gradient, factor: None, recipe=triton.scale)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import runs_triton
+from tilewright.kernels.linear_cross_entropy import triton
 from tilewright.operators.own.linear_cross_entropy import chunk_rows
+
+NAME = "tilewright::linear_cross_entropy"
 
 
 def by_chunks(
@@ -73,11 +77,8 @@ def _loss_and_gradient(
     gradient: bool,
 ) -> None:
     if runs_triton(logits) and logits.numel():
-        from tilewright.kernels.linear_cross_entropy import triton as kernels
-
-        kernels.loss_and_gradient(
-            logits, target, losses, applied, ignore_index, label_smoothing, z_loss, gradient=gradient
-        )
+        options = ignore_index, label_smoothing, z_loss, gradient
+        perform_part(NAME, triton.loss_and_gradient, logits, target, losses, applied, *options)
         return
     wide = logits.to(losses.dtype)
     ignored = target == ignore_index
@@ -95,12 +96,5 @@ def _loss_and_gradient(
 
 
 def scale(gradient: torch.Tensor, factor: torch.Tensor) -> None:
-    """`gradient *= factor` for a contiguous tensor and a scalar on its device; nothing is written for 1."""
-    if gradient.numel() == 0:
-        return
-    if runs_triton(gradient):
-        from tilewright.kernels.linear_cross_entropy import triton as kernels
-
-        kernels.scale(gradient, factor)
-    else:
-        gradient.mul_(factor.to(gradient.dtype))
+    """`gradient *= factor` for a contiguous tensor and a scalar on its device."""
+    gradient.mul_(factor.to(gradient.dtype))

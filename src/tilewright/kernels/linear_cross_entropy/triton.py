@@ -13,15 +13,17 @@ memory too; 4 % of the time of the whole loss.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
-from tilewright.kernels.device import current
+from tilewright.kernels.device import runs_triton
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
 
 LONGEST_BLOCK = 16384
 """Columns that a program takes at once: 16 in each of 1024 threads."""
+SCALE_BLOCK = 4096
 
 
 @triton.jit
@@ -107,29 +109,26 @@ def _scale(gradient, factor, n, BLOCK: tl.constexpr):
 
 
 def loss_and_gradient(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    losses: torch.Tensor,
-    applied: torch.Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    gradient: bool,
-) -> None:
+    call: RecipeBuilder, logits: Operand, target: Operand, losses: Operand, applied: Operand, ignore_index: int,
+    label_smoothing: float, z_loss: float, gradient: bool,
+) -> Recipe:  # fmt: skip
     """Write the loss of each row of `logits` [rows, columns] to `losses` [rows] fp32 and, where
     `gradient`, turn `logits` into the gradient times `applied` [] fp32. Rows must have stride 1 inside."""
     rows, columns = logits.shape
     block = min(triton.next_power_of_2(columns), LONGEST_BLOCK)
-    with current(logits):
-        _loss_and_gradient[(rows,)](
-            logits, target, losses, applied, logits.stride(0), columns, ignore_index, label_smoothing, z_loss,
-            BLOCK=block, SMOOTHING=label_smoothing != 0.0, GRADIENT=gradient,
-            num_warps=min(max(block // 512, 4), 32),
-        )  # fmt: skip
+    call.launch(
+        _loss_and_gradient, (rows,),
+        logits, target, losses, applied, logits.stride(0), columns, ignore_index, label_smoothing, z_loss,
+        BLOCK=block, SMOOTHING=label_smoothing != 0.0, GRADIENT=gradient,
+        num_warps=min(max(block // 512, 4), 32),
+    )  # fmt: skip
+    return call.finish()
 
 
-def scale(gradient: torch.Tensor, factor: torch.Tensor) -> None:
+def scale(call: RecipeBuilder, gradient: Operand, factor: Operand) -> Recipe | None:
     """`gradient *= factor` for a contiguous tensor and a scalar [] in fp32 on the same device."""
-    block = 4096
-    with current(gradient):
-        _scale[(triton.cdiv(gradient.numel(), block),)](gradient, factor, gradient.numel(), BLOCK=block, num_warps=8)
+    if not runs_triton(gradient):
+        return None
+    grid = (triton.cdiv(gradient.numel(), SCALE_BLOCK),)
+    call.launch(_scale, grid, gradient, factor, gradient.numel(), BLOCK=SCALE_BLOCK, num_warps=8)
+    return call.finish()
