@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable
+from typing import Any
 
 from tilewright import kernels
 from tilewright.kernels.registration import IMPLEMENTATIONS
+from tilewright.launch.eager import EagerOperator
 
 
 def all_operators() -> list[str]:
     """By full name, `tilewright::softmax`, once every module there has been imported; tests may define others."""
     for module in pkgutil.walk_packages(kernels.__path__, "tilewright.kernels."):
         importlib.import_module(module.name)
-    return [name for name, run in IMPLEMENTATIONS.items() if run.__module__.startswith("tilewright.kernels.")]
+    return [name for name, run in IMPLEMENTATIONS.items() if _written_in(run).startswith("tilewright.kernels.")]
+
+
+def _written_in(run: Callable[..., Any]) -> str:
+    """The module of an implementation, of one with recipes too."""
+    owner = getattr(run, "__self__", None)
+    return (owner.implementation if isinstance(owner, EagerOperator) else run).__module__

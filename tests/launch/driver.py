@@ -53,12 +53,13 @@ class FakeDriver:
         self.table = (*(ctypes.cast(entry, ctypes.c_void_p).value or 0 for entry in entries), CONTEXT)
 
     def kernel(
-        self, name: str, parameters: int, body: Body, *, threads: int = 128, shared_bytes: int = 0
+        self, name: str, parameters: int | str, body: Body, *, threads: int = 128, shared_bytes: int = 0
     ) -> FakeKernel:
-        """A kernel of so many parameters, for a builder all pointers."""
+        """A kernel of so many pointers, or of the parameters that a signature says."""
+        signature = parameters if isinstance(parameters, str) else "P" * parameters
         function = len(self._bodies) + 1
-        self._bodies[function] = name, parameters, body
-        return FakeKernel(name, function, threads, shared_bytes, "P" * parameters)
+        self._bodies[function] = name, len(signature), body
+        return FakeKernel(name, function, threads, shared_bytes, signature)
 
     def _launch(self, function: int, *rest: Any) -> int:
         *sizes, stream, parameters, extra = rest

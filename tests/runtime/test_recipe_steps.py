@@ -14,7 +14,7 @@ import torch
 from tests.backend.compiling import compiled
 from tests.launch.driver import FakeDriver, adder
 from tilewright.backend import recording
-from tilewright.kernels import by_recipe, nvrtc, repeat
+from tilewright.kernels import by_recipe
 from tilewright.launch import builder, driver, twin
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.launch.executor import EXTENSION
@@ -46,7 +46,8 @@ def formula(x: torch.Tensor, y: torch.Tensor | None, how: str) -> tuple[torch.Te
     return x + (x if y is None else y), x + x
 
 
-implementation = by_recipe.by_recipe(NAME, recipe, formula, False)
+def implementation(*arguments: Any) -> Any:
+    return by_recipe.performed(NAME, recipe, *arguments) or formula(*arguments)
 
 
 @torch.library.impl(_library, "sums", "CompositeExplicitAutograd")  # type: ignore[untyped-decorator]
@@ -99,21 +100,6 @@ def test_an_eager_call_performs_its_recipe_built_once(fake: FakeDriver) -> None:
         assert torch.equal(first, x + y) and torch.equal(second, 2 * x)
     assert calls == ["python", "built", "python", "python"]
     assert [grid for _, grid, _, _ in fake.launches] == [(3, 1, 1), (5, 1, 1)] * 3
-
-
-def test_launches_of_a_recipe_are_noted_for_calls_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeat, "driver_of", lambda device: (1, 2, 3, 4, 5))
-    monkeypatch.setattr(nvrtc, "_stream_of", lambda: lambda device: 0)
-    monkeypatch.setattr(nvrtc.Kernel, "launch", lambda *arguments: None)
-    kernels.append(nvrtc.Kernel(7, "PPP", device=0, threads=64, shared_bytes=16, cluster=1))
-    x, y = drawn(), drawn()
-    (first, second), chain = repeat.watched(implementation, (x, y, "kernel"))
-    assert chain is not None and (chain.results, chain.single) == (2, False)
-    # Parameters: a tensor, of x, y and the results in order, and the bytes from its begin.
-    assert [(launch[0], launch[1], launch[4]) for launch in chain.launches] == [
-        (7, (3, 1, 1), ((0, 0), (1, 0), (2, 0))), (7, (5, 1, 1), ((0, 0), (0, 0), (3, 0)))
-    ]  # fmt: skip
-    assert first.shape == second.shape == x.shape
 
 
 def test_without_a_recipe_the_implementation_runs(fake: FakeDriver) -> None:

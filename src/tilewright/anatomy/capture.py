@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 from tilewright.hardware.assembly import disassemble, resources
-from tilewright.kernels.eager import launches_in_python
+from tilewright.launch.eager import launches_in_python
 from tilewright.records.errors import TilewrightError, UsageError
 from tilewright.records.launch_record import Grid, LaunchRecord, Operand
 

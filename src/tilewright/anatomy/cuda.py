@@ -15,7 +15,7 @@ from tilewright.hardware.architectures import architecture
 from tilewright.hardware.assembly import Resources, disassemble, resources
 from tilewright.hardware.occupancy import occupancy
 from tilewright.kernels import nvrtc
-from tilewright.kernels.eager import launches_in_python
+from tilewright.launch.eager import launches_in_python
 from tilewright.records.launch_record import LaunchRecord
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels.device import current
-from tilewright.kernels.eager import are_launches_in_python
-from tilewright.kernels.launches import drawn, launch
+from tilewright.kernels.device import current, interpreted
 from tilewright.launch import twin
 from tilewright.launch.builder import Operand, RecipeBuilder, operands_of
+from tilewright.launch.eager import are_launches_in_python
 from tilewright.records.recipe import Recipe
 
 RecipeOf = Callable[..., Recipe | None]
@@ -20,39 +19,45 @@ RecipeOf = Callable[..., Recipe | None]
 code than kernels takes the call."""
 RECIPES: dict[str, RecipeOf] = {}
 """By full name of the operator, `tilewright::softmax`."""
+
+
 KEPT = 4096
-"""Recipes that are kept, of all operators."""
+"""Recipes that are kept for calls from Python, of all operators."""
 
 
-def by_recipe(name: str, recipe: RecipeOf, otherwise: Callable[..., Any], has_one_result: bool) -> Callable[..., Any]:
-    """The implementation of an operator: its recipe performed; `otherwise` where it has none."""
+def built(name: str, recipe: RecipeOf, *arguments: Any) -> Recipe | None:
+    """The recipe of a call with these arguments, tensors among them; None where it has none.
 
-    @functools.wraps(otherwise)
-    def run(*arguments: Any) -> Any:
-        results = performed(name, recipe, *arguments)
-        if results is None:
-            return otherwise(*arguments)
-        # PyTorch takes None for no results.
-        return results[0] if has_one_result else results or None
+    Its kernels are compiled, or such as Triton launches itself: in its interpreter, and where launches are looked at.
+    """
+    operands = operands_of([x for x in arguments if isinstance(x, torch.Tensor)])
+    if not operands:
+        return None
+    places = iter(operands)
+    known = [next(places) if isinstance(x, torch.Tensor) else x for x in arguments]
+    build = _built.__wrapped__ if are_launches_in_python() else _built
+    is_compiled = not interpreted() and not are_launches_in_python()
+    with current(operands[0]):
+        return build(name, recipe, is_compiled, torch.get_float32_matmul_precision(), *known)
 
-    return run
+
+@functools.lru_cache(KEPT, typed=True)
+def _built(name: str, recipe: RecipeOf, is_compiled: bool, _precision: str, *arguments: Any) -> Recipe | None:
+    operands = [x for x in arguments if isinstance(x, Operand)]
+    return recipe(RecipeBuilder(name, operands, compiled=is_compiled), *arguments)
 
 
 def performed(name: str, recipe: RecipeOf, *arguments: Any) -> tuple[torch.Tensor, ...] | None:
-    """The results of the recipe for these arguments; None where there is none.
+    """The results of the recipe for these arguments, from Python; None where there is none.
 
     Nor is there one that draws, in a CUDA graph that is being captured: each replay has to draw anew.
     """
+    made = built(name, recipe, *arguments)
+    if made is None or (made.advance and torch.cuda.is_current_stream_capturing()):
+        return None
     tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
-    operands = iter(operands_of(tensors))
-    known = [next(operands) if isinstance(x, torch.Tensor) else x for x in arguments]
-    # Who watches launches may watch what is built for them too.
-    build = _built.__wrapped__ if are_launches_in_python() else _built
     with current(tensors[0]):
-        made = build(name, recipe, *known)
-        if made is None or (made.advance and torch.cuda.is_current_stream_capturing()):
-            return None
-        return twin.perform(made, tensors, by_triton=launch, drawn=drawn)
+        return twin.perform(made, tensors)
 
 
 def perform_part(name: str, recipe: Callable[..., Recipe], *arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -60,12 +65,6 @@ def perform_part(name: str, recipe: Callable[..., Recipe], *arguments: Any) -> t
     results = performed(name, recipe, *arguments)
     assert results is not None
     return results
-
-
-@functools.lru_cache(KEPT, typed=True)
-def _built(name: str, recipe: RecipeOf, *arguments: Any) -> Recipe | None:
-    operands = [x for x in arguments if isinstance(x, Operand)]
-    return recipe(RecipeBuilder(name, operands, compiled=False), *arguments)
 
 
 def compiled_recipe(name: str, operands: Sequence[Operand], arguments: Sequence[Any]) -> Recipe | None:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 
 import torch
 
 from tilewright.launch.builder import Operand
+from tilewright.launch.triton import is_interpreted
 
 NARROW = (torch.bfloat16, torch.float16)
 DTYPES = (*NARROW, torch.float32)
 """What the kernels compute on, in fp32; float64 stays PyTorch's."""
 
 
-@functools.cache
-def interpreted() -> bool:
-    """Whether Triton was imported to interpret its kernels (`TRITON_INTERPRET=1`)."""
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)
+interpreted = is_interpreted
 
 
 def runs_triton(tensor: torch.Tensor | Operand) -> bool:

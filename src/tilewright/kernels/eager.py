@@ -9,9 +9,8 @@ transforms, tensors of a class of their own.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -19,28 +18,13 @@ import torch
 
 from tilewright.graph.capture import below_autograd, functions_watched, profiled, watched
 from tilewright.kernels import repeat
+from tilewright.launch.eager import are_launches_in_python
 
 Operator = Callable[..., Any]
 WATCHED, TRAINED, NEW, SEEN = range(4)
 """What `call` of repeat.cpp answers where it has no result: somebody else would see the operator; a gradient is wanted;
 a kind of call that is new, or that nothing repeats; one that was there once, and is to be watched."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_lookers: list[None] = []
-
-
-@contextlib.contextmanager
-def launches_in_python() -> Iterator[None]:
-    """Inside, every call goes by the operator and what Python does for it, where its launches can be looked at."""
-    _lookers.append(None)
-    try:
-        yield
-    finally:
-        _lookers.pop()
-
-
-def are_launches_in_python() -> bool:
-    """Whether `launches_in_python` is on."""
-    return bool(_lookers)
 
 
 def called(
@@ -73,7 +57,7 @@ class _Way:
         self._known: Any = None
 
     def __call__(self, arguments: tuple[Any, ...]) -> Any:
-        if _lookers:
+        if are_launches_in_python():
             return self.operator(*arguments)
         found = self._call(*arguments) if self._call else self._asked(arguments)
         if type(found) is not int:

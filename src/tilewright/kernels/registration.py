@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from tilewright.graph.capture import has_forward_level
-from tilewright.kernels.by_recipe import RECIPES, RecipeOf, by_recipe
+from tilewright.kernels.by_recipe import RECIPES, RecipeOf, built, performed
 from tilewright.kernels.eager import called
+from tilewright.launch.eager import EagerOperator
 from tilewright.operators.table import rows
 
 _LIBRARY = torch.library.Library("tilewright", "FRAGMENT")
@@ -53,9 +54,12 @@ def define(
     tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if draws else ()))
     _LIBRARY.define(row.schema, tags=tags)
     operator = getattr(torch.ops.tilewright, name).default
+    eager = None
     if recipe is not None:
         RECIPES[full] = recipe
-        implementation = by_recipe(full, recipe, implementation, len(operator._schema.returns) == 1)
+        build, perform = functools.partial(built, full, recipe), functools.partial(performed, full, recipe)
+        eager = EagerOperator(operator, build, perform, implementation, backward, save)
+        implementation = eager.below
     _LIBRARY.impl(name, _without_tangents(name, implementation), "CompositeExplicitAutograd")
     IMPLEMENTATIONS[full] = implementation
     torch.library.register_fake(full, fake, lib=_LIBRARY)
@@ -64,6 +68,8 @@ def define(
     # PyTorch counts the versions of a tensor that is written to; nobody else does.
     if operator._schema.is_mutable:
         return operator  # type: ignore[no-any-return]
+    if eager is not None:
+        return eager.call
     return called(operator, implementation, backward, save, repeats)
 
 

@@ -44,7 +44,7 @@ def native_recipe(module: ModuleType, recipe: Recipe) -> Any:
     return module.recipe(
         (
             recipe.name, recipe.device, table, recipe.residues, recipe.modulus, buffers, recipe.results, actions,
-            maps, structures, recipe.advance,
+            maps, structures, recipe.advance, recipe.keep,
         )
     )  # fmt: skip
 

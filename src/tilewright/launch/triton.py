@@ -40,6 +40,12 @@ def launches_are_watched() -> bool:
 
 
 @functools.cache
+def is_interpreted() -> bool:
+    """Whether Triton was imported to interpret its kernels (`TRITON_INTERPRET=1`)."""
+    return bool(_settings().interpret)
+
+
+@functools.cache
 def _settings() -> Any:
     """Triton's settings: an import costs the host a microsecond, even of what is loaded."""
     from triton import knobs

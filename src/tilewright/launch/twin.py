@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,10 +31,6 @@ INVALID_CONTEXT = 201
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 
 
-def _by_triton(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options: Any) -> None:
-    kernel[grid](*arguments, **options)
-
-
 def fits(recipe: Recipe, inputs: Sequence[torch.Tensor]) -> bool:
     """Whether the recipe holds for tensors at these addresses."""
     pairs = zip(inputs, recipe.residues, strict=True)
@@ -45,14 +41,10 @@ def perform(
     recipe: Recipe,
     inputs: Sequence[torch.Tensor],
     reused: Sequence[torch.Tensor | None] = (),
-    by_triton: Callable[..., None] = _by_triton,
-    drawn: Callable[[int, int, int], tuple[int, int]] = lambda seed, offset, _: (seed, offset),
 ) -> tuple[torch.Tensor, ...]:
     """The results of `recipe` on `inputs`, on the current stream; the recipe's device is the current one.
 
-    `reused`: for each result, a tensor of its layout that it is written to, or None. `by_triton(kernel, grid,
-    *arguments, **options)` has Triton launch a kernel that is not compiled yet; `drawn(seed, offset, advance)` gives
-    seed and offset as launches are given them.
+    `reused`: for each result, a tensor of its layout that it is written to, or None.
     """
     given = dict(zip(recipe.results, reused, strict=False))
     tensors = list(inputs)
@@ -61,7 +53,7 @@ def perform(
         if buffer is None:
             buffer = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=layout.device)
         tensors.append(buffer)
-    seed, offset = drawn(*_draw(recipe), recipe.advance) if recipe.advance else (0, 0)
+    seed, offset = _draw(recipe) if recipe.advance else (0, 0)
     for action in recipe.actions:
         if isinstance(action, Copy):
             tensors[action.target].copy_(tensors[action.source])
@@ -69,7 +61,7 @@ def perform(
             _part(tensors[action.target], action).fill_(action.value)
         elif isinstance(action.kernel, UncompiledKernel):
             values = [_for_triton(argument, tensors, seed, offset) for argument in action.arguments]
-            by_triton(action.kernel.kernel, action.grid, *values, **action.kernel.options)
+            action.kernel.kernel[action.grid](*values, **action.kernel.options)
         elif callable(action.kernel) and not any(isinstance(a, TensorMap | Structure) for a in action.arguments):
             addresses = [x.data_ptr() for x in tensors]
             action.kernel(action.grid, *[_number(a, addresses, seed, offset) for a in action.arguments])

@@ -11,8 +11,8 @@ import torch
 
 from tests.gpu.kernels.launching import on_a_side_stream, replayed, values_of
 from tilewright import functional
-from tilewright.kernels.eager import launches_in_python
 from tilewright.kernels.repeat import EXTENSION
+from tilewright.launch.eager import launches_in_python
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

@@ -1,10 +1,10 @@
-// The executor's face to Python: `recipe`, `program` and `run`.
+// The executor's face to Python: `recipe`; `program` and `run`; `operator`, `call` and `below`.
 
 #include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Exceptions.h>
 
-#include "program.h"
+#include "operator.h"
 
 namespace {
 
@@ -76,25 +76,18 @@ Structure structure_from(const py::tuple& told) {
 
 using RecipePointer = std::shared_ptr<const Recipe>;
 
-// (name, device, driver, residues, modulus, buffers, results, actions, maps, structures, advance)
+// (name, device, driver, residues, modulus, buffers, results, actions, maps, structures, advance, keep)
 RecipePointer recipe_from(const py::tuple& told) {
     auto recipe = std::make_shared<Recipe>(
         Recipe{told[0].cast<std::string>(), device_from(told[1]), driver_from(told[2]),
                told[3].cast<std::vector<int64_t>>(), told[4].cast<uintptr_t>(), {}, told[6].cast<std::vector<int>>(),
-               {}, {}, {}, told[10].cast<uint64_t>()});
+               {}, {}, {}, told[10].cast<uint64_t>(), {}});
     for (py::handle x : told[5]) recipe->buffers.push_back(layout_from(x));
     for (py::handle x : told[7]) recipe->actions.push_back(action_from(py::reinterpret_borrow<py::tuple>(x)));
     for (py::handle x : told[8]) recipe->maps.push_back(map_from(py::reinterpret_borrow<py::tuple>(x)));
     for (py::handle x : told[9]) recipe->structures.push_back(structure_from(py::reinterpret_borrow<py::tuple>(x)));
+    for (py::handle x : told[11]) recipe->keep.push_back(THPVariable_Unpack(x.ptr()));
     return recipe;
-}
-
-constexpr const char* RECIPE_NAME = "tilewright.recipe";
-
-RecipePointer recipe_in(py::handle capsule) {
-    auto* found = (RecipePointer*)PyCapsule_GetPointer(capsule.ptr(), RECIPE_NAME);
-    if (!found) throw python_error();
-    return *found;
 }
 
 // An argument of an operator: ("slot", n), ("slots", [n, …]) or ("constant", value), of the schema's type.
@@ -225,10 +218,43 @@ PyObject* run_program(PyObject*, PyObject* const* given, Py_ssize_t) {
     END_HANDLE_TH_ERRORS
 }
 
+constexpr const char* OPERATOR_NAME = "tilewright.operator";
+
+Operator& operator_in(PyObject* capsule) {
+    auto* found = (Operator*)PyCapsule_GetPointer(capsule, OPERATOR_NAME);
+    if (!found) throw python_error();
+    return *found;
+}
+
+// operator(whether it has one result, function from arguments to recipe or None) -> operator
+PyObject* make_operator(PyObject*, PyObject* const* given, Py_ssize_t) {
+    HANDLE_TH_ERRORS
+    auto* made = new Operator{given[0] == Py_True, py::reinterpret_borrow<py::object>(given[1]), {}};
+    return capsule_of(made, OPERATOR_NAME, [](PyObject* x) { delete (Operator*)PyCapsule_GetPointer(x, OPERATOR_NAME); });
+    END_HANDLE_TH_ERRORS
+}
+
+// call(operator, *arguments) -> the result or results, or an Answer
+PyObject* call_operator_eagerly(PyObject*, PyObject* const* given, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    return call_eagerly(operator_in(given[0]), given + 1, count - 1);
+    END_HANDLE_TH_ERRORS
+}
+
+// below(operator, *arguments) -> the same, where PyTorch's dispatcher or autograd have seen the call
+PyObject* call_operator_below(PyObject*, PyObject* const* given, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    return call_below_autograd(operator_in(given[0]), given + 1, count - 1);
+    END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef methods[] = {
     {"recipe", make_recipe, METH_O, nullptr},
     {"program", make_program, METH_O, nullptr},
     {"run", (PyCFunction)(void*)run_program, METH_FASTCALL, nullptr},
+    {"operator", (PyCFunction)(void*)make_operator, METH_FASTCALL, nullptr},
+    {"call", (PyCFunction)(void*)call_operator_eagerly, METH_FASTCALL, nullptr},
+    {"below", (PyCFunction)(void*)call_operator_below, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "tilewright_executor", nullptr, -1, methods};

@@ -42,7 +42,7 @@ struct TensorMap {
     std::vector<uint32_t> box, steps;
 };
 
-enum Kind : int { POINTER, NUMBER, SEED, OFFSET, MAP, STRUCTURE };  // as in `native.py`
+enum Kind : int { POINTER, NUMBER, SEED, OFFSET, MAP, STRUCTURE };  // as in `executor.py`
 
 struct Argument {
     int kind, tensor;
@@ -59,7 +59,7 @@ struct Structure {
     std::vector<Patch> patches;
 };
 
-enum Act : int { LAUNCH, COPY, FILL };  // as in `native.py`
+enum Act : int { LAUNCH, COPY, FILL };  // as in `executor.py`
 
 // Elements of a tensor, `offset` of them before the first.
 struct Part {
@@ -89,6 +89,7 @@ struct Recipe {
     std::vector<TensorMap> maps;
     std::vector<Structure> structures;
     uint64_t advance;  // of the device's default generator
+    std::vector<Tensor> keep;  // their addresses are among the numbers
 };
 
 struct Drawn {

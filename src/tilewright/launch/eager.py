@@ -1,0 +1,134 @@
+"""Own operators called eagerly: recipes performed without PyTorch's dispatcher, which costs the host more than most
+kernels cost the GPU.
+
+Where nothing but autograd would see the operator, `native/operator.h` finds the recipe of the call's kind and performs
+it; a kind that is new has its recipe built first. Everybody else sees the operator: `torch.compile` and every tracer,
+modes, transforms, tensors of a class of their own. The dispatcher then ends at the same recipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tilewright.graph.capture import below_autograd, functions_watched, profiled, watched
+from tilewright.launch.executor import EXTENSION, native_recipe
+from tilewright.launch.triton import is_interpreted
+from tilewright.records.recipe import Recipe
+
+Function = Callable[..., Any]
+DISPATCH, RECORD, NO_RECIPE = range(3)
+"""What the executor answers to a call that it has no result for, as in native/operator.h: PyTorch's dispatcher must see
+the operator; a gradient is wanted; other code than kernels takes the call."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_observers: list[None] = []
+
+
+@contextlib.contextmanager
+def launches_in_python() -> Iterator[None]:
+    """Inside, every call builds its recipe anew and launches it from Python, Triton's kernels by Triton's launcher."""
+    _observers.append(None)
+    try:
+        yield
+    finally:
+        _observers.pop()
+
+
+def are_launches_in_python() -> bool:
+    """Whether `launches_in_python` is on."""
+    return bool(_observers)
+
+
+class EagerOperator:
+    """One operator, with the two calls of it: by the user, and below autograd."""
+
+    def __init__(
+        self, operator: Any, build: Callable[..., Recipe | None], perform: Function, implementation: Function,
+        backward: Function | None, save: Function | None,
+    ) -> None:  # fmt: skip
+        """Every function takes the operator's arguments.
+
+        `operator` is an overload of `torch.ops`; `build` gives the call's recipe, if it has one; `perform` the tuple of
+        that recipe's results, from Python; `implementation` the results of a call without a recipe. `backward` and
+        `save` are as `torch.library.register_autograd` takes them.
+        """
+        self.operator = operator
+        self.name: str = operator.name()
+        self.build, self.perform, self.implementation = build, perform, implementation
+        self.has_one_result = len(operator._schema.returns) == 1
+        self.recorded = operator if backward is None else _recorded(self, backward, save)
+        self._native: tuple[Function, Function] | None = None
+
+    def call(self, *arguments: Any) -> Any:
+        """The results of a call by the user."""
+        if torch.compiler.is_compiling() or _observers:
+            return self.operator(*arguments)
+        native = self._native or self._found(arguments)
+        found = native[0](*arguments) if native else self._answer(arguments)
+        if type(found) is not int:
+            return found
+        # Of what goes on in Python only the dispatcher tells a profiler.
+        if found == DISPATCH or profiled():
+            return self.operator(*arguments)
+        if found == RECORD:
+            return self.recorded(*arguments)
+        return self.implementation(*arguments) if native else self.below(*arguments)
+
+    def below(self, *arguments: Any) -> Any:
+        """The results of a call that PyTorch's dispatcher or autograd have seen."""
+        native = None if _observers else self._native or self._found(arguments)
+        if native:
+            found = native[1](*arguments)
+            return self.implementation(*arguments) if type(found) is int else found
+        results = self.perform(*arguments)
+        if results is None:
+            return self.implementation(*arguments)
+        # PyTorch takes None for no results.
+        return results[0] if self.has_one_result else results or None
+
+    def _found(self, arguments: tuple[Any, ...]) -> tuple[Function, Function] | None:
+        """`call` and `below` in C++; None until that is built, which a call on a GPU begins."""
+        module = EXTENSION.found
+        if module is None and any(isinstance(x, torch.Tensor) and x.is_cuda for x in arguments):
+            module = EXTENSION.module()
+        if module is None or is_interpreted():
+            return None
+
+        def build(*arguments: Any) -> Any:
+            recipe = self.build(*arguments)
+            return None if recipe is None else native_recipe(module, recipe)
+
+        known = module.operator(self.has_one_result, build)
+        self._native = functools.partial(module.call, known), functools.partial(module.below, known)
+        return self._native
+
+    def _answer(self, arguments: tuple[Any, ...]) -> int:
+        """What the executor would answer if it knew no recipe."""
+        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+        # Only the dispatcher resolves a negative view.
+        plain = all(type(x) in _PLAIN and not x.is_neg() for x in tensors)
+        if not plain or watched() or functions_watched():
+            return DISPATCH
+        wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        return RECORD if wanted and not below_autograd() else NO_RECIPE
+
+
+def _recorded(operator: EagerOperator, backward: Function, save: Function | None) -> Function:
+    """The operator in a node of autograd's graph."""
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        result = operator.below(*arguments)
+        if save is not None:
+            save(ctx=ctx, inputs=arguments, output=result)
+        return result
+
+    name = "Tilewright" + "".join(part.title() for part in operator.name.partition("::")[2].split("_"))
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    made = type(name, (torch.autograd.Function,), methods)
+    # What `Function.apply` does before its base's is look for functorch, which does not watch this call.
+    applied: Function = super(torch.autograd.Function, made).apply  # type: ignore[misc]
+    return applied
