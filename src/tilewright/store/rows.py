@@ -44,7 +44,7 @@ def columns(kind: type[Row]) -> tuple[str, ...]:
 
 def storable(text: str) -> str:
     """`text` with each lone surrogate (from a badly encoded source line) replaced by `?`: UTF-8 has no such code."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def insert(connection: DuckDBPyConnection, kind: type[Row], rows: Sequence[Row]) -> None:

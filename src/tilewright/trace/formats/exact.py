@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _BATCH = 20_000
 _LONGEST = 2000
+# One encoder for all: `json.dumps` would make one for each value.
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def stage(plain: Path, connection: DuckDBPyConnection, path: Path) -> Header:
@@ -92,17 +94,19 @@ def arguments(value: object) -> str | None:
     """Arguments as JSON text; a value that is not an object becomes `{"value": ...}`."""
     if value is None or value == {}:
         return None
-    return storable(json.dumps(value if isinstance(value, dict) else {"value": value}, ensure_ascii=False))
+    return storable(_as_json(value if isinstance(value, dict) else {"value": value}))
 
 
 def text(value: object) -> str | None:
     if value is None:
         return None
-    return storable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    if type(value) is int:
+        return str(value)
+    return storable(value if isinstance(value, str) else _as_json(value))
 
 
 def shown(event: object) -> str:
-    whole = storable(json.dumps(event, ensure_ascii=False))
+    whole = storable(_as_json(event))
     return whole if len(whole) <= _LONGEST else whole[:_LONGEST] + "…"
 
 
@@ -125,5 +129,5 @@ def _nanoseconds(event: Mapping[str, Any], key: str) -> int:
 
 
 def _short(value: object) -> str:
-    whole = storable(json.dumps(value, ensure_ascii=False))
+    whole = storable(_as_json(value))
     return whole if len(whole) <= 40 else whole[:40] + "…"
