@@ -241,3 +241,10 @@ def test_patience_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_bytes(b'[{"ph": "' + b"x" * (16 << 20))
     with pytest.raises(TraceError, match="Unterminated string"):
         loaded(path)
+
+
+def test_a_list_of_other_things_is_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps([{"name": "a", "value": at} for at in range(1200)]))
+    with pytest.raises(TraceError, match=r"none of its 1,200 entries is an event; the first is: unknown phase null"):
+        loaded(path)

@@ -176,7 +176,8 @@ SPELLED = FIELDS.map(lambda fields: "{" + " ,\n".join(f'"{key}":{value}' for key
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(SPELLED, VALUE), max_size=12))
 def test_any_spelling_is_accounted_for(tmp_path: Path, events: list[str]) -> None:
-    """Keys twice, values of any kind, elements that are no events."""
+    """Keys twice, values of any kind, elements that are no events; one is, or the file is refused."""
+    events = [*events, '{"ph":"i","name":"a","pid":1,"tid":1,"ts":1}']
     path = tmp_path / "spelled.json"
     path.write_text('{"traceEvents": [' + ",".join(events) + "]}")
     fast, (file,) = loaded(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.trace.kineto import analysed
 from tests.trace.loading import accounted, loaded, rows
 from tilewright.records.errors import TraceError
 
@@ -119,6 +120,35 @@ def test_export(export: Path) -> None:
     ) == [("132", "1040", "32")]
     assert rows(connection, "SELECT reason FROM reject") == [("a flow event whose other end is missing",)]
     assert rows(connection, "SELECT str_value FROM metadata WHERE name = 'EXPORT_SCHEMA_VERSION'") == [("3.15.1",)]
+
+
+def test_gpus_have_their_names_whatever_the_processes_are_called(export: Path) -> None:
+    """In a container the first process is 1, and an export may not list its GPUs."""
+    with sqlite3.connect(export) as made:
+        made.execute("INSERT INTO PROCESSES VALUES (?, 1, 'dumb-init')", (1 << 24,))
+        made.execute("DELETE FROM TARGET_INFO_GPU")
+        made.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 1 WHERE correlationId = 2")
+    made.close()
+    connection, _ = loaded(export)
+    assert rows(connection, "SELECT name, device FROM process WHERE device IS NOT NULL ORDER BY device") == [
+        ("GPU 0", 0),
+        ("GPU 1", 1),
+    ]
+    assert rows(connection, "SELECT name FROM process WHERE pid = 1") == [("dumb-init",)]
+
+
+def test_the_start_of_cuda_has_its_call(export: Path) -> None:
+    """Its 800 ms before the first kernel belong to the call that the host was in."""
+    with sqlite3.connect(export) as made:
+        made.execute("INSERT INTO StringIds VALUES (9, 'cudaDeviceGetStreamPriorityRange_v5050')")
+        made.execute(RUNTIME, (-800_000_000, -1_000, THREAD, 9, 9))
+    made.close()
+    connection = analysed([export])
+    found = rows(
+        connection,
+        "SELECT class, name, t.dur FROM device_time t JOIN slice ON slice.id = cause WHERE class = 'idle' LIMIT 1",
+    )
+    assert found == [("idle", "cudaDeviceGetStreamPriorityRange", 800_001_000)]
 
 
 def test_older_exports_lack_tables_and_columns(tmp_path: Path) -> None:

@@ -43,6 +43,12 @@ SELECT process.name AS device, coalesce(trace_file.rank, process.file_id) AS ran
        sum(depth * dur)::DOUBLE / nullif(sum(dur), 0) AS mean_depth, max(depth) AS most
 FROM held JOIN ahead USING (upid) JOIN process USING (upid) JOIN trace_file ON trace_file.id = process.file_id
 GROUP BY process.name, trace_file.rank, process.file_id""",
+    "start": """\
+SELECT process.name AS device, coalesce(trace_file.rank, process.file_id) AS rank, call.name AS call,
+       device_time.dur / 1e6 AS ms
+FROM device_time JOIN device_call AS call ON call.slice_id = device_time.cause
+JOIN process USING (upid) JOIN trace_file ON trace_file.id = process.file_id
+WHERE class = 'idle' AND device_time.dur > 1_000_000""",
     "synchronisation": """\
 SELECT rank, source, source_function, exact, what, calls, waited_ms_per_step, lost_ms_per_step, spent_ms_per_step
 FROM synchronisation LEFT JOIN file_rank USING (file_id) ORDER BY lost_ms_per_step DESC, waited_ms_per_step DESC""",
@@ -112,12 +118,20 @@ def _step(rows: Sequence[Mapping[str, Any]], found: Mapping[str, Sequence[Mappin
         table.add_row(Text(f"{bar:{_BAR}}", style), row["class"], _ms(row["ms_per_step"]), f"{row['percent']:.1f} %")
     steps = f"{rows[0]['steps']} step{'s' if rows[0]['steps'] != 1 else ''}"
     parts: list[RenderableType] = [Text(f"\n{plain(name)}: {_ms(total)} a step, over {steps}", "bold"), table]
-    queue = next((row for row in found["queue"] if all(row[key] == rows[0][key] for key in ("rank", "device"))), None)
+    for start in _of_device(found["start"], rows[0]):
+        parts.append(
+            Text(f"before its first work it waited {_ms(start['ms'])} for {plain(start['call'])} on the host", "dim")
+        )
+    queue = next(iter(_of_device(found["queue"], rows[0])), None)
     if queue is not None:
         held = "" if queue["mean_depth"] is None else f"; {queue['mean_depth']:.1f} launches queued on average"
         ahead = f"the host was {duration(queue['lag_us'])} ahead of a launch (median){held}, {queue['most']} at most"
         parts.append(Text(ahead, "dim"))
     return Group(*parts)
+
+
+def _of_device(rows: Sequence[Mapping[str, Any]], device: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if all(row[key] == device[key] for key in ("rank", "device"))]
 
 
 def _bar(share: float) -> str:

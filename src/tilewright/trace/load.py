@@ -161,6 +161,9 @@ def _place(path: Path, connection: DuckDBPyConnection, header: Header) -> Loaded
     """Move the staged events to the tables of the schema."""
     file_id = next_id(connection, "trace_file", "id")
     events = _count(connection, "staged") + _count(connection, "event_reject")
+    if events and not header.notes and not _count(connection, "staged"):
+        ((why,),) = connection.execute("SELECT reason FROM event_reject LIMIT 1").fetchall()
+        raise TraceError(f"{path} is not a trace: none of its {events:,} entries is an event; the first is: {why}")
     shift = _align(connection, header)
     tracks = Tracks(connection, file_id)
     tracks.find()

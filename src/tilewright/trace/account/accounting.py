@@ -92,10 +92,13 @@ class Waits:
                 yield waited, taken
 
 
-def partition(work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], start: int, end: int) -> list[Span]:
+def partition(
+    work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], start: int, end: int, starting: int | None = None
+) -> list[Span]:
     """The time of one device from `start` to `end`, divided into consecutive spans.
 
-    `pauses` are the times, sorted, at which the host was outside every operator for longer than `PAUSE_NS`.
+    `pauses` are the times, sorted, at which the host was outside every operator for longer than `PAUSE_NS`. `starting`
+    is the cause of the time before the first work.
     """
     spans: list[Span] = []
     for span in _classified(work, waits, pauses, end):
@@ -105,7 +108,7 @@ def partition(work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], start
             spans.append(Span(max(span.start, start), min(span.end, end), span.kind, span.cause))
     if not spans:
         return [Span(start, end, "idle", None)] if start < end else []
-    head = [Span(start, spans[0].start, "idle", None)] if start < spans[0].start else []
+    head = [Span(start, spans[0].start, "idle", starting)] if start < spans[0].start else []
     return head + spans
 
 
@@ -240,8 +243,20 @@ def account(connection: DuckDBPyConnection) -> None:
         ).fetchall()
         for (upid,) in devices:
             work, waits = _work(connection, upid), _waits(connection, file_id, upid)
-            _write(connection, upid, partition(work, waits, pauses, start, end))
+            starting = _longest_call(connection, file_id, start, int(work.start[0]))
+            _write(connection, upid, partition(work, waits, pauses, start, end, starting))
             append(connection, "lost", [(upid, slice_id, lost) for slice_id, lost in waits.lost.items()])
+
+
+def _longest_call(connection: DuckDBPyConnection, file_id: int, start: int, end: int) -> int | None:
+    """The CUDA call in which the host was for more than half of that time: the start-up of CUDA, for instance."""
+    found = connection.execute(
+        """SELECT slice_id FROM device_call
+           WHERE file_id = $file AND 2 * (least(ts + dur, $end) - greatest(ts, $start)) > $end - $start
+           ORDER BY dur DESC, slice_id LIMIT 1""",
+        {"file": file_id, "start": start, "end": end},
+    ).fetchone()
+    return int(found[0]) if found else None
 
 
 def _write(connection: DuckDBPyConnection, upid: int, spans: Sequence[Span]) -> None:

@@ -5,7 +5,8 @@ CREATE OR REPLACE TABLE device_time (   -- each device's time from the first ste
     ts      BIGINT NOT NULL,
     dur     BIGINT NOT NULL,
     class   VARCHAR NOT NULL,           -- kernel, wave tail, communication, copy, synchronisation, launch-bound, idle
-    cause   BIGINT                      -- slice: of the work, of the wait, or of the work that came late
+    cause   BIGINT                      -- slice: of the work, of the wait, of the work that came late, or of
+                                        -- the call in which the host was before the first work
 );
 CREATE OR REPLACE TABLE lost (          -- what each wait of the host cost a device
     upid        BIGINT NOT NULL,

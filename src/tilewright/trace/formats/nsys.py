@@ -36,6 +36,7 @@ _READ = {
 }  # fmt: skip
 _ACTIVITY = re.compile(r"CUPTI_ACTIVITY_KIND_|[A-Z]+_EVENTS$|[A-Z]+_API$")
 
+_ACTIVITIES = ("KERNEL", "MEMCPY", "MEMSET")
 _DEVICE = ("start", "end", "deviceId", "streamId", "contextId", "correlationId", "globalPid")
 _TEXT_IDS = ("nameId", "demangledName", "textId")
 
@@ -86,7 +87,7 @@ class _Export:
         self.tables = {name for (name,) in source.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         self.launched = {
             (_process(process), correlation)
-            for kind in ("KERNEL", "MEMCPY", "MEMSET")
+            for kind in _ACTIVITIES
             for process, correlation in self._select(f"CUPTI_ACTIVITY_KIND_{kind}", "globalPid", "correlationId")
         }
 
@@ -118,8 +119,11 @@ class _Export:
             yield _staged("M", None, "process_name", str(pid), args={"name": name})
         for thread, name in self._select("ThreadNames", "globalTid", "nameId"):
             yield _staged("M", None, "thread_name", *_thread(thread), args={"name": name})
-        for (gpu,) in self._select("TARGET_INFO_GPU", "id"):
-            yield _staged("M", None, "process_labels", str(gpu), args={"labels": f"GPU {gpu}"})
+        gpus = {gpu for (gpu,) in self._select("TARGET_INFO_GPU", "id")}
+        for kind in _ACTIVITIES:
+            gpus |= {gpu for (gpu,) in self._select(f"CUPTI_ACTIVITY_KIND_{kind}", "deviceId")}
+        for gpu in sorted(gpu for gpu in gpus if isinstance(gpu, int)):
+            yield _staged("M", None, "process_labels", _device(gpu), args={"labels": _device(gpu)})
 
     def _calls(self) -> Iterator[Row]:
         """Calls of the host; each CUDA call that launched something also starts a flow."""
@@ -187,10 +191,15 @@ def _on_device(category: str, name: object, activity: Sequence[Any], args: dict[
     """An activity on a stream, and the end of its launch's flow."""
     start, end, device, stream, context, correlation, process = activity
     given = {"device": device, "context": context, "stream": stream, "correlation": correlation, **args}
-    yield _staged("X", category, name, str(device), str(stream), start, end, args=given)
+    yield _staged("X", category, name, _device(device), str(stream), start, end, args=given)
     if correlation:
         arrow = f"{_process(process)}:{correlation}"
-        yield _staged("f", "ac2g", "ac2g", str(device), str(stream), start, arrow=arrow)
+        yield _staged("f", "ac2g", "ac2g", _device(device), str(stream), start, arrow=arrow)
+
+
+def _device(number: object) -> str:
+    """Stands for a GPU where others have the number of a process: that of a container's first is 1."""
+    return f"GPU {number}" if isinstance(number, int) else "a GPU"
 
 
 def _staged(
