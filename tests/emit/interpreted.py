@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import fx
 
-from tests.emit.triton_programs import PROGRAMS, by_triton, graph_of, nests_of, operators, run_graph, verify
+from tests.emit.triton_programs import DRAWS, PROGRAMS, by_triton, graph_of, nests_of, operators, run_graph, verify
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.backend import backend, recording
 from tilewright.emit.cpp import emit_cpp, translation_unit
@@ -43,10 +43,11 @@ def in_small_blocks(lowered: Lowered) -> Blocking:
     return plan(lowered.nest, processors=3, tile=256)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [*PROGRAMS, *DRAWS])
 def test_kernels_keep_the_numbers_contract(name: str) -> None:
-    inputs = PROGRAMS[name].inputs(CPU)
-    graph = graph_of(PROGRAMS[name].function, *inputs)
+    program = (PROGRAMS | DRAWS)[name]
+    inputs = program.inputs(CPU)
+    graph = graph_of(program.function, *inputs)
     results, made = run_graph(graph, inputs, CPU, by_triton(in_small_blocks))
     assert made
     broken = [figures for figures in verify(graph, inputs, results) if not figures.ok]

@@ -23,7 +23,7 @@ from tilewright.loops.nest import Nest
 from tilewright.runtime.blocking import plan
 from tilewright.runtime.gpu import TritonKernel
 
-POINTERS = {"bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1"}
+POINTERS = {"bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1", "int64": "*i64"}
 H200 = GPUTarget("cuda", 90, 32)
 MULTIPROCESSORS = 132
 

@@ -24,6 +24,7 @@ from tilewright.loops.lower import Lowered
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
 from tilewright.passes.fusion import Region, fuse
+from tilewright.passes.philox import keep_philox
 from tilewright.passes.schedule import schedule
 from tilewright.records.measurement import Verified
 from tilewright.runtime.blocking import Blocking
@@ -177,8 +178,49 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
+def _drawing(shape: tuple[int, ...], order: tuple[int, ...], vector: int, dtype: torch.dtype = BF16) -> Program:
+    """Dropout of a sum with the numbers of a GPU's generator, its column sums and its row maxima; three blocks draw."""
+
+    def function(state: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
+        mask = keep_philox(state, list(shape), list(order), 0.63, vector, 3 * 256, 8)
+        kept = aten.native_dropout_backward(x + y, mask, 1 / 0.63)
+        return kept, kept.amax(-1)
+
+    def draw(g: torch.Generator) -> list[torch.Tensor]:
+        x, y = (torch.empty_permuted(shape, order, dtype=dtype).copy_(torch.randn(shape, generator=g)) for _ in "xy")
+        return [torch.tensor([0x1234_5678_9ABC_DEF0, 4 * (2**32 - 1)]), x, y]
+
+    return Program(function, draw)
+
+
+def _dropped_and_summed(vector: int) -> Program:
+    def function(state: torch.Tensor, g: torch.Tensor) -> Any:
+        mask = keep_philox(state, list(g.shape), [0, 1], 0.63, vector, 3 * 256, 0)
+        y = aten.native_dropout_backward(g, mask, 1 / 0.63)
+        return y, y.sum(0)
+
+    return Program(function, lambda g: [torch.tensor([-5, 12]), torch.randn((130, 1500), generator=g).to(BF16)])
+
+
+DRAWS: dict[str, Program] = {
+    "flat draw of eight": Program(
+        lambda state, x: x * keep_philox(state, [16440], [0], 0.5, 8, 3 * 256, 0),
+        lambda g: [torch.tensor([7, 0]), torch.randn(16440, generator=g).to(BF16)],
+    ),
+    "rows that draw, vectors of eight": _drawing((33, 264), (0, 1), 8),
+    "rows that draw, vectors of four": _drawing((33, 132), (0, 1), 4, torch.float32),
+    "rows that draw, vectors of two": _drawing((33, 130), (0, 1), 2),
+    "rows that draw one by one": _drawing((33, 131), (0, 1), 1),
+    "several axes that draw": _drawing((5, 7, 3, 40), (0, 2, 1, 3), 8),
+    "a draw across memory": _drawing((33, 264), (1, 0), 8),
+    "long rows that draw": _drawing((2, 33000), (0, 1), 8),
+    "dropout backward by draws and column sums": _dropped_and_summed(4),
+}
+"""Kernels that draw the numbers of a GPU's generator, for which there is no C++."""
+
+
 def golden(n: int = 4096, m: int = 1000) -> dict[str, tuple[Function, tuple[torch.Tensor, ...]]]:
-    """The six nests that are held as text, over tensors of n × m without memory."""
+    """The seven nests that are held as text, over tensors of n × m without memory."""
 
     def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -196,6 +238,12 @@ def golden(n: int = 4096, m: int = 1000) -> dict[str, tuple[Function, tuple[torc
         "layer_norm_backward": (backward, (y, x, mean, rstd, weight)),
         "gelu_dropout_add": (gelu_dropout_add, (x, x.bool(), y)),
         "transposed_copy": (lambda x: (x.t() * 2).contiguous(), (x,)),
+        "dropout_add": (
+            lambda state, x, y: (
+                aten.native_dropout_backward(x, keep_philox(state, [n, m], [0, 1], 0.9, 8, 270336, 0), 1 / 0.9) + y
+            ),
+            (torch.empty(2, dtype=torch.int64, device="meta"), x, y),
+        ),
         "sum_of_everything": (lambda x: (x * x).sum(), (x.float(),)),
     }
 

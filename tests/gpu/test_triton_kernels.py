@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.emit.triton_programs import (
+    DRAWS,
     PROGRAMS,
     by_triton,
     graph_of,
@@ -28,10 +29,11 @@ PAST_32_BITS = 2**31 + 12345
 
 
 @pytest.mark.parametrize("blocks", ["default", "small"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [*PROGRAMS, *DRAWS])
 def test_kernels_keep_the_numbers_contract(name: str, blocks: str) -> None:
-    inputs = PROGRAMS[name].inputs(GPU)
-    graph = graph_of(PROGRAMS[name].function, *inputs)
+    program = (PROGRAMS | DRAWS)[name]
+    inputs = program.inputs(GPU)
+    graph = graph_of(program.function, *inputs)
     small = by_triton(lambda lowered: plan(lowered.nest, processors=3, tile=64))
     results, made = run_graph(graph, inputs, GPU, small if blocks == "small" else by_triton())
     assert made

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from tests.passes.graphs import aten, calls, run
+from tilewright.hardware.target import target_of
 from tilewright.operators.random import KEEP, STREAM, threshold
 from tilewright.passes import draws, dropout
 from tilewright.passes.draws import BLOCK, draw_stream, generator_is_known, keep
@@ -94,7 +95,7 @@ def streams(graph: fx.Graph) -> list[fx.Node]:
 
 def split(function: object, *inputs: Tensor) -> fx.Graph:
     graph = aten(function, *inputs)  # type: ignore[arg-type]
-    dropout.split_dropout(graph)
+    dropout.split_dropout(graph, target_of(torch.device("cpu")))
     return graph
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
+from tilewright.hardware.target import target_of
 from tilewright.passes.dropout import keep_mask, split_dropout
 
 SHAPES = [(1,), (7,), (3, 5), (2, 3, 4), (16, 1), (0,), (64, 65)]
@@ -15,7 +16,7 @@ SHAPES = [(1,), (7,), (3, 5), (2, 3, 4), (16, 1), (0,), (64, 65)]
 
 def split(x: Tensor, p: float, training: bool = True) -> tuple[Tensor, list[str]]:
     graph = aten(lambda x: F.dropout(x, p, training), x)
-    split_dropout(graph)
+    split_dropout(graph, target_of(torch.device("cpu")))
     return run(graph, x), calls(graph)
 
 
@@ -25,7 +26,7 @@ def split(x: Tensor, p: float, training: bool = True) -> tuple[Tensor, list[str]
 def test_the_draw_is_eagers(shape: tuple[int, ...], p: float, dtype: torch.dtype) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     graph = aten(lambda x: torch.native_dropout(x, p, True), x)
-    split_dropout(graph)
+    split_dropout(graph, target_of(torch.device("cpu")))
     assert "keep_mask" in " ".join(calls(graph)) and "native_dropout.default" not in calls(graph)
     torch.manual_seed(5)
     value, mask = run(graph, x)
@@ -44,7 +45,7 @@ def test_two_dropouts_draw_one_after_the_other() -> None:
 
     x = torch.ones(50, 3)
     graph = aten(program, x)
-    split_dropout(graph)
+    split_dropout(graph, target_of(torch.device("cpu")))
     torch.manual_seed(2)
     ours = run(graph, x)
     torch.manual_seed(2)
@@ -80,7 +81,7 @@ def test_gradients_use_the_mask_that_was_drawn() -> None:
 
     x, tangent = torch.randn(30), torch.randn(30)
     graph = aten(program, x, tangent)
-    split_dropout(graph)
+    split_dropout(graph, target_of(torch.device("cpu")))
     assert sum("keep_mask" in name for name in calls(graph)) == 1
     torch.manual_seed(11)
     ours = run(graph, x, tangent)
@@ -90,7 +91,7 @@ def test_gradients_use_the_mask_that_was_drawn() -> None:
 
 def test_the_draw_waits_for_no_computed_value() -> None:
     graph = aten(lambda x: torch.native_dropout(F.gelu(x * 2), 0.1, True)[0], torch.ones(4, 6))
-    split_dropout(graph)
+    split_dropout(graph, target_of(torch.device("cpu")))
     (draw,) = [node for node in graph.nodes if node.target is keep_mask]
     assert [node.op for node in draw.all_input_nodes] == ["placeholder"]
 
@@ -102,7 +103,7 @@ def test_the_draw_takes_the_layout_of_its_own_operand() -> None:
     inputs = torch.ones(6, 4), torch.ones(4, 1)
     for given in (inputs, (inputs[0], torch.ones(1, 1))):
         graph = aten(program, *given)
-        split_dropout(graph)
+        split_dropout(graph, target_of(torch.device("cpu")))
         torch.manual_seed(13)
         ours = run(graph, *given)
         torch.manual_seed(13)

@@ -17,7 +17,7 @@ from tests.graph.captured import naive_softmax
 from tests.passes.graphs import aten, is_view, neighbours
 from tilewright.compile.capture import Captured, capture
 from tilewright.compile.planner import Planner
-from tilewright.hardware.target import target_named
+from tilewright.hardware.target import target_named, target_of
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.fusion import Fusion, apart, fuse
 from tilewright.passes.simplify import simplify
@@ -29,7 +29,7 @@ X = torch.zeros(6, 10)
 def fused(function: Callable[..., Any], *inputs: Tensor) -> tuple[fx.Graph, Fusion]:
     graph = aten(function, *inputs)
     simplify(graph)
-    split_dropout(graph)
+    split_dropout(graph, target_of(torch.device("cpu")))
     return graph, fuse(graph, "forward")
 
 

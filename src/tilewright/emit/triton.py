@@ -18,6 +18,7 @@ from tilewright.emit.triton_step import combine, identity, reduce, type_name
 from tilewright.loops.nest import Level, Nest, Step, Store
 
 HEAD = "import triton\nimport triton.language as tl\n\nfrom tilewright.emit import triton_math as tw\n"
+DRAWS = "from tilewright.emit import triton_draw as draw\n"
 
 
 def emit_triton(nest: Nest, comment: str = "") -> str:
@@ -27,7 +28,8 @@ def emit_triton(nest: Nest, comment: str = "") -> str:
     block sizes (`tilewright.runtime.gpu` chooses them).
     """
     schedule = TritonSchedule(nest)
-    text = f"# {comment}\n{HEAD}" if comment else HEAD
+    head = HEAD + DRAWS if any(step.name == "draw" for step in nest.steps) else HEAD
+    text = f"# {comment}\n{head}" if comment else head
     text += "\n\n" + _Main(schedule).text()
     return text + "\n\n" + _After(schedule).text() if schedule.sums else text
 
@@ -67,6 +69,7 @@ class _Main(Printer):
         self.put(f"i = {self.program()} * BLOCK + tl.arange(0, BLOCK)")
         self.put(f"ok = i < {self.nest.col_count}")
         self.unravel("i", self.col_axes, self.nest.cols)
+        self.put_fours(f"{self.program()} * BLOCK", "BLOCK", "")
         self._compute_and_store()
 
     def _tiles(self) -> None:
@@ -95,6 +98,7 @@ class _Main(Printer):
         self.put(f"col = {begin}{' + ' if begin else ''}{columns}")
         self.put(f"col_ok = col < {self.nest.col_count}")
         self.unravel("col", self.col_axes, self.nest.cols)
+        self.put_fours(begin, "BLOCK_COLS", "[None, :]")
         if self.nest.rows and not (self.schedule.sums and self.schedule.whole_row):
             self.put("ok = row_ok & col_ok")
 

@@ -11,11 +11,13 @@ from tilewright.loops.nest import Level, Nest, Step, Store
 
 RESERVED = frozenset(
     ["row", "col", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part", "part_ok",
-     "found", "tl", "tw", "float", "range"]
+     "found", "four", "draw", "tl", "tw", "float", "range"]
 )  # fmt: skip
 """Names that the emitted code uses, besides those that start with one of `NUMBERED`."""
-NUMBERED = ("row", "col", "total", "acc", "part")
+NUMBERED = ("row", "col", "four", "total", "acc", "part")
 BYTES = ("bool", "int8", "uint8")
+FOUR = 4
+"""Words of a call of Philox."""
 LINE = 110
 """Longer signatures are wrapped."""
 
@@ -75,8 +77,9 @@ class Printer:
             self.put(f"{axes[number]} = {text}" + (f" % {extents[number]}" if number else ""))
             inner *= extents[number]
 
-    def index(self, strides: tuple[int, ...]) -> str:
-        axes = self.row_axes + self.col_axes
+    def index(self, strides: tuple[int, ...], axes: Sequence[str] | None = None) -> str:
+        """The sum of stride × index over the axes, which are the rows' and the columns' unless named."""
+        axes = axes or self.row_axes + self.col_axes
         terms = [a if s == 1 else f"{a} * {s}" for a, s in zip(axes, strides, strict=True) if s]
         return " + ".join(terms) or "origin"
 
@@ -117,12 +120,36 @@ class Printer:
         if step.name == "index":
             assert step.strides is not None
             return f"({self.index(step.strides)}).to(tl.int64)"
+        if step.name == "draw":
+            return self._draw(step)
         operands = [a for a in step.args if self.nest.steps[a].dtype == self.nest.steps[step.args[-1]].dtype]
         if i in self.schedule.absolute_accuracy:
             return f"tw.{step.name}_absolute({self.operand(step.args[0])})"
         varying = any(self.nest.steps[a].name != "const" for a in operands)
         last = self.nest.steps[step.args[-1]].dtype
         return expression(step, lambda a, literals: self.operand(a, literals and varying), last)
+
+    def _draw(self, step: Step) -> str:
+        """Whether each element's random number is below the threshold."""
+        assert step.access and step.philox and step.strides is not None
+        state, threshold, drawn = f"{self.names[step.access.buffer]}_ptr", int(step.constant or 0), step.philox
+        numbering = f"{threshold}, {drawn.skip // 4}, {drawn.vector}, {drawn.threads}"
+        if not self.draws_in_fours(step):
+            return f"draw.one_by_one({state}, {self.index(step.strides)}, {numbering})"
+        axes = self.row_axes + _axes("four", len(self.nest.cols))
+        return f"draw.in_fours({state}, {self.index(step.strides, axes)}, {numbering})"
+
+    def draws_in_fours(self, step: Step) -> bool:
+        """Whether four neighbouring columns take the four words of one call of Philox."""
+        if step.philox is None or step.strides is None or step.philox.vector % FOUR or self.nest.cols[-1] % FOUR:
+            return False
+        return step.strides[-1] == 1 and all(stride % FOUR == 0 for stride in step.strides[:-1])
+
+    def put_fours(self, begin: str, block: str, lanes: str) -> None:
+        """Declare the index of the first of each four columns from `begin` on, if a step draws by them."""
+        if any(self.draws_in_fours(step) for step in self.nest.steps):
+            self.put(f"four = {begin}{' + ' if begin else ''}tl.arange(0, {block} // {FOUR}){lanes} * {FOUR}")
+            self.unravel("four", _axes("four", len(self.nest.cols)), self.nest.cols)
 
     def operand(self, i: int, as_literal: bool = False) -> str:
         step = self.nest.steps[i]

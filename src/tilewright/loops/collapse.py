@@ -32,11 +32,11 @@ class AxisCollapser:
             self._change(lambda strides: (*strides, 0))
 
     def check_draw_order(self) -> None:
-        """Raise Unfusable unless the nest reads its random draws in stream order: seeking is slower than a mask."""
+        """Raise Unfusable unless numbers of the CPU's generator are read in order: seeking is slower than a mask."""
         extents = self.rows + self.cols
         in_order = tuple(prod(extents[at + 1 :]) for at in range(len(extents)))
         for step in self.steps:
-            if step.name == "draw" and step.strides != in_order:
+            if step.name == "draw" and step.philox is None and step.strides != in_order:
                 raise Unfusable("the nest does not visit each element once in the order of its random numbers")
 
     def _collapse_part(self, start: int, extents: list[int]) -> None:

@@ -231,6 +231,7 @@ class _Lowering:
                     access=Access(keys.index(drawn.key), (0,) * len(rows + cols)),
                     strides=tuple(places.get(a, 0) for a in rows + cols),
                     constant=drawn.below,
+                    philox=drawn.philox,
                 )
             elif op.name == "const":
                 step = replace(step, constant=op.detail)

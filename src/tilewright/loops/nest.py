@@ -21,6 +21,8 @@ from enum import Enum
 from math import prod
 from typing import Literal
 
+from tilewright.operators.language import Philox
+
 Where = Literal["body", "after"]
 
 
@@ -57,7 +59,8 @@ class Step:
 
     `name`: `load` (`access`; an operand says where it reads, and elsewhere its value is 0), `const` (`constant`),
     `index` (`strides`, one per axis), `draw` (the stream's buffer in `access`, the element's position in the stream by
-    `strides`, the threshold in `constant`), `reduce_cols` and `reduce_rows` (`kind`), `round` and `cast` (`to`), or a
+    `strides`, the threshold in `constant`, a GPU's generator in `philox`), `reduce_cols` and `reduce_rows` (`kind`),
+    `round` and `cast` (`to`), or a
     scalar function.
     `dtype` is the dtype of the computation.
     """
@@ -73,6 +76,7 @@ class Step:
     strides: tuple[int, ...] | None = None
     kind: str | None = None
     to: str | None = None
+    philox: Philox | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ def describe(nest: Nest) -> str:
         if step.access:
             shift = f"+{step.access.offset}" if step.access.offset else ""
             extra.append(f"b{step.access.buffer}{list(step.access.strides)}{shift}")
-        extra += [str(x) for x in (step.constant, step.strides, step.kind, step.to) if x is not None]
+        extra += [str(x) for x in (step.constant, step.strides, step.kind, step.to, step.philox) if x is not None]
         place = f"stage {step.stage}" if step.where == "body" else "after"
         lines.append(f"  %{number} = {step.name} {', '.join(extra)} : {step.dtype}, {step.level.value}, {place}")
     for store in nest.stores:

@@ -61,6 +61,18 @@ class Source:
     """Elements before the first one."""
 
 
+@dataclass(frozen=True)
+class Philox:
+    """How PyTorch's GPU generator numbers the elements of a draw: `kernels/dropout_add/generator.py` says it."""
+
+    vector: int
+    """Neighbouring elements that a thread takes at once."""
+    threads: int
+    """Threads of PyTorch's kernel."""
+    skip: int
+    """By how much the offset in the state is advanced before the draw."""
+
+
 @dataclass(frozen=True, eq=False)
 class Drawn:
     """Random numbers, one for each position along `axes`, drawn in row-major order from the stream at `key`."""
@@ -68,7 +80,9 @@ class Drawn:
     key: object
     axes: Group
     below: int
-    """True where the number, a whole one of 53 bits, is below this."""
+    """True where the number, a whole one of 53 bits, or of 32 from a GPU's generator, is below this."""
+    philox: Philox | None = None
+    """Of a GPU's generator, whose state is seed and offset; None: the CPU's."""
 
 
 @dataclass
@@ -93,7 +107,9 @@ class Trace:
     def full(self, value: Scalar, dtype: str, shape: Sequence[int]) -> Value:
         return self.const(value, compute_dtype(dtype), tuple(group(extent) for extent in shape))
 
-    def draw(self, stream: Value, shape: Sequence[int], order: Sequence[int], below: int) -> Value:
+    def draw(
+        self, stream: Value, shape: Sequence[int], order: Sequence[int], below: int, philox: Philox | None = None
+    ) -> Value:
         """Whether each element's random number is below `below`; numbers go to elements along the
         dimensions in `order`, the last one fastest. `stream` is the state that the draw begins with."""
         source = self.ops[stream.id].detail
@@ -101,7 +117,7 @@ class Trace:
             raise Unfusable("a draw begins with a state in memory")
         dims = tuple(group(extent) for extent in shape)
         axes = tuple(axis for d in order for axis in dims[d])
-        return self.emit("draw", (), "bool", dims, Drawn(source.key, axes, below))
+        return self.emit("draw", (), "bool", dims, Drawn(source.key, axes, below, philox))
 
     def arange(self, extent: int) -> Value:
         """0, 1, …, extent - 1 as int64."""

@@ -1,10 +1,14 @@
 """Random draws that a kernel makes itself, from a saved state of PyTorch's generator.
 
-    stream = draw_stream([N, M])             takes N·M numbers from the generator, and keeps where they began
+    stream = draw_stream([N, M])             takes N·M numbers from the CPU's generator, and keeps where they began
     mask = keep(stream, [N, M], order, p)    True where the element's number is below p
 
 The first moves the generator and is a call of its own; the second depends on nothing but the stream
 and the element's place, so that any kernel can compute it, and backward again. `passes/draws.py` defines both.
+On a GPU the state is seed and offset (`passes/philox.py`):
+
+    state = draw_philox(like, advance)       the offset moves on by `advance`
+    mask = keep_philox(state, [N, M], order, p, …)
 """
 
 from __future__ import annotations
@@ -12,13 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from tilewright.operators.arithmetic import NOTHING, per_result
-from tilewright.operators.language import Value
+from tilewright.operators.language import Philox, Value
 from tilewright.operators.row import ALL, Call, Row, Traffic, calls, declare
 from tilewright.operators.shapes import factory, same
 
 STREAM = "tilewright.draw_stream.default"
 KEEP = "tilewright.keep.default"
+DRAW_PHILOX = "tilewright.draw_philox.default"
+KEEP_PHILOX = "tilewright.keep_philox.default"
 
 
 def threshold(p: float) -> int:
@@ -32,6 +40,27 @@ def threshold(p: float) -> int:
 
 def keep(c: Call, stream: Value, size: Sequence[int], order: Sequence[int], p: float) -> Value:
     return c.trace.draw(stream, c.shape, order, threshold(p))
+
+
+def word_threshold(p: float) -> int:
+    """The least 32-bit word x of PyTorch's GPU generator whose number fp32(x·2⁻³² + 2⁻³³) is not below fp32(`p`).
+
+    >>> word_threshold(0.5) == 2**31
+    True
+    """
+    keep = np.float32(p)
+    low, high = 0, 2**32
+    while low < high:
+        middle = (low + high) // 2
+        uniform = np.float32(middle) * np.float32(2.0**-32) + np.float32(2.0**-33)
+        low, high = (middle + 1, high) if uniform < keep else (low, middle)
+    return low
+
+
+def keep_philox(
+    c: Call, state: Value, size: Sequence[int], order: Sequence[int], p: float, vector: int, threads: int, skip: int
+) -> Value:
+    return c.trace.draw(state, c.shape, order, word_threshold(p), Philox(vector, threads, skip))
 
 
 UNREAD = Traffic(unread=(ALL,))
@@ -96,4 +125,12 @@ declare(
         promotion="none",
         arithmetic=NOTHING,
     ),
-)
+    Row(
+        f"{DRAW_PHILOX}(Tensor like, int advance) -> Tensor",
+        "random", shapes=None, traffic=UNREAD, arithmetic=NOTHING, pure=False,
+    ),
+    Row(
+        f"{KEEP_PHILOX}(Tensor state, int[] size, int[] order, float p, int vector, int threads, int skip) -> Tensor",
+        "pointwise", keep_philox, promotion="none", arithmetic=NOTHING,
+    ),
+)  # fmt: skip

@@ -9,8 +9,13 @@ generator's state before the draw is kept, and the kernel that applies the mask 
 
     stream = draw_stream(x.shape);  mask = keep(stream, x.shape, order, 1 - p)
 
-A small mask, one on a GPU, and one by a PyTorch that draws otherwise is drawn by PyTorch itself
-(`keep_mask`), and kept. Such a draw waits for no computed value, or x's kernel could not be the one
+On a GPU seed and offset are kept, and the numbers are Philox's (`passes/philox.py`). Draws that no other draw parts
+share a state, with the sum of their advances:
+
+    state = draw_philox(like, advance);  mask = keep_philox(state, x.shape, order, 1 - p, …)
+
+A small mask on a CPU, one in fp64 or of a changing size on a GPU, and one by a PyTorch that draws otherwise is drawn
+by PyTorch itself (`keep_mask`), and kept. Such a draw waits for no computed value, or x's kernel could not be the one
 that applies the mask. A dropout with p = 0, or not in training, is the identity and draws nothing.
 """
 
@@ -23,10 +28,15 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.hardware.language import language_of
+from tilewright.hardware.architectures import DeviceLimits, limits_of
+from tilewright.hardware.target import Target
+from tilewright.kernels.device import DTYPES
+from tilewright.kernels.dropout_add import generator
 from tilewright.measure.truth.contract import ulp
 from tilewright.operators.table import row_of
 from tilewright.passes.draws import SHAPE, draw_stream, generator_is_known, keep
+from tilewright.passes.philox import draw_philox, keep_philox
+from tilewright.passes.simplify import is_pure
 
 FEWEST = 32768
 """Elements below which PyTorch draws the mask: a stream's 20 kB would hardly be less to keep."""
@@ -59,19 +69,76 @@ def layout(node: fx.Node) -> object:
     return value.dtype, value.device, *(n.node.expr if isinstance(n, torch.SymInt) else n for n in extents)
 
 
-def _drawn_in_the_kernel(node: fx.Node, x: fx.Node, p: float) -> fx.Node | None:
-    """The mask of dropout `node` from a stream; None where PyTorch must draw it."""
+def _by_stream(node: fx.Node, x: fx.Node, p: float) -> fx.Node | None:
+    """The mask of dropout `node` from a stream of the CPU's generator; None where PyTorch must draw it."""
     mask = node.meta["val"][1]
-    known = mask.device.type == "cpu" and language_of(mask.device) == "c++"
-    if not known or prod(calls.shape_of(mask)) < FEWEST or not generator_is_known():
+    if prod(calls.shape_of(mask)) < FEWEST or not generator_is_known():
         return None
     graph = node.graph
     size = [_extent(graph, x, dim) for dim in range(mask.dim())]
-    strides = calls.strides_of(mask)
-    order = sorted(range(mask.dim()), key=lambda dim: -strides[dim])
+    order = _memory_order(mask)
     stream = graph.call_function(draw_stream, (size,))
     stream.meta = {**node.meta, "val": mask.new_empty(SHAPE, dtype=torch.int32)}
     return graph.call_function(keep, (stream, size, order, 1 - p))
+
+
+def _memory_order(tensor: torch.Tensor) -> list[int]:
+    """Dimensions, the outermost in memory first."""
+    strides = calls.strides_of(tensor)
+    return sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+
+
+class _PhiloxDraws:
+    """The draws of a GPU's generator in one graph, in order."""
+
+    def __init__(self, device: torch.device, limits: DeviceLimits) -> None:
+        self._device = device
+        self._most_blocks = generator.most_blocks(limits)
+        self._state: fx.Node | None = None
+
+    def interrupt(self) -> None:
+        """Another draw comes next."""
+        self._state = None
+
+    def mask(self, node: fx.Node, x: fx.Node, p: float) -> fx.Node | None:
+        """The mask of dropout `node`; None where PyTorch must draw it."""
+        mask, value = node.meta["val"][1], x.meta["val"]
+        if value.device != self._device or value.dtype not in DTYPES:
+            return None
+        if any(not isinstance(n, int) for n in mask.shape) or not mask.numel():
+            return None
+        # PyTorch's kernel numbers the elements of a tensor with gaps one by one, in its own order.
+        is_dense = value.permute(_memory_order(value)).is_contiguous()
+        alignment = generator.VECTOR_BYTES if is_dense else value.element_size()
+        geometry = generator.geometry(mask.numel(), value.element_size(), alignment, self._most_blocks)
+        order = _memory_order(value) if is_dense and geometry.vector > 1 else list(range(mask.dim()))
+        if self._state is None:
+            self._state = node.graph.call_function(draw_philox, (self._like(node), 0))
+            self._state.meta = {**node.meta, "val": mask.new_empty(2, dtype=torch.int64)}
+        like, skip = self._state.args
+        assert isinstance(skip, int)
+        self._state.args = (like, skip + geometry.advance)
+        numbering = geometry.vector, geometry.blocks * generator.LANES, skip
+        return node.graph.call_function(keep_philox, (self._state, list(mask.shape), order, 1 - p, *numbering))
+
+    @staticmethod
+    def _like(dropout: fx.Node) -> fx.Node:
+        """A tensor that is there before the graph computes anything; else the dropout's operand."""
+        device = dropout.meta["val"][1].device
+        given: list[fx.Node] = [node for node in dropout.graph.nodes if node.op == "placeholder"]
+        for node in given:
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor) and value.device == device:
+                return node
+        return dropout.all_input_nodes[0]
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether a call may take numbers from PyTorch's generator."""
+    row = row_of(node.target) if node.op == "call_function" else None
+    if row is not None:
+        return not row.pure
+    return node.op == "call_function" and not is_pure(node)
 
 
 def _extent(graph: fx.Graph, x: fx.Node, dim: int) -> int | fx.Node:
@@ -84,6 +151,29 @@ def _extent(graph: fx.Graph, x: fx.Node, dim: int) -> int | fx.Node:
     return asked
 
 
+def _drawn_in_the_kernel(
+    node: fx.Node, x: fx.Node, p: float, target: Target, philox: _PhiloxDraws | None
+) -> fx.Node | None:
+    """The mask of dropout `node` from a saved state of the generator; None where PyTorch must draw it."""
+    if philox is not None:
+        return philox.mask(node, x, p)
+    on_cpu = node.meta["val"][1].device.type == "cpu" and target.language == "c++"
+    return _by_stream(node, x, p) if on_cpu else None
+
+
+def _philox_draws(graph: fx.Graph, target: Target) -> _PhiloxDraws | None:
+    """None where a CPU draws, or a GPU of unknown limits."""
+    if not target.is_gpu:
+        return None
+    tensors = (node.meta.get("val") for node in graph.nodes)
+    kind = "cpu" if target.is_planned_gpu else "cuda"
+    device = next((x.device for x in tensors if isinstance(x, torch.Tensor) and x.device.type == kind), None)
+    if device is None:
+        return None
+    limits = target.profile.limits if target.is_planned_gpu else limits_of(device)
+    return None if limits is None else _PhiloxDraws(device, limits)
+
+
 def _scale(kept: torch.Tensor, p: float) -> float:
     """What eager multiplies by where it keeps: on a CPU a number that was rounded to the dtype of the result."""
     scale = 1 / (1 - p)
@@ -91,10 +181,13 @@ def _scale(kept: torch.Tensor, p: float) -> float:
     return round(scale / step) * step if step else scale
 
 
-def split_dropout(graph: fx.Graph) -> None:
-    """Rewrite every `native_dropout` of `graph` in place."""
+def split_dropout(graph: fx.Graph, target: Target) -> None:
+    """Rewrite every `native_dropout` of `graph`, which is planned for `target`, in place."""
+    philox = _philox_draws(graph, target)
     for node in list(graph.nodes):
         if node.target is not torch.ops.aten.native_dropout.default:
+            if philox is not None and _draws(node):
+                philox.interrupt()
             continue
         x, p, train = node.args[0], float(node.args[1]), node.args[2]
         assert isinstance(x, fx.Node)
@@ -102,7 +195,11 @@ def split_dropout(graph: fx.Graph) -> None:
             continue
         value, mask_meta = node.meta["val"]
         with graph.inserting_before(node):
-            mask = _drawn_in_the_kernel(node, x, p) or graph.call_function(keep_mask, (_laid_out_alike(x), p))
+            mask = _drawn_in_the_kernel(node, x, p, target, philox)
+            if mask is None:
+                mask = graph.call_function(keep_mask, (_laid_out_alike(x), p))
+                if philox is not None:
+                    philox.interrupt()
             mask.meta = {**node.meta, "val": mask_meta}
             kept = graph.call_function(torch.ops.aten.native_dropout_backward.default, (x, mask, _scale(value, p)))
             kept.meta = {**node.meta, "val": value}

@@ -54,5 +54,5 @@ def optimise_joint(
     padded = pad_products(graph, target)
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)
-    split_dropout(graph)
+    split_dropout(graph, target)
     return [*decisions, *chosen, *padded]

@@ -89,8 +89,8 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     tiles = -(-rows // block_rows)
     strip = -(-tiles // min(tiles, max(WAVES * processors // across, 1)))
     strips = -(-tiles // strip)
-    loads = [nest.buffers[s.access.buffer] for s in nest.steps if s.access and s.level is Level.FULL]
-    on_their_way = elements * sum(getattr(torch, b.dtype).itemsize for b in loads)
+    loads = [s.access.buffer for s in nest.steps if s.name == "load" and s.access and s.level is Level.FULL]
+    on_their_way = elements * sum(getattr(torch, nest.buffers[place].dtype).itemsize for place in loads)
     most = MOST_AHEAD if wide * schedule.registers_per_column <= REGISTERS or schedule.splits_columns else 1
     ahead = 1 + min(most, shared_bytes // max(on_their_way, 1)) if schedule.whole_row else 1
     after = {

@@ -21,12 +21,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tilewright.hardware.architectures import limits_of
+from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels.launches import drawn
+from tilewright.operators.random import word_threshold
 
 LANES = 256
 """Threads of a block of PyTorch's kernel, by which the counters are numbered."""
 VECTOR_BYTES = 16
+WORD = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Geometry:
     vector: int
     """Neighbouring elements of a thread."""
     blocks: int
-    """Blocks of 256 threads."""
+    """Blocks of 256 threads (`LANES`)."""
     columns: int
     """Blocks with at least one element."""
     steps: int
@@ -62,23 +64,43 @@ def geometry(count: int, itemsize: int, alignment: int, most_blocks: int) -> Geo
     return Geometry(vector, blocks, columns, -(-count // a_step), 4 * ((count - 1) // (4 * LANES * blocks) + 1))
 
 
+def most_blocks(limits: DeviceLimits) -> int:
+    """Blocks of PyTorch's kernel for the largest tensors."""
+    return limits.multiprocessors * (limits.max_threads // LANES)
+
+
 def geometry_on(device: torch.device, count: int, itemsize: int, alignment: int) -> Geometry:
     """`geometry` on a GPU."""
-    limits = limits_of(device)
-    most = limits.multiprocessors * (limits.max_threads // LANES)
-    return geometry(count, itemsize, alignment, most)
+    return geometry(count, itemsize, alignment, most_blocks(limits_of(device)))
+
+
+def words(state: torch.Tensor, call: torch.Tensor, thread: torch.Tensor) -> torch.Tensor:
+    """The four words of each call of Philox4x32-10 (Salmon, Moraes, Dror & Shaw, SC 2011), int64 [4, calls].
+
+    `state`: seed and offset, int64 [2]; `call` and `thread`: int64 [calls].
+    """
+    seed, offset = state.unbind()
+    counter = (offset >> 2) + call
+    a, b, c, d = counter & WORD, counter >> 32 & WORD, thread & WORD, thread >> 32
+    low, high = seed & WORD, seed >> 32 & WORD
+    for _ in range(10):
+        (a_high, a_low), (c_high, c_low) = _product(0xD2511F53, a), _product(0xCD9E8D57, c)
+        a, b, c, d = c_high ^ b ^ low, c_low, a_high ^ d ^ high, a_low
+        low, high = low + 0x9E3779B9 & WORD, high + 0xBB67AE85 & WORD
+    return torch.stack([a, b, c, d])
+
+
+def _product(factor: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The high and the low word of a product of two words."""
+    upper, lower = factor * (x >> 16), factor * (x & 0xFFFF)
+    middle = upper + (lower >> 16)
+    return middle >> 16, (middle & 0xFFFF) << 16 | lower & 0xFFFF
 
 
 @functools.cache
 def threshold(p: float) -> int:
-    """The least 32-bit word x that drops its element: fp32(x·2⁻³² + 2⁻³³) ≥ fp32(1 - p)."""
-    keep = np.float32(1.0 - p)
-    low, high = 0, 2**32
-    while low < high:
-        middle = (low + high) // 2
-        uniform = np.float32(middle) * np.float32(2.0**-32) + np.float32(2.0**-33)
-        low, high = (middle + 1, high) if uniform < keep else (low, middle)
-    return low
+    """The least 32-bit word that drops its element, where elements are dropped with probability `p`."""
+    return word_threshold(1.0 - p)
 
 
 @functools.cache

@@ -1,0 +1,70 @@
+"""The random numbers of PyTorch's GPU generator in generated Triton kernels (`kernels/dropout_add/generator.py`).
+
+Each call of Philox gives four words, which take most of a draw's instructions. Where an aligned group of four
+neighbours lies along the columns, `in_fours` computes one call for it; else `one_by_one` computes a call an element.
+"""
+# mypy: allow-untyped-decorators, allow-subclassing-any
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tilewright.kernels.dropout_add.triton import philox
+
+
+@triton.jit
+def _below(words: tl.tensor, THRESHOLD: tl.constexpr) -> tl.tensor:
+    if THRESHOLD == 4294967296:
+        return words == words
+    else:
+        return words < tl.full(words.shape, THRESHOLD, tl.uint32)
+
+
+@triton.jit
+def _words(
+    state: tl.tensor, call: tl.tensor, thread: tl.tensor, SKIP: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The words of call number `call` of each thread; `state` points to seed and offset."""
+    seed = tl.load(state).to(tl.uint64)
+    counter = (tl.load(state + 1).to(tl.uint64) >> 2) + SKIP + call.to(tl.uint64)
+    key0, key1 = (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
+    low, high = (counter & 0xFFFFFFFF).to(tl.uint32), (counter >> 32).to(tl.uint32)
+    thread = thread.to(tl.uint32)
+    return philox(key0, key1, low, high, thread, thread ^ thread)  # type: ignore[no-any-return]
+
+
+@triton.jit
+def in_fours(
+    state: tl.tensor, first: tl.tensor, THRESHOLD: tl.constexpr, SKIP: tl.constexpr, VECTOR: tl.constexpr,
+    THREADS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Whether the numbers of elements first … first + 3 are below the threshold, along the last axis of `first`.
+
+    VECTOR, the elements that a thread of PyTorch's kernel takes at once, is a multiple of 4, and so is each `first`.
+    """
+    chunk = first // VECTOR
+    call = chunk // THREADS * (VECTOR // 4) + first % VECTOR // 4
+    w0, w1, w2, w3 = _words(state, call, chunk % THREADS, SKIP)
+    kept = _below(tl.join(tl.join(w0, w2), tl.join(w1, w3)), THRESHOLD)
+    if len(first.shape) == 1:
+        return tl.reshape(kept, [first.shape[0] * 4])
+    else:
+        return tl.reshape(kept, [first.shape[0], first.shape[1] * 4])
+
+
+@triton.jit
+def one_by_one(
+    state: tl.tensor, element: tl.tensor, THRESHOLD: tl.constexpr, SKIP: tl.constexpr, VECTOR: tl.constexpr,
+    THREADS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Whether each element's number is below the threshold."""
+    chunk = element // VECTOR
+    if VECTOR == 1:
+        call = chunk // (4 * THREADS)
+        word = chunk // THREADS % 4
+    else:
+        call = chunk // THREADS * max(VECTOR // 4, 1) + element % VECTOR // 4
+        word = element % VECTOR % 4
+    w0, w1, w2, w3 = _words(state, call, chunk % THREADS, SKIP)
+    return _below(tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3)), THRESHOLD)
