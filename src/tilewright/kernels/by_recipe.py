@@ -25,13 +25,13 @@ KEPT = 4096
 """Recipes that are kept for calls from Python, of all operators."""
 
 
-def built(name: str, recipe: RecipeOf, *arguments: Any) -> Recipe | None:
+def built(name: str, recipe: RecipeOf | None, *arguments: Any) -> Recipe | None:
     """The recipe of a call with these arguments, tensors among them; None where it has none.
 
     Its kernels are compiled, or such as Triton launches itself: in its interpreter, and where launches are looked at.
     """
     operands = operands_of([x for x in arguments if isinstance(x, torch.Tensor)])
-    if not operands:
+    if not operands or recipe is None:
         return None
     places = iter(operands)
     known = [next(places) if isinstance(x, torch.Tensor) else x for x in arguments]
@@ -47,7 +47,7 @@ def _built(name: str, recipe: RecipeOf, is_compiled: bool, _precision: str, *arg
     return recipe(RecipeBuilder(name, operands, compiled=is_compiled), *arguments)
 
 
-def performed(name: str, recipe: RecipeOf, *arguments: Any) -> tuple[torch.Tensor, ...] | None:
+def performed(name: str, recipe: RecipeOf | None, *arguments: Any) -> tuple[torch.Tensor, ...] | None:
     """The results of the recipe for these arguments, from Python; None where there is none.
 
     Nor is there one that draws, in a CUDA graph that is being captured: each replay has to draw anew.

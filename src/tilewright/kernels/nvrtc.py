@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.hardware.architectures import DeviceLimits, architecture, limits_of
-from tilewright.kernels.launches import Launch, listened, note
 from tilewright.records import cache
 from tilewright.records.errors import CacheError, CompilerError, warn_once
 
@@ -81,8 +80,6 @@ class Kernel:
         except AttributeError:
             buffer, pointers = self._buffers.both = self._buffer()
         self._packed.pack_into(buffer, 0, *arguments)
-        if listened():
-            note(Launch(int(self.function), (x, y, z), self.threads, self.shared_bytes, self.signature, arguments))
         self.launch(x, y, z, _stream_of()(self.device), ctypes.addressof(pointers))
 
     def registers(self) -> int:

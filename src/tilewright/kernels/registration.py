@@ -10,7 +10,6 @@ import torch
 
 from tilewright.graph.capture import has_forward_level
 from tilewright.kernels.by_recipe import RECIPES, RecipeOf, built, performed
-from tilewright.kernels.eager import called
 from tilewright.launch.eager import EagerOperator
 from tilewright.operators.table import rows
 
@@ -28,7 +27,6 @@ def define(
     backward: Operator | None = None,
     save: Operator | None = None,
     recipe: RecipeOf | None = None,
-    repeats: bool = False,
 ) -> Operator:
     """Register the operator of the row `tilewright.<name>`, and return what to call (positionally) for it.
 
@@ -42,11 +40,6 @@ def define(
 
     `recipe(builder, *arguments)`, with operands in place of tensors, gives what kernels do for a call, or None where
     `implementation` takes it. In a compiled graph on a GPU the recipe is a step of the program.
-
-    `repeats`: on a GPU the implementation does the same for all tensors of some shapes, strides, dtypes, device and
-    addresses modulo 128, as its other arguments are the same, and launches by `nvrtc.Kernel` and `launches.launch`
-    alone, with seed and offset from `launches.drawn` where it draws: then a call may be done as another one was
-    (`repeat.py`).
     """
     row = rows()[f"tilewright.{name}.default"]
     full = f"tilewright::{name}"
@@ -54,23 +47,17 @@ def define(
     tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if draws else ()))
     _LIBRARY.define(row.schema, tags=tags)
     operator = getattr(torch.ops.tilewright, name).default
-    eager = None
     if recipe is not None:
         RECIPES[full] = recipe
-        build, perform = functools.partial(built, full, recipe), functools.partial(performed, full, recipe)
-        eager = EagerOperator(operator, build, perform, implementation, backward, save)
-        implementation = eager.below
-    _LIBRARY.impl(name, _without_tangents(name, implementation), "CompositeExplicitAutograd")
-    IMPLEMENTATIONS[full] = implementation
+    build, perform = functools.partial(built, full, recipe), functools.partial(performed, full, recipe)
+    eager = EagerOperator(operator, build, perform, implementation, backward, save)
+    _LIBRARY.impl(name, _without_tangents(name, eager.below), "CompositeExplicitAutograd")
+    IMPLEMENTATIONS[full] = eager.below
     torch.library.register_fake(full, fake, lib=_LIBRARY)
     if backward is not None:
         torch.library.register_autograd(full, backward, setup_context=save, lib=_LIBRARY)
     # PyTorch counts the versions of a tensor that is written to; nobody else does.
-    if operator._schema.is_mutable:
-        return operator  # type: ignore[no-any-return]
-    if eager is not None:
-        return eager.call
-    return called(operator, implementation, backward, save, repeats)
+    return operator if operator._schema.is_mutable else eager.call
 
 
 def _without_tangents(name: str, implementation: Operator) -> Operator:

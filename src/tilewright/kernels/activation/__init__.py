@@ -123,7 +123,6 @@ _activation_backward = define(
     lambda dy, x, kind: _like(x),
     backward=no_double_backward("activation_backward"),
     recipe=launch.backward,
-    repeats=True,
 )
 _gated_activation_backward = define(
     "gated_activation_backward",
@@ -131,7 +130,6 @@ _gated_activation_backward = define(
     lambda dy, gate, up, kind: (_like(gate), _like(up)),
     backward=no_double_backward("gated_activation_backward"),
     recipe=launch.gated_backward,
-    repeats=True,
 )
 
 
@@ -147,7 +145,6 @@ _activation = define(
     backward=lambda ctx, dy: (_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
     save=_save,
     recipe=launch.forward,
-    repeats=True,
 )
 _gated = define(
     "gated_activation",
@@ -156,5 +153,4 @@ _gated = define(
     backward=lambda ctx, dy: (*_gated_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
     save=_save,
     recipe=launch.gated_forward,
-    repeats=True,
 )

@@ -228,7 +228,6 @@ _backward = define(
     lambda gradient, logits, *options: _gradient_like(logits, options[-2]),
     backward=no_double_backward("cross_entropy_backward"),
     recipe=_backward_recipe,
-    repeats=True,
 )
 _forward = define(
     "cross_entropy",
@@ -237,6 +236,5 @@ _forward = define(
     backward=_gradient,
     save=_save,
     recipe=_recipe,
-    repeats=True,
 )
 __all__ = ["cross_entropy"]

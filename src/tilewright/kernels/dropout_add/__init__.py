@@ -170,7 +170,6 @@ _backward_operator = define(
     lambda dout, *_: torch.empty_like(dout, memory_format=torch.contiguous_format),
     backward=no_double_backward("dropout_add_backward"),
     recipe=_backward_recipe,
-    repeats=True,
 )
 
 
@@ -191,5 +190,4 @@ _forward_operator = define(
     backward=_gradients,
     save=_save,
     recipe=_recipe,
-    repeats=True,
 )

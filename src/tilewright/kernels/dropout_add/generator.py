@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
-from tilewright.kernels.launches import drawn
 from tilewright.operators.random import word_threshold
 
 LANES = 256
@@ -115,7 +114,7 @@ def take(device: torch.device, advance: int) -> tuple[int, int]:
     offset = generator.get_offset()
     generator.set_offset(offset + advance)
     seed = generator.initial_seed()
-    return drawn(seed - 2**64 if seed >= 2**63 else seed, offset, advance)
+    return seed - 2**64 if seed >= 2**63 else seed, offset
 
 
 def take_captured(device: torch.device, advance: int) -> torch.Tensor:

@@ -95,5 +95,4 @@ _embedding = define(
     backward=lambda ctx, dout: (None, _embedding_backward(dout, *ctx.saved_tensors, ctx.entries, ctx.padding), None),
     save=_save,
     recipe=_recipe,
-    repeats=True,
 )

@@ -318,7 +318,6 @@ _norm = define(
     backward=_norm_gradients,
     save=_save_norm,
     recipe=_norm_recipe,
-    repeats=True,
 )
 _add_norm = define(
     "add_norm",
@@ -327,7 +326,6 @@ _add_norm = define(
     backward=_add_norm_gradients,
     save=_save_add_norm,
     recipe=add_norm_recipe,
-    repeats=True,
 )
 _backward = define(
     "norm_backward",
@@ -336,5 +334,4 @@ _backward = define(
     backward=no_double_backward("norm_backward"),
     save=_save_nothing,
     recipe=backward_recipe,
-    repeats=True,
 )

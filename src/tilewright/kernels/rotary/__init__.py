@@ -101,5 +101,4 @@ _rotary = define(
     backward=_gradients,
     save=_save,
     recipe=_recipe,
-    repeats=True,
 )

@@ -121,7 +121,6 @@ _backward = define(
     lambda y, dy, log, impl: y.new_empty(y.shape),
     backward=no_double_backward("softmax_backward"),
     recipe=_backward_recipe,
-    repeats=True,
 )
 _forward = define(
     "softmax",
@@ -130,6 +129,5 @@ _forward = define(
     backward=_gradient,
     save=_save,
     recipe=_recipe,
-    repeats=True,
 )
 __all__ = ["log_softmax", "softmax"]

@@ -86,7 +86,6 @@ _weighted_sum_backward = define(
     _backward_fake,
     backward=no_double_backward("weighted_sum_backward"),
     recipe=_backward_recipe,
-    repeats=True,
 )
 _weighted_sum = define(
     "weighted_sum",
@@ -95,5 +94,4 @@ _weighted_sum = define(
     backward=_gradients,
     save=_save,
     recipe=_recipe,
-    repeats=True,
 )
