@@ -58,12 +58,31 @@ def test_all_three_products_of_a_head_of_50257_classes() -> None:
     assert len(generated) == 2 and all(name.endswith("_constant_pad_nd") for name in generated)
 
 
-def test_a_caller_gets_logits_without_gaps() -> None:
+def test_a_caller_gets_logits_as_they_were_computed() -> None:
     found = priced(Head(30522, 768, bias=True), "bf16[4096,768],int64[4096]", training=False)
     (decision,) = padding(found)
     (result,) = found.plan.graphs[0].graph.output_node().all_input_nodes
-    assert decision.verdict == "taken" and result.meta["val"].is_contiguous()
-    assert tuple(result.meta["val"].shape) == (4096, 30522)
+    assert decision.verdict == "taken"
+    assert (tuple(result.meta["val"].shape), result.meta["val"].stride()) == ((4096, 30522), (30528, 1))
+    # The weight and its bias are padded; nothing of the logits' extent is copied.
+    assert sum(kernel == "kernel" for _, _, kernel in found.plan.launches()) == 2
+    logits, weight = 4096 * 30528 * 2, 30528 * 769 * 2
+    assert max(point.live_bytes for point in found.program.memory if point.stage == "after") == logits + weight
+
+
+def twice(x: Tensor, w: Tensor, b: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    y = x @ w.t()
+    return y, y.view(3, -1)
+
+
+def test_where_gaps_would_be_wrong_or_copied_the_result_has_none() -> None:
+    x, w = torch.randn(24, 16, dtype=torch.bfloat16), torch.randn(13, 16, dtype=torch.bfloat16)
+    gradient = aten(lambda dy, w: (dy @ w.t(),), x, w)
+    next(iter(gradient.nodes)).target = "tangents_1"
+    for graph in (gradient, aten(twice, x, w, x, x)):
+        assert [decision.verdict for decision in pad_products(graph, FREE_COPIES)] == ["taken"]
+        for result in graph.output_node().all_input_nodes:
+            assert result.meta["val"].is_contiguous()
 
 
 @pytest.mark.parametrize(
@@ -119,6 +138,7 @@ def test_numbers_stay(
     padded = run(graph, *(tensor.detach() for tensor in inputs))
     exact = function(*(tensor.detach().double().requires_grad_() for tensor in inputs[:3]), inputs[3])
     eager = function(*inputs)
+    # The second result of `returned` is a view that the first has no gaps for.
     for ours, theirs, truth in zip(padded, eager, exact, strict=True):
         assert ours.shape == theirs.shape and ours.stride() == theirs.stride() and ours.dtype == theirs.dtype
         error, allowed = ((value.double() - truth).norm() / truth.norm() for value in (ours, theirs))

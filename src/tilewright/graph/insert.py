@@ -50,8 +50,9 @@ def retrace_views(node: Node) -> bool:
         try:
             with node.meta["val"].fake_mode, torch.no_grad():
                 found[view] = target(*args, **kwargs)
-        except RuntimeError:
-            # As eager would: "view size is not compatible with input tensor's size and stride".
+        except (RuntimeError, ValueError):
+            # As eager would: "view size is not compatible with input tensor's size and stride". A fake tensor says
+            # it by either.
             return False
     for view, value in found.items():
         view.meta["val"] = value

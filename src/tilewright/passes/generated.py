@@ -16,8 +16,8 @@ from tilewright.operators.table import row_of
 from tilewright.passes.units import (
     behind_views,
     escaping,
+    gradients,
     is_fusible,
-    is_gradient,
     is_view,
     nbytes,
     readers,
@@ -39,10 +39,7 @@ class Groups:
     """The operators of one joint or inference graph, and how they would fall into kernels."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self.backward: set[fx.Node] = set()
-        for node in graph.nodes:
-            if is_gradient(node) or any(operand in self.backward for operand in node.all_input_nodes):
-                self.backward.add(node)
+        self.backward = gradients(graph)
 
     def around(self, nodes: Iterable[fx.Node]) -> set[fx.Node]:
         """`nodes` and the pointwise operators near them that fusion could join with them."""

@@ -5,17 +5,21 @@
     dw = mm(t(dy), x)                     →   dw = slice(mm(t(pad(dy)), x), 0, 0, 50257)
 
 Padded are the extents that lie side by side in memory; what is padded of an operand is zero. The logits' gradient is
-written with its padding by cross entropy's kernel, anything else is copied. Where a caller or a view needs the result
-without gaps, it is copied once more. Only where all of it is predicted to be clearly faster.
+written with its padding by cross entropy's kernel, anything else is copied. A caller gets the result with gaps between
+its rows, as from Inductor: its strides are in eager's order, and larger. Without gaps it is copied once more, where a
+view or a write needs that, where it is a gradient (autograd would copy it), or where the caller gets two tensors of its
+memory (AOTAutograd makes one of the other by eager's strides). Only where all of it is predicted to be clearly faster.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, retrace_views
@@ -25,7 +29,7 @@ from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
 from tilewright.passes.simplify import written
-from tilewright.passes.units import behind_views, readers
+from tilewright.passes.units import behind_views, gradients, readers
 from tilewright.records.program import Decision, Verdict
 
 aten = torch.ops.aten
@@ -47,7 +51,7 @@ def pad_products(graph: fx.Graph, target: Target) -> list[Decision]:
     if architecture is None or not architecture.wgmma:
         # What unaligned products cost was measured on Hopper alone.
         return []
-    padder = _Padder(target.profile)
+    padder = _Padder(target.profile, gradients(graph))
     products = [node for node in graph.nodes if node.target in OPERATORS]
     return [padder.decide(product) for node in products if (product := _unaligned(node)) is not None]
 
@@ -101,17 +105,19 @@ class _Padder:
     """Decides on one product after the other; what one has padded the next one finds."""
 
     profile: DeviceProfile
+    gradients: set[fx.Node]
     padded: dict[tuple[fx.Node, int], fx.Node] = field(default_factory=dict)
     """By tensor and axis."""
 
     def decide(self, product: _Product) -> Decision:
         node, (m, k, n) = product.node, product.extents
         dtype = str(calls.output(product.left).dtype).removeprefix("torch.")  # type: ignore[union-attr]
-        aligned, _ = floor_us(0, 2 * m * k * n, 0, dtype, 0, self.profile, "compute")
+        # The launch takes what it takes, aligned or not.
+        work, _ = floor_us(0, 2 * m * k * n, 0, dtype, 0, replace(self.profile, launch_us=0.0), "compute")
+        aligned, plain = (max(us, self.profile.launch_us) for us in (work, work * product.slower))
         copies = sum(self._copy_us(*operand) for operand in product.operands())
-        result = product.padding[2] > 0 and _needs_no_gaps(node)
+        result = product.padding[2] > 0 and self._needs_no_gaps(node)
         copies += self._moved_us(2 * m * n * 2, m * n * 2) if result else 0.0
-        plain = aligned * product.slower
         shape = f"{m} × {k} times {k} × {n}"
         reason = f"{shape} is not aligned to 16 bytes: {plain:.0f} µs predicted as it is, {aligned:.0f} µs on operands "
         reason += f"padded to multiples of {ALIGNED} and {copies:.0f} µs for their copies"
@@ -152,10 +158,18 @@ class _Padder:
 
     def _put(self, node: fx.Node, cut: fx.Node) -> None:
         """Let `cut` take the place of `node`: as it lies where its readers allow that, else copied without gaps."""
-        if _needs_no_gaps(node) and not calls.output(cut).is_contiguous():  # type: ignore[union-attr]
+        if self._needs_no_gaps(node) and not calls.output(cut).is_contiguous():  # type: ignore[union-attr]
             cut = insert_call(node, aten.clone.default, cut, memory_format=torch.contiguous_format)
         _replace(node, cut)
         node.graph.erase_node(node)
+
+    def _needs_no_gaps(self, node: fx.Node) -> bool:
+        """Whether gaps between the rows of a product would cost its caller a copy, or be wrong."""
+        if any(node in map(behind_views, written(reader)) for reader in readers(node)):
+            return True
+        results: Sequence[Any] = node.graph.output_node().args[0]  # type: ignore[assignment]
+        handed_out = [x for x in tree_leaves(results) if isinstance(x, fx.Node) and behind_views(x) is node]
+        return len(handed_out) > 1 or (bool(handed_out) and node in self.gradients)
 
     def _pad(self, before: fx.Node, operand: fx.Node, padding: tuple[int, int]) -> fx.Node:
         if not any(padding):
@@ -241,8 +255,3 @@ def _behind(axis: int, by: int) -> list[int]:
 def _after(node: fx.Node) -> fx.Node:
     """Where to write a call that reads `node`, which is no input."""
     return node.next
-
-
-def _needs_no_gaps(node: fx.Node) -> bool:
-    """Whether a caller gets the value, or a view of it, or somebody writes to it."""
-    return any(reader.op == "output" or node in map(behind_views, written(reader)) for reader in readers(node))

@@ -16,7 +16,7 @@ from torch import fx
 from tilewright.passes.fusion import Region
 from tilewright.passes.hazards import hazards
 from tilewright.passes.simplify import is_pure
-from tilewright.passes.units import is_gradient, is_view, readers, sources
+from tilewright.passes.units import gradients, is_gradient, is_view, readers, sources
 
 Unit = Region | fx.Node
 
@@ -92,15 +92,15 @@ def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[f
 
 def _computed_again(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[fx.Node, int]) -> set[Unit]:
     """Units of a backward graph that do not wait for the incoming gradients."""
-    gradients = {n for n in order if is_gradient(n)}
-    if not gradients:
+    incoming = {n for n in order if is_gradient(n)}
+    if not incoming:
         return set()
     waits: dict[Unit, bool] = {}
 
     def waits_for_gradients(unit: Unit) -> bool:
         if unit not in waits:
             reads = unit.lowered.inputs if isinstance(unit, Region) else unit.all_input_nodes
-            waits[unit] = any(r in gradients for r in reads) or any(map(waits_for_gradients, before[unit]))
+            waits[unit] = any(r in incoming for r in reads) or any(map(waits_for_gradients, before[unit]))
         return waits[unit]
 
     return {unit for unit in sorted(units, key=_position(order)) if not waits_for_gradients(unit)}
@@ -108,14 +108,11 @@ def _computed_again(units: list[Unit], before: dict[Unit, set[Unit]], order: dic
 
 def _gradients_of_weights(units: list[Unit], order: dict[fx.Node, int]) -> dict[Unit, int]:
     """For each library call of a backward graph that only the caller reads: the place of the gradient it reads."""
-    gradients: set[fx.Node] = set()
-    for node in order:
-        if is_gradient(node) or any(operand in gradients for operand in node.all_input_nodes):
-            gradients.add(node)
     found: dict[Unit, int] = {}
+    computed = gradients(next(iter(order)).graph)
     for unit in units:
         if isinstance(unit, fx.Node) and not is_view(unit) and all(r.op == "output" for r in readers(unit)):
-            places = [order[source] for source in sources(unit) if source in gradients]
+            places = [order[source] for source in sources(unit) if source in computed]
             if places:
                 found[unit] = max(places)
     return found

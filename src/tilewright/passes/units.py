@@ -29,6 +29,15 @@ def is_gradient(node: fx.Node) -> bool:
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
+def gradients(graph: fx.Graph) -> set[fx.Node]:
+    """What a joint or backward graph computes from the incoming gradients, and these themselves."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if is_gradient(node) or any(operand in found for operand in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
 def is_fusible(node: fx.Node) -> str | None:
     """None if the node has a body and tensors a nest can hold; else the reason why not."""
     if node.op != "call_function":
