@@ -42,16 +42,20 @@ def generated(function: Callable[..., Any], **options: Any) -> Variant:
     return Variant("generated", "inductor", lambda *inputs: compiled()(*inputs), **options)
 
 
-def library(name: str, module: str, function: Callable[..., Any], **options: Any) -> Variant:
-    """A peer from the package of `module` (`liger_kernel`), refused where that is not installed.
+def library(name: str, target: str, call: Callable[..., Any], **options: Any) -> Variant:
+    """A peer, refused where its package is not installed.
 
-    `function` imports what it needs when it is called.
+    `call(found, *inputs)` calls what `target` (`quack.softmax:softmax`) names, which is imported then.
     """
+    package = target.split(".")[0]
 
     def refuses(_: Workload) -> str | None:
-        return None if importlib.util.find_spec(module.split(".")[0]) else f"{module} is not installed"
+        return None if importlib.util.find_spec(package) else f"{package} is not installed"
 
-    return Variant(name, "library", function, refuses=refuses, **options)
+    def run(*inputs: Any) -> Any:
+        return call(pkgutil.resolve_name(target), *inputs)
+
+    return Variant(name, "library", run, refuses=refuses, **options)
 
 
 def example(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from tilewright.kernels.activation import gelu, reference, swiglu
-from tilewright.kernels.naming import SHORT
 from tilewright.kernels.peers import example, generated, inductor, library
+from tilewright.kernels.workloads import Draw, workloads
+from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 FULL = (16384, 16384)
@@ -20,19 +20,14 @@ FULL = (16384, 16384)
 def _workloads(tensors: int, fwd: int, bwd: int) -> Callable[[tuple[int, ...], str], Workload]:
     """Of so many random operands; `fwd` and `bwd` count the tensors that a direction must move."""
 
-    def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
-        rows, columns = sizes
-        kind: torch.dtype = getattr(torch, dtype)
+    def operands(draw: Draw, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+        return tuple(draw(rows, columns) for _ in range(tensors))
 
-        def make(device: torch.device, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-            drawn = [torch.randn(rows, columns, dtype=kind, device=device, generator=generator) for _ in range(tensors)]
-            return tuple(tensor.requires_grad_() for tensor in drawn)
+    def work(itemsize: int, rows: int, columns: int) -> dict[Direction, Work]:
+        nbytes = rows * columns * itemsize
+        return {"fwd": Work(fwd * nbytes), "bwd": Work(bwd * nbytes)}
 
-        nbytes = rows * columns * kind.itemsize
-        work = {"fwd": Work(fwd * nbytes), "bwd": Work(bwd * nbytes)}
-        return Workload(f"{rows}x{columns} {SHORT[dtype]}", sizes, dtype, make, work)  # type: ignore[arg-type]
-
-    return workload
+    return workloads(operands, work)
 
 
 def _no_fp64(workload: Workload) -> str | None:
@@ -41,12 +36,6 @@ def _no_fp64(workload: Workload) -> str | None:
 
 def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
-
-
-def _liger_swiglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
-    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
-
-    return LigerSiLUMulFunction.apply(gate, up)
 
 
 SUITES = {
@@ -83,7 +72,13 @@ SUITES = {
             generated(_swiglu, note="memory"),
             inductor(_swiglu, note="memory"),
             # Its backward writes the gradients over its inputs, which may not be called twice.
-            library("liger", "liger_kernel", _liger_swiglu, note="memory", directions=("fwd",)),
+            library(
+                "liger",
+                "liger_kernel.ops.swiglu:LigerSiLUMulFunction",
+                lambda found, gate, up: found.apply(gate, up),
+                note="memory",
+                directions=("fwd",),
+            ),
         ),
         sizes=((16384, 11008), FULL),
     ),

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewright.kernels.attention import attention, dispatch, reference
 from tilewright.kernels.attention.registered import attend, request_of
-from tilewright.kernels.naming import SHORT
 from tilewright.kernels.peers import inductor
+from tilewright.kernels.workloads import SHORT
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 

@@ -9,25 +9,22 @@ from torch.nn import functional as F
 
 from tilewright.kernels.activation import formula
 from tilewright.kernels.dropout_add import drawn_by_pytorch, dropout_add, reference
-from tilewright.kernels.naming import SHORT
 from tilewright.kernels.peers import generated, inductor
-from tilewright.records.suite import Suite, Variant, Work, Workload
+from tilewright.kernels.workloads import Draw, workloads
+from tilewright.records.measurement import Direction
+from tilewright.records.suite import Suite, Variant, Work
 
 P = 0.1
 
 
-def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
-    """`sizes` is rows, columns."""
-    kind: torch.dtype = getattr(torch, dtype)
+def _operands(draw: Draw, rows: int, columns: int) -> tuple[Any, ...]:
+    return draw(rows, columns), draw(rows, columns), P, "gelu"
 
-    def make(device: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
-        x, residual = (torch.randn(sizes, dtype=kind, device=device, generator=generator) for _ in range(2))
-        return x.requires_grad_(), residual.requires_grad_(), P, "gelu"
 
-    nbytes = sizes[0] * sizes[1] * kind.itemsize
+def _work(itemsize: int, rows: int, columns: int) -> dict[Direction, Work]:
+    nbytes = rows * columns * itemsize
     # Backward reads x and the result's gradient and writes x's; the residual's is the result's itself.
-    work = {"fwd": Work(3 * nbytes), "bwd": Work(3 * nbytes)}
-    return Workload(f"{sizes[0]}x{sizes[1]} {SHORT[dtype]}", sizes, dtype, make, work)  # type: ignore[arg-type]
+    return {"fwd": Work(3 * nbytes), "bwd": Work(3 * nbytes)}
 
 
 def ours(x: torch.Tensor, residual: torch.Tensor, p: float, kind: str) -> torch.Tensor:
@@ -50,7 +47,7 @@ SUITES = {
         name="dropout_add",
         summary="dropout(gelu(x)) + residual",
         reference=reference.dropout_add,
-        workload=workload,
+        workload=workloads(_operands, _work),
         variants=(
             Variant("tilewright", "triton", ours, "instructions: ten Philox rounds, and memory close behind"),
             Variant("eager", "torch", eager, "memory, three kernels and a stored mask"),

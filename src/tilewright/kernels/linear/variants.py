@@ -19,8 +19,8 @@ from tilewright.kernels.linear import (
     linear_gelu,
     reference,
 )
-from tilewright.kernels.naming import SHORT
 from tilewright.kernels.peers import example, generated, inductor
+from tilewright.kernels.workloads import Draw, workloads
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
@@ -31,29 +31,21 @@ FORWARD: tuple[Direction, ...] = ("fwd",)
 
 
 def _workload(residual: bool, approximate: str = "none") -> Callable[[tuple[int, ...], str], Workload]:
-    def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
-        m, n, k = sizes
-        kind: torch.dtype = getattr(torch, dtype)
+    def operands(draw: Draw, m: int, n: int, k: int) -> tuple[Any, ...]:
+        arguments = draw(m, k), draw(n, k, std=k**-0.5), draw(n)
+        return (*arguments, draw(m, n), P) if residual else (*arguments, approximate)
 
-        def make(device: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
-            def drawn(*shape: int, scale: float = 1.0) -> torch.Tensor:
-                made = torch.empty(shape, dtype=kind, device=device).normal_(std=scale, generator=generator)
-                return made.requires_grad_()
-
-            arguments = drawn(m, k), drawn(n, k, scale=k**-0.5), drawn(n)
-            return (*arguments, drawn(m, n), P) if residual else (*arguments, approximate)
-
+    def work(itemsize: int, m: int, n: int, k: int) -> dict[Direction, Work]:
         matrices = m * k + n * k + n
         ends = (2 if residual else 1) * m * n
         flops = 2 * m * n * k
-        work = {
-            "fwd": Work((matrices + ends) * kind.itemsize, flops=flops, limit="matmul"),
+        return {
+            "fwd": Work((matrices + ends) * itemsize, flops=flops, limit="matmul"),
             # What comes in, what was saved, and all gradients.
-            "bwd": Work((2 * matrices + 2 * m * n) * kind.itemsize, flops=2 * flops, limit="matmul"),
+            "bwd": Work((2 * matrices + 2 * m * n) * itemsize, flops=2 * flops, limit="matmul"),
         }
-        return Workload(f"{m}x{n}x{k} {SHORT[dtype]}", sizes, dtype, make, work)  # type: ignore[arg-type]
 
-    return workload
+    return workloads(operands, work)
 
 
 def _refuses(workload: Workload) -> str | None:

@@ -44,10 +44,3 @@ class InChunks(torch.autograd.Function):
 def in_chunks(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     loss: torch.Tensor = InChunks.apply(x, weight, target)  # type: ignore[no-untyped-call]
     return loss
-
-
-def liger(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
-
-    loss: torch.Tensor = LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0]
-    return loss.to(x.dtype)

@@ -7,30 +7,22 @@ import torch
 from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
 from tilewright.kernels.linear_cross_entropy import peers as chunked
 from tilewright.kernels.linear_cross_entropy import reference as plain
-from tilewright.kernels.naming import SHORT
 from tilewright.kernels.peers import generated, library
+from tilewright.kernels.workloads import Draw, workloads
 from tilewright.records.measurement import Direction
-from tilewright.records.suite import Suite, Variant, Work, Workload
+from tilewright.records.suite import Suite, Variant, Work
 
 BOTH: tuple[Direction, ...] = ("fwd+bwd",)
 
 
-def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
-    """`sizes` is tokens, hidden, vocabulary."""
-    tokens, hidden, vocabulary = sizes
-    kind: torch.dtype = getattr(torch, dtype)
+def _operands(draw: Draw, tokens: int, hidden: int, vocabulary: int) -> tuple[torch.Tensor, ...]:
+    return draw(tokens, hidden), draw(vocabulary, hidden, std=hidden**-0.5), draw.integers(vocabulary, tokens)
 
-    def make(device: torch.device, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        x = torch.randn(tokens, hidden, dtype=kind, device=device, generator=generator)
-        weight = torch.empty(vocabulary, hidden, dtype=kind, device=device)
-        weight.normal_(std=hidden**-0.5, generator=generator)
-        target = torch.randint(0, vocabulary, (tokens,), device=device, generator=generator)
-        return x.requires_grad_(), weight.requires_grad_(), target
 
+def _work(itemsize: int, tokens: int, hidden: int, vocabulary: int) -> dict[Direction, Work]:
     # Both matrices and the targets are read, both gradients and the loss written.
-    nbytes = (2 * (tokens + vocabulary) * hidden + 1) * kind.itemsize + 8 * tokens
-    work = {"fwd+bwd": Work(nbytes, flops=3 * 2 * tokens * hidden * vocabulary, limit="matmul")}
-    return Workload(f"{tokens}x{hidden}x{vocabulary} {SHORT[dtype]}", sizes, dtype, make, work)  # type: ignore[arg-type]
+    nbytes = (2 * (tokens + vocabulary) * hidden + 1) * itemsize + 8 * tokens
+    return {"fwd+bwd": Work(nbytes, flops=3 * 2 * tokens * hidden * vocabulary, limit="matmul")}
 
 
 SUITES = {
@@ -38,7 +30,7 @@ SUITES = {
         name="linear_cross_entropy",
         summary="cross_entropy(x · weightᵀ, target), the logits never held all at once",
         reference=plain.linear_cross_entropy,
-        workload=workload,
+        workload=workloads(_operands, _work),
         variants=(
             Variant(
                 "tilewright",
@@ -56,7 +48,13 @@ SUITES = {
             ),
             generated(plain.linear_cross_entropy, note="holds all logits", directions=BOTH),
             Variant("inductor", "inductor", chunked.in_chunks, note="chunks of 2048 tokens", directions=BOTH),
-            library("liger", "liger_kernel", chunked.liger, note="chunks of 256 tokens", directions=BOTH),
+            library(
+                "liger",
+                "liger_kernel.ops.fused_linear_cross_entropy:LigerFusedLinearCrossEntropyFunction",
+                lambda found, x, weight, target: found.apply(x, weight, target)[0].to(x.dtype),
+                note="chunks of 256 tokens",
+                directions=BOTH,
+            ),
         ),
         sizes=((8192, 4096, 131072),),
         dtypes=("bfloat16",),

@@ -5,30 +5,25 @@ from __future__ import annotations
 import torch
 
 from tilewright.kernels.matmul import reference
-from tilewright.kernels.naming import SHORT
 from tilewright.kernels.peers import example, generated
+from tilewright.kernels.workloads import Draw, workloads
+from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 STEPS_BYTES = 2**30
 """The most that the products of the eager steps may take, all kept at once."""
 
 
-def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
-    """`sizes` is M, N, K."""
-    m, n, k = sizes
-    kind: torch.dtype = getattr(torch, dtype)
+def _operands(draw: Draw, m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return draw(m, k), draw(k, n)
 
-    def make(device: torch.device, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        a = torch.randn(m, k, dtype=kind, device=device, generator=generator)
-        b = torch.randn(k, n, dtype=kind, device=device, generator=generator)
-        return a.requires_grad_(), b.requires_grad_()
 
-    a, b, c = m * k * kind.itemsize, k * n * kind.itemsize, m * n * kind.itemsize
-    work = {
+def _work(itemsize: int, m: int, n: int, k: int) -> dict[Direction, Work]:
+    a, b, c = m * k * itemsize, k * n * itemsize, m * n * itemsize
+    return {
         "fwd": Work(a + b + c, flops=2 * m * n * k, limit="matmul"),
         "bwd": Work(2 * (a + b) + c, flops=4 * m * n * k, limit="matmul"),
     }
-    return Workload(f"{m}x{n}x{k} {SHORT[dtype]}", sizes, dtype, make, work)  # type: ignore[arg-type]
 
 
 def _steps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -50,7 +45,7 @@ SUITES = {
         name="matmul",
         summary="a · b",
         reference=reference.matmul,
-        workload=workload,
+        workload=workloads(_operands, _work),
         variants=(
             example(
                 "tilewright-triton",

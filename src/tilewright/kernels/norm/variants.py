@@ -11,9 +11,10 @@ from torch import Tensor
 
 from tilewright.kernels import norm
 from tilewright.kernels.by_recipe import performed
-from tilewright.kernels.norm import add_norm_recipe, backward_recipe, cuda, reference
-from tilewright.kernels.norm.schedule import Direction
+from tilewright.kernels.norm import add_norm_recipe, backward_recipe, cuda, reference, schedule
 from tilewright.kernels.peers import generated, inductor, library
+from tilewright.kernels.workloads import Draw, workloads
+from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 COLUMNS = (256, 1024, 4096, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
@@ -77,64 +78,22 @@ def _torch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Te
     return _torch_rms_norm(total, weight), total
 
 
-def _liger_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
-    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
-
-    return LigerLayerNormFunction.apply(x, weight, bias, LAYER_EPS)
-
-
-def _liger_rms_norm(x: Tensor, weight: Tensor) -> Any:
-    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-
-    return LigerRMSNormFunction.apply(x, weight, RMS_EPS, 0.0, "llama", False)
-
-
-def _liger_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
-    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
-
-    return LigerFusedAddRMSNormFunction.apply(x, residual, weight, RMS_EPS, 0.0, "llama", False)
-
-
-def _quack_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
-    from quack.rmsnorm import layernorm_fwd
-
-    return layernorm_fwd(x, weight.float(), bias.float(), eps=LAYER_EPS)
-
-
-def _quack_rms_norm(x: Tensor, weight: Tensor) -> Any:
-    from quack.rmsnorm import rmsnorm
-
-    return rmsnorm(x, weight, eps=RMS_EPS)
-
-
-def _quack_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
-    from quack.rmsnorm import rmsnorm
-
-    return rmsnorm(x, weight, residual=residual, eps=RMS_EPS, prenorm=True)
-
-
 def _workload(name: str) -> Callable[[tuple[int, ...], str], Workload]:
     added, vectors = name.startswith("add"), 2 if "layer" in name else 1
 
-    def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
-        """`sizes` is rows, columns."""
-        rows, columns = sizes
-        kind: torch.dtype = getattr(torch, dtype)
+    def operands(draw: Draw, rows: int, columns: int) -> tuple[Tensor, ...]:
+        return tuple(draw(*shape) for shape in [(rows, columns)] * (1 + added) + [(columns,)] * vectors)
 
-        def make(device: torch.device, generator: torch.Generator) -> tuple[Tensor, ...]:
-            shapes = [(rows, columns)] * (1 + added) + [(columns,)] * vectors
-            drawn = (torch.randn(shape, device=device, generator=generator, dtype=kind) for shape in shapes)
-            return tuple(tensor.requires_grad_() for tensor in drawn)
-
+    def work(itemsize: int, rows: int, columns: int) -> dict[Direction, Work]:
         # Forward: x (and residual) to y (and the sum). Backward: x, dy (and that of the sum) to dx.
-        matrix, weights = rows * columns * kind.itemsize, vectors * columns * kind.itemsize
+        matrix, weights = rows * columns * itemsize, vectors * columns * itemsize
         statistics = rows * 4 * vectors
-        forward = Work((4 if added else 2) * matrix + weights + statistics)
-        backward = Work((4 if added else 3) * matrix + weights + columns * kind.itemsize + statistics)
-        label = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.get(kind, dtype)
-        return Workload(f"{rows}x{columns} {label}", sizes, dtype, make, {"fwd": forward, "bwd": backward})
+        return {
+            "fwd": Work((4 if added else 2) * matrix + weights + statistics),
+            "bwd": Work((4 if added else 3) * matrix + weights + columns * itemsize + statistics),
+        }
 
-    return workload
+    return workloads(operands, work)
 
 
 def _no_clusters(name: str) -> Callable[[Workload], str | None]:
@@ -146,7 +105,7 @@ def _no_clusters(name: str) -> Callable[[Workload], str | None]:
         kind: torch.dtype = getattr(torch, workload.dtype)
         device = torch.device("cuda", torch.cuda.current_device())
         added, centered = name.startswith("add"), "layer" in name
-        kinds: tuple[tuple[Direction, int], ...] = (("forward", 1), ("backward", 2))
+        kinds: tuple[tuple[schedule.Direction, int], ...] = (("forward", 1), ("backward", 2))
         rows, columns = workload.sizes
         calls = (
             cuda.contiguous(direction, rows, columns, kind, inputs + added, 1 + centered, centered)
@@ -191,22 +150,36 @@ def _suite(
 
 
 _FORWARD = ("fwd",)
+_QUACK = "quack.rmsnorm:rmsnorm"
 SUITES = {
     "layer_norm": _suite(
         "layer_norm",
         "(x - mean) / √(variance + eps) · weight + bias",
         norm.layer_norm,
         _torch_layer_norm,
-        library("liger", "liger_kernel", _liger_layer_norm),
-        library("quack", "quack", _quack_layer_norm, directions=_FORWARD),
+        library(
+            "liger",
+            "liger_kernel.ops.layer_norm:LigerLayerNormFunction",
+            lambda found, x, weight, bias: found.apply(x, weight, bias, LAYER_EPS),
+        ),
+        library(
+            "quack",
+            "quack.rmsnorm:layernorm_fwd",
+            lambda found, x, weight, bias: found(x, weight.float(), bias.float(), eps=LAYER_EPS),
+            directions=_FORWARD,
+        ),
     ),
     "rms_norm": _suite(
         "rms_norm",
         "x / √(mean of x² + eps) · weight",
         norm.rms_norm,
         _torch_rms_norm,
-        library("liger", "liger_kernel", _liger_rms_norm),
-        library("quack", "quack", _quack_rms_norm),
+        library(
+            "liger",
+            "liger_kernel.ops.rms_norm:LigerRMSNormFunction",
+            lambda found, x, weight: found.apply(x, weight, RMS_EPS, 0.0, "llama", False),
+        ),
+        library("quack", _QUACK, lambda found, x, weight: found(x, weight, eps=RMS_EPS)),
     ),
     "add_layer_norm": _suite(
         "add_layer_norm", "layer_norm of x + residual, and the sum", norm.add_layer_norm, _torch_add_layer_norm
@@ -216,7 +189,15 @@ SUITES = {
         "rms_norm of x + residual, and the sum",
         norm.add_rms_norm,
         _torch_add_rms_norm,
-        library("liger", "liger_kernel", _liger_add_rms_norm),
-        library("quack", "quack", _quack_add_rms_norm),
+        library(
+            "liger",
+            "liger_kernel.ops.fused_add_rms_norm:LigerFusedAddRMSNormFunction",
+            lambda found, x, residual, weight: found.apply(x, residual, weight, RMS_EPS, 0.0, "llama", False),
+        ),
+        library(
+            "quack",
+            _QUACK,
+            lambda found, x, residual, weight: found(x, weight, residual=residual, eps=RMS_EPS, prenorm=True),
+        ),
     ),
 }

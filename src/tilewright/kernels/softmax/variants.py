@@ -9,43 +9,25 @@ import torch
 
 from tilewright.kernels.peers import example, generated, inductor, library, no_cuda_cpp
 from tilewright.kernels.softmax import by_impl, log_softmax, reference, softmax
+from tilewright.kernels.workloads import Draw, workloads
+from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 ELEMENTS = 2**28
 """Of the default sizes: in bf16, forward moves 1 GiB."""
 COLUMNS = (256, 1024, 4096, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
-SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 LONGEST_LOOP = 512 * 1024
 """Elements up to which a loop over columns in Python is measured."""
 
 
-def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
-    """`sizes` is rows, columns."""
-    rows, columns = sizes
-    kind: torch.dtype = getattr(torch, dtype)
+def _operands(draw: Draw, rows: int, columns: int) -> tuple[torch.Tensor]:
+    return (draw(rows, columns),)
 
-    def make(device: torch.device, generator: torch.Generator) -> tuple[torch.Tensor]:
-        x = torch.randn(rows, columns, dtype=kind, device=device, generator=generator)
-        return (x.requires_grad_(),)
 
-    nbytes = rows * columns * kind.itemsize
+def _work(itemsize: int, rows: int, columns: int) -> dict[Direction, Work]:
+    nbytes = rows * columns * itemsize
     # Backward reads the result and its gradient, and writes the input's.
-    work = {"fwd": Work(2 * nbytes), "bwd": Work(3 * nbytes)}
-    return Workload(f"{rows}x{columns} {SHORT[dtype]}", sizes, dtype, make, work)  # type: ignore[arg-type]
-
-
-def _liger(x: torch.Tensor) -> torch.Tensor:
-    from liger_kernel.ops.softmax import LigerSoftmaxFunction
-
-    y: torch.Tensor = LigerSoftmaxFunction.apply(x)
-    return y
-
-
-def _quack(x: torch.Tensor) -> torch.Tensor:
-    from quack.softmax import softmax as quack_softmax
-
-    y: torch.Tensor = quack_softmax(x)
-    return y
+    return {"fwd": Work(2 * nbytes), "bwd": Work(3 * nbytes)}
 
 
 def _torch(x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +72,7 @@ SUITES = {
         name="softmax",
         summary="yᵢ = exp(xᵢ - max x) / Σⱼ exp(xⱼ - max x), along rows",
         reference=reference.softmax,
-        workload=workload,
+        workload=workloads(_operands, _work),
         variants=(
             *_ours(False, softmax),
             Variant("torch", "torch", _torch, note="reads long rows twice"),
@@ -105,8 +87,15 @@ SUITES = {
             ),
             generated(_torch, note="the row is read again where a program does not hold it"),
             inductor(_torch, note="one or two reads, by the row's length"),
-            library("liger", "liger_kernel", _liger, note="a program a row; to 65536 columns"),
-            library("quack", "quack", _quack, note="clusters to 16 blocks, CuTe DSL"),
+            library(
+                "liger",
+                "liger_kernel.ops.softmax:LigerSoftmaxFunction",
+                lambda found, x: found.apply(x),
+                note="a program a row; to 65536 columns",
+            ),
+            library(
+                "quack", "quack.softmax:softmax", lambda found, x: found(x), note="clusters to 16 blocks, CuTe DSL"
+            ),
         ),
         sizes=_SIZES,
         sweeps=_SWEEPS,
@@ -115,7 +104,7 @@ SUITES = {
         name="log_softmax",
         summary="yᵢ = xᵢ - max x - log Σⱼ exp(xⱼ - max x), along rows",
         reference=reference.log_softmax,
-        workload=workload,
+        workload=workloads(_operands, _work),
         variants=(
             *_ours(True, log_softmax),
             Variant("torch", "torch", _torch_log, note="reads long rows twice"),

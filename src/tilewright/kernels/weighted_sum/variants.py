@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from tilewright.kernels.naming import SHORT
 from tilewright.kernels.peers import example, generated, inductor
 from tilewright.kernels.weighted_sum import reference, weighted_sum
-from tilewright.records.suite import Suite, Variant, Work, Workload
+from tilewright.kernels.workloads import Draw, workloads
+from tilewright.records.measurement import Direction
+from tilewright.records.suite import Suite, Variant, Work
 
 
-def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
-    """`sizes` is rows, columns."""
-    rows, columns = sizes
-    kind: torch.dtype = getattr(torch, dtype)
+def _operands(draw: Draw, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return draw(rows, columns), draw(columns)
 
-    def make(device: torch.device, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randn(rows, columns, dtype=kind, device=device, generator=generator)
-        w = torch.randn(columns, dtype=kind, device=device, generator=generator)
-        return x.requires_grad_(), w.requires_grad_()
 
-    matrix = rows * columns * kind.itemsize
-    forward = Work(matrix + (rows + columns) * kind.itemsize, 2 * rows * columns, "read")
-    backward = Work(2 * matrix + (rows + 2 * columns) * kind.itemsize, 3 * rows * columns)
-    work = {"fwd": forward, "bwd": backward}
-    return Workload(f"{rows}x{columns} {SHORT[dtype]}", sizes, dtype, make, work)  # type: ignore[arg-type]
+def _work(itemsize: int, rows: int, columns: int) -> dict[Direction, Work]:
+    matrix = rows * columns * itemsize
+    return {
+        "fwd": Work(matrix + (rows + columns) * itemsize, 2 * rows * columns, "read"),
+        "bwd": Work(2 * matrix + (rows + 2 * columns) * itemsize, 3 * rows * columns),
+    }
 
 
 SUITES = {
@@ -32,7 +28,7 @@ SUITES = {
         name="weighted_sum",
         summary="Σ_d x[n, d]·w[d]",
         reference=reference.weighted_sum,
-        workload=workload,
+        workload=workloads(_operands, _work),
         variants=(
             Variant("tilewright", "triton", weighted_sum, "memory; at 1000x512 the latency of two dependent reads"),
             example(
