@@ -151,7 +151,7 @@ def _decode_triton(
     q, k, v, mask, slopes, *_ = inputs
     made = decode_triton.plan(request, limits, strides_of(out), strides_of(mask))
     scratch, counters = _scratch(call, made.scratch, made.counters) if made.scratch else (None, None)
-    _launch(call, made.launch, q, k, v, out, lse, scratch, counters, mask, slopes)
+    _launch(call, made.launch, q, k, v, out, lse, scratch, counters, mask, slopes, None)
 
 
 def _decode_cuda(

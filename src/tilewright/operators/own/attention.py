@@ -82,6 +82,15 @@ own(
     role="attention",
 )
 own(
+    "attention_prefix(Tensor q, Tensor k, Tensor v, Tensor prefix, int more, Tensor zeros, float scale) -> Tensor",
+    "compute",
+    arithmetic=attention_arithmetic(_pairs_twice, QKV),
+    shapes=attention_shapes(QKV),
+    traffic=Traffic(unread=("zeros",)),
+    dtypes=("q",),
+    role="attention",
+)
+own(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     f"Tensor lse64, Tensor state, {OPTIONS}) -> (Tensor, Tensor, Tensor)",
     "compute",

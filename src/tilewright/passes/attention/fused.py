@@ -18,9 +18,11 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.insert import insert_known
 from tilewright.hardware.language import runs_on_gpu, stands_for_gpu
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.match import NEGLIGIBLE
+from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated
 from tilewright.passes.attention.spelling import Refusal
 from tilewright.passes.attention.visible import Band, visible
 
@@ -74,6 +76,8 @@ PEERS = (
     ),
     ON_CPU,
 )
+ZEROS = "tilewright_zeros"
+"""Metadata key: zeros in which splits of keys count each other, and how many."""
 BY_FORWARD = {peer.forward: peer for peer in PEERS}
 """By the operator that a graph calls."""
 
@@ -91,6 +95,8 @@ class FusedAttention:
             raise Refusal("dropout on the weights, whose mask must be the one that eager draws")
         self.results = _results(node)
         self.backwards = self._find_backwards()
+        if not self.backwards and all(unrepeated(x) is not x for x in (self.k, self.v)):
+            self.k, self.v = unrepeated(self.k), unrepeated(self.v)
         queries, keys = (value_of(x).shape[2] for x in (self.q, self.k))
         causal = bool(named["is_causal"])
         if causal and str(queries) != str(keys):
@@ -105,6 +111,8 @@ class FusedAttention:
         self._check_operands()
         self.masks = self._read_mask(constants)
         """What the kernels are given beside a band: tensors of which a key must pass all, or one that is added."""
+        self.prefix = self._read_prefix(constants)
+        """What the mask is, where it shows the first keys of a cache and nothing else hides any."""
         self._check_results()
         self.request = self._request()
 
@@ -170,6 +178,14 @@ class FusedAttention:
             raise Refusal("a mask that broadcasts over sizes that differ from call to call")
         return (self.mask,)
 
+    def _read_prefix(self, constants: Constants) -> Prefix | None:
+        if len(self.masks) != 1 or self.backwards or self.band != Band(None, None):
+            return None
+        mask, keys = value_of(self.masks[0]), value_of(self.k).shape[2]
+        is_static = all(isinstance(size, int) for size in self._scores())
+        whole = mask.dtype == torch.bool and is_static and mask.shape[-1] == keys
+        return prefix_of(self.masks[0], constants) if whole else None
+
     def _check_results(self) -> None:
         """That every result which is read is dense, so that another can be laid out like it."""
         read = [self.results[0]] if 0 in self.results else []
@@ -198,6 +214,21 @@ class FusedAttention:
     def _options(self) -> tuple[Any, ...]:
         deterministic = torch.are_deterministic_algorithms_enabled()
         return None, None, None, self.scale, *self.band, 0.0, 0.0, 0, 0, deterministic, "auto"
+
+    def rewrite_by_prefix(self) -> fx.Node:
+        """Put the operator in place that reads on the device how many keys are seen; gives its call."""
+        import tilewright.kernels.attention.decode.prefix  # noqa: F401, what defines the operator
+
+        assert self.prefix is not None
+        request = self.request
+        last = self.prefix.write(self.node, request.batch, request.queries)
+        zeros = _zeros(self.node, request.batch * request.kv_heads, value_of(self.q).device)
+        operands = (self.q, self.k, self.v, last, self.prefix.more, zeros, self.scale)
+        new = _call(self.node, torch.ops.tilewright.attention_prefix.default, *operands)
+        if 0 in self.results:
+            _replace(self.results[0], new)
+        _erase(self.node)
+        return new
 
     def rewrite(self) -> fx.Node:
         """Put tilewright's operators in place; gives the forward's."""
@@ -265,6 +296,20 @@ def _call(before: fx.Node, target: Callable[..., Any], *args: Any) -> fx.Node:
     with mode, torch.no_grad():
         node.meta["val"] = target(*fx.map_arg(args, lambda x: x.meta["val"]))
     return node
+
+
+def _zeros(before: fx.Node, count: int, device: torch.device) -> fx.Node:
+    """int32 zeros at the begin of the graph, which all calls that leave them as they were share."""
+    first = next(node for node in before.graph.nodes if node.op != "placeholder")
+    made = next((node for node in before.graph.nodes if node.meta.get(ZEROS) == count), None)
+    if made is None:
+        options: dict[str, Any] = {"dtype": torch.int32, "device": device, "pin_memory": False}
+        mode: Any = value_of(before.all_input_nodes[0]).fake_mode  # type: ignore[attr-defined]
+        with mode:
+            value = torch.full([count], 0, **options)
+        made = insert_known(first, aten.full.default, value, [count], 0, **options)
+        made.meta[ZEROS] = count
+    return made
 
 
 def _tensors_of(args: tuple[Any, ...]) -> list[torch.Tensor]:

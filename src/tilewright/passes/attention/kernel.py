@@ -97,6 +97,10 @@ def _decide(node: fx.Node, constants: Constants, raced: Raced) -> Decision:
         if is_pinned(node):
             raise Refusal("the user chose among PyTorch's attention kernels")
         call = FusedAttention(node, peer, constants)
+        if _splits_prefix(call):
+            reason = f"tilewright's kernel in place of {theirs}: {WRITTEN_IN[SPLIT]}, of those seen alone"
+            consumer = call.rewrite_by_prefix().name
+            return Decision("forward", producer, consumer, "taken", reason, source=source, passed_by="attention")
         training = bool(call.backwards)
         ways = _planned_ways(call.request, training) if absent else _ways(call.request, training)
         times = None if absent else raced(call.request, training)
@@ -176,6 +180,15 @@ def _splits_masked(request: Request) -> bool:
 
     pays = request.group > 1 or request.batch * request.heads < FEW_PROGRAMS
     return request.mask != "none" and pays and decode.refuses(request) is None
+
+
+def _splits_prefix(call: FusedAttention) -> bool:
+    """Whether few queries see the first keys of a cache, how many being in a tensor: other kernels read all keys."""
+    if call.prefix is None or importlib.util.find_spec("triton") is None:
+        return False
+    from tilewright.kernels.attention.decode import triton as decode
+
+    return decode.refuses(call.request._replace(mask="none")) is None
 
 
 def _described(ways: list[str]) -> str:

@@ -56,15 +56,25 @@ class DecodePlan(NamedTuple):
     """The launch of a request and the scratch it takes."""
 
     launch: Plan
-    """Tensors: q, k, v, out, lse, scratch, counters, mask, slopes."""
+    """Tensors: q, k, v, out, lse, scratch, counters, mask, slopes, prefix."""
     scratch: int
     """Numbers of fp32 that the splits leave for the one that combines them; 0: there is one split."""
     counters: int
     """Numbers of int32, zero before and after: splits of each batch entry and key head that are done."""
 
 
+class Prefix(NamedTuple):
+    """Query i of batch entry b sees keys below prefix[b, 0, i, 0] + more."""
+
+    batch_stride: int
+    query_stride: int
+    more: int
+
+
 @functools.lru_cache(maxsize=1024)
-def plan(request: Request, limits: DeviceLimits, out: Strides, mask: Strides) -> DecodePlan:
+def plan(
+    request: Request, limits: DeviceLimits, out: Strides, mask: Strides, prefix: Prefix | None = None
+) -> DecodePlan:
     """The launch into a result with strides `out`, decided without a tensor."""
     widths = padded_widths(request, limits)
     blocks = INTERPRETED if interpreted() else BLOCKS[max(64, *widths)]
@@ -77,22 +87,28 @@ def plan(request: Request, limits: DeviceLimits, out: Strides, mask: Strides) ->
     length = triton.cdiv(steps, splits)
     splits = triton.cdiv(steps, length)
     # Tensor maps cost the host time, and loads through pointers are as fast on the device.
-    all_three = () if loads_vectors(request) else descriptors_of(request, limits, (16, *[blocks.keys] * 2), widths)
+    all_three = (
+        () if prefix or loads_vectors(request) else descriptors_of(request, limits, (16, *[blocks.keys] * 2), widths)
+    )
     descriptors = (None, *all_three[1:]) if all_three else ()
     factor, softcap = factors_of(request)
     scalars = (
         request.heads, request.group, splits, length * blocks.keys, origin, limit, request.queries, request.keys,
         request.head_size, request.value_size, *request.q_strides[:3], *request.k_strides[:3],
-        *request.v_strides[:3], *out[:3], *mask, factor, softcap, *band_of(request),
+        *request.v_strides[:3], *out[:3], *mask, *(prefix or (0, 0, 0)), factor, softcap, *band_of(request),
     )  # fmt: skip
     known = constants_of(request, blocks, widths, bool(descriptors))
     taken = ("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "MASK", "PRECISION", "BLOCK_K", "WIDTH", "VALUE_WIDTH", "NO_PADDING")
     rows = request.queries * request.group
-    constants = {name: known[name] for name in taken} | {
-        "ROWS": max(16, triton.next_power_of_2(rows)),
-        "TMA": bool(descriptors),
-        "SPLITS": triton.next_power_of_2(splits),
-    }
+    constants = (
+        {"PREFIX": prefix is not None}
+        | {name: known[name] for name in taken}
+        | {
+            "ROWS": max(16, triton.next_power_of_2(rows)),
+            "TMA": bool(descriptors),
+            "SPLITS": triton.next_power_of_2(splits),
+        }
+    )
     launch = Plan(decode, splits * kv_heads, scalars, constants, blocks.warps, blocks.stages, descriptors)
     return DecodePlan(launch, 0 if splits == 1 else splits * kv_heads * rows * (request.value_size + 1), kv_heads)
 
@@ -134,7 +150,7 @@ def _run(plan: DecodePlan, operands: Operands, out: torch.Tensor, lse: torch.Ten
     if plan.scratch:
         scratch = torch.empty(plan.scratch, dtype=torch.float32, device=out.device)
         counters = _zeroed_counters(out.device, plan.counters)
-    run(plan.launch, *operands[:3], out, lse, scratch, counters, operands.mask, operands.slopes)
+    run(plan.launch, *operands[:3], out, lse, scratch, counters, operands.mask, operands.slopes, None)
 
 
 _counters: dict[tuple[torch.device, int], torch.Tensor] = {}

@@ -23,16 +23,18 @@ UNROLL = tl.constexpr(4)
 """Splits whose loads are in flight together while they are combined."""
 
 
-@triton.jit(do_not_specialize=["left", "right", "origin", "limit"])
+@triton.jit(do_not_specialize=["left", "right", "origin", "limit", "more"])
 def decode(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, out: tl.tensor, lse: tl.tensor, scratch: tl.tensor, counters: tl.tensor,
-    mask: tl.tensor, slopes: tl.tensor, heads: tl.tensor, group: tl.tensor, splits: tl.tensor, length: tl.tensor,
+    mask: tl.tensor, slopes: tl.tensor, prefix: tl.tensor, heads: tl.tensor, group: tl.tensor, splits: tl.tensor,
+    length: tl.tensor,
     origin: tl.tensor, limit: tl.tensor, queries: tl.tensor, keys: tl.tensor, head_size: tl.constexpr,
     value_size: tl.constexpr, q_stride_b: tl.tensor, q_stride_h: tl.tensor, q_stride_s: tl.tensor,
     k_stride_b: tl.tensor, k_stride_h: tl.tensor, k_stride_s: tl.tensor, v_stride_b: tl.tensor, v_stride_h: tl.tensor,
     v_stride_s: tl.tensor, out_stride_b: tl.tensor, out_stride_h: tl.tensor, out_stride_s: tl.tensor,
     mask_stride_b: tl.tensor, mask_stride_h: tl.tensor, mask_stride_q: tl.tensor, mask_stride_k: tl.tensor,
-    factor: tl.float32, softcap: tl.float32, left: tl.int32, right: tl.int32, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    prefix_stride_b: tl.tensor, prefix_stride_q: tl.tensor, more: tl.int32, factor: tl.float32, softcap: tl.float32,
+    left: tl.int32, right: tl.int32, PREFIX: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -42,7 +44,8 @@ def decode(
     Row r of the tile is query r mod `queries` of the group's head r // queries. Keys before `origin` and from `limit`
     on are hidden from all. SPLITS is `splits`, padded to a power of two. For several splits, scratch (fp32) holds O of
     each [program, row, :], then L of each [program, row], 0 and -inf where all keys of a split are hidden; counters,
-    int32 [batch · key heads], is zero before and after. The rest is as in `forward`, `factor` with its sign.
+    int32 [batch · key heads], is zero before and after. PREFIX: query i sees keys below prefix[batch, i] + `more`, and
+    the splits share those that some query sees. The rest is as in `forward`, `factor` with its sign.
     """
     split = tl.program_id(0) % splits
     kv_index = tl.program_id(0) // splits
@@ -70,6 +73,17 @@ def decode(
     acc = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    seen = 0
+    if PREFIX:
+        first_hidden = tl.load(prefix + batch64 * prefix_stride_b + i * prefix_stride_q, mask=valid, other=0) + more
+        first_hidden = tl.where(valid, tl.minimum(first_hidden, limit), origin).to(tl.int32)
+        seen = first_hidden[:, None]
+        limit = tl.maximum(tl.max(first_hidden, 0), origin)
+        length = tl.cdiv(tl.cdiv(limit - origin, BLOCK_K), splits) * BLOCK_K
+        # What lies behind was perhaps never written: a weight of zero times NaN is NaN.
+        keys_there = limit
+    else:
+        keys_there = keys
     begin = origin + split * length
     end = tl.minimum(begin + length, limit)
     # Rows beyond the last must not read the mask.
@@ -83,13 +97,15 @@ def decode(
             s, i, j, queries, keys, factor, softcap, slope, mask, mask_stride_q, mask_stride_k, left, right,
             True, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, False,
         )  # fmt: skip
+        if PREFIX:
+            s = tl.where(j < seen, s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(s, 1))
         base = tl.where(new_max == float("-inf"), 0.0, new_max)
         p = tl.exp2(s - base[:, None])
         rescale = tl.exp2(row_max - base)
         row_sum = row_sum * rescale + tl.sum(p, 1)
         v_tile = load_rows(
-            v, batch, kv_head, start, keys, value_size, v_stride_s, BLOCK_K, VALUE_WIDTH, NO_PADDING, TMA
+            v, batch, kv_head, start, keys_there, value_size, v_stride_s, BLOCK_K, VALUE_WIDTH, NO_PADDING, TMA
         )
         acc = tl.dot(rounded(p, v_tile.dtype), v_tile, acc * rescale[:, None], input_precision=PRECISION)
         row_max = new_max

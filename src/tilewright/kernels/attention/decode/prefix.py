@@ -1,0 +1,86 @@
+"""Attention of few queries to the first keys of a cache, how many being a tensor: `tilewright::attention_prefix`.
+
+    n = prefix[b, 0, i, 0] + more             out[b, h, i] = softmax(scale · q[b, h, i] · k[b, h', :n]ᵀ) v[b, h', :n]
+
+The device reads the number; keys behind the longest prefix are not read. `zeros`, int32, one for each batch entry and
+key head, is where splits of the keys count each other: it is as it was after the call, so that all layers share one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tilewright.hardware.architectures import limits_of
+from tilewright.kernels.attention import dispatch
+from tilewright.kernels.attention.request import Request, TensorLike, strides_of
+from tilewright.kernels.device import DTYPES, interpreted
+from tilewright.kernels.registration import define
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
+
+
+def _forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    prefix: torch.Tensor,
+    more: int,
+    zeros: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    mask = torch.arange(k.shape[2], device=q.device) < prefix + more
+    out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    shape, strides = dispatch.strides_like(q, v.shape[3])
+    # As the kernels do, whatever PyTorch's choice gives a query that sees no key.
+    return q.new_empty_strided(shape, strides).copy_(torch.where(mask.any(-1, keepdim=True), out, 0))
+
+
+def _fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    prefix: torch.Tensor,
+    more: int,
+    zeros: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    shape, strides = dispatch.strides_like(q, v.shape[3])
+    return q.new_empty_strided(shape, strides)
+
+
+def _recipe(
+    call: RecipeBuilder, q: Operand, k: Operand, v: Operand, prefix: Operand, more: int, zeros: Operand, scale: float
+) -> Recipe | None:
+    """A launch of the Triton kernel that splits the keys; None where it does not take the call."""
+    from tilewright.kernels.attention.decode.triton import Prefix, plan, refuses
+    from tilewright.kernels.attention.portable.launch import with_descriptors
+
+    runs = q.is_cuda or (q.device.type == "cpu" and interpreted())
+    if not runs or q.dtype not in DTYPES or any(0 in x.shape for x in (q, k, v)):
+        return None
+    request = request_of(q, k, v, scale)
+    if refuses(request) is not None or any(x.strides[3] != 1 for x in (q, k, v)):
+        return None
+    shape, strides = dispatch.strides_like(q, v.shape[3])
+    out, lse = call.empty(shape, q.dtype, strides), call.empty(q.shape[:3], torch.float32)
+    seen = Prefix(prefix.strides[0], prefix.strides[2], more)
+    made = plan(request, limits_of(q.device), strides, strides_of(None), seen)
+    scratch = call.empty((made.scratch,), torch.float32) if made.scratch else None
+    tensors = (q, k, v, out, lse, scratch, zeros, None, None, prefix)
+    arguments = *with_descriptors(made.launch, tensors), *made.launch.scalars
+    options: dict[str, Any] = {"num_warps": made.launch.warps, "num_stages": made.launch.stages}
+    call.launch(made.launch.kernel, (made.launch.grid,), *arguments, **made.launch.constants, **options)
+    return call.finish(out)
+
+
+def request_of(q: TensorLike, k: TensorLike, v: TensorLike, scale: float) -> Request:
+    """The call as if all keys were seen."""
+    from tilewright.kernels.attention import registered
+
+    return registered.request_of(q, k, v, None, None, None, None, scale, None, None, 0.0, 0.0, 0, 0, False)
+
+
+attention_prefix = define("attention_prefix", _forward, _fake, recipe=_recipe)

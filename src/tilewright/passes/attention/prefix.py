@@ -1,0 +1,119 @@
+"""Masks that show the first keys of a cache, how many being in a tensor, and caches that were repeated for each head.
+
+m = (arange(S) <= position)[None, None]                →   the keys below position + 1
+k = cache.repeat_interleave(4, 1)                      →   cache, each of whose heads four heads of the queries share
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from tilewright.graph.calls import shape_of
+from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.insert import insert_call
+from tilewright.passes.attention.constants import SAME, Constants, name_of, value_of
+from tilewright.passes.attention.places import count_of
+from tilewright.passes.attention.spelling import argument
+from tilewright.passes.attention.visible import MIRRORED
+
+aten: Any = torch.ops.aten
+INTEGERS = (torch.int64, torch.int32)
+
+
+class Prefix(NamedTuple):
+    """A query sees the keys below `last + more`."""
+
+    last: Node
+    """Integers, aligned with the comparison at the right."""
+    more: int
+    rank: int
+    """Axes of the comparison."""
+    inserted: tuple[int, ...]
+    """Axes of size 1 that were inserted since, one after the other."""
+
+    def write(self, before: Node, batch: int, queries: int) -> Node:
+        """`last` as [batch, 1, queries, 1], written before `before`."""
+        node = self.last
+        for axis in (*[0] * (self.rank - _rank(node)), *self.inserted):
+            node = insert_call(before, aten.unsqueeze.default, node, axis)
+        return insert_call(before, aten.expand.default, node, [batch, 1, queries, 1])
+
+
+def prefix_of(mask: Node, constants: Constants) -> Prefix | None:
+    """What a bool mask, broadcastable to [B, H, Sq, Sk], says; None where heads differ in it, or it is no prefix."""
+    inserted: list[int] = []
+    node = mask
+    while True:
+        name, source = name_of(node), argument(node, 0, "input")
+        if name == "unsqueeze" and isinstance(source, Node) and isinstance(axis := argument(node, 1, "dim"), int):
+            inserted.insert(0, axis % (_rank(source) + 1))
+        elif not isinstance(source, Node) or not (name in (*SAME, "expand", "broadcast_to") or _from_first(node)):
+            break
+        elif _rank(source) != _rank(node):
+            inserted[:0] = [0] * (_rank(node) - _rank(source))
+        node = source
+    found = _compared(node, constants)
+    if found is None:
+        return None
+    last, more = found
+    sizes = [1] * (_rank(node) - _rank(last)) + list(shape_of(_value(last)))
+    for axis in inserted:
+        sizes.insert(axis, 1)
+    sizes = [1] * (4 - len(sizes)) + sizes
+    fits = len(sizes) == 4 and sizes[1] == sizes[3] == 1
+    return Prefix(last, more, _rank(node), tuple(inserted)) if fits else None
+
+
+def _from_first(node: Node) -> bool:
+    """Whether a call cuts off the last keys, if anything."""
+    if name_of(node) != "slice" or argument(node, 4, "step", 1) != 1 or argument(node, 2, "start") not in (None, 0):
+        return False
+    whole, part = shape_of(_value(node.args[0])), shape_of(_value(node))  # type: ignore[arg-type]
+    return whole[:-1] == part[:-1]
+
+
+@in_real_tensors()
+def _compared(node: Node, constants: Constants) -> tuple[Node, int] | None:
+    """x and m of `key < x + m`, where keys count up along the last axis and x is an integer tensor."""
+    name, operands = name_of(node), [x for x in node.args if isinstance(x, Node)]
+    if name not in MIRRORED or len(node.args) != 2 or len(operands) != 2:
+        return None
+    keys, last = operands
+    count = count_of(keys, constants)
+    if count is None or count.axis != -1:
+        keys, last, name = last, keys, MIRRORED[name]
+        count = count_of(keys, constants)
+    value = value_of(last)
+    if count is None or count.axis != -1 or value is None or value.dtype not in INTEGERS or name not in ("le", "lt"):
+        return None
+    return last, (name == "le") - count.first
+
+
+def unrepeated(node: Node) -> Node:
+    """x [B, H, S, D] of a tensor that has each of its heads several times in a row; else the node itself."""
+    steps: list[Node] = []
+    x = node
+    for names in (("view", "_unsafe_view"), ("clone",), ("expand",), ("unsqueeze",)):
+        if name_of(x) not in names or not isinstance(x.args[0], Node):
+            return node
+        steps.append(x)
+        x = x.args[0]
+    source, wide, whole = (shape_of(_value(n)) for n in (x, steps[2], node))
+    if len(source) != 4 or len(wide) != 5 or steps[3].args[1] not in (2, -3):
+        return node
+    batch, heads, times, keys, width = wide
+    fits = source == (batch, heads, keys, width) and whole == (batch, heads * times, keys, width)
+    return x if fits else node
+
+
+def _value(node: Node) -> torch.Tensor:
+    value = value_of(node)
+    assert value is not None
+    return value
+
+
+def _rank(node: Node) -> int:
+    return _value(node).dim()

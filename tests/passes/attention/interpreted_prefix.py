@@ -1,0 +1,175 @@
+"""Decoding against a static cache whose mask is a comparison, in Triton's interpreter, against float64 and eager.
+
+`test_prefix.py` runs this in a process of its own, as `interpreted_kernel.py` is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.kernels.interpreter import install
+from tests.passes.attention.interpreted_kernel import Compiled
+from tests.passes.attention.test_recognise import check_numbers
+
+install()
+KEYS = 80
+PREFIX = "tilewright.attention_prefix"
+
+
+@pytest.fixture(autouse=True)
+def in_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def operands(queries: int = 1, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    """Two entries; eight heads of queries share two of keys, which are a part of a larger cache."""
+    torch.manual_seed(0)
+    q = torch.randn(2, queries, 8, 32, dtype=dtype).transpose(1, 2)
+    return [q, *(torch.randn(2, 2, 96, 32, dtype=dtype)[:, :, :KEYS] for _ in range(2))]
+
+
+def check(function: Callable[..., Tensor], inputs: list[Tensor], truth: list[Tensor] | None = None) -> Compiled:
+    """By the operator that reads the number of keys, and within the numbers contract."""
+    compiled = Compiled(function)
+    with torch.no_grad():
+        actual = compiled.call(*inputs)
+        eager = function(*(truth or inputs))
+        exact = function(*(x.double() if x.is_floating_point() else x for x in truth or inputs))
+    check_numbers([actual], [eager], [exact])
+    return compiled
+
+
+def taken(compiled: Compiled) -> bool:
+    (choice,) = compiled.choices
+    assert compiled.targets("scaled_dot_product") == 0
+    return compiled.targets(PREFIX) == 1 and choice.verdict == "taken" and "of those seen alone" in choice.reason
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+
+
+def at_most(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+    return attend(q, k, v, (torch.arange(KEYS) <= last[:, None])[None, None])
+
+
+def mirrored(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+    return attend(
+        q, k, v, (last.int()[:, None] >= torch.arange(KEYS, dtype=torch.int32))[None, None].expand(2, 1, -1, -1)
+    )
+
+
+def below(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+    return attend(q, k, v, torch.arange(2, KEYS + 2)[None, None, None] < last[None, None, :, None] + 3)
+
+
+def cut_from_a_longer_one(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+    return attend(q, k, v, (torch.arange(100) <= last[:, None])[None, None, :, :KEYS])
+
+
+def added(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+    seen = (torch.arange(KEYS) <= last[:, None])[None, None]
+    return attend(q, k, v, torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf))
+
+
+def repeated(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+    seen = (torch.arange(KEYS) <= last[:, None])[None, None]
+    return F.scaled_dot_product_attention(q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1), seen)
+
+
+@pytest.mark.parametrize("function", [at_most, mirrored, below, cut_from_a_longer_one, added, repeated])
+@pytest.mark.parametrize("last", [[0], [47], [79], [31, 30, 33]], ids=str)
+def test_the_number_of_keys_is_read_on_the_device(function: Callable[..., Tensor], last: list[int]) -> None:
+    assert taken(check(function, [*operands(len(last)), torch.tensor(last)]))
+
+
+def test_a_number_for_each_entry() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+        return attend(q, k, v, (torch.arange(KEYS) < lengths[:, None])[:, None, None, :])
+
+    assert taken(check(function, [*operands(2), torch.tensor([3, 64])]))
+
+
+def test_what_was_never_written_is_not_read() -> None:
+    clean, last = operands(), torch.tensor([33])
+    dirty = [x.clone() for x in clean]
+    for x in dirty[1:]:
+        x[:, :, 34:] = torch.nan
+    for x in clean[1:]:
+        x[:, :, 34:] = 0
+    assert taken(check(at_most, [*dirty, last], [*clean, last]))
+
+
+def test_who_sees_no_key_gets_zeros() -> None:
+    compiled = Compiled(at_most)
+    with torch.no_grad():
+        out = compiled.call(*operands(2), torch.tensor([-1, 5]))
+    assert taken(compiled) and not out[:, :, 0].any() and out[:, :, 1].all()
+
+
+def windowed(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+    places = torch.arange(KEYS)
+    return attend(q, k, v, ((places <= last[:, None]) & (places > last[:, None] - 16))[None, None])
+
+
+def behind(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+    return attend(q, k, v, (torch.arange(KEYS) >= last[:, None])[None, None])
+
+
+def differing_between_heads(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+    return attend(q, k, v, torch.arange(KEYS) <= last + torch.arange(8)[None, :, None, None])
+
+
+def counted_down(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+    return attend(q, k, v, (torch.arange(KEYS).flip(0) <= last[:, None])[None, None])
+
+
+@pytest.mark.parametrize("function", [windowed, behind, differing_between_heads, counted_down])
+def test_other_masks_are_read_as_masks(function: Callable[..., Tensor]) -> None:
+    compiled = check(function, [*operands(), torch.tensor([40])])
+    assert compiled.targets(PREFIX) == 0 and compiled.targets("tilewright.attention.default") == 1
+
+
+class Decoder(nn.Module):
+    """Two layers that write their keys and values into a static cache, and attend to what it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Linear(64, 128, bias=False) for _ in range(2))
+        self.caches = nn.ParameterList(nn.Parameter(torch.zeros(2, 2, 2, KEYS, 16), False) for _ in range(2))
+
+    def forward(self, x: Tensor, place: Tensor) -> Tensor:
+        seen = (torch.arange(KEYS) <= place[:, None])[None, None]
+        for project, cache in zip(self.projections, self.caches, strict=True):
+            q, k, v = (y.unflatten(-1, (-1, 16)).transpose(1, 2) for y in project(x).split((64, 32, 32), -1))
+            keys, values = cache
+            keys.index_copy_(2, place, k)
+            values[:, :, place] = v
+            x = x + attend(q, keys, values, seen).transpose(1, 2).flatten(2)
+        return x
+
+
+def test_many_steps_leave_the_cache_that_eager_leaves() -> None:
+    torch.manual_seed(0)
+    ours, theirs = Decoder().bfloat16(), Decoder().bfloat16()
+    theirs.load_state_dict(ours.state_dict())
+    compiled = Compiled(ours)
+    with torch.no_grad():
+        for step in (*range(4), 78, 79):
+            x, place = torch.randn(2, 1, 64, dtype=torch.bfloat16), torch.tensor([step])
+            actual, eager = compiled.call(x, place), theirs(x, place)
+            torch.testing.assert_close(actual, eager, rtol=0.02, atol=0.02)
+            # The first layer's keys and values depend on nothing that may be rounded otherwise.
+            assert torch.equal(ours.caches[0], theirs.caches[0])
+    assert compiled.targets(PREFIX) == 2
+    made = [str(node.target) for graph in compiled.record.graphs for node in graph.plan.graph.nodes]
+    assert not any(name.startswith(("aten.index_put.", "aten.index_copy.", "aten.copy_")) for name in made)
+    assert made.count("aten.full.default") == 1
