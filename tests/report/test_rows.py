@@ -28,5 +28,14 @@ def test_long_text_is_folded_and_never_cut() -> None:
     assert "".join(lines[1:]) == "a" * 90
 
 
+def test_a_table_too_wide_is_a_list_of_its_rows() -> None:
+    """`SELECT * FROM device_slice` has thirty columns."""
+    columns = [f"column_{number}" for number in range(30)]
+    lines = printed(columns, [tuple(range(30)), ("a" * 70, *range(29))])
+    assert lines[:3] == ["row 1", "column_0   0", "column_1   1"]
+    assert lines[31] == "row 2" and len(lines) == 31 + 32
+    assert "".join(line[11:] for line in lines[32:34]) == "a" * 70
+
+
 def test_an_answer_without_rows_has_its_columns() -> None:
     assert printed(["a", "b"], []) == ["a  b"]

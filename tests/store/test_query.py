@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,18 @@ def test_a_division_is_named_as_it_was_written(run: Path) -> None:
     names, rows = query(run, """SELECT 7/2, 7.0/2, 1 AS "a // b" """)
     assert names == ("(7 / 2)", "(7.0 / 2)", "a // b")
     assert rows == [(3, 3.5, 1)]
+
+
+def test_columns_of_one_name_are_told_apart(run: Path) -> None:
+    names, rows = query(run, "SELECT name, name AS name_2, o.name, 1 AS one, target AS name FROM operator o LIMIT 1")
+    assert names == ("name", "name_2", "name_3", "one", "name_4")
+    assert rows == [("exp", "exp", "exp", 1, "aten.exp")]
+
+
+def test_the_row_of_the_run_needs_no_time_zones(run: Path) -> None:
+    names, ((created, *_),) = query(run, "FROM run")
+    assert names[0] == "created" and isinstance(created, datetime) and created.tzinfo is None
+    assert abs((SavedRun(run).info.created - datetime.now(UTC)).total_seconds()) < 600
 
 
 def test_rows_and_columns(run: Path) -> None:

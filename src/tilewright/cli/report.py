@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tilewright.cli.options import RunFile
+from tilewright.cli.options import Quiet, RunFile
 
 
 def report(
@@ -17,6 +17,7 @@ def report(
     speedscope: Annotated[
         Path | None, typer.Option(help="Write the flame graphs of the run's trace for speedscope.app.")
     ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Write the page of the latest run; with --flame or --speedscope those, and the page only if --out names one."""
     from tilewright.report.flame_svg import write_flame
@@ -25,9 +26,12 @@ def report(
     from tilewright.store.run_paths import latest_run
 
     path = run or latest_run()
+    written = {}
     if flame is not None:
-        print(f"flame graph  {write_flame(path, flame)}")
+        written["flame graph"] = write_flame(path, flame)
     if speedscope is not None:
-        print(f"speedscope  {write_speedscope(path, speedscope)}")
-    if out is not None or (flame is None and speedscope is None):
-        print(f"page  {write_page(path, out or path.with_suffix('.html'))}")
+        written["speedscope"] = write_speedscope(path, speedscope)
+    if out is not None or not written:
+        written["page"] = write_page(path, out or path.with_suffix(".html"))
+    for what, place in written.items():
+        print(place if quiet else f"{what}  {place}")

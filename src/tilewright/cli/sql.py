@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tilewright.cli.options import AsJson, RunFile
+from tilewright.cli.options import AsJson, Quiet, RunFile
 from tilewright.cli.output import print_json, show
 
 
@@ -14,6 +14,7 @@ def sql(
     query: Annotated[str, typer.Argument(help="Any SQL over the run's tables; SHOW TABLES lists them.")],
     run: RunFile = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Query the latest run (read-only)."""
     from tilewright.store.query import query as ask
@@ -25,4 +26,4 @@ def sql(
         return
     from tilewright.report.rows import show_rows
 
-    show(show_rows(columns, rows))
+    show(show_rows(columns, rows, header=not quiet))

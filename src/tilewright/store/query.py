@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,9 +59,22 @@ def query(path: Path, sql: str) -> tuple[tuple[str, ...], list[tuple[object, ...
     """
     with reading(path) as connection:
         connection.execute(sql)
-        names = tuple(_as_written(str(column[0]), sql) for column in connection.description or ())
+        names = _distinct([_as_written(str(column[0]), sql) for column in connection.description or ()])
         rows: list[tuple[object, ...]] = connection.fetchall() if names else []
         return names, rows
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """`names`, each that stood before with its place among its equals: a row as a mapping would drop one.
+
+    >>> _distinct(["name", "dur", "name", "name"])
+    ('name', 'dur', 'name_2', 'name_3')
+    """
+    found: list[str] = []
+    for name in names:
+        free = (f"{name}_{place}" if place > 1 else name for place in count(1))
+        found.append(next(one for one in free if one not in found and (one == name or one not in names)))
+    return tuple(found)
 
 
 def _as_written(name: str, sql: str) -> str:

@@ -92,7 +92,7 @@ class Run:
                 "map(CAST(? AS VARCHAR[]), CAST(? AS BIGINT[])), "
                 "map(CAST(? AS VARCHAR[]), CAST(? AS VARCHAR[])), ?)",
                 [
-                    datetime.now(UTC),
+                    datetime.now(UTC).replace(tzinfo=None),
                     *map(storable, (command, target, case)),
                     list(map(storable, dims or {})),
                     list((dims or {}).values()),
@@ -218,7 +218,7 @@ class SavedRun:
             ).fetchone()
         if row is None:
             raise StoreError(f"run {self.path} is damaged: it has no row in table run")
-        # DuckDB needs pytz to return a timestamp with its time zone.
+        # Earlier runs have a timestamp with its time zone, which DuckDB returns only with pytz.
         created = datetime.fromtimestamp(row[0] / 1e6, UTC)
         command, target, case, dims, machine, version = row[1:]
         return RunInfo(

@@ -3,7 +3,7 @@
 -- Counts are elements unless the name says bytes; times are microseconds; sizes are bytes.
 
 CREATE TABLE run (                      -- exactly one row
-    created     TIMESTAMPTZ NOT NULL,
+    created     TIMESTAMP NOT NULL,     -- UTC
     command     VARCHAR NOT NULL,       -- as typed: tilewright optimize block.py:case
     target      VARCHAR NOT NULL,
     "case"      VARCHAR NOT NULL,
