@@ -1,6 +1,6 @@
 """Run by test_distributed.py in a process for each rank: training under a way of distributing, compiled and eager.
 
-python -m tests.backend.distributing RANK RANKS RENDEZVOUS SCENARIO…
+python -m tests.backend.distributing RANK RANKS RENDEZVOUS cpu|cuda SCENARIO…
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from tilewright.backend import recording
 WIDTH = 160
 STEPS = 4
 Losses = list[float]
+DEVICE = torch.device("cpu")
+"""Of this rank; `main` sets it."""
 
 
 class Layer(nn.Module):
@@ -57,7 +59,7 @@ class Encoder(nn.Module):
 def batches(rank: int) -> Iterable[torch.Tensor]:
     """This rank's share of each step's batch."""
     generator = torch.Generator().manual_seed(rank)
-    return [torch.randn(4, 8, WIDTH, generator=generator) for _ in range(STEPS)]
+    return [torch.randn(4, 8, WIDTH, generator=generator).to(DEVICE) for _ in range(STEPS)]
 
 
 def train(run: Callable[[torch.Tensor], torch.Tensor], model: nn.Module, rank: int, accumulate: int = 1) -> Losses:
@@ -82,7 +84,7 @@ def agree(ours: Losses, eager: Losses) -> None:
 
 
 def ddp(rank: int, accumulate: int = 1) -> None:
-    model = Encoder()
+    model = Encoder().to(DEVICE)
     wrapped = [DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=1) for _ in range(2)]
     eager = train(wrapped[0], wrapped[0], rank, accumulate)
     with recording() as record:
@@ -98,7 +100,7 @@ def ddp_no_sync(rank: int) -> None:
 def fsdp(rank: int) -> None:
     def sharded(wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
         torch.manual_seed(0)
-        model = nn.Sequential(*[Layer() for _ in range(3)])
+        model = nn.Sequential(*[Layer() for _ in range(3)]).to(DEVICE)
         for place in range(len(model)):
             fully_shard(model[place])
             model[place] = wrap(model[place])
@@ -113,11 +115,11 @@ def fsdp(rank: int) -> None:
 
 
 def tensor_parallel(rank: int) -> None:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
 
     def parallel() -> nn.Module:
         torch.manual_seed(0)
-        model = nn.Sequential(*[Layer() for _ in range(2)])
+        model = nn.Sequential(*[Layer() for _ in range(2)]).to(DEVICE)
         for layer in model:
             parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
         return model
@@ -134,11 +136,11 @@ def tensor_parallel(rank: int) -> None:
 
 def column_parallel_result(rank: int) -> None:
     """A layer whose result is gathered: the graph's saved values are not tensors alone."""
-    model = nn.Sequential(nn.Linear(16, 32), nn.GELU())
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU()).to(DEVICE)
+    mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
     models = [parallelize_module(copy.deepcopy(model), mesh, {"0": ColwiseParallel(output_layouts=Replicate())})]
     models.append(copy.deepcopy(models[0]))
-    x = torch.randn(8, 16)
+    x = torch.randn(8, 16).to(DEVICE)
     with recording() as record:
         compiled(models[1])(x).pow(2).mean().backward()
     models[0](x).pow(2).mean().backward()
@@ -148,9 +150,14 @@ def column_parallel_result(rank: int) -> None:
     assert kernels(record)
 
 
-def main(rank: int, ranks: int, rendezvous: str, scenarios: list[str]) -> None:
+def main(rank: int, ranks: int, rendezvous: str, device: str, scenarios: list[str]) -> None:
+    global DEVICE
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=ranks, init_method=f"file://{rendezvous}")
+    if device == "cuda":
+        DEVICE = torch.device("cuda", rank)
+        torch.cuda.set_device(DEVICE)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=ranks, init_method=f"file://{rendezvous}")
     for scenario in scenarios:
         torch.manual_seed(0)
         torch._dynamo.reset()
@@ -160,4 +167,4 @@ def main(rank: int, ranks: int, rendezvous: str, scenarios: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
