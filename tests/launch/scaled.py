@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tests.launch.driver import FakeDriver, word_at
-from tilewright.kernels.no_double_backward import no_double_backward
+from tilewright.kernels.registration import without_derivative
 from tilewright.launch import twin
 from tilewright.launch.builder import Operand, RecipeBuilder, operands_of
 from tilewright.launch.eager import EagerOperator
@@ -53,7 +53,7 @@ class Scaled:
             return None if made is None else twin.perform(made, [x for x in arguments if isinstance(x, torch.Tensor)])
 
         operator = getattr(torch.ops.tested, name).default
-        return EagerOperator(operator, build, perform, implementation, backward or no_double_backward(name), save)
+        return EagerOperator(operator, build, perform, implementation, backward or without_derivative(name), save)
 
     def _recipe(self, call: RecipeBuilder, x: Operand, bias: Operand | None, by: float, how: str) -> Recipe | None:
         if how == "refused":
@@ -125,4 +125,4 @@ for _name, (_schema, _fake) in _fakes.items():
 torch.library.register_autograd(
     "tested::scaled", lambda ctx, dy: _known[0]._gradient(ctx, dy), setup_context=_save, lib=_library
 )
-torch.library.register_autograd("tested::scaled_backward", no_double_backward("scaled_backward"), lib=_library)
+torch.library.register_autograd("tested::scaled_backward", without_derivative("scaled_backward"), lib=_library)

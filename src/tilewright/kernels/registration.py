@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -36,7 +36,8 @@ def define(
     `implementation` runs on every device and decides itself what it can do there; `fake` gives the
     results' shapes, dtypes and strides from fake tensors; `backward(ctx, *grads)` and
     `save(ctx, inputs, output)` are as in `torch.library.register_autograd`, and themselves call
-    operators defined here, so that `torch.compile` and double tracing see through them.
+    operators defined here, so that `torch.compile` and double tracing see through them. Without `backward` a
+    derivative raises NotImplementedError instead of being zero.
 
     `recipe(builder, *arguments)`, with operands in place of tensors, gives what kernels do for a call, or None where
     `implementation` takes it. In a compiled graph on a GPU the recipe is a step of the program.
@@ -47,6 +48,9 @@ def define(
     tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if draws else ()))
     _LIBRARY.define(row.schema, tags=tags)
     operator = getattr(torch.ops.tilewright, name).default
+    is_mutable = operator._schema.is_mutable
+    if backward is None and not is_mutable:
+        backward = without_derivative(name)
     if recipe is not None:
         RECIPES[full] = recipe
     build, perform = functools.partial(built, full, recipe), functools.partial(performed, full, recipe)
@@ -57,7 +61,17 @@ def define(
     if backward is not None:
         torch.library.register_autograd(full, backward, setup_context=save, lib=_LIBRARY)
     # PyTorch counts the versions of a tensor that is written to; nobody else does.
-    return operator if operator._schema.is_mutable else eager.call
+    return operator if is_mutable else eager.call
+
+
+def without_derivative(name: str) -> Operator:
+    """The `backward` of an operator that has none: it raises NotImplementedError."""
+    what = "second derivative" if name.endswith("_backward") else "derivative"
+
+    def refuse(ctx: Any, *gradients: Any) -> NoReturn:
+        raise NotImplementedError(f"tilewright's {name} has no {what}; compute that part with PyTorch's operators")
+
+    return refuse
 
 
 def _without_tangents(name: str, implementation: Operator) -> Operator:

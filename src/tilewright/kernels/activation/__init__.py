@@ -18,7 +18,6 @@ import torch
 from torch.nn import functional as F
 
 from tilewright.kernels.activation import launch
-from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 
 KINDS = {"none": "gelu", "tanh": "gelu_tanh"}
@@ -121,14 +120,12 @@ _activation_backward = define(
     "activation_backward",
     _backward,
     lambda dy, x, kind: _like(x),
-    backward=no_double_backward("activation_backward"),
     recipe=launch.backward,
 )
 _gated_activation_backward = define(
     "gated_activation_backward",
     _gated_backward,
     lambda dy, gate, up, kind: (_like(gate), _like(up)),
-    backward=no_double_backward("gated_activation_backward"),
     recipe=launch.gated_backward,
 )
 

@@ -11,7 +11,6 @@ import torch
 from tilewright.kernels.attention import dispatch
 from tilewright.kernels.attention.request import Mask, Operands, Request, TensorLike, strides_of
 from tilewright.kernels.by_recipe import RECIPES
-from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import RecipeBuilder
 from tilewright.records.recipe import Recipe
@@ -129,7 +128,6 @@ backward_operator = define(
     "attention_backward",
     backward,
     _backward_fake,
-    backward=no_double_backward("attention_backward"),
 )
 attend = define(
     "attention",

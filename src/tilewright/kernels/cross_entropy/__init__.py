@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from tilewright.kernels.cross_entropy import formula
 from tilewright.kernels.device import interpreted, runs_triton
-from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
 from tilewright.kernels.row_schedule import no_kernel
@@ -226,7 +225,6 @@ _backward = define(
     "cross_entropy_backward",
     _backward_by_torch,
     lambda gradient, logits, *options: _gradient_like(logits, options[-2]),
-    backward=no_double_backward("cross_entropy_backward"),
     recipe=_backward_recipe,
 )
 _forward = define(

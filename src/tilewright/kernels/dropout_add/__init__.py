@@ -16,7 +16,6 @@ from tilewright.kernels.activation import formula, formula_backward
 from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import DTYPES
 from tilewright.kernels.dropout_add import generator, triton
-from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
@@ -168,7 +167,6 @@ _backward_operator = define(
     "dropout_add_backward",
     _backward,
     lambda dout, *_: torch.empty_like(dout, memory_format=torch.contiguous_format),
-    backward=no_double_backward("dropout_add_backward"),
     recipe=_backward_recipe,
 )
 

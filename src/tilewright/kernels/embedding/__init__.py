@@ -9,7 +9,6 @@ import torch
 from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import runs_triton
 from tilewright.kernels.embedding import triton
-from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
@@ -86,7 +85,6 @@ _embedding_backward = define(
     "embedding_backward",
     _backward,
     lambda dout, indices, entries, padding: dout.new_empty((entries, dout.shape[-1])),
-    backward=no_double_backward("embedding_backward"),
 )
 _embedding = define(
     "embedding",

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from tilewright.kernels.linear_cross_entropy import chunks, triton
-from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 
 REDUCTIONS = ("mean", "sum")
@@ -156,6 +155,5 @@ _gradients = define(
     "linear_cross_entropy_backward",
     _scaled_gradients,
     lambda upstream, *inputs: _fake(*inputs)[1:3],
-    backward=no_double_backward("linear_cross_entropy_backward"),
 )
 _scale = define("scale_gradient_", chunks.scale, lambda gradient, factor: None, recipe=triton.scale)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from tilewright.kernels.device import runs_triton
-from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.norm import cuda, plain
 from tilewright.kernels.norm.schedule import Direction
 from tilewright.kernels.registration import define
@@ -307,10 +306,6 @@ def _add_norm_gradients(
     return dx, dx, d_weight, d_bias, None, None
 
 
-def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    return
-
-
 _norm = define(
     "norm",
     _norm_by_torch,
@@ -331,7 +326,5 @@ _backward = define(
     "norm_backward",
     _backward_by_torch,
     _fake_backward,
-    backward=no_double_backward("norm_backward"),
-    save=_save_nothing,
     recipe=backward_recipe,
 )

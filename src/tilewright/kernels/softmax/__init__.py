@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from tilewright.kernels.device import interpreted, runs_triton
-from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
 from tilewright.kernels.row_schedule import no_kernel
@@ -119,7 +118,6 @@ _backward = define(
     "softmax_backward",
     _backward_by_torch,
     lambda y, dy, log, impl: y.new_empty(y.shape),
-    backward=no_double_backward("softmax_backward"),
     recipe=_backward_recipe,
 )
 _forward = define(

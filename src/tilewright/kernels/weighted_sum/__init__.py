@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from tilewright.kernels.device import NARROW, runs_triton
-from tilewright.kernels.no_double_backward import no_double_backward
 from tilewright.kernels.registration import define
 from tilewright.kernels.weighted_sum import triton
 from tilewright.launch.builder import Operand, RecipeBuilder
@@ -84,7 +83,6 @@ _weighted_sum_backward = define(
     "weighted_sum_backward",
     _backward,
     _backward_fake,
-    backward=no_double_backward("weighted_sum_backward"),
     recipe=_backward_recipe,
 )
 _weighted_sum = define(
