@@ -18,8 +18,6 @@ TAUGHT = (
     ("softmax", "eager"),
     ("softmax", "online-loop"),
     ("gelu", "tilewright-cuda"),
-    ("matmul", "tilewright-triton"),
-    ("matmul", "tilewright-cuda"),
     ("weighted_sum", "tilewright-16x64"),
     ("linear_gelu", "tilewright-narrow"),
     ("linear_dropout_add", "tilewright-narrow"),
@@ -38,6 +36,14 @@ def test_a_missing_example_cannot_be_called(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(peers, "EXAMPLES", Path("/nowhere"))
     with pytest.raises(UsageError, match=r"no file /nowhere/kernels/absent\.py: .* without its examples"):
         peers.example_module("kernels/absent.py")
+
+
+def test_a_suite_of_an_example_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert suite("matmul").variants[0].name == "tilewright-triton"
+    monkeypatch.setattr(peers, "EXAMPLES", Path("/nowhere"))
+    peers.example_module.cache_clear()
+    with pytest.raises(UsageError, match=r"no file /nowhere/kernels/matmul\.py: .* without its examples"):
+        suite("matmul")
 
 
 def test_the_bench_runs_the_example_of_the_checkout() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from tilewright.kernels.peers import example_module
 from tilewright.records.errors import UsageError
 from tilewright.records.suite import Suite
 
@@ -19,7 +20,7 @@ _WHERE = {
     "swiglu": "activation",
     "dropout_add": "dropout_add",
     "weighted_sum": "weighted_sum",
-    "matmul": "matmul",
+    "matmul": "kernels/matmul.py",
     "linear_gelu": "linear",
     "linear_gelu_tanh": "linear",
     "linear_dropout_add": "linear",
@@ -36,6 +37,8 @@ def suite(name: str) -> Suite:
     """The suite of that name; UsageError lists the known ones."""
     if name not in _WHERE:
         raise UsageError(f"no operator named {name!r} in the bench; known: {', '.join(SUITES)}")
-    module = importlib.import_module(f"tilewright.kernels.{_WHERE[name]}.variants")
+    where = _WHERE[name]
+    is_example = where.endswith(".py")
+    module = example_module(where) if is_example else importlib.import_module(f"tilewright.kernels.{where}.variants")
     found: Suite = module.SUITES[name]
     return found
