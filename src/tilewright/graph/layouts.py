@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
@@ -26,7 +26,7 @@ def before_widening(node: Node) -> Node:
     """
     moves, cast = _below_moves(node)
     source = widened(cast)
-    if source is None:
+    if source is None or not _fit(moves, source):
         return node
     for move in reversed(moves):
         source = insert_call(move, move.target, source, *move.args[1:], **move.kwargs)  # type: ignore[arg-type]
@@ -34,9 +34,27 @@ def before_widening(node: Node) -> Node:
 
 
 def widening_below(node: Node) -> Node | None:
-    """The widening cast that `node` is, or whose result it rearranges."""
-    _, cast = _below_moves(node)
-    return None if widened(cast) is None else cast
+    """The widening cast that `node` is, or whose result it rearranges as its operand can be rearranged, too."""
+    moves, cast = _below_moves(node)
+    source = widened(cast)
+    return None if source is None or not _fit(moves, source) else cast
+
+
+def _fit(moves: list[Node], source: Node) -> bool:
+    """Whether the moves, last first, can be applied to `source`: a view may not where there are gaps between rows."""
+    import torch
+    from torch import fx
+
+    value: Any = calls.output(source)
+    for move in reversed(moves):
+        target: Any = move.target
+        args, kwargs = fx.map_arg((move.args[1:], move.kwargs), lambda operand: operand.meta["val"])
+        try:
+            with value.fake_mode, torch.no_grad():
+                value = target(value, *args, **kwargs)
+        except (RuntimeError, ValueError):
+            return False
+    return True
 
 
 def _below_moves(node: Node) -> tuple[list[Node], Node]:
@@ -58,22 +76,27 @@ def readers_through_moves(node: Node) -> Iterator[Node]:
 
 
 def widened(node: Node) -> Node | None:
-    """The operand of a lossless cast that changes only the dtype; None for any other call."""
+    """The operand of a lossless cast that changes only the dtype, and closes gaps; None for any other call."""
     if calls.operator_name(node.target) != "_to_copy":
         return None
     source = node.all_input_nodes[0]
     before, after = calls.output(source), calls.output(node)
-    if before is None or after is None or not _changes_dtype_alone(before, after):
+    if before is None or after is None or before.device != after.device or _order(before) != _order(after):
         return None
     return source if _holds(after.dtype, before.dtype) else None
 
 
-def _changes_dtype_alone(before: torch.Tensor, after: torch.Tensor) -> bool:
-    return before.device == after.device and calls.strides_of(before) == calls.strides_of(after)
+def _order(tensor: torch.Tensor) -> list[int]:
+    """The axes along which there is more than one element, those first whose elements lie farthest apart."""
+    strides, shape = calls.strides_of(tensor), calls.shape_of(tensor)
+    return sorted((axis for axis, size in enumerate(shape) if size > 1), key=lambda axis: -strides[axis])
 
 
 def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
     """Whether every value of `narrow` is one of `wide`."""
     import torch
 
-    return narrow != wide and narrow.is_floating_point and torch.promote_types(narrow, wide) == wide
+    if narrow == wide or not (narrow.is_floating_point and wide.is_floating_point):
+        return False
+    more, less = torch.finfo(wide), torch.finfo(narrow)
+    return more.eps <= less.eps and more.max >= less.max and more.smallest_normal <= less.smallest_normal

@@ -9,15 +9,29 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.layouts import before_widening, widening_below
+from tilewright.passes.simplify import maker
+from tilewright.passes.units import gradients
 
 
 def drop_round_trips(graph: fx.Graph) -> None:
-    """Rewrite `graph` in place; what nobody reads any more stays for `simplify`."""
+    """Rewrite `graph`, a joint or inference graph, in place; what nobody reads any more stays for `simplify`."""
+    computed = gradients(graph)
     results = set(graph.output_node().all_input_nodes)
     for node in list(graph.nodes):
-        # A caller's results stay tensors of their own.
-        if calls.operator_name(node.target) == "_to_copy" and node not in results:
+        if calls.operator_name(node.target) != "_to_copy":
+            continue
+        # A forward result must not be what backward keeps, since its caller may write to it.
+        if node not in results or ((node in computed or not computed) and _is_alone(node, results)):
             _drop(node)
+
+
+def _is_alone(node: fx.Node, results: set[fx.Node]) -> bool:
+    """Whether the graph itself makes the memory behind a round trip, and gives the caller nothing else of it."""
+    cast = widening_below(node.all_input_nodes[0])
+    if cast is None:
+        return False
+    memory = maker(cast.all_input_nodes[0])
+    return memory.op == "call_function" and all(maker(other) is not memory for other in results)
 
 
 def _drop(node: fx.Node) -> None:
@@ -30,4 +44,6 @@ def _drop(node: fx.Node) -> None:
         return
     same = source.dtype == result.dtype and result.device == moved.device
     if same and calls.strides_of(result) == calls.strides_of(moved):
-        node.replace_all_uses_with(before_widening(wide))
+        found = before_widening(wide)
+        if calls.strides_of(calls.output(found)) == calls.strides_of(result):  # type: ignore[arg-type]
+            node.replace_all_uses_with(found)
