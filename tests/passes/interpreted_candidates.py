@@ -79,6 +79,16 @@ def test_a_norm_without_a_weight() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_norms_of_rows_that_lie_across(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, norms.WIDTH, 7).to(dtype).requires_grad_()
+    record = check(norms.Across(dtype), [x], {"norm", "norm_backward"})
+    # Generated kernels lay the rows out for the norms.
+    members = [node for region in record.graphs[0].plan.fusion.regions for node in region.members]
+    assert sum("clone" in str(node.target) for node in members) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("norm", norms.WRITTEN, ids=lambda norm: norm.__name__)
 def test_rms_norm_that_is_written_out(norm: type[nn.Module], dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -69,6 +69,20 @@ class Alone(nn.Module):
         return F.layer_norm(x, (x.shape[-1],)) @ r.mT
 
 
+class Across(nn.Module):
+    """A stream that lies along its places, as behind a convolution over time, and two norms on it."""
+
+    def __init__(self, dtype: torch.dtype, width: int = WIDTH) -> None:
+        super().__init__()
+        self.first, self.second = (nn.LayerNorm(width, dtype=dtype) for _ in range(2))
+        self.up = nn.Linear(width, width, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(x).transpose(1, 2)
+        result: Tensor = self.second(h + self.up(self.first(h)))
+        return result
+
+
 def inputs(dtype: torch.dtype, width: int = WIDTH) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
     first, second = (torch.randn(2, 5, width, generator=generator).to(dtype).requires_grad_() for _ in range(2))

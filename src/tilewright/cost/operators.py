@@ -86,6 +86,19 @@ class NodeSizes:
         return int(count)
 
 
+def counted(node: Node) -> tuple[int, int]:
+    """FLOPs and transcendentals of one call, numbers alone; nothing where they are not known."""
+    row = row_of(node.target)
+    arithmetic = None if row is None else arithmetic_of(row)
+    if arithmetic is None or not _is_plain(node):
+        return 0, 0
+    sizes = NodeSizes(node, None)
+    try:
+        return int(arithmetic.flops(sizes)), int(arithmetic.transcendentals(sizes))
+    except UnknownCost:
+        return 0, 0
+
+
 def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
     """The cost of one node of a captured graph; `symbolic` holds the shapes of all of them.
 

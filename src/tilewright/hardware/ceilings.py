@@ -328,7 +328,7 @@ def keep_ceilings(ceilings: list[Ceiling]) -> Path:
     """Keep the ceilings of one device for this PyTorch and thread count; CacheError if that fails."""
     path = _place(ceilings[0].device)
     rows = {"format": _FORMAT, "ceilings": [asdict(ceiling) for ceiling in ceilings]}
-    _write(path, json.dumps(rows, indent=1) + "\n")
+    _write(path, json.dumps(rows, indent=1) + "\n", "ceilings")
     return path
 
 
@@ -348,16 +348,16 @@ def kept_kernel_times(name: str) -> KernelTimes:
 def keep_kernel_times(name: str, times: KernelTimes, timed: Sequence[Mapping[str, object]]) -> Path:
     """Keep them with the rows of what was timed, for this PyTorch and thread count; CacheError if that fails."""
     path = _place(name, "kernels")
-    _write(path, json.dumps({"terms": TERMS, "times": times, "timed": list(timed)}, indent=1) + "\n")
+    _write(path, json.dumps({"terms": TERMS, "times": times, "timed": list(timed)}, indent=1) + "\n", "kernel times")
     return path
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, what: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     except OSError as error:
-        raise CacheError(f"cannot keep what was measured in {path}: {error.strerror}") from error
+        raise CacheError(f"cannot keep the measured {what} in {path}: {error.strerror}") from error
 
 
 def _place(name: str, what: str = "") -> Path:

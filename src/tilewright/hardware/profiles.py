@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from tilewright.hardware import kernel_times
 from tilewright.hardware.architectures import DeviceLimits, known, stated_limits
 from tilewright.hardware.kernel_times import KernelTimes
 from tilewright.records.errors import CacheError, UsageError, warn_once
@@ -68,7 +69,7 @@ class DeviceProfile:
 # No datasheet states a launch. Back to back, a small kernel of a GPU queue costs about 2 µs on all of these.
 _GPU_LAUNCH_US = 2.0
 
-_PROFILES = (
+_DATASHEETS = (
     DeviceProfile(
         name="h200",
         device="cuda",
@@ -185,6 +186,9 @@ _PROFILES = (
         sms=8,
         origin="datasheet",
     ),
+)
+_PROFILES = tuple(
+    replace(profile, kernel_times=kernel_times.H200) if profile.device == "cuda" else profile for profile in _DATASHEETS
 )
 _BY_NAME = {profile.name: profile for profile in _PROFILES}
 
@@ -316,7 +320,7 @@ def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile
         origin="measured",
         first_touch_GBps=by_kind.get("first touch"),
         capability=gpu.capability if gpu else None,
-        kernel_times=kept_kernel_times(name),
+        kernel_times=kept_kernel_times(name) or (kernel_times.H200 if gpu else {}),
     )
 
 

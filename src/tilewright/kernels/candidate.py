@@ -9,33 +9,12 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilewright.hardware.floor import floor_us
-from tilewright.hardware.profiles import DeviceProfile
+from tilewright.cost.work import Work
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
     from tilewright.hardware.target import Target
-
-
-@dataclass(frozen=True)
-class Work:
-    """One launch of a hand-written kernel: what it moves and computes, and how near its floor it was measured."""
-
-    bytes_read: int
-    bytes_written: int
-    share_of_floor: float
-    """Floor over measured time, at shapes that models have."""
-    flops: int = 0
-    transcendentals: int = 0
-
-    def predicted_us(self, profile: DeviceProfile) -> float:
-        moved = self.bytes_read + self.bytes_written
-        floor, _ = floor_us(
-            moved, self.flops, self.transcendentals, "float32", moved, profile, "pointwise",
-            bytes_written=self.bytes_written,
-        )  # fmt: skip
-        return floor / self.share_of_floor
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import fx
 
+from tilewright.cost.work import predicted_us
 from tilewright.graph.source import source_line
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
@@ -25,9 +26,6 @@ from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision, Verdict
 
 CANDIDATES = (CROSS_ENTROPY, NORM)
-HOST_US = 30.0
-"""What a call of a hand-written kernel in Python takes the host of an H200, where generated kernels are launched from
-C++: a kernel that is done before the next one is launched gains nothing."""
 CLEAR = 0.95
 """Predicted times that are nearer to each other than this say nothing: the generated kernel stays."""
 
@@ -58,13 +56,10 @@ def _decide(node: fx.Node, candidate: Candidate, offers: Sequence[Offer], groups
         best = min((_Priced(offer, groups, target.profile) for offer in possible), key=lambda priced: -priced.gain_us)
         predicted = best.kernel_us
         reason = (
-            f"{candidate.kernel} in place of {candidate.stands_for}: {best.with_us:.0f} µs predicted with what is "
-            f"beside it, {best.without_us:.0f} µs as generated kernels and library calls"
+            f"{candidate.kernel} in place of {candidate.stands_for}: {best.with_us:.1f} µs predicted with what "
+            f"is beside it, {best.without_us:.1f} µs as generated kernels and library calls"
         )
-        each = best.kernel_us / len(best.offer.work)
-        if target.is_gpu and each < HOST_US:
-            reason += f"; but {each:.0f} µs are less than the {HOST_US:.0f} µs that its launch takes the host"
-        elif best.with_us < best.without_us * CLEAR:
+        if best.with_us < best.without_us * CLEAR:
             verdict, consumer = "taken", best.offer.apply().name
     return Decision(
         "forward", producer, consumer, verdict, reason, predicted_us=predicted, source=source, passed_by="candidates"
@@ -77,7 +72,7 @@ class _Priced:
     def __init__(self, offer: Offer, groups: Groups, profile: DeviceProfile) -> None:
         self.offer = offer
         beside = groups.around(offer.replaces)
-        self.kernel_us = sum(work.predicted_us(profile) for work in offer.work)
+        self.kernel_us = sum(predicted_us(work, profile) for work in offer.work)
         self.with_us = self.kernel_us + groups.predicted_us(beside - set(offer.replaces), profile)
         self.without_us = groups.predicted_us(beside, profile)
 

@@ -6,12 +6,17 @@ A kernel reads what it gets from outside once and writes what somebody outside r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+import torch
 from torch import fx
 
-from tilewright.hardware.floor import floor_us
+from tilewright.cost.kinds import call_kind
+from tilewright.cost.operators import counted
+from tilewright.cost.work import Work, predicted_us
+from tilewright.graph.calls import shape_of, strides_of
 from tilewright.hardware.profiles import DeviceProfile
+from tilewright.loops.trace import results
 from tilewright.operators.table import row_of
 from tilewright.passes.units import (
     behind_views,
@@ -26,10 +31,6 @@ from tilewright.passes.units import (
 
 NEIGHBOURS = 3
 """How many operators away a kernel's neighbours reach."""
-POINTWISE, ROWS, COLUMNS = 0.95, 0.70, 0.60
-"""Shares of the floor that generated kernels reached in a transformer block of D 2048 on an H200, bf16: pointwise
-chains, with reductions over rows (0.65 to 0.76), with sums over all rows beside them (0.54 to 0.72)."""
-LIBRARY = 0.90
 COLUMN_SUMS = {"aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default"}
 PICKED = {"aten.nll_loss_forward.default"}
 """Calls that read one element of each row of their first operand."""
@@ -40,6 +41,11 @@ class Groups:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.backward = gradients(graph)
+        self.kernels_before: dict[fx.Node, int] = {}
+        """The least number of other kernels that run before that of a node, on the way from the inputs."""
+        for node in graph.nodes:
+            above = (self.kernels_before[operand] + _ends_kernel(operand) for operand in node.all_input_nodes)
+            self.kernels_before[node] = max(above, default=0)
 
     def around(self, nodes: Iterable[fx.Node]) -> set[fx.Node]:
         """`nodes` and the pointwise operators near them that fusion could join with them."""
@@ -51,10 +57,13 @@ class Groups:
         return found
 
     def _beside(self, node: fx.Node) -> Iterator[fx.Node]:
-        side = node in self.backward
         for other in (*sources(node), *readers(node)):
-            if (other in self.backward) == side and _is_pointwise(other):
+            if _is_pointwise(other) and self._on_one_side(node, other):
                 yield other
+
+    def _on_one_side(self, a: fx.Node, b: fx.Node) -> bool:
+        """Whether both run in forward, or in backward, behind as many calls."""
+        return (a in self.backward) == (b in self.backward) and self.kernels_before[a] == self.kernels_before[b]
 
     def predicted_us(self, nodes: set[fx.Node], profile: DeviceProfile) -> float:
         """Of the kernels and library calls that `nodes` become."""
@@ -72,11 +81,18 @@ class Groups:
                 if is_fusible(node) is not None:
                     continue
                 for other in {*sources(node), *readers(node)} & left:
-                    if is_fusible(other) is None and (other in self.backward) == (node in self.backward):
+                    if is_fusible(other) is None and self._on_one_side(node, other):
                         left.discard(other)
                         todo.append(other)
             groups.append(group)
         return groups
+
+
+def _ends_kernel(node: fx.Node) -> bool:
+    """Whether what reads the result is in another kernel: behind a call, or a reduction over rows."""
+    if node.op != "call_function" or is_view(node):
+        return False
+    return is_fusible(node) is not None or _reduces_rows_away(node)
 
 
 def _is_pointwise(node: fx.Node) -> bool:
@@ -87,11 +103,12 @@ def _is_pointwise(node: fx.Node) -> bool:
 def _predicted_us(group: list[fx.Node], profile: DeviceProfile) -> float:
     inside = set(group)
     read = {source for node in group for source in _read(node) if source not in inside}
-    bytes_read = sum(map(nbytes, read))
-    bytes_written = sum(map(nbytes, escaping(group)))
-    moved = bytes_read + bytes_written
-    floor, _ = floor_us(moved, 0, 0, "float32", moved, profile, "pointwise", bytes_written=bytes_written)
-    return floor / min(map(_share_of_floor, group))
+    written = escaping(group)
+    counts = [counted(node) for node in group]
+    flops, transcendentals = (sum(count[place] for count in counts) for place in (0, 1))
+    bytes_read, bytes_written = sum(map(nbytes, read)), sum(map(nbytes, written))
+    kind = call_kind(group[0]) if is_fusible(group[0]) is not None else _kind(group)
+    return predicted_us(Work(kind, bytes_read, bytes_written, flops, transcendentals), profile)
 
 
 def _read(node: fx.Node) -> Iterator[fx.Node]:
@@ -99,10 +116,37 @@ def _read(node: fx.Node) -> Iterator[fx.Node]:
     return (behind_views(operand) for operand in node.all_input_nodes if operand is not picked)
 
 
-def _share_of_floor(node: fx.Node) -> float:
-    if is_fusible(node) is not None:
-        return LIBRARY
+def _kind(group: Sequence[fx.Node]) -> str:
+    """The kind of the kernel that these operators become, as `cost/kinds.py` names it by the nest."""
+    rows = [row for node in group if (row := row_of(node.target)) is not None]
+    reduces = any(row.operator_class == "reduction" for row in rows)
+    kind = "columns" if any(map(_sums_columns, group)) else "rows" if reduces else "pointwise"
+    return f"{kind}, transposed" if any(map(_lies_across, group)) else kind
+
+
+def _sums_columns(node: fx.Node) -> bool:
+    return str(node.target) in COLUMN_SUMS or _reduces_rows_away(node)
+
+
+def _reduces_rows_away(node: fx.Node) -> bool:
+    """Whether this is a reduction over some axes, but not over the last one: its result is there after all rows."""
+    row = row_of(node.target) if node.op == "call_function" else None
+    axes = node.args[1] if row is not None and row.operator_class == "reduction" and len(node.args) > 1 else None
+    if not isinstance(axes, (list, tuple)) or not axes:
+        return False
+    return -1 not in axes and len(shape_of(results(node.all_input_nodes[0])[0])) - 1 not in axes
+
+
+def _lies_across(node: fx.Node) -> bool:
+    """Whether an operator's largest tensors lie along different axes, or reduced rows not along the last."""
+    values = [value for one in (node, *node.all_input_nodes) for value in results(one) if value.dim() > 1]
+    largest = max((value.numel() for value in values), default=0)
     row = row_of(node.target)
-    if row is None or row.operator_class != "reduction":
-        return POINTWISE
-    return COLUMNS if row.name in COLUMN_SUMS else ROWS
+    along = {-1} if row is not None and row.operator_class == "reduction" else set()
+    return len(along | {axis for value in values if value.numel() == largest and (axis := _innermost(value))}) > 1
+
+
+def _innermost(value: torch.Tensor) -> int | None:
+    """The axis along which elements lie side by side, counted from the last, which is -1."""
+    sizes = [(n, stride) for n, stride in zip(shape_of(value), strides_of(value), strict=True)]
+    return next((axis - len(sizes) for axis, (n, stride) in enumerate(sizes) if n > 1 and stride == 1), None)

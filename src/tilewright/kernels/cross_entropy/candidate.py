@@ -16,17 +16,16 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
 from tilewright.graph.layouts import before_widening, readers_through_moves, widening_below
 from tilewright.hardware.target import Target
-from tilewright.kernels.candidate import Candidate, Offer, Work
+from tilewright.kernels.candidate import Candidate, Offer
 from tilewright.kernels.row import ELEMENTS
 
 REDUCTIONS = ("none", "mean", "sum")
 """By ATen's number for them."""
-FORWARD_SHARE, BACKWARD_SHARE = 0.97, 0.98
-"""Of the copy bandwidth, bf16, 50257 columns (`cuda.cu`)."""
 aten = torch.ops.aten
 
 
@@ -98,8 +97,9 @@ def _work(match: _Match, logits: torch.Tensor) -> tuple[Work, ...]:
     source = calls.output(cast.all_input_nodes[0]) if cast is not None else logits
     assert source is not None
     nbytes = rows * columns * source.element_size()
-    forward = Work(nbytes + 8 * rows, 8 * rows, FORWARD_SHARE, 4 * rows * columns, rows * columns)
-    backward = Work(nbytes + 16 * rows, nbytes, BACKWARD_SHARE, 3 * rows * columns, rows * columns)
+    count = rows * columns
+    forward = Work("tilewright.cross_entropy", nbytes + 8 * rows, 8 * rows, 4 * count, count)
+    backward = Work("tilewright.cross_entropy_backward", nbytes + 16 * rows, nbytes, 3 * count, count)
     return (forward, backward) if match.backward else (forward,)
 
 

@@ -20,15 +20,14 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
 from tilewright.hardware.architectures import known
 from tilewright.hardware.target import Target
-from tilewright.kernels.candidate import Candidate, Offer, Work
+from tilewright.kernels.candidate import Candidate, Offer
 from tilewright.kernels.row import ELEMENTS
 
-FORWARD_SHARE, BACKWARD_SHARE = 0.97, 0.94
-"""Of the copy bandwidth, bf16, 7168 columns on an H200."""
 LONGEST_ROW = 64 * 1024
 """Bytes."""
 MOST_STEPS = 4
@@ -81,9 +80,11 @@ def offers(node: Node, target: Target, waiting: Container[Node]) -> Sequence[Off
         _is_summed(x, (weight, bias)), None if backward is None else _passed_on(backward, value),
     )  # fmt: skip
     refusal = refusal or _refusal(match, len(shape), target)
-    made = [Offer(match.nodes(False), _work(match, False), lambda: _apply(match, False, waiting), refusal)]
+    made = [Offer(match.nodes(False), _work(match, False, waiting), lambda: _apply(match, False, waiting), refusal)]
     if match.summed:
-        made.append(Offer(match.nodes(True), _work(match, True), lambda: _apply(match, True, waiting), refusal))
+        made.append(
+            Offer(match.nodes(True), _work(match, True, waiting), lambda: _apply(match, True, waiting), refusal)
+        )
     return made
 
 
@@ -132,7 +133,7 @@ def _refusal(match: _Match, axes: int, target: Target) -> str | None:
 
 def _is_summed(x: Node, vectors: Iterable[object]) -> bool:
     """Whether `x` is a plain addition before which weight and bias can be computed: from parameters, in a few steps."""
-    if not _is_plain_sum(x, calls.output(x)):
+    if not _is_plain_sum(x, calls.output(x)) or _lies_across(calls.output(x)):
         return False
     return all(_steps(vector, x) is not None for vector in vectors if isinstance(vector, Node))
 
@@ -160,6 +161,11 @@ def _compute_before(x: Node, vectors: Iterable[Node]) -> None:
             x.prepend(step)
 
 
+def _lies_across(x: torch.Tensor | None) -> bool:
+    """Whether the elements of a row are not side by side, as behind a convolution over time: the kernels would copy."""
+    return x is not None and calls.shape_of(x)[-1] > 1 and calls.strides_of(x)[-1] != 1
+
+
 def _passed_on(backward: Node, x: torch.Tensor) -> Node | None:
     """The addition that alone reads the gradient of x, if nobody asks for the other gradients before it."""
     results = dict(_results(backward))
@@ -183,16 +189,29 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (a.dtype, calls.shape_of(a), a.is_contiguous()) == (b.dtype, calls.shape_of(b), b.is_contiguous())
 
 
-def _work(match: _Match, with_sum: bool) -> tuple[Work, ...]:
+def _work(match: _Match, with_sum: bool, waiting: Container[Node]) -> tuple[Work, ...]:
     x = match.tensor
     count = prod(calls.shape_of(x))
     rows = count // max(calls.shape_of(x)[-1], 1)
     nbytes, statistics = count * x.element_size(), 4 * rows * (1 + match.centered)
-    forward = Work(nbytes * (1 + with_sum), nbytes * (1 + with_sum) + statistics, FORWARD_SHARE, 6 * count, rows)
+    kind = "tilewright.add_norm" if with_sum else "tilewright.norm"
+    forward = Work(kind, nbytes * (1 + with_sum), nbytes * (1 + with_sum) + statistics, 6 * count, rows)
+    copied = [Work("pointwise, transposed", nbytes, nbytes)] if _lies_across(x) else []
     if match.backward is None:
-        return (forward,)
+        return forward, *copied
     read = nbytes * (2 + (match.passed_on is not None)) + statistics
-    return forward, Work(read, nbytes, BACKWARD_SHARE, 12 * count)
+    backward = Work("tilewright.norm_backward", read, nbytes, 12 * count)
+    # A generated kernel would compute y again where it reads x anyway; ours reads x once more for it.
+    again = (
+        [Work("tilewright.norm", nbytes + statistics, 0, 6 * count, rows)] if _is_needed_late(match, waiting) else []
+    )
+    return forward, backward, *again, *copied
+
+
+def _is_needed_late(match: _Match, waiting: Container[Node]) -> bool:
+    """Whether what waits for gradients reads y."""
+    results = [result for index, result in _results(match.node) if not index]
+    return any(_is_late(reader, waiting) for result in results for reader in _readers(result))
 
 
 def _apply(match: _Match, with_sum: bool, waiting: Container[Node]) -> Node:
@@ -206,7 +225,11 @@ def _apply(match: _Match, with_sum: bool, waiting: Container[Node]) -> Node:
         y, x, mean, rstd = (insert_call(match.x, operator.getitem, new, i) for i in range(4))
         match.x.replace_all_uses_with(x)
     else:
-        new, x = insert_call(match.node, ours.norm.default, match.x, *options), match.x
+        x = match.x
+        if _lies_across(match.tensor):
+            dense: Any = torch.ops.aten.clone.default
+            x = insert_call(match.node, dense, x, memory_format=torch.contiguous_format)
+        new = insert_call(match.node, ours.norm.default, x, *options)
         y, mean, rstd = (insert_call(match.node, operator.getitem, new, i) for i in range(3))
     _replace_result(match, y, x, waiting)
     if match.backward is not None:
