@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tilewright.backend import recording
 from tilewright.measure.truth.verify import verify
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
 GPU = torch.device("cuda:0")
 SIZES = [(7, 13), (64, 33), (300, 768), (2048, 1030), (4096, 2048)]
 """One by one, in vectors of 2, of 8; several steps of PyTorch's kernel."""
@@ -44,7 +44,6 @@ def test_masks_and_generator_are_eagers(size: tuple[int, int], dtype: torch.dtyp
         first = F.dropout(x, 0.37)
         return first + 1, F.dropout(y.t(), 0.5) * 2, F.dropout(first[:, 1:], 0.25) - 1
 
-    torch._dynamo.reset()
     x, y = torch.ones(size, device=GPU, dtype=dtype), torch.ones(size[1], 7, device=GPU, dtype=dtype)
     offset, expected = generator_after(lambda: program(x, y))
     with recording() as compiled:
@@ -58,7 +57,6 @@ def test_masks_and_generator_are_eagers(size: tuple[int, int], dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("size", [(64, 33), (2048, 768)], ids=str)
 def test_a_block_keeps_the_numbers_contract_in_training(size: tuple[int, int], dtype: torch.dtype) -> None:
-    torch._dynamo.reset()
     model = Block(size[1]).to(GPU, dtype).train()
     inputs = torch.randn(size, device=GPU, dtype=dtype, requires_grad=True)
     rows = verify(model, torch.compile(model, backend="tilewright"), [inputs], training=True)
@@ -66,7 +64,6 @@ def test_a_block_keeps_the_numbers_contract_in_training(size: tuple[int, int], d
 
 
 def test_no_mask_is_kept() -> None:
-    torch._dynamo.reset()
     model = Block(768).to(GPU).train()
     call = torch.compile(model, backend="tilewright")
     kept: list[Tensor] = []
@@ -81,7 +78,6 @@ def test_no_mask_is_kept() -> None:
 
 
 def test_each_replay_draws_anew() -> None:
-    torch._dynamo.reset()
     x = torch.ones(1 << 16, device=GPU)
     call = torch.compile(lambda x: F.dropout(x, 0.5) * 2, backend="tilewright", mode="reduce-overhead")
     masks = []

@@ -88,8 +88,9 @@ class _Tracer:
         vals = node.meta["val"]
         if not isinstance(vals, (tuple, list)):
             return self._convert_result(node, value, vals)
+        # A device may leave a result empty: a GPU keeps no buffer of a log-sigmoid.
         return tuple(
-            self._convert_result(node, v, meta) if isinstance(v, Value) else v
+            self._convert_result(node, v, meta) if isinstance(v, Value) and 0 not in meta.shape else None
             for v, meta in zip(value, vals, strict=True)
         )
 
