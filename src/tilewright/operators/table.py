@@ -14,6 +14,7 @@ from tilewright.operators import (
     activations,
     attention,
     channels,
+    collectives,
     creation,
     gathers,
     layout,
@@ -30,7 +31,17 @@ from tilewright.operators import (
 from tilewright.operators.row import ROWS, Row
 
 # Each declares its rows as it is imported.
-assert activations and attention and channels and creation and gathers and layout and losses and normalization
+assert (
+    activations
+    and attention
+    and channels
+    and collectives
+    and creation
+    and gathers
+    and layout
+    and losses
+    and normalization
+)
 assert optimizers and own and pieces and pointwise and products and random and reduction
 
 GETITEM = Row("getitem", "layout", lambda call, values, index: values[index], promotion="none", shapes=None)

@@ -21,6 +21,7 @@ from tilewright.kernels.by_recipe import RECIPES, compiled_recipe
 from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.launch.builder import Operand
 from tilewright.loops.nest import Nest
+from tilewright.operators.collectives import WAIT
 from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
@@ -127,10 +128,19 @@ class _Assembler:
             return [base_of(n) for n in unit.lowered.inputs]
         return [base_of(unit)] if self._is_restrided(unit) else unit.all_input_nodes
 
+    def _awaited(self, unit: Unit) -> Sequence[fx.Node]:
+        """The operands of the collective whose end this call awaits: until then its stream reads them."""
+        if not isinstance(unit, fx.Node) or str(unit.target) != WAIT:
+            return ()
+        (collective,) = unit.all_input_nodes
+        while collective.target is operator.getitem:
+            (collective,) = collective.all_input_nodes
+        return self._reads(collective)
+
     def _last_uses(self) -> dict[fx.Node, int]:
         last: dict[fx.Node, int] = {}
         for position, unit in enumerate(self.units):
-            for node in self._reads(unit):
+            for node in (*self._reads(unit), *self._awaited(unit)):
                 last[node] = position
         for node in self.output.all_input_nodes:
             last[node] = len(self.units)
