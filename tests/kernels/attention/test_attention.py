@@ -289,7 +289,8 @@ def test_a_cache_is_split_into_as_many_parts_as_fill_the_gpu() -> None:
         assert _splits(steps, heads, 132) * heads == count
 
 
-def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition() -> None:
+@pytest.mark.parametrize("prefix", [False, True])
+def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition(prefix: bool) -> None:
     pytest.importorskip("triton")
     from tilewright.kernels.attention.decode import triton as decode
     from tilewright.kernels.attention.decode import triton_kernel as triton_decode
@@ -298,9 +299,11 @@ def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition() -> No
     types = {argument: "i32" for argument in kernel.arg_names} | {"factor": "fp32", "softcap": "fp32"}
     types |= {argument: "*bf16" for argument in ("q", "k", "v", "out")}
     types |= {"lse": "*fp32", "scratch": "*fp32", "counters": "*i32"}
-    constants: dict[str, object] = {"mask": None, "slopes": None, "prefix": None, "MASK": "none"}
+    constants: dict[str, object] = {"mask": None, "slopes": None, "MASK": "none", "PREFIX": prefix}
+    types |= {"prefix": "*i64"} if prefix else {}
+    constants |= {} if prefix else {"prefix": None}
     constants |= {"head_size": 128, "value_size": 128}
-    constants |= dict.fromkeys(("PREFIX", "LEFT", "RIGHT", "SOFTCAP", "ALIBI", "TMA"), False)
+    constants |= dict.fromkeys(("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "TMA"), False)
     constants |= {"PRECISION": "ieee", "NO_PADDING": True, "ROWS": 16, "SPLITS": 4}
     constants |= {"BLOCK_K": blocks.keys, "WIDTH": 128, "VALUE_WIDTH": 128}
     aligned = [x for x in kernel.arg_names if "_stride_" in x]
