@@ -121,6 +121,11 @@ COUNTS = {
         (*LINEAR, MATRIX),
         *("N·M + N·D + M·D + M", "N·M", "2·N·M·D + 3·N·M", "2"),
     ),
+    "skinny_linear": Counts(
+        lambda x, gate, up: own.skinny_linear(x, None, 0.0, gate, up, None, None, None, True, None)[0],
+        ("bfloat16[N,D]", "bfloat16[M,D]", "bfloat16[M,D]"),
+        *("N·D + 2·M·D", "N·M", "4·N·M·D"),
+    ),
     # The logits are written and read once more; only with gradients are theirs written, and read by two products.
     "linear_cross_entropy": Counts(
         functional.linear_cross_entropy,

@@ -1,0 +1,148 @@
+"""x · Wᵀ for at most 64 rows of x, at the bandwidth of the weights: `tilewright::skinny_linear`.
+
+y0, y1, y2 = x w0ᵀ, x w1ᵀ, x w2ᵀ                 one launch: queries, keys and values
+y0 = silu(x w0ᵀ) · x w1ᵀ                         gated
+y0 = x w0ᵀ + bias + residual
+with x of one row first times gain / √(mean(x²) + eps), where there is a gain: an RMS norm
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from tilewright.hardware.architectures import limits_of
+from tilewright.kernels.device import NARROW, interpreted
+from tilewright.kernels.registration import define
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
+
+MOST_ROWS = 64
+ALIGNED = 16
+"""Bytes at whose multiples rows of x and of the weights begin."""
+ROW_ELEMENTS = 8192
+"""Of the weights, that a program for one row has on their way at once."""
+LONGEST = 2048
+"""Columns of those."""
+COLUMNS, WARPS = 128, 4
+"""Of a tile for several rows; of a program."""
+LEAST_STEPS, MOST_SPLITS = 4, 8
+"""Tiles of a split, and splits of a block."""
+PROGRAMS_PER_MULTIPROCESSOR = 2
+"""That are there at least, if columns can be split."""
+
+
+class Plan(NamedTuple):
+    """How a call is cut into programs."""
+
+    rows: int
+    """Of x: 1, or those of a tile."""
+    block_rows: int
+    """Of a weight."""
+    block_columns: int
+    splits: int
+    blocks: int
+    """Of all weights."""
+    stages: int
+    """Tiles on their way."""
+
+
+def plan(count: int, columns: int, outputs: Sequence[int], gated: bool, multiprocessors: int) -> Plan:
+    """For x [count, columns] and results with so many columns."""
+    if count == 1:
+        width = min(LONGEST, 1 << (columns - 1).bit_length())
+        height = max(ROW_ELEMENTS // width // (1 + gated), 1)
+        return Plan(1, height, width, 1, _blocks(outputs, height), 1)
+    rows = max(16, 1 << (count - 1).bit_length())
+    height = 32 if rows == 16 or gated else 64
+    blocks, steps = _blocks(outputs, height), -(-columns // COLUMNS)
+    wanted = -(-PROGRAMS_PER_MULTIPROCESSOR * multiprocessors // blocks)
+    splits = max(1, min(wanted, steps // LEAST_STEPS, MOST_SPLITS))
+    # Two programs a multiprocessor have room in shared memory.
+    return Plan(rows, height, COLUMNS, splits, blocks, 3 if rows == MOST_ROWS else 4)
+
+
+def _blocks(outputs: Sequence[int], height: int) -> int:
+    return sum(-(-size // height) for size in outputs)
+
+
+def refusal(x: torch.Tensor | Operand, weights: Sequence[torch.Tensor | Operand]) -> str | None:
+    """Why the kernel does not take these, or None. x is [rows, columns], a weight [outputs, columns]."""
+    if x.dtype not in NARROW or {w.dtype for w in weights} != {x.dtype}:
+        return "it takes bf16 and fp16"
+    if not 1 <= x.shape[0] <= MOST_ROWS:
+        return f"it takes 1 to {MOST_ROWS} rows"
+    step = ALIGNED // x.dtype.itemsize
+    if any(y.stride(1) != 1 or y.stride(0) % step or y.data_ptr() % ALIGNED for y in (x, *weights)):
+        return "rows do not begin at multiples of 16 bytes"
+    return None
+
+
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _forward(
+    x: torch.Tensor, gain: torch.Tensor | None, eps: float, w0: torch.Tensor, w1: torch.Tensor | None,
+    w2: torch.Tensor | None, bias: torch.Tensor | None, residual: torch.Tensor | None, gated: bool,
+    zeros: torch.Tensor | None,
+) -> Results:  # fmt: skip
+    if gain is not None:
+        x = F.rms_norm(x, x.shape[1:], gain, eps)
+    results = [x.new_empty(0) if w is None else F.linear(x, w) for w in (w0, w1, w2)]
+    if gated:
+        results[:2] = [F.silu(results[0]) * results[1], x.new_empty(0)]
+    for added in (bias, residual):
+        if added is not None:
+            results[0] = results[0] + added
+    return results[0], results[1], results[2]
+
+
+def _fake(
+    x: torch.Tensor, gain: torch.Tensor | None, eps: float, w0: torch.Tensor, w1: torch.Tensor | None,
+    w2: torch.Tensor | None, bias: torch.Tensor | None, residual: torch.Tensor | None, gated: bool,
+    zeros: torch.Tensor | None,
+) -> Results:  # fmt: skip
+    made = [
+        x.new_empty(0) if w is None or (gated and place) else x.new_empty(x.shape[0], w.shape[0])
+        for place, w in enumerate((w0, w1, w2))
+    ]
+    return made[0], made[1], made[2]
+
+
+def _recipe(
+    call: RecipeBuilder, x: Operand, gain: Operand | None, eps: float, w0: Operand, w1: Operand | None,
+    w2: Operand | None, bias: Operand | None, residual: Operand | None, gated: bool, zeros: Operand | None,
+) -> Recipe | None:  # fmt: skip
+    runs = x.is_cuda or (x.device.type == "cpu" and interpreted())
+    weights = [w for w in (w0, w1, w2) if w is not None]
+    if not runs or refusal(x, weights) is not None or (gain is not None and x.shape[0] > 1):
+        return None
+    from tilewright.kernels.skinny_linear.triton import skinny_linear
+
+    count, columns = x.shape
+    outputs = [w.shape[0] for w in weights][: 1 if gated else 3]
+    made = plan(count, columns, outputs, gated, limits_of(x.device).multiprocessors)
+    if made.splits > 1 and (zeros is None or zeros.shape[0] < made.blocks):
+        return None
+    results = [call.empty((count, n), x.dtype) for n in outputs]
+    results += [call.empty((0,), x.dtype) for _ in range(3 - len(outputs))]
+    scratch = None
+    if made.splits > 1:
+        scratch = call.empty(((1 + gated) * made.blocks * made.splits * made.block_rows * made.rows,), torch.float32)
+    strides = [w.stride(0) for w in weights] + [0] * (3 - len(weights))
+    sizes = outputs + [0] * (3 - len(outputs))
+    call.launch(
+        skinny_linear, (made.blocks * made.splits,), x, gain, w0, w1, w2, bias, residual,
+        *(y if n < len(outputs) else None for n, y in enumerate(results)), scratch, zeros if made.splits > 1 else None,
+        count, *sizes, x.stride(0), *strides, 0 if residual is None else residual.stride(0), float(eps),
+        columns=columns, WEIGHTS=len(outputs), NORM=gain is not None, GATED=gated, BIAS=bias is not None,
+        RESIDUAL=residual is not None, ROWS=made.rows, SPLITS=made.splits, BLOCK_N=made.block_rows,
+        BLOCK_K=made.block_columns, num_warps=WARPS, num_stages=made.stages,
+    )  # fmt: skip
+    return call.finish(*results)
+
+
+skinny_linear = define("skinny_linear", _forward, _fake, recipe=_recipe)
