@@ -134,7 +134,7 @@ def add_norm_recipe(
     if not x.numel():
         return None
     rows, other = rows_of(call, x), None if residual is None else rows_of(call, residual)
-    weight, bias = (None if vector is None else _dense(call, vector) for vector in (weight, bias))
+    weight, bias = (None if vector is None else call.contiguous(vector) for vector in (weight, bias))
     matrices = (rows,) if other is None else (rows, other)
     if impl == "auto":
         impl = _chosen("forward", matrices, (weight, bias), bias is not None, centered)
@@ -145,12 +145,6 @@ def add_norm_recipe(
     rstd = call.empty(rows.shape[:1], torch.float32)
     _kernels(impl).forward(call, rows, other, weight, bias, y, total, mean, rstd, eps, centered)
     return call.finish(y, *(() if total is None else (total,)), mean, rstd)
-
-
-def _norm_recipe(
-    call: RecipeBuilder, x: Operand, weight: Operand | None, bias: Operand | None, eps: float, centered: bool
-) -> Recipe | None:
-    return add_norm_recipe(call, x, None, weight, bias, eps, centered)
 
 
 def backward_recipe(
@@ -170,7 +164,7 @@ def backward_recipe(
         return None
     rows, incoming = rows_of(call, x), rows_of(call, dy)
     through = None if dsum is None else rows_of(call, dsum)
-    weight = None if weight is None else _dense(call, weight)
+    weight = None if weight is None else call.contiguous(weight)
     matrices = (rows, incoming) if through is None else (rows, incoming, through)
     if impl == "auto":
         impl = _chosen("backward", matrices, (weight,), has_bias, centered)
@@ -183,89 +177,32 @@ def backward_recipe(
     return call.finish(dx, *gradients)
 
 
-def _dense(call: RecipeBuilder, x: Operand) -> Operand:
-    return x if x.is_contiguous() else call.copy(x)
+def _norm_recipe(call: RecipeBuilder, x: Operand, *options: Any) -> Recipe | None:
+    return add_norm_recipe(call, x, None, *options)
 
 
-def _matrix(tensor: Tensor) -> Tensor:
-    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
-
-
-def _by_torch(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    added = None if residual is None else _matrix(residual)
-    y, total, mean, rstd = plain.forward(_matrix(x), added, weight, bias, eps, centered)
-    # Not views: autograd forbids writing to a view that an operator returns.
-    shaped = torch.ops.aten._unsafe_view.default
-    return shaped(y, x.shape), None if total is None else shaped(total, x.shape), mean, rstd
-
-
-def _norm_by_torch(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    y, _, mean, rstd = _by_torch(x, None, weight, bias, eps, centered)
-    return y, mean, rstd
-
-
-def _add_norm_by_torch(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    y, total, mean, rstd = _by_torch(x, residual, weight, bias, eps, centered)
-    assert total is not None
-    return y, total, mean, rstd
-
-
-def _backward_by_torch(
-    dy: Tensor,
-    x: Tensor,
-    dsum: Tensor | None,
-    weight: Tensor | None,
-    has_bias: bool,
-    mean: Tensor,
-    rstd: Tensor,
-    centered: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    through = None if dsum is None else _matrix(dsum)
-    dx, *gradients = plain.backward(_matrix(dy), _matrix(x), through, weight, has_bias, mean, rstd, centered)
-    like = x if weight is None else weight
-    d_weight, d_bias = (like.new_empty(0) if gradient is None else gradient for gradient in gradients)
-    return dx.view(x.shape), d_weight, d_bias
-
-
-def _statistics_like(x: Tensor, centered: bool) -> tuple[Tensor, Tensor]:
-    rows = math.prod(x.shape[:-1])
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.new_empty(rows if centered else 0, dtype=dtype), x.new_empty(rows, dtype=dtype)
-
-
-def _fake_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool) -> tuple[Tensor, ...]:
-    return x.new_empty(x.shape), *_statistics_like(x, centered)
+def _norm_by_torch(x: Tensor, *options: Any) -> tuple[Tensor, ...]:
+    return plain.forward(x, None, *options)
 
 
 def _fake_add_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
 ) -> tuple[Tensor, ...]:
-    return x.new_empty(x.shape), x.new_empty(x.shape), *_statistics_like(x, centered)
+    rows, dtype = math.prod(x.shape[:-1]), torch.promote_types(x.dtype, torch.float32)
+    results = [x.new_empty(x.shape) for _ in range(1 + (residual is not None))]
+    return *results, x.new_empty(rows if centered else 0, dtype=dtype), x.new_empty(rows, dtype=dtype)
+
+
+def _fake_norm(x: Tensor, *options: Any) -> tuple[Tensor, ...]:
+    return _fake_add_norm(x, None, *options)
 
 
 def _fake_backward(
-    dy: Tensor,
-    x: Tensor,
-    dsum: Tensor | None,
-    weight: Tensor | None,
-    has_bias: bool,
-    mean: Tensor,
-    rstd: Tensor,
-    centered: bool,
+    dy: Tensor, x: Tensor, dsum: Tensor | None, weight: Tensor | None, has_bias: bool, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    like = x if weight is None else weight
-    columns = x.shape[-1]
-    return (
-        x.new_empty(x.shape),
-        like.new_empty(0 if weight is None else columns),
-        like.new_empty(columns if has_bias else 0),
-    )
+    like, columns = x if weight is None else weight, x.shape[-1]
+    vectors = (like.new_empty(columns if has else 0) for has in (weight is not None, has_bias))
+    return x.new_empty(x.shape), *vectors  # type: ignore[return-value]
 
 
 def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -316,7 +253,7 @@ _norm = define(
 )
 _add_norm = define(
     "add_norm",
-    _add_norm_by_torch,
+    plain.forward,
     _fake_add_norm,
     backward=_add_norm_gradients,
     save=_save_add_norm,
@@ -324,7 +261,7 @@ _add_norm = define(
 )
 _backward = define(
     "norm_backward",
-    _backward_by_torch,
+    plain.backward,
     _fake_backward,
     recipe=backward_recipe,
 )
