@@ -8,8 +8,8 @@ import torch
 from tests.kernels.layouts import layouts
 from tests.kernels.machine_code import compiled, spilled
 from tilewright.kernels import activation
-from tilewright.kernels.activation import launch, reference
-from tilewright.kernels.activation.rows import Rows, rows_of
+from tilewright.kernels.activation import reference
+from tilewright.kernels.activation.triton import Rows, rows_of
 from tilewright.kernels.catalogue import suite
 from tilewright.launch.builder import RecipeBuilder, operands_of
 from tilewright.measure.truth.proof import prove
@@ -95,7 +95,7 @@ def test_triton_kernels_compile_without_spills(name: str, dtype: str) -> None:
     kernel = getattr(kernels, name)
     types = {argument: f"*{dtype}" for argument in ("x", "y", "dx", "dy", "gate", "up", "dgate", "dup")}
     types |= {argument: "i64" for argument in ("columns", "x_row", "dy_row", "gate_row", "up_row")}
-    constants = {"KIND": "gelu", "PRECISE": dtype == "fp32", "BLOCK": launch.BLOCK, "FLAT": True}
-    code = compiled(kernel, types, constants, warps=launch.WARPS)
+    constants = {"KIND": "gelu", "PRECISE": dtype == "fp32", "BLOCK": kernels.BLOCK, "FLAT": True}
+    code = compiled(kernel, types, constants, warps=kernels.WARPS)
     assert spilled(code) == 0
     assert "ld.global.v4.b32" in code.asm["ptx"]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from tilewright.kernels.activation import launch
+from tilewright.kernels.activation import triton
 from tilewright.kernels.registration import define
 
 KINDS = {"none": "gelu", "tanh": "gelu_tanh"}
@@ -120,13 +120,13 @@ _activation_backward = define(
     "activation_backward",
     _backward,
     lambda dy, x, kind: _like(x),
-    recipe=launch.backward,
+    recipe=lambda call, dy, x, kind: triton.recipe(call, triton.backward, (dy, x), 1, kind),
 )
 _gated_activation_backward = define(
     "gated_activation_backward",
     _gated_backward,
     lambda dy, gate, up, kind: (_like(gate), _like(up)),
-    recipe=launch.gated_backward,
+    recipe=lambda call, dy, gate, up, kind: triton.recipe(call, triton.gated_backward, (dy, gate, up), 2, kind),
 )
 
 
@@ -141,7 +141,7 @@ _activation = define(
     _like,
     backward=lambda ctx, dy: (_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
     save=_save,
-    recipe=launch.forward,
+    recipe=lambda call, x, kind: triton.recipe(call, triton.forward, (x,), 1, kind),
 )
 _gated = define(
     "gated_activation",
@@ -149,5 +149,5 @@ _gated = define(
     _like,
     backward=lambda ctx, dy: (*_gated_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
     save=_save,
-    recipe=launch.gated_forward,
+    recipe=lambda call, gate, up, kind: triton.recipe(call, triton.gated_forward, (gate, up), 1, kind),
 )

@@ -9,10 +9,22 @@ Limit: memory. Share of a copy on an H200, 16384 x 16384: GELU forward 1.00 in b
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
+from tilewright.kernels import row
 from tilewright.kernels.activation.formulas import activate, activate_and_slope, rounded
+from tilewright.kernels.device import runs_triton
+from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.records.recipe import Recipe
+
+BLOCK = 1024
+"""Elements a program moves of each tensor: one vector of 16 bytes for each of 128 threads in 16 bits."""
+WARPS = 4
 
 
 @triton.jit
@@ -168,3 +180,44 @@ def gated_backward(
         _gated_backward(dy, gate, up, dgate, dup, left, KIND, PRECISE, BLOCK, True)
     else:
         _gated_backward(dy, gate, up, dgate, dup, left, KIND, PRECISE, BLOCK, False)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`count` rows of `columns` neighbours, one stride for each tensor."""
+
+    tensors: tuple[Operand, ...]
+    count: int
+    columns: int
+    strides: tuple[int, ...]
+    """Elements from one row of each tensor to its next."""
+
+
+def rows_of(call: RecipeBuilder, *tensors: Operand) -> Rows:
+    """Contiguous tensors of one shape as one long row; else rows along the last dimension, of any stride.
+
+    A tensor whose rows have no one stride, or whose last dimension is not of neighbours, is copied.
+    """
+    first = tensors[0]
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return Rows(tensors, 1, first.numel(), (first.numel(),) * len(tensors))
+    matrices = tuple(row.rows_of(call, tensor) for tensor in tensors)
+    count, columns = matrices[0].shape
+    return Rows(matrices, count, columns, tuple(matrix.stride(0) for matrix in matrices))
+
+
+def recipe(call: RecipeBuilder, kernel: Any, tensors: tuple[Operand, ...], results: int, kind: str) -> Recipe | None:
+    """So many contiguous results like the first of `tensors`, by one of the kernels above; None off a GPU."""
+    first = tensors[0]
+    if not runs_triton(first):
+        return None
+    made = tuple(call.empty(first.shape, first.dtype) for _ in range(results))
+    if first.numel():
+        rows = rows_of(call, *tensors)
+        block = min(BLOCK, triton.next_power_of_2(rows.columns))
+        call.launch(
+            kernel, (rows.count * triton.cdiv(rows.columns, block),),
+            *rows.tensors, *made, rows.columns, *rows.strides,
+            KIND=kind, PRECISE=first.dtype == torch.float32, BLOCK=block, FLAT=rows.count == 1, num_warps=WARPS,
+        )  # fmt: skip
+    return call.finish(*made)
