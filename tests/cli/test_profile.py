@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -120,9 +121,9 @@ def test_a_program_without_steps(tilewright: Tilewright, tmp_path: Path, train: 
 
 def test_a_program_that_fails(tilewright: Tilewright, train: str) -> None:
     early = tilewright("profile", "--", sys.executable, train, "2", "7")
-    assert early.code == 3 and "exit code 7 before anything was recorded" in early.err
+    assert early.code == 7 and "exit code 7 before anything was recorded" in early.err
     late = tilewright("profile", "--", sys.executable, train, "12", "7")
-    assert late.code == 10 and "exit code 7; what it had recorded is in" in late.err
+    assert late.code == 7 and "ended with exit code 7" in late.err and "recorded 3 steps" in late.out
     assert query(latest_run(), "SELECT steps_kept FROM recording")[1] == [(3,)]
     missing = tilewright("profile", "--", "/nowhere/python", train)
     assert missing.code == 3 and "cannot be started" in missing.err
@@ -197,9 +198,90 @@ def test_floors_are_from_the_ceilings_that_were_kept(home: Path, monkeypatch: py
     assert str(source).endswith(f"{Path(__file__).name}:{line}")
 
 
-def test_a_block_that_raises_leaves_no_run(home: Path) -> None:
+@pytest.mark.parametrize("code", [3, 5, 130])
+def test_the_exit_code_is_that_of_the_program(tilewright: Tilewright, tmp_path: Path, train: str, code: int) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(f"import sys, torch\ntorch.ones(3).exp()\nsys.exit({code})\n")
+    assert tilewright("profile", "--whole", "--", sys.executable, str(script)).code == code
+    killed = tmp_path / "killed.py"
+    killed.write_text("import os\nos.kill(os.getpid(), 9)\n")
+    assert tilewright("profile", "--", sys.executable, str(killed)).code == 128 + 9
+
+
+def test_a_block_that_raises_keeps_what_was_recorded(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyError), package.profile() as run:
-        raise KeyError
-    with pytest.raises(RuntimeError, match="without an exception"):
+        torch.ones(3).exp()
+        raise KeyError("a")
+    assert query(run.path, "SELECT count(*) FROM slice WHERE name = 'aten::exp'")[1] == [(1,)]
+    assert f"what was recorded before KeyError('a') is in {run.path}" in capfd.readouterr().err
+
+
+def test_a_block_that_raises_before_anything_is_recorded(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyError), package.profile(wait=5, active=1) as run:
+        raise KeyError("a")
+    with pytest.raises(RuntimeError, match="if anything was recorded"):
         _ = run.path
-    assert not os.path.exists(home / "runs")
+    assert "nothing was recorded" in capfd.readouterr().err
+
+
+OTHERS = {
+    "PyTorch's": ("torch.profiler.profile()", "other.key_averages().table()"),
+    "PyTorch's older one": ("torch.autograd.profiler.profile()", "other.table()"),
+    "another of tilewright's": ("tilewright.profile()", "other"),
+}
+AROUND = """
+import torch, tilewright
+x = torch.ones(3)
+with tilewright.profile() as run:
+    x.tanh()
+    with {} as other:
+        x.exp()
+    print({})
+print("kept", run.recording.gave_way, run.path)
+"""
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_block_gives_way_to_another_profiler(home: Path, tmp_path: Path, kind: str) -> None:
+    """PyTorch has one at a time, and crashes where a second one starts; so in a process of its own."""
+    script = tmp_path / "around.py"
+    script.write_text(AROUND.format(*OTHERS[kind]))
+    ended = subprocess.run([sys.executable, script], env=os.environ | OWN_PATH, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "aten::exp" in ended.stdout and "kept True" in ended.stdout
+    assert ended.stderr.count("gives way to it and ends here") == 1
+    run = Path(ended.stdout.split()[-1])
+    names = {name for (name,) in query(run, "SELECT DISTINCT name FROM slice WHERE name LIKE 'aten::%'")[1]}
+    assert "aten::tanh" in names and "aten::exp" not in names
+
+
+def test_a_block_within_pytorchs_profiler_is_refused(home: Path) -> None:
+    with torch.profiler.profile() as other:
+        torch.ones(3).exp()
+        with pytest.raises(UsageError, match="a profiler of PyTorch's runs already"), package.profile():
+            raise AssertionError
+    assert "aten::exp" in other.key_averages().table()
+    with package.profile() as run:
+        torch.ones(3).exp()
+    assert run.path.exists()
+
+
+@pytest.mark.parametrize(("before", "recorded"), [(0, False), (2, True)])
+def test_a_program_with_a_profiler_of_its_own(
+    tilewright: Tilewright, tmp_path: Path, train: str, before: int, recorded: bool
+) -> None:
+    """Its table is whole, and the recording says why it is not."""
+    text = Path(train).read_text().replace("for step in", f"for step in range({before}):\n    rule.step()\nfor step in")
+    loop = text.index("for step in range(int")
+    inside = text[loop:].replace("\n", "\n    ").partition('if "RANK"')[0]
+    script = tmp_path / "own.py"
+    script.write_text(
+        text[:loop] + "with torch.profiler.profile() as own:\n    " + inside + "\nprint(own.key_averages().table())\n"
+    )
+    plan = ("--whole",) if recorded else ()
+    ended = tilewright("profile", *plan, "--", sys.executable, str(script), "9", "0")
+    assert "aten::addmm" in ended.out and ended.err.count("gives way to it and ends here") == 1
+    if recorded:
+        assert ended.code == 0 and "until the program started a profiler of its own" in ended.out
+    else:
+        assert ended.code == 10 and "the program started a profiler of its own before the recording" in ended.err

@@ -68,8 +68,11 @@ def profile(
         page = write_page(done.run, done.run.with_suffix(".html"))
     if as_json:
         print(profile_json(done.table, done.recordings, str(done.run)))
-        return
-    show(done)
-    show(show_accounting(accounting_of(done.run)))
-    print(f"run   {done.run}")
-    print(f"page  {page}")
+    else:
+        show(done)
+        show(show_accounting(accounting_of(done.run)))
+        print(f"run   {done.run}")
+        print(f"page  {page}")
+    if done.exit_code:
+        print(f"tilewright: {' '.join(words)} ended with exit code {done.exit_code}", file=sys.stderr)
+        raise typer.Exit(done.exit_code)

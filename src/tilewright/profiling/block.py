@@ -16,6 +16,8 @@ from tilewright.measure.recording.windows import Detail
 from tilewright.profiling.compiled import program_of
 from tilewright.profiling.regions import marked_regions
 from tilewright.profiling.saved import SavedProfile, save
+from tilewright.records.errors import TilewrightError
+from tilewright.records.program import Program
 from tilewright.report.displayable import Displayable
 
 
@@ -48,11 +50,13 @@ class Profile(Displayable):
         self._recorder.step()
 
     def __enter__(self) -> Profile:
-        self._folder = tempfile.TemporaryDirectory(prefix="tilewright-profile-")
-        self._recorder = Recorder(self._plan, Path(self._folder.name), by_optimizer=not self._plan.whole)
-        self._compiled = self._entered.enter_context(backend.recording())
-        self._entered.enter_context(marked_regions(self._recorder))
-        self._recorder.start()
+        with ExitStack() as entered:
+            self._folder = tempfile.TemporaryDirectory(prefix="tilewright-profile-")
+            self._recorder = Recorder(self._plan, Path(self._folder.name), by_optimizer=not self._plan.whole)
+            self._compiled = entered.enter_context(backend.recording())
+            entered.enter_context(marked_regions(self._recorder))
+            self._recorder.start()
+            self._entered = entered.pop_all()
         return self
 
     def __exit__(
@@ -62,17 +66,26 @@ class Profile(Displayable):
         with self._folder:
             recording = self._recorder.stop()
             self._entered.close()
-            if kind is None:
-                target = Path(sys.argv[0]).name or "python"
-                program = program_of(self._compiled)
-                self._profiled = save(
-                    [recording], name=self._name, command="tilewright.profile", target=target, program=program
-                )
+            try:
+                self._save(recording, program_of(self._compiled))
+            except TilewrightError as failure:
+                if error is None:
+                    raise
+                print(f"tilewright: {failure}", file=sys.stderr)
+            else:
+                if error is not None:
+                    print(f"tilewright: what was recorded before {error!r} is in {self.path}", file=sys.stderr)
+
+    def _save(self, recording: Recording, program: Program) -> None:
+        target = Path(sys.argv[0]).name or "python"
+        self._profiled = save(
+            [recording], name=self._name, command="tilewright.profile", target=target, program=program
+        )
 
     @property
     def _result(self) -> SavedProfile:
         if self._profiled is None:
-            raise RuntimeError("the profile is available after its block has ended without an exception")
+            raise RuntimeError("the profile is available after its block has ended, if anything was recorded")
         return self._profiled
 
     def __rich__(self) -> Any:
@@ -106,7 +119,11 @@ def profile(
     `recording` say which steps were recorded.
     Graphs that `backend="tilewright"` compiles inside the block are in the run with their cost.
 
-    Raises TraceError at the end of the block if nothing was recorded, StoreError if the run cannot be written.
+    PyTorch has one profiler at a time: where the block starts another one, or another of these, the recording ends.
+    An exception in the block keeps what was recorded.
+
+    Raises UsageError if a profiler of PyTorch's runs already; at the end of the block TraceError if nothing was
+    recorded, StoreError if the run cannot be written.
     """
     plan = RecordingPlan(
         wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole=not active, light=light

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tilewright.measure.recording.recorder import Recording, RecordingPlan
 from tilewright.profiling import compiled
 from tilewright.profiling.saved import SavedProfile, save
 from tilewright.profiling.start import COMPILED, FOLDER, PLAN, RECORDING, STOP
-from tilewright.records.errors import TargetError, TraceError, UsageError
+from tilewright.records.errors import TargetError, UsageError
 
 _STARTER = ["-m", "tilewright.profiling.start"]
 # Python's options that take a value.
@@ -32,10 +33,10 @@ def profile_program(
 
     An optimizer's step ends a step. Each rank writes a trace, and the run has all of them. With `stop` the program
     ends when its steps are recorded. The program's output is not redirected. Returns None with `plan.nvtx`, where
-    Nsight Systems records.
+    Nsight Systems records. A program that fails keeps what was recorded of it; its exit code is the profile's.
 
-    Raises UsageError (`words` start no Python program), TargetError (it failed before anything was recorded),
-    TraceError (it ended before recording began, or failed later) or StoreError.
+    Raises UsageError (`words` start no Python program), TargetError (it cannot be started, or failed before anything
+    was recorded, with its exit code), TraceError (it ended before recording began) or StoreError.
     """
     started = started_under_recorder(words)
     with tempfile.TemporaryDirectory(prefix="tilewright-profile-") as folder:
@@ -48,14 +49,16 @@ def profile_program(
         recordings = [Recording.from_json(text) for text in _texts(folder, RECORDING)]
         if plan.nvtx and not code:
             return None
+        # As a shell has it: a signal's number above 128.
+        code = 128 - code if code < 0 else code
         if code and not any(recording.trace for recording in recordings):
-            raise TargetError(f"{' '.join(words)} ended with exit code {code} before anything was recorded")
+            failed = TargetError(f"{' '.join(words)} ended with exit code {code} before anything was recorded")
+            failed.exit_code = code
+            raise failed
         name = next((Path(word).stem for word in words if word.endswith(".py")), "program")
         program = compiled.from_json(_texts(folder, COMPILED))
         done = save(recordings, name=name, command=command, target=" ".join(words), program=program, tell=tell)
-    if code:
-        raise TraceError(f"{' '.join(words)} ended with exit code {code}; what it had recorded is in {done.run}")
-    return done
+    return replace(done, exit_code=code)
 
 
 def _texts(folder: str, pattern: str) -> list[str]:

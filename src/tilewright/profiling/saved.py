@@ -52,6 +52,8 @@ class SavedProfile(Displayable):
     run: Path
     table: OperatorTable
     recordings: Sequence[Recording]
+    exit_code: int = 0
+    """Of the program that was profiled."""
 
     def __rich__(self) -> Any:
         from tilewright.report.profile import show_profile
@@ -124,6 +126,11 @@ def _nothing(recordings: Sequence[Recording]) -> str:
     if not recordings:
         return "nothing was recorded: the program ended before the recording began"
     plan, ended = recordings[0].plan, recordings[0].steps_seen
+    if recordings[0].gave_way:
+        return (
+            "nothing was recorded: the program started a profiler of its own before the recording began; "
+            "run it without, or load the trace that it writes with `tilewright trace`"
+        )
     needed = plan.wait + plan.warmup + bool(plan.warmup) + bool(recordings[0].description) + 1
     return (
         f"nothing was recorded: the program made {ended} optimizer steps, and recording begins with step {needed}; "

@@ -75,6 +75,8 @@ def loss_words(table: OperatorTable) -> list[str]:
 def _sample(recording: Recording) -> str:
     asked, kept, limit = recording.plan.active, recording.steps_kept, recording.plan.events
     held = f"{recording.events:,} events"
+    if recording.gave_way:
+        return f"recorded {kept:,} whole steps, {held}, until the program started a profiler of its own"
     if recording.cut and not recording.step_events:
         return (
             f"recorded the first {recording.seconds_kept:.3g} of {recording.seconds:.3g} s: {held}, "

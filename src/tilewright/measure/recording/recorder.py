@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from uuid import uuid4
 
 from tilewright.measure.recording.guard import RecordingGuard
+from tilewright.measure.recording.other_profilers import noticed, profiler_runs
 from tilewright.measure.recording.ranges import STEP, Marker, Ranges, nvtx, recorded
 from tilewright.measure.recording.synchronisations import marked_synchronisations
 from tilewright.measure.recording.windows import (
@@ -25,7 +26,7 @@ from tilewright.measure.recording.windows import (
     has_gpu,
     synchronize,
 )
-from tilewright.records.errors import UsageError
+from tilewright.records.errors import UsageError, warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,6 +96,8 @@ class Recording:
     recorded_us: float | None = None
     cut: bool = False
     """The bound was reached before the end of a step, or of a program recorded as a whole."""
+    gave_way: bool = False
+    """The program started another profiler, of PyTorch's or tilewright's, and the recording ended there."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), default=str)
@@ -107,6 +110,8 @@ class Recording:
         return Recording(**values | {"plan": plan} | paths)
 
 
+_started: list[Recorder] = []
+"""Between their start and stop; only the last one may record."""
 _State = Literal["wait", "warmup", "between", "settle", "active", "done"]
 
 
@@ -142,6 +147,7 @@ class Recorder:
         self._mark: Marker = nvtx if plan.nvtx else recorded
         self.ranges = Ranges(lambda name: self._mark(name), layers=plan.layers, after_step=self._after_optimizer)
         self._marked = ExitStack()
+        self._hooks = ExitStack()
         self._within_windows = RangesWithinWindows()
         self._guard = RecordingGuard(self._on_limit)
         self._window: Window | None = None
@@ -155,10 +161,23 @@ class Recorder:
         return self._state == "done"
 
     def start(self) -> None:
-        """Begin the plan. UsageError for NVTX ranges without a GPU."""
+        """Begin the plan; a recorder that runs already gives way.
+
+        Raises UsageError for NVTX ranges without a GPU, and if a profiler of PyTorch's runs.
+        """
         if self._plan.nvtx and not has_gpu():
             raise UsageError("NVTX ranges need Nsight Systems and a GPU, and PyTorch finds no GPU")
+        if _started:
+            _started[-1]._give_way()
+        if profiler_runs():
+            raise UsageError(
+                "a profiler of PyTorch's runs already, and there can be one at a time: end it first, "
+                "or load its trace with `tilewright trace`"
+            )
         self._began = time.perf_counter()
+        self._hooks.enter_context(noticed(self._give_way))
+        _started.append(self)
+        self._hooks.callback(_started.remove, self)
         self.ranges.on = False
         self.ranges.__enter__()
         self._within_windows.__enter__()
@@ -178,6 +197,7 @@ class Recorder:
         self._guard.close()
         self._within_windows.__exit__()
         self.ranges.__exit__()
+        self._hooks.close()
         self.recording.seconds = time.perf_counter() - self._began
         return self.recording
 
@@ -291,6 +311,15 @@ class Recorder:
         else:
             self._end_step_range()
             self._begin_step_range()
+
+    def _give_way(self) -> None:
+        """End the recording, because the program starts a profiler of its own."""
+        if self.done:
+            return
+        with self._guard_paused():
+            self.recording.gave_way = True
+            warn_once("the program starts a profiler of its own; this recording gives way to it and ends here")
+            self._finish()
 
     def _on_limit(self) -> None:
         """End the recording at the guard's limit."""

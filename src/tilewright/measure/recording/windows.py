@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright.measure.recording.host_ranges import HostRanges
 from tilewright.measure.recording.line_tracer import LINES, LineTracer
+from tilewright.measure.recording.other_profilers import starting_our_own
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +139,8 @@ def _start(profiler: torch.profiler.profile, labels: Mapping[str, str]) -> float
     with warnings.catch_warnings():
         # The warning is about earlier cycles, and this profiler has one.
         warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
-        profiler.start()
+        with starting_our_own():
+            profiler.start()
     for name, value in labels.items():
         profiler.add_metadata(name, value)
     return time.perf_counter()
