@@ -332,8 +332,9 @@ def test_arithmetic_per_element(function: Callable[[Tensor], Tensor], flops: int
 
 
 UNCOUNTED = {
-    *("sort", "topk", "multinomial", "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"),
-    *("upsample_nearest2d", "native_batch_norm", "_native_batch_norm_legit"),
+    *("sort", "topk", "multinomial", "native_batch_norm", "_native_batch_norm_legit"),
+    *("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d_with_indices_backward"),
+    *("avg_pool2d_backward", "_adaptive_avg_pool2d_backward"),
 }
 
 

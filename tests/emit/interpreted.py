@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from tests.emit.triton_programs import DRAWS, PROGRAMS, by_triton, graph_of, nests_of, operators, run_graph, verify
+from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, differences, image
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.backend import backend, recording
 from tilewright.emit.cpp import emit_cpp, translation_unit
@@ -134,6 +135,18 @@ def test_the_device_chooses_the_language(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (language_of(CPU), language_of(torch.device("cuda"))) == ("c++", "triton")
     monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
     assert language_of(CPU) == "triton"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [*APART, *OVERLAPPING])
+def test_pools_give_eagers_values_and_gradients(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    torch._dynamo.reset()
+    function = {**APART, **OVERLAPPING}[name]
+    with recording() as record:
+        assert differences(function, torch.compile(function, backend=backend, fullgraph=True), image(layout)) == []
+    launched = [what for graph in record.graphs for _, what in graph.plan.launches()]
+    assert not [what for what in launched if "pool" in what]
 
 
 def test_a_compiled_module_trains_through_triton(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -408,6 +408,40 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(o.x, 7, rounding_mode="floor"),
         lambda o: call(o.x, 5, rounding_mode="trunc"),
     ],
+    # Windows side by side: others stay PyTorch's on a CPU (`test_pooling.py`).
+    "max_pool2d_with_indices.default": [
+        lambda o: call(_image(o), [2, 2]),
+        lambda o: call(_image(o), [2, 3], [3, 3], [1, 1]),
+        lambda o: call(_image(o), [1, 2], [2, 2], [0, 1], 1, True),
+    ],
+    "max_pool2d_with_indices_backward.default": [
+        lambda o: call(*_pooled(o), _image(o), [2, 3], [2, 3], [1, 0], [1, 1], True, _pooled(o, indices=True)),
+    ],
+    "avg_pool2d.default": [
+        lambda o: call(_image(o), [2, 2]),
+        lambda o: call(_image(o), [2, 3], [3, 3], [1, 1], True, False),
+        lambda o: call(_image(o), [2, 2], [], [1, 1], False, True, 3),
+    ],
+    "avg_pool2d_backward.default": [
+        lambda o: call(*_pooled(o), _image(o), [2, 3], [2, 3], [1, 0], True, True, None),
+        lambda o: call(*_pooled(o), _image(o), [2, 3], [2, 3], [1, 0], True, False, None),
+        lambda o: call(*_pooled(o), _image(o), [2, 3], [2, 3], [1, 0], True, False, 5),
+    ],
+    "_adaptive_avg_pool2d.default": [lambda o: call(_image(o), [3, 4]), lambda o: call(_image(o), [1, 2])],
+    "_adaptive_avg_pool2d_backward.default": [lambda o: call(_image(o)[..., ::2, ::2], _image(o))],
+    "upsample_nearest2d.default": [
+        lambda o: call(_image(o), [12, 24]),
+        lambda o: call(_image(o), [6, 24], None, 3.0),
+    ],
+    "upsample_nearest2d_backward.default": [
+        lambda o: call(_image(o), [6, 8], [2, 3, 3, 4]),
+        lambda o: call(_image(o), [6, 8], [2, 3, 2, 8], 3.0, None),
+    ],
+    "_unsafe_index.Tensor": [
+        lambda o: call(o.x, [torch.tensor([0, -1, 0])]),
+        lambda o: call(_image(o), [None, None, torch.tensor([[5], [0], [2]]), torch.tensor([7, 0, -2, 1])]),
+        lambda o: call(_image(o), [None, torch.tensor([[2, 0], [1, 1]])]),
+    ],
     "celu.default": [unary, lambda o: call(o.x, 0.7)],
     "threshold.default": [lambda o: call(o.x, 0.5, 2)],
     "hardshrink.default": [unary, lambda o: call(o.x, 1.5)],
@@ -472,6 +506,19 @@ def _positions(o: Operands, dim: int) -> torch.Tensor:
         return torch.tensor(0)
     extent, shape[dim] = shape[dim], 1
     return torch.randint(extent, shape, generator=generator)
+
+
+def _image(o: Operands) -> torch.Tensor:
+    """[2, 3, 6, 8] of the values of `o.row`; channels last for some layouts."""
+    values = o.row.reshape(-1)
+    image = values.repeat(-(-2 * 3 * 6 * 8 // values.numel()))[: 2 * 3 * 6 * 8].reshape(2, 3, 6, 8)
+    return image.contiguous(memory_format=torch.channels_last) if len(o.layout) % 2 else image
+
+
+def _pooled(o: Operands, indices: bool = False) -> Any:
+    """What windows of 2 × 3 with a row of padding give."""
+    found = torch.ops.aten.max_pool2d_with_indices(_image(o), [2, 3], [2, 3], [1, 0], 1, True)
+    return found[1] if indices else (found[0],)
 
 
 def _moments(o: Operands) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ loop.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -381,8 +382,12 @@ class _Kernel:
     def _expression(self, step: Step) -> str:
         args = [f"v{a}" for a in step.args]
         if step.access:
-            loaded = from_storage(self._element(step.access), self.nest.buffers[step.access.buffer].dtype)
-            return f"{args[0]} ? ({COMPUTED[step.dtype]})({loaded}) : ({COMPUTED[step.dtype]})0" if args else loaded
+            element = self._element(step.access, args)
+            loaded = from_storage(element, self.nest.buffers[step.access.buffer].dtype)
+            condition = self.nest.condition(step)
+            if condition is None:
+                return loaded
+            return f"v{condition} ? ({COMPUTED[step.dtype]})({loaded}) : ({COMPUTED[step.dtype]})0"
         if step.strides is not None:
             return f"(int64_t)({self._index(step.strides)})"
         if step.name == "div" and step.level in (Level.ROW, Level.SCALAR) and self.schedule.is_double_sum(step.args[0]):
@@ -391,8 +396,9 @@ class _Kernel:
             return f"tw_isinf(v{total}) ? v{total} : ({COMPUTED[step.dtype]})(total{total} / {args[1]})"
         return scalar(step, args)
 
-    def _element(self, access: Access) -> str:
+    def _element(self, access: Access, args: Sequence[str] = ()) -> str:
         shift = f" + {access.offset}" if access.offset else ""
+        shift += "".join(f" + {index} * {stride}" for index, stride in zip(args, access.by, strict=False))
         return f"{self.pointers[access.buffer]}[{self._index(access.strides)}{shift}]"
 
     def _store(self, value: int, access: Access) -> None:

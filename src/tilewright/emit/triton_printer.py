@@ -90,6 +90,14 @@ class Printer:
             return ""
         return f", mask={self.bounds(rows, cols)}"
 
+    def mask_of(self, load: Step) -> str:
+        """As `mask`, for all that a load varies with: an index beyond the nest's bounds is not one."""
+        assert load.access
+        if not load.access.by or load.level is Level.SCALAR:
+            return self.mask(load.access.strides)
+        rows, cols = load.level in (Level.ROW, Level.FULL), load.level in (Level.COL, Level.FULL)
+        return f", mask={self.bounds(rows, cols)}"
+
     def bounds(self, rows: bool, cols: bool) -> str:
         if self.schedule.kind == "flat" or (rows and cols):
             return "ok"
@@ -111,9 +119,11 @@ class Printer:
                 place = f"tl.max_contiguous({place}, (1, 8))"
             if step.access.offset:
                 place = f"{place} + {step.access.offset}"
-            mask = self.mask(strides)
-            if step.args:
-                inside = self.values[step.args[0]]
+            for a, stride in zip(step.args, step.access.by, strict=False):
+                place += f" + {self.values[a]}" + (f" * {stride}" if stride != 1 else "")
+            mask = self.mask_of(step)
+            if (condition := self.nest.condition(step)) is not None:
+                inside = self.values[condition]
                 mask = f"{mask} & {inside}, other=0" if mask else f", mask={inside}, other=0"
             loaded = f"tl.load({self.names[step.access.buffer]}_ptr + {place}{mask})"
             return loaded if buffer.dtype == step.dtype else f"{loaded}.to({type_name(step.dtype)})"

@@ -221,7 +221,8 @@ class _Lowering:
             if op.name == "load":
                 maps.append(strides_of(op.detail.dims, op.detail.strides))
                 axes = rows + cols
-                access = Access(keys.index(op.detail.key), tuple(maps[-1].get(a, 0) for a in axes), op.detail.offset)
+                strides = tuple(maps[-1].get(a, 0) for a in axes)
+                access = Access(keys.index(op.detail.key), strides, op.detail.offset, op.detail.by)
                 step = replace(step, access=access)
             elif op.name == "draw":
                 drawn: Drawn = op.detail

@@ -51,17 +51,18 @@ class Access:
     buffer: int
     strides: tuple[int, ...]
     offset: int = 0
+    by: tuple[int, ...] = ()
+    """Strides of the first operands of a load, which are further indices."""
 
 
 @dataclass(frozen=True)
 class Step:
     """One scalar operation.
 
-    `name`: `load` (`access`; an operand says where it reads, and elsewhere its value is 0), `const` (`constant`),
-    `index` (`strides`, one per axis), `draw` (the stream's buffer in `access`, the element's position in the stream by
-    `strides`, the threshold in `constant`, a GPU's generator in `philox`), `reduce_cols` and `reduce_rows` (`kind`),
-    `round` and `cast` (`to`), or a
-    scalar function.
+    `name`: `load` (`access`; the operand after the indices says where it reads, and elsewhere it is 0), `const`
+    (`constant`), `index` (`strides`, one per axis), `draw` (the stream's buffer in `access`, the element's position in
+    the stream by `strides`, the threshold in `constant`, a GPU's generator in `philox`), `reduce_cols` and
+    `reduce_rows` (`kind`), `round` and `cast` (`to`), or a scalar function.
     `dtype` is the dtype of the computation.
     """
 
@@ -119,6 +120,11 @@ class Nest:
     def reductions(self, name: Literal["reduce_cols", "reduce_rows"]) -> Iterator[tuple[int, Step]]:
         return ((i, step) for i, step in enumerate(self.steps) if step.name == name)
 
+    def condition(self, step: Step) -> int | None:
+        """The operand of a load that says where it reads."""
+        assert step.access
+        return step.args[-1] if len(step.args) > len(step.access.by) else None
+
     def split(self, strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The strides of the rows and those of the columns."""
         return strides[: len(self.rows)], strides[len(self.rows) :]
@@ -146,6 +152,7 @@ def describe(nest: Nest) -> str:
         extra = [f"%{a}" for a in step.args]
         if step.access:
             shift = f"+{step.access.offset}" if step.access.offset else ""
+            shift += "".join(f"+%{a}*{stride}" for a, stride in zip(step.args, step.access.by, strict=False))
             extra.append(f"b{step.access.buffer}{list(step.access.strides)}{shift}")
         extra += [str(x) for x in (step.constant, step.strides, step.kind, step.to, step.philox) if x is not None]
         place = f"stage {step.stage}" if step.where == "body" else "after"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.hardware.language import language_of
 from tilewright.operators.language import COMPUTE_DTYPE, Trace, Unfusable, Value
 from tilewright.operators.row import Call, Row
 from tilewright.operators.table import row_of
@@ -75,7 +76,8 @@ class _Tracer:
         args = fx.node.map_arg(node.args, self._operand)
         kwargs = fx.node.map_arg(node.kwargs, self._operand)
         dtype = dtype_name(first.dtype)
-        call = Call(self.trace, dtype, tuple(int(s) for s in first.shape), _common_dtype(node, row, dtype))
+        common, in_cpp = _common_dtype(node, row, dtype), language_of(first.device) == "c++"
+        call = Call(self.trace, dtype, tuple(int(s) for s in first.shape), common, in_cpp)
         if row.promotion != "none":
             wanted = dtype if row.promotion == "result" else call.common
             args = tuple(_converted(row, given, a, wanted) for given, a in zip(node.args, args, strict=True))

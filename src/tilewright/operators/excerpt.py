@@ -1,9 +1,10 @@
 """Part of a value along one dimension: the operations behind it are recorded again, over other indices.
 
     excerpt(x, dim, n, start, step)     the elements start, start + step, … of x: n of them
+    picked(x, dim, places)              the elements at computed places
 
-Loads move by an offset and a stride; nothing is stored in between. With `inside` the part may reach beyond the value:
-loads happen where that condition holds, and elsewhere the result has no meaning.
+Loads move by an offset and a stride, or take the place as an operand; nothing is stored in between. With `inside` the
+part may reach beyond the value: loads happen where that condition holds, and elsewhere the result has no meaning.
 """
 
 from __future__ import annotations
@@ -11,7 +12,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.operators.axes import Axis, Group, Unfusable, group, leaves, strides_of
-from tilewright.operators.language import Op, Trace, Value
+from tilewright.operators.language import Op, Trace, Value, broadcast
+
+CHEAP = frozenset(
+    ["load", "const", "index", "cast", "round", "where", "and", "or", "xor", "add", "sub", "mul", "neg", "abs",
+     "maximum", "minimum", "lt", "le", "gt", "ge", "eq", "ne", "isnan", "idiv"]
+)  # fmt: skip
+"""Operations that take less than a load."""
+
+
+def positions(trace: Trace, extent: int, dim: int, rank: int) -> Value:
+    """0, 1, … along `dim`, int64, of a value of `rank` dimensions."""
+    return trace.arange(extent).view([extent if d == dim % rank else 1 for d in range(rank)])
 
 
 def excerpt(value: Value, dim: int, extent: int, start: int, step: int = 1, inside: Value | None = None) -> Value:
@@ -28,6 +40,33 @@ def excerpt(value: Value, dim: int, extent: int, start: int, step: int = 1, insi
     return Value(value.trace, moved, value.dtype, dims)
 
 
+def picked(value: Value, dim: int, places: Value, inside: Value | None = None) -> Value:
+    """[…, n, …] → […, m, …]: elements of `value` at `places`, int64 of as many dimensions, which broadcast.
+
+    `inside`: bool, over dimensions of `places`. Raises `Unfusable` as `excerpt` does.
+    """
+    at = dim % len(value.dims)
+    beside = (*value.dims[:at], (), *value.dims[at + 1 :])
+    dims = broadcast(beside, places.dims)
+    if not leaves(value.dims[at]):
+        return Value(value.trace, value.id, value.dtype, dims)
+    moved = _Excerpt(value.trace, value.dims[at], (), 0, 0, inside, places).moved(value.id)
+    return Value(value.trace, moved, value.dtype, dims)
+
+
+MOST_REPEATED = 200
+"""Operations that excerpts of a value may repeat."""
+
+
+def refuse_repeats(value: Value, times: int) -> None:
+    """Raise `Unfusable` where so many excerpts over the last two dimensions would compute too much again."""
+    axes = frozenset(leaves(axis for dim in value.dims[-2:] for axis in dim))
+    again = [value.trace.ops[position] for position in _behind(value.trace, value.id) & _varying(value.trace, axes)]
+    dear = any(op.name not in CHEAP for op in again)
+    if times > 1 and (dear or times * len(again) > MOST_REPEATED):
+        raise Unfusable(f"an operand would be computed {times} times")
+
+
 def bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
     """A slice's first element and the one after its last, both in [0, size]."""
     first = 0 if start is None else start + size if start < 0 else start
@@ -37,10 +76,19 @@ def bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
 
 
 class _Excerpt:
-    def __init__(self, trace: Trace, old: Group, new: Group, start: int, step: int, inside: Value | None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        old: Group,
+        new: Group,
+        start: int,
+        step: int,
+        inside: Value | None,
+        places: Value | None = None,
+    ) -> None:
         self.trace = trace
         self.old = leaves(old)
-        self.new, self.start, self.step, self.inside = new, start, step, inside
+        self.new, self.start, self.step, self.inside, self.places = new, start, step, inside, places
         self.found: dict[int, int] = {}
         self.varying = _varying(trace, frozenset(self.old))
 
@@ -80,15 +128,21 @@ class _Excerpt:
         strides = strides_of(source.dims, source.strides)
         stride = self._stride(strides)
         kept = {axis: step for axis, step in strides.items() if axis not in self.old}
+        indices, condition = args[: len(source.by)], args[len(source.by) :]
+        by = source.by
+        if self.places is not None and stride:
+            indices, by = (*indices, self.places.id), (*by, stride)
         moved = replace(
             source,
             dims=(*((axis,) for axis in kept), self.new),
             strides=(*kept.values(), stride * self.step),
             offset=source.offset + stride * self.start,
+            by=by,
         )
         if self.inside is not None:
-            args = (self._put(Op("and", (*args, self.inside.id), "bool")),) if args else (self.inside.id,)
-        return args, replace(op, detail=moved)
+            both = self._put(Op("and", (*condition, self.inside.id), "bool")) if condition else self.inside.id
+            condition = (both,)
+        return (*indices, *condition), replace(op, detail=moved)
 
     def _index(self, op: Op) -> int:
         """`factor · i + start` of the new index i."""
@@ -96,6 +150,12 @@ class _Excerpt:
         if set(strides) - set(self.old):
             raise Unfusable("a part of a dimension that is counted together with others")
         factor = self._stride(strides)
+        if self.places is not None:
+            return (
+                self.places.id
+                if factor == 1
+                else self._put(Op("mul", (self.places.id, self._constant(factor, op.dtype)), op.dtype))
+            )
         place = self._put(Op("index", (), op.dtype, self.new)) if self.new else self._constant(0, op.dtype)
         for name, number in (("mul", factor * self.step), ("add", factor * self.start)):
             if number != (name == "mul"):

@@ -1,4 +1,4 @@
-"""Gathers, scatters, sorts and copies: calls of a library."""
+"""Gathers, scatters, sorts and copies: calls of a library, but for gathers whose indices need no check."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tilewright.operators.arithmetic import (
     of_result,
     per_operand,
 )
+from tilewright.operators.excerpt import picked, refuse_repeats
+from tilewright.operators.language import Unfusable, Value, broadcast, where
 from tilewright.operators.pieces import like_the_input
-from tilewright.operators.row import Traffic, calls
+from tilewright.operators.row import Call, Traffic, body, calls
 from tilewright.operators.shapes import CallAxes, Result, factory, kept, like, no_result, same
 
 
@@ -99,6 +101,39 @@ calls(
     traffic=GATHERED,
     priced=False,
 )
+
+
+@body(
+    "_unsafe_index.Tensor(self, indices)",
+    promotion="none",
+    arithmetic=NOTHING,
+    shapes=_index,
+    dtypes=("self",),
+    traffic=GATHERED,
+)
+def unsafe_index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    """Elements at indices that are known to be inside, as decompositions compute them."""
+    places = [place for place, index in enumerate(indices) if index is not None]
+    first, last = places[0], places[-1]
+    if last - first + 1 != len(places):
+        raise Unfusable("indices of dimensions that are no neighbours")
+    found = [index for index in indices if index is not None]
+    if any(index.dtype == "bool" for index in found):
+        raise Unfusable("a selection by a mask")
+    shape = broadcast(*(index.dims for index in found))
+    refuse_repeats(x, 2)
+    # […, indexed, …] → […, 1 for each dimension of the result, indexed, …]; what is indexed goes at the end.
+    behind = len(x.dims) - 1 - last
+    for _ in shape:
+        x = x.unsqueeze(first)
+    for number, index in enumerate(found):
+        at = first + len(shape) + number
+        index = where(index < 0, index + x.shape[at], index).to_compute("int64")
+        wide = [1] * (len(shape) - len(index.dims)) + list(index.shape)
+        x = picked(x, at, index.view([*[1] * first, *wide, *[1] * (len(found) + behind)]))
+    return x.squeeze([first + len(shape) + number for number in range(len(found))])
+
+
 calls(
     "index_put.default(self, indices, values, accumulate)",
     "library",
@@ -161,16 +196,6 @@ calls(
 )
 calls("sort.default(self, dim, descending)", "library", shapes=same, dtypes=("self", "int64"))
 calls("topk.default(self, k, dim, largest, sorted)", "library", shapes=kept, dtypes=("self", "int64"))
-calls(
-    """
-    max_pool2d_with_indices.default(self, kernel_size, stride, padding, dilation, ceil_mode)
-    avg_pool2d.default(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    _adaptive_avg_pool2d.default(self, output_size)
-    upsample_nearest2d.default(self, output_size, scales_h, scales_w)
-    """,
-    "library",
-    shapes=kept,
-)
 
 
 # Of a loss that is picked out of each row, and its gradient.

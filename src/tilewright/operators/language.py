@@ -39,8 +39,9 @@ class Op:
     """One scalar operation, done at every point of the axes its value depends on.
 
     `name` is `load`, `draw`, `const`, `index`, `cast`, `round`, `reduce` or a scalar function; `args` are
-    positions in `Trace.ops`, of a load where it reads; `detail` is what the name needs: the constant, the source of a
-    load or of a draw, the axes and kind of a reduction, the dtype a value is rounded to, the axes of an index.
+    positions in `Trace.ops`, of a load its indices and then where it reads; `detail` is what the name needs: the
+    constant, the source of a load or of a draw, the axes and kind of a reduction, the dtype a value is rounded to, the
+    axes of an index.
     """
 
     name: str
@@ -59,6 +60,8 @@ class Source:
     strides: tuple[int, ...]
     offset: int = 0
     """Elements before the first one."""
+    by: tuple[int, ...] = ()
+    """Element strides of the load's first operands, which are indices computed in the nest."""
 
 
 @dataclass(frozen=True)

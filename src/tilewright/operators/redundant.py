@@ -32,7 +32,8 @@ def eliminate_redundant(ops: list[Op], wanted: list[int]) -> tuple[list[Op], dic
 
 def _identity(op: Op) -> Any:
     if op.name == "load":
-        return op.detail.key, frozenset(strides_of(op.detail.dims, op.detail.strides).items()), op.detail.offset
+        strides = frozenset(strides_of(op.detail.dims, op.detail.strides).items())
+        return op.detail.key, strides, op.detail.offset, op.detail.by
     if op.name == "reduce":
         return op.detail[0], frozenset(leaves(op.detail[1]))
     if op.name == "index":

@@ -39,6 +39,8 @@ class Call:
     """Shape of the (first) result."""
     common: str
     """The dtype PyTorch promotes the operands to."""
+    in_cpp: bool = False
+    """Whether the kernel will be one in C++."""
 
 
 Body = Callable[..., Any]
@@ -149,7 +151,7 @@ F = TypeVar("F", bound=Body)
 
 
 class Says(TypedDict, total=False):
-    """What a row may say beside its name, its class and its body: fields of `Row`."""
+    """What a row may say beside its name and its body: fields of `Row`."""
 
     promotion: Promotion
     is_relabelled: bool

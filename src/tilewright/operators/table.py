@@ -24,25 +24,18 @@ from tilewright.operators import (
     own,
     pieces,
     pointwise,
+    pooling,
     products,
     random,
     reduction,
+    upsampling,
 )
 from tilewright.operators.row import ROWS, Row
 
 # Each declares its rows as it is imported.
-assert (
-    activations
-    and attention
-    and channels
-    and collectives
-    and creation
-    and gathers
-    and layout
-    and losses
-    and normalization
-)
-assert optimizers and own and pieces and pointwise and products and random and reduction
+assert activations and attention and channels and collectives and creation and gathers and layout and losses
+assert normalization and optimizers and own and pieces and pointwise and pooling and products and random and reduction
+assert upsampling
 
 GETITEM = Row("getitem", "layout", lambda call, values, index: values[index], promotion="none", shapes=None)
 

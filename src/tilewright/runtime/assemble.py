@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -315,7 +315,7 @@ def writes_after_reads(nest: Nest, source: int, target: int) -> bool:
     stores = [s for s in nest.stores if s.access.buffer == len(nest.inputs) + target]
     loads = [s for s in nest.steps if s.access and s.access.buffer == source]
     stored = stores[0].access
-    if any(load.access and (load.access.strides, load.access.offset) != (stored.strides, 0) for load in loads):
+    if any(load.access and replace(load.access, buffer=stored.buffer) != stored for load in loads):
         return False
     if any(s.where == "after" or s.name == "reduce_rows" for s in (nest.steps[x.value] for x in stores)):
         return False

@@ -1,0 +1,367 @@
+"""Pooling of the last two dimensions, forward and backward.
+
+Forward reads each window's elements side by side; backward goes through the windows in which an input element lies:
+neither needs atomics. Padding is read as masked loads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats
+from tilewright.operators.language import FLOATS, Unfusable, Value, call, predicate, where
+from tilewright.operators.pieces import like_the_input
+from tilewright.operators.row import Call, F, body
+from tilewright.operators.shapes import Rule, kept
+
+MOST_ELEMENTS = 25
+"""A window of more elements is left to PyTorch: each element is a load of its own."""
+SMALLEST = {**{f"int{bits}": -(2 ** (bits - 1)) for bits in (8, 16, 32, 64)}, "uint8": 0}
+OVERLAP = "windows overlap: PyTorch's own kernel is faster on a CPU"
+"""Three times as fast for windows of 3 × 3 with a stride of 2, channels last; for windows side by side ours is."""
+
+
+def _pools(
+    text: str, shapes: Rule, dtypes: tuple[str, ...] = ("self",), discontinuous: bool = False
+) -> Callable[[F], F]:
+    """Declare a row. What it computes depends on its windows, and is not counted."""
+    return body(
+        text,
+        operator_class="reduction",
+        promotion="none",
+        shapes=shapes,
+        dtypes=dtypes,
+        discontinuous=discontinuous,
+    )
+
+
+def _pair(numbers: Sequence[int] | int) -> tuple[int, int]:
+    if isinstance(numbers, int):
+        return numbers, numbers
+    return (numbers[0], numbers[-1])
+
+
+def _between(places: Value, low: int, high: int, *, least: int, most: int) -> Value | None:
+    """Where low <= place < high, for places in [least, most]; None for everywhere."""
+    above = places >= low if least < low else None
+    below = places < high if most >= high else None
+    return above & below if above is not None and below is not None else above if above is not None else below
+
+
+def _both(a: Value | None, b: Value | None) -> Value | None:
+    return b if a is None else a if b is None else a & b
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The windows along one dimension: window w has the elements w · stride - pad + k · dilation, k < kernel."""
+
+    dim: int
+    size: int
+    windows: int
+    kernel: int
+    stride: int
+    pad: int
+    dilation: int = 1
+
+    @property
+    def reach(self) -> int:
+        """From the first element of a window to the one after its last."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def overlap(self) -> int:
+        """How many windows an element can lie in, without dilation."""
+        return -(-self.reach // self.stride)
+
+    def element(self, c: Call, rank: int, k: int) -> Value | None:
+        """Where element k of each window is inside; None for everywhere."""
+        first = k * self.dilation - self.pad
+        places = positions(c.trace, self.windows, self.dim, rank) * self.stride + first
+        return _between(places, 0, self.size, least=first, most=(self.windows - 1) * self.stride + first)
+
+    def part(self, c: Call, x: Value, k: int) -> tuple[Value, Value | None]:
+        """Element k of each window, and where it is inside."""
+        inside = self.element(c, len(x.dims), k)
+        start = k * self.dilation - self.pad
+        return excerpt(x, self.dim, self.windows, start, self.stride, inside), inside
+
+    def first(self, c: Call, rank: int) -> Value:
+        """Of each window, the first element that is inside, relative to the window's begin."""
+        start = positions(c.trace, self.windows, self.dim, rank) * self.stride - self.pad
+        steps = call("idiv", (self.dilation - 1) - start, self.dilation)
+        return where(start < 0, steps * self.dilation, 0)
+
+    def around(self, c: Call, rank: int, t: int) -> tuple[Value, Value | None]:
+        """Of each element, the window that is t before the last it can lie in, and where there is such a window."""
+        last = call("idiv", positions(c.trace, self.size, self.dim, rank) + self.pad, self.stride)
+        most = (self.size - 1 + self.pad) // self.stride - t
+        places = last - t if t else last
+        return places, _between(places, 0, self.windows, least=-t, most=most)
+
+    def count(self, windows: Value, with_padding: bool) -> Value:
+        """How many elements `windows` have, those of the padding or those inside."""
+        start = windows * self.stride - self.pad
+        if with_padding:
+            return call("minimum", start + self.kernel, self.size + self.pad) - start
+        return call("minimum", start + self.kernel, self.size) - call("maximum", start, 0)
+
+    def is_even(self, with_padding: bool) -> bool:
+        """Whether all windows have `kernel` elements."""
+        end = (self.windows - 1) * self.stride - self.pad + self.kernel
+        return end <= self.size + (self.pad if with_padding else 0) and (with_padding or self.pad == 0)
+
+
+def _axes(
+    c: Call,
+    full: Sequence[int],
+    windows: Sequence[int],
+    kernel: Sequence[int] | int,
+    stride: Sequence[int] | int,
+    padding: Sequence[int] | int,
+    dilation: Sequence[int] | int = 1,
+) -> tuple[_Axis, _Axis]:
+    """Those of height and width. Raises `Unfusable` for large windows, on a CPU for windows that overlap."""
+    sizes, strides = _pair(kernel), _pair(stride if stride != [] and stride != () else kernel)
+    if prod2(sizes) > MOST_ELEMENTS:
+        raise Unfusable(f"a window of more than {MOST_ELEMENTS} elements")
+    if c.in_cpp and any(size > step for size, step in zip(sizes, strides, strict=True)):
+        raise Unfusable(OVERLAP)
+    pads, steps = _pair(padding), _pair(dilation)
+    high, wide = (_Axis(d, full[d], windows[d], sizes[d], strides[d], pads[d], steps[d]) for d in (-2, -1))
+    return high, wide
+
+
+def prod2(pair: tuple[int, int]) -> int:
+    return pair[0] * pair[1]
+
+
+def _elements(c: Call, x: Value, axes: tuple[_Axis, _Axis]) -> Iterator[tuple[int, int, Value, Value | None]]:
+    """Of all windows: row and column in the window, that element, and where it is inside."""
+    high, wide = axes
+    refuse_repeats(x, high.kernel * wide.kernel)
+    for i in range(high.kernel):
+        line, above = high.part(c, x, i)
+        for j in range(wide.kernel):
+            value, beside = wide.part(c, line, j)
+            yield i, j, value, _both(above, beside)
+
+
+@_pools(
+    "max_pool2d_with_indices.default(self, kernel_size, stride, padding, dilation, ceil_mode)",
+    kept,
+    dtypes=("self", "int64"),
+    discontinuous=True,
+)
+def max_pool2d(
+    c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] | int = 0,
+    dilation: Sequence[int] | int = 1, ceil_mode: bool = False,
+) -> tuple[Value, Value]:  # fmt: skip
+    """The first largest element of each window and its position in the plane; of several NaN the last."""
+    high, wide = axes = _axes(c, x.shape, c.shape, kernel, stride, padding, dilation)
+    rank = len(x.dims)
+    best = x.trace.const(SMALLEST.get(x.dtype, -math.inf), x.dtype)
+    offset = high.first(c, rank) * wide.size + wide.first(c, rank)
+    for i, j, value, inside in _elements(c, x, axes):
+        larger = value > best
+        if x.dtype in FLOATS:
+            larger = larger | predicate("isnan", value)
+        if inside is not None:
+            larger = larger & inside
+        best = where(larger, value, best)
+        offset = where(larger, (i * high.dilation) * wide.size + j * wide.dilation, offset)
+    begin = [positions(c.trace, axis.windows, axis.dim, rank) * axis.stride - axis.pad for axis in axes]
+    return best, begin[0] * wide.size + begin[1] + offset
+
+
+def _around(c: Call, rank: int, axes: tuple[_Axis, _Axis]) -> Iterator[tuple[Value, Value, Value | None]]:
+    """Of all elements, the windows in which they can lie: row, column, and where there is such a window."""
+    high, wide = axes
+    if high.overlap * wide.overlap > MOST_ELEMENTS:
+        raise Unfusable(f"an element lies in more than {MOST_ELEMENTS} windows")
+    for t, u in product(reversed(range(high.overlap)), reversed(range(wide.overlap))):
+        row, above = high.around(c, rank, t)
+        column, beside = wide.around(c, rank, u)
+        yield row, column, _both(above, beside)
+
+
+def _window(g: Value, row: Value, column: Value, inside: Value | None) -> Value:
+    return picked(picked(g, -2, row), -1, column, inside)
+
+
+@_pools(
+    "max_pool2d_with_indices_backward.default(grad_output, self, kernel_size, stride, padding, dilation, "
+    "ceil_mode, indices)",
+    like_the_input,
+)
+def max_pool2d_backward(
+    c: Call, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] | int,
+    dilation: Sequence[int] | int, ceil_mode: bool, indices: Value,
+) -> Value:  # fmt: skip
+    """Each element sums the gradients of the windows whose largest element it is."""
+    high, wide = axes = _axes(c, c.shape, g.shape, kernel, stride, padding, dilation)
+    rank = len(c.shape)
+    for operand in (g, indices):
+        refuse_repeats(operand, high.overlap * wide.overlap)
+    own = positions(c.trace, high.size, -2, rank) * wide.size + positions(c.trace, wide.size, -1, rank)
+    total: Value | None = None
+    for row, column, inside in _around(c, rank, axes):
+        hit = _window(indices, row, column, inside).eq(own)
+        part = where(hit if inside is None else hit & inside, _window(g, row, column, inside), 0)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _divisor(
+    axes: tuple[_Axis, _Axis], row: Value, column: Value, with_padding: bool, override: int | None, dtype: str
+) -> Value | int:
+    """Of windows, by what their sum is divided."""
+    if override is not None:
+        return override
+    if all(axis.is_even(with_padding) for axis in axes):
+        return prod2((axes[0].kernel, axes[1].kernel))
+    return (axes[0].count(row, with_padding) * axes[1].count(column, with_padding)).to_compute(dtype)
+
+
+@_pools(
+    "avg_pool2d.default(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)",
+    kept,
+)
+def avg_pool2d(
+    c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] | int = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Value:  # fmt: skip
+    if x.dtype not in FLOATS:
+        raise Unfusable("an average of integers")
+    axes = _axes(c, x.shape, c.shape, kernel, stride, padding)
+    total: Value | None = None
+    for _, _, value, inside in _elements(c, x, axes):
+        part = value if inside is None else where(inside, value, 0)
+        total = part if total is None else total + part
+    assert total is not None
+    row, column = (positions(c.trace, axis.windows, axis.dim, len(x.dims)) for axis in axes)
+    return total / _divisor(axes, row, column, count_include_pad, divisor_override, x.dtype)
+
+
+@_pools(
+    "avg_pool2d_backward.default(grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, "
+    "divisor_override)",
+    like_the_input,
+)
+def avg_pool2d_backward(
+    c: Call, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] | int,
+    ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
+) -> Value:  # fmt: skip
+    if x.dtype not in FLOATS:
+        raise Unfusable("an average of integers")
+    high, wide = axes = _axes(c, c.shape, g.shape, kernel, stride, padding)
+    rank = len(c.shape)
+    refuse_repeats(g, high.overlap * wide.overlap)
+    total: Value | None = None
+    for row, column, inside in _around(c, rank, axes):
+        for axis, windows in ((high, row), (wide, column)):
+            if axis.kernel % axis.stride:
+                place = positions(c.trace, axis.size, axis.dim, rank) + axis.pad
+                inside = _both(inside, place - windows * axis.stride < axis.kernel)
+        divisor = _divisor(axes, row, column, count_include_pad, divisor_override, g.dtype)
+        part = _window(g, row, column, inside) / divisor
+        if inside is not None:
+            part = where(inside, part, 0)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+# Adaptive: window w of n over a dimension of s begins at ⌊w·s / n⌋ and ends at ⌈(w + 1)·s / n⌉.
+
+
+def _begin(window: Value, size: int, windows: int) -> Value:
+    return call("idiv", window * size, windows)
+
+
+def _end(window: Value, size: int, windows: int) -> Value:
+    return call("idiv", (window + 1) * size + (windows - 1), windows)
+
+
+def _refuse_overlap(c: Call, *sizes: tuple[int, int]) -> None:
+    """Raise `Unfusable` on a CPU for a size that is no multiple of its windows."""
+    if c.in_cpp and any(size % windows for size, windows in sizes):
+        raise Unfusable(OVERLAP)
+
+
+def _longest(size: int, windows: int) -> int:
+    """The elements of the longest window."""
+    return max(-(-(w + 1) * size // windows) - w * size // windows for w in range(windows))
+
+
+@_pools(
+    "_adaptive_avg_pool2d.default(self, output_size)",
+    kept,
+)
+def adaptive_avg_pool2d(c: Call, x: Value, output_size: Sequence[int]) -> Value:
+    (height, width), (rows, columns), rank = x.shape[-2:], c.shape[-2:], len(x.dims)
+    _refuse_overlap(c, (height, rows), (width, columns))
+    longest = _longest(height, rows), _longest(width, columns)
+    if height % rows == 0 and width % columns == 0 and prod2(longest) > MOST_ELEMENTS:
+        parts = x.view([*x.shape[:-2], rows, longest[0], columns, longest[1]])
+        return (parts.sum((-3, -1)) / prod2(longest)).view(c.shape)
+    if prod2(longest) > MOST_ELEMENTS:
+        raise Unfusable(f"a window of more than {MOST_ELEMENTS} elements")
+    refuse_repeats(x, prod2(longest))
+    spans = []
+    for dim, size, windows in ((-2, height, rows), (-1, width, columns)):
+        place = positions(c.trace, windows, dim, rank)
+        spans.append((_begin(place, size, windows), _end(place, size, windows)))
+    total: Value | None = None
+    for i, j in product(range(longest[0]), range(longest[1])):
+        row, column = spans[0][0] + i, spans[1][0] + j
+        inside: Value | None = None
+        for place, (_, end), size, windows in ((row, spans[0], height, rows), (column, spans[1], width, columns)):
+            if size % windows:
+                inside = _both(inside, place < end)
+        value = _window(x, row, column, inside)
+        part = value if inside is None else where(inside, value, 0)
+        total = part if total is None else total + part
+    assert total is not None
+    count = (spans[0][1] - spans[0][0]) * (spans[1][1] - spans[1][0])
+    return total / count.to_compute(x.dtype)
+
+
+@_pools(
+    "_adaptive_avg_pool2d_backward.default(grad_output, self)",
+    like_the_input,
+)
+def adaptive_avg_pool2d_backward(c: Call, g: Value, x: Value) -> Value:
+    rank = len(c.shape)
+    sizes = tuple(zip((-2, -1), c.shape[-2:], g.shape[-2:], strict=True))
+    _refuse_overlap(c, *((size, windows) for _, size, windows in sizes))
+    overlap = [_most_windows(size, windows) for _, size, windows in sizes]
+    refuse_repeats(g, overlap[0] * overlap[1])
+    total: Value | None = None
+    for t in product(*map(range, overlap)):
+        inside: Value | None = None
+        places, counts = [], []
+        for step, (dim, size, windows) in zip(t, sizes, strict=True):
+            own = positions(c.trace, size, dim, rank)
+            window = call("idiv", own * windows, size) + step
+            begin, end = _begin(window, size, windows), _end(window, size, windows)
+            if size % windows:
+                inside = _both(inside, (window < windows) & (begin <= own))
+            places.append(window)
+            counts.append(end - begin)
+        part = _window(g, places[0], places[1], inside) / (counts[0] * counts[1]).to_compute(g.dtype)
+        if inside is not None:
+            part = where(inside, part, 0)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _most_windows(size: int, windows: int) -> int:
+    """In how many windows an element can lie."""
+    spans = [(w * size // windows, -(-(w + 1) * size // windows)) for w in range(windows)]
+    return max(sum(begin <= place < end for begin, end in spans) for place in range(size))

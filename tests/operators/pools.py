@@ -1,0 +1,77 @@
+"""Pools and upsamplings for the tests of this room and of the Triton emitter: windows that hurt, NaN and ties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LAYOUTS = {"NCHW": torch.contiguous_format, "channels last": torch.channels_last}
+
+
+def _max(*args: Any, **named: Any) -> Callable[[Tensor], Any]:
+    return lambda x: F.max_pool2d(x, *args, **named, return_indices=True)
+
+
+def _average(*args: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: F.avg_pool2d(x, *args)
+
+
+APART: dict[str, Callable[[Tensor], Any]] = {
+    "max 2": _max(2),
+    "max 2, ceil": _max(2, ceil_mode=True),
+    "max 2 × 1 every 2 × 3": _max((2, 1), (2, 3), (1, 0)),
+    "max of a ReLU": lambda x: F.max_pool2d(F.relu(x), 2),
+    "average 2": _average(2),
+    "average 2 every 3, divided by 7": _average(2, 3, 1, True, True, 7),
+    "mean over all places": lambda x: F.adaptive_avg_pool2d(x, 1),
+    "adaptive, multiples": lambda x: F.adaptive_avg_pool2d(x[..., :12, :18], (4, 9)),
+    "adaptive, long windows": lambda x: F.adaptive_avg_pool2d(x[..., :12, :18], (2, 2)),
+    "adaptive, the same": lambda x: F.adaptive_avg_pool2d(x, (13, 18)),
+}
+"""Windows side by side."""
+OVERLAPPING: dict[str, Callable[[Tensor], Any]] = {
+    "max 3 every 2": _max(3, 2, 1),
+    "max 3, dilated": _max(3, 1, 1, 2),
+    "max 3 × 2": _max((3, 2), (2, 3), (1, 0), ceil_mode=True),
+    "max 5 every 3": _max(5, 3, 2, ceil_mode=True),
+    "average 3 every 2": _average(3, 2, 1),
+    "average 3 every 2, ceil": _average(3, 2, 1, True),
+    "average 3 every 2, ceil, without padding": _average(3, 2, 1, True, False),
+    "average 3 × 2": _average((3, 2), (1, 2), (1, 0)),
+    "adaptive, some longer": lambda x: F.adaptive_avg_pool2d(x, (7, 7)),
+    "adaptive, more than there are": lambda x: F.adaptive_avg_pool2d(x, (26, 20)),
+}
+"""Windows that share elements, which stay PyTorch's on a CPU."""
+LEFT = {"max 6": _max(6, 2, 1), "max of an exponential": lambda x: F.max_pool2d(x.exp(), 2).exp()}
+
+
+def image(layout: str) -> Tensor:
+    """[2, 5, 13, 18] with NaN, ties and a corner of -inf."""
+    x = torch.randn(2, 5, 13, 18, generator=torch.Generator().manual_seed(4))
+    x[0, 0, 2:4, 3:5], x[1, 1, 5:9, 5:9], x[:, :, 7, 7] = torch.nan, -torch.inf, x[:, :, 7, 8]
+    return x.contiguous(memory_format=LAYOUTS[layout])
+
+
+def results(function: Callable[[Tensor], Any], x: Tensor) -> list[Tensor]:
+    """What it gives, and its gradient where results far from each other weigh differently."""
+    x = x.detach().clone().requires_grad_()
+    found = function(x)
+    found = list(found) if isinstance(found, tuple) else [found]
+    weights = torch.arange(found[0].numel()).reshape(found[0].shape) / 7
+    (gradient,) = torch.autograd.grad(found[0], x, weights)
+    return [*(y.detach() for y in found), gradient]
+
+
+def differences(function: Callable[[Tensor], Any], compiled: Callable[[Tensor], Any], x: Tensor) -> list[str]:
+    """Results that are not eager's: positions of maxima are exactly those, sums within fp32."""
+    wrong = []
+    for number, (ours, eager) in enumerate(zip(results(compiled, x), results(function, x), strict=True)):
+        exact = not eager.is_floating_point()
+        close = torch.allclose(ours, eager, rtol=0 if exact else 3e-6, atol=0 if exact else 1e-5, equal_nan=True)
+        if not close or ours.stride() != eager.stride():
+            wrong.append(f"result {number} of {list(eager.shape)}")
+    return wrong
