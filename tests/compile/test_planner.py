@@ -14,7 +14,6 @@ from tilewright.compile.price import price_case
 from tilewright.hardware.language import planned_for
 from tilewright.hardware.profiles import nearest_profile
 from tilewright.hardware.target import Target, target_named, target_of
-from tilewright.passes import candidates
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.errors import CaptureError
 from tilewright.runtime.assemble import Scheduled
@@ -52,7 +51,6 @@ def test_what_is_explained_for_a_gpu_is_what_the_backend_would_assemble_there(mo
     """Up to the launches themselves: without a GPU nothing can be built for one, and PyTorch takes over."""
     pytest.importorskip("triton")
     h200 = target_named("h200")
-    monkeypatch.setattr(candidates, "HOST_US", 0.0)
     case = Case("stream", lambda: norms.Residual(torch.bfloat16, 4096), InputSpec.parse_many(STREAM), training=True)
     explained = price_case(case, h200).plan
     assembled: list[list[str]] = []

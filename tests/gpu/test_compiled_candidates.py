@@ -20,7 +20,6 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture
 def every_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those for small tensors, whose time is that of launches."""
-    monkeypatch.setattr(candidates, "HOST_US", 0.0)
     monkeypatch.setattr(candidates, "CLEAR", 100.0)
 
 

@@ -16,7 +16,6 @@ from tests.passes.test_candidates import priced
 from tilewright.compile.price import PricedCase
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target
-from tilewright.passes import candidates
 from tilewright.passes.candidates import choose_candidates
 from tilewright.passes.pad_products import pad_products
 from tilewright.passes.simplify import drop_unread, simplify
@@ -122,7 +121,6 @@ def test_numbers_stay(
     function: Callable[..., tuple[Tensor, ...]], classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
-    monkeypatch.setattr(candidates, "HOST_US", 0.0)
     torch.manual_seed(0)
     x, w, b = (torch.randn(shape, dtype=torch.bfloat16) for shape in ((24, 16), (classes, 16), (classes,)))
     inputs = (*(tensor.requires_grad_() for tensor in (x, w, b)), torch.randint(0, classes, (24,)))
