@@ -45,7 +45,11 @@ def checked() -> Mapping[str, list[tuple[str, Verified]]]:
     return operators(GPU)
 
 
-@pytest.mark.parametrize("name", [*CALLS, *VIEWS])
+CPU_ALONE = {"log_sigmoid_backward.default"}
+"""Reads a buffer that is empty on a GPU, where the operator stays PyTorch's."""
+
+
+@pytest.mark.parametrize("name", [name for name in (*CALLS, *VIEWS) if name not in CPU_ALONE])
 def test_operators_keep_the_numbers_contract(checked: Mapping[str, list[tuple[str, Verified]]], name: str) -> None:
     assert checked[name]
     assert [entry for entry in checked[name] if not entry[1].ok] == []
