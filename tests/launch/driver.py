@@ -53,12 +53,13 @@ class FakeDriver:
         self.table = (*(ctypes.cast(entry, ctypes.c_void_p).value or 0 for entry in entries), CONTEXT)
 
     def kernel(
-        self, name: str, parameters: int | str, body: Body, *, threads: int = 128, shared_bytes: int = 0
-    ) -> FakeKernel:
-        """A kernel of so many pointers, or of the parameters that a signature says."""
+        self, name: str, parameters: int | str, body: Body, *, threads: int = 128, shared_bytes: int = 0,
+        others: int = 0,
+    ) -> FakeKernel:  # fmt: skip
+        """A kernel of so many pointers, or parameters by a signature, and other ones: tensor maps, structures."""
         signature = parameters if isinstance(parameters, str) else "P" * parameters
         function = len(self._bodies) + 1
-        self._bodies[function] = name, len(signature), body
+        self._bodies[function] = name, len(signature) + others, body
         return FakeKernel(name, function, threads, shared_bytes, signature)
 
     def _launch(self, function: int, *rest: Any) -> int:

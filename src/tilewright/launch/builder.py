@@ -190,8 +190,9 @@ class RecipeBuilder:
         elif self.compiled:
             self._actions.append(_compiled(kernel, (x, y, z), arguments, options))
         else:
-            placed = tuple(_argument(a, _guess(a)) for a in arguments)
-            self._actions.append(Launch(UncompiledKernel(kernel, options), (x, y, z), placed))
+            described = {i: a for i, a in enumerate(arguments) if hasattr(a, "block_shape")}
+            placed = tuple(_argument(getattr(a, "base", a), _guess(a)) for a in arguments)
+            self._actions.append(Launch(UncompiledKernel(kernel, options, described), (x, y, z), placed))
 
     def finish(self, *results: Operand) -> Recipe:
         """The recipe, whose results are these buffers."""
@@ -208,6 +209,8 @@ class UncompiledKernel:
 
     kernel: Any
     options: dict[str, Any]
+    described: dict[int, Any]
+    """Arguments, by place, that are tensor descriptors of operands."""
 
 
 def _compiled(kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], options: dict[str, Any]) -> Launch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ def perform(
             _part(tensors[action.target], action).fill_(action.value)
         elif isinstance(action.kernel, UncompiledKernel):
             values = [_for_triton(argument, tensors, seed, offset) for argument in action.arguments]
+            for place, descriptor in action.kernel.described.items():
+                values[place] = replace(descriptor, base=values[place])
             action.kernel.kernel[action.grid](*values, **action.kernel.options)
         elif callable(action.kernel) and not any(isinstance(a, TensorMap | Structure) for a in action.arguments):
             addresses = [x.data_ptr() for x in tensors]

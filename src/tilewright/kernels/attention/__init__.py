@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from tilewright.graph.capture import watched
 from tilewright.hardware.language import runs_on_gpu
-from tilewright.kernels.attention import direct, plain
+from tilewright.kernels.attention import plain
 from tilewright.kernels.attention.reference import Window
 from tilewright.kernels.attention.registered import attend
 from tilewright.kernels.device import DTYPES, autocast, autocast_dtype, interpreted
@@ -17,7 +16,6 @@ from tilewright.kernels.device import DTYPES, autocast, autocast_dtype, interpre
 MOST_WIDTH = 256
 _DEVICES = ("cuda", "cpu") if interpreted() else ("cuda",)
 """Where the kernels run; a constant, since `torch.compile` cannot trace the check."""
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def attention(
@@ -85,14 +83,6 @@ def attention(
         right = 0 if right is None else min(right, 0)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     cast = autocast_dtype(q)
-    eager = _bypasses_dispatcher(q, k, v)
-    key = None
-    without = mask is None and alibi_slopes is None and cu_seqlens_q is None and cu_seqlens_k is None
-    if eager and without and dropout_p == 0.0 and cast in (None, q.dtype):
-        key = direct.key_of(q, k, v, left, right, scale, softcap, deterministic)
-        course = direct.kept(key, q, k, v)
-        if course is not None:
-            return direct.run(course, q, k, v, return_lse)
     longest_q = longest_k = 0
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         cu_seqlens_q, cu_seqlens_k = _starts(cu_seqlens_q, cu_seqlens_k, q, mask)
@@ -114,22 +104,10 @@ def attention(
             mask, slopes, cu_seqlens_q, cu_seqlens_k, scale, left, right, softcap, dropout_p, longest_q, longest_k,
             deterministic, "auto",
         )  # fmt: skip
-        out, lse = (direct.call if eager else attend)(q, k, v, *options)[:2]
-        if key:
-            direct.keep(key, q, k, v, options)
+        out, lse = attend(q, k, v, *options)[:2]
     if cu_seqlens_q is not None:
         out, lse = out[0].transpose(0, 1), None if lse is None else lse[0]
     return (out, lse) if return_lse else out
-
-
-def _bypasses_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether these are plain tensors outside of any capture or subclass, so that the dispatcher may be left out."""
-    if torch.compiler.is_compiling() or watched():
-        return False
-    if type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN:
-        return False
-    # Only the dispatcher resolves a negative view.
-    return not (q.is_neg() or k.is_neg() or v.is_neg())
 
 
 def _has_kernels(

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
-from tilewright.kernels.attention.request import DIVISIBILITY, MIN_SCALAR_WIDTH, Operands, Request, Strides, TensorLike
-from tilewright.kernels.device import current
+from tilewright.kernels.attention.request import DIVISIBILITY, MIN_SCALAR_WIDTH, Request, Strides, TensorLike
 from tilewright.kernels.dropout_add import generator
 
 FORWARDS = ("decode.cuda", "decode.triton", "hopper.forward", "portable.launch")
 BACKWARDS = ("hopper.backward", "portable.launch")
-"""Modules with `supports` and `forward` or `backward`; the first that supports a call takes it.
-
-Where a module has `bound`, that gives the launch of all calls of a request whose result has certain strides."""
+"""Modules with `supports`; the first that supports a call takes it (`recipe.py`)."""
 IMPLEMENTATIONS = {
     "auto": (FORWARDS, BACKWARDS),
     "triton": (FORWARDS[-1:], BACKWARDS[-1:]),
@@ -57,68 +54,6 @@ def choose(request: Request, limits: DeviceLimits, impl: str, backward: bool) ->
     raise NotImplementedError(f"no attention kernel takes this call ({'; '.join(refused)})")
 
 
-def launch_of(request: Request, strides: Strides, impl: str) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
-    """The launch of every call of `request` into a result with these strides."""
-    module = select(request, impl, False)
-    if hasattr(module, "bound"):
-        bound: Callable[[Operands, torch.Tensor, torch.Tensor], None] = module.bound(request, strides)
-        return bound
-    return functools.partial(module.forward, request)
-
-
-def forward(request: Request, operands: Operands, impl: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """out [B, H, Sq, Dv] in q's order of axes, lse fp32 [B, H, Sq] and, for fp32, lse64, which the backward takes.
-
-    lse64 is lse in fp64, +inf for a query that sees no key.
-    """
-    q, v = operands.q, operands.v
-    out = torch.empty_strided(*strides_like(q, v.shape[3]), dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    lse64 = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device) if q.dtype == torch.float32 else None
-    if 0 in (*q.shape, *operands.k.shape[:3], v.shape[3]):
-        return out.zero_(), lse.fill_(-torch.inf if operands.k.shape[2] == 0 else 0.0), lse64
-    with current(q):
-        run = select(request, impl, False).forward
-        if lse64 is None:
-            run(request, operands, out, lse)
-        else:
-            run(request, operands, out, lse, lse64)
-    return out, lse, lse64
-
-
-def backward(
-    request: Request,
-    operands: Operands,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dout: torch.Tensor,
-    lse64: torch.Tensor | None,
-    dlse: torch.Tensor | None,
-    impl: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk and dv, in the order of axes of q, k and v."""
-    q, k, v = operands[:3]
-    dq, dk, dv = empty_gradient(q), empty_gradient(k), empty_gradient(v)
-    if 0 in (*out.shape, *k.shape):
-        return dq.zero_(), dk.zero_(), dv.zero_()
-    if must_be_dense(dout):
-        dout = dout.contiguous()
-    dout = with_aligned_rows(dout)
-    with current(q):
-        if lse64 is None and dlse is None:
-            select(request, impl, True).backward(request, operands, out, lse, dout, dq, dk, dv)
-        else:
-            from tilewright.kernels.attention.portable import launch as portable
-
-            dlse = dlse if dlse is None else dlse.contiguous()
-            portable.backward(request, operands, out, lse, dout, dq, dk, dv, lse64, dlse)
-    if request.single_key and dlse is None:
-        # The gradients of q and k are zero; what was computed is rounding, or NaN, which stays.
-        for gradient in (dq, dk):
-            gradient.mul_(0.0)
-    return dq, dk, dv
-
-
 def must_be_dense(dout: TensorLike) -> bool:
     """Whether kernels cannot read a gradient by its strides.
 
@@ -129,28 +64,23 @@ def must_be_dense(dout: TensorLike) -> bool:
 
 
 def draw_dropout_state(request: Request, q: torch.Tensor) -> torch.Tensor:
-    """Seed and offset of a call's dropout mask, int64[2]; the default generator of q's device advances.
+    """Seed and offset of a call's dropout mask, int64[2], where no recipe draws them.
 
-    On a GPU every row of scores is a subsequence of its own and takes ⌈keys / 4⌉ calls of Philox, so the offset
-    advances by four times that. On the CPU, where the kernels are interpreted, the generator draws a seed.
+    In a CUDA graph that is being captured, the default generator of q's device advances in each replay. On the CPU,
+    where the kernels are interpreted, the generator draws a seed.
     """
-    if q.device.type == "cpu":
-        state = torch.randint(2**63 - 1, (2,))
-        state[1] = 0
-        return state
-    advance = advance_of(request)
-    if torch.cuda.is_current_stream_capturing():
-        return generator.take_captured(q.device, advance)
-    from tilewright.kernels.dropout_add.triton import remember
-
-    state = torch.empty(2, dtype=torch.int64, device=q.device)
-    with current(q):
-        remember[(1,)](state, *generator.take(q.device, advance), num_warps=1)
+    if q.device.type == "cuda":
+        return generator.take_captured(q.device, advance_of(request))
+    state = torch.randint(2**63 - 1, (2,))
+    state[1] = 0
     return state
 
 
 def advance_of(request: Request) -> int:
-    """By how much a call's dropout mask advances the generator's offset on a GPU."""
+    """By how much a call's dropout mask advances the generator's offset on a GPU.
+
+    Every row of scores is a subsequence of its own and takes ⌈keys / 4⌉ calls of Philox.
+    """
     return 4 * -(-request.keys // 4)
 
 
@@ -193,7 +123,7 @@ def aligned(*tensors: TensorLike) -> bool:
 def empty_gradient(x: torch.Tensor) -> torch.Tensor:
     """Memory for the gradient of x [B, H, S, D]: dense, its last axis contiguous, in x's order of axes.
 
-    The strides are the same for a copy by `with_aligned_rows`, for which a compiled graph may have been traced.
+    The strides are the same for a copy with aligned rows, for which a compiled graph may have been traced.
     """
     *steps, last = x.stride()
     # empty_like may make another axis of stride 1 the innermost, as in windows of one row.

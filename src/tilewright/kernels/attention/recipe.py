@@ -25,68 +25,88 @@ from tilewright.records.recipe import Pointer, Recipe, Structure
 
 
 class Inputs(NamedTuple):
-    """`request.Operands`, as operands of a recipe."""
+    """The tensors of a call, as `Request` describes them; the last axis of q, k and v has stride 1."""
 
     q: Operand
     k: Operand
     v: Operand
     mask: Operand | None
+    """[batch, heads, queries, keys], expanded (stride 0 where it repeats): bool, True where a key is seen; or of
+    q's dtype or fp32, added to the scores."""
     slopes: Operand | None
+    """ALiBi, fp32 [batch, heads]: -slope · |j - (i + Sk - Sq)| is added to the scores."""
     starts_q: Operand | None
+    """int32 [sequences + 1]: where each packed sequence's queries begin, and the end of the last."""
     starts_k: Operand | None
     state: Operand | None
+    """int64 [2], seed and offset of the dropout mask's generator."""
 
 
 def forward(call: RecipeBuilder, q: Operand, k: Operand, v: Operand, *options: Any) -> Recipe | None:
-    """`tilewright::attention`: out, lse, lse64 and state. None where the operator itself must run."""
-    if not _launches(q, k, v):
+    """`tilewright::attention`: out, lse, lse64 and state. None where the operator's implementation takes the call."""
+    request = _request(call, q, k, v, options, False)
+    # The interpreter's generator is PyTorch's for the CPU, which no recipe draws from.
+    if request is None or (request.dropout and not q.is_cuda):
         return None
+    return call.finish(*_results(call, q, k, v, options, None))
+
+
+def forward_of_state(call: RecipeBuilder, q: Operand, k: Operand, v: Operand, *rest: Any) -> Recipe:
+    """out, lse and lse64; the last argument is the seed and offset of the dropout mask."""
+    out, lse, lse64, _ = _results(call, q, k, v, rest[:-1], rest[-1])
+    return call.finish(out, lse, lse64)
+
+
+def _results(
+    call: RecipeBuilder, q: Operand, k: Operand, v: Operand, options: Sequence[Any], state: Operand | None
+) -> tuple[Operand, Operand, Operand, Operand]:
+    """`state` as it is given, or else drawn where there is dropout."""
     q, k, v = (_with_aligned_rows(call, x) for x in (q, k, v))
     request = registered.request_of(q, k, v, *options[:-1])
-    # The interpreter's generator is PyTorch's for the CPU, which no recipe draws from.
-    if request.dropout and not q.is_cuda:
-        return None
-    shape, strides = dispatch.strides_like(q, v.shape[3])
+    limits = limits_of(request.device)
+    module = dispatch.choose(request, limits, options[-1], False).module
     full = q.dtype == torch.float32
-    choice = _chosen(request, options[-1], False)
-    if choice is None:
-        return None
+    shape, strides = dispatch.strides_like(q, v.shape[3])
     out, lse = call.empty(shape, q.dtype, strides), call.empty(q.shape[:3], torch.float32)
     lse64 = call.empty(q.shape[:3] if full else (0,), torch.float64)
-    state = call.empty((2,) if request.dropout else (0,), torch.int64)
-    if request.dropout:
-        _draw(call, state, dispatch.advance_of(request))
+    if state is None:
+        state = call.empty((2,) if request.dropout else (0,), torch.int64)
+        if request.dropout:
+            _draw(call, state, dispatch.advance_of(request))
     inputs = _inputs(q, k, v, options, state if request.dropout else None)
-    module, limits = choice
     if module is portable:
         plan = forward_plan(request, limits, strides_of(out), strides_of(inputs.mask))
         _launch(call, plan, q, k, v, out, lse, lse64 if full else None, *inputs[3:])
     else:
         _FORWARDS[module](call, request, limits, inputs, out, lse)
-    return call.finish(out, lse, lse64, state)
+    return out, lse, lse64, state
 
 
 def backward(
+    call: RecipeBuilder, dout: Operand, dlse: Operand | None, q: Operand, k: Operand, v: Operand, *rest: Any
+) -> Recipe | None:
+    """`tilewright::attention_backward`: dq, dk and dv. None where the operator's implementation takes the call."""
+    request = _request(call, q, k, v, rest[4:], True)
+    # What follows the launches where one key is seen is not one of them.
+    if request is None or (request.single_key and dlse is None):
+        return None
+    return gradients(call, dout, dlse, q, k, v, *rest)
+
+
+def gradients(
     call: RecipeBuilder, dout: Operand, dlse: Operand | None, q: Operand, k: Operand, v: Operand, out: Operand,
     lse: Operand, lse64: Operand, state: Operand, *options: Any,
-) -> Recipe | None:  # fmt: skip
-    """`tilewright::attention_backward`: dq, dk and dv. None where the operator itself must run."""
-    if not _launches(q, k, v):
-        return None
+) -> Recipe:  # fmt: skip
+    """dq, dk and dv; where one key is seen, those of q and k are roundings."""
     q, k, v = (_with_aligned_rows(call, x) for x in (q, k, v))
     request = registered.request_of(q, k, v, *options[:-1])
-    # What follows the launches where one key is seen is not one of them.
-    if request.single_key and dlse is None:
-        return None
+    limits = limits_of(request.device)
+    module = dispatch.choose(request, limits, options[-1], True).module
     full = q.dtype == torch.float32
-    choice = _chosen(request, options[-1], True)
-    if choice is None:
-        return None
     dq, dk, dv = (_gradient(call, x) for x in (q, k, v))
     if dispatch.must_be_dense(dout) and not dout.is_contiguous():
         dout = call.copy(dout)
     dout = _with_aligned_rows(call, dout)
-    module, limits = choice
     if module is hopper_backward and dlse is None and not full:
         hopper.backward(call, request, limits, q, k, v, out, lse, dout, dq, dk, dv)
     else:
@@ -96,6 +116,21 @@ def backward(
         exact = lse64 if full else None
         _portable_backward(call, request, limits, inputs, out, lse, dout, exact, dlse, (dq, dk, dv))
     return call.finish(dq, dk, dv)
+
+
+def _request(
+    call: RecipeBuilder, q: Operand, k: Operand, v: Operand, options: Sequence[Any], is_backward: bool
+) -> Request | None:
+    """The call as plain data; None where it is no launches."""
+    if not _launches(q, k, v):
+        return None
+    request = registered.request_of(q, k, v, *options[:-1])
+    try:
+        dispatch.select(request, options[-1], is_backward)
+    except NotImplementedError:
+        # The operator says so when it is called.
+        return None
+    return request
 
 
 def _inputs(q: Operand, k: Operand, v: Operand, options: Sequence[Any], state: Operand | None) -> Inputs:
@@ -108,15 +143,6 @@ def _launches(*operands: Operand) -> bool:
     q = operands[0]
     runs = q.is_cuda or (q.device.type == "cpu" and interpreted())
     return runs and q.dtype in DTYPES and all(0 not in x.shape for x in operands)
-
-
-def _chosen(request: Request, impl: str, backward: bool) -> tuple[ModuleType, DeviceLimits] | None:
-    limits = limits_of(request.device)
-    try:
-        return dispatch.choose(request, limits, impl, backward).module, limits
-    except NotImplementedError:
-        # The operator says so when it is called.
-        return None
 
 
 def _with_aligned_rows(call: RecipeBuilder, x: Operand) -> Operand:

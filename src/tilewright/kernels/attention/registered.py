@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tilewright.kernels.attention import dispatch
-from tilewright.kernels.attention.request import Mask, Operands, Request, TensorLike, strides_of
-from tilewright.kernels.by_recipe import RECIPES
-from tilewright.kernels.registration import define
+from tilewright.kernels.attention.request import Mask, Request, TensorLike, strides_of
+from tilewright.kernels.by_recipe import perform_part
+from tilewright.kernels.registration import IMPLEMENTATIONS, define
 from tilewright.launch.builder import RecipeBuilder
 from tilewright.records.recipe import Recipe
 
+FORWARD, BACKWARD = "tilewright::attention", "tilewright::attention_backward"
 _TENSORS = 4
 """Of the options after q, k and v, the first: mask, slopes, starts_q, starts_k."""
 
@@ -40,16 +39,18 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """out, lse, what backward takes for lse in fp32 (else empty), seed and offset of a dropout mask (else empty)."""
 
 
-def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> Results:
-    """The operator below autograd."""
-    q, k, v = (dispatch.with_aligned_rows(x) for x in (q, k, v))
+def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> Results:
+    """Calls without a recipe: nothing to compute, or dropout whose numbers PyTorch draws."""
+    out, lse, lse64, state = _forward_fake(q, k, v, *options)
+    if 0 in (*q.shape, *k.shape[:3], v.shape[3]):
+        return out.zero_(), lse.fill_(-torch.inf if k.shape[2] == 0 else 0.0), lse64, state
+    from tilewright.kernels.attention import recipe
+
     request = request_of(q, k, v, *options[:-1])
-    state = dispatch.draw_dropout_state(request, q) if request.dropout else None
-    mask, slopes, starts_q, starts_k = options[:_TENSORS]
-    operands = Operands(q, k, v, mask, slopes, starts_q, starts_k, state)
-    out, lse, lse64 = dispatch.forward(request, operands, options[-1])
-    lse64 = lse.new_empty(0, dtype=torch.float64) if lse64 is None else lse64
-    return out, lse, lse64, lse.new_empty(0, dtype=torch.int64) if state is None else state
+    dispatch.select(request, options[-1], False)
+    state = dispatch.draw_dropout_state(request, q)
+    out, lse, lse64 = perform_part(FORWARD, recipe.forward_of_state, q, k, v, *options, state)
+    return out, lse, lse64, state
 
 
 def _forward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> Results:
@@ -63,17 +64,20 @@ def _forward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: A
     )
 
 
-def backward(
-    dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    out: torch.Tensor, lse: torch.Tensor, lse64: torch.Tensor, state: torch.Tensor, *options: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    q, k, v = (dispatch.with_aligned_rows(x) for x in (q, k, v))
-    request = request_of(q, k, v, *options[:-1])
-    mask, slopes, starts_q, starts_k = options[:_TENSORS]
-    drawn = state if request.dropout else None
-    operands = Operands(q, k, v, mask, slopes, starts_q, starts_k, drawn)
-    exact = lse64 if q.dtype == torch.float32 else None
-    return dispatch.backward(request, operands, out, lse, dout, exact, dlse, options[-1])
+def _backward(
+    dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Calls without a recipe: nothing to compute, or queries that see one key each."""
+    if 0 in (*dout.shape, *k.shape):
+        dq, dk, dv = _backward_fake(dout, dlse, q, k, v)
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    from tilewright.kernels.attention import recipe
+
+    options = rest[4:]
+    dispatch.select(request_of(q, k, v, *options[:-1]), options[-1], True)
+    dq, dk, dv = perform_part(BACKWARD, recipe.gradients, dout, dlse, q, k, v, *rest)
+    # The gradients of q and k are zero; what was computed is rounding, or NaN, which stays.
+    return dq.mul_(0.0), dk.mul_(0.0), dv
 
 
 def _backward_fake(
@@ -82,8 +86,7 @@ def _backward_fake(
     return tuple(dispatch.empty_gradient(x) for x in (q, k, v))
 
 
-def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
-    """What `gradients` takes from the forward's arguments and results."""
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     q, k, v, *options = inputs
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[2:])
@@ -91,20 +94,15 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     ctx.options = options[_TENSORS:]
 
 
-def gradients(
-    run: Callable[..., tuple[torch.Tensor, ...]],
-    ctx: Any,
-    dout: torch.Tensor | None,
-    dlse: torch.Tensor | None,
-    *_: Any,
+def _gradients(
+    ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    """Of all that the operator takes, by `run`: the backward operator, or what it runs."""
     q, k, v, out, lse, lse64, state, *tensors = ctx.saved_tensors
     nothing = [None] * (_TENSORS + len(ctx.options))
     if dout is None and dlse is None:
         return None, None, None, *nothing
     dout = torch.zeros_like(out) if dout is None else dout
-    dq, dk, dv = run(dout, dlse, q, k, v, out, lse, lse64, state, *tensors, *ctx.options)
+    dq, dk, dv = backward_operator(dout, dlse, q, k, v, out, lse, lse64, state, *tensors, *ctx.options)
     return dq, dk, dv, *nothing
 
 
@@ -121,18 +119,19 @@ def _backward_recipe(call: RecipeBuilder, *arguments: Any) -> Recipe | None:
     return recipe.backward(call, *arguments)
 
 
-# For compiled graphs; `direct.py` has the eager calls.
-RECIPES["tilewright::attention"] = _forward_recipe
-RECIPES["tilewright::attention_backward"] = _backward_recipe
 backward_operator = define(
     "attention_backward",
-    backward,
+    _backward,
     _backward_fake,
+    recipe=_backward_recipe,
 )
 attend = define(
     "attention",
-    forward,
+    _forward,
     _forward_fake,
-    backward=functools.partial(gradients, backward_operator),
-    save=save,
+    backward=_gradients,
+    save=_save,
+    recipe=_forward_recipe,
 )
+forward, backward = IMPLEMENTATIONS[FORWARD], IMPLEMENTATIONS[BACKWARD]
+"""Both operators below autograd."""

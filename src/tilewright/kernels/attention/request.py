@@ -88,24 +88,6 @@ class Request(NamedTuple):
         return self.heads // self.kv_heads
 
 
-class Operands(NamedTuple):
-    """The tensors of a call, as `Request` describes them; the last axis of q, k and v has stride 1."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    mask: torch.Tensor | None = None
-    """[batch, heads, queries, keys], expanded (stride 0 where it repeats): bool, True where a key is seen; or of
-    q's dtype or fp32, added to the scores."""
-    slopes: torch.Tensor | None = None
-    """ALiBi, fp32 [batch, heads]: -slope · |j - (i + Sk - Sq)| is added to the scores."""
-    starts_q: torch.Tensor | None = None
-    """int32 [sequences + 1]: where each packed sequence's queries begin, and the end of the last."""
-    starts_k: torch.Tensor | None = None
-    state: torch.Tensor | None = None
-    """int64 [2], seed and offset of the dropout mask's generator."""
-
-
 def strides_of(tensor: TensorLike | None) -> Strides:
     """Of a tensor of four axes; zeros where there is none."""
     return (0, 0, 0, 0) if tensor is None else (tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3))

@@ -108,15 +108,6 @@ def scale(p: float) -> float:
     return float(np.float32(1.0) / np.float32(1.0 - p)) if p < 1.0 else 0.0
 
 
-def take(device: torch.device, advance: int) -> tuple[int, int]:
-    """Seed and offset of `device`'s default generator, which advances as the draw's own kernel would."""
-    generator = torch.cuda.default_generators[device.index]
-    offset = generator.get_offset()
-    generator.set_offset(offset + advance)
-    seed = generator.initial_seed()
-    return seed - 2**64 if seed >= 2**63 else seed, offset
-
-
 def take_captured(device: torch.device, advance: int) -> torch.Tensor:
     """Seed and offset, int64[2] on the device, in a CUDA graph that is being captured.
 

@@ -13,11 +13,12 @@ import math
 import pytest
 import torch
 
+from tests.gpu.kernels.attention import hopper_calls
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.attention.dispatch import aligned
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.reference import attention as written_out
-from tilewright.kernels.attention.request import Operands, Request, strides_of
+from tilewright.kernels.attention.request import Request, strides_of
 from tilewright.measure.truth.contract import compare
 
 pytestmark = pytest.mark.gpu
@@ -95,15 +96,11 @@ def computed(
 ) -> Tensors:
     """dq, dk and dv in memory that held NaN; as is thought best, or by spare warps or not, in turns or not."""
     assert hopper_backward.supports(request, limits_of(GPU)) is None
-    q, k, v, dout = inputs
-    made = tuple(torch.full_like(x, math.nan) for x in (q, k, v))
-    run = hopper_backward.bound(request)
+    plan = None
     if dq_warps is not None:
-        shape = hopper_backward.SHAPES[64 if q.shape[3] <= 64 else 128]
+        shape = hopper_backward.SHAPES[64 if inputs[0].shape[3] <= 64 else 128]
         plan = hopper_backward.planned(request, limits_of(GPU), shape, dq_warps, ping_pong)
-        run = hopper_backward.bind(plan, request, hopper_backward.built(plan, request))
-    run(Operands(q, k, v), out, lse, dout, *made)
-    return made
+    return hopper_calls.backward(request, inputs, out, lse, plan)
 
 
 def forward_of(request: Request, inputs: Tensors) -> tuple[Tensors, torch.Tensor, torch.Tensor]:

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.gpu.kernels.attention import hopper_calls
 from tests.waiting import HANG_S
 from tilewright.hardware.architectures import limits_of
+from tilewright.kernels import by_recipe
 from tilewright.kernels.attention.dispatch import aligned
 from tilewright.kernels.attention.hopper import forward as hopper_forward
 from tilewright.kernels.attention.reference import attention as written_out
-from tilewright.kernels.attention.request import Operands, Request
+from tilewright.kernels.attention.request import Request
 from tilewright.measure.truth.contract import compare
 
 pytestmark = pytest.mark.gpu
@@ -82,10 +84,7 @@ def request_of(
 def computed(request: Request, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Result and log-sum-exp, in memory that held NaN."""
     assert hopper_forward.supports(request, limits_of(GPU)) is None
-    out = torch.empty_like(q) if request.head_size == request.value_size else q.new_empty(*q.shape[:3], v.shape[3])
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=GPU)
-    hopper_forward.forward(request, Operands(q, k, v), out.fill_(math.nan), lse.fill_(math.nan))
-    return out, lse
+    return hopper_calls.forward(request, q, k, v)
 
 
 def assert_contract(request: Request, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -187,15 +186,21 @@ def test_in_a_graph_and_on_a_side_stream() -> None:
         assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-def test_a_plan_made_while_a_graph_is_captured() -> None:
+def test_a_plan_made_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then no table can be sent to the device: the hardware deals out the tiles."""
     q, k, v = tensors(700, 700, 128, torch.bfloat16, heads=(16, 4))
     request = request_of(q, k, v, (None, 0))
-    out, lse = computed(request, q, k, v)
-    hopper_forward.untabled(request, out.stride())(Operands(q, k, v), out, lse)  # its code is loaded before
-    expected = out.clone(), lse.clone()
+
+    def refuse(*_: object) -> None:
+        raise hopper_forward.NoTable
+
+    # Its code is loaded before.
+    with monkeypatch.context() as without_table:
+        without_table.setattr(hopper_forward, "placed", refuse)
+        by_recipe._built.cache_clear()
+        expected = computed(request, q, k, v)
     kept = dict(hopper_forward._ORDERS)
-    hopper_forward.launch_of.cache_clear()
+    by_recipe._built.cache_clear()
     hopper_forward._ORDERS.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -205,6 +210,7 @@ def test_a_plan_made_while_a_graph_is_captured() -> None:
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
     assert not hopper_forward._ORDERS
     hopper_forward._ORDERS.update(kept)
+    by_recipe._built.cache_clear()
 
 
 @pytest.mark.parametrize("head_size", [64, 128, 256])

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.gpu.kernels.attention import hopper_calls
 from tests.waiting import HANG_S
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.registered import attend, request_of
-from tilewright.kernels.attention.request import Operands
 
 pytestmark = pytest.mark.gpu
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -67,9 +67,7 @@ def call_spare_warps() -> None:
         out, lse, *_ = attend(q, k, v, *options, "hopper")
         request = request_of(q, k, v, *options)
         plan = hopper_backward.planned(request, limits_of(q.device), hopper_backward.SHAPES[size], dq_warps=True)
-        gradients = (torch.empty_like(x) for x in (q, k, v))
-        launch = hopper_backward.bind(plan, request, hopper_backward.built(plan, request))
-        launch(Operands(q, k, v), out, lse, dout, *gradients)
+        hopper_calls.backward(request, (q, k, v, dout), out, lse, plan)
 
 
 def tool() -> str | None:

@@ -1,19 +1,17 @@
-"""Attention of a few queries against a long cache in CUDA C++ (`cuda.cu`): plans and launches."""
+"""Attention of a few queries against a long cache in CUDA C++ (`cuda.cu`): plans and kernels."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from tilewright.hardware.architectures import DeviceLimits, limits_of
+from tilewright.hardware.architectures import DeviceLimits
 from tilewright.kernels import nvrtc
-from tilewright.kernels.attention.decode.triton import LEAST_COUNTERS, LEAST_KEYS, visible_keys
+from tilewright.kernels.attention.decode.triton import LEAST_KEYS, visible_keys
 from tilewright.kernels.attention.portable.plan import LOG2E
-from tilewright.kernels.attention.request import Operands, Request, Strides, strides_of
+from tilewright.kernels.attention.request import Request, Strides
 from tilewright.kernels.device import NARROW
 
 SOURCE = Path(__file__).parent / "cuda.cu"
@@ -91,30 +89,6 @@ def plan(request: Request, limits: DeviceLimits, out_strides: Strides) -> Decode
     return DecodePlan(definitions, shared_bytes(head, rows), programs, scalars, scratch, kv_heads)
 
 
-Launch = Callable[[Operands, torch.Tensor, torch.Tensor], None]
-
-
-def forward(request: Request, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Fill `out` and `lse`, with scratch of the stream's own or, while a graph is captured, of the graph's."""
-    bound(request, strides_of(out))(operands, out, lse)
-
-
-@functools.lru_cache(maxsize=1024)
-def bound(request: Request, strides: Strides) -> Launch:
-    """`forward` of a request whose result has these strides. CompilerError where the kernel cannot be built."""
-    made = plan(request, limits_of(request.device), strides)
-    device = torch.cuda.current_device() if request.device.index is None else request.device.index
-    kernel = built(made, device)
-
-    def launch(operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
-        q, k, v = operands[:3]
-        scratch, counters = _scratch(q.device, device, made)
-        pointers = (x.data_ptr() for x in (q, k, v, out, lse, scratch, counters))
-        kernel((made.programs,), *pointers, *made.scalars)
-
-    return launch
-
-
 def built(made: DecodePlan, device: int) -> nvrtc.Kernel:
     """The kernel of a plan, loaded on device number `device`. CompilerError where it cannot be built."""
     return nvrtc.kernel(
@@ -142,23 +116,3 @@ def settings(head: int, rows: int, dtype: torch.dtype) -> tuple[tuple[str, int],
 def shared_bytes(head: int, rows: int) -> int:
     """Rings of keys and values; partial results of the warps, 8 rows at a time; two numbers a row of each; a flag."""
     return WARPS * (RING_KEYS[head] * 4 * head + 8 * head * 4 + rows * 8) + 16
-
-
-_kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-"""Scratch and counters by device and stream: a stream's launches follow one another, and each leaves zeros behind."""
-
-
-def _scratch(where: torch.device, device: int, made: DecodePlan) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 scratch and zeroed int32 counters that no concurrent launch uses."""
-    if torch.cuda.is_current_stream_capturing():
-        # A graph may be replayed on any stream.
-        counters = torch.zeros(made.counters, dtype=torch.int32, device=where)
-        return torch.empty(made.scratch, dtype=torch.float32, device=where), counters
-    key = device, nvrtc.stream(device)
-    both = _kept.get(key)
-    if both is None or len(both[0]) < made.scratch or len(both[1]) < made.counters:
-        both = _kept[key] = (
-            torch.empty(made.scratch, device=where, dtype=torch.float32),
-            torch.zeros(max(made.counters, LEAST_COUNTERS), dtype=torch.int32, device=where),
-        )
-    return both

@@ -1,28 +1,24 @@
-"""Attention of a few queries against a long cache, split over the keys: plans and launches of `triton_kernel.py`."""
+"""Attention of a few queries against a long cache, split over the keys: plans of `triton_kernel.py`'s launches."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import triton
 
-from tilewright.hardware.architectures import DeviceLimits, limits_of
-from tilewright.kernels import nvrtc
+from tilewright.hardware.architectures import DeviceLimits
 from tilewright.kernels.attention.decode.triton_kernel import decode
 from tilewright.kernels.attention.portable.blocks import Blocks, fitted, loads_vectors, padded_widths
-from tilewright.kernels.attention.portable.launch import run
 from tilewright.kernels.attention.portable.plan import Plan, band_of, constants_of, descriptors_of, factors_of
-from tilewright.kernels.attention.request import Operands, Request, Strides, strides_of
+from tilewright.kernels.attention.request import Request, Strides
 from tilewright.kernels.device import interpreted
 
 MOST_ROWS = 64
 """Queries of all heads that share keys: one tile of them is in registers."""
 LEAST_KEYS = 512
 MOST_SPLITS = 128
-LEAST_COUNTERS = 1024
 BLOCKS = {64: Blocks(0, 128, 4, 3), 128: Blocks(0, 64, 4, 3), 256: Blocks(0, 64, 4, 2)}
 """By head size, padded."""
 INTERPRETED = Blocks(0, 16, 4, 1)
@@ -133,37 +129,3 @@ def _splits(steps: int, kv_heads: int, multiprocessors: int) -> int:
         return shared * (-(-steps // splits) + SPLIT_COST) + COMBINE_COST * splits
 
     return min(range(1, min(steps, MOST_SPLITS) + 1), key=time)
-
-
-def forward(request: Request, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Fill `out` and `lse`."""
-    _run(plan(request, limits_of(request.device), strides_of(out), strides_of(operands.mask)), operands, out, lse)
-
-
-def bound(request: Request, strides: Strides) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
-    """`forward` of a request without a mask, whose results have these strides."""
-    return functools.partial(_run, plan(request, limits_of(request.device), strides, strides_of(None)))
-
-
-def _run(plan: DecodePlan, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
-    scratch = counters = None
-    if plan.scratch:
-        scratch = torch.empty(plan.scratch, dtype=torch.float32, device=out.device)
-        counters = _zeroed_counters(out.device, plan.counters)
-    run(plan.launch, *operands[:3], out, lse, scratch, counters, operands.mask, operands.slopes, None)
-
-
-_counters: dict[tuple[torch.device, int], torch.Tensor] = {}
-"""Zeros of each stream: its launches follow one another, and each leaves zeros behind."""
-
-
-def _zeroed_counters(device: torch.device, count: int) -> torch.Tensor:
-    """int32 zeros, `count` at least, that no concurrent launch uses."""
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        # A graph may be replayed on any stream.
-        return torch.zeros(count, dtype=torch.int32, device=device)
-    key = device, nvrtc.stream(torch.cuda.current_device() if device.index is None else device.index)
-    zeros = _counters.get(key)
-    if zeros is None or len(zeros) < count:
-        zeros = _counters[key] = torch.zeros(max(LEAST_COUNTERS, count), dtype=torch.int32, device=device)
-    return zeros

@@ -1,4 +1,4 @@
-"""Attention's backward on Hopper (`backward.cu`): which calls it takes, their plans and launches."""
+"""Attention's backward on Hopper (`backward.cu`): which calls it takes, their plans and kernels."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from typing import NamedTuple
 
 import torch
 
-from tilewright.hardware.architectures import DeviceLimits, limits_of
-from tilewright.kernels.attention.hopper.chain import At, Block, Chain, Launch, Map, Parameter
-from tilewright.kernels.attention.hopper.launch import Tensor
-from tilewright.kernels.attention.hopper.problem import Problem, problem_of, scale_of, scratch_of
+from tilewright.hardware.architectures import DeviceLimits
 from tilewright.kernels.attention.hopper.tiles import needs_wgmma
-from tilewright.kernels.attention.request import Operands, Request
+from tilewright.kernels.attention.request import Request
 from tilewright.kernels.device import NARROW
-from tilewright.kernels.nvrtc import Kernel, available, kernel, stream
+from tilewright.kernels.nvrtc import Kernel, available, kernel
 
 HERE = Path(__file__).parent
 ENDS = HERE / "backward_prepare_finish.cu"
@@ -216,32 +213,6 @@ def _is_persistent(request: Request, shape: Shape) -> bool:
     return request.queries <= SHORT_WALKS or not (request.banded or shape.head == 128)
 
 
-def backward(
-    request: Request,
-    operands: Operands,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dout: torch.Tensor,
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
-) -> None:
-    """Writes dq [B, H, Sq, D], dk and dv [B, Hkv, Sk, D] of attention whose gradient is `dout` [B, H, Sq, D].
-
-    All in q's dtype, with rows that are contiguous and multiples of 16 bytes; lse is fp32 [B, H, Sq], the
-    natural logarithm of the sum of exponentials (-inf where a query sees no key). dQ is summed in fp32 in
-    no fixed order, in scratch of four bytes for each of its elements.
-    """
-    bound(request)(operands, out, lse, dout, dq, dk, dv)
-
-
-@functools.lru_cache(maxsize=1024)
-def bound(request: Request) -> Bound:
-    """`backward` of every call of `request`, which `supports` takes. CompilerError where it cannot be built."""
-    made = plan(request, limits_of(request.device))
-    return bind(made, request, built(made, request))
-
-
 class Kernels(NamedTuple):
     """The kernels of a plan, loaded on its device."""
 
@@ -269,80 +240,3 @@ def built(made: Plan, request: Request) -> Kernels:
         main,
         kernel(ENDS, "attention_finish", FINISH, device=device, threads=END_THREADS, definitions=ends),
     )
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The launches of every call of a request, on its device."""
-
-    chain: Chain
-    scratch: int
-    """Numbers of fp32 that they take."""
-    device: int
-
-    def __call__(
-        self,
-        operands: Operands,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        dout: torch.Tensor,
-        dq: torch.Tensor,
-        dk: torch.Tensor,
-        dv: torch.Tensor,
-    ) -> None:
-        scratch = torch.empty(self.scratch, dtype=torch.float32, device=dout.device)
-        laid = out, dout, dq, dk, dv
-        tensors = operands.q, operands.k, operands.v, lse, *laid, scratch
-        values = *(x.data_ptr() for x in tensors), *(step for x in laid for step in x.stride()[:3])
-        self.chain.run(values, stream(self.device))
-
-
-# The values of a call: addresses of its tensors, then the batch, head and position strides of those from OUT to DV.
-Q, K, V, LSE, OUT, DOUT, DQ, DK, DV, SCRATCH = range(10)
-
-
-def steps_of(tensor: int) -> int:
-    """The first of the values that are the strides of OUT, DOUT, DQ, DK or DV."""
-    return SCRATCH + 1 + 3 * (tensor - OUT)
-
-
-def bind(made: Plan, request: Request, kernels: Kernels) -> Bound:
-    """A plan's launches, but for what changes from call to call."""
-    shape, grid = made.shape, (made.q_blocks, request.heads, request.batch)
-    scratch = scratch_of(made, request)
-    pointers = {name: At(SCRATCH, at) for name, at in scratch._asdict().items() if name != "numbers"}
-
-    def steps(tensor: int) -> list[At]:
-        return [At(steps_of(tensor) + i) for i in range(3)]
-
-    patches = pointers | {"dq": At(DQ)} | dict(zip(("dq_batch", "dq_head", "dq_position"), steps(DQ), strict=True))
-    placed = {getattr(Problem, name).offset: at for name, at in patches.items()}
-    sizes = request.queries, request.head_size
-    heads = request.batch * request.heads
-    begin: list[Parameter] = [At(OUT), At(DOUT), At(LSE)]
-    begin += (pointers[name] for name in ("lse", "delta", "dq_sums", "work_counters"))
-    begin += *steps(OUT), *steps(DOUT), *sizes, made.ahead * request.group if made.ahead else heads
-    end: list[Parameter] = [pointers["dq_sums"], At(DQ), *steps(DQ), *sizes, scale_of(request)]
-    problem = Block(bytes(problem_of(made, request)), placed)
-    launches = [
-        Launch(kernels.prepare, grid, PREPARE, begin),
-        Launch(kernels.main, (made.programs, 1, 1), "", (*_maps(request, shape), problem)),
-    ]
-    if not made.ahead:
-        launches.append(Launch(kernels.finish, grid, FINISH, end))
-    return Bound(Chain(launches), scratch.numbers, kernels.main.device)
-
-
-def _maps(request: Request, shape: Shape) -> list[Map]:
-    """Of q, k, v and dout, of which tiles are fetched, and of dk and dv, of which each warpgroup writes its own."""
-    r = request
-    of_queries, of_keys = (r.batch, r.heads, r.queries, r.head_size), (r.batch, r.kv_heads, r.keys, r.head_size)
-    keys, part = KEYS // shape.cluster, KEYS // GROUPS
-    return [
-        Map(Tensor(of_queries, r.q_strides, shape.queries, r.dtype), Q),
-        Map(Tensor(of_keys, r.k_strides, keys, r.dtype), K),
-        Map(Tensor(of_keys, r.v_strides, keys, r.dtype), V),
-        Map(Tensor(of_queries, r.q_strides, shape.queries, r.dtype), DOUT, steps_of(DOUT)),
-        Map(Tensor(of_keys, r.k_strides, part, r.dtype), DK, steps_of(DK)),
-        Map(Tensor(of_keys, r.v_strides, part, r.dtype), DV, steps_of(DV)),
-    ]

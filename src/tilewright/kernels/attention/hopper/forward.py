@@ -1,4 +1,4 @@
-"""FlashAttention forward for Hopper (`forward_kernel.py`): which calls it takes, their plans and launches.
+"""FlashAttention forward for Hopper (`forward_kernel.py`): which calls it takes, and their plans.
 
 `tiles.py` has the builds and which one a call takes, `schedule.py` the order of tiles. TMA pads head sizes with zeros.
 """
@@ -8,20 +8,17 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from tilewright.graph.capture import in_real_tensors
-from tilewright.hardware.architectures import DeviceLimits, limits_of
-from tilewright.kernels import nvrtc
-from tilewright.kernels.attention.hopper.chain import At, Chain, Launch, Map, Parameter
-from tilewright.kernels.attention.hopper.launch import SIGNATURE, Tensor, built
+from tilewright.hardware.architectures import DeviceLimits
+from tilewright.kernels.attention.hopper.launch import Tensor
 from tilewright.kernels.attention.hopper.schedule import Span, table
 from tilewright.kernels.attention.hopper.tiles import NO_LIMIT, ROWS, WIDEST, Tiles, band, needs_wgmma, tiles_for
-from tilewright.kernels.attention.request import Operands, Request, Strides
+from tilewright.kernels.attention.request import Request, Strides
 from tilewright.kernels.device import NARROW
 
 TRITON = "3.6."
@@ -125,50 +122,8 @@ def plan(request: Request, limits: DeviceLimits, out_strides: Strides, with_tabl
     return Plan(tiles, programs, tensors, scale, tanh_scale, counts, order)
 
 
-def forward(request: Request, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Attention of `operands` into `out` [B, H, Sq, Dv] and `lse` fp32 [B, H, Sq], the natural log-sum-exp.
-
-    For a request that `supports` takes, on the current device and its current stream. Allocates only in a
-    request's first call, and never waits. A query that sees no key gets zeros, and -inf in `lse`.
-    """
-    strides = out.stride()
-    try:
-        launch = launch_of(request, strides)
-    except NoTable:
-        launch = untabled(request, strides)
-    launch(operands, out, lse)
-
-
-def bound(request: Request, out_strides: Strides) -> Callable[[Operands, torch.Tensor, torch.Tensor], None]:
-    """The launch of every call of `request` into results with these strides."""
-    try:
-        return launch_of(request, out_strides)
-    except NoTable:
-        return functools.partial(forward, request)
-
-
 class NoTable(Exception):
     """A new table of tiles is wanted while a CUDA graph is captured: it cannot be sent to the device then."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The launch of every call of a request, on its device. A call's values: addresses of q, k, v, out and lse."""
-
-    chain: Chain
-    device: int
-
-    def __call__(self, operands: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
-        q, k, v, _, *_ = operands
-        values = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
-        self.chain.run(values, nvrtc.stream(self.device))
-
-
-@functools.lru_cache(maxsize=1024)
-def launch_of(request: Request, out_strides: Strides) -> Bound:
-    """The launch of a request into a result with these strides; raises `NoTable`."""
-    made, order = placed(request, limits_of(request.device), out_strides)
-    return bind(made, request.device, order)
 
 
 def placed(request: Request, limits: DeviceLimits, out_strides: Strides) -> tuple[Plan, torch.Tensor | None]:
@@ -178,12 +133,6 @@ def placed(request: Request, limits: DeviceLimits, out_strides: Strides) -> tupl
         return made, None
     order = _on_device(made.order, request.device)
     return made if order is not None else plan(request, limits, out_strides, with_table=False), order
-
-
-@functools.lru_cache(maxsize=1024)
-def untabled(request: Request, out_strides: Strides) -> Bound:
-    """`launch_of` without a table of tiles."""
-    return bind(plan(request, limits_of(request.device), out_strides, with_table=False), request.device)
 
 
 def _on_device(order: Order, device: torch.device) -> torch.Tensor | None:
@@ -196,17 +145,6 @@ def _on_device(order: Order, device: torch.device) -> torch.Tensor | None:
         with in_real_tensors():
             _ORDERS.setdefault((order, device), torch.tensor(table(*order), dtype=torch.int32, device=device))
     return _ORDERS[order, device]
-
-
-def bind(plan: Plan, on: torch.device, order: torch.Tensor | None = None) -> Bound:
-    """A plan's launch on a device, with its table there."""
-    device = torch.cuda.current_device() if on.index is None else on.index
-    parameters: list[Parameter] = []
-    for i, tensor in enumerate(plan.tensors):
-        parameters += Map(tensor, i), *tensor.shape, *tensor.strides
-    lse = At(len(plan.tensors))
-    parameters += lse, lse if order is None else order.data_ptr(), plan.scale, plan.tanh_scale, *plan.counts, 0, 0
-    return Bound(Chain([Launch(built(plan.tiles, device), (plan.programs, 1, 1), SIGNATURE, parameters)]), device)
 
 
 def _span(request: Request) -> Span:

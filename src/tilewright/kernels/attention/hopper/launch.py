@@ -1,12 +1,7 @@
-"""How a Hopper kernel in Gluon is compiled, loaded and launched.
-
-A launch through Triton costs the host about 20 µs, more than a small attention takes. Here parameters lie ready for
-the driver (`chain.py`).
-"""
+"""How a Hopper kernel in Gluon is compiled and loaded, and the tensor maps of its operands."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -16,29 +11,17 @@ import torch
 from tilewright.kernels import nvrtc
 from tilewright.kernels.attention.hopper.tiles import Tiles
 from tilewright.launch.builder import Operand
-from tilewright.records.errors import CompilerError
 from tilewright.records.recipe import TensorMap
 
 BOX_COLUMNS = 64
 """Columns that one bulk copy moves: 128 bytes, the widest swizzle."""
-MAP_BYTES, MAP_ALIGNMENT = 128, 64
-"""Of the driver's CUtensorMap."""
-RANK = 4
 SIGNATURE = "iiiiqqqq" * 4 + "PPff" + "i" * 8 + "PP"
 """Of the forward, but for its tensor maps: shapes and strides of q, k, v and out, then lse, the table of tiles, scales,
 the counts of a plan, and scratch of Triton's own, which the kernel does not use."""
 _KINDS = {torch.float16: 6, torch.bfloat16: 9}
 """CUtensorMapDataType."""
-_STEPS = (ctypes.c_uint32 * RANK)(1, 1, 1, 1)
 _SWIZZLE_128B, _PROMOTE_TO_256B = 3, 3
 """CUtensorMapSwizzle, CUtensorMapL2promotion."""
-
-
-@functools.cache
-def _encode() -> Any:
-    encode = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
-    encode.restype = ctypes.c_int
-    return encode
 
 
 class Tensor:
@@ -49,38 +32,14 @@ class Tensor:
         # An axis of one may have any stride, also one that the copy engine does not take.
         outer = (s if size > 1 else BOX_COLUMNS for size, s in zip(shape[:-1], strides[:-1], strict=True))
         self.shape, self.strides, self.dtype = tuple(shape), (*outer, 1), dtype
-        self.sizes = (ctypes.c_uint64 * RANK)(*reversed(self.shape))
-        self.nbytes = (ctypes.c_uint64 * (RANK - 1))(*(2 * stride for stride in reversed(self.strides[:-1])))
-        self.box = (ctypes.c_uint32 * RANK)(BOX_COLUMNS, box_rows, 1, 1)
-        self.kind = _KINDS[dtype]
-
-    def laid(self, *outer: int) -> Tensor:
-        """The same with other strides of all axes but the last."""
-        strides = *outer, 1
-        return self if strides == self.strides else _tensor(self.shape, strides, self.box[1], self.dtype)
+        self.box = (BOX_COLUMNS, box_rows, 1, 1)
 
     def map_of(self, operand: Operand) -> TensorMap:
         """The tensor map of an operand, for a recipe; past its ends are zeros."""
         assert not operand.offset, "a tensor map begins where its tensor does"
-        sizes, strides, box = tuple(self.sizes), tuple(self.nbytes), tuple(self.box)
-        return TensorMap(operand.index, self.kind, sizes, strides, box, _SWIZZLE_128B, _PROMOTE_TO_256B)
-
-    def encode(self, to: int, address: int) -> None:
-        """Write the tensor map of the operand at `address` to host memory `to`; past its ends are zeros."""
-        status = _encode()(
-            ctypes.c_void_p(to), self.kind, RANK, ctypes.c_void_p(address), self.sizes, self.nbytes, self.box,
-            _STEPS, 0, _SWIZZLE_128B, _PROMOTE_TO_256B, 0,
-        )  # fmt: skip
-        if status:
-            raise CompilerError(
-                f"the driver refuses a tensor map of {self.shape} {self.dtype} with strides {self.strides}: "
-                f"CUDA error {status}"
-            )
-
-
-@functools.lru_cache(maxsize=1024)
-def _tensor(shape: Sequence[int], strides: Sequence[int], box_rows: int, dtype: torch.dtype) -> Tensor:
-    return Tensor(shape, strides, box_rows, dtype)
+        sizes, nbytes = tuple(reversed(self.shape)), tuple(2 * stride for stride in reversed(self.strides[:-1]))
+        kind = _KINDS[self.dtype]
+        return TensorMap(operand.index, kind, sizes, nbytes, self.box, _SWIZZLE_128B, _PROMOTE_TO_256B)
 
 
 def compiled(tiles: Tiles) -> Any:
