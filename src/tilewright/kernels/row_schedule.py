@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal
 
 import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels import nvrtc
+from tilewright.kernels.device import interpreted, runs_triton
 from tilewright.kernels.row import VECTOR, Alignment
+from tilewright.launch.builder import Operand
 
 Storage = Literal["registers", "ring", "slots", "tma", "stream"]
 CLUSTERS = (1, 2, 4, 8, 16)
 """Blocks that may share a row."""
+IMPLS = ("auto", "torch", "triton", "cuda")
+"""Whose kernels take rows: an operator's CUDA C++ ones where they can be built, else its Triton ones, else PyTorch's
+(`auto`); or those of one alone."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,21 @@ def no_kernel(device: torch.device) -> str | None:
     if limits.max_cluster == 1:
         return f"compute capability {limits.capability} has no thread-block clusters"
     return None if nvrtc.available(device.index) else "the package cuda-bindings is missing"
+
+
+def kernels_for(package: str, x: Operand, impl: str) -> ModuleType | None:
+    """The module of `package` whose kernels take rows like those of x; None where PyTorch's operators do.
+
+    Raises ValueError where `impl` is not of `IMPLS`.
+    """
+    if impl not in IMPLS:
+        raise ValueError(f"{package.rpartition('.')[2]}: impl must be one of {', '.join(IMPLS)}, not {impl!r}")
+    if x.numel() == 0 or impl == "torch" or (impl == "auto" and not runs_triton(x)):
+        return None
+    if impl == "auto":
+        impl = "cuda" if x.is_cuda and not interpreted() and no_kernel(x.device) is None else "triton"
+    # Imported here, since Triton exists on Linux alone.
+    return importlib.import_module(f"{package}.{impl}")
 
 
 def cluster_of(vectors: int, vectors_a_thread: int, most_threads: int, limits: DeviceLimits) -> int | None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from tilewright.kernels.cross_entropy import formula
-from tilewright.kernels.device import interpreted, runs_triton
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
-from tilewright.kernels.row_schedule import no_kernel
+from tilewright.kernels.row_schedule import kernels_for
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 
@@ -67,7 +65,7 @@ def by_impl(
     reduction: str = "mean",
     impl: str = "auto",
 ) -> torch.Tensor:
-    """Cross entropy by one of `IMPLS`, forward and backward; one that cannot take them raises."""
+    """Cross entropy by one of `row_schedule.IMPLS`, forward and backward; one that cannot take them raises."""
     _check(logits, target, label_smoothing, reduction)
     options = (ignore_index, label_smoothing, z_loss, reduction, False)
     loss: torch.Tensor = _forward(logits, target.long(), *options, impl)[0]
@@ -90,17 +88,6 @@ def _check(logits: torch.Tensor, target: torch.Tensor, label_smoothing: float, r
         raise ValueError(f"label_smoothing must be between 0 and 1, not {label_smoothing}")
 
 
-def _chosen(logits: Operand, impl: str) -> str:
-    """The implementation that `auto` means for the logits: CUDA C++ where it can be built, else Triton."""
-    if logits.numel() == 0:
-        return "torch"
-    if impl != "auto":
-        return impl
-    if not runs_triton(logits):
-        return "torch"
-    return "cuda" if logits.is_cuda and not interpreted() and no_kernel(logits.device) is None else "triton"
-
-
 def _recipe(
     call: RecipeBuilder,
     logits: Operand,
@@ -114,11 +101,11 @@ def _recipe(
 ) -> Recipe | None:
     """Of the loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for []."""
     dtype = _loss_dtype(logits.dtype, wide, reduction)
-    impl = _chosen(logits, impl)
-    if impl == "torch":
+    kernels = kernels_for(__name__, logits, impl)
+    if kernels is None:
         return None
-    rows, target = rows_of(call, logits), _dense(call, target)
-    return call.finish(*_kernels(impl).forward(call, rows, target, ignored, smoothing, z_loss, reduction, dtype))
+    rows, target = rows_of(call, logits), call.contiguous(target)
+    return call.finish(*kernels.forward(call, rows, target, ignored, smoothing, z_loss, reduction, dtype))
 
 
 def _by_torch(
@@ -142,10 +129,6 @@ def _loss_dtype(logits: torch.dtype, wide: bool, reduction: str) -> torch.dtype:
     return torch.promote_types(logits, torch.float32) if wide else logits
 
 
-def _dense(call: RecipeBuilder, x: Operand) -> Operand:
-    return x if x.is_contiguous() else call.copy(x)
-
-
 def _backward_recipe(
     call: RecipeBuilder,
     gradient: Operand,
@@ -160,16 +143,16 @@ def _backward_recipe(
     impl: str,
 ) -> Recipe | None:
     """Of the gradient of the logits [N, C], with so many columns of zeros behind them [N, C + padding]."""
-    impl = _chosen(logits, impl)
-    if impl == "torch":
+    kernels = kernels_for(__name__, logits, impl)
+    if kernels is None:
         return None
     rows, columns = logits.shape
     out = call.empty((rows, columns + padding), logits.dtype)
     given = out.as_strided((rows, columns), (columns + padding, 1))
     if padding:
         call.fill(out.as_strided((rows, padding), (columns + padding, 1), columns), 0)
-    saved = rows_of(call, logits), _dense(call, target), statistics, weight
-    _kernels(impl).backward(call, gradient, *saved, given, ignored, smoothing, z_loss)
+    saved = rows_of(call, logits), call.contiguous(target), statistics, weight
+    kernels.backward(call, gradient, *saved, given, ignored, smoothing, z_loss)
     return call.finish(out)
 
 
@@ -191,13 +174,6 @@ def _backward_by_torch(
 
 def _gradient_like(logits: torch.Tensor, padding: int) -> torch.Tensor:
     return logits.new_empty((logits.shape[0], logits.shape[1] + padding))
-
-
-def _kernels(impl: str) -> Any:
-    """The module that has forward() and backward()."""
-    if impl not in IMPLS:
-        raise ValueError(f"cross_entropy: impl must be one of {', '.join(IMPLS)}, not {impl!r}")
-    return importlib.import_module(f"{__name__}.{impl}")
 
 
 def _loss_fake(

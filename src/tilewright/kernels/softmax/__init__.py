@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 
-from tilewright.kernels.device import interpreted, runs_triton
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
-from tilewright.kernels.row_schedule import no_kernel
+from tilewright.kernels.row_schedule import kernels_for
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
-
-IMPLS = ("auto", "torch", "triton", "cuda")
 
 
 def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -49,7 +45,7 @@ def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 
 def by_impl(x: torch.Tensor, dim: int = -1, *, log: bool, impl: str = "auto") -> torch.Tensor:
-    """Softmax or log-softmax by one of `IMPLS`, forward and backward; one that cannot take x raises."""
+    """Softmax or log-softmax by one of `row_schedule.IMPLS`, forward and backward; one that cannot take x raises."""
     if not x.is_floating_point():
         raise RuntimeError(f"softmax takes floating point, not {x.dtype}")
     last = dim in (-1, max(x.dim(), 1) - 1)
@@ -57,32 +53,21 @@ def by_impl(x: torch.Tensor, dim: int = -1, *, log: bool, impl: str = "auto") ->
     return result if last else result.movedim(-1, dim)
 
 
-def _chosen(x: Operand, impl: str) -> str:
-    """The implementation that `auto` means for the rows of `x`: CUDA C++ where it can be built, else Triton."""
-    if x.numel() == 0:
-        return "torch"
-    if impl != "auto":
-        return impl
-    if not runs_triton(x):
-        return "torch"
-    return "cuda" if x.is_cuda and not interpreted() and no_kernel(x.device) is None else "triton"
-
-
 def _recipe(call: RecipeBuilder, x: Operand, log: bool, impl: str) -> Recipe | None:
-    impl = _chosen(x, impl)
-    if impl == "torch":
+    kernels = kernels_for(__name__, x, impl)
+    if kernels is None:
         return None
     y = call.empty(x.shape, x.dtype)
-    _kernels(impl).forward(call, rows_of(call, x), rows_of(call, y), log)
+    kernels.forward(call, rows_of(call, x), rows_of(call, y), log)
     return call.finish(y)
 
 
 def _backward_recipe(call: RecipeBuilder, y: Operand, dy: Operand, log: bool, impl: str) -> Recipe | None:
-    impl = _chosen(y, impl)
-    if impl == "torch":
+    kernels = kernels_for(__name__, y, impl)
+    if kernels is None:
         return None
     dx = call.empty(y.shape, y.dtype)
-    _kernels(impl).backward(call, rows_of(call, y), rows_of(call, dy), rows_of(call, dx), log)
+    kernels.backward(call, rows_of(call, y), rows_of(call, dy), rows_of(call, dx), log)
     return call.finish(dx)
 
 
@@ -96,13 +81,6 @@ def _backward_by_torch(y: torch.Tensor, dy: torch.Tensor, log: bool, impl: str) 
     gradient = aten._log_softmax_backward_data if log else aten._softmax_backward_data
     dx: torch.Tensor = gradient(dy, y, -1, y.dtype)
     return dx.contiguous()
-
-
-def _kernels(impl: str) -> Any:
-    """The module that has forward() and backward()."""
-    if impl not in IMPLS:
-        raise ValueError(f"softmax: impl must be one of {', '.join(IMPLS)}, not {impl!r}")
-    return importlib.import_module(f"{__name__}.{impl}")
 
 
 def _save(ctx: Any, inputs: tuple[torch.Tensor, bool, str], output: torch.Tensor) -> None:
