@@ -19,6 +19,7 @@ from tilewright.passes.fold_constants import fold_constants
 from tilewright.passes.pad_products import pad_products
 from tilewright.passes.rms_norm import as_aten, norm_as_one
 from tilewright.passes.simplify import drop_unread, simplify
+from tilewright.passes.upsampling import sum_windows
 from tilewright.records.program import Decision
 
 
@@ -30,6 +31,7 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
     mark_pinned(module)
     decisions = recognise_attention(module, price) + settle_calls(module)
     settle_shifts(module)
+    sum_windows(module)
     return decisions + norm_as_one(module, target) + channels_last(module, target)
 
 
