@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from tilewright.graph.specialise import is_symbolic, specialise
 from tilewright.hardware.target import target_of
 from tilewright.operators.table import row_of
 from tilewright.passes.simplify import written
-from tilewright.records.errors import CaptureError, TilewrightError, UsageError, warn_once
+from tilewright.records.errors import CaptureError, KernelError, TilewrightError, UsageError, warn_once
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.runtime.assemble import Scheduled, assemble
 from tilewright.runtime.compiler import load
@@ -244,11 +245,21 @@ class _Compiler:
         library = load(translation_unit(in_cpp)) if in_cpp else None
         compiled = []
         for graph in plan.graphs:
-            executable = assemble(Scheduled(graph.graph, graph.units), graph.sources, library)
-            compiled.append(CompiledGraph(graph, executable))
+            compiled.append(self._assemble(graph, library))
             self._note_unknown(graph.graph)
         self.record.graphs += compiled
         return [graph.executable for graph in compiled]
+
+    def _assemble(self, graph: GraphPlan, library: ctypes.CDLL | None) -> CompiledGraph:
+        """The graph's executable; the operators of a kernel that does not compile run as PyTorch runs them."""
+        while True:
+            try:
+                return CompiledGraph(graph, assemble(Scheduled(graph.graph, graph.units), graph.sources, library))
+            except KernelError as error:
+                lost = next(region for region in graph.fusion.regions if region.name == error.kernel)
+                place = next(filter(None, map(source_line, lost.members)), lost.name)
+                self.leave_to_pytorch(Fallback(f"the kernel {lost.name}", place, first_line(error)), error)
+                graph = graph.without(error.kernel, first_line(error))
 
     def _note_unknown(self, graph: fx.Graph) -> None:
         """Name the operators that the table does not know; the rest of the graph is compiled all the same."""

@@ -26,7 +26,7 @@ from tilewright.loops.lower import Lowered
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
 from tilewright.records import cache
-from tilewright.records.errors import CompilerError
+from tilewright.records.errors import CompilerError, KernelError
 from tilewright.records.measurement import Verified
 from tilewright.runtime import gpu
 from tilewright.runtime.blocking import Blocking, plan
@@ -135,6 +135,28 @@ def test_the_device_chooses_the_language(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (language_of(CPU), language_of(torch.device("cuda"))) == ("c++", "triton")
     monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
     assert language_of(CPU) == "triton"
+
+
+def test_a_kernel_that_does_not_compile_takes_its_own_operators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_some(self: TritonKernel, device: torch.device) -> None:
+        if "softmax" in self.nest.name:
+            raise KernelError(self.nest.name, "Triton failed: out of registers")
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return ((x.softmax(-1) * 2) @ w).exp() + 1
+
+    monkeypatch.setattr(TritonKernel, "compile", compile_some)
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    monkeypatch.setenv("TILEWRIGHT_STRICT", "0")
+    x, w = torch.randn(33, 40), torch.randn(40, 40)
+    with recording() as record:
+        result = torch.compile(function, backend=backend)(x, w)
+    torch.testing.assert_close(result, function(x, w))
+    assert [fallback.why for fallback in record.fallbacks] == ["Triton failed: out of registers"]
+    (graph,) = record.graphs
+    assert len(graph.executable.kernels) == 1
+    reasons = {decision.reason for decision in graph.plan.fusion.decisions if decision.verdict == "impossible"}
+    assert "Triton failed: out of registers" in reasons
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
 from tilewright.hardware.target import Target
 from tilewright.passes.fusion import Fusion, Region
-from tilewright.passes.schedule import Unit
+from tilewright.passes.schedule import Unit, schedule
 from tilewright.passes.units import is_view
 from tilewright.records.program import Decision, GraphName
 
@@ -28,6 +28,19 @@ class GraphPlan:
     """Kernels, library calls and the views between them, in the order in which they run."""
     sources: dict[str, str]
     """By name of the region: the kernel's source in the language of its device."""
+
+    def without(self, kernel: str, why: str) -> GraphPlan:
+        """The plan with the operators of one region as calls, since its kernel does not compile; a decision says so."""
+        lost = next(region for region in self.fusion.regions if region.name == kernel)
+        names = {node.name for node in lost.members}
+
+        def follow(decision: Decision) -> Decision:
+            is_inside = decision.verdict == "taken" and {decision.producer, decision.consumer} <= names
+            return replace(decision, verdict="impossible", reason=why, bytes_saved=0) if is_inside else decision
+
+        regions = [region for region in self.fusion.regions if region is not lost]
+        fusion = replace(self.fusion, regions=regions, decisions=[follow(x) for x in self.fusion.decisions])
+        return replace(self, fusion=fusion, units=schedule(self.graph, regions))
 
     def launches(self) -> Iterator[tuple[str, str]]:
         """What runs, in order: the unit's name, and the generated kernel (`kernel`) or the operator called."""

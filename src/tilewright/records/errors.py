@@ -50,6 +50,14 @@ class CompilerError(TilewrightError):
     exit_code = 6
 
 
+class KernelError(CompilerError):
+    """One generated kernel of a graph does not compile."""
+
+    def __init__(self, kernel: str, message: str) -> None:
+        super().__init__(message)
+        self.kernel = kernel
+
+
 class CacheError(TilewrightError):
     """The cache directory cannot be used."""
 

@@ -21,7 +21,7 @@ from tilewright.emit.triton_schedule import TritonSchedule
 from tilewright.launch.triton import POINTERS_LAST, loaded
 from tilewright.loops.nest import Nest
 from tilewright.records import cache
-from tilewright.records.errors import CompilerError
+from tilewright.records.errors import CompilerError, KernelError
 from tilewright.records.recipe import Argument, Launch, Layout, Number, Pointer, Recipe
 from tilewright.runtime.blocking import (
     INTERPRETED_TILE,
@@ -69,7 +69,7 @@ class TritonKernel:
         return self._plans[device]
 
     def compile(self, device: torch.device) -> None:
-        """Compile for `device` now rather than at the first launch; a failure raises CompilerError."""
+        """Compile for `device` now rather than at the first launch; a failure raises KernelError."""
         if interpreted() or device.type != "cuda":
             return
         chosen = self.plan(device)
@@ -78,7 +78,7 @@ class TritonKernel:
             with torch.cuda.device(device):
                 self._compiled[device] = self._run(chosen, dtypes, lambda kernel, _: partial(kernel.warmup, grid=(1,)))
         except Exception as error:  # Triton, LLVM and ptxas each raise their own
-            raise CompilerError(f"Triton failed on {self.nest.name}: {error}") from error
+            raise KernelError(self.nest.name, f"Triton failed on {self.nest.name}: {error}") from error
 
     def launch(self, tensors: Sequence[torch.Tensor], chosen: Blocking | None = None) -> None:
         """Run over one tensor for each buffer of the nest, in order, all on one device."""
