@@ -11,7 +11,9 @@ import pytest
 
 from tests.report.large import write_large
 from tests.report.test_page import HOSTILE, Elements
+from tests.store.test_query import operator
 from tests.trace.training_trace import TrainingTrace, load
+from tilewright.records.program import Cost, Program, Region
 from tilewright.report.page import write_page
 from tilewright.report.timeline import MOST_SLICES, timeline
 from tilewright.report.traced import MOST_DEVICES
@@ -55,6 +57,23 @@ def hostile_events(text: str) -> list[dict[str, Any]]:
         {"ph": "C", "name": text, **host, "ts": 5, "args": {text: 3}},
         {"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", **host, "ts": 6, "args": memory},
     ]
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_what_fusion_would_change_is_not_shown_as_done(tmp_path: Path, ran: bool) -> None:
+    """An eager profile holds the plan of the case, of which nothing ran."""
+    trace = tmp_path / "trace.json"
+    name = "forward0_exp" if ran else "aten::exp"
+    trace.write_text(json.dumps([{"ph": "X", "cat": "cpu_op", "name": name, "ts": 1, "dur": 1, "pid": 1, "tid": 1}]))
+    path = tmp_path / "run.duckdb"
+    operators = [operator(0, "exp"), operator(1, "neg"), operator(0, "forward0_exp", stage="after")]
+    regions = [Region("forward", "forward0_exp", ("exp", "neg"), Cost(), "c++", "", floor_us=2.0)]
+    with Run.create(path, command="c", target="t", case="k") as run:
+        run.add_program(Program(operators=operators, regions=regions))
+        load_traces([trace], run.connection)
+    page = page_of(path)
+    assert ("bytes moved, if fused" in page, "<span>bytes moved</span>" in page) == (not ran, ran)
+    assert ("kernel launches, if fused" in page, "<span>kernel launches</span>" in page) == (not ran, ran)
 
 
 def write_hostile_trace(folder: Path, text: str = HOSTILE) -> Path:

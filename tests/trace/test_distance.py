@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trace.kineto import Trace, analysed, rows
+from tests.trace.kineto import AUTOGRAD, Trace, analysed, rows
 from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import profile_for
 
@@ -140,6 +140,48 @@ def test_pauses_between_queued_kernels_are_not_the_hosts(tmp_path: Path) -> None
     assert rows(connection, "SELECT how, round(ms_per_step, 6) FROM what_you_would_win") == [
         ("fewer, larger kernels", 0.04)
     ]
+
+
+BARE = "UPDATE recording SET bare_us = {}"
+RECORDED = "INSERT INTO recording VALUES (0, NULL, 1, 1, 1, 0, 0, 0, false, 1, 1, 400, 1000, true, true, true)"
+CEILINGS = [("copy", 1000), ("read", 1000), ("write", 1000), ("vector", 1), ("launch", 1)]
+WINS = "SELECT how, operator, ms_per_step FROM what_you_would_win ORDER BY ms_per_step DESC"
+
+
+def test_wins_on_a_host_are_of_the_bare_step(tmp_path: Path) -> None:
+    """Recorded, a step of 400 µs took 1000, of which two operators took 600 and 300 on two threads side by side."""
+    trace = Trace()
+    trace.step(0, 0, 1000)
+    trace.operator("aten::exp", 0, 600, dims=[[1024]])
+    trace.operator("aten::relu", 0, 300, AUTOGRAD, dims=[[1024]])
+    ceilings = ", ".join(f"('Some CPU', '{kind}', '', {rate}, 'GB/s', 'measured')" for kind, rate in CEILINGS)
+    connection = analysed([trace.write(tmp_path)], f"INSERT INTO ceiling VALUES {ceilings}")
+    recorded = rows(connection, WINS)
+    assert [name for _, name, _ in recorded] == ["aten::exp", "aten::relu"] and recorded[0][2] > 0.59
+    connection.execute(RECORDED)
+    assert rows(connection, "SELECT recorded_ms, bare_ms, scale FROM bare_step") == [(1, 0.4, 0.4)]
+    floors = dict(rows(connection, "SELECT operator, floor_us / 1e3 FROM distance"))
+    assert rows(connection, WINS) == [
+        ("at its floor", name, pytest.approx(took * 0.4 - floors[name]))
+        for name, took in (("aten::exp", 0.6), ("aten::relu", 0.3))
+    ]
+    # Of operators that together take longer than a bare step each has its share.
+    connection.execute(BARE.format(200))
+    assert sum(won for _, _, won in rows(connection, WINS)) <= 0.2
+
+
+def test_what_recording_adds_is_not_to_be_won_from_the_host(tmp_path: Path) -> None:
+    """The device waited 205 µs for its launch, 150 of them for the profiler."""
+    trace = Trace()
+    trace.step(0, 0, 400)
+    trace.operator("aten::relu", 0, 390, dims=[[1024]])
+    trace.launch(0, 5, 10)
+    trace.operator("aten::exp", 200, 250, dims=[[1024]])
+    trace.launch(210, 215, 220)
+    connection = trace.analysed(tmp_path)
+    connection.execute(RECORDED)
+    connection.execute(BARE.format(250))
+    assert rows(connection, WINS)[0] == ("a CUDA graph, or fewer launches", "all of them", pytest.approx(0.055))
 
 
 def test_a_region_has_the_cost_and_the_line_of_the_run(tmp_path: Path) -> None:

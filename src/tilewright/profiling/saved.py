@@ -24,26 +24,6 @@ from tilewright.trace.operators.operator_table import OperatorTable, read_operat
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_TABLE = """
-CREATE TABLE IF NOT EXISTS recording (      -- how the traces of this run were made, one row a process
-    file_id     BIGINT NOT NULL,
-    described_by BIGINT,                    -- the file with a step in every detail, where these steps are light
-    steps_asked BIGINT NOT NULL,
-    steps_kept  BIGINT NOT NULL,            -- whole steps in the trace
-    steps_seen  BIGINT NOT NULL,
-    step_events BIGINT NOT NULL,            -- of one step, as counted in the warm-up
-    events      BIGINT NOT NULL,
-    most_events BIGINT NOT NULL,            -- the limit
-    cut         BOOLEAN NOT NULL,           -- the limit ended the trace in the middle
-    seconds_kept DOUBLE NOT NULL,
-    seconds     DOUBLE NOT NULL,
-    bare_us     DOUBLE,                     -- a step without the profiler, on the wall clock
-    recorded_us DOUBLE,                     -- and with it
-    shapes      BOOLEAN NOT NULL,
-    stacks      BOOLEAN NOT NULL,
-    memory      BOOLEAN NOT NULL
-)"""
-
 
 @dataclass
 class SavedProfile(Displayable):
@@ -92,9 +72,9 @@ def save(
         tell("reading the trace")
         paths = [path for recording in kept for path in (recording.trace, recording.description) if path]
         loaded = load_traces(paths, run.connection)
+        _add_recordings(run.connection, dict(zip(paths, (file.id for file in loaded), strict=True)), kept)
         tell("attributing its time")
         analyse(run.connection)
-        _add_recordings(run.connection, dict(zip(paths, (file.id for file in loaded), strict=True)), kept)
     with reading(path) as connection:
         return SavedProfile(path, read_operator_table(connection), kept)
 
@@ -106,7 +86,6 @@ def _kept_ceilings(machine: Machine) -> list[Ceiling]:
 
 
 def _add_recordings(connection: DuckDBPyConnection, files: Mapping[Path, int], kept: Sequence[Recording]) -> None:
-    connection.execute(_TABLE)
     rows = []
     for it in kept:
         assert it.trace is not None, "others were left out"

@@ -55,6 +55,9 @@ FROM synchronisation LEFT JOIN file_rank USING (file_id) ORDER BY lost_ms_per_st
     "win": """\
 SELECT rank, how, operator, source, calls, ms_per_step, why FROM what_you_would_win LEFT JOIN file_rank USING (file_id)
 ORDER BY ms_per_step DESC, how, operator, source""",
+    "bare": """\
+SELECT rank, recorded_ms, bare_ms FROM bare_step LEFT JOIN file_rank USING (file_id)
+WHERE bare_ms < recorded_ms ORDER BY rank""",
     "attribution": """\
 SELECT what, avg(percent) AS percent, (SELECT count(shapes) FROM operator_distance) AS with_shapes
 FROM attribution GROUP BY what ORDER BY percent DESC, what""",
@@ -94,7 +97,7 @@ def show_accounting(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Rendera
         parts += [Text("\nwhat made the host wait, a step", "bold"), _waits(found["synchronisation"])]
     wins = [row for row in found["win"] if row["ms_per_step"] >= _LEAST_MS]
     if wins:
-        parts += [Text("\nwhat you would win, a step", "bold"), _wins(wins)]
+        parts += [Text(f"\nwhat you would win, a step{_of_step(found['bare'])}", "bold"), _wins(wins)]
     if found["communication"]:
         parts += [Text("\ncommunication", "bold"), _communication(found)]
     shares = ", ".join(f"{row['what']} {row['percent']:.1f} %" for row in found["attribution"])
@@ -163,6 +166,17 @@ def _waits(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
             _text(where),
         )
     return Group(table, _more(rows))
+
+
+def _of_step(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The step without the profiler, of which the wins are shares, and what recording added to it."""
+    if not rows:
+        return ""
+    longest = max(rows, key=lambda row: row["bare_ms"])
+    bare, recorded = longest["bare_ms"], longest["recorded_ms"]
+    return (
+        f" of {_ms(bare)} without the profiler ({_ms(recorded)} while recorded, +{100 * (recorded / bare - 1):.0f} %)"
+    )
 
 
 def _wins(rows: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -95,11 +95,13 @@ def _headlines(answers: dict[str, Answer], trace: Mapping[str, Any] | None) -> l
     traced = [Headline(*each) for each in trace["headlines"]] if trace else []
     if traced and not answers["operators"].rows:
         return traced
+    planned = [*_traffic(answers["summary"].records()), *_memory(answers["peaks"].records()[0])]
+    if trace and not trace["fused"]:
+        planned = [headline._replace(meaning=f"{headline.meaning}, if fused") for headline in planned]
     return [
         *_speed(answers["speedups"].records()),
         *traced,
-        *_traffic(answers["summary"].records()),
-        *_memory(answers["peaks"].records()[0]),
+        *planned,
         # A profile has no verified tensors.
         *(_numbers(answers["verified"]) if answers["verified"].rows or not traced else []),
     ]

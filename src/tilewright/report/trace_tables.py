@@ -55,7 +55,8 @@ FROM synchronisation LEFT JOIN file_rank USING (file_id) ORDER BY lost_ms DESC, 
         "win",
         "What to win",
         "What you would win",
-        "The largest possible gains first: operators that reach their floor, and gaps caused by the host.",
+        "The largest possible gains first: operators that reach their floor, and gaps caused by the host. They are of "
+        "a step without the profiler, where one was timed.",
         frozenset({"what_you_would_win", "file_rank"}),
         """\
 SELECT rank, ms_per_step AS time_ms, how, operator, calls, why, source

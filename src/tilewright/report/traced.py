@@ -29,6 +29,8 @@ _DEVICE_STEP = """
     SELECT process.name, sum(ms_per_step) * 1e3 AS us, any_value(steps)
     FROM step_account JOIN process USING (upid) GROUP BY upid, process.name ORDER BY us DESC LIMIT 1"""
 """The mean step of the slowest device; the host's own step time means little if it runs ahead."""
+_FUSED = "SELECT EXISTS (FROM slice JOIN region USING (name))"
+"""Whether a region of the plan ran; else the plan is what would be if it did."""
 _TIMED = " AND id IN (SELECT id FROM step)"
 """Only timed steps; an analysed run excludes described ones."""
 
@@ -65,6 +67,7 @@ def traced(run: Path) -> dict[str, Any] | None:
                 *_headlines(lines, steps, step_us, devices),
             ],
             "steps": steps,
+            "fused": "region" in present and connection.execute(_FUSED).fetchall()[0][0],
             "timeline": lines,
             "flames": [drawn(tree) for tree in trees if tree.total[0] > 0],
             "memory": [_shown(device, origin, files, most, budget) for device in devices],

@@ -106,3 +106,22 @@ CREATE TABLE IF NOT EXISTS reject (         -- ours: events that are no row of a
     reason  VARCHAR NOT NULL,
     event   VARCHAR NOT NULL
 );
+
+CREATE TABLE IF NOT EXISTS recording (      -- ours: how tilewright made its traces, one row a process
+    file_id     BIGINT NOT NULL,
+    described_by BIGINT,                    -- the file with a step in every detail, where these steps are light
+    steps_asked BIGINT NOT NULL,
+    steps_kept  BIGINT NOT NULL,            -- whole steps in the trace
+    steps_seen  BIGINT NOT NULL,
+    step_events BIGINT NOT NULL,            -- of one step, as counted in the warm-up
+    events      BIGINT NOT NULL,
+    most_events BIGINT NOT NULL,            -- the limit
+    cut         BOOLEAN NOT NULL,           -- the limit ended the trace in the middle
+    seconds_kept DOUBLE NOT NULL,
+    seconds     DOUBLE NOT NULL,
+    bare_us     DOUBLE,                     -- a step without the profiler, on the wall clock
+    recorded_us DOUBLE,                     -- and with it
+    shapes      BOOLEAN NOT NULL,
+    stacks      BOOLEAN NOT NULL,
+    memory      BOOLEAN NOT NULL
+);

@@ -1,7 +1,24 @@
 -- What each operator took, beside the least that it could take.
 
+-- The mean step: as recorded, and bare, where a profile of tilewright timed steps without the profiler. On a host, where
+-- the profiler's own work lies between the operators and within them, their times shrink with the step; those of a
+-- device are what they are, and the host is late by less. Of streams or threads side by side each has its share.
+CREATE OR REPLACE VIEW bare_step AS
+WITH recorded AS (SELECT file_id, count(*) AS steps, avg(dur) / 1e6 AS ms FROM step GROUP BY file_id),
+busy AS (
+    SELECT file_id, sum(device_ns) / 1e6 AS ms, file_id NOT IN (SELECT file_id FROM device_slice) AS on_host
+    FROM operator_distance GROUP BY file_id
+),
+timed AS (
+    SELECT recorded.file_id, steps, recorded.ms AS recorded_ms, on_host, busy.ms / steps AS busy_ms,
+           least(coalesce(recording.bare_us / 1e3, recorded.ms), recorded.ms) AS bare_ms
+    FROM recorded JOIN busy USING (file_id) LEFT JOIN recording USING (file_id)
+)
+SELECT file_id, steps, recorded_ms, bare_ms,
+       least(1, bare_ms / nullif(busy_ms, 0), CASE WHEN on_host THEN bare_ms / nullif(recorded_ms, 0) END) AS scale
+FROM timed;
+
 CREATE OR REPLACE VIEW distance AS
-WITH steps AS (SELECT file_id, count(*) AS steps FROM step GROUP BY file_id)
 SELECT file_id, operator, shapes, dtype, source, phase, attributed_by, calls, device_ns / 1e6 / steps AS ms_per_step,
        1e2 * device_ns / nullif(sum(device_ns) OVER (PARTITION BY file_id), 0) AS percent,
        bytes, flops, transcendentals, provenance, floor_us, bound,
@@ -14,22 +31,24 @@ SELECT file_id, operator, shapes, dtype, source, phase, attributed_by, calls, de
             -- Faster than DRAM: some of the data was in a cache.
             WHEN bound = 'DRAM-bound' AND device_ns < 950.0 * calls * floor_us THEN 'cache-bound'
             ELSE coalesce(bound, 'unknown') END AS verdict,
-       CASE WHEN floor_us IS NOT NULL THEN greatest(device_ns / 1e3 - calls * floor_us, 0) / 1e3 / steps END
-           AS win_ms_per_step
-FROM operator_distance JOIN steps USING (file_id);
+       CASE WHEN floor_us IS NOT NULL THEN greatest(device_ns * scale / 1e3 - calls * floor_us, 0) / 1e3 / steps END
+           AS win_ms_per_step, scale
+FROM operator_distance JOIN bare_step USING (file_id);
 
--- The most to gain first: what brings an operator of a line to its floor, what lets the host keep ahead of the
--- device, and what each synchronisation takes. Not to be added up: one gain may eat another.
+-- The most to gain first, of a bare step: what brings an operator of a line to its floor, what lets the host keep ahead
+-- of the device, and what each synchronisation takes. None is more than the step, and all floors together neither; one
+-- gain may eat another.
 CREATE OR REPLACE VIEW what_you_would_win AS
 SELECT file_id, 'at its floor' AS how, operator, source, sum(calls)::BIGINT AS calls,
        sum(win_ms_per_step) AS ms_per_step,
-       arg_max(verdict, ms_per_step) || ', ' || round(sum(ms_per_step) / sum(ms_per_step - win_ms_per_step), 1)
+       arg_max(verdict, ms_per_step) || ', '
+           || round(sum(ms_per_step * scale) / sum(ms_per_step * scale - win_ms_per_step), 1)
            || ' × its floor' AS why
 FROM distance WHERE win_ms_per_step > 0 GROUP BY file_id, operator, source
 UNION ALL
 SELECT file_id, 'a CUDA graph, or fewer launches', 'all of them', NULL, sum(calls)::BIGINT,
-       sum(host_late_ms_per_step), 'the device waited to be given work'
-FROM distance GROUP BY file_id HAVING sum(host_late_ms_per_step) > 0
+       sum(host_late_ms_per_step) - any_value(recorded_ms - bare_ms) AS ms, 'the device waited to be given work'
+FROM distance JOIN bare_step USING (file_id) GROUP BY file_id HAVING ms > 0
 UNION ALL
 SELECT step_account.file_id, 'fewer, larger kernels', 'all of them', NULL, any_value(late.calls),
        sum(ms_per_step) - any_value(late.ms), 'the device paused between kernels that were queued'
@@ -40,8 +59,9 @@ JOIN (
 WHERE class = 'launch-bound'
 GROUP BY step_account.file_id HAVING sum(ms_per_step) - any_value(late.ms) > 1e-6
 UNION ALL
-SELECT file_id, 'no synchronisation', what, source, calls, lost_ms_per_step, 'the host fell behind while it waited'
-FROM synchronisation WHERE lost_ms_per_step > 0
+SELECT file_id, 'no synchronisation', what, source, calls, least(lost_ms_per_step, bare_ms),
+       'the host fell behind while it waited'
+FROM synchronisation JOIN bare_step USING (file_id) WHERE lost_ms_per_step > 0
 ORDER BY ms_per_step DESC, how, operator, source;
 
 -- How much of the device's time is known to that degree: the last column is the share.
