@@ -22,6 +22,7 @@ from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.launch.builder import Operand
 from tilewright.loops.nest import Nest
 from tilewright.operators.collectives import WAIT
+from tilewright.operators.table import row_of
 from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
@@ -256,10 +257,9 @@ class _Assembler:
         result = region.lowered.outputs[number].meta["val"]
         for index, node in enumerate(region.lowered.inputs):
             meta = node.meta["val"]
-            same = meta.dtype == result.dtype and meta.numel() == result.numel() and meta.is_contiguous()
             storage = self._storage(node)
             shown_twice = sum(self._storage(n) is storage for n in region.lowered.inputs) > 1
-            if not same or not result.is_contiguous() or storage in taken or shown_twice:
+            if not _lie_alike(meta, result) or storage in taken or shown_twice:
                 continue
             if self._dies(storage, position) and writes_after_reads(nest, index, number):
                 return node
@@ -267,7 +267,7 @@ class _Assembler:
 
     def _dies(self, storage: fx.Node, position: int) -> bool:
         """Whether this graph made `storage`, and nothing reads it or a view of it after `position`."""
-        if storage not in self.kernel_results and storage.target not in PRODUCTS:
+        if storage not in self.kernel_results and not _is_computed(storage):
             # Other library calls may hand back an operand.
             return False
         shown, todo = {storage}, [storage]
@@ -302,6 +302,30 @@ def _shows_operand(node: fx.Node) -> bool:
     """Whether a call may give its operand's own storage, known to the table as a view or not."""
     schema = getattr(node.target, "_schema", None)
     return is_view(node) or (schema is not None and any(r.alias_info is not None for r in schema.returns))
+
+
+def _is_computed(node: fx.Node) -> bool:
+    """Whether a call gives memory of its own: products, convolutions, attention; not what writes to an operand."""
+    row = row_of(node.target) if node.op == "call_function" else None
+    return row is not None and row.operator_class == "compute" and not _shows_operand(node)
+
+
+def _lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both fill the same memory without gaps: contiguous in any shapes, or dense with the same strides."""
+    if one.dtype != other.dtype or one.numel() != other.numel():
+        return False
+    same = one.shape == other.shape and one.stride() == other.stride() and _is_dense(one)
+    return same or (one.is_contiguous() and other.is_contiguous())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie side by side, in any order of the axes."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _input_spec(node: fx.Node) -> TensorSpec | None:

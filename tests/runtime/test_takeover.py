@@ -1,0 +1,66 @@
+"""Kernels that write over an operand that dies with them: of products and convolutions, in any order of the axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.backend.compiling import assert_same
+from tilewright.backend import backend, recording
+from tilewright.runtime.assemble import Scheduled, taken_over
+
+
+def after_a_product(x: Tensor, w: Tensor) -> Tensor:
+    return F.gelu(x.flatten(1) @ w.flatten(1).T)
+
+
+def after_a_convolution(x: Tensor, w: Tensor) -> Tensor:
+    return F.gelu(F.conv2d(x, w, padding=1))
+
+
+def convolved_and_added(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(F.conv2d(x, w, padding=1) * 2 + x)
+
+
+def read_again(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.conv2d(x, w, padding=1)
+    return F.gelu(y), y
+
+
+def read_through_a_view(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.conv2d(x, w, padding=1)
+    return F.gelu(y), y[:, :2]
+
+
+def in_another_layout(x: Tensor, w: Tensor) -> Tensor:
+    return F.gelu(F.conv2d(x, w, padding=1)).contiguous()
+
+
+def of_an_input(x: Tensor, w: Tensor) -> Tensor:
+    return F.gelu(x)
+
+
+TAKEN = (after_a_product, after_a_convolution, convolved_and_added)
+LEFT = (read_again, read_through_a_view, in_another_layout, of_an_input)
+
+
+@pytest.mark.parametrize("function", TAKEN + LEFT)
+def test_what_is_written_over(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    torch._dynamo.reset()
+    x, w = torch.randn(2, 8, 6, 5), torch.randn(8, 8, 3, 3)
+    if function is not after_a_product:
+        x, w = x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last)
+    else:
+        w = torch.randn(8, 240)
+    kept = x.clone()
+    with recording() as record:
+        result = torch.compile(function, backend=backend)(x, w)
+    (graph,) = record.graphs
+    over = taken_over(Scheduled(graph.plan.graph, graph.plan.units))
+    assert bool(over) == (function in TAKEN)
+    assert_same(result, function(x, w))
+    assert torch.equal(x, kept)
