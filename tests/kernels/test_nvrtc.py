@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.launch.driver import CONTEXT, REFUSED, FakeDriver
 from tilewright.hardware.architectures import stated_limits
 from tilewright.kernels import nvrtc
+from tilewright.launch import driver, twin
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError
 
@@ -73,50 +75,34 @@ def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         nvrtc._bindings("driver")
 
 
-class Driver:
-    """Reads a launch's arguments from memory, as CUDA's driver does."""
-
-    CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_INVALID_CONTEXT=201)
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.launches: list[tuple[Any, ...]] = []
-
-    def cuLaunchKernel(self, function: object, *rest: int) -> tuple[Any]:
-        types = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int64)
-        places = ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))
-        self.launches.append((*rest[:8], *(kind.from_address(places[i]).value for i, kind in enumerate(types))))
-        return (self.answers.pop(0),)
-
-
 @pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "_stream_of", lambda: lambda device: 76 + device)
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    made = FakeDriver()
+    monkeypatch.setattr(driver, "table", lambda device: made.table)
+    twin._calls.cache_clear()
+    yield made
+    twin._calls.cache_clear()
 
 
-@pytest.mark.usefixtures("stream")
-def test_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, current = Driver(0, 201, 0), []
-    monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
-    monkeypatch.setattr(nvrtc, "make_current", current.append)
-    launch = nvrtc.Kernel(object(), "Pifq", device=1, threads=256, shared_bytes=4096, cluster=1)
+def test_a_launch(fake: FakeDriver) -> None:
+    seen: list[tuple[Any, ...]] = []
+    kinds = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int64
+
+    def look(*places: int) -> None:
+        seen.append(tuple(kind.from_address(place).value for kind, place in zip(kinds, places, strict=True)))
+
+    number = fake.kernel("one", "Pifq", look).function
+    launch = nvrtc.Kernel("one", number, "Pifq", device=1, threads=256, shared_bytes=4096, cluster=1)
     launch((5,), 2**40, -3, 0.5, 2**33)
-    expected = (5, 1, 1, 256, 1, 1, 4096, 77, 2**40, -3, 0.5, 2**33)
-    assert driver.launches == [expected]
+    assert fake.launches == [("one", (5, 1, 1), 256, 4096)] and seen == [(2**40, -3, 0.5, 2**33)]
     launch((0, 7), 2**40, -3, 0.5, 2**33)
-    assert driver.launches == [expected]
-    # A thread without a context gets its device's, and tries again.
-    launch((5,), 2**40, -3, 0.5, 2**33)
-    assert driver.launches == [expected] * 3
-    assert current == [1]
+    assert len(fake.launches) == 1 and fake.contexts == [CONTEXT]
 
 
-@pytest.mark.usefixtures("stream")
-def test_a_refused_launch_says_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(SimpleNamespace(name="CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"))
-    monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
-    launch = nvrtc.Kernel(object(), "Pifq", device=0, threads=1024, shared_bytes=0, cluster=1)
-    with pytest.raises(CompilerError, match=r"2x3x1 blocks of 1024 threads .*OUT_OF_RESOURCES"):
+def test_a_refused_launch_says_what_was_asked(fake: FakeDriver) -> None:
+    fake.refusals = [REFUSED]
+    launch = nvrtc.Kernel("one", 1, "Pifq", device=0, threads=1024, shared_bytes=0, cluster=1)
+    with pytest.raises(CompilerError, match=r"one: .* CUDA error 700 \(\(2, 3, 1\) blocks of 1024 threads"):
         launch((2, 3), 0, 0, 0.0, 0)
 
 

@@ -15,8 +15,10 @@ from tilewright.hardware.architectures import architecture
 from tilewright.hardware.assembly import Resources, disassemble, resources
 from tilewright.hardware.occupancy import occupancy
 from tilewright.kernels import nvrtc
+from tilewright.launch import twin
 from tilewright.launch.eager import launches_in_python
 from tilewright.records.launch_record import LaunchRecord
+from tilewright.records.recipe import Launch
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def capturing_cuda(capability: str, *, run: bool) -> Iterator[list[LaunchRecord]
     run those kernels afterwards.
     """
     found: list[LaunchRecord] = []
-    build, launch = nvrtc.kernel, nvrtc.Kernel.__call__
+    build, launch = nvrtc.kernel, twin.launch
 
     def building(source: Path, entry: str, signature: str, **options: Any) -> nvrtc.Kernel:
         built = BuiltKernel(source, entry, options.get("definitions", ()), options.get("cluster", 1), capability)
@@ -78,36 +80,35 @@ def capturing_cuda(capability: str, *, run: bool) -> Iterator[list[LaunchRecord]
             kernel = build(source, entry, signature, **options)
         else:
             threads, shared_bytes = options["threads"], options.get("shared_bytes", 0)
-            kernel = _CompiledOnly(None, signature, options["device"], threads, shared_bytes, built.cluster)
+            kernel = _CompiledOnly(entry, None, signature, options["device"], threads, shared_bytes, built.cluster)
             kernel.built = built
         _BUILT[id(kernel)] = (kernel, built)
         return kernel
 
-    def launching(self: nvrtc.Kernel, grid: tuple[int, ...], *arguments: float) -> None:
-        if id(self) in _BUILT:
-            launched = _record(self, _BUILT[id(self)][1], grid)
+    def launching(name: str, device: int, action: Launch, *rest: Any) -> None:
+        if id(action.kernel) in _BUILT:
+            launched = _record(*_BUILT[id(action.kernel)], action.grid)
             if launched not in found:
                 found.append(launched)
         if run:
-            launch(self, grid, *arguments)
+            launch(name, device, action, *rest)
 
     with (
         launches_in_python(),
         mock.patch.object(nvrtc, "kernel", building),
-        mock.patch.object(nvrtc.Kernel, "__call__", launching),
+        mock.patch.object(twin, "launch", launching),
     ):
         yield found
 
 
-def _record(kernel: nvrtc.Kernel, built: BuiltKernel, grid: tuple[int, ...]) -> LaunchRecord:
-    x, y, z = (*grid, 1, 1)[:3]
+def _record(kernel: nvrtc.Kernel, built: BuiltKernel, grid: tuple[int, int, int]) -> LaunchRecord:
     taken = built.resources
     constants = {name: str(value) for name, value in built.definitions} | {"cluster": str(built.cluster)}
     return LaunchRecord(
         name=built.entry,
         language="cuda",
         place=shortened(f"{built.source}:1"),
-        grid=(x, y, z),
+        grid=grid,
         threads=kernel.threads,
         capability=built.capability,
         registers=taken.registers,

@@ -12,20 +12,19 @@ come as `-D` definitions:
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import importlib.util
 import re
-import struct
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tilewright.hardware.architectures import DeviceLimits, architecture, limits_of
+from tilewright.launch import twin
+from tilewright.launch.driver import make_current
 from tilewright.records import cache
 from tilewright.records.errors import CacheError, CompilerError, warn_once
+from tilewright.records.recipe import Launch, Number
 
 Definitions = tuple[tuple[str, int | str], ...]
 HERE = Path(__file__).parent
@@ -58,29 +57,22 @@ class Kernel:
     """
 
     def __init__(
-        self, function: Any, signature: str, device: int, threads: int, shared_bytes: int, cluster: int
+        self, name: str, function: Any, signature: str, device: int, threads: int, shared_bytes: int, cluster: int
     ) -> None:
+        self.name = name
         self.function = function
         self.cluster = cluster
         self.device = device
         self.threads = threads
         self.shared_bytes = shared_bytes
-        self._packed = struct.Struct(signature)
         self.signature = signature
-        # Autograd launches from threads of its own while the caller's thread goes on.
-        self._buffers = threading.local()
 
     def __call__(self, grid: tuple[int, ...], *arguments: float) -> None:
         """Launch `grid` blocks (x, y, z; missing ones are 1); CompilerError where the driver refuses."""
         x, y, z = (*grid, 1, 1)[:3]
-        if x * y * z == 0:
-            return
-        try:
-            buffer, pointers = self._buffers.both
-        except AttributeError:
-            buffer, pointers = self._buffers.both = self._buffer()
-        self._packed.pack_into(buffer, 0, *arguments)
-        self.launch(x, y, z, _stream_of()(self.device), ctypes.addressof(pointers))
+        if x * y * z:
+            given = tuple(Number(*pair) for pair in zip(self.signature, arguments, strict=True))
+            twin.launch(self.name, self.device, Launch(self, (x, y, z), given))
 
     def registers(self) -> int:
         """Registers a thread takes."""
@@ -122,30 +114,6 @@ class Kernel:
         value: int = _checked(driver.cuFuncGetAttribute(getattr(driver.CUfunction_attribute, name), self.function))
         return value
 
-    def _buffer(self) -> tuple[ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_void_p]]:
-        """Room for the arguments, and the array of their addresses that the driver reads."""
-        buffer = ctypes.create_string_buffer(self._packed.size)
-        start = ctypes.addressof(buffer)
-        ends = [struct.calcsize(self.signature[: i + 1]) for i in range(len(self.signature))]
-        addresses = [start + end - struct.calcsize(letter) for end, letter in zip(ends, self.signature, strict=True)]
-        return buffer, (ctypes.c_void_p * len(addresses))(*addresses)
-
-    def launch(self, x: int, y: int, z: int, stream: int, pointers: int) -> None:
-        """Launch x by y by z blocks with arguments that lie where the array at `pointers` says."""
-        driver = _driver()
-        launch = driver.cuLaunchKernel
-        rest = self.threads, 1, 1, self.shared_bytes, stream, pointers, 0
-        (result,) = launch(self.function, x, y, z, *rest)
-        if result == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
-            # A thread that has done nothing on the device yet.
-            make_current(self.device)
-            (result,) = launch(self.function, x, y, z, *rest)
-        if result != driver.CUresult.CUDA_SUCCESS:
-            raise CompilerError(
-                f"the driver refuses a launch of {x}x{y}x{z} blocks of {self.threads} threads with "
-                f"{self.shared_bytes} bytes of shared memory: {result.name}"
-            )
-
 
 @functools.cache
 def kernel(
@@ -185,12 +153,7 @@ def loaded(
         if cluster > 1 and cluster > _limits(device).max_cluster:
             name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             _checked(driver.cuFuncSetAttribute(function, name, 1))
-    return Kernel(function, signature, device, threads, shared_bytes, cluster)
-
-
-def stream(device: int) -> int:
-    """Handle of the current stream of device number `device`."""
-    return _stream_of()(device)
+    return Kernel(entry, function, signature, device, threads, shared_bytes, cluster)
 
 
 def cubin(source: Path, architecture: str, definitions: Definitions = ()) -> bytes:
@@ -260,15 +223,6 @@ def _nvrtc() -> Any:
 
 
 @functools.cache
-def _stream_of() -> Callable[[int], int]:
-    """The current stream of a device by its number, as Triton asks for it: an object of PyTorch's takes 1.6 µs."""
-    from triton.runtime import driver
-
-    current: Callable[[int], int] = driver.active.get_current_stream
-    return current
-
-
-@functools.cache
 def _driver() -> Any:
     return _bindings("driver")
 
@@ -278,43 +232,6 @@ def _bindings(name: str) -> Any:
         return importlib.import_module(f"cuda.bindings.{name}")
     except ImportError as error:
         raise CompilerError(f"CUDA C++ needs the package cuda-bindings: {error}; pip install cuda-bindings") from error
-
-
-def cuda_function(name: str) -> int:
-    """The address of a function of CUDA's driver, for C++ that calls it. Raises CompilerError where it is missing."""
-    return _address("libcuda.so.1", name)
-
-
-def stream_function() -> int:
-    """The address of `int f(int32_t device, void **stream)`, PyTorch's current stream; raises CompilerError."""
-    import torch
-
-    library = Path(torch.__file__).parent / "lib/libtorch_cuda.so"
-    return _address(str(library), "aoti_torch_get_current_cuda_stream")
-
-
-@functools.cache
-def _address(library: str, name: str) -> int:
-    try:
-        function = getattr(ctypes.CDLL(library), name)
-    except (OSError, AttributeError) as error:
-        raise CompilerError(f"{library} has no {name}: {error}") from error
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
-
-
-def primary_context(device: int) -> int:
-    """Handle of the context that everybody in this process shares on device number `device`."""
-    return int(_primary(device))
-
-
-def make_current(device: int) -> None:
-    """Give this thread the context that everybody in this process shares on device number `device`."""
-    _checked(_driver().cuCtxSetCurrent(_primary(device)))
-
-
-def _primary(device: int) -> Any:
-    driver = _driver()
-    return _checked(driver.cuDevicePrimaryCtxRetain(_checked(driver.cuDeviceGet(device))))
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:

@@ -36,6 +36,12 @@ def address(library: str, name: str) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
+def make_current(device: int) -> None:
+    """Give this thread the context that the whole process shares on device number `device`."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    _check(cuda.cuCtxSetCurrent(ctypes.c_void_p(primary_context(device))), "cuCtxSetCurrent")
+
+
 @functools.cache
 def primary_context(device: int) -> int:
     """Handle of the context that the whole process shares on device number `device`."""

@@ -65,11 +65,8 @@ def perform(
             for place, descriptor in action.kernel.described.items():
                 values[place] = replace(descriptor, base=values[place])
             action.kernel.kernel[action.grid](*values, **action.kernel.options)
-        elif callable(action.kernel) and not any(isinstance(a, TensorMap | Structure) for a in action.arguments):
-            addresses = [x.data_ptr() for x in tensors]
-            action.kernel(action.grid, *[_number(a, addresses, seed, offset) for a in action.arguments])
         else:
-            _launch(recipe, action, [x.data_ptr() for x in tensors], seed, offset)
+            launch(recipe.name, recipe.device.index or 0, action, [x.data_ptr() for x in tensors], seed, offset)
     return tuple(tensors[len(inputs) + number] for number in recipe.results)
 
 
@@ -114,8 +111,14 @@ def _draw(recipe: Recipe) -> tuple[int, int]:
     return seed - 2**64 if seed >= 2**63 else seed, offset
 
 
-def _launch(recipe: Recipe, action: Launch, addresses: Sequence[int], seed: int, offset: int) -> None:
-    calls = _calls(recipe.device.index or 0)
+def launch(
+    name: str, device: int, action: Launch, addresses: Sequence[int] = (), seed: int = 0, offset: int = 0
+) -> None:
+    """One launch on the current stream of device number `device`, of tensors at these addresses.
+
+    Raises CompilerError, which begins with `name`, where the driver refuses it.
+    """
+    calls = _calls(device)
     # Tensor maps are encoded, and autograd's threads launch, in the device's context.
     calls.make_current()
     values = [_value(calls, argument, addresses, seed, offset) for argument in action.arguments]
@@ -125,7 +128,8 @@ def _launch(recipe: Recipe, action: Launch, addresses: Sequence[int], seed: int,
         int(kernel.function), *action.grid, kernel.threads, 1, 1, kernel.shared_bytes, calls.stream(), places, None
     )
     if status:
-        raise CompilerError(f"{recipe.name}: the driver refuses a launch: CUDA error {status}")
+        asked = f"{action.grid} blocks of {kernel.threads} threads with {kernel.shared_bytes} bytes of shared memory"
+        raise CompilerError(f"{name}: the driver refuses a launch: CUDA error {status} ({asked})")
 
 
 def _value(calls: _Calls, argument: Any, addresses: Sequence[int], seed: int, offset: int) -> tuple[Any, Any]:

@@ -87,8 +87,7 @@ class Launch:
     """One launch of a kernel."""
 
     kernel: Any
-    """What has `function` (the driver's handle), `threads` and `shared_bytes`; the Python twin calls it, with grid and
-    arguments, where it can be called."""
+    """What has `function` (the driver's handle), `threads` and `shared_bytes`."""
     grid: tuple[int, int, int]
     arguments: tuple[Argument, ...]
 
