@@ -10,7 +10,9 @@ from tilewright.hardware.floor import cache_us, dram_us, one_sm_us
 from tilewright.hardware.kernel_times import UNFITTED
 from tilewright.hardware.profiles import DeviceProfile
 
-OWN_PRODUCTS = ("attention", "attention_backward", "linear_gelu", "linear_dropout_add")
+OWN_PRODUCTS = (
+    "attention", "attention_backward", "attention_prefix", "linear_gelu", "linear_dropout_add", "skinny_linear",
+)  # fmt: skip
 MATRIX = frozenset(
     {"product", "convolution", "attention", "attention backward", *(f"tilewright.{name}" for name in OWN_PRODUCTS)}
 )

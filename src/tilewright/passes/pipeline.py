@@ -19,6 +19,7 @@ from tilewright.passes.fold_constants import fold_constants
 from tilewright.passes.pad_products import pad_products
 from tilewright.passes.rms_norm import as_aten, norm_as_one
 from tilewright.passes.simplify import drop_unread, simplify
+from tilewright.passes.skinny_products import skinny_products
 from tilewright.passes.upsampling import sum_windows
 from tilewright.records.program import Decision
 
@@ -39,7 +40,7 @@ def optimise_joint(
     graph: fx.Graph, target: Target, raced: Raced = not_raced, *, hand_written: bool = True
 ) -> list[Decision]:
     """Before the cut into forward and backward: constants, copies, common subexpressions and dead code; then attention,
-    hand-written kernels, alignment and dropout.
+    hand-written kernels, alignment, products of few rows and dropout.
 
     `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured. Without `hand_written`
     no hand-written kernel is proposed.
@@ -49,6 +50,7 @@ def optimise_joint(
     drop_copies(graph)
     simplify(graph)
     decisions = choose_kernels(graph, raced) if hand_written else []
+    skinny = skinny_products(graph, target) if hand_written else []
     chosen = choose_candidates(graph, target) if hand_written else []
     if any(decision.verdict == "taken" for decision in chosen):
         drop_round_trips(graph)
@@ -57,4 +59,4 @@ def optimise_joint(
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)
     split_dropout(graph, target)
-    return [*decisions, *chosen, *padded]
+    return [*decisions, *skinny, *chosen, *padded]

@@ -18,13 +18,13 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.capture import in_real_tensors
-from tilewright.graph.insert import insert_known
 from tilewright.hardware.language import runs_on_gpu, stands_for_gpu
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated
 from tilewright.passes.attention.spelling import Refusal
 from tilewright.passes.attention.visible import Band, visible
+from tilewright.passes.shared_zeros import shared_zeros
 
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
@@ -76,8 +76,6 @@ PEERS = (
     ),
     ON_CPU,
 )
-ZEROS = "tilewright_zeros"
-"""Metadata key: zeros in which splits of keys count each other, and how many."""
 BY_FORWARD = {peer.forward: peer for peer in PEERS}
 """By the operator that a graph calls."""
 
@@ -222,7 +220,7 @@ class FusedAttention:
         assert self.prefix is not None
         request = self.request
         last = self.prefix.write(self.node, request.batch, request.queries)
-        zeros = _zeros(self.node, request.batch * request.kv_heads, value_of(self.q).device)
+        zeros = shared_zeros(self.q, request.batch * request.kv_heads)
         operands = (self.q, self.k, self.v, last, self.prefix.more, zeros, self.scale)
         new = _call(self.node, torch.ops.tilewright.attention_prefix.default, *operands)
         if 0 in self.results:
@@ -296,20 +294,6 @@ def _call(before: fx.Node, target: Callable[..., Any], *args: Any) -> fx.Node:
     with mode, torch.no_grad():
         node.meta["val"] = target(*fx.map_arg(args, lambda x: x.meta["val"]))
     return node
-
-
-def _zeros(before: fx.Node, count: int, device: torch.device) -> fx.Node:
-    """int32 zeros at the begin of the graph, which all calls that leave them as they were share."""
-    first = next(node for node in before.graph.nodes if node.op != "placeholder")
-    made = next((node for node in before.graph.nodes if node.meta.get(ZEROS) == count), None)
-    if made is None:
-        options: dict[str, Any] = {"dtype": torch.int32, "device": device, "pin_memory": False}
-        mode: Any = value_of(before.all_input_nodes[0]).fake_mode  # type: ignore[attr-defined]
-        with mode:
-            value = torch.full([count], 0, **options)
-        made = insert_known(first, aten.full.default, value, [count], 0, **options)
-        made.meta[ZEROS] = count
-    return made
 
 
 def _tensors_of(args: tuple[Any, ...]) -> list[torch.Tensor]:

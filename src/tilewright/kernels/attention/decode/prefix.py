@@ -3,7 +3,7 @@
     n = prefix[b, 0, i, 0] + more             out[b, h, i] = softmax(scale · q[b, h, i] · k[b, h', :n]ᵀ) v[b, h', :n]
 
 The device reads the number; keys behind the longest prefix are not read. `zeros`, int32, one for each batch entry and
-key head, is where splits of the keys count each other: it is as it was after the call, so that all layers share one.
+key head at least, is where splits of the keys count each other: the call leaves it as it was, so all layers share one.
 """
 
 from __future__ import annotations

@@ -1,0 +1,272 @@
+"""Products of at most 64 rows with weights, as decoding has them, run at the bandwidth of the weights.
+
+    q = mm(x, t(wq)); k = mm(x, t(wk)); v = mm(x, t(wv))       →   q, k, v = skinny_linear(x, wq, wk, wv)
+    y = mul(silu(mm(x, t(wg))), mm(x, t(wu)))                  →   y, … = skinny_linear(x, wg, wu, gated)
+    y = add(r, mm(x, t(w)))                                    →   y, … = skinny_linear(x, w, residual=r)
+    with x = rms_norm(z, g) of one row, read by nothing else   →   … of z, the norm inside
+
+At inference alone: a backward needs the values between. Taken where the whole is predicted to be faster than the
+library's products.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.cost.work import Work, predicted_us
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_call
+from tilewright.graph.source import source_line
+from tilewright.hardware.architectures import known
+from tilewright.hardware.profiles import DeviceProfile
+from tilewright.hardware.target import Target
+from tilewright.kernels.skinny_linear import ALIGNED, MOST_ROWS, plan
+from tilewright.passes.shared_zeros import shared_zeros
+from tilewright.passes.simplify import drop_unread
+from tilewright.passes.units import gradients, readers
+from tilewright.records.program import Decision, Verdict
+
+aten: Any = torch.ops.aten
+MOST_WEIGHTS = 3
+VIEWS = {aten.view.default, aten._unsafe_view.default}
+TRANSPOSED = {aten.t.default, aten.transpose.int, aten.permute.default}
+SMALLEST = torch.finfo(torch.float32).eps
+"""What PyTorch's RMS norm adds where the caller says nothing."""
+LIBRARY_SHARE = 0.65
+"""Of the memory's bandwidth, in products of few rows by cuBLAS on an H200."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """x [rows, columns] · weightᵀ + bias."""
+
+    node: fx.Node
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Match:
+    """Products that one launch computes, and what it computes with them."""
+
+    products: tuple[_Product, ...]
+    gated: fx.Node | None = None
+    """The product of silu of the first and the second."""
+    added: fx.Node | None = None
+    """The sum of the first and of `residual`."""
+    residual: fx.Node | None = None
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        return [product.node for product in self.products]
+
+    @property
+    def last(self) -> fx.Node:
+        return self.gated or self.added or self.products[0].node
+
+
+def skinny_products(graph: fx.Graph, target: Target) -> list[Decision]:
+    """Rewrite an inference graph of ATen operators in place; a decision for each launch that it could have."""
+    architecture = known(target.profile.capability or "")
+    measured = not target.is_gpu or (architecture is not None and architecture.wgmma)
+    if target.language != "triton" or not measured or gradients(graph):
+        return []
+    decisions = [_decide(match, target.profile) for match in _matches(graph)]
+    if any(decision.verdict == "taken" for decision in decisions):
+        drop_unread(graph)
+    return decisions
+
+
+def _matches(graph: fx.Graph) -> Iterator[_Match]:
+    products = {node: found for node in graph.nodes if (found := _product(node)) is not None}
+    taken: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        if (match := _gated(node, products)) is not None and not taken & set(match.nodes):
+            taken.update(match.nodes)
+            yield match
+    by_x: dict[fx.Node, list[_Product]] = {}
+    for product in products.values():
+        if product.node not in taken:
+            # A bias is added to the first product alone.
+            by_x.setdefault(product.x if product.bias is None else product.node, []).append(product)
+    # A product that shares its operand saves more in one launch with the others than with what is added to it.
+    alone = {group[0].node: group[0] for group in by_x.values() if len(group) == 1}
+    for node in list(graph.nodes):
+        if (match := _added(node, alone)) is not None and not taken & set(match.nodes):
+            taken.update(match.nodes)
+            yield match
+    for group in by_x.values():
+        left = [product for product in group if product.node not in taken]
+        for first in range(0, len(left), MOST_WEIGHTS):
+            yield _Match(tuple(left[first : first + MOST_WEIGHTS]))
+
+
+def _product(node: fx.Node) -> _Product | None:
+    places = {aten.mm.default: 0, aten.addmm.default: 1}
+    if node.target not in places or node.kwargs:
+        return None
+    first = places[node.target]
+    x, right = node.args[first], node.args[first + 1]
+    bias = node.args[0] if first else None
+    if not isinstance(x, fx.Node) or not isinstance(right, fx.Node) or right.target not in TRANSPOSED:
+        return None
+    weight = right.args[0]
+    assert isinstance(weight, fx.Node)
+    values = [calls.output(n) for n in (x, weight, node)]
+    if any(value is None or value.dim() != 2 or not _is_static(value) for value in values):
+        return None
+    left, own, result = (value for value in values if value is not None)
+    fits = own.shape == (result.shape[1], left.shape[1]) and 1 <= left.shape[0] <= MOST_ROWS and own.numel() > 0
+    narrow = {left.dtype, own.dtype} in ({torch.bfloat16}, {torch.float16})
+    if not fits or not narrow or not all(map(_is_aligned, (left, own))):
+        return None
+    if bias is not None and (not isinstance(bias, fx.Node) or calls.shape_of(bias.meta["val"]) != (own.shape[0],)):
+        return None
+    return _Product(node, x, weight, bias if isinstance(bias, fx.Node) else None)
+
+
+def _is_static(value: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+
+
+def _is_aligned(value: torch.Tensor) -> bool:
+    step = ALIGNED // value.element_size()
+    return value.stride(1) == 1 and value.stride(0) % step == 0 and value.storage_offset() % step == 0
+
+
+def _behind(node: object, products: dict[fx.Node, _Product]) -> _Product | None:
+    """The product that `node` shows as it lies, if nothing else reads that."""
+    while isinstance(node, fx.Node) and node.target in VIEWS and len(node.users) == 1:
+        node = node.args[0]
+    return products.get(node) if isinstance(node, fx.Node) and len(node.users) == 1 else None
+
+
+def _gated(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
+    if node.target is not aten.mul.Tensor:
+        return None
+    for gate, up in (node.args[:2], node.args[1::-1]):
+        if isinstance(gate, fx.Node) and gate.target is aten.silu.default and len(gate.users) == 1:
+            first, second = _behind(gate.args[0], products), _behind(up, products)
+            if first is None or second is None or first.x is not second.x or first.bias or second.bias:
+                continue
+            if first.weight.meta["val"].shape == second.weight.meta["val"].shape and _is_whole(node, first):
+                return _Match((first, second), gated=node)
+    return None
+
+
+def _added(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
+    if node.target is not aten.add.Tensor or node.kwargs or not all(isinstance(x, fx.Node) for x in node.args):
+        return None
+    for term, residual in (node.args, node.args[::-1]):
+        product = _behind(term, products)
+        assert isinstance(residual, fx.Node)
+        value, whole = calls.output(residual), calls.output(node)
+        if product is None or value is None or whole is None or not _is_whole(node, product):
+            continue
+        if value.shape == whole.shape and value.dtype == whole.dtype and value.is_contiguous():
+            return _Match((product,), added=node, residual=residual)
+    return None
+
+
+def _is_whole(node: fx.Node, product: _Product) -> bool:
+    """Whether `node` has the elements, the dtype and the order in memory of the product's result."""
+    value, own = calls.output(node), calls.output(product.node)
+    assert value is not None and own is not None
+    return value.numel() == own.numel() and value.dtype == own.dtype and value.is_contiguous()
+
+
+def _decide(match: _Match, profile: DeviceProfile) -> Decision:
+    first = match.products[0]
+    ours, theirs = _own_us(match, profile), sum(_library_us(product, profile) for product in match.products)
+    count = len(match.products)
+    what = "a product" if count == 1 else f"{count} products"
+    reason = f"{what} of {_rows(first)} rows in one launch: {ours:.1f} µs predicted, {theirs:.1f} µs by the library"
+    verdict: Verdict = "taken" if ours < theirs else "refused"
+    source, producer, consumer = source_line(match.last), first.x.name, match.last.name
+    if verdict == "taken":
+        consumer = _apply(match).name
+    return Decision(
+        "forward", producer, consumer, verdict, reason, predicted_us=ours, source=source, passed_by="skinny products"
+    )
+
+
+def _rows(product: _Product) -> int:
+    return int(product.x.meta["val"].shape[0])
+
+
+def _own_us(match: _Match, profile: DeviceProfile) -> float:
+    x = match.products[0].x.meta["val"]
+    weights = sum(product.weight.meta["val"].numel() for product in match.products)
+    written = sum(product.node.meta["val"].numel() for product in match.products) // (1 + (match.gated is not None))
+    read = weights + x.numel() + (0 if match.residual is None else written)
+    flops = 2 * x.shape[0] * weights
+    work = Work("tilewright.skinny_linear", 2 * read, 2 * written, flops, dtype=str(x.dtype).removeprefix("torch."))
+    return predicted_us(work, profile)
+
+
+def _library_us(product: _Product, profile: DeviceProfile) -> float:
+    x, weight, y = (node.meta["val"] for node in (product.x, product.weight, product.node))
+    moved, dtype = 2 * (x.numel() + weight.numel() + y.numel()), str(x.dtype).removeprefix("torch.")
+    sizes = (1, x.shape[0], weight.shape[0], x.shape[1])
+    by_tiles = predicted_us(Work("product", moved, 0, 2 * y.numel() * x.shape[1], dtype=dtype, product=sizes), profile)
+    return max(by_tiles, float(moved / (profile.read_GBps * 1e3 * LIBRARY_SHARE)))
+
+
+def _apply(match: _Match) -> fx.Node:
+    import tilewright.kernels.skinny_linear  # noqa: F401, what defines the operator
+
+    place, first = match.last, match.products[0]
+    weights: list[fx.Node | None] = [product.weight for product in match.products]
+    weights += [None] * (MOST_WEIGHTS - len(weights))
+    x, gain, eps = _normed(match, place)
+    residual = match.residual
+    rows, columns = first.x.meta["val"].shape
+    if residual is not None:
+        residual = insert_call(place, aten.view.default, residual, [rows, first.weight.meta["val"].shape[0]])
+    outputs = [product.weight.meta["val"].shape[0] for product in match.products]
+    gated = match.gated is not None
+    # Whether blocks are split follows from the device; how many there are does not.
+    blocks = plan(rows, columns, outputs[:1] if gated else outputs, gated, 1).blocks
+    zeros = shared_zeros(first.x, blocks) if rows > 1 else None
+    options = (first.bias, residual, gated, zeros)
+    new = insert_call(place, torch.ops.tilewright.skinny_linear.default, x, gain, eps, *weights, *options)
+    replaced = [place] if match.gated or match.added else [product.node for product in match.products]
+    for number, old in enumerate(replaced):
+        result = insert_call(place, operator.getitem, new, number)
+        if calls.shape_of(result.meta["val"]) != calls.shape_of(old.meta["val"]):
+            result = insert_call(place, aten.view.default, result, list(calls.shape_of(old.meta["val"])))
+        old.replace_all_uses_with(result)
+    return new
+
+
+def _normed(match: _Match, place: fx.Node) -> tuple[fx.Node, fx.Node | None, float]:
+    """What is multiplied, its gain and what is added to its mean square: before an RMS norm that only `match` reads."""
+    x = match.products[0].x
+    if _rows(match.products[0]) > 1:
+        return x, None, 0.0
+    result = x
+    while result.target in VIEWS and isinstance(result.args[0], fx.Node):
+        result = result.args[0]
+    norm = result.args[0] if result.target is operator.getitem else None
+    if not isinstance(norm, fx.Node) or norm.target is not aten._fused_rms_norm.default or result.args[1] != 0:
+        return x, None, 0.0
+    named = calls.arguments(norm)
+    source, gain, eps = (named[name] for name in ("input", "weight", "eps"))
+    value = calls.output(source) if isinstance(source, fx.Node) else None
+    columns = x.meta["val"].shape[1]
+    alone = len(norm.users) == 1 and set(readers(result)) <= set(match.nodes)
+    if not alone or not isinstance(gain, fx.Node) or value is None or value.dtype != x.meta["val"].dtype:
+        return x, None, 0.0
+    if named["normalized_shape"] != [columns] or not value.is_contiguous() or not isinstance(source, fx.Node):
+        return x, None, 0.0
+    if calls.shape_of(gain.meta["val"]) != (columns,) or not gain.meta["val"].is_contiguous():
+        return x, None, 0.0
+    before = insert_call(place, aten.view.default, source, [1, columns])
+    return before, gain, SMALLEST if eps is None else float(eps)  # type: ignore[arg-type]

@@ -1,0 +1,137 @@
+"""Products of few rows in compiled programs, in Triton's interpreter, against float64 and eager.
+
+`test_skinny_products.py` runs this in a process of its own: Triton decides when it is first imported whether its
+library is interpreted. `TILEWRIGHT_TARGET=triton` makes the graphs those of a GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.kernels.interpreter import install
+from tilewright.backend import Recording, backend, recording
+from tilewright.measure.truth.contract import compare
+from tilewright.passes import skinny_products
+from tilewright.records.program import Decision
+
+install()
+
+
+@pytest.fixture(autouse=True)
+def in_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    # Prediction is for this machine's CPU, which has no such kernel.
+    monkeypatch.setattr(skinny_products, "_library_us", lambda product, profile: 1e9)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    """Norm, three products, sum; norm, gated pair, sum; a head with a bias."""
+
+    def __init__(self, width: int = 64, hidden: int = 136) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(3))
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down, self.head = nn.Linear(hidden, width, bias=False), nn.Linear(width, 40)
+        for norm in self.norms:
+            nn.init.normal_(norm.weight, 1, 0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norms[0](x)
+        x = x + self.o(self.q(h) * self.k(h) + self.v(h))
+        h = self.norms[1](x)
+        x = self.down(F.silu(self.gate(h)) * self.up(h)) + x
+        return self.head(self.norms[2](x))
+
+
+def ran(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, Recording]:
+    with recording() as record, torch.no_grad():
+        return torch.compile(function, backend=backend, fullgraph=True)(*inputs), record
+
+
+def calls(record: Recording, word: str = "skinny_linear") -> list[Any]:
+    nodes = [node for graph in record.graphs for node in graph.plan.graph.nodes]
+    return [node for node in nodes if node.op == "call_function" and word in str(node.target)]
+
+
+def decisions(record: Recording) -> list[Decision]:
+    return [d for d in record.decisions if d.passed_by == "skinny products"]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_block_is_a_few_launches(rows: int, dtype: torch.dtype) -> None:
+    model = Block().to(dtype)
+    x = torch.randn(rows, 1, 64, dtype=dtype)
+    found, record = ran(model, x)
+    with torch.no_grad():
+        assert compare(found, model(x), copy.deepcopy(model).double()(x.double())).ok
+    launches = calls(record)
+    assert len(launches) == 5 and not calls(record, "mm.default") and not calls(record, "silu")
+    assert {d.verdict for d in decisions(record)} == {"taken"}
+    three, o, pair, down, head = launches
+    assert all(three.args[3:6]) and pair.args[8] is True
+    assert o.args[7] is not None and down.args[7] is not None and head.args[6] is not None
+    # The norm of one row is inside, that of several is not.
+    assert [launch.args[1] is not None for launch in (three, pair, head)] == [rows == 1] * 3
+    assert bool(calls(record, "norm")) == (rows > 1)
+
+
+def test_what_something_else_reads_is_written() -> None:
+    layers = [nn.Linear(64, 48, bias=False).bfloat16() for _ in range(2)]
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        h = F.rms_norm(x, (64,))
+        gate, up = (layer(h) for layer in layers)
+        return F.silu(gate) * up, gate, h
+
+    x = torch.randn(1, 64).bfloat16()
+    results, record = ran(function, x)  # type: ignore[arg-type]
+    (launch,) = calls(record)
+    assert launch.args[8] is False and launch.args[1] is None
+    with torch.no_grad():
+        wide = [layer.weight.double() for layer in layers]
+        h = F.rms_norm(x.double(), (64,), eps=torch.finfo(torch.float32).eps)
+        gate, up = (F.linear(h, weight) for weight in wide)
+        for mine, eager, true in zip(results, function(x), (F.silu(gate) * up, gate, h), strict=True):
+            assert compare(mine, eager, true).ok
+
+
+def test_four_products_of_one_input_are_two_launches() -> None:
+    layers = nn.ModuleList(nn.Linear(64, 16, bias=False) for _ in range(4)).bfloat16()
+    x = torch.randn(2, 64).bfloat16()
+    found, record = ran(lambda x: torch.stack([layer(x) for layer in layers]), x)
+    assert len(calls(record)) == 2
+    with torch.no_grad():
+        eager = torch.stack([layer(x) for layer in layers])
+        true = torch.stack([F.linear(x.double(), layer.weight.double()) for layer in layers])
+    assert compare(found, eager, true).ok
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "trained"),
+    [(65, torch.bfloat16, False), (1, torch.float32, False), (1, torch.bfloat16, True)],
+)
+def test_what_stays_with_the_library(rows: int, dtype: torch.dtype, trained: bool) -> None:
+    model, x = Block().to(dtype), torch.randn(rows, 64, dtype=dtype)
+    with recording() as record, torch.set_grad_enabled(trained):
+        torch.compile(model, backend=backend)(x)
+    assert not calls(record) and calls(record, "mm.default")
+
+
+def test_the_library_stays_where_it_is_predicted_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skinny_products, "_library_us", lambda product, profile: 0.0)
+    _, record = ran(Block().bfloat16(), torch.randn(1, 64).bfloat16())
+    assert not calls(record) and {d.verdict for d in decisions(record)} == {"refused"}
+    assert all("µs by the library" in d.reason for d in decisions(record))
