@@ -150,6 +150,32 @@ def test_regions_decisions_and_fallbacks_are_shown_with_their_reasons() -> None:
     assert "matmul fp32 0.186 TFLOP/s (datasheet)" in text
 
 
+def many(count: int) -> Program:
+    """Operators of rising floors, and a decision on each pair of neighbours, of two reasons."""
+    first = naive_softmax(planned=False).operators[0]
+    operators = [replace(first, name=f"op_{at}", index=at, floor_us=100.0 + at) for at in range(count)]
+    decisions = [
+        Decision("forward", f"op_{at}", f"op_{at + 1}", "refused", f"reason {at % 2}", bytes_saved=10**6)
+        for at in range(count - 1)
+    ]
+    return Program(operators, [], decisions)
+
+
+def test_a_summary_has_the_dearest_and_one_row_for_each_reason() -> None:
+    text = printed(show_explain(many(31), [], {}))
+    assert [f"op_{at} " in text for at in (20, 21, 30)] == [False, True, True]
+    assert "and 21 operators with lower floors; --all has them" in text
+    refused = [line for line in text.splitlines() if line.startswith("refused")]
+    assert [("and 14 more" in line, "15.0 MB" in line or "15 MB" in line) for line in refused] == [(True, True)] * 2
+    assert "before fusion: 31 launches" in text
+
+
+def test_everything_is_all_of_it() -> None:
+    text = printed(show_explain(many(31), [], {}, everything=True))
+    assert "--all" not in text and sum(line.startswith("refused") for line in text.splitlines()) == 30
+    assert all(f"op_{at} " in text for at in range(31))
+
+
 def test_text_is_neither_markup_nor_control() -> None:
     hostile = "[bold red]x[/]\x1b[2J\r\x07"
     operator = replace(naive_softmax().operators[0], name=hostile, source=hostile, region=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ def explain(
     on: Annotated[str | None, typer.Option(help="h200, a100, rtx4090, 2080ti, cpu; default: this machine.")] = None,
     training: Training = None,
     tree: Annotated[bool, typer.Option("--tree", help="The graph as an annotated tree instead of tables.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every operator, region and decision.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -37,4 +39,4 @@ def explain(
 
         print(program_json(explanation.program, explanation.ceilings))
     else:
-        show(explanation)
+        show(replace(explanation, everything=everything))

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -44,8 +44,18 @@ _VERDICT_STYLE: Mapping[Verdict, str] = {
 _WITH_INDICES = ("max", "min", "median", "nanmedian", "mode", "cummax", "cummin", "sort", "topk", "kthvalue")
 
 
-def show_explain(program: Program, ceilings: Sequence[Ceiling], dims: Mapping[str, int]) -> RenderableType:
-    """Tables and totals per graph: cost of the operators, regions, decisions."""
+_DEAREST = 10
+"""Rows of a summary."""
+
+
+def show_explain(
+    program: Program, ceilings: Sequence[Ceiling], dims: Mapping[str, int], everything: bool = False
+) -> RenderableType:
+    """Tables and totals per graph: cost of the operators, regions, decisions.
+
+    Unless `everything` is asked for, of operators and regions only those with the highest floors, and one row for all
+    decisions of a reason.
+    """
     parts: list[RenderableType] = [_heading(ceilings, dims)]
     names = list(dims)
     for graph in _graphs(program):
@@ -53,17 +63,19 @@ def show_explain(program: Program, ceilings: Sequence[Ceiling], dims: Mapping[st
         after = _launches(program, graph)
         parts += [
             Text(f"\n{graph}", style="bold"),
-            _operators(before, names),
+            _operators(before, names, everything),
             _totals("before fusion", before, names),
             _totals("after fusion", after, names),
             _vanished(before, after, names),
         ]
         regions = [region for region in program.regions if region.graph == graph]
         if regions:
-            parts += [Text("\nregions", style="bold"), _regions(regions, names)]
+            shown = regions if everything else _dearest(regions)
+            parts += [Text("\nregions", style="bold"), _regions(shown, names), _rest(shown, regions, "regions")]
         decisions = [decision for decision in program.decisions if decision.graph == graph]
         if decisions:
-            parts += [Text("\ndecisions", style="bold"), _decisions(decisions)]
+            groups = [[one] for one in decisions] if everything else _by_reason(decisions)
+            parts += [Text("\ndecisions", style="bold"), _decisions(groups)]
     return Group(*parts, *fallbacks(program))
 
 
@@ -131,19 +143,37 @@ def _launches(program: Program, graph: GraphName) -> list[Operator | Region]:
     return [*unfused, *(region for region in program.regions if region.graph == graph)]
 
 
-def _operators(operators: Sequence[Operator], names: Sequence[str]) -> RenderableType:
-    """A row for each operator that moves or computes anything.
+Priced = TypeVar("Priced", Operator, Region)
+
+
+def _dearest(rows: Sequence[Priced]) -> Sequence[Priced]:
+    """Those with the highest floors, in the order of the program; an unknown cost may be any."""
+    dearest = sorted(rows, key=lambda row: -math.inf if row.floor_us is None else -row.floor_us)[:_DEAREST]
+    kept = set(map(id, dearest))
+    return [row for row in rows if id(row) in kept]
+
+
+def _rest(shown: Sequence[object], rows: Sequence[object], what: str) -> Text:
+    left = len(rows) - len(shown)
+    return Text(
+        f"and {left:,} {what} with lower floors; --all has them" if left else "", "dim", end="\n" if left else ""
+    )
+
+
+def _operators(operators: Sequence[Operator], names: Sequence[str], everything: bool) -> RenderableType:
+    """A row for each operator that moves or computes anything, or for the dearest.
 
     With what the width allows: the source line, only its place, or neither; then brief rows.
     """
-    shown = [op for op in operators if not _is_free(op)]
+    costly = [op for op in operators if not _is_free(op)]
+    shown = costly if everything else _dearest(costly)
     lines = [plain(op.source or "") for op in shown]
     full = [_operator_table(shown, names, source) for source in (lines, [*map(place, lines)], None)]
     table = FirstThatFits(*full, _brief_table(shown, names, formulas=True), _brief_table(shown, names))
-    free = len(operators) - len(shown)
-    if not free:
-        return table
-    return Group(table, Text(f"and {free} view{'s' if free > 1 else ''} that cost nothing; --tree has them", "dim"))
+    parts: list[RenderableType] = [table, _rest(shown, costly, "operators")]
+    if free := len(operators) - len(costly):
+        parts.append(Text(f"and {free} view{'s' if free > 1 else ''} that cost nothing; --tree has them", "dim"))
+    return Group(*parts)
 
 
 def _is_free(op: Operator) -> bool:
@@ -316,23 +346,32 @@ def _region_table(regions: Sequence[Region], names: Sequence[str], members: int,
     return table
 
 
-def _decisions(decisions: Sequence[Decision]) -> RenderableType:
-    """A row per decision, with the source line or, if that is too wide, only its place."""
-    lines = [plain(decision.source or "") for decision in decisions]
-    return FirstThatFits(*(_decision_table(decisions, source) for source in (lines, [*map(place, lines)])))
+def _by_reason(decisions: Sequence[Decision]) -> list[list[Decision]]:
+    """Decisions of one verdict and reason together, in the order of the first of each."""
+    groups: dict[tuple[str, str], list[Decision]] = {}
+    for decision in decisions:
+        groups.setdefault((decision.verdict, decision.reason), []).append(decision)
+    return list(groups.values())
 
 
-def _decision_table(decisions: Sequence[Decision], source: Sequence[str]) -> Table:
+def _decisions(groups: Sequence[Sequence[Decision]]) -> RenderableType:
+    """A row per group of one reason, with the source line of its first or, if that is too wide, only its place."""
+    lines = [plain(group[0].source or "") for group in groups]
+    return FirstThatFits(*(_decision_table(groups, source) for source in (lines, [*map(place, lines)])))
+
+
+def _decision_table(groups: Sequence[Sequence[Decision]], source: Sequence[str]) -> Table:
     table = open_table("verdict", "pair", "reason", "saved>", "predicted>", "measured>")
     table.add_column("source", no_wrap=True, style="dim")
-    for decision, line in zip(decisions, source, strict=True):
+    for group, line in zip(groups, source, strict=True):
+        first, saved = group[0], sum(decision.bytes_saved or 0 for decision in group)
+        more = f" and {len(group) - 1:,} more" if len(group) > 1 else ""
         table.add_row(
-            Text(decision.verdict, _VERDICT_STYLE[decision.verdict]),
-            Text(plain(f"{decision.producer} → {decision.consumer}")),
-            Text(plain(decision.reason)),
-            nbytes(decision.bytes_saved) if decision.bytes_saved else "-",
-            duration(decision.predicted_us),
-            duration(decision.measured_us),
+            Text(first.verdict, _VERDICT_STYLE[first.verdict]),
+            Text(plain(f"{first.producer} → {first.consumer}") + more),
+            Text(plain(first.reason)),
+            nbytes(saved) if saved else "-",
+            *(duration(us) if not more else "" for us in (first.predicted_us, first.measured_us)),
             Text(line),
         )
     return table

@@ -24,11 +24,13 @@ class Explanation(Displayable):
     case: Case
     program: Program
     ceilings: Sequence[Ceiling]
+    everything: bool = False
+    """Whether it shows every operator and decision, or a summary."""
 
     def __rich__(self) -> Any:
         from tilewright.report.terminal import show_explain
 
-        return show_explain(self.program, self.ceilings, self.case.named_sizes())
+        return show_explain(self.program, self.ceilings, self.case.named_sizes(), self.everything)
 
 
 def explain_case(case: Case, on: str | None = None) -> Explanation:
