@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels import nvrtc
 from tilewright.kernels.device import current
+from tilewright.launch import nvrtc
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS = 256

@@ -11,7 +11,7 @@ import torch
 
 from tilewright.hardware.ceilings import measure_ceilings
 from tilewright.hardware.datasheet import datasheet_of
-from tilewright.kernels import nvrtc
+from tilewright.launch import nvrtc
 
 pytestmark = pytest.mark.gpu
 SOURCE = Path(__file__).parent / "rates.cu"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.kernels.nvrtc import HERE
+from tilewright.launch.nvrtc import HEADERS
 
 
 def assembled(source: Path, definitions: tuple[tuple[str, int], ...], folder: Path) -> dict[str, int]:
@@ -22,7 +22,7 @@ def assembled(source: Path, definitions: tuple[tuple[str, int], ...], folder: Pa
         pytest.skip("there is no nvcc here")
     settings = [f"-D{name}={value}" for name, value in definitions]
     target = ["-cubin", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", "-o", str(folder / "out.cubin")]
-    done = subprocess.run([nvcc, *target, f"-I{HERE}", *settings, str(source)], capture_output=True, text=True)
+    done = subprocess.run([nvcc, *target, f"-I{HEADERS}", *settings, str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report = done.stdout + done.stderr
     registers, spilled = re.search(r"Used (\d+) registers", report), re.search(r"(\d+) bytes spill stores", report)

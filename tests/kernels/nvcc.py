@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import HANG_S
-from tilewright.kernels.nvrtc import HERE, Definitions
+from tilewright.launch.nvrtc import HEADERS, Definitions
 
 
 def spilled(source: Path, definitions: Definitions, capability: str = "9.0") -> dict[str, int]:
@@ -41,7 +41,7 @@ def _compiled(source: Path, definitions: Definitions, code: Path, capability: st
     number = capability.replace(".", "")
     target = f"-gencode=arch=compute_{number},code=sm_{number}"
     command = ["nvcc", target, "-std=c++17", "-Xptxas", "-v", "-cubin"]
-    command += ["-o", str(code), f"-I{HERE}", *(f"-D{name}={value}" for name, value in definitions)]
+    command += ["-o", str(code), f"-I{HEADERS}", *(f"-D{name}={value}" for name, value in definitions)]
     done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     return done.stderr

@@ -9,9 +9,9 @@ from tests.kernels.devices import H200
 from tests.kernels.nvcc import instructions, spilled
 from tilewright.kernels.norm import cuda
 from tilewright.kernels.norm.schedule import Call, Direction, programs_and_period, schedule_of
-from tilewright.kernels.nvrtc import Definitions
 from tilewright.kernels.row import LINE, VECTOR, RowLayout
 from tilewright.kernels.row_schedule import Schedule
+from tilewright.launch.nvrtc import Definitions
 
 COLUMNS = (
     1, 2, 31, 256, 257, 1000, 1024, 4096, 4097, 5000, 8192, 16384, 32768, 32769, 50257, 65536, 100003, 131072, 200000,

@@ -12,14 +12,14 @@ import torch
 from tests.kernels.registered import all_operators
 from tilewright.anatomy.simulated import simulated
 from tilewright.hardware.profiles import profile_for
-from tilewright.kernels import linear, nvrtc
+from tilewright.kernels import linear
 from tilewright.kernels.by_recipe import RECIPES
 from tilewright.kernels.cross_entropy import cuda as cross_entropy
 from tilewright.kernels.dropout_add.generator import threshold
 from tilewright.kernels.linear_cross_entropy.triton import loss_and_gradient
 from tilewright.kernels.norm import cuda as norm
 from tilewright.kernels.softmax import cuda as softmax
-from tilewright.launch import builder
+from tilewright.launch import builder, nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.launch.triton import LoadedKernel
 from tilewright.records.recipe import Copy, Fill, Launch, Number, Offset, Pointer, Recipe, Seed, Structure, TensorMap

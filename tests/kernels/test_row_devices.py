@@ -15,7 +15,6 @@ from tilewright.anatomy.cuda import capturing_cuda
 from tilewright.anatomy.launch_targets import of_operator
 from tilewright.anatomy.simulated import CUDA, simulated
 from tilewright.hardware.profiles import profile_for
-from tilewright.kernels import nvrtc
 from tilewright.kernels.catalogue import suite
 from tilewright.kernels.cross_entropy import cuda as cross_entropy
 from tilewright.kernels.norm import cuda as norm
@@ -23,6 +22,7 @@ from tilewright.kernels.norm.schedule import Direction, schedule_of
 from tilewright.kernels.row import ELEMENTS, RowLayout
 from tilewright.kernels.row_schedule import Schedule, no_kernel
 from tilewright.kernels.softmax import cuda as softmax
+from tilewright.launch import nvrtc
 
 pytest.importorskip("triton")
 WITH_CLUSTERS = ["10.0", "12.0"]

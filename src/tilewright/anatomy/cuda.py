@@ -14,8 +14,7 @@ from tilewright.anatomy.capture import shortened
 from tilewright.hardware.architectures import architecture
 from tilewright.hardware.assembly import Resources, disassemble, resources
 from tilewright.hardware.occupancy import occupancy
-from tilewright.kernels import nvrtc
-from tilewright.launch import twin
+from tilewright.launch import nvrtc, twin
 from tilewright.launch.eager import launches_in_python
 from tilewright.records.launch_record import LaunchRecord
 from tilewright.records.recipe import Launch

@@ -106,7 +106,7 @@ def no_cuda_cpp(_: Workload) -> str | None:
     """Why CUDA C++ cannot be built for the current device, or None."""
     import torch
 
-    from tilewright.kernels import nvrtc
+    from tilewright.launch import nvrtc
 
     if torch.cuda.is_available() and nvrtc.available(torch.cuda.current_device()):
         return None

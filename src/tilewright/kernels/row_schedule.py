@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
-from tilewright.kernels import nvrtc
 from tilewright.kernels.device import interpreted, runs_triton
 from tilewright.kernels.row import VECTOR, Alignment
+from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand
 
 Storage = Literal["registers", "ring", "slots", "tma", "stream"]

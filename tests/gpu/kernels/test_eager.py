@@ -121,8 +121,7 @@ def test_the_same_bits(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if "nothing" not in name])
 def test_python_launches_nothing_of_a_known_kind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewright.kernels import nvrtc
-    from tilewright.launch import twin
+    from tilewright.launch import nvrtc, twin
 
     call, make = CASES[name]
     inputs, others = make(), make()

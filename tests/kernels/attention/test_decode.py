@@ -12,9 +12,9 @@ import torch
 
 from tests.kernels.hopper import assembled
 from tilewright.hardware.architectures import INTERPRETER, stated_limits
-from tilewright.kernels import nvrtc
 from tilewright.kernels.attention.decode import cuda as cuda_decode
 from tilewright.kernels.attention.request import Request
+from tilewright.launch import nvrtc
 
 H200 = stated_limits("9.0", multiprocessors=132, l2_bytes=60 << 20)
 BUILDS = [(head, rows) for head in cuda_decode.HEADS for rows in (8, 16)]

@@ -9,10 +9,10 @@ from tilewright.anatomy.capture import TritonLaunch, capturing
 from tilewright.anatomy.simulated import simulated
 from tilewright.hardware.architectures import architecture, limits_of
 from tilewright.hardware.profiles import profile_for
-from tilewright.kernels import nvrtc
 from tilewright.kernels.attention import attention
 from tilewright.kernels.attention.dispatch import Choice, choose
 from tilewright.kernels.attention.registered import request_of
+from tilewright.launch import nvrtc
 
 DEVICES = [("a100", "8.0"), ("h200", "10.0"), ("h200", "12.0")]
 """A profile for what the architecture does not say, and a compute capability."""

@@ -18,7 +18,6 @@ from tests.kernels.attention.hopper_kernels import H200, HopperKernels, attended
 from tests.launch.driver import FakeDriver, FakeKernel
 from tilewright.anatomy.simulated import simulated
 from tilewright.hardware.profiles import profile_for
-from tilewright.kernels import nvrtc
 from tilewright.kernels.attention import dispatch, recipe, registered
 from tilewright.kernels.attention.decode import cuda as decode
 from tilewright.kernels.attention.hopper import backward as hopper_backward
@@ -26,7 +25,7 @@ from tilewright.kernels.attention.hopper import forward as hopper_forward
 from tilewright.kernels.attention.hopper import recipe as hopper
 from tilewright.kernels.attention.request import strides_of
 from tilewright.kernels.by_recipe import compiled_recipe
-from tilewright.launch import builder, driver, twin
+from tilewright.launch import builder, driver, nvrtc, twin
 from tilewright.launch.builder import Operand, RecipeBuilder, operands_of
 from tilewright.launch.triton import LoadedKernel
 from tilewright.records.recipe import Argument, Fill, Launch, Number, Recipe, TensorMap

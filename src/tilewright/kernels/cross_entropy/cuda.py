@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from tilewright.kernels import nvrtc
 from tilewright.kernels.row import ELEMENTS, Alignment, alignment_of, layout_of, line_of, vectors_of
 from tilewright.kernels.row_schedule import Schedule
+from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 HERE = Path(__file__).parent

@@ -12,8 +12,8 @@ import torch
 
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.device import NARROW as HALVES
-from tilewright.kernels.nvrtc import Kernel, bindings_installed, kernel
 from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.launch.nvrtc import Kernel, bindings_installed, kernel
 from tilewright.records.recipe import Offset, Pointer, Seed, Structure, TensorMap
 
 Epilogue = Literal["none", "gelu", "gelu_tanh", "add", "dropout_add"]

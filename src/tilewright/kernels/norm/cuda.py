@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tilewright.hardware.architectures import limits_of
-from tilewright.kernels import nvrtc, ring
+from tilewright.kernels import ring
 from tilewright.kernels.norm.schedule import (
     Call,
     Direction,
@@ -20,6 +20,7 @@ from tilewright.kernels.norm.schedule import (
 )
 from tilewright.kernels.row import ELEMENTS, VECTOR, RowLayout, layout_of, period_of
 from tilewright.kernels.row_schedule import Schedule, no_kernel
+from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 HERE = Path(__file__).parent

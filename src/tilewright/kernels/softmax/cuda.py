@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
-from tilewright.kernels import nvrtc, ring
+from tilewright.kernels import ring
 from tilewright.kernels.row import (
     ELEMENTS,
     VECTOR,
@@ -23,6 +23,7 @@ from tilewright.kernels.row import (
     vectors_of,
 )
 from tilewright.kernels.row_schedule import Schedule
+from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 Direction = Literal["forward", "backward"]

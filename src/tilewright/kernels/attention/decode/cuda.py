@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 
 from tilewright.hardware.architectures import DeviceLimits
-from tilewright.kernels import nvrtc
 from tilewright.kernels.attention.decode.triton import LEAST_KEYS, visible_keys
 from tilewright.kernels.attention.portable.plan import LOG2E
 from tilewright.kernels.attention.request import Request, Strides
 from tilewright.kernels.device import NARROW
+from tilewright.launch import nvrtc
 
 SOURCE = Path(__file__).parent / "cuda.cu"
 PROBLEM = "P" * 7 + "q" * 12 + "i" * 11 + "f"

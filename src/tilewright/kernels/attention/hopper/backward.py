@@ -13,7 +13,7 @@ from tilewright.hardware.architectures import DeviceLimits
 from tilewright.kernels.attention.hopper.tiles import needs_wgmma
 from tilewright.kernels.attention.request import Request
 from tilewright.kernels.device import NARROW
-from tilewright.kernels.nvrtc import Kernel, available, kernel
+from tilewright.launch.nvrtc import Kernel, available, kernel
 
 HERE = Path(__file__).parent
 ENDS = HERE / "backward_prepare_finish.cu"

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels import nvrtc
 from tilewright.kernels.attention.hopper.tiles import Tiles
+from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand
 from tilewright.records.recipe import TensorMap
 

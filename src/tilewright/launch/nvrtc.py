@@ -1,6 +1,6 @@
 """CUDA C++ built at run time: NVRTC makes a cubin, the disk cache keeps it, the driver launches it.
 
-A source file includes only headers of its own folder or of this one (`row.cuh`, `hopper.cuh`), so neither nvcc nor
+A source file includes only headers of its own folder or of `kernels/` (`row.cuh`, `hopper.cuh`), so neither nvcc nor
 CUDA's or PyTorch's headers are needed; sizes that must be constants (threads, vectors a thread, cluster)
 come as `-D` definitions:
 
@@ -27,7 +27,8 @@ from tilewright.records.errors import CacheError, CompilerError, warn_once
 from tilewright.records.recipe import Launch, Number
 
 Definitions = tuple[tuple[str, int | str], ...]
-HERE = Path(__file__).parent
+HEADERS = Path(__file__).parents[1] / "kernels"
+"""Of the hand-written kernels, for all sources."""
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
@@ -178,15 +179,15 @@ def cubin(source: Path, architecture: str, definitions: Definitions = ()) -> byt
 
 
 def _headers(text: str, folder: Path) -> dict[str, str]:
-    """The headers that a source of `folder` includes, and those they include, by name: its own or the room's."""
+    """The headers that a source of `folder` includes, and those they include, by name: there or in `HEADERS`."""
     found: dict[str, str] = {}
     wanted = _INCLUDE.findall(text)
     while wanted:
         name = wanted.pop()
         if name not in found:
-            path = next((path for path in (folder / name, HERE / name) if path.exists()), None)
+            path = next((path for path in (folder / name, HEADERS / name) if path.exists()), None)
             if path is None:
-                raise CompilerError(f"no header {name} in {folder} or {HERE}")
+                raise CompilerError(f"no header {name} in {folder} or {HEADERS}")
             found[name] = path.read_text()
             wanted += _INCLUDE.findall(found[name])
     return dict(sorted(found.items()))

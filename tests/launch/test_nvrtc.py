@@ -12,8 +12,7 @@ import pytest
 
 from tests.launch.driver import CONTEXT, REFUSED, FakeDriver
 from tilewright.hardware.architectures import stated_limits
-from tilewright.kernels import nvrtc
-from tilewright.launch import driver, twin
+from tilewright.launch import driver, nvrtc, twin
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError
 
@@ -37,7 +36,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_headers_of_the_folder_come_before_those_of_the_room(tmp_path: Path) -> None:
-    assert nvrtc._headers(SOURCE, tmp_path) == {"row.cuh": (nvrtc.HERE / "row.cuh").read_text()}
+    assert nvrtc._headers(SOURCE, tmp_path) == {"row.cuh": (nvrtc.HEADERS / "row.cuh").read_text()}
     (tmp_path / "row.cuh").write_text('#include "own.cuh"\n')
     (tmp_path / "own.cuh").write_text('#include "row.cuh"\n')
     assert list(nvrtc._headers(SOURCE, tmp_path)) == ["own.cuh", "row.cuh"]
