@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from statistics import median
 
 from tilewright.cost.work import Work, predicted_us, terms
-from tilewright.hardware.kernel_times import UNFITTED, Coefficients, KernelTimes
+from tilewright.hardware.kernel_times import TERMS, UNFITTED, Coefficients, KernelTimes
 from tilewright.hardware.profiles import DeviceProfile
 
 PULL = 0.01
 """Weight of `UNFITTED` beside the kernels, as a share of theirs; it alone decides on a term that none of them has."""
+ARITHMETIC = TERMS.index("arithmetic")
+SHORT_US = 4.0
+"""Relative errors of shorter kernels count less."""
 SWEEPS = 2000
 LEAST_KERNELS = 4
 """Of a kind that is fitted."""
@@ -40,13 +43,24 @@ def fit(timed: Iterable[Timed], profile: DeviceProfile) -> dict[str, Coefficient
 
 
 def _fit(rows: list[Timed], profile: DeviceProfile) -> Coefficients:
-    relative = [[term / row.measured_us for term in terms(row.work, profile)] for row in rows]
+    weights = [min(1.0, row.measured_us / SHORT_US) for row in rows]
+    relative = [
+        [weight * term / row.measured_us for term in terms(row.work, profile)]
+        for row, weight in zip(rows, weights, strict=True)
+    ]
     found = list(UNFITTED)
+    if not rows[0].work.is_priced_by_arithmetic:
+        found[ARITHMETIC] = 0.0
     shown = [sum(row[j] ** 2 for row in relative) for j in range(len(found))]
     squares = [(1 + PULL) * square or 1.0 for square in shown]
-    left = [1.0 - sum(c * x for c, x in zip(found, row, strict=True)) for row in relative]
+    left = [
+        weight - sum(c * x for c, x in zip(found, row, strict=True))
+        for row, weight in zip(relative, weights, strict=True)
+    ]
+    fitted = [j for j in range(len(found)) if j != ARITHMETIC or rows[0].work.is_priced_by_arithmetic]
     for _ in range(SWEEPS):
-        for j, square in enumerate(squares):
+        for j in fitted:
+            square = squares[j]
             slope = sum(e * row[j] for e, row in zip(left, relative, strict=True))
             slope += PULL * shown[j] * (UNFITTED[j] - found[j])
             change = max(found[j] + slope / square, 0.0) - found[j]

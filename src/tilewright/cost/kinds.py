@@ -18,17 +18,38 @@ if TYPE_CHECKING:
 
 ELEMENTS_PER_PROGRAM = 1024
 """Of a generated kernel without reductions."""
+WHOLE_ROW = 16384
+"""Columns of a row that a program of a generated kernel holds; it reads longer ones in each pass."""
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 """Positions of the two factors."""
 
 
 def nest_kind(nest: Nest) -> str:
-    """`pointwise`, `rows`, `columns` or `gather`, each with `, transposed` where an operand lies along the rows."""
+    """The kind of the kernel of a nest, as `kind_name` writes it."""
     reductions = {step.name for step in nest.steps if step.name.startswith("reduce")}
-    kind = "columns" if "reduce_rows" in reductions else "rows" if reductions else "pointwise"
-    if nest.gathers and not reductions:
-        kind = "gather"
-    return f"{kind}, transposed" if nest.transposes else kind
+    if not reductions and nest.gathers:
+        return "gather"
+    return kind_name(
+        passes=nest.stages if "reduce_cols" in reductions else 1,
+        sums_columns="reduce_rows" in reductions,
+        columns=nest.col_count,
+        transposes=nest.transposes,
+    )
+
+
+def kind_name(*, passes: int, sums_columns: bool, columns: int, transposes: bool) -> str:
+    """Of a generated kernel that passes over each row so many times, a row having so many columns.
+
+    >>> kind_name(passes=3, sums_columns=False, columns=32000, transposes=False)
+    'long rows, three passes'
+    """
+    kind = "pointwise"
+    if sums_columns:
+        kind = "columns and rows" if passes > 1 else "columns"
+    elif passes > 1:
+        long = "long " if columns > WHOLE_ROW else ""
+        kind = f"{long}rows, {'two' if passes == 2 else 'three'} passes"
+    return f"{kind}, transposed" if transposes else kind
 
 
 def nest_work(nest: Nest, cost: Cost, dtype: str) -> Work:
@@ -39,7 +60,7 @@ def nest_work(nest: Nest, cost: Cost, dtype: str) -> Work:
 
 
 def call_kind(node: Node) -> str:
-    """The kind of a call: of one of tilewright's operators its name."""
+    """The kind of a call: one of `work.MATRIX`, or the operator's name."""
     name = calls.operator_name(node.target)
     row = row_of(node.target)
     if row is not None and row.own:
@@ -48,7 +69,7 @@ def call_kind(node: Node) -> str:
         return "attention backward" if "backward" in name else "attention"
     if "convolution" in name:
         return "convolution"
-    return "product" if row is not None and row.operator_class == "compute" else "library"
+    return "product" if row is not None and row.operator_class == "compute" else name
 
 
 def call_work(node: Node, cost: Cost) -> Work:

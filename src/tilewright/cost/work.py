@@ -21,12 +21,7 @@ MATRIX = frozenset(
 
 @dataclass(frozen=True)
 class Work:
-    """One launch, or one call of a library.
-
-    `kind` of a generated kernel: `pointwise`, `rows` (with reductions over columns), `columns` (over rows), `gather`,
-    each also `…, transposed` where it reads or writes along the other axis; of a call: one of `MATRIX`, `library`,
-    or the name of one of tilewright's operators.
-    """
+    """One launch, or one call of a library. `kind` is as `cost/kinds.py` gives it."""
 
     kind: str
     bytes_read: int
@@ -38,6 +33,11 @@ class Work:
     """Independent parts; None where they are many."""
     product: tuple[int, int, int, int] | None = None
     """Batch, M, N and K of a matrix product."""
+
+    @property
+    def is_priced_by_arithmetic(self) -> bool:
+        """Whether its time follows its arithmetic too. A reduction's is as its bytes: no fit tells them apart."""
+        return self.kind in MATRIX or self.kind.startswith("pointwise")
 
     @property
     def bytes(self) -> int:
@@ -62,7 +62,9 @@ def _arithmetic_us(work: Work, profile: DeviceProfile) -> float:
     return max(work.flops / rate, work.transcendentals * profile.flops_per_transcendental / vector) / 1e6
 
 
-def predicted_us(work: Work, profile: DeviceProfile) -> float:
-    """Microseconds by the coefficients of the work's kind on this device."""
-    coefficients = profile.kernel_times.get(work.kind, UNFITTED)
-    return sum(c * term for c, term in zip(coefficients, terms(work, profile), strict=True))
+def predicted_us(work: Work, profile: DeviceProfile, *, with_start: bool = True) -> float:
+    """Microseconds by the coefficients of the work's kind on this device; without the start in another's launch."""
+    times = profile.kernel_times
+    coefficients = times.get(work.kind) or times.get(work.kind.removesuffix(", transposed"), UNFITTED)
+    first = 0 if with_start else 1
+    return sum(c * term for c, term in zip(coefficients[first:], terms(work, profile)[first:], strict=True))

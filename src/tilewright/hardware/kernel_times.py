@@ -19,19 +19,30 @@ KernelTimes = Mapping[str, Coefficients]
 UNFITTED: Coefficients = (1.0, 1.3, 1.1, 1.1, 1.0)
 """Of a kind that nobody timed."""
 
-# Kernels of seven whole models on an H200, bf16, as the profiler recorded them in place.
+# `tilewright doctor --kernels` on an H200 (torch 2.11, Triton 3.6): medians of the profiler's kernel times, bf16.
 H200: KernelTimes = {
-    "pointwise": (1.5, 1.45, 1.05, 1.0, 1.0),
-    "pointwise, transposed": (2.0, 2.5, 1.8, 1.0, 1.0),
-    "rows": (2.5, 2.2, 1.2, 1.0, 1.0),
-    "rows, transposed": (3.0, 9.0, 4.0, 1.0, 1.0),
-    "columns": (4.0, 2.2, 1.35, 1.0, 1.0),
-    "columns, transposed": (4.0, 9.0, 4.0, 1.0, 1.0),
-    "product": (5.0, 0.0, 0.0, 1.15, 1.0),
-    "tilewright.norm": (2.0, 1.5, 1.1, 0.0, 1.0),
-    "tilewright.add_norm": (2.0, 1.5, 1.1, 0.0, 1.0),
-    "tilewright.norm_backward": (4.0, 1.8, 1.15, 0.0, 1.0),
-    "tilewright.cross_entropy": (4.0, 1.2, 1.05, 0.0, 1.0),
-    "tilewright.cross_entropy_backward": (3.0, 1.2, 1.05, 0.0, 1.0),
+    "attention": (3.04, 5.92, 1.78, 1.17, 1.0),
+    "attention backward": (28.0, 4.0, 2.7, 1.35, 1.0),
+    "columns": (4.62, 4.07, 1.18, 0.0, 1.0),
+    "columns and rows": (5.45, 7.52, 1.63, 0.0, 1.0),
+    "columns and rows, transposed": (4.57, 17.0, 8.03, 0.0, 1.0),
+    "convolution": (5.32, 2.13, 2.44, 0.975, 1.0),
+    "embedding": (1.76, 2.07, 1.13, 0.0, 1.0),
+    "embedding_dense_backward": (7.84, 60.1, 19.6, 0.0, 1.0),
+    "long rows, three passes": (101.0, 1.3, 1.78, 0.0, 1.0),
+    "long rows, two passes": (73.4, 1.3, 1.29, 0.0, 1.0),
+    "pointwise": (1.72, 2.1, 0.943, 0.733, 1.0),
+    "pointwise, transposed": (1.77, 2.21, 1.19, 1.1, 1.0),
+    "product": (3.11, 1.67, 0.749, 0.835, 1.0),
+    "rows, three passes": (1.93, 3.77, 1.49, 0.0, 1.0),
+    "rows, three passes, transposed": (1.9, 11.7, 7.96, 0.0, 1.0),
+    "rows, two passes": (1.75, 2.95, 0.993, 0.0, 1.0),
+    "tilewright.add_norm": (3.05, 1.85, 1.11, 0.0, 1.0),
+    "tilewright.cross_entropy": (3.67, 2.83, 1.09, 0.0, 1.0),
+    "tilewright.cross_entropy_backward": (2.08, 1.97, 1.01, 0.0, 1.0),
+    "tilewright.norm": (2.87, 2.05, 1.14, 0.0, 1.0),
+    "tilewright.norm_backward": (6.33, 5.64, 1.22, 0.0, 1.0),
+    "tilewright.softmax": (1.95, 2.17, 0.995, 0.0, 1.0),
+    "tilewright.softmax_backward": (1.92, 2.8, 0.986, 0.0, 1.0),
 }
 """Of the datasheets of all GPUs, since they are shares of a device's own ceilings."""

@@ -29,6 +29,8 @@ class Offer:
     """Rewrites the graph; gives the forward's call. The operators that nobody reads any more may stay."""
     refusal: str | None = None
     """Why the kernel does not take these operands or this target; None where it does."""
+    spared: tuple[Work, ...] = ()
+    """What generated kernels would do beside the operators that it replaces; the time of a launch is not counted."""
 
 
 @dataclass(frozen=True)

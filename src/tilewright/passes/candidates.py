@@ -26,8 +26,8 @@ from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision, Verdict
 
 CANDIDATES = (CROSS_ENTROPY, NORM)
-CLEAR = 0.95
-"""Predicted times that are nearer to each other than this say nothing: the generated kernel stays."""
+CLEAR = 0.98
+"""A hand-written kernel is taken if the time predicted with it is below this share of that without it."""
 
 
 def choose_candidates(graph: fx.Graph, target: Target, candidates: Iterable[Candidate] = CANDIDATES) -> list[Decision]:
@@ -74,7 +74,8 @@ class _Priced:
         beside = groups.around(offer.replaces)
         self.kernel_us = sum(predicted_us(work, profile) for work in offer.work)
         self.with_us = self.kernel_us + groups.predicted_us(beside - set(offer.replaces), profile)
-        self.without_us = groups.predicted_us(beside, profile)
+        spared = sum(predicted_us(work, profile, with_start=False) for work in offer.spared)
+        self.without_us = groups.predicted_us(beside, profile) + spared
 
     @property
     def gain_us(self) -> float:

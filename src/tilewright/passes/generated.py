@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import fx
 
-from tilewright.cost.kinds import call_kind
+from tilewright.cost.kinds import call_kind, kind_name
 from tilewright.cost.operators import counted
 from tilewright.cost.work import Work, predicted_us
-from tilewright.graph.calls import shape_of, strides_of
+from tilewright.graph.calls import arguments, shape_of, strides_of
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.loops.trace import results
 from tilewright.operators.table import row_of
@@ -32,6 +32,8 @@ from tilewright.passes.units import (
 NEIGHBOURS = 3
 """How many operators away a kernel's neighbours reach."""
 COLUMN_SUMS = {"aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default"}
+TWO_REDUCTIONS = {f"aten.{name}.default" for name in ("native_layer_norm", "_softmax", "_log_softmax")}
+"""The second one needs the result of the first."""
 PICKED = {"aten.nll_loss_forward.default"}
 """Calls that read one element of each row of their first operand."""
 
@@ -118,10 +120,16 @@ def _read(node: fx.Node) -> Iterator[fx.Node]:
 
 def _kind(group: Sequence[fx.Node]) -> str:
     """The kind of the kernel that these operators become, as `cost/kinds.py` names it by the nest."""
-    rows = [row for node in group if (row := row_of(node.target)) is not None]
-    reduces = any(row.operator_class == "reduction" for row in rows)
-    kind = "columns" if any(map(_sums_columns, group)) else "rows" if reduces else "pointwise"
-    return f"{kind}, transposed" if any(map(_lies_across, group)) else kind
+    reductions = [node for node in group if (row := row_of(node.target)) and row.operator_class == "reduction"]
+    of_rows = [node for node in reductions if not _reduces_rows_away(node)]
+    passes = 1 + len(of_rows) + sum(str(node.target) in TWO_REDUCTIONS for node in of_rows)
+    shapes = [shape_of(value) for node in reductions for one in node.all_input_nodes for value in results(one)]
+    return kind_name(
+        passes=passes,
+        sums_columns=any(map(_sums_columns, group)),
+        columns=max((shape[-1] for shape in shapes if shape), default=1),
+        transposes=any(map(_lies_across, group)),
+    )
 
 
 def _sums_columns(node: fx.Node) -> bool:
@@ -131,7 +139,7 @@ def _sums_columns(node: fx.Node) -> bool:
 def _reduces_rows_away(node: fx.Node) -> bool:
     """Whether this is a reduction over some axes, but not over the last one: its result is there after all rows."""
     row = row_of(node.target) if node.op == "call_function" else None
-    axes = node.args[1] if row is not None and row.operator_class == "reduction" and len(node.args) > 1 else None
+    axes = arguments(node).get("dim") if row is not None and row.operator_class == "reduction" else None
     if not isinstance(axes, (list, tuple)) or not axes:
         return False
     return -1 not in axes and len(shape_of(results(node.all_input_nodes[0])[0])) - 1 not in axes

@@ -24,6 +24,8 @@ class Program:
     function: Callable[..., Any]
     shapes: Sequence[tuple[int, ...]]
     training: bool = True
+    without: str = ""
+    """A kind of which other programs time enough."""
 
 
 def calibrate(
@@ -99,5 +101,5 @@ def _timed(device: str, program: Program, graph: CompiledGraph) -> Iterator[Time
             work = call_work(unit, cost)
         else:
             work, cost = region_work(unit, shapes)
-        if cost.provenance != "unknown" and cost.bytes:
+        if cost.provenance != "unknown" and cost.bytes and work.kind != program.without:
             yield Timed(f"{program.name} {graph.plan.name} {unit.name}", work, us)

@@ -14,7 +14,7 @@ from tilewright.verbs.calibration import Program
 
 ROWS = (
     (256, 768), (1024, 512), (2048, 1024), (4096, 768), (8192, 768), (12608, 768), (12000, 512), (8192, 2048),
-    (4096, 4096), (8192, 4096), (4096, 30522), (8192, 32000),
+    (4096, 4096), (8192, 4096), (1024, 32000), (512, 128256), (4096, 30522), (4096, 50304), (8192, 32000),
 )  # fmt: skip
 """Rows and columns of activations and logits."""
 PRODUCTS = (
@@ -27,6 +27,8 @@ PRODUCTS = (
 ATTENTION = ((8, 12, 512, 64), (8, 12, 1024, 64), (64, 12, 197, 64), (8, 32, 1024, 64), (2, 16, 4096, 128))
 """Batch, heads, places and head size."""
 IMAGES = ((64, 64, 56, 56), (64, 256, 28, 28), (64, 512, 14, 14))
+THIN = 64
+"""K of the products before other kernels."""
 LONGEST_ROW = 8192
 """Columns of activations; logits are longer."""
 
@@ -38,26 +40,33 @@ def programs(device: str) -> Mapping[str, Sequence[Program]]:
     short = [shape for shape in rows if shape[1] <= LONGEST_ROW]
     products = [(max(m // smaller, 1), n, k) for m, n, k in PRODUCTS]
     linear = [((m, k), (n, k)) for m, n, k in products]
-    wide = [((n, m), (m,), (m,)) for n, m in short]
     batch = [tuple([max(shape[0] // smaller, 1), *shape[1:]]) for shape in ATTENTION]
     images = [(max(n // smaller, 1), *shape) for n, *shape in IMAGES]
+    made = [((n, THIN), (THIN, m)) for n, m in short]
+    with_other = [(*two, shape) for two, shape in zip(made, short, strict=True)]
+    with_vectors = [(*two, shape[1:], shape[1:]) for two, shape in zip(made, short, strict=True)]
     return {
         "products": _each("linear", F.linear, linear, together=10),
-        "gelu": _each("gelu", F.gelu, [(shape,) for shape in rows]),
-        "gate": _each("gate", _gate, [(shape, shape) for shape in short]),
-        "sum": _each("sum", _cast_sum, [(shape, shape) for shape in short]),
-        "bias": _each("bias", _bias, [(shape, shape[1:]) for shape in short]),
+        "gelu": _each("gelu", _after_product(F.gelu), made),
+        "gate": _each("gate", _after_product(_gate), with_other),
+        "sum": _each("sum", _after_product(_cast_sum), with_other),
+        "bias": _each("bias", _after_product(_bias), [(*two, two[1][1:]) for two in made]),
         "softmax": _each("softmax", _softmax, [(shape,) for shape in rows]),
         "log_softmax": _each("log_softmax", _log_softmax, [(shape,) for shape in rows]),
-        "layer_norm": _each("layer_norm", _layer_norm, wide),
+        "layer_norm": _each("layer_norm", _after_product(_layer_norm), with_vectors),
         "transposed": _each("transposed", _transposed_norm, [(s, s[1:], s[1:]) for s in short], together=4),
         "layouts": _each("layouts", _transposed, [(shape,) for shape in short], training=False),
         "gathers": _each("gathers", _gathered, [(shape,) for shape in short]),
         "attention": _each("attention", _attention, [(s, s, s) for s in batch]),
+        "own_attention": _each("own attention", _own_attention, [(s, s, s) for s in batch]),
         "convolutions": _each("convolution", _convolution, [(s, (s[1], s[1], 3, 3)) for s in images]),
         "losses": _each("loss", _loss, [(shape,) for shape in rows if shape not in short]),
-        "own_norms": _each("own layer_norm", functional.layer_norm, wide),
-        "own_sums": _each("own add_layer_norm", functional.add_layer_norm, [(s, s, s[1:], s[1:]) for s in short]),
+        "own_norms": _each("own layer_norm", _after_product(functional.layer_norm), with_vectors),
+        "own_sums": _each(
+            "own add_layer_norm",
+            _after_product(functional.add_layer_norm),
+            [(*two, shape, shape[1:], shape[1:]) for two, shape in zip(made, short, strict=True)],
+        ),
         "own_softmax": _each("own softmax", functional.softmax, [(shape,) for shape in rows]),
         "own_losses": _each("own loss", _own_loss, [(shape,) for shape in rows]),
     }
@@ -81,8 +90,17 @@ def _each(
             return [function(*tensors[at : at + per_call]) for at in range(0, len(tensors), per_call)]
 
         flat = [shape for group in some for shape in group]
-        found.append(Program(name, whole, flat, training))
+        found.append(Program(name, whole, flat, training, "" if function is F.linear else "product"))
     return found
+
+
+def _after_product(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of a product that was just written, as in a model, and of tensors that were not."""
+
+    def call(x: Tensor, w: Tensor, *others: Tensor) -> Any:
+        return function(x @ w, *others)
+
+    return call
 
 
 def _gate(x: Tensor, y: Tensor) -> Tensor:
@@ -137,6 +155,11 @@ def _gathered(x: Tensor) -> Tensor:
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[-2] != 197)
+
+
+def _own_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out: Tensor = functional.attention(q, k, v, causal=q.shape[-2] != 197)
+    return out
 
 
 def _convolution(x: Tensor, w: Tensor) -> Tensor:

@@ -80,10 +80,13 @@ def offers(node: Node, target: Target, waiting: Container[Node]) -> Sequence[Off
         _is_summed(x, (weight, bias)), None if backward is None else _passed_on(backward, value),
     )  # fmt: skip
     refusal = refusal or _refusal(match, len(shape), target)
-    made = [Offer(match.nodes(False), _work(match, False, waiting), lambda: _apply(match, False, waiting), refusal)]
+    spared = _spared(match, waiting)
+    made = [
+        Offer(match.nodes(False), _work(match, False, waiting), lambda: _apply(match, False, waiting), refusal, spared)
+    ]
     if match.summed:
         made.append(
-            Offer(match.nodes(True), _work(match, True, waiting), lambda: _apply(match, True, waiting), refusal)
+            Offer(match.nodes(True), _work(match, True, waiting), lambda: _apply(match, True, waiting), refusal, spared)
         )
     return made
 
@@ -201,11 +204,15 @@ def _work(match: _Match, with_sum: bool, waiting: Container[Node]) -> tuple[Work
         return forward, *copied
     read = nbytes * (2 + (match.passed_on is not None)) + statistics
     backward = Work("tilewright.norm_backward", read, nbytes, 12 * count)
-    # A generated kernel would compute y again where it reads x anyway; ours reads x once more for it.
-    again = (
-        [Work("tilewright.norm", nbytes + statistics, 0, 6 * count, rows)] if _is_needed_late(match, waiting) else []
-    )
+    again = [Work("tilewright.norm", nbytes + statistics, nbytes)] if _is_needed_late(match, waiting) else []
     return forward, backward, *again, *copied
+
+
+def _spared(match: _Match, waiting: Container[Node]) -> tuple[Work, ...]:
+    """Where backward needs y, a generated kernel writes it again beside its gradients."""
+    x = match.tensor
+    nbytes = prod(calls.shape_of(x)) * x.element_size()
+    return (Work("columns and rows", 0, nbytes),) if match.backward and _is_needed_late(match, waiting) else ()
 
 
 def _is_needed_late(match: _Match, waiting: Container[Node]) -> bool:
