@@ -107,7 +107,9 @@ class Trainer:
             self.run = compiled(self.model, entrant)
         else:
             self._per_block(model, entrant, shape)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        # One multi-tensor kernel takes no mixture of DTensors and tensors.
+        several = False if way == "tensor parallel" else None
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, foreach=several)
         # Ranks that share the tensors of a block share its batch; else each has its own.
         generator = torch.Generator().manual_seed(0 if way == "tensor parallel" else dist.get_rank())
         x, self.y = torch.randn(2, shape.B, shape.S, shape.D, generator=generator).to(device)
