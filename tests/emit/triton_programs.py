@@ -202,6 +202,14 @@ def _dropped_and_summed(vector: int) -> Program:
     return Program(function, lambda g: [torch.tensor([-5, 12]), torch.randn((130, 1500), generator=g).to(BF16)])
 
 
+def _mean_and_dropped(vector: int) -> Program:
+    def function(state: torch.Tensor, x: torch.Tensor) -> Any:
+        mask = keep_philox(state, [x.shape[1]], [0], 0.63, vector, 3 * 256, 0)
+        return aten.native_dropout_backward(x.mean(0), mask, 1 / 0.63)
+
+    return Program(function, lambda g: [torch.tensor([-5, 12]), torch.randn((33, 1500), generator=g).to(BF16)])
+
+
 DRAWS: dict[str, Program] = {
     "flat draw of eight": Program(
         lambda state, x: x * keep_philox(state, [16440], [0], 0.5, 8, 3 * 256, 0),
@@ -215,6 +223,7 @@ DRAWS: dict[str, Program] = {
     "a draw across memory": _drawing((33, 264), (1, 0), 8),
     "long rows that draw": _drawing((2, 33000), (0, 1), 8),
     "dropout backward by draws and column sums": _dropped_and_summed(4),
+    "dropout of column sums": _mean_and_dropped(4),
 }
 """Kernels that draw the numbers of a GPU's generator, for which there is no C++."""
 

@@ -5,7 +5,8 @@ a whole row if it fits (`TritonSchedule.whole_row`); over a longer row each stag
 recomputes the values that it needs of earlier stages. For column sums each program accumulates over a strip of
 rows (and over a part of the columns, if no reduction needs whole rows) and writes to a scratch buffer
 `[strips, columns]`; the second kernel combines the strips in order, so results are reproducible. All sums
-accumulate in double, because their terms may cancel.
+accumulate in double, because their terms may cancel; where no reduction needs whole rows, each element of a tile has
+an accumulator of its own, and threads meet once, after the strip.
 """
 
 from __future__ import annotations
@@ -258,7 +259,7 @@ class _Main(Printer):
         for i in self.schedule.sums:
             step = self.nest.steps[i]
             if not self._in_memory(i):
-                self.put(f"total{i} = {self.blank(step)}")
+                self.put(f"total{i} = {self.blank(step, 'BLOCK_ROWS' if self.schedule.splits_columns else '1')}")
                 continue
             self.open(f"for start in range(0, {self.nest.col_count}, BLOCK_COLS):")
             self.put("col = start + tl.arange(0, BLOCK_COLS)[None, :]")
@@ -269,7 +270,9 @@ class _Main(Printer):
 
     def _add_to_sum(self, i: int, step: Step) -> None:
         kind, dtype = step.kind or "", step.dtype
-        part = reduce(kind, accumulator_dtype(step), self._bounded(step, 0), 0)
+        part = self._bounded(step, 0)
+        if not self.schedule.splits_columns:
+            part = reduce(kind, accumulator_dtype(step), part, 0)
         if dtype == "bool":
             part = f"({part})"
         if not self._in_memory(i):
@@ -281,6 +284,9 @@ class _Main(Printer):
     def _end_sums(self) -> None:
         for i in self.schedule.sums:
             if not self._in_memory(i):
+                step = self.nest.steps[i]
+                if self.schedule.splits_columns:
+                    self.put(f"total{i} = {reduce(step.kind or '', accumulator_dtype(step), f'total{i}', 0)}")
                 mask = ", mask=col_ok" if self.nest.steps[i].level is Level.COL else ""
                 self.put(f"tl.store({self._partial(i)}, total{i}{mask})")
 
@@ -296,6 +302,7 @@ class _After(Printer):
             self.put(f"col = {self.program()} * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]")
             self.put(f"col_ok = col < {self.nest.col_count}")
             self.unravel("col", self.col_axes, self.nest.cols)
+            self.put_fours(f"{self.program()} * BLOCK_COLS", "BLOCK_COLS", "[None, :]")
         for i in self.closure((s.value for s in late), known=self.schedule.scratch):
             if i in self.schedule.sums:
                 self._combine(i)

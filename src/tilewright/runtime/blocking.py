@@ -76,15 +76,22 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     rows, columns = nest.row_count, nest.col_count
     wide = power_of_two(columns) if schedule.whole_row else LONG_BLOCK
     block_cols = min(wide, tile) if schedule.splits_columns else wide
-    # Two rows share the barriers of one reduction.
-    block_rows = min(power_of_two(rows), max(4 * tile // block_cols, 1 if block_cols > 4 * tile else 2))
-    elements = block_rows * block_cols
-    # 32 elements a thread, or as many columns as it has registers for.
-    warps = max(
-        elements // (32 * WARP),
-        power_of_two(-(-block_cols * schedule.registers_per_column // (COLUMN_REGISTERS * WARP))),
-        1,
-    )
+    if schedule.splits_columns:
+        # Each element has an accumulator for each sum.
+        many = len(schedule.sums) > 2
+        block_rows = min(power_of_two(rows), max((2 if many else 4) * tile // block_cols, 2))
+        elements = block_rows * block_cols
+        warps = max(elements // ((8 if many else 16) * WARP), 1)
+    else:
+        # Two rows share the barriers of one reduction.
+        block_rows = min(power_of_two(rows), max(4 * tile // block_cols, 1 if block_cols > 4 * tile else 2))
+        elements = block_rows * block_cols
+        # 32 elements a thread, or as many columns as it has registers for.
+        warps = max(
+            elements // (32 * WARP),
+            power_of_two(-(-block_cols * schedule.registers_per_column // (COLUMN_REGISTERS * WARP))),
+            1,
+        )
     across = -(-columns // block_cols) if schedule.splits_columns else 1
     tiles = -(-rows // block_rows)
     strip = -(-tiles // min(tiles, max(WAVES * processors // across, 1)))
