@@ -9,7 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tilewright
 from tilewright import functional
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    assert set(dir(tilewright)) == {*tilewright.__all__, "__version__"}
+    assert tilewright.functional is functional and set(dir(functional)) == set(functional.__all__)
+    assert all(getattr(tilewright, name) is not None for name in dir(tilewright))
 
 
 @pytest.mark.parametrize("name", functional.__all__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tilewright import functional
     from tilewright.bench import benchmark
     from tilewright.profiling.block import profile
     from tilewright.records.case import Case, InputSpec
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Case", "InputSpec", "benchmark", "explain", "explain_case", "optimize", "optimize_case", "profile"]
+__all__ = [
+    "Case", "InputSpec", "benchmark", "explain", "explain_case", "functional", "optimize", "optimize_case", "profile",
+]  # fmt: skip
 
 _HOMES = {
     "Case": "tilewright.records.case",
@@ -35,3 +38,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -70,3 +70,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"tilewright.kernels.{_FOLDERS.get(name, name)}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -56,6 +56,14 @@ def test_products_are_shown_by_their_flops_and_gaps_as_dashes() -> None:
     assert shown(BARE)[0][1:] == ["0.500 µs", "0.0%", "-", "-", "-", "-", "-", "-", "1.00×"]
 
 
+def test_a_ratio_that_the_spread_leaves_open_is_no_figure() -> None:
+    """Medians 487 times apart, one of them with a spread of 7,974 %."""
+    ours = replace(BARE, impl="tilewright", median_us=10.0, p20_us=9.5, p80_us=10.6)
+    noisy = replace(BARE, median_us=4870.0, p20_us=10.0, p80_us=388_343.0)
+    steady = replace(BARE, median_us=40.0, p20_us=38.0, p80_us=44.0)
+    assert shown(ours, noisy)[0][-1] == "noisy" and shown(ours, steady)[0][-1] == "4.00×"
+
+
 def test_a_narrow_terminal_keeps_every_row_on_one_line() -> None:
     rows = [OURS, TORCH, *(replace(TORCH, impl=impl) for impl in ("inductor", "liger", "eager"))]
     for width, kept in ((200, "host"), (120, "p20–p80"), (100, "of limit")):

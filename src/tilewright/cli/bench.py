@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training, device_here
+from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training, device_here, time_given
 from tilewright.cli.output import show, stages
 from tilewright.kernels.catalogue import SUITES
 from tilewright.records.errors import UsageError, VerificationError
@@ -31,7 +31,9 @@ def bench(
     shard: Annotated[str, typer.Option(help="I/N: every N-th race from the I-th on, for long runs.")] = "1/1",
     suite: Annotated[str, typer.Option(help="The name in result files; default: the operator's or case's.")] = "",
     device: Device = None,
-    seconds: Annotated[float | None, typer.Option(help="Time given to measuring; an operator: to each race.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Time given to measuring; an operator: to each race.", callback=time_given)
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw an operator's rates over sizes: .png, .svg, .html.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON lines; a row replaces the older one of its kind.")] = None,
     as_json: AsJson = False,

@@ -27,7 +27,9 @@ def kernel(
         str | None, typer.Option(help='The kernel\'s arguments: "bf16[1000,512], fp32[512], 1000, BLOCK=16".')
     ] = None,
     grid: Annotated[str | None, typer.Option(help="Programs, with --signature: 63 or 63,1,1.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of a block, with --grid, for file.cu:kernel.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Of a block, with --grid, for file.cu:kernel.")
+    ] = None,
     source: Annotated[bool, typer.Option("--source", help="Print the kernels' source.")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Print their PTX.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print their machine code.")] = False,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Target, Training, device_here
+from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Target, Training, device_here, time_given
 from tilewright.cli.output import show, stages
 from tilewright.records.errors import VerificationError
 
@@ -16,7 +16,7 @@ def optimize(
     inputs: Inputs = None,
     training: Training = None,
     device: Device = None,
-    seconds: Annotated[float, typer.Option(help="Time given to measuring.")] = 20.0,
+    seconds: Annotated[float, typer.Option(help="Time given to measuring.", callback=time_given)] = 20.0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,13 @@ Training = Annotated[
     bool | None, typer.Option("--training/--inference", help="Forward and backward, or forward alone.")
 ]
 RunFile = Annotated[Path | None, typer.Option("--run", help="A run; the latest unless one is named.")]
+
+
+def time_given(seconds: float | None) -> float | None:
+    """The callback of `--seconds`; UsageError for what is no time. A range of click's would let NaN pass."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise UsageError(f"--seconds {seconds:g} is not a time to measure for: give a number above 0")
+    return seconds
 
 
 def device_here(device: str | None) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.records.measurement import Measurement
-from tilewright.report.quantity import duration, nbytes, ratio
+from tilewright.report.quantity import duration, nbytes, speed_of
 from tilewright.report.tables import FirstThatFits, open_table
 from tilewright.report.terminal import plain
 
@@ -54,7 +54,7 @@ def _race_table(title: str, rows: Sequence[Measurement], unit: str, left_out: Se
         table.add_row(
             plain(row.impl),
             *compress(figures, shown),
-            *(ratio(peer.median_us / row.median_us) for peer in peers),
+            *(speed_of(row, peer) for peer in peers),
             style="bold" if row.impl == OURS else "",
         )
     return table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from tilewright.records.measurement import Measurement, Verified
 from tilewright.records.program import Program
-from tilewright.report.quantity import duration, nbytes, ratio
+from tilewright.report.quantity import duration, nbytes, speed_of
 from tilewright.report.tables import open_table
 from tilewright.report.terminal import fallbacks, plain
 
@@ -76,18 +75,18 @@ def _measurements(measurements: Sequence[Measurement]) -> Table:
                 Text(plain(row.impl), "bold" if row.impl == "tilewright" else ""),
                 duration(row.median_us),
                 f"{duration(row.p20_us)} to {duration(row.p80_us)}",
-                ratio(_times(rows, "eager", row)),
-                ratio(_times(rows, "inductor", row)),
+                _times(rows, "eager", row),
+                _times(rows, "inductor", row),
                 nbytes(row.peak_bytes) if row.peak_bytes is not None else "-",
                 f"{row.of_ceiling:.0%}" if row.of_ceiling is not None else "-",
             )
     return table
 
 
-def _times(rows: Sequence[Measurement], peer: str, row: Measurement) -> float | None:
-    """The peer's median over the row's."""
-    peers = [other.median_us for other in rows if other.impl == peer]
-    return median(peers) / row.median_us if peers and row.median_us else None
+def _times(rows: Sequence[Measurement], peer: str, row: Measurement) -> str:
+    """How many times as fast as the peer, of several of its rows as the middle one."""
+    peers = sorted((other for other in rows if other.impl == peer), key=lambda other: other.median_us)
+    return speed_of(row, peers[len(peers) // 2]) if peers else "-"
 
 
 def _peaks(program: Program) -> Table:

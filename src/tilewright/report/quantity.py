@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tilewright.records.measurement import Measurement
 
 
 def count(value: float) -> str:
@@ -52,6 +56,18 @@ def ratio(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:.2f}×" if value < 9.995 else f"{value:.1f}×" if value < 99.95 else f"{value:,.0f}×"
+
+
+_WIDEST = 3.0
+"""Ratios of the fastest fifths and of the slowest may differ by as much."""
+
+
+def speed_of(row: Measurement, peer: Measurement) -> str:
+    """How many times as fast as `peer`; `noisy` where the spread of both leaves the ratio open."""
+    if not row.median_us:
+        return "-"
+    least, most = peer.p20_us * row.p20_us, peer.p80_us * row.p80_us
+    return ratio(peer.median_us / row.median_us) if most <= _WIDEST * least else "noisy"
 
 
 def in_names(formula: str, names: Sequence[str]) -> str:
