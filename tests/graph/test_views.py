@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tests.backend.compiling import agrees
+from tests.backend.compiling import agrees, compiled
 from tests.emit.triton_programs import nests_of
 from tilewright.backend import Recording
 from tilewright.runtime.assemble import writes_after_reads
@@ -41,6 +41,28 @@ def test_parts_of_a_tensor_stay_where_they_begin() -> None:
         return tuple((half.t() @ w).tanh() for half in halves)
 
     agrees(function, [torch.randn(5, 9), torch.randn(4, 3)])
+
+
+def test_parts_and_pieces_are_no_calls() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a, b = x[:, 1:].view(4, 2, 4)[:, 1].chunk(2, 1)
+        c, d, e = x.transpose(0, 1).split((1, 3, 5))
+        f, g = d.unbind(1)[:2]
+        return torch.cat((b, -a), 1) @ w + c.sum() + e[1:, 2].exp().sum() + f @ g + (x[3:, ::2] @ x[1:2, ::2].t()).sum()
+
+    record = agrees(function, [torch.randn(4, 9), torch.randn(4, 3)])
+    assert all(name.startswith(("mm", "dot", "bmm")) for name in steps(record, CallStep)), steps(record, CallStep)
+
+
+def test_a_part_that_is_written_to_counts_its_versions() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> None:
+        x[1:3].copy_(y.exp())
+
+    x = torch.zeros(4, 3)
+    before = x._version
+    agrees(function, [x, torch.randn(2, 3)])
+    compiled(function)(x, torch.randn(2, 3))
+    assert x._version > before
 
 
 def test_operands_that_do_not_begin_their_storage() -> None:

@@ -205,7 +205,7 @@ def test_what_begins_elsewhere_goes_by_python(fake: FakeDriver, module: ModuleTy
 def test_operators_views_constants_and_python(module: ModuleType) -> None:
     held = torch.full((2, 3), 10.0)
     steps = [
-        (VIEW, "t", [], (0, [(1, -1)], executor.native_layout(layout(2, 3, strides=(1, 2))))),
+        (VIEW, "t", [], (0, [(1, -1)], executor.native_layout(layout(2, 3, strides=(1, 2))), 0)),
         (CONSTANT, "held", [], (held, [(2, -1)])),
         called("add", [("slot", 1), ("slot", 2), ("constant", 2)], (3, None), frees=[1, 2]),
         (

@@ -1,13 +1,26 @@
-"""Views that no operator has to compute: the elements of a tensor from its first one on, under other strides."""
+"""Views that no operator has to compute: elements of a tensor from a known one on, under other strides."""
 
 from __future__ import annotations
 
-from typing import TypeGuard
+import operator
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import fx
 
 from tilewright.operators.table import row_of
+
+aten = torch.ops.aten
+PARTS = frozenset({aten.slice.Tensor, aten.select.int})
+PIECES = frozenset({aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int})
+"""Views of a part of an operand, and those that give several."""
+
+
+class Part(NamedTuple):
+    """Where the elements of a view begin: so many elements after the first one of `base`."""
+
+    base: fx.Node
+    offset: int
 
 
 def lies_as_told(meta: object) -> TypeGuard[torch.Tensor]:
@@ -39,3 +52,29 @@ def base_of(node: fx.Node) -> fx.Node:
 def _same_storage(operand: fx.Node, view: fx.Node) -> bool:
     shown, seen = operand.meta.get("val"), view.meta.get("val")
     return lies_as_told(shown) and lies_as_told(seen) and shown.dtype == seen.dtype
+
+
+def part_of(node: fx.Node) -> Part:
+    """The tensor of which `node` shows elements, all views and cuts passed over; else `node` itself."""
+    base = node
+    while True:
+        behind = base_of(base)
+        operand = _cut(behind)
+        if operand is None or not _same_storage(operand, behind):
+            break
+        base = operand
+    start, begin = (n.meta["val"].storage_offset() if lies_as_told(n.meta.get("val")) else 0 for n in (behind, node))
+    known = isinstance(start, int) and isinstance(begin, int) and begin >= start
+    return Part(behind, begin - start) if known else Part(base_of(node), 0)
+
+
+def _cut(node: fx.Node) -> fx.Node | None:
+    """The operand of which a node is a part, if it is one."""
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and node.args[0].target in PIECES:
+        node = node.args[0]
+    elif node.target not in PARTS:
+        return None
+    operand = node.args[0]
+    return operand if isinstance(operand, fx.Node) else None

@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 
 from tilewright.emit.source import language_of
 from tilewright.graph.capture import Boxed
-from tilewright.graph.views import base_of, lies_as_told
+from tilewright.graph.views import PIECES, base_of, lies_as_told, part_of
 from tilewright.kernels.by_recipe import RECIPES, compiled_recipe
 from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.launch.builder import Operand
@@ -26,6 +26,7 @@ from tilewright.operators.table import row_of
 from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
+from tilewright.passes.simplify import written
 from tilewright.passes.units import is_view
 from tilewright.records.recipe import LINE, Recipe
 from tilewright.runtime import attention_backward
@@ -115,11 +116,17 @@ class _Assembler:
         """Without the views that only kernels and other views read: these read what is behind them."""
         calls = [u for u in units if isinstance(u, fx.Node) and not self._is_restrided(u)]
         asked = {n for call in (*calls, self.output) for n in call.all_input_nodes}
+        asked |= {base_of(n) for u in units if isinstance(u, Region) for n in u.lowered.inputs}
         return [u for u in units if isinstance(u, Region) or not self._is_restrided(u) or u in asked]
 
     def _is_restrided(self, unit: fx.Node) -> bool:
-        """Whether a view is taken by its strides; one that leaves the graph stays the operator it was."""
-        return base_of(unit) is not unit and unit not in self.output.all_input_nodes
+        """Whether a view is taken by its strides; one that leaves the graph or is written to stays the operator it was:
+        PyTorch counts the versions of what it shows."""
+        if unit.target in PIECES:
+            return all(map(self._is_restrided, unit.users))
+        if any(unit in written(user) for user in unit.users):
+            return False
+        return part_of(unit).base is not unit and unit not in self.output.all_input_nodes
 
     def _slot(self, node: fx.Node) -> int:
         return self.slots.setdefault(node, len(self.slots))
@@ -127,7 +134,7 @@ class _Assembler:
     def _reads(self, unit: Unit) -> Sequence[fx.Node]:
         if isinstance(unit, Region):
             return [base_of(n) for n in unit.lowered.inputs]
-        return [base_of(unit)] if self._is_restrided(unit) else unit.all_input_nodes
+        return [part_of(unit).base] if self._is_restrided(unit) else unit.all_input_nodes
 
     def _awaited(self, unit: Unit) -> Sequence[fx.Node]:
         """The operands of the collective whose end this call awaits: until then its stream reads them."""
@@ -170,7 +177,8 @@ class _Assembler:
             return CallStep(unit.name, target, args, kwargs, self._slot(unit), recipe=recipe, operator=stands_for)
         spec = TensorSpec.of(meta)
         if self._is_restrided(unit):
-            return ViewStep(unit.name, self._slot(base_of(unit)), spec, self._slot(unit))
+            base, offset = part_of(unit)
+            return ViewStep(unit.name, self._slot(base), spec, self._slot(unit), offset)
         # The executor on a GPU calls operators by name; Python calls PyTorch's functions at half the cost.
         call = PRODUCTS.get(unit.target, target) if meta.device.type == "cpu" else target
         if unit.target in PRODUCTS and not kwargs and meta.is_contiguous() and meta.device.type == "cpu":

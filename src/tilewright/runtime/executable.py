@@ -191,13 +191,15 @@ class CallStep:
 
 @dataclass
 class ViewStep:
-    """The elements of another tensor, from its first one on, under other strides: a chain of views in one."""
+    """Elements of another tensor under other strides: a chain of views in one."""
 
     generated: ClassVar[bool] = False
     name: str
     base: int
     spec: TensorSpec
     output: int
+    offset: int = 0
+    """Elements from the other tensor's first one to its own."""
     frees: tuple[int, ...] = ()
 
     @property
@@ -209,7 +211,8 @@ class ViewStep:
         return (self.output,)
 
     def run(self, slots: Slots) -> None:
-        slots[self.output] = slots[self.base].as_strided(self.spec.shape, self.spec.strides)
+        base = slots[self.base]
+        slots[self.output] = base.as_strided(self.spec.shape, self.spec.strides, base.storage_offset() + self.offset)
 
 
 @dataclass

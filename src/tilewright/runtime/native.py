@@ -111,7 +111,7 @@ def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]
         return RECIPE, (native_recipe(module, recipe), step.inputs, outputs, _in_python(step))
     outputs = [(slot, -1) for slot in step.writes]
     if isinstance(step, ViewStep):
-        return VIEW, (step.base, outputs, native_layout(step.spec.layout))
+        return VIEW, (step.base, outputs, native_layout(step.spec.layout), step.offset)
     if isinstance(step, ConstantStep) and isinstance(step.value, torch.Tensor):
         return CONSTANT, (step.value, outputs)
     if isinstance(step, CallStep):

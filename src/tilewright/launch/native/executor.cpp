@@ -128,7 +128,7 @@ void fill_call(Step& step, const py::tuple& told) {
 // (kind, name, frees, detail); what `detail` is depends on the kind.
 Step step_from(const py::tuple& told) {
     Step step{told[0].cast<int>(), told[1].cast<std::string>(), told[2].cast<std::vector<int>>(), {}, {}, {}, {}, {},
-              {}, {}, {{}, {}, at::kByte, at::kCPU}, {}};
+              {}, {}, {{}, {}, at::kByte, at::kCPU}, 0, {}};
     py::tuple detail = told[3];
     auto outputs = [&](py::handle list) {
         for (auto [slot, reuses] : list.cast<std::vector<std::pair<int, int>>>()) step.outputs.push_back({slot, reuses});
@@ -147,6 +147,7 @@ Step step_from(const py::tuple& told) {
             step.inputs = {detail[0].cast<int>()};
             outputs(detail[1]);
             step.layout = layout_from(detail[2]);
+            step.offset = detail[3].cast<int64_t>();
             break;
         case CONSTANT:
             step.constant = THPVariable_Unpack(py::object(detail[0]).ptr());

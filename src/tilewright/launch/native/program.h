@@ -55,6 +55,7 @@ struct Step {
     std::vector<Operand> operands;
     std::vector<Result> results;
     Layout layout;  // VIEW
+    int64_t offset = 0;  // VIEW: elements from the base's first one
     Tensor constant;
 };
 
@@ -96,12 +97,12 @@ inline Tensor conform(const Tensor& x, const Layout& layout, const std::string& 
     return empty(layout).copy_(x);
 }
 
-// The elements of `base` from its first one on under another shape, strides and dtype; not a view for autograd.
-inline Tensor restrided(const Tensor& base, const Layout& layout) {
+// The elements of `base` from number `offset` on under another shape, strides and dtype; not a view for autograd.
+inline Tensor restrided(const Tensor& base, const Layout& layout, int64_t offset = 0) {
     Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base.storage()), base.key_set(),
                                                            c10::scalarTypeToTypeMeta(layout.dtype));
     auto* impl = made.unsafeGetTensorImpl();
-    impl->set_sizes_and_strides(layout.sizes, layout.strides, base.storage_offset());
+    impl->set_sizes_and_strides(layout.sizes, layout.strides, base.storage_offset() + offset);
     return made;
 }
 
@@ -198,7 +199,9 @@ inline void run_step(const Step& step, Slots& slots) {
     switch (step.kind) {
         case RECIPE: run_recipe(step, slots); break;
         case CALL: call_operator(step, slots); break;
-        case VIEW: slots[step.outputs[0].slot] = restrided(slots[step.inputs[0]].toTensor(), step.layout); break;
+        case VIEW:
+            slots[step.outputs[0].slot] = restrided(slots[step.inputs[0]].toTensor(), step.layout, step.offset);
+            break;
         case CONSTANT: slots[step.outputs[0].slot] = step.constant; break;
         default: call_python(step, slots);
     }
