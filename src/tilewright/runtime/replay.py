@@ -4,7 +4,8 @@
     call 2   by calls, watched for operators that wait for the device, which would break a recording off
     call 3   recorded (`graph/cuda_graph.py`) and replayed for the first time; later calls are replays
 
-Each thread and each set of sizes has its own count, and a backward is recorded when its forward is: what forward
+Each thread, each set of sizes and each set of addresses of the inputs that are written to (a cache) has its own count:
+those are written where they lie, and not copied. A backward is recorded when its forward is: what forward
 saves lies at one address only then. A recording cannot be tried: where one breaks off, PyTorch 2.11's allocator and
 generators are unusable. So what cannot be recorded is found out beforehand, and goes on by calls for a reason.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -45,11 +47,6 @@ def obstacle(graph: CallableGraph) -> str | None:
             return f"{node.name} is on the {device.type.upper()}"
     if len(devices) != 1:
         return f"it is on several devices: {', '.join(map(str, devices))}" if devices else "it has no tensors"
-    inputs = graph.module.graph.find_nodes(op="placeholder")
-    for place in sorted(written_inputs(graph.module) - set(graph.static)):
-        return (
-            f"it writes to its input {inputs[place].name}, which is no parameter or buffer: a replay writes to a copy"
-        )
     node = unrecordable(graph.module)
     return None if node is None else f"{node.target} cannot be recorded"
 
@@ -80,7 +77,9 @@ class Replay:
         is_refused: bool = False,
     ) -> None:
         self.run = run
-        self.graph = graph
+        self._written = sorted(written_inputs(graph.module) - set(graph.static))
+        """Inputs that are written to and may lie elsewhere in the next call."""
+        self.graph = replace(graph, static=[*graph.static, *self._written])
         self.refuse = refuse
         self.forward = forward
         self.device: int = forward.device if forward else device_of(graph)
@@ -93,6 +92,8 @@ class Replay:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         known: dict[Hashable, int | Boxed] = self._here.__dict__.setdefault("known", {})
         sizes = binding(args, offsets=self._offsets) if self._symbolic else None
+        if self._written:
+            sizes = (sizes, *(args[place].data_ptr() for place in self._written))
         so_far = known.get(sizes, 0)
         if torch.cuda.is_current_stream_capturing():
             # Somebody records more than this.
