@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from examples.attention import case
+from tilewright.bench.suites.attention import MOST_SCORES
 from tilewright.compile.price import price_case
 from tilewright.hardware.profiles import DeviceProfile, profile_for
 from tilewright.hardware.target import absent
-from tilewright.kernels.attention.variants import MOST_SCORES
 from tilewright.measure.racing.results import read_results
 from tilewright.records.measurement import Direction, Measurement
 from tilewright.records.program import Operator

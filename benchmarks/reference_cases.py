@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright.kernels.catalogue import suite
+from tilewright.bench.catalogue import suite
 from tilewright.measure.racing.results import read_results
 from tilewright.records.measurement import Measurement
 from tilewright.report.quantity import duration, nbytes, ratio

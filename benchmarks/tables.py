@@ -35,7 +35,7 @@ from benchmarks.summary import (
     read_all,
     row_kernels,
 )
-from tilewright.kernels.catalogue import suite
+from tilewright.bench.catalogue import suite
 from tilewright.records.measurement import Direction, Measurement
 from tilewright.report.quantity import duration
 

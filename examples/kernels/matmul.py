@@ -21,10 +21,10 @@ import torch
 import triton
 import triton.language as tl
 
+from tilewright.bench.peers import generated, no_cuda_cpp
+from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.activation.formulas import rounded
 from tilewright.kernels.device import current
-from tilewright.kernels.peers import generated, no_cuda_cpp
-from tilewright.kernels.workloads import Draw, workloads
 from tilewright.launch import nvrtc
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload

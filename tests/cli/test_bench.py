@@ -26,7 +26,9 @@ wrong_own = suite(reference, Variant("tilewright", "torch", skipped_rows()))
 case = Case("double", lambda: lambda x: x + x, [InputSpec.parse("fp32[N=4]")])
 mine = user_suite("mine", {"mine": lambda x: x * x.sigmoid()}, "fp32[N=64,M=32]", reference=lambda x: x * x.sigmoid())
 """
-FIELDS = {field.name for field in fields(Measurement)} - {"note"}
+OF_MODELS = {"gpu_us", "launches", "first_call_us"}
+"""Fields that rows of whole models have."""
+FIELDS = {field.name for field in fields(Measurement)} - {"note"} - OF_MODELS
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tests.kernels.attention.calls import Call
-from tilewright.kernels.catalogue import suite
+from tilewright.bench.catalogue import suite
 from tilewright.measure.truth.proof import prove
 from tilewright.records.measurement import Verified
 

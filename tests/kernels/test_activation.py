@@ -7,10 +7,10 @@ import torch
 
 from tests.kernels.layouts import layouts
 from tests.kernels.machine_code import compiled, spilled
+from tilewright.bench.catalogue import suite
 from tilewright.kernels import activation
 from tilewright.kernels.activation import reference
 from tilewright.kernels.activation.triton import Rows, rows_of
-from tilewright.kernels.catalogue import suite
 from tilewright.launch.builder import RecipeBuilder, operands_of
 from tilewright.measure.truth.proof import prove
 

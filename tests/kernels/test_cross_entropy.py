@@ -11,9 +11,9 @@ from tests.kernels import machine_code
 from tests.kernels.losses import OPTIONS, proved, targets
 from tests.kernels.nvcc import instructions, spilled
 from tests.kernels.rows import SPECIALS, layout
+from tilewright.bench.suites.cross_entropy import SUITES
 from tilewright.kernels.cross_entropy import cross_entropy, cuda
 from tilewright.kernels.cross_entropy import triton as kernels
-from tilewright.kernels.cross_entropy.variants import SUITES
 from tilewright.kernels.row import Alignment
 
 CPU = torch.device("cpu")

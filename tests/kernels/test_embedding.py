@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.kernels.machine_code import compiled, spilled
-from tilewright.kernels.catalogue import suite
+from tilewright.bench.catalogue import suite
 from tilewright.kernels.embedding import embedding, reference
 from tilewright.measure.truth.proof import prove
 

@@ -9,8 +9,8 @@ import torch
 
 from examples.kernels import gelu, linear_narrow, matmul, softmax, weighted_sum
 from tests.kernels.hopper import assembled
-from tilewright.kernels import peers
-from tilewright.kernels.catalogue import suite
+from tilewright.bench import peers
+from tilewright.bench.catalogue import suite
 from tilewright.kernels.linear import cuda
 from tilewright.records.errors import UsageError
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tests.kernels.hopper import assembled, instructions
 from tests.kernels.layouts import layouts
-from tilewright.kernels.catalogue import suite
+from tilewright.bench.catalogue import suite
 from tilewright.kernels.linear import choice, cuda, linear_dropout_add, linear_gelu
 from tilewright.measure.truth.proof import prove
 

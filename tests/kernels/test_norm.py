@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels import machine_code
+from tilewright.bench.catalogue import suite
 from tilewright.kernels import norm
-from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import reference
 from tilewright.measure.truth.proof import prove
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.kernels.machine_code import compiled, spilled
-from tilewright.kernels.catalogue import suite
+from tilewright.bench.catalogue import suite
 from tilewright.kernels.rotary import reference, rotary
 from tilewright.measure.truth.proof import prove
 

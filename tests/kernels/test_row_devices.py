@@ -14,8 +14,8 @@ from tilewright.anatomy.capture import capturing, launch_record
 from tilewright.anatomy.cuda import capturing_cuda
 from tilewright.anatomy.launch_targets import of_operator
 from tilewright.anatomy.simulated import CUDA, simulated
+from tilewright.bench.catalogue import suite
 from tilewright.hardware.profiles import profile_for
-from tilewright.kernels.catalogue import suite
 from tilewright.kernels.cross_entropy import cuda as cross_entropy
 from tilewright.kernels.norm import cuda as norm
 from tilewright.kernels.norm.schedule import Direction, schedule_of

@@ -7,7 +7,7 @@ import torch
 
 from tests.kernels.layouts import layouts
 from tests.kernels.machine_code import compiled, spilled
-from tilewright.kernels.catalogue import suite
+from tilewright.bench.catalogue import suite
 from tilewright.kernels.weighted_sum import weighted_sum
 from tilewright.measure.truth.proof import prove
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilewright.bench.catalogue import SUITES
 from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training, device_here, time_given
 from tilewright.cli.output import show, stages
-from tilewright.kernels.catalogue import SUITES
 from tilewright.records.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.layouts import layouts
+from tilewright.bench.catalogue import suite
 from tilewright.kernels import activation
-from tilewright.kernels.catalogue import suite
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.proof import prove
 

@@ -11,8 +11,8 @@ import torch
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.losses import OPTIONS, proved, targets
 from tests.kernels.rows import SPECIALS, layout
+from tilewright.bench.suites.softmax import COLUMNS
 from tilewright.kernels.cross_entropy import by_impl, cross_entropy
-from tilewright.kernels.softmax.variants import COLUMNS
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, values_of
 from tests.kernels.layouts import layouts
-from tilewright.kernels.catalogue import suite
+from tilewright.bench.catalogue import suite
 from tilewright.kernels.dropout_add import dropout_add
 from tilewright.measure.truth.proof import prove
 

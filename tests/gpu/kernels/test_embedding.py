@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
-from tilewright.kernels.catalogue import suite
+from tilewright.bench.catalogue import suite
 from tilewright.kernels.embedding import embedding
 from tilewright.measure.truth.proof import prove
 

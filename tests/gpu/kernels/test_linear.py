@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.layouts import layouts
-from tilewright.kernels.catalogue import suite
+from tilewright.bench.catalogue import suite
 from tilewright.kernels.linear import choice, cuda, dropout_add_fused, gelu_fused, linear_dropout_add, linear_gelu
 from tilewright.measure.truth.proof import prove
 

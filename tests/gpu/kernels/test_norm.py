@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tilewright.bench.catalogue import suite
 from tilewright.kernels import norm
 from tilewright.kernels.by_recipe import performed
-from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import cuda, reference
 from tilewright.measure.truth.proof import prove, tensors_of
 from tilewright.records.measurement import Verified

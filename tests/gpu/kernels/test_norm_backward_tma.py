@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tilewright.bench.catalogue import suite
 from tilewright.hardware.architectures import limits_of
-from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import cuda
 from tilewright.kernels.norm.schedule import schedule_of
 from tilewright.kernels.row_schedule import Schedule

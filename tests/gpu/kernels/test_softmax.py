@@ -9,8 +9,8 @@ import torch
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.rows import LAYOUTS, SPECIALS, layout
+from tilewright.bench.suites.softmax import COLUMNS, SUITES
 from tilewright.kernels.softmax import by_impl, softmax
-from tilewright.kernels.softmax.variants import COLUMNS, SUITES
 from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,7 @@ import torch
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.layouts import layouts
-from tilewright.kernels.catalogue import suite
+from tilewright.bench.catalogue import suite
 from tilewright.kernels.weighted_sum import weighted_sum
 from tilewright.measure.truth.proof import prove
 

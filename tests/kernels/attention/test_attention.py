@@ -10,10 +10,10 @@ import torch
 
 from tests.kernels.attention.calls import Call
 from tests.kernels.machine_code import compiled, spilled
+from tilewright.bench.catalogue import suite
 from tilewright.hardware.architectures import stated_limits
 from tilewright.kernels.attention import attention, reference
 from tilewright.kernels.attention.dispatch import empty_gradient, strides_like, with_aligned_rows
-from tilewright.kernels.catalogue import suite
 from tilewright.measure.truth.proof import prove
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ import torch
 
 from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
+from tilewright.bench.suites.activation import SUITES
 from tilewright.kernels import activation
 from tilewright.kernels.activation import reference
-from tilewright.kernels.activation.variants import SUITES
 from tilewright.kernels.device import interpreted
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.proof import prove

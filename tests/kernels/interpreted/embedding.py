@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.kernels.interpreter import install
+from tilewright.bench.suites.embedding import SUITES
 from tilewright.kernels.embedding import embedding
 from tilewright.kernels.embedding import triton as kernels
-from tilewright.kernels.embedding.variants import SUITES
 from tilewright.measure.truth.proof import prove
 
 install()

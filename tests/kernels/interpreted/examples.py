@@ -11,7 +11,7 @@ import torch
 from examples.kernels import matmul, weighted_sum
 from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
-from tilewright.kernels.catalogue import suite
+from tilewright.bench.catalogue import suite
 from tilewright.measure.truth.proof import prove
 
 install()

@@ -9,8 +9,8 @@ import torch
 
 from tests.kernels.interpreter import install
 from tests.kernels.vocabulary import OPTIONS, Options, by_position, error_of_a_sure_row, inputs
+from tilewright.bench.catalogue import suite
 from tilewright.kernels.by_recipe import perform_part
-from tilewright.kernels.catalogue import suite
 from tilewright.kernels.linear_cross_entropy import triton as kernels
 from tilewright.measure.truth.proof import prove
 from tilewright.operators.own import linear_cross_entropy as row

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tilewright.bench.catalogue import suite
 from tilewright.kernels import by_recipe, norm
-from tilewright.kernels.catalogue import suite
 from tilewright.kernels.norm import triton
 from tilewright.measure.truth.proof import prove
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.kernels.interpreter import install
+from tilewright.bench.suites.rotary import SUITES
 from tilewright.kernels.rotary import reference, rotary
-from tilewright.kernels.rotary.variants import SUITES
 from tilewright.measure.truth.proof import prove
 
 install()

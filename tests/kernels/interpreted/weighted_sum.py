@@ -7,8 +7,8 @@ import torch
 
 from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
+from tilewright.bench.suites.weighted_sum import SUITES
 from tilewright.kernels.weighted_sum import weighted_sum
-from tilewright.kernels.weighted_sum.variants import SUITES
 from tilewright.measure.truth.proof import prove
 
 install()

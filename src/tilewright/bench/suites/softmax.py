@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from tilewright.kernels.peers import example, generated, inductor, library, no_cuda_cpp
+from tilewright.bench.peers import example, generated, inductor, library, no_cuda_cpp
+from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.softmax import by_impl, log_softmax, reference, softmax
-from tilewright.kernels.workloads import Draw, workloads
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tilewright.bench.peers import inductor
+from tilewright.bench.workloads import SHORT
 from tilewright.kernels.attention import attention, dispatch, reference
 from tilewright.kernels.attention.registered import attend, request_of
-from tilewright.kernels.peers import inductor
-from tilewright.kernels.workloads import SHORT
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 

@@ -31,7 +31,7 @@ def suite_named(target: str) -> Suite | None:
 
     References to the clocks are taken before the user's file runs. Raises UsageError or TargetError.
     """
-    from tilewright.kernels.catalogue import suite
+    from tilewright.bench.catalogue import suite
     from tilewright.measure.timing.timers import cuda_timers
     from tilewright.records.suite import Suite
     from tilewright.targets import load_object

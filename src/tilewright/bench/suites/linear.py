@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tilewright.bench.peers import example, generated, inductor
+from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.dropout_add import drawn_by_pytorch
 from tilewright.kernels.linear import (
     cuda,
@@ -19,8 +21,6 @@ from tilewright.kernels.linear import (
     linear_gelu,
     reference,
 )
-from tilewright.kernels.peers import example, generated, inductor
-from tilewright.kernels.workloads import Draw, workloads
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 

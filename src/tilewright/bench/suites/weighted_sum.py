@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from tilewright.kernels.peers import example, generated, inductor
+from tilewright.bench.peers import example, generated, inductor
+from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.weighted_sum import reference, weighted_sum
-from tilewright.kernels.workloads import Draw, workloads
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work
 

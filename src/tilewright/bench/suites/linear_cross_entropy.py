@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from tilewright.bench.peers import generated, library
+from tilewright.bench.suites import linear_cross_entropy_in_chunks as chunked
+from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
-from tilewright.kernels.linear_cross_entropy import peers as chunked
 from tilewright.kernels.linear_cross_entropy import reference as plain
-from tilewright.kernels.peers import generated, library
-from tilewright.kernels.workloads import Draw, workloads
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work
 

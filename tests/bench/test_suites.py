@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tilewright import backend
-from tilewright.kernels.catalogue import SUITES, suite
+from tilewright.bench.catalogue import SUITES, suite
 
 WITHOUT_GENERATED = {"attention", "attention_decode"}
 """A compiled program calls PyTorch's fused attention or ours: no kernel of it is generated."""

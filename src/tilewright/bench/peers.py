@@ -28,15 +28,15 @@ def inductor(function: Callable[..., Any], **options: Any) -> Variant:
 def generated(function: Callable[..., Any], **options: Any) -> Variant:
     """`function`, written in plain PyTorch, under `torch.compile(backend="tilewright")` without hand-written kernels.
 
-    A hand-written kernel is worth its lines where it is 5 % faster. The backend stands above this room, so it is found
-    by the name of its entry point, as PyTorch finds it, whether tilewright is installed or on PYTHONPATH.
+    A hand-written kernel is worth its lines where it is 5 % faster.
     """
 
     @functools.cache
     def compiled() -> Callable[..., Any]:
         import torch
 
-        backend = pkgutil.resolve_name("tilewright.backend:backend")
+        from tilewright.backend import backend
+
         return torch.compile(function, backend=backend, dynamic=False, options={"hand_written": False})
 
     return Variant("generated", "inductor", lambda *inputs: compiled()(*inputs), **options)

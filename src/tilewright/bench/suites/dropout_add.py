@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from tilewright.bench.peers import generated, inductor
+from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.activation import formula
 from tilewright.kernels.dropout_add import drawn_by_pytorch, dropout_add, reference
-from tilewright.kernels.peers import generated, inductor
-from tilewright.kernels.workloads import Draw, workloads
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work
 

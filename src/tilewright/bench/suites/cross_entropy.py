@@ -7,10 +7,10 @@ import functools
 import torch
 import torch.nn.functional as F
 
+from tilewright.bench.peers import generated, inductor, library, no_cuda_cpp
+from tilewright.bench.suites.softmax import COLUMNS
+from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.cross_entropy import by_impl, cross_entropy, reference
-from tilewright.kernels.peers import generated, inductor, library, no_cuda_cpp
-from tilewright.kernels.softmax.variants import COLUMNS
-from tilewright.kernels.workloads import Draw, workloads
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels.peers import generated, inductor, library
+from tilewright.bench.peers import generated, inductor, library
+from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.rotary import reference, rotary
-from tilewright.kernels.workloads import Draw, workloads
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tilewright.bench.peers import generated, inductor, library
+from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels import norm
 from tilewright.kernels.by_recipe import performed
 from tilewright.kernels.norm import add_norm_recipe, backward_recipe, cuda, reference, schedule
-from tilewright.kernels.peers import generated, inductor, library
-from tilewright.kernels.workloads import Draw, workloads
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 

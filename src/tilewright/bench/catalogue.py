@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from tilewright.kernels.peers import example_module
+from tilewright.bench.peers import example_module
 from tilewright.records.errors import UsageError
 from tilewright.records.suite import Suite
 
@@ -39,6 +39,6 @@ def suite(name: str) -> Suite:
         raise UsageError(f"no operator named {name!r} in the bench; known: {', '.join(SUITES)}")
     where = _WHERE[name]
     is_example = where.endswith(".py")
-    module = example_module(where) if is_example else importlib.import_module(f"tilewright.kernels.{where}.variants")
+    module = example_module(where) if is_example else importlib.import_module(f"tilewright.bench.suites.{where}")
     found: Suite = module.SUITES[name]
     return found

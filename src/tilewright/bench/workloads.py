@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,11 +42,16 @@ def workloads(
     """A suite's workload of any sizes and dtype.
 
     `operands(draw, *sizes)` gives the arguments, `work(itemsize, *sizes)` the work of each direction, and
-    `name(*sizes)` what tables show before the dtype.
+    `name(*sizes)` what tables show before the dtype. The workload raises ValueError for another number of sizes.
     """
+    taken = inspect.signature(work)
 
     def workload(sizes: tuple[int, ...], dtype: str) -> Workload:
         kind: torch.dtype = getattr(torch, dtype)
+        try:
+            taken.bind(kind.itemsize, *sizes)
+        except TypeError as error:
+            raise ValueError(f"sizes {sizes}: {error}") from error
 
         def make(device: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
             return operands(Draw(kind, device, generator), *sizes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from tilewright.bench.peers import generated, inductor, library
+from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.embedding import embedding, reference
-from tilewright.kernels.peers import generated, inductor, library
-from tilewright.kernels.workloads import Draw, workloads
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work
 

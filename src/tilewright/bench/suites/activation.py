@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
+from tilewright.bench.peers import example, generated, inductor, library
+from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.activation import gelu, reference, swiglu
-from tilewright.kernels.peers import example, generated, inductor, library
-from tilewright.kernels.workloads import Draw, workloads
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
