@@ -22,6 +22,18 @@ small = Case("small gelu", lambda: gelu, [InputSpec.parse("fp32[N=64,M=32]")])
 def product(x, y):
     return x.relu() @ y
 
+normed = nn.LayerNorm(8)
+
+def ninth(x):
+    return x[:, 9].sin()
+
+def turned(x):
+    return x.permute(0, 2, 1)
+
+def asserts(x):
+    assert x.shape[1] == 3, "three channels are needed"
+    return x.sin()
+
 def breaks(x):
     y = x.sin()
     torch._dynamo.graph_break()

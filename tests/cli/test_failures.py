@@ -53,6 +53,18 @@ FAILURES = {
         4,
         "matmul of [4, 6], [4, 6]: ",
     ),
+    "a norm of other columns": (
+        ["explain", "MODELS:normed", "--inputs", "fp32[N=4,K=6]"],
+        4,
+        "layer_norm of [4, 6], [8], [8]: Given normalized_shape=[8], expected input with shape [8], but got",
+    ),
+    "an index too large": (
+        ["explain", "MODELS:ninth", "--inputs", "fp32[N=4,K=6]"],
+        4,
+        "out of bounds for dimension 1",
+    ),
+    "an axis too many": (["explain", "MODELS:turned", "--inputs", "fp32[N=4,K=6]"], 4, "Dimension out of range"),
+    "an assertion": (["explain", "MODELS:asserts", "--inputs", "fp32[N=4,K=6]"], 4, "three channels are needed"),
     "graph break of optimize": (["optimize", "MODELS:breaks", "--inputs", "fp32[N=4]"], 5, "it breaks at models.py:"),
     "no time": (["optimize", "MODELS:small", "--seconds", "-5"], 2, "--seconds -5 is not a time"),
     "a time that is no number": (["optimize", "MODELS:small", "--seconds", "nan"], 2, "--seconds nan is not a time"),

@@ -60,7 +60,10 @@ def capture(case: Case, planner: Planner | None = None, *, device: str = "cpu") 
             torch.compile(program, backend=observe, fullgraph=True, dynamic=False)(*inputs)
     except _Seen:
         pass
-    except torch._dynamo.exc.TorchDynamoException as error:
+    except Exception as error:
+        # Dynamo lets some errors of operators pass, with the user's lines added to their text.
+        if not isinstance(error, torch._dynamo.exc.TorchDynamoException) and "from user code:" not in str(error):
+            raise
         raise capture_error(case.name, error) from error
     finally:
         torch._dynamo.reset()

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from tilewright.graph.source import user_line
 from tilewright.records.errors import CaptureError, InputError, TilewrightError
 
-if TYPE_CHECKING:
-    from torch._dynamo.exc import TorchDynamoException
-
 OPERATOR = re.compile(
-    r"call_\w+ (?:<built-in (?:function|method) )?(?P<name>[\w.]+)[^(]*\((?P<operands>.*)\): "
+    r"call_\w+ (?:<(?:built-in )?(?:function|method) )?(?P<name>[\w.]+)[^(]*\((?P<operands>.*)\): "
     r"got \w+\((?P<quote>['\"])(?P<reason>.*)(?P=quote)\)"
 )
 """Dynamo's message for an operator that rejects its operands: `call_function NAME(…): got ERROR('…')`."""
 SIZE = re.compile(r"FakeTensor\(\.\.\.[^)]*?size=\(([^)]*)\)")
+FALSE = re.compile(r"^Data-dependent assertion failed.*ConstantVariable\(bool: False\)", re.DOTALL)
+"""Dynamo's message for an assertion about shapes that does not hold."""
+UNPACKED = "Length mismatch when unpacking"
+"""Dynamo's message for a shape, or a tuple of tensors, of more or fewer items; of torch 2.11."""
 RAISED = re.compile(r"raised exception (.+)")
 CONSTANT = re.compile(r"\[?ConstantVariable\(\w+: (.*?)\)\]?")
 """An argument of that exception in torch 2.11."""
 
 
-def capture_error(name: str, error: TorchDynamoException) -> TilewrightError:
-    """The documented error for what Dynamo raised while capturing the case `name`.
+def capture_error(name: str, error: Exception) -> TilewrightError:
+    """The documented error for what Dynamo, or the user's code within it, raised while capturing the case `name`.
 
     InputError if an operator or the user's code rejects the inputs, with the operator, its operands' shapes and
     the line; a backend's TilewrightError unchanged; else CaptureError with the line of the graph break.
     """
+    from torch._dynamo.exc import TorchDynamoException
+
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, TilewrightError):
         return inner
     text = str(error)
     line = user_line(text.rpartition("from user code:")[2])
-    place = f"at {line}" if line else "at an unknown place"
+    # A module that is one of PyTorch's own layers has no line.
+    place = f" at {line}" if line else ""
     if found := OPERATOR.search(text):
         shapes = ", ".join(f"[{size.rstrip(', ')}]" for size in SIZE.findall(found["operands"]))
         what = f"{found['name']} of {shapes or 'no tensor'}: {found['reason']}"
@@ -42,12 +45,18 @@ def capture_error(name: str, error: TorchDynamoException) -> TilewrightError:
             if "leaf Variable" in what
             else ""
         )
-        return InputError(f"{name} does not accept its inputs {place}\n  {what}{hint}")
+        return InputError(f"{name} does not accept its inputs{place}\n  {what}{hint}")
     if found := RAISED.search(text):
         raised = CONSTANT.sub(r"\1", found[1])
-        return InputError(f"{name} does not accept its inputs {place}\n  {raised}")
+        return InputError(f"{name} does not accept its inputs{place}\n  {raised}")
     first = text.strip().partition("\n")[0]
+    if first.startswith(UNPACKED):
+        return InputError(f"{name} does not accept its inputs{place}\n  {first}")
+    if FALSE.search(text):
+        return InputError(f"{name} does not accept its inputs{place}\n  the assertion does not hold for their shapes")
+    if not isinstance(error, TorchDynamoException):
+        return InputError(f"{name} does not accept its inputs{place}\n  {type(error).__name__}: {first}")
     return CaptureError(
-        f"{name} is not one graph; it breaks {place}\n  {first}; "
+        f"{name} is not one graph; it breaks{place}\n  {first}; "
         "torch.compile would run it as several graphs: name a part as the target, or rewrite the line"
     )
