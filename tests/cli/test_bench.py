@@ -50,7 +50,9 @@ def test_a_table_of_every_way(tilewright: Tilewright, own: str) -> None:
     assert "× eager" in ended.out and "× suspect" in ended.out
     rows = {row[0]: row for row in (re.split(r"\s{2,}", line) for line in ended.lines[2:4])}
     assert sorted(rows) == ["eager", "suspect"]
-    assert rows["eager"][7] == rows["eager"][8] == rows["suspect"][7] and "1.00×" in rows["eager"][9:]
+    assert rows["eager"][7] == rows["eager"][8] == rows["suspect"][7]
+    # On a busy machine the spread of its times may leave the ratio open.
+    assert {"1.00×", "noisy"} & set(rows["eager"][9:])
 
 
 def test_json_lines_have_the_documented_fields(tilewright: Tilewright, own: str) -> None:
