@@ -37,6 +37,8 @@ def test_operators_are_registered_well() -> None:
     indices, weight = torch.randint(5, (4, 3), dtype=torch.int32), torch.randn(5, 6, requires_grad=True)
     torch.library.opcheck(torch.ops.tilewright.embedding.default, (indices, weight, 2))
     torch.library.opcheck(torch.ops.tilewright.embedding_backward.default, (torch.randn(4, 3, 6), indices, 5, -1))
+    keys, order = indices.flatten().sort(stable=True)
+    torch.library.opcheck(torch.ops.tilewright.embedding_sums.default, (torch.randn(4, 3, 6), keys, order, 5, -1))
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -67,5 +69,7 @@ def test_kernels_compile_without_spills(dtype: str) -> None:
         compiled(kernels.backward, types, backward, aligned),
         compiled(kernels.long_runs, types, backward, aligned),
     ]
+    bounds = compiled(kernels.find_bounds, types, {"STEPS": 20, "ENTRIES": kernels.BOUNDS})
+    assert spilled(bounds) == 0
     assert [spilled(code) for code in codes] == [0, 0, 0]
     assert all("ld.global.v4.b32" in code.asm["ptx"] for code in codes)

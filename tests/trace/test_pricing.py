@@ -141,6 +141,7 @@ MATRIX, LOGITS, VECTOR = "float32[N,M]", ("float32[N,K]", "int64[N]"), "float32[
         (lambda dy, x, w: own.weighted_sum_backward(dy, x, w, False, True), ("float32[N]", MATRIX, VECTOR)),
         (lambda i, w: own.embedding(i, w, -1), ("int64[99]", "float32[K,M]")),
         (lambda d, i: own.embedding_backward(d, i, 11, -1), (MATRIX, "int64[N]")),
+        (lambda d, k, i: own.embedding_sums(d, k, i, 11, -1), (MATRIX, "int64[N]", "int64[N]")),
         (
             lambda q, k, c, s: own.rotary(q, k, c, s, False, False),
             ("float32[B,K,N,8]", "float32[B,M,N,8]", "float32[N,4]", "float32[N,4]"),

@@ -15,6 +15,7 @@ from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.channels_last import channels_last
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
+from tilewright.passes.embeddings import sum_sorted
 from tilewright.passes.fold_constants import fold_constants
 from tilewright.passes.pad_products import pad_products
 from tilewright.passes.rms_norm import as_aten, norm_as_one
@@ -40,7 +41,7 @@ def optimise_joint(
     graph: fx.Graph, target: Target, raced: Raced = not_raced, *, hand_written: bool = True
 ) -> list[Decision]:
     """Before the cut into forward and backward: constants, copies, common subexpressions and dead code; then attention,
-    hand-written kernels, alignment, products of few rows and dropout.
+    hand-written kernels, alignment, products of few rows, gradients of embeddings and dropout.
 
     `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured. Without `hand_written`
     no hand-written kernel is proposed.
@@ -51,6 +52,7 @@ def optimise_joint(
     simplify(graph)
     decisions = choose_kernels(graph, raced) if hand_written else []
     skinny = skinny_products(graph, target) if hand_written else []
+    summed = sum_sorted(graph, target) if hand_written else []
     chosen = choose_candidates(graph, target) if hand_written else []
     if any(decision.verdict == "taken" for decision in chosen):
         drop_round_trips(graph)
@@ -59,4 +61,4 @@ def optimise_joint(
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)
     split_dropout(graph, target)
-    return [*decisions, *skinny, *chosen, *padded]
+    return [*decisions, *skinny, *summed, *chosen, *padded]

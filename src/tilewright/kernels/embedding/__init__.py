@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import runs_triton
 from tilewright.kernels.embedding import triton
 from tilewright.kernels.registration import define
@@ -14,7 +13,6 @@ from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 
 NO_PADDING = -1
-SUMS = "tilewright::embedding_backward"
 
 
 def embedding(indices: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
@@ -59,16 +57,29 @@ def _backward(dout: torch.Tensor, indices: torch.Tensor, entries: int, padding: 
     if runs_triton(dout):
         # 32-bit keys sort in half the passes.
         keys, order = indices.flatten().to(torch.int32).sort(stable=True)
-        bounds = torch.searchsorted(keys, torch.arange(entries + 1, dtype=torch.int32, device=keys.device))
-        (dweight,) = perform_part(SUMS, triton.sums_recipe, dout, keys, order, bounds, entries, padding)
-        return dweight
+        return _embedding_sums(dout, keys, order, entries, padding)  # type: ignore[no-any-return]
+    positions = torch.arange(indices.numel(), device=indices.device)
+    return _sums(dout, indices.flatten(), positions, entries, padding)
+
+
+def _sums_recipe(
+    call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, entries: int, padding: int
+) -> Recipe | None:
+    return triton.sums_recipe(call, dout, keys, order, entries, padding) if runs_triton(dout) else None
+
+
+def _sums(dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, entries: int, padding: int) -> torch.Tensor:
     # PyTorch on a CPU adds up in the table's own dtype, which loses digits in 16 bits.
     wide = dout if dout.dtype == torch.float64 else dout.float()
     total = wide.new_zeros(entries, dout.shape[-1])
-    total.index_add_(0, indices.flatten(), wide.reshape(indices.numel(), dout.shape[-1]))
+    total.index_add_(0, keys, wide.reshape(order.numel(), dout.shape[-1])[order])
     if padding != NO_PADDING:
         total[padding] = 0
     return total.to(dout.dtype)
+
+
+def _gradient_fake(dout: torch.Tensor, *options: Any) -> torch.Tensor:
+    return dout.new_empty((options[-2], dout.shape[-1]))
 
 
 def _forward_fake(indices: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tensor:
@@ -81,11 +92,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(indices)
 
 
-_embedding_backward = define(
-    "embedding_backward",
-    _backward,
-    lambda dout, indices, entries, padding: dout.new_empty((entries, dout.shape[-1])),
-)
+_embedding_sums = define("embedding_sums", _sums, _gradient_fake, recipe=_sums_recipe)
+_embedding_backward = define("embedding_backward", _backward, _gradient_fake)
 _embedding = define(
     "embedding",
     _forward,

@@ -28,6 +28,8 @@ PART_ROWS = 4
 """Rows of a tile where a long run is summed; most other runs have one row."""
 CHUNK = 64
 """Positions of a partial sum of a long run; one program sums a run of up to two chunks."""
+BOUNDS = 256
+"""Entries of which one program finds where their positions begin."""
 
 
 @triton.jit(do_not_specialize=["count", "entries"])
@@ -44,6 +46,23 @@ def forward(
     inside = (row < count)[:, None] & (column < columns)[None, :]
     taken = tl.load(weight + index[:, None] * weight_row + column[None, :], mask=inside)
     tl.store(out + row[:, None] * columns + column[None, :], taken, mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "entries"])
+def find_bounds(
+    keys: tl.tensor, bounds: tl.tensor, count: tl.int64, entries: tl.int64, STEPS: tl.constexpr, ENTRIES: tl.constexpr
+) -> None:
+    """bounds[e] = how many of the sorted keys are less than e, for 0 ≤ e ≤ entries; 2^STEPS > count."""
+    entry = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
+    low = tl.zeros([ENTRIES], tl.int64)
+    high = low + count
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        key = tl.load(keys + middle, mask=low < high, other=0)
+        is_less = (low < high) & (key < entry)
+        high = tl.where(is_less, high, middle)
+        low = tl.where(is_less, middle + 1, low)
+    tl.store(bounds + entry, low, mask=entry <= entries)
 
 
 @triton.jit
@@ -144,20 +163,25 @@ def forward_recipe(call: RecipeBuilder, indices: Operand, weight: Operand) -> Re
 
 
 def sums_recipe(
-    call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, bounds: Operand, entries: int, padding: int
+    call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, entries: int, padding: int
 ) -> Recipe:
     """dweight[entries, D], summed in the order of the positions; `padding` is -1 without a padding row.
 
-    keys: the indices, sorted; order: their positions in dout; bounds: where the keys of each entry begin, and the end.
+    keys: the indices, int32 and sorted; order: their positions in dout.
     """
-    dout, columns = call.contiguous(dout), dout.shape[-1]
+    dout, columns, count = call.contiguous(dout), dout.shape[-1], keys.numel()
     dweight = call.empty((entries, columns), dout.dtype)
+    bounds = call.empty((entries + 1,), torch.int64)
+    call.launch(
+        find_bounds, (triton.cdiv(entries + 1, BOUNDS),),
+        keys, bounds, count, entries, STEPS=max(count, 1).bit_length(), ENTRIES=BOUNDS, num_warps=4,
+    )  # fmt: skip
     wide = min(triton.next_power_of_2(max(columns, 1)), BACKWARD_COLUMNS)
-    blocks, chunks = triton.cdiv(columns, wide), triton.cdiv(keys.numel(), CHUNK)
+    blocks, chunks = triton.cdiv(columns, wide), triton.cdiv(count, CHUNK)
     parts = call.empty((chunks, 2, columns), torch.float32)
     sizes = {"CHUNK": CHUNK, "ROWS": PART_ROWS, "COLUMNS": wide, "num_warps": 4}
     if chunks > 2:
         grid = chunks, blocks, 2
-        call.launch(long_runs, grid, dout, keys, order, bounds, parts, keys.numel(), columns, padding, **sizes)
+        call.launch(long_runs, grid, dout, keys, order, bounds, parts, count, columns, padding, **sizes)
     call.launch(backward, (entries, blocks), dout, order, bounds, parts, dweight, columns, padding, **sizes)
     return call.finish(dweight)

@@ -21,3 +21,10 @@ own(
     shapes=lambda call: table_gradient("entries", "dout", call),
     dtypes=("dout",),
 )
+own(
+    "embedding_sums(Tensor dout, Tensor keys, Tensor order, SymInt entries, SymInt padding) -> Tensor",
+    "library",
+    arithmetic=each(of_argument("dout"), 1),
+    shapes=lambda call: table_gradient("entries", "dout", call),
+    dtypes=("dout",),
+)

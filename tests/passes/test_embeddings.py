@@ -1,0 +1,65 @@
+"""Gradients of embeddings: which become tilewright's sums, and their numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.passes.graphs import aten, calls, run
+from tests.passes.test_candidates import priced
+from tilewright.hardware.profiles import profile_for
+from tilewright.hardware.target import Target
+from tilewright.passes import embeddings
+from tilewright.passes.embeddings import sum_sorted
+
+H200 = Target(profile_for("h200"), False)
+
+
+class Table(nn.Module):
+    def __init__(self, dtype: torch.dtype, **options: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50257, 64, dtype=dtype, **options)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return self.table(indices).sin()
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "device", "verdicts"),
+    [
+        (Table(torch.bfloat16), "int64[8,1024]", "h200", ["taken"]),
+        (Table(torch.float32), "int32[8,1024]", "h200", ["taken"]),
+        (Table(torch.bfloat16), "int64[3,1024]", "h200", ["refused"]),
+        (Table(torch.float64), "int64[8,1024]", "h200", ["refused"]),
+        (Table(torch.bfloat16, scale_grad_by_freq=True), "int64[8,1024]", "h200", ["refused"]),
+        (Table(torch.bfloat16), "int64[8,1024]", "cpu", []),
+    ],
+)
+def test_which_are_summed_in_the_kernel(model: nn.Module, inputs: str, device: str, verdicts: list[str]) -> None:
+    found = priced(model, inputs, device)
+    assert [d.verdict for d in found.program.decisions if d.passed_by == "embeddings"] == verdicts
+    ran = {kernel for _, _, kernel in found.plan.launches()}
+    assert ("tilewright.embedding_sums.default" in ran) == (verdicts == ["taken"])
+
+
+@pytest.mark.parametrize("padding", [-1, 2])
+@pytest.mark.parametrize("expanded", [False, True])
+def test_numbers_stay(padding: int, expanded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "UNSORTED", 0)
+    indices, table = torch.randint(7, (5, 6)), torch.randn(7, 9)
+    if expanded:
+        indices = indices[:1].expand(5, 6)
+    dout = torch.randn(5, 6, 9)
+
+    def gradient(dout: Tensor, indices: Tensor) -> Tensor:
+        return torch.ops.aten.embedding_dense_backward(dout, indices, 7, padding, False)
+
+    graph = aten(gradient, dout, indices)
+    assert [d.verdict for d in sum_sorted(graph, H200)] == ["taken"]
+    assert calls(graph)[-1] == "tilewright.embedding_sums.default"
+    wide = table.double().requires_grad_()
+    rows = F.embedding(indices, wide, None if padding < 0 else padding)
+    (exact,) = torch.autograd.grad(rows, wide, dout.double())
+    torch.testing.assert_close(run(graph, dout, indices).double(), exact, rtol=1e-5, atol=1e-5)
