@@ -19,6 +19,7 @@ from tests.graph.captured import (
     Program,
     block_graphs,
     block_shapes,
+    convolved,
     fused_qkv,
     heads_there_and_back,
     mlp,
@@ -118,6 +119,15 @@ def test_parameters_are_named_by_use_then_by_their_neighbour() -> None:
     assert found["weight_1"] == "[3·D, D]"
     assert found["bmm"] == "[B, N, N]"
     assert found["bmm_1"] == "[B, N, D]"
+
+
+def test_a_kernels_size_is_never_a_dimensions() -> None:
+    """A 3×3 kernel over three channels, of images of three rows."""
+    sizes = {"B": 2, "C": 3, "N": 3, "M": 7}
+    program = Program(convolved, ("float32[B,C,N,M]", "float32[11,C,3,3]?", "float32[11]?"))
+    graph = program.graph(sizes)
+    found = texts(graph, program.shapes(graph, sizes))
+    assert found["weight_1"] == "[11, C, 3, 3]"
 
 
 def test_a_parameter_without_one_reading_keeps_its_number() -> None:

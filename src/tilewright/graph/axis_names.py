@@ -53,6 +53,11 @@ class AxisNames:
             self._neighbours[factor] = []
         return (factor,)
 
+    @staticmethod
+    def number(size: int) -> Axis:
+        """An axis whose size is that number and never gets a name."""
+        return () if size == 1 else (sympy.Integer(size),)
+
     def unknown_shape(self, shape: Iterable[int], *, guess: bool = False) -> Axes:
         return tuple(self.unknown(size, guess=guess) for size in shape)
 

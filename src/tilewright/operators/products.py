@@ -104,6 +104,9 @@ def _convolution_backward_flops(sizes: CallSizes) -> Count:
 
 def _convolution(call: CallAxes) -> Result:
     source, weight, bias = call.tensor("input"), call.tensor("weight"), call.axes("bias")
+    # A kernel of 3×3 has the size of no dimension, also where there are three channels.
+    for axis in weight[2:]:
+        call.names.unify(axis, call.names.number(call.names.size_of(axis)))
     if call.arguments["transposed"] or call.arguments["groups"] != 1 or len(source) != len(weight):
         return call.kept(source[:1] + call.names.unknown_shape(call.shape[1:]))
     call.names.unify(source[1], weight[1])

@@ -30,6 +30,9 @@ class Algebra(Protocol):
 
     def unknown_shape(self, shape: Iterable[int], *, guess: bool = False) -> Axes: ...
 
+    def number(self, size: int) -> Axis:
+        """An axis whose size is that number and never gets a name."""
+
     def size_of(self, axis: Axis) -> int: ...
 
     def unify(self, left: Axis, right: Axis) -> Axis:
@@ -194,6 +197,9 @@ class NumberAxes:
 
     def unknown(self, size: int, *, guess: bool = False) -> Axis:
         return () if size == 1 else (size,)
+
+    def number(self, size: int) -> Axis:
+        return self.unknown(size)
 
     def unknown_shape(self, shape: Iterable[int], *, guess: bool = False) -> Axes:
         return tuple(map(self.unknown, shape))
