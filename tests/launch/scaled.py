@@ -13,6 +13,7 @@ from tilewright.kernels.registration import without_derivative
 from tilewright.launch import twin
 from tilewright.launch.builder import Operand, RecipeBuilder, operands_of
 from tilewright.launch.eager import EagerOperator
+from tilewright.launch.gradient import Given, Grad, Gradient
 from tilewright.records.recipe import Recipe
 
 Call = Callable[..., Any]
@@ -22,15 +23,18 @@ ADVANCE = 4
 class Scaled:
     """The operators `tested::scaled` and `tested::scaled_backward` on a driver."""
 
-    def __init__(self, driver: FakeDriver) -> None:
+    def __init__(self, driver: FakeDriver, is_plain: bool = True) -> None:
+        """`is_plain`: the gradient is plain data, and else functions of Python."""
         self.built: list[str] = []
         """Whose recipes were built."""
         self.without_recipe: list[str] = []
         """Which calls were computed by PyTorch's operators."""
         self._scale = driver.kernel("scale", "PPqd", _scale)
         self._add = driver.kernel("add", "PPPq", _add)
-        self.backward = self._operator("scaled_backward", self._backward_recipe, self._backward, None, None)
-        self.forward = self._operator("scaled", self._recipe, self._forward, self._gradient, _save)
+        self.backward = self._operator("scaled_backward", self._backward_recipe, self._backward, None)
+        plain = Gradient(self.backward.call, (Grad(0), Given(0), Given(2)), (0, None, None, None))
+        self.gradient = (plain.backward, plain.save) if is_plain else (self._gradient, _save)
+        self.forward = self._operator("scaled", self._recipe, self._forward, plain if is_plain else self.gradient)
         _known[:] = [self]
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None, by: float = 2.0, how: str = "") -> Any:
@@ -38,7 +42,7 @@ class Scaled:
         return self.forward.call(x, bias, by, how)
 
     def _operator(
-        self, name: str, recipe: Call, implementation: Call, backward: Call | None, save: Call | None
+        self, name: str, recipe: Call, implementation: Call, gradient: Gradient | tuple[Call, Call] | None
     ) -> EagerOperator:
         def build(*arguments: Any) -> Recipe | None:
             operands = operands_of([x for x in arguments if isinstance(x, torch.Tensor)])
@@ -53,7 +57,7 @@ class Scaled:
             return None if made is None else twin.perform(made, [x for x in arguments if isinstance(x, torch.Tensor)])
 
         operator = getattr(torch.ops.tested, name).default
-        return EagerOperator(operator, build, perform, implementation, backward or without_derivative(name), save)
+        return EagerOperator(operator, build, perform, implementation, gradient or (without_derivative(name), None))
 
     def _recipe(self, call: RecipeBuilder, x: Operand, bias: Operand | None, by: float, how: str) -> Recipe | None:
         if how == "refused":
@@ -68,7 +72,7 @@ class Scaled:
             call.launch(self._add, (1,), scaled, bias, y, count)
         return call.finish(y)
 
-    def _backward_recipe(self, call: RecipeBuilder, dy: Operand, by: float) -> Recipe:
+    def _backward_recipe(self, call: RecipeBuilder, dy: Operand, x: Operand, by: float) -> Recipe:
         dx, nothing = call.empty(dy.shape, dy.dtype), call.empty((0,), dy.dtype)
         dy = dy if dy.is_contiguous() else call.copy(dy)
         call.launch(self._scale, (1,), dy, dx, dy.numel(), by)
@@ -78,12 +82,11 @@ class Scaled:
         self.without_recipe.append(how)
         return by * x if bias is None else by * x + bias
 
-    def _backward(self, dy: torch.Tensor, by: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def _backward(self, dy: torch.Tensor, x: torch.Tensor, by: float) -> tuple[torch.Tensor, torch.Tensor]:
         return by * dy, dy.new_empty(0)
 
     def _gradient(self, ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        _ = ctx.saved_tensors
-        return self.backward.call(dy, ctx.by)[0], None, None, None
+        return self.backward.call(dy, *ctx.saved_tensors, ctx.by)[0], None, None, None
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -111,8 +114,8 @@ _library = torch.library.Library("tested", "FRAGMENT")
 _fakes: dict[str, tuple[str, Call]] = {
     "scaled": ("(Tensor x, Tensor? bias, float by, str how) -> Tensor", lambda x, *_: x.new_empty(x.shape)),
     "scaled_backward": (
-        "(Tensor dy, float by) -> (Tensor, Tensor)",
-        lambda dy, by: (dy.new_empty(dy.shape), dy.new_empty(0)),
+        "(Tensor dy, Tensor x, float by) -> (Tensor, Tensor)",
+        lambda dy, x, by: (dy.new_empty(dy.shape), dy.new_empty(0)),
     ),
 }
 for _name, (_schema, _fake) in _fakes.items():
@@ -123,6 +126,9 @@ for _name, (_schema, _fake) in _fakes.items():
     )
     torch.library.register_fake(f"tested::{_name}", _fake, lib=_library)
 torch.library.register_autograd(
-    "tested::scaled", lambda ctx, dy: _known[0]._gradient(ctx, dy), setup_context=_save, lib=_library
+    "tested::scaled",
+    lambda ctx, dy: _known[0].gradient[0](ctx, dy),
+    setup_context=lambda ctx, inputs, output: _known[0].gradient[1](ctx, inputs, output),
+    lib=_library,
 )
 torch.library.register_autograd("tested::scaled_backward", without_derivative("scaled_backward"), lib=_library)

@@ -32,11 +32,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     return made
 
 
-@pytest.fixture(params=["native", "python"])
+@pytest.fixture(params=["native", "native, gradient in Python", "python"])
 def scaled(request: pytest.FixtureRequest, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Scaled:
-    found = request.getfixturevalue("module") if request.param == "native" else None
+    found = None if request.param == "python" else request.getfixturevalue("module")
     monkeypatch.setattr(EXTENSION, "found", found)
-    return Scaled(fake)
+    return Scaled(fake, is_plain="Python" not in request.param)
 
 
 @pytest.fixture
@@ -298,7 +298,8 @@ def test_keys_that_are_switched_off_do_not_observe(native: Scaled, fake: FakeDri
 @pytest.mark.parametrize("how", ["", "refused"])
 def test_a_profiler_sees_the_operator(how: str, scaled: Scaled) -> None:
     x, dy = drawn(3, 4, grad=True), drawn(3, 4)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True) as profile:
         scaled(x, how=how).backward(dy)
         scaled(x.detach(), how=how)
     events = [event for event in profile.events() if event.name == "tested::scaled"]

@@ -11,6 +11,7 @@ import torch
 from tilewright.graph.capture import has_forward_level
 from tilewright.kernels.by_recipe import RECIPES, RecipeOf, built, performed
 from tilewright.launch.eager import EagerOperator
+from tilewright.launch.gradient import Gradient
 from tilewright.operators.table import rows
 
 _LIBRARY = torch.library.Library("tilewright", "FRAGMENT")
@@ -26,6 +27,7 @@ def define(
     *,
     backward: Operator | None = None,
     save: Operator | None = None,
+    gradient: Gradient | None = None,
     recipe: RecipeOf | None = None,
 ) -> Operator:
     """Register the operator of the row `tilewright.<name>`, and return what to call (positionally) for it.
@@ -36,8 +38,9 @@ def define(
     `implementation` runs on every device and decides itself what it can do there; `fake` gives the
     results' shapes, dtypes and strides from fake tensors; `backward(ctx, *grads)` and
     `save(ctx, inputs, output)` are as in `torch.library.register_autograd`, and themselves call
-    operators defined here, so that `torch.compile` and double tracing see through them. Without `backward` a
-    derivative raises NotImplementedError instead of being zero.
+    operators defined here, so that `torch.compile` and double tracing see through them. `gradient` stands for both
+    where the gradient is one call of another operator. Without either a derivative raises NotImplementedError instead
+    of being zero.
 
     `recipe(builder, *arguments)`, with operands in place of tensors, gives what kernels do for a call, or None where
     `implementation` takes it. In a compiled graph on a GPU the recipe is a step of the program.
@@ -49,12 +52,15 @@ def define(
     _LIBRARY.define(row.schema, tags=tags)
     operator = getattr(torch.ops.tilewright, name).default
     is_mutable = operator._schema.is_mutable
-    if backward is None and not is_mutable:
+    if gradient is not None:
+        backward, save = gradient.backward, gradient.save
+    elif backward is None and not is_mutable:
         backward = without_derivative(name)
     if recipe is not None:
         RECIPES[full] = recipe
     build, perform = functools.partial(built, full, recipe), functools.partial(performed, full, recipe)
-    eager = EagerOperator(operator, build, perform, implementation, backward, save)
+    computed = gradient or (None if backward is None else (backward, save))
+    eager = EagerOperator(operator, build, perform, implementation, computed)
     _LIBRARY.impl(name, _without_tangents(name, eager.below), "CompositeExplicitAutograd")
     IMPLEMENTATIONS[full] = eager.below
     torch.library.register_fake(full, fake, lib=_LIBRARY)

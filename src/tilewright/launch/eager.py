@@ -17,13 +17,14 @@ import torch
 
 from tilewright.graph.capture import below_autograd, functions_watched, profiled, watched
 from tilewright.launch.executor import EXTENSION, native_recipe
+from tilewright.launch.gradient import Gradient
 from tilewright.launch.triton import is_interpreted
 from tilewright.records.recipe import Recipe
 
 Function = Callable[..., Any]
 DISPATCH, RECORD, NO_RECIPE = range(3)
 """What the executor answers to a call that it has no result for, as in native/operator.h: PyTorch's dispatcher must see
-the operator; a gradient is wanted; other code than kernels takes the call."""
+the operator; a gradient is wanted that Python computes; other code than kernels takes the call."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _observers: list[None] = []
 
@@ -48,19 +49,21 @@ class EagerOperator:
 
     def __init__(
         self, operator: Any, build: Callable[..., Recipe | None], perform: Function, implementation: Function,
-        backward: Function | None, save: Function | None,
+        gradient: Gradient | tuple[Function, Function | None] | None,
     ) -> None:  # fmt: skip
         """Every function takes the operator's arguments.
 
         `operator` is an overload of `torch.ops`; `build` gives the call's recipe, if it has one; `perform` the tuple of
-        that recipe's results, from Python; `implementation` the results of a call without a recipe. `backward` and
-        `save` are as `torch.library.register_autograd` takes them.
+        that recipe's results, from Python; `implementation` the results of a call without a recipe. `gradient` is plain
+        data, or else `backward` and `save` as `torch.library.register_autograd` takes them.
         """
         self.operator = operator
         self.name: str = operator.name()
         self.build, self.perform, self.implementation = build, perform, implementation
         self.has_one_result = len(operator._schema.returns) == 1
-        self.recorded = operator if backward is None else _recorded(self, backward, save)
+        self.gradient = gradient if isinstance(gradient, Gradient) else None
+        pair = (gradient.backward, gradient.save) if isinstance(gradient, Gradient) else gradient
+        self.recorded = operator if pair is None else _recorded(self, *pair)
         self._native: tuple[Function, Function] | None = None
 
     def call(self, *arguments: Any) -> Any:
@@ -102,7 +105,8 @@ class EagerOperator:
             recipe = self.build(*arguments)
             return None if recipe is None else native_recipe(module, recipe)
 
-        known = module.operator(self.has_one_result, build)
+        told = self.gradient and self.gradient.told(_node_name(self.name))
+        known = module.operator(self.has_one_result, build, told)
         self._native = functools.partial(module.call, known), functools.partial(module.below, known)
         return self._native
 
@@ -126,9 +130,17 @@ def _recorded(operator: EagerOperator, backward: Function, save: Function | None
             save(ctx=ctx, inputs=arguments, output=result)
         return result
 
-    name = "Tilewright" + "".join(part.title() for part in operator.name.partition("::")[2].split("_"))
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    made = type(name, (torch.autograd.Function,), methods)
+    made = type(_node_name(operator.name), (torch.autograd.Function,), methods)
     # What `Function.apply` does before its base's is look for functorch, which does not watch this call.
     applied: Function = super(torch.autograd.Function, made).apply  # type: ignore[misc]
     return applied
+
+
+def _node_name(operator: str) -> str:
+    """Of a node in autograd's graph.
+
+    >>> _node_name("tilewright::cross_entropy")
+    'TilewrightCrossEntropy'
+    """
+    return "Tilewright" + "".join(part.title() for part in operator.partition("::")[2].split("_"))

@@ -12,13 +12,12 @@ is computed by PyTorch's own operators. Tensors may have rows of any stride alon
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn import functional as F
 
 from tilewright.kernels.activation import triton
 from tilewright.kernels.registration import define
+from tilewright.launch.gradient import Given, Grad, Gradient
 
 KINDS = {"none": "gelu", "tanh": "gelu_tanh"}
 
@@ -130,24 +129,17 @@ _gated_activation_backward = define(
 )
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    *tensors, ctx.kind = inputs
-    ctx.save_for_backward(*tensors)
-
-
 _activation = define(
     "activation",
     _forward,
     _like,
-    backward=lambda ctx, dy: (_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
-    save=_save,
+    gradient=Gradient(_activation_backward, (Grad(0), Given(0), Given(1)), (0, None)),
     recipe=lambda call, x, kind: triton.recipe(call, triton.forward, (x,), 1, kind),
 )
 _gated = define(
     "gated_activation",
     _gated_forward,
     _like,
-    backward=lambda ctx, dy: (*_gated_activation_backward(dy, *ctx.saved_tensors, ctx.kind), None),
-    save=_save,
+    gradient=Gradient(_gated_activation_backward, (Grad(0), Given(0), Given(1), Given(2)), (0, 1, None)),
     recipe=lambda call, gate, up, kind: triton.recipe(call, triton.gated_forward, (gate, up), 1, kind),
 )

@@ -11,11 +11,11 @@ from tilewright.kernels.attention.request import Mask, Request, TensorLike, stri
 from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.registration import IMPLEMENTATIONS, define
 from tilewright.launch.builder import RecipeBuilder
+from tilewright.launch.gradient import Given, Grad, Gradient, Kept
 from tilewright.records.recipe import Recipe
 
 FORWARD, BACKWARD = "tilewright::attention", "tilewright::attention_backward"
-_TENSORS = 4
-"""Of the options after q, k and v, the first: mask, slopes, starts_q, starts_k."""
+ARGUMENTS = 16
 
 
 def request_of(
@@ -86,26 +86,6 @@ def _backward_fake(
     return tuple(dispatch.empty_gradient(x) for x in (q, k, v))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
-    q, k, v, *options = inputs
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.save_for_backward(q, k, v, *output, *options[:_TENSORS])
-    ctx.options = options[_TENSORS:]
-
-
-def _gradients(
-    ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, *_: Any
-) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, out, lse, lse64, state, *tensors = ctx.saved_tensors
-    nothing = [None] * (_TENSORS + len(ctx.options))
-    if dout is None and dlse is None:
-        return None, None, None, *nothing
-    dout = torch.zeros_like(out) if dout is None else dout
-    dq, dk, dv = backward_operator(dout, dlse, q, k, v, out, lse, lse64, state, *tensors, *ctx.options)
-    return dq, dk, dv, *nothing
-
-
 def _forward_recipe(call: RecipeBuilder, *arguments: Any) -> Recipe | None:
     # Triton is loaded where there is something for it to do.
     from tilewright.kernels.attention import recipe
@@ -129,8 +109,18 @@ attend = define(
     "attention",
     _forward,
     _forward_fake,
-    backward=_gradients,
-    save=_save,
+    gradient=Gradient(
+        backward_operator,
+        (
+            Grad(0),
+            Grad(1, is_optional=True),
+            *map(Given, range(3)),
+            *map(Kept, range(4)),
+            *map(Given, range(3, ARGUMENTS)),
+        ),
+        (0, 1, 2, *[None] * (ARGUMENTS - 3)),
+        differentiable=2,
+    ),
     recipe=_forward_recipe,
 )
 forward, backward = IMPLEMENTATIONS[FORWARD], IMPLEMENTATIONS[BACKWARD]

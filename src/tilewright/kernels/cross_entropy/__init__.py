@@ -12,6 +12,7 @@ from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
 from tilewright.kernels.row_schedule import kernels_for
 from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.launch.gradient import Given, Grad, Gradient, Kept
 from tilewright.records.recipe import Recipe
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -185,18 +186,6 @@ def _loss_fake(
     return loss, logits.new_empty((2, logits.shape[0]), dtype=wide), logits.new_empty((), dtype=wide)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    logits, target, ignored, smoothing, z_loss, _, _, impl = inputs
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(logits, target, *output[1:])
-    ctx.options = (ignored, smoothing, z_loss, impl)
-
-
-def _gradient(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-    *options, impl = ctx.options
-    return (_backward(gradient, *ctx.saved_tensors, *options, 0, impl), *[None] * 7)
-
-
 _backward = define(
     "cross_entropy_backward",
     _backward_by_torch,
@@ -207,8 +196,11 @@ _forward = define(
     "cross_entropy",
     _by_torch,
     _loss_fake,
-    backward=_gradient,
-    save=_save,
+    gradient=Gradient(
+        _backward,
+        (Grad(0), Given(0), Given(1), Kept(1), Kept(2), Given(2), Given(3), Given(4), 0, Given(7)),
+        (0, *[None] * 7),
+    ),
     recipe=_recipe,
 )
 __all__ = ["cross_entropy"]

@@ -24,6 +24,7 @@ from tilewright.kernels.norm.schedule import Direction
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import ELEMENTS, rows_of
 from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.launch.gradient import Given, Grad, Gradient, IsGiven, Kept
 from tilewright.records.recipe import Recipe
 
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
@@ -205,50 +206,42 @@ def _fake_backward(
     return x.new_empty(x.shape), *vectors  # type: ignore[return-value]
 
 
-def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, _, ctx.centered = inputs
-    _save(ctx, x, weight, bias, output[1:])
-
-
 def _save_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, _, weight, bias, _, ctx.centered = inputs
-    _save(ctx, output[1], weight, bias, output[2:])
-
-
-def _save(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(x, weight, *statistics)
+    _, total, *statistics = output
+    ctx.save_for_backward(total, weight, *statistics)
     ctx.mark_non_differentiable(*statistics)
     ctx.set_materialize_grads(False)
     ctx.has_bias = bias is not None
 
 
-def _gradients(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    x, weight, mean, rstd = ctx.saved_tensors
-    # None: no gradient came through that result. Zeros would not do for dy, since 0 * NaN is NaN.
-    if dy is None:
-        d_weight, d_bias = (torch.zeros_like(weight) if has else None for has in (weight is not None, ctx.has_bias))
-        return dsum, d_weight, d_bias
-    dx, d_weight, d_bias = _backward(dy, x, dsum, weight, ctx.has_bias, mean, rstd, ctx.centered)
-    return dx, None if weight is None else d_weight, d_bias if ctx.has_bias else None
-
-
-def _norm_gradients(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    return *_gradients(ctx, dy, None), None, None
-
-
 def _add_norm_gradients(
     ctx: Any, dy: Tensor | None, dsum: Tensor | None, *_: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    dx, d_weight, d_bias = _gradients(ctx, dy, dsum)
-    return dx, dx, d_weight, d_bias, None, None
+    total, weight, mean, rstd = ctx.saved_tensors
+    # None: no gradient came through that result. Zeros would not do for dy, since 0 * NaN is NaN.
+    if dy is None:
+        d_weight, d_bias = (torch.zeros_like(weight) if has else None for has in (weight is not None, ctx.has_bias))
+        return dsum, dsum, d_weight, d_bias, None, None
+    dx, d_weight, d_bias = _backward(dy, total, dsum, weight, ctx.has_bias, mean, rstd, ctx.centered)
+    return dx, dx, None if weight is None else d_weight, d_bias if ctx.has_bias else None, None, None
 
 
+_backward = define(
+    "norm_backward",
+    plain.backward,
+    _fake_backward,
+    recipe=backward_recipe,
+)
 _norm = define(
     "norm",
     _norm_by_torch,
     _fake_norm,
-    backward=_norm_gradients,
-    save=_save_norm,
+    gradient=Gradient(
+        _backward,
+        (Grad(0), Given(0), None, Given(1), IsGiven(2), Kept(1), Kept(2), Given(4)),
+        (0, 1, 2, None, None),
+    ),
     recipe=_norm_recipe,
 )
 _add_norm = define(
@@ -258,10 +251,4 @@ _add_norm = define(
     backward=_add_norm_gradients,
     save=_save_add_norm,
     recipe=add_norm_recipe,
-)
-_backward = define(
-    "norm_backward",
-    plain.backward,
-    _fake_backward,
-    recipe=backward_recipe,
 )

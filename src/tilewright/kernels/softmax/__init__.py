@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
 from tilewright.kernels.row_schedule import kernels_for
 from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.launch.gradient import Given, Grad, Gradient, Kept
 from tilewright.records.recipe import Recipe
 
 
@@ -83,15 +82,6 @@ def _backward_by_torch(y: torch.Tensor, dy: torch.Tensor, log: bool, impl: str) 
     return dx.contiguous()
 
 
-def _save(ctx: Any, inputs: tuple[torch.Tensor, bool, str], output: torch.Tensor) -> None:
-    ctx.save_for_backward(output)
-    ctx.options = inputs[1:]
-
-
-def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    return _backward(ctx.saved_tensors[0], dy, *ctx.options), None, None
-
-
 _backward = define(
     "softmax_backward",
     _backward_by_torch,
@@ -102,8 +92,7 @@ _forward = define(
     "softmax",
     _by_torch,
     lambda x, log, impl: x.new_empty(x.shape),
-    backward=_gradient,
-    save=_save,
+    gradient=Gradient(_backward, (Kept(0), Grad(0), Given(1), Given(2)), (0, None, None)),
     recipe=_recipe,
 )
 __all__ = ["log_softmax", "softmax"]

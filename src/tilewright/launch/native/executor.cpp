@@ -227,10 +227,22 @@ Operator& operator_in(PyObject* capsule) {
     return *found;
 }
 
-// operator(whether it has one result, function from arguments to recipe or None) -> operator
+// (name, function, [(kind, index, constant), …], gives, differentiable)
+std::shared_ptr<const Gradient> gradient_from(const py::tuple& told) {
+    auto gradient = std::make_shared<Gradient>(
+        Gradient{told[0].cast<std::string>(), told[1], {}, told[3].cast<std::vector<int>>(), told[4].cast<size_t>()});
+    for (py::handle x : told[2]) {
+        py::tuple taken = py::reinterpret_borrow<py::tuple>(x);
+        gradient->takes.push_back({taken[0].cast<int>(), taken[1].cast<int>(), taken[2]});
+    }
+    return gradient;
+}
+
+// operator(whether it has one result, function from arguments to recipe or None, gradient or None) -> operator
 PyObject* make_operator(PyObject*, PyObject* const* given, Py_ssize_t) {
     HANDLE_TH_ERRORS
-    auto* made = new Operator{given[0] == Py_True, py::reinterpret_borrow<py::object>(given[1]), {}};
+    auto* made = new Operator{given[0] == Py_True, py::reinterpret_borrow<py::object>(given[1]), nullptr, {}};
+    if (given[2] != Py_None) made->gradient = gradient_from(py::reinterpret_borrow<py::tuple>(given[2]));
     return capsule_of(made, OPERATOR_NAME, [](PyObject* x) { delete (Operator*)PyCapsule_GetPointer(x, OPERATOR_NAME); });
     END_HANDLE_TH_ERRORS
 }

@@ -9,14 +9,14 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/forward_grad.h>
 
-#include "program.h"
+#include "gradient.h"
 
 namespace tilewright {
 
 // What a call answers where it has no result; as in `eager.py`.
 enum Answer : long {
     DISPATCH,  // something besides autograd must see the operator: call it by PyTorch's dispatcher
-    RECORD,    // a gradient is wanted: call it in a node of autograd's graph
+    RECORD,    // a gradient is wanted that Python computes: call it in a node of autograd's graph
     NO_RECIPE  // other code than kernels takes this kind of call
 };
 
@@ -36,6 +36,7 @@ struct Hash {
 struct Operator {
     bool has_one_result;
     py::object build;  // of a call's arguments: the recipe, or None
+    std::shared_ptr<const Gradient> gradient;  // null: Python computes it
     std::unordered_map<Key, std::shared_ptr<const Recipe>, Hash> recipes;  // null: there is none
 };
 
@@ -156,16 +157,18 @@ inline void allocate_and_perform(const Recipe& recipe, Tensors& tensors) {
     perform(recipe, tensors);
 }
 
-// The results, or an Answer. For a call by the user, a profiler records it, and the dispatcher converts arguments of sorts
-// that no key has to those of the schema.
-inline PyObject* performed(Operator& op, PyObject* const* arguments, Py_ssize_t count, Tensors& tensors,
-                           bool is_by_user) {
+using Results = c10::SmallVector<Tensor, 4>;
+
+// The results; or an Answer, and none. For a call by the user, a profiler records it, and the dispatcher converts arguments
+// of sorts that no key has to those of the schema.
+inline std::optional<Answer> performed(Operator& op, PyObject* const* arguments, Py_ssize_t count, Tensors& tensors,
+                                       bool is_by_user, Results& results) {
     Key key;
-    if (tensors.empty()) return PyLong_FromLong(NO_RECIPE);
-    if (!key_of(arguments, count, tensors, key)) return PyLong_FromLong(is_by_user ? DISPATCH : NO_RECIPE);
+    if (tensors.empty()) return NO_RECIPE;
+    if (!key_of(arguments, count, tensors, key)) return is_by_user ? DISPATCH : NO_RECIPE;
     auto recipe = recipe_of(op, std::move(key), arguments, count);
     // Of a captured graph each replay draws anew.
-    if (!recipe || is_captured_draw(*recipe)) return PyLong_FromLong(NO_RECIPE);
+    if (!recipe || is_captured_draw(*recipe)) return NO_RECIPE;
     size_t first = tensors.size();
     {
         py::gil_scoped_release free;
@@ -176,30 +179,43 @@ inline PyObject* performed(Operator& op, PyObject* const* arguments, Py_ssize_t 
             allocate_and_perform(*recipe, tensors);
         }
     }
-    if (recipe->results.empty()) Py_RETURN_NONE;
-    if (op.has_one_result) return THPVariable_Wrap(tensors[first + recipe->results[0]]);
-    PyObject* results = PyTuple_New(recipe->results.size());
-    if (!results) throw python_error();
-    for (size_t i = 0; i < recipe->results.size(); ++i)
-        PyTuple_SET_ITEM(results, i, THPVariable_Wrap(tensors[first + recipe->results[i]]));
-    return results;
+    for (int result : recipe->results) results.push_back(std::move(tensors[first + result]));
+    return std::nullopt;
+}
+
+inline PyObject* wrapped(const Operator& op, const Results& results) {
+    if (results.empty()) Py_RETURN_NONE;
+    if (op.has_one_result) return THPVariable_Wrap(results[0]);
+    PyObject* made = PyTuple_New(results.size());
+    if (!made) throw python_error();
+    for (size_t i = 0; i < results.size(); ++i) PyTuple_SET_ITEM(made, i, THPVariable_Wrap(results[i]));
+    return made;
 }
 
 // The results of a call by the user, or an Answer.
 inline PyObject* call_eagerly(Operator& op, PyObject* const* arguments, Py_ssize_t count) {
     Tensors tensors;
     if (!is_unobserved() || !collect(arguments, count, true, tensors)) return PyLong_FromLong(DISPATCH);
+    bool is_recorded = false;
     if (records_gradients())
-        for (const Tensor& x : tensors)
-            if (x.requires_grad()) return PyLong_FromLong(RECORD);
-    return performed(op, arguments, count, tensors, true);
+        for (const Tensor& x : tensors) is_recorded = is_recorded || x.requires_grad();
+    if (is_recorded && !op.gradient) return PyLong_FromLong(RECORD);
+    variable_list inputs;
+    if (is_recorded) inputs.assign(tensors.begin(), tensors.end());
+    Results results;
+    if (auto answer = performed(op, arguments, count, tensors, true, results))
+        return PyLong_FromLong(is_recorded && *answer == NO_RECIPE ? RECORD : *answer);
+    if (is_recorded) record(op.gradient, arguments, inputs, results);
+    return wrapped(op, results);
 }
 
 // The results of a call below autograd, or NO_RECIPE.
 inline PyObject* call_below_autograd(Operator& op, PyObject* const* arguments, Py_ssize_t count) {
     Tensors tensors;
+    Results results;
     if (!collect(arguments, count, false, tensors)) return PyLong_FromLong(NO_RECIPE);
-    return performed(op, arguments, count, tensors, false);
+    if (auto answer = performed(op, arguments, count, tensors, false, results)) return PyLong_FromLong(*answer);
+    return wrapped(op, results);
 }
 
 }  // namespace tilewright

@@ -1,0 +1,116 @@
+"""The gradient of an operator as one call of another, as plain data: for PyTorch's dispatcher, and for the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Grad:
+    """The gradient of a result."""
+
+    result: int
+    is_optional: bool = False
+    """Whether None stands for one that did not come; else zeros do, and the result is kept too."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An argument of the forward."""
+
+    argument: int
+
+
+@dataclass(frozen=True)
+class IsGiven:
+    """Whether an argument of the forward is not None."""
+
+    argument: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A result of the forward."""
+
+    result: int
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """`save` and `backward` are as `torch.library.register_autograd` takes them; native/gradient.h does the same."""
+
+    operator: Callable[..., Any]
+    """What computes it, as `registration.define` returns it."""
+    takes: tuple[Any, ...]
+    """Its arguments: a `Grad`, a `Given`, an `IsGiven`, a `Kept`, or else a constant."""
+    gives: tuple[int | None, ...]
+    """For each argument of the forward, which result of `operator` is its gradient."""
+    differentiable: int = 1
+    """How many results of the forward have a gradient; they come first."""
+
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep what `takes` asks for."""
+        results = output if isinstance(output, tuple) else (output,)
+        ctx.mark_non_differentiable(*results[self.differentiable :])
+        ctx.set_materialize_grads(False)
+        values = [_value(taken, inputs, results) for taken in self.takes]
+        ctx.save_for_backward(*(x if isinstance(x, torch.Tensor) else None for x in values))
+        ctx.values = [None if isinstance(x, torch.Tensor) else x for x in values]
+        ctx.are_tensors = [isinstance(x, torch.Tensor) for x in inputs]
+
+    def backward(self, ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of all arguments, None of those without one."""
+        if all(gradient is None for gradient in gradients):
+            return (None,) * len(self.gives)
+        saved = ctx.saved_tensors
+        arguments = [value if tensor is None else tensor for value, tensor in zip(ctx.values, saved, strict=True)]
+        for place, taken in enumerate(self.takes):
+            if isinstance(taken, Grad):
+                arguments[place] = gradients[taken.result]
+                if arguments[place] is None and not taken.is_optional:
+                    arguments[place] = torch.zeros_like(saved[self.takes.index(Kept(taken.result))])
+        results = self.operator(*arguments)
+        if isinstance(results, torch.Tensor):
+            results = (results,)
+        pairs = zip(self.gives, ctx.are_tensors, strict=True)
+        return tuple(results[place] if place is not None and is_tensor else None for place, is_tensor in pairs)
+
+    def told(self, name: str) -> tuple[Any, ...]:
+        """What the executor is told, with the name of the node in autograd's graph."""
+        takes = [_told(taken) for taken in self.takes]
+        gives = [-1 if place is None else place for place in self.gives]
+        return name, self.operator, takes, gives, self.differentiable
+
+
+GRAD, GIVEN, IS_GIVEN, KEPT, CONSTANT = range(5)
+"""Kinds of arguments, as in native/gradient.h."""
+
+
+def _told(taken: Any) -> tuple[int, int, Any]:
+    match taken:
+        case Grad(result, is_optional):
+            return GRAD, result, is_optional
+        case Given(argument):
+            return GIVEN, argument, None
+        case IsGiven(argument):
+            return IS_GIVEN, argument, None
+        case Kept(result):
+            return KEPT, result, None
+    return CONSTANT, 0, taken
+
+
+def _value(taken: Any, inputs: tuple[Any, ...], results: tuple[torch.Tensor, ...]) -> Any:
+    match taken:
+        case Grad():
+            return None
+        case Given(argument):
+            return inputs[argument]
+        case IsGiven(argument):
+            return inputs[argument] is not None
+        case Kept(result):
+            return results[result]
+    return taken
