@@ -17,12 +17,14 @@ from tilewright.compile.capture import capture
 from tilewright.compile.planner import Planner
 from tilewright.hardware import profiles
 from tilewright.hardware.target import target_named
+from tilewright.measure.timing import contest
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.errors import UsageError, VerificationError
 from tilewright.records.measurement import Verified
+from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Program
 from tilewright.store.run import SavedRun
-from tilewright.tune import trial
+from tilewright.tune.regions import APART, FUSED
 from tilewright.verbs import bench_case, explain_case, optimisation, optimize_case
 from tilewright.verbs.bench import case_label
 from tilewright.verbs.subject import Subject, _written_to
@@ -37,7 +39,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("TILEWRIGHT_HOME", str(home))
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(home / "cache"))
     monkeypatch.setattr(profiles, "local_profile", lambda **_: profiles.profile_for("cpu"))
-    monkeypatch.setattr(trial, "TRIAL_SECONDS", 0.02)
+    monkeypatch.setattr(contest, "SECONDS", 0.02)
     yield home
 
 
@@ -102,8 +104,8 @@ def test_a_second_run_from_the_cache_shows_the_same_rows(unmeasured: None) -> No
 
 
 def test_a_race_that_fusion_loses_is_followed_and_stored(unmeasured: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = trial.Trial(30.0, 10.0)
-    monkeypatch.setattr("tilewright.tune.settle.race", lambda pairs: [lost for _ in pairs])
+    lost = Outcome({FUSED: 30.0, APART: 10.0})
+    monkeypatch.setattr("tilewright.tune.settle.race_regions", lambda pairs: [lost for _ in pairs])
     program, run = optimized(naive_softmax.case(N=8, M=16))
     assert [len(region.members) for region in program.regions] == [1] * 5
     assert sum(op.stage == "after" and op.target == "kernel" for op in program.operators) == 5

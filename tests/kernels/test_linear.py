@@ -15,6 +15,7 @@ from tests.kernels.layouts import layouts
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.linear import choice, cuda, linear_dropout_add, linear_gelu
 from tilewright.measure.truth.proof import prove
+from tilewright.records.outcomes import Outcome
 
 SHAPES = [(0, 4, 5), (1, 1, 1), (7, 3, 1), (31, 24, 37)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -161,32 +162,38 @@ def test_the_hopper_kernel_says_what_it_does_not_take() -> None:
     assert "float32 on cpu" in str(cuda.refuses(x, weight))
 
 
+@pytest.fixture
+def on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "none")
+
+
+IMPLS = {"one": lambda *_: None, "other": lambda *_: None}
+
+
 def test_without_memory_to_measure_the_first_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    on_a_device: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the next call measures again."""
 
-    def measure(*_: object) -> str:
+    def race(*_: object) -> Outcome:
         raise torch.OutOfMemoryError
 
     x, weight = torch.empty(4, 16), torch.empty(8, 16)
-    impls = {"one": lambda *_: None, "other": lambda *_: None}
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "none")
-    monkeypatch.setattr(choice, "_measure", measure)
-    assert choice.fastest("memory", (x, weight), impls) == "one"
+    monkeypatch.setattr(choice, "_race", race)
+    assert choice.fastest("memory", (x, weight), IMPLS) == "one"
     assert "no memory to measure (4, 16) by (8, 16)" in capsys.readouterr().err
-    monkeypatch.setattr(choice, "_measure", lambda *_: "other")
-    assert choice.fastest("memory", (x, weight), impls) == "other"
-    monkeypatch.setattr(choice, "_measure", measure)
-    assert choice.fastest("memory", (x[:3], weight), impls) == "other"
+    monkeypatch.setattr(choice, "_race", lambda *_: Outcome({"one": 2.0, "other": 1.0}))
+    assert choice.fastest("memory", (x, weight), IMPLS) == "other"
+    monkeypatch.setattr(choice, "_race", race)
+    assert choice.fastest("memory", (x[:3], weight), IMPLS) == "other"
 
 
-def test_the_choice_is_not_made_by_noise_nor_by_who_shares_the_device() -> None:
-    decide = choice._fastest_of
-    assert decide({"first": [1.0, 1.1], "second": [0.99, 1.0]}) == "first"
-    assert decide({"first": [1.0, 1.1], "second": [0.9, 1.0]}) == "second"
-    assert decide({"first": [4.0, 1.0, 4.0, 4.0], "second": [1.1, 1.1, 1.1, 4.0]}) == "first"
+def test_nothing_is_raced_while_a_graph_is_captured(on_a_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(choice, "_race", lambda *_: pytest.fail("raced"))
+    assert choice.fastest("captured", (torch.empty(4, 16), torch.empty(8, 16)), IMPLS) == "one"
 
 
 def test_arguments_lie_as_the_source_reads_them() -> None:

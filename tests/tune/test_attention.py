@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tilewright.kernels.attention.request import Request
+from tilewright.records import outcomes
+from tilewright.records.outcomes import Outcome
 from tilewright.tune import attention
-from tilewright.tune import kept as kept_module
-from tilewright.tune.attention import race, raced
-from tilewright.tune.trial import Trial
+from tilewright.tune.attention import OURS, THEIRS, race, raced
 
 STRIDES = (7 * 3 * 16, 16, 3 * 16, 1)
 REQUEST = Request(
@@ -23,7 +23,7 @@ REQUEST = Request(
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept_module, "_unsaved", {})
+    monkeypatch.setattr(outcomes, "_unsaved", {})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
     yield tmp_path / "cache"
@@ -32,9 +32,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_a_race_is_run_once_for_a_request_and_a_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[bool] = []
 
-    def fixed(request: Request, training: bool) -> Trial:
+    def fixed(request: Request, training: bool) -> Outcome:
         runs.append(training)
-        return Trial(30.0, 20.0)
+        return Outcome({THEIRS: 20.0, OURS: 30.0})
 
     monkeypatch.setattr(attention, "_race", fixed)
     assert raced(REQUEST, True) is None
@@ -48,11 +48,17 @@ def test_a_race_is_run_once_for_a_request_and_a_direction(monkeypatch: pytest.Mo
 
 
 def test_a_damaged_entry_is_as_none(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_race", lambda request, training: Trial(30.0, 20.0))
+    monkeypatch.setattr(attention, "_race", lambda request, training: Outcome({THEIRS: 20.0, OURS: 30.0}))
     race(REQUEST, False)
-    (entry,) = own_cache.rglob("*.trial.json")
+    (entry,) = own_cache.rglob("*.race.json")
     entry.write_text("{")
     assert raced(REQUEST, False) is None and not entry.exists()
+
+
+def test_kernels_with_wrong_results_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_race", lambda request, training: Outcome({THEIRS: 20.0}))
+    ours, theirs = race(REQUEST, True) or (0.0, 0.0)
+    assert ours > theirs == 20.0
 
 
 def test_on_a_cpu_nothing_is_raced() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,20 @@ import torch
 from torch import Tensor
 
 from tests.passes.graphs import aten
+from tilewright.hardware.profiles import profile_for
+from tilewright.hardware.target import Target, target_named
 from tilewright.passes.fusion import Fusion, Region, fuse
 from tilewright.passes.schedule import schedule
+from tilewright.records import outcomes
 from tilewright.records.errors import CompilerError
-from tilewright.tune import kept as kept_module
+from tilewright.records.outcomes import Outcome
 from tilewright.tune import settle as settle_module
+from tilewright.tune.regions import APART, FUSED, race_regions
 from tilewright.tune.settle import settle
-from tilewright.tune.trial import Trial, race
 
-WON, LOST = Trial(10.0, 30.0), Trial(30.0, 10.0)
+WON, LOST = Outcome({FUSED: 10.0, APART: 30.0}), Outcome({FUSED: 30.0, APART: 10.0})
+CPU = target_named("cpu")
+KINDS = ("pointwise", "rows, two passes", "rows, three passes")
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -35,7 +41,7 @@ def proposal(width: int = 8, function: Callable[..., Any] = softmax) -> Fusion:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept_module, "_unsaved", {})
+    monkeypatch.setattr(outcomes, "_unsaved", {})
     yield tmp_path / "cache"
 
 
@@ -44,24 +50,24 @@ def races(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Races with a set outcome, counted."""
     state: dict[str, Any] = {"outcome": WON, "count": 0}
 
-    def fixed(pairs: Sequence[tuple[Region, Sequence[Region]]]) -> list[Trial]:
+    def fixed(pairs: Sequence[tuple[Region, Sequence[Region]]]) -> list[Outcome]:
         state["count"] += len(pairs)
         return [state["outcome"] for _ in pairs]
 
-    monkeypatch.setattr(settle_module, "race", fixed)
+    monkeypatch.setattr(settle_module, "race_regions", fixed)
     yield state
 
 
 def test_prediction_stands_where_nothing_was_measured(races: dict[str, Any]) -> None:
     proposed = proposal()
-    settled = settle(proposed, measure=False)
+    settled = settle(proposed, CPU, measure=False)
     assert settled.regions == proposed.regions and settled.decisions == proposed.decisions
     assert races["count"] == 0 and all(d.measured_us is None for d in settled.decisions)
 
 
 def test_a_fusion_that_wins_stays_with_its_time(races: dict[str, Any]) -> None:
     proposed = proposal()
-    settled = settle(proposed, measure=True)
+    settled = settle(proposed, CPU, measure=True)
     assert settled.regions == proposed.regions
     assert {(d.verdict, d.measured_us) for d in settled.decisions} == {("taken", 10.0)}
 
@@ -69,7 +75,7 @@ def test_a_fusion_that_wins_stays_with_its_time(races: dict[str, Any]) -> None:
 def test_a_fusion_that_loses_is_taken_apart_and_says_so(races: dict[str, Any]) -> None:
     races["outcome"] = LOST
     proposed = proposal()
-    settled = settle(proposed, measure=True)
+    settled = settle(proposed, CPU, measure=True)
     assert [len(region.members) for region in settled.regions] == [1] * 5
     for row, before in zip(settled.decisions, proposed.decisions, strict=True):
         assert (row.producer, row.consumer, row.source) == (before.producer, before.consumer, before.source)
@@ -80,28 +86,28 @@ def test_a_fusion_that_loses_is_taken_apart_and_says_so(races: dict[str, Any]) -
 def test_what_was_taken_apart_still_runs(races: dict[str, Any]) -> None:
     graph = aten(softmax, torch.zeros(5, 8))
     races["outcome"] = LOST
-    units = schedule(graph, settle(fuse(graph, "forward"), measure=True).regions)
+    units = schedule(graph, settle(fuse(graph, "forward"), CPU, measure=True).regions)
     assert sum(isinstance(unit, Region) for unit in units) == 5
 
 
 @pytest.mark.parametrize("outcome", [WON, LOST])
-def test_a_verdict_is_raced_once_and_followed_ever_after(outcome: Trial, races: dict[str, Any]) -> None:
+def test_a_verdict_is_raced_once_and_followed_ever_after(outcome: Outcome, races: dict[str, Any]) -> None:
     races["outcome"] = outcome
-    first = settle(proposal(), measure=True)
+    first = settle(proposal(), CPU, measure=True)
     for measure in (True, False):
-        again = settle(proposal(), measure=measure)
+        again = settle(proposal(), CPU, measure=measure)
         assert again.decisions == first.decisions
         assert [len(r.members) for r in again.regions] == [len(r.members) for r in first.regions]
     assert races["count"] == 1
 
 
 def test_another_size_and_other_threads_are_other_races(races: dict[str, Any]) -> None:
-    settle(proposal(8), measure=True)
-    settle(proposal(9), measure=True)
+    settle(proposal(8), CPU, measure=True)
+    settle(proposal(9), CPU, measure=True)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
-        settle(proposal(8), measure=True)
+        settle(proposal(8), CPU, measure=True)
     finally:
         torch.set_num_threads(threads)
     assert races["count"] == 3
@@ -111,19 +117,19 @@ def test_names_do_not_matter_to_a_verdict(races: dict[str, Any]) -> None:
     def renamed(values: Tensor) -> Tensor:
         return softmax(values.view(5, 8))
 
-    settle(proposal(), measure=True)
-    settle(proposal(function=renamed), measure=True)
+    settle(proposal(), CPU, measure=True)
+    settle(proposal(function=renamed), CPU, measure=True)
     assert races["count"] == 1
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"fused_us": 1}', '{"fused_us": "x", "separate_us": 2}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "{}", '{"fused": "x", "apart": 2}', '{"fused": NaN}'])
 def test_a_damaged_verdict_is_raced_again(content: str, races: dict[str, Any], own_cache: Path) -> None:
-    first = settle(proposal(), measure=True)
-    (entry,) = own_cache.rglob("*.trial.json")
+    first = settle(proposal(), CPU, measure=True)
+    (entry,) = own_cache.rglob("*.race.json")
     entry.write_text(content)
-    assert all(d.measured_us is None for d in settle(proposal(), measure=False).decisions)
-    assert settle(proposal(), measure=True).decisions == first.decisions
-    assert races["count"] == 2 and json.loads(entry.read_text()) == {"fused_us": 10.0, "separate_us": 30.0}
+    assert all(d.measured_us is None for d in settle(proposal(), CPU, measure=False).decisions)
+    assert settle(proposal(), CPU, measure=True).decisions == first.decisions
+    assert races["count"] == 2 and json.loads(entry.read_text()) == {"fused": 10.0, "apart": 30.0}
 
 
 def test_a_verdict_that_cannot_be_kept_holds_for_this_process(
@@ -132,20 +138,20 @@ def test_a_verdict_that_cannot_be_kept_holds_for_this_process(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "file" / "cache"))
     races["outcome"] = LOST
-    first = settle(proposal(), measure=True)
+    first = settle(proposal(), CPU, measure=True)
     assert {d.verdict for d in first.decisions} == {"tried and lost"}
-    assert settle(proposal(), measure=False).decisions == first.decisions
+    assert settle(proposal(), CPU, measure=False).decisions == first.decisions
     assert races["count"] == 1
 
 
 def test_single_operators_are_not_raced(races: dict[str, Any]) -> None:
-    settle(proposal(function=lambda x: x.exp() @ x.t()), measure=True)
+    settle(proposal(function=lambda x: x.exp() @ x.t()), CPU, measure=True)
     assert races["count"] == 0
 
 
 def test_a_race_times_both_sides_of_it() -> None:
     proposed = proposal(512)
-    settled = settle(proposed, measure=True)
+    settled = settle(proposed, CPU, measure=True)
     times = {d.measured_us for d in settled.decisions}
     assert len(times) == 1 and all(us is not None and 0 < us < 1e6 for us in times)
 
@@ -157,15 +163,21 @@ def test_a_race_sees_views_between_its_parts() -> None:
     (region,) = proposal(16, program).regions
     parts = settle_module.apart(region)
     assert parts is not None and len(parts) > 2
-    (trial,) = race([(region, parts)])
-    assert trial.fused_us > 0 and trial.separate_us > 0
+    (outcome,) = race_regions([(region, parts)])
+    assert set(outcome.times_us) == {FUSED, APART} and min(outcome.times_us.values()) > 0
 
 
 def test_a_race_without_a_compiler_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(CompilerError, match="'no-such-compiler' is not on PATH; install g\\+\\+ or set CXX"):
-        settle(proposal(), measure=True)
+        settle(proposal(), CPU, measure=True)
 
 
-def test_a_tie_goes_to_the_fused_kernel() -> None:
-    assert Trial(10.0, 10.0).fusion_wins and not Trial(11.0, 10.0).fusion_wins
+def test_what_prediction_tells_is_not_raced(races: dict[str, Any]) -> None:
+    """A softmax in one kernel moves a fifth of what its operators move; on a device whose kernels were timed."""
+    told = Target(replace(profile_for("cpu"), kernel_times=dict.fromkeys(KINDS, (0.0, 1.0, 1.0, 0.0, 0.0))))
+    settle(proposal(4096), told, measure=True)
+    assert races["count"] == 0
+    close = Target(replace(profile_for("cpu"), kernel_times=dict.fromkeys(KINDS, (0.0, 0.0, 0.0, 1.0, 0.0))))
+    settle(proposal(4096), close, measure=True)
+    assert races["count"] == 1

@@ -10,11 +10,11 @@ import torch
 from torch import fx
 
 from tilewright.cost.floor import floor_of
-from tilewright.cost.kinds import call_work, nest_work
+from tilewright.cost.kinds import call_work, region_work
 from tilewright.cost.nests import nest_cost
 from tilewright.cost.operators import operator_cost
 from tilewright.cost.symbols import pretty
-from tilewright.cost.work import Work, predicted_us
+from tilewright.cost.work import predicted_us
 from tilewright.emit.source import language_of, source_of
 from tilewright.graph import calls
 from tilewright.graph.dims import SymbolicShapes
@@ -126,7 +126,8 @@ def operators_after(
 
 
 def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: DeviceProfile) -> records.Region:
-    work, cost = region_work(region, shapes)
+    cost = nest_cost(region.lowered, [operator_cost(n, shapes) for n in region.members], shapes)
+    work = region_work(region.lowered, region.members)
     floor, bound = floor_of(cost, work.dtype, "pointwise", profile)
     return records.Region(
         graph=name,
@@ -141,21 +142,15 @@ def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: De
     )
 
 
-def region_work(region: Region, shapes: SymbolicShapes) -> tuple[Work, Cost]:
-    """What the kernel of a region has to do, and its cost."""
-    cost = nest_cost(region.lowered, [operator_cost(n, shapes) for n in region.members], shapes)
-    return nest_work(region.lowered.nest, cost, _dtype(region.lowered.outputs[-1].meta["val"])), cost
-
-
 def with_predictions(
-    decisions: Iterable[Decision], proposed: Iterable[Region], shapes: SymbolicShapes, profile: DeviceProfile
+    decisions: Iterable[Decision], proposed: Iterable[Region], profile: DeviceProfile
 ) -> Iterator[Decision]:
     """The decisions with the predicted time of the kernel that each pair was proposed to be part of.
 
     Where a race refuted the proposal, its measured time stands beside this prediction.
     """
     priced = [
-        ({n.name for n in r.members}, predicted_us(region_work(r, shapes)[0], profile))
+        ({n.name for n in r.members}, predicted_us(region_work(r.lowered, r.members), profile))
         for r in proposed
         if len(r.members) > 1
     ]

@@ -62,7 +62,7 @@ class Planner:
         split_norms(graph)
         written = write_in_place(graph, name)
         proposed = fuse(graph, name)
-        fusion = settle(proposed, measure=self.measure)
+        fusion = settle(proposed, self.target, measure=self.measure)
         fusion.decisions[:0] = written
         for region in fusion.regions:
             if region.device.type not in ("cpu", "cuda"):

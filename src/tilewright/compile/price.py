@@ -56,7 +56,7 @@ def _add_plan(program: Program, plan: Plan, captured: Captured, shapes: dict[Gra
     for graph in plan.graphs:
         named = shapes[graph.name]
         fusion = graph.fusion
-        program.decisions += with_predictions(fusion.decisions, [*graph.proposed, *fusion.refused], named, profile)
+        program.decisions += with_predictions(fusion.decisions, [*graph.proposed, *fusion.refused], profile)
         launches, regions = operators_after(graph.name, graph.units, named, profile)
         program.operators += launches
         program.regions += regions

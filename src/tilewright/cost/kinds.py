@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from tilewright.cost.nests import nest_bytes
+from tilewright.cost.operators import counted
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.hardware.profiles import DeviceProfile
@@ -13,8 +15,12 @@ from tilewright.operators.table import row_of
 from tilewright.records.program import Cost
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
     from torch.fx import Node
+
+    from tilewright.loops.lower import Lowered
 
 ELEMENTS_PER_PROGRAM = 1024
 """Of a generated kernel without reductions."""
@@ -52,11 +58,20 @@ def kind_name(*, passes: int, sums_columns: bool, columns: int, transposes: bool
     return f"{kind}, transposed" if transposes else kind
 
 
-def nest_work(nest: Nest, cost: Cost, dtype: str) -> Work:
-    """The work of the kernel of a nest; `dtype` is that of its results."""
+def region_work(lowered: Lowered, members: Sequence[Node]) -> Work:
+    """What the kernel of these operators has to do."""
+    nest = lowered.nest
+    counts = [counted(node) for node in members]
+    value = calls.outputs(lowered.outputs[-1])[0]
     reduces = any(step.name == "reduce_cols" for step in nest.steps)
-    parts = nest.row_count if reduces else -(-nest.row_count * nest.col_count // ELEMENTS_PER_PROGRAM)
-    return _work(nest_kind(nest), cost, dtype, programs=parts)
+    return Work(
+        nest_kind(nest),
+        *nest_bytes(lowered),
+        flops=sum(flops for flops, _ in counts),
+        transcendentals=sum(transcendentals for _, transcendentals in counts),
+        dtype=_dtype(value),
+        programs=nest.row_count if reduces else -(-nest.row_count * nest.col_count // ELEMENTS_PER_PROGRAM),
+    )
 
 
 def call_kind(node: Node) -> str:
@@ -73,26 +88,22 @@ def call_kind(node: Node) -> str:
 
 
 def call_work(node: Node, cost: Cost) -> Work:
-    value = next((v for v in calls.outputs(node) if v is not None), None)
-    dtype = "float32" if value is None else str(value.dtype).removeprefix("torch.")
-    return _work(call_kind(node), cost, dtype, product=_product(node))
+    """What a call has to do, of which the cost is known."""
+    dtype = _dtype(next((v for v in calls.outputs(node) if v is not None), None))
+    moved = cost.bytes_read, cost.bytes_written
+    return Work(call_kind(node), *moved, cost.flops, cost.transcendentals, dtype, product=_product(node))
 
 
 def attention_us(cost: Cost, dtype: str, profile: DeviceProfile) -> float | None:
     """The predicted time of a fused attention; None where its cost is unknown."""
-    return None if cost.provenance == "unknown" else predicted_us(_work("attention", cost, dtype), profile)
+    if cost.provenance == "unknown":
+        return None
+    work = Work("attention", cost.bytes_read, cost.bytes_written, cost.flops, cost.transcendentals, dtype)
+    return predicted_us(work, profile)
 
 
-def _work(
-    kind: str,
-    cost: Cost,
-    dtype: str,
-    *,
-    programs: int | None = None,
-    product: tuple[int, int, int, int] | None = None,
-) -> Work:
-    moved = cost.bytes_read, cost.bytes_written
-    return Work(kind, *moved, cost.flops, cost.transcendentals, dtype, programs, product)
+def _dtype(value: Tensor | None) -> str:
+    return "float32" if value is None else str(value.dtype).removeprefix("torch.")
 
 
 def _product(node: Node) -> tuple[int, int, int, int] | None:

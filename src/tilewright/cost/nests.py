@@ -44,6 +44,12 @@ def nest_cost(lowered: Lowered, members: Iterable[Cost], symbolic: SymbolicShape
     )
 
 
+def nest_bytes(lowered: Lowered) -> tuple[int, int]:
+    """Bytes that the kernel of a region reads and writes, each element once."""
+    nest = lowered.nest
+    return _nbytes(_distinct(lowered.inputs, nest.inputs)), _nbytes(_distinct(lowered.outputs, nest.outputs))
+
+
 def _distinct(nodes: Sequence[Node], buffers: Sequence[Buffer]) -> Iterator[Moved]:
     """Views of one tensor (x and its transpose) share elements: together they are that tensor at most."""
     views: dict[Node, list[Moved]] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilewright.cost.tiles import product_us
 from tilewright.hardware.floor import cache_us, dram_us, one_sm_us
-from tilewright.hardware.kernel_times import UNFITTED
+from tilewright.hardware.kernel_times import UNFITTED, Coefficients
 from tilewright.hardware.profiles import DeviceProfile
 
 OWN_PRODUCTS = (
@@ -64,7 +64,16 @@ def _arithmetic_us(work: Work, profile: DeviceProfile) -> float:
 
 def predicted_us(work: Work, profile: DeviceProfile, *, with_start: bool = True) -> float:
     """Microseconds by the coefficients of the work's kind on this device; without the start in another's launch."""
-    times = profile.kernel_times
-    coefficients = times.get(work.kind) or times.get(work.kind.removesuffix(", transposed"), UNFITTED)
+    coefficients = _coefficients(work, profile) or UNFITTED
     first = 0 if with_start else 1
     return sum(c * term for c, term in zip(coefficients[first:], terms(work, profile)[first:], strict=True))
+
+
+def is_fitted(work: Work, profile: DeviceProfile) -> bool:
+    """Whether kernels of the work's kind were timed on such a device."""
+    return _coefficients(work, profile) is not None
+
+
+def _coefficients(work: Work, profile: DeviceProfile) -> Coefficients | None:
+    times = profile.kernel_times
+    return times.get(work.kind) or times.get(work.kind.removesuffix(", transposed"))

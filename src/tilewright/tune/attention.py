@@ -5,37 +5,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from tilewright.graph.capture import in_real_tensors
-from tilewright.measure.timing.benchmark import benchmark
-from tilewright.records import cache
-from tilewright.tune.kept import keep, kept
-from tilewright.tune.trial import Trial
+from tilewright.measure.timing.contest import contest
+from tilewright.records import cache, outcomes
+from tilewright.records.outcomes import Outcome
 
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
 
-RACE_SECONDS = 0.4
+THEIRS, OURS = "pytorch", "tilewright"
 
 
 def raced(request: Request, training: bool) -> tuple[float, float] | None:
     """Microseconds of tilewright's kernels and of PyTorch's, as `choose_kernels` takes them."""
-    trial = kept(_key(request, training))
-    return None if trial is None else (trial.fused_us, trial.separate_us)
+    outcome = outcomes.kept(_key(request, training))
+    if outcome is None:
+        return None
+    # Ours are missing where their results were wrong.
+    return outcome.times_us.get(OURS, math.inf), outcome.times_us[THEIRS]
 
 
 def race(request: Request, training: bool) -> tuple[float, float] | None:
     """`raced`, after a race on random operands where there was none. None on a CPU, whose interpreter is no race."""
     if request.device.type != "cuda":
         return None
-    if kept(_key(request, training)) is None:
+    if outcomes.kept(_key(request, training)) is None:
         with in_real_tensors(), torch.cuda.device(request.device):
-            keep(_key(request, training), _race(request, training))
+            outcomes.keep(_key(request, training), _race(request, training))
     return raced(request, training)
 
 
@@ -47,11 +49,11 @@ def _key(request: Request, training: bool) -> str:
     device = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else "cpu"
     versions = torch.__version__, triton.__version__, tilewright.__version__
     asked = request._replace(device=torch.device("meta")), training
-    return cache.key_of("attention trial", str(asked), device, *versions)
+    return cache.key_of("attention", str(asked), device, *versions)
 
 
-def _race(request: Request, training: bool) -> Trial:
-    """Device time of both, forward or forward and backward: each a CUDA graph, so that no host is measured."""
+def _race(request: Request, training: bool) -> Outcome:
+    """Both, forward or forward and backward, on random operands."""
     from tilewright.kernels.attention import registered
     from tilewright.kernels.attention.dispatch import strides_like
 
@@ -63,37 +65,21 @@ def _race(request: Request, training: bool) -> Trial:
     expanded = None if mask is None else mask.expand(*q.shape[:3], k.shape[2])
     grad = torch.empty_strided(*strides_like(q, request.value_size), dtype=q.dtype, device=q.device).normal_()
 
-    def ours() -> None:
+    def ours() -> object:
         with torch.no_grad():
             results = registered.forward(q, k, v, expanded, *options)
             if training:
-                registered.backward(grad, None, q, k, v, *results, expanded, *options)
+                return results[0], registered.backward(grad, None, q, k, v, *results, expanded, *options)
+            return results[0]
 
-    def pytorch() -> None:
+    def pytorch() -> object:
         with torch.set_grad_enabled(training):
             out = F.scaled_dot_product_attention(
                 q, k, v, mask, is_causal=causal, scale=request.scale, enable_gqa=shared
             )
-            if training:
-                torch.autograd.grad(out, (q, k, v), grad)
+            return (out, torch.autograd.grad(out, (q, k, v), grad)) if training else out
 
-    replays = {"tilewright": _captured(ours), "pytorch": _captured(pytorch)}
-    times = benchmark(replays, device=str(request.device), max_seconds=RACE_SECONDS, min_repeats=5)
-    return Trial(times["tilewright"].median_us, times["pytorch"].median_us)
-
-
-def _captured(step: Callable[[], None]) -> Callable[[], None]:
-    """`step` as a CUDA graph, after a run that compiles what it needs."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    replay: Callable[[], None] = graph.replay
-    return replay
+    return contest({THEIRS: pytorch, OURS: ours}, request.device)
 
 
 def _operands(request: Request, training: bool) -> list[torch.Tensor]:

@@ -1,9 +1,9 @@
-"""Which proposed fusions stay: by prediction, unless a measurement on this machine says otherwise.
+"""Which proposed fusions stay: by prediction, or where that cannot tell by a race on this machine.
 
-The fusion pass predicts that moving fewer bytes is faster. `settle` with `measure=True` races each
-region against its operators one by one and keeps the outcome on disk; every later compilation of
-the same nest, in any process, follows it. A region that lost is taken apart, and its pairs are
-marked "tried and lost".
+The fusion pass predicts that moving fewer bytes is faster. With `measure=True` each region whose predicted time is
+within a factor of `TELLS` of that of its operators one by one is raced against them, on a CPU or a GPU, and the outcome
+is kept; every later compilation of the same nest, in any process, follows it. A region that lost is taken apart, and
+its pairs are marked "tried and lost".
 """
 
 from __future__ import annotations
@@ -13,58 +13,90 @@ from dataclasses import replace
 
 import torch
 
+from tilewright.cost.kinds import region_work
+from tilewright.cost.work import is_fitted, predicted_us
 from tilewright.emit.source import language_of
-from tilewright.loops.nest import Nest, describe
+from tilewright.hardware.profiles import DeviceProfile
+from tilewright.hardware.target import Target
+from tilewright.loops.nest import describe
 from tilewright.passes.fusion import Fusion, Region, apart
-from tilewright.records import cache
+from tilewright.records import cache, outcomes
+from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Decision
-from tilewright.tune.kept import keep, kept
-from tilewright.tune.trial import Trial, race
+from tilewright.tune.regions import APART, FUSED, race_regions
+
+TELLS = 1.5
+"""Predicted times of generated kernels that differ by more than this factor tell which is faster."""
 
 
-def settle(fusion: Fusion, *, measure: bool) -> Fusion:
+def settle(fusion: Fusion, target: Target, *, measure: bool) -> Fusion:
     """`fusion` with the regions that measurement refuted taken apart."""
-    several = [r for r in fusion.regions if len(r.members) > 1 and language_of(r.device) == "c++"]
+    several = [r for r in fusion.regions if len(r.members) > 1 and _is_here(r)]
     if measure:
         unknown = [(r, parts) for r in several if _kept(r) is None and (parts := apart(r)) is not None]
-        for (region, _), trial in zip(unknown, race(unknown) if unknown else [], strict=True):
-            keep(_key(region.lowered.nest), trial)
-    trials = {region: known for region in several if (known := _kept(region)) is not None}
+        close = _close(unknown, target.profile) if unknown else []
+        for (region, _), outcome in zip(close, race_regions(close) if close else [], strict=True):
+            outcomes.keep(_key(region), outcome)
+    raced = {region: known for region in several if (known := _kept(region)) is not None}
     return replace(
         fusion,
-        regions=[part for region in fusion.regions for part in _follow(region, trials.get(region))],
-        decisions=[_annotate(decision, trials) for decision in fusion.decisions],
+        regions=[part for region in fusion.regions for part in _follow(region, raced.get(region))],
+        decisions=[_annotate(decision, raced) for decision in fusion.decisions],
     )
 
 
-def _follow(region: Region, trial: Trial | None) -> Sequence[Region]:
-    if trial is None or trial.fusion_wins:
+def _is_here(region: Region) -> bool:
+    """Whether its kernel runs on a device of this machine."""
+    return region.device.type == "cuda" or language_of(region.device) == "c++"
+
+
+def _close(
+    pairs: Sequence[tuple[Region, Sequence[Region]]], profile: DeviceProfile
+) -> list[tuple[Region, Sequence[Region]]]:
+    """Those of which prediction cannot tell whether the region or its parts are faster."""
+
+    def is_close(region: Region, parts: Sequence[Region]) -> bool:
+        works = [region_work(one.lowered, one.members) for one in (region, *parts)]
+        whole, *split = (predicted_us(work, profile) for work in works)
+        told = all(is_fitted(work, profile) for work in works)
+        return not told or max(whole, sum(split)) < TELLS * min(whole, sum(split))
+
+    return [(region, parts) for region, parts in pairs if is_close(region, parts)]
+
+
+def _follow(region: Region, outcome: Outcome | None) -> Sequence[Region]:
+    if outcome is None or outcome.fastest == FUSED:
         return [region]
     return apart(region) or [region]
 
 
-def _annotate(decision: Decision, trials: dict[Region, Trial]) -> Decision:
-    for region, trial in trials.items():
+def _annotate(decision: Decision, raced: dict[Region, Outcome]) -> Decision:
+    for region, outcome in raced.items():
         names = {node.name for node in region.members}
         if decision.verdict == "taken" and {decision.producer, decision.consumer} <= names:
-            if trial.fusion_wins:
-                return replace(decision, measured_us=trial.fused_us)
-            reason = f"one kernel took {trial.fused_us:.0f} µs, one each {trial.separate_us:.0f} µs"
-            return replace(decision, verdict="tried and lost", reason=reason, bytes_saved=0, measured_us=trial.fused_us)
+            fused_us, apart_us = outcome.times_us[FUSED], outcome.times_us.get(APART)
+            if apart_us is None or outcome.fastest == FUSED:
+                return replace(decision, measured_us=fused_us)
+            reason = f"one kernel took {fused_us:.0f} µs, one each {apart_us:.0f} µs"
+            return replace(decision, verdict="tried and lost", reason=reason, bytes_saved=0, measured_us=fused_us)
     return decision
 
 
-def _kept(region: Region) -> Trial | None:
-    return kept(_key(region.lowered.nest))
+def _kept(region: Region) -> Outcome | None:
+    return outcomes.kept(_key(region))
 
 
-def _key(nest: Nest) -> str:
+def _key(region: Region) -> str:
     """What the nest computes, and where."""
+    nest = region.lowered.nest
     nameless = replace(
         nest,
         name="",
         inputs=tuple(replace(b, name="") for b in nest.inputs),
         outputs=tuple(replace(b, name="") for b in nest.outputs),
     )
-    instructions = torch.backends.cpu.get_cpu_capability()
-    return cache.key_of("trial", describe(nameless), str(torch.get_num_threads()), instructions, torch.__version__)
+    if region.device.type == "cuda":
+        where = torch.cuda.get_device_name(region.device)
+    else:
+        where = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
+    return cache.key_of("region", describe(nameless), where, torch.__version__)

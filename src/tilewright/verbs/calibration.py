@@ -84,8 +84,7 @@ def _compiled(device: str, program: Program) -> list[CompiledGraph]:
 def _timed(device: str, program: Program, graph: CompiledGraph) -> Iterator[Timed]:
     from torch import fx
 
-    from tilewright.compile.launches import region_work
-    from tilewright.cost.kinds import call_work
+    from tilewright.cost.kinds import call_work, region_work
     from tilewright.cost.operators import operator_cost
     from tilewright.graph.dims import symbolic_shapes
     from tilewright.runtime.stopwatch import example_inputs, time_in_place
@@ -98,8 +97,10 @@ def _timed(device: str, program: Program, graph: CompiledGraph) -> Iterator[Time
             continue
         if isinstance(unit, fx.Node):
             cost = operator_cost(unit, shapes)
+            if cost.provenance == "unknown":
+                continue
             work = call_work(unit, cost)
         else:
-            work, cost = region_work(unit, shapes)
-        if cost.provenance != "unknown" and cost.bytes and work.kind != program.without:
+            work = region_work(unit.lowered, unit.members)
+        if work.bytes and work.kind != program.without:
             yield Timed(f"{program.name} {graph.plan.name} {unit.name}", work, us)

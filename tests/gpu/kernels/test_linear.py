@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -192,14 +194,13 @@ def test_a_graph_draws_a_new_mask_at_each_replay_and_the_backward_draws_the_same
 
 
 @hopper
-def test_the_choice_leaves_the_generator_alone_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_known", {})
+def test_the_choice_leaves_the_generator_alone_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     x, weight, bias, residual = (tensor.detach() for tensor in matrices(640, 264, 136, torch.bfloat16))
     torch.manual_seed(0)
     first = linear_dropout_add(x, weight, bias, residual, 0.3)
-    assert len(choice._known) == 1
-    monkeypatch.setattr(choice, "_measure", lambda *_: pytest.fail("measured again"))
+    (entry,) = tmp_path.rglob("*.race.json")
+    assert set(json.loads(entry.read_text())) == {"fused", "apart"}
+    monkeypatch.setattr(choice, "_race", lambda *_: pytest.fail("raced again"))
     torch.manual_seed(0)
     assert torch.equal(linear_dropout_add(x, weight, bias, residual, 0.3), first)
-    choice._known.clear()
-    linear_dropout_add(x, weight, bias, residual, 0.3)

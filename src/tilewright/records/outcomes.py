@@ -1,0 +1,56 @@
+"""Outcomes of races, kept on disk by what was raced and where: the one memory of all that is chosen by measurement."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilewright.records import cache
+from tilewright.records.errors import CacheError
+
+SUFFIX = ".race.json"
+CLEAR = 0.98
+"""Another implementation wins if its time is below this share of the first's, so that noise decides nothing."""
+_unsaved: dict[str, Outcome] = {}
+"""Outcomes that could not be written: this process follows them, the next one will race again."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Median microseconds by implementation, the preferred one first. One that is missing gave wrong results."""
+
+    times_us: Mapping[str, float]
+
+    @property
+    def fastest(self) -> str:
+        """The first implementation, unless another clearly wins.
+
+        >>> Outcome({"fused": 10.0, "apart": 9.9}).fastest, Outcome({"fused": 10.0, "apart": 9.0}).fastest
+        ('fused', 'apart')
+        """
+        first, best = next(iter(self.times_us)), min(self.times_us, key=self.times_us.__getitem__)
+        return best if self.times_us[best] < CLEAR * self.times_us[first] else first
+
+
+def kept(key: str) -> Outcome | None:
+    """The outcome of an earlier race, in this process or another; None where there was none, or its file is damaged."""
+    path = cache.entry(key, SUFFIX)
+    try:
+        times = {str(name): float(us) for name, us in json.loads(path.read_text()).items()}
+        if not times or not all(math.isfinite(us) and us > 0 for us in times.values()):
+            raise ValueError(times)
+    except OSError:
+        return _unsaved.get(key)
+    except (ValueError, TypeError, AttributeError):
+        cache.discard(path)
+        return None
+    return Outcome(times)
+
+
+def keep(key: str, outcome: Outcome) -> None:
+    try:
+        cache.build(key, SUFFIX, lambda path: path.write_text(json.dumps(dict(outcome.times_us))))
+    except CacheError:
+        _unsaved[key] = outcome

@@ -1,0 +1,103 @@
+"""A region as one kernel, raced against one kernel an operator, on the device that it is for."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.emit.cpp import translation_unit
+from tilewright.emit.source import language_of, source_of
+from tilewright.graph.capture import in_real_tensors
+from tilewright.measure.timing.contest import contest
+from tilewright.passes.draws import draw_stream
+from tilewright.passes.fusion import Region
+from tilewright.records.outcomes import Outcome
+from tilewright.runtime.compiler import load
+from tilewright.runtime.executable import CallStep, KernelStep, Slot, Slots, Step, TensorSpec
+from tilewright.runtime.gpu import TritonKernel, TritonStep
+
+FUSED, APART = "fused", "apart"
+
+
+def race_regions(pairs: Sequence[tuple[Region, Sequence[Region]]]) -> list[Outcome]:
+    """Time each region against its parts on random inputs; one call of the C++ compiler for all that need it."""
+    regions = [r for fused, parts in pairs for r in (fused, *parts) if language_of(r.device) == "c++"]
+    library = load(translation_unit(list(dict.fromkeys(map(source_of, regions))))) if regions else None
+    return [_race(library, fused, parts) for fused, parts in pairs]
+
+
+def _race(library: ctypes.CDLL | None, fused: Region, parts: Sequence[Region]) -> Outcome:
+    device = fused.device
+    generator = torch.Generator(device).manual_seed(0)
+    with in_real_tensors(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        values = {node: _random(node, generator) for node in fused.lowered.inputs}
+        nest = fused.lowered.nest
+        for step in nest.steps:
+            if step.name == "draw" and step.access:
+                values[fused.lowered.inputs[step.access.buffer]] = draw_stream([0])
+        results = fused.lowered.outputs
+        whole, split = _Program(library, [fused], values, results), _Program(library, parts, values, results)
+        return contest({FUSED: whole.run, APART: split.run}, device)
+
+
+class _Program:
+    """Kernels in order over shared slots."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL | None,
+        regions: Sequence[Region],
+        values: dict[fx.Node, torch.Tensor],
+        results: Sequence[fx.Node],
+    ) -> None:
+        self.slots = {node: i for i, node in enumerate(values)}
+        self.steps: list[Step] = []
+        for region in regions:
+            inputs = tuple(self._slot(n) for n in region.lowered.inputs)
+            for node in region.lowered.outputs:
+                self.slots.setdefault(node, len(self.slots))
+            self.steps.append(self._kernel(library, region, inputs))
+        self.filled: Slots = [*values.values(), *([None] * (len(self.slots) - len(values)))]
+        self.results = [self._slot(node) for node in results]
+
+    def _kernel(self, library: ctypes.CDLL | None, region: Region, inputs: tuple[int, ...]) -> Step:
+        name, lowered = region.name, region.lowered
+        outputs = tuple((self.slots[n], TensorSpec.of(n.meta["val"]), None) for n in lowered.outputs)
+        if language_of(region.device) == "triton":
+            kernel = TritonKernel(lowered.nest, source_of(region))
+            kernel.compile(region.device)
+            places = [n.meta["val"].device for n in lowered.inputs]
+            elsewhere = tuple(i for i, place in enumerate(places) if place != region.device)
+            return TritonStep(name, kernel, inputs, outputs, region.device, elsewhere)
+        function: Any = getattr(library, name)
+        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int), None
+        return KernelStep(name, function, inputs, outputs)
+
+    def _slot(self, node: fx.Node) -> int:
+        """Where the value of `node` is; a view of a part's result is made first."""
+        if node not in self.slots:
+            args: Any = tuple(Slot(self._slot(a)) if isinstance(a, fx.Node) else a for a in node.args)
+            self.slots[node] = len(self.slots)
+            target: Any = node.target
+            self.steps.append(CallStep(node.name, target, args, dict(node.kwargs), self.slots[node]))
+        return self.slots[node]
+
+    def run(self) -> list[torch.Tensor]:
+        slots = list(self.filled)
+        for step in self.steps:
+            step.run(slots)
+        return [slots[place] for place in self.results]
+
+
+def _random(node: fx.Node, generator: torch.Generator) -> torch.Tensor:
+    meta = node.meta["val"]
+    tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device)
+    own = generator if meta.device == generator.device else None
+    if meta.dtype.is_floating_point:
+        return tensor.normal_(generator=own)
+    return tensor.random_(0, 2, generator=own)
