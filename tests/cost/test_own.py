@@ -126,6 +126,11 @@ COUNTS = {
         ("bfloat16[N,D]", "bfloat16[M,D]", "bfloat16[M,D]"),
         *("N·D + 2·M·D", "N·M", "4·N·M·D"),
     ),
+    "write_cache_": Counts(
+        lambda keys, values, k, v, place: own.write_cache_(keys, values, k, v, place, None, None, None),
+        (*["bfloat16[B,K,V,D]"] * 2, *["bfloat16[B,K,N,D]"] * 2, "int64[N]"),
+        *("2·B·K·N·D + N", "2·B·K·N·D", "3·B·K·N·D"),
+    ),
     # The logits are written and read once more; only with gradients are theirs written, and read by two products.
     "linear_cross_entropy": Counts(
         functional.linear_cross_entropy,

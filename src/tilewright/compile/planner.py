@@ -16,6 +16,7 @@ from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.cost.kinds import attention_us
 from tilewright.emit.source import source_of
 from tilewright.hardware.target import Target
+from tilewright.passes.cache_writes import write_caches
 from tilewright.passes.fusion import fuse
 from tilewright.passes.in_place import write_in_place
 from tilewright.passes.pipeline import optimise_joint, optimise_module
@@ -61,6 +62,8 @@ class Planner:
     def _plan(self, name: GraphName, graph: fx.Graph) -> GraphPlan:
         split_norms(graph)
         written = write_in_place(graph, name)
+        if self.hand_written:
+            written += write_caches(graph, name)
         proposed = fuse(graph, name)
         fusion = settle(proposed, self.target, measure=self.measure)
         fusion.decisions[:0] = written

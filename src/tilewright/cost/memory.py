@@ -62,7 +62,7 @@ def live_bytes(
 
 def storage(node: Node) -> Node:
     """The node whose result `node` is a view of, or writes to and gives."""
-    while (calls.is_view(node) or calls.is_mutation(node)) and node.all_input_nodes:
+    while (calls.is_view(node) or calls.gives_operand(node)) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 

@@ -57,6 +57,12 @@ def is_mutation(node: Node) -> bool:
     return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
 
 
+def gives_operand(node: Node) -> bool:
+    """Whether the call writes to its first operand and returns it."""
+    schema = getattr(node.target, "_schema", None)
+    return is_mutation(node) and any(result.alias_info is not None for result in schema.returns)  # type: ignore[union-attr]
+
+
 def outputs(node: Node) -> tuple[Tensor | None, ...]:
     """The result tensors of a node; None for a result that is not a tensor."""
     import torch

@@ -1,0 +1,201 @@
+"""A token's keys and values go into their caches in one launch, with their rotary embedding and that of the queries.
+
+    kr = k * cos + cat(-k₂, k₁) * sin                          →   qr = write_cache_(keys, values, k, v, i, q, cos, sin)
+    qr = q * cos + cat(-q₂, q₁) * sin
+    index_copy_(keys, 2, i, kr); index_copy_(values, 2, i, v)
+
+Few elements, of which a launch each would take longer than their bytes. On a graph whose writes are in place.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_call
+from tilewright.graph.source import source_line
+from tilewright.graph.views import part_of
+from tilewright.hardware.language import language_of
+from tilewright.passes.simplify import drop_unread, is_pure
+from tilewright.passes.units import behind_views
+from tilewright.records.program import Decision, GraphName
+
+aten: Any = torch.ops.aten
+MOST_TOKENS = 64
+"""Of a batch entry."""
+NARROW = (torch.bfloat16, torch.float16)
+
+
+class _Write(NamedTuple):
+    """index_copy_(cache, 2, place, value), also as index_put_."""
+
+    node: fx.Node
+    cache: fx.Node
+    place: fx.Node
+    value: fx.Node
+
+
+class _Rotary(NamedTuple):
+    """x · cos + (-x₂, x₁) · sin."""
+
+    node: fx.Node
+    x: fx.Node
+    cos: fx.Node
+    sin: fx.Node
+
+
+def write_caches(graph: fx.Graph, name: GraphName) -> list[Decision]:
+    """Rewrite an inference graph of ATen operators in place; a decision for each pair of writes that became one."""
+    decisions = []
+    writes = [write for node in graph.nodes if (write := _write(node)) is not None]
+    while len(writes) > 1:
+        first, second, *rest = writes
+        if _is_pair(first, second):
+            decisions.append(_join(first, second, name))
+            writes = rest
+        else:
+            writes = writes[1:]
+    if decisions:
+        drop_unread(graph)
+    return decisions
+
+
+def _write(node: fx.Node) -> _Write | None:
+    args: tuple[Any, ...] = node.args
+    if node.target is aten.index_copy_.default and len(args) == 4:
+        cache, axis, place, value = args
+    elif node.target is aten.index_put_.default and len(args) == 3 and len(args[1]) == 3:
+        cache, (*others, place), value = args
+        axis = 2 if others == [None, None] else -1
+    else:
+        return None
+    given = (cache, place, value)
+    if axis != 2 or node.users or not all(isinstance(x, fx.Node) for x in given):
+        return None
+    memory, at, new = (calls.output(x) for x in given)
+    if memory is None or at is None or new is None or language_of(memory.device) != "triton":
+        return None
+    batch, heads, _, width = memory.shape if memory.dim() == 4 else (0, 0, 0, 0)
+    tokens = at.shape[0] if at.dim() == 1 and at.dtype in (torch.int64, torch.int32) else 0
+    fits = width % 2 == 0 and new.dtype == memory.dtype and memory.dtype in NARROW and memory.stride(-1) == 1
+    if not 0 < tokens <= MOST_TOKENS or not fits or new.numel() != batch * heads * tokens * width:
+        return None
+    return _Write(node, cache, place, value)
+
+
+def _is_pair(first: _Write, second: _Write) -> bool:
+    """Whether two writes follow each other, at the same places of caches of the same shape."""
+    shapes = [calls.shape_of(write.cache.meta["val"]) for write in (first, second)]
+    if first.place is not second.place or shapes[0] != shapes[1] or behind_views(first.cache) is second.cache:
+        return False
+    node = first.node.next
+    while node is not second.node:
+        if node.op != "call_function" or not is_pure(node):
+            return False
+        node = node.next
+    return True
+
+
+def _join(first: _Write, second: _Write, name: GraphName) -> Decision:
+    import tilewright.kernels.cache_write  # noqa: F401, what defines the operator
+
+    place = second.node
+    keys, values = (second, first) if _rotary(_unwidened(second.value)) else (first, second)
+    batch, heads, _, width = calls.shape_of(keys.cache.meta["val"])
+    tokens = calls.shape_of(keys.place.meta["val"])[0]
+    found = _rotary(_unwidened(keys.value))
+    turned = found is not None and _fits(found, (batch, heads, tokens, width)) and list(found.node.users)
+    k, cos, sin, queries = keys.value, None, None, None
+    if found is not None and turned:
+        k = found.x
+        queries = next((q for q in _others(found, place) if _fits(q, (batch, -1, tokens, width))), None)
+        cos, sin = (insert_call(place, aten.expand.default, x, [batch, 1, tokens, width]) for x in found[2:])
+    k, v = (insert_call(place, aten.expand.default, x, [batch, heads, tokens, width]) for x in (k, values.value))
+    q = None if queries is None else queries.x
+    target: Any = torch.ops.tilewright.write_cache_.default
+    new = insert_call(place, target, keys.cache, values.cache, k, v, keys.place, q, cos, sin)
+    if queries is not None:
+        queries.node.replace_all_uses_with(new)
+    for write in (first, second):
+        write.node.graph.erase_node(write.node)
+    what = "keys and values of a token in one launch" + (", turned on their way" if cos is not None else "")
+    what += ", and the queries" if queries is not None else ""
+    return Decision(name, first.node.name, new.name, "taken", what, source=source_line(new), passed_by="cache writes")
+
+
+def _unwidened(node: fx.Node) -> fx.Node:
+    """What a view shows whose axes of one place come and go."""
+    while calls.is_view(node) and node.target is not operator.getitem:
+        operand = node.all_input_nodes[0]
+        shapes = [[size for size in calls.shape_of(x.meta["val"]) if size != 1] for x in (node, operand)]
+        if shapes[0] != shapes[1]:
+            break
+        node = operand
+    return node
+
+
+def _rotary(node: fx.Node) -> _Rotary | None:
+    """The rotary embedding that `node` ends; pairs are an element of the first half and one of the second."""
+    if node.target is not aten.add.Tensor or node.kwargs:
+        return None
+    for straight, crossed in (node.args, node.args[::-1]):
+        first, second = _factors(straight), _factors(crossed)
+        for x, cos in first:
+            for halves, sin in second:
+                if _is_half_turn(halves, x):
+                    return _Rotary(node, x, cos, sin)
+    return None
+
+
+def _factors(node: object) -> Iterator[tuple[fx.Node, fx.Node]]:
+    if isinstance(node, fx.Node) and node.target is aten.mul.Tensor and all(isinstance(x, fx.Node) for x in node.args):
+        a, b = node.args
+        yield a, b  # type: ignore[misc]
+        yield b, a  # type: ignore[misc]
+
+
+def _is_half_turn(node: fx.Node, x: fx.Node) -> bool:
+    """Whether `node` is (-x₂, x₁) along the last axis."""
+    args: tuple[Any, ...] = node.args
+    if node.target is not aten.cat.default or len(args[0]) != 2:
+        return False
+    value, (negated, first), axis = calls.output(x), args[0], args[1] if len(args) > 1 else 0
+    if value is None or axis not in (-1, value.dim() - 1) or negated.target is not aten.neg.default:
+        return False
+    return _is_half(first, x, 0) and _is_half(negated.args[0], x, 1)
+
+
+def _is_half(node: object, x: fx.Node, number: int) -> bool:
+    if not isinstance(node, fx.Node):
+        return False
+    value, whole, (base, offset), (other, begin) = node.meta["val"], x.meta["val"], part_of(node), part_of(x)
+    half = whole.shape[-1] // 2
+    lies = value.shape == (*whole.shape[:-1], half) and value.stride() == whole.stride()
+    return bool(lies and base is other and offset == begin + number * half * whole.stride(-1))
+
+
+def _fits(found: _Rotary, shape: tuple[int, ...]) -> bool:
+    """Whether heads [batch, heads, tokens, width] are turned by angles that all heads share, and lie as kernels ask."""
+    x, result, cos, sin = (node.meta["val"] for node in found[1:2] + found[:1] + found[2:])
+    sizes = calls.shape_of(x)
+    if len(sizes) != 4 or any(size not in (-1, own) for size, own in zip(shape, sizes, strict=True)):
+        return False
+    angles = all(y.dim() < 3 or y.shape[-3] == 1 for y in (cos, sin)) and cos.shape[-1] == sin.shape[-1] == sizes[-1]
+    return bool(angles and x.stride(-1) == 1 and result.is_contiguous() and result.dtype == x.dtype)
+
+
+def _others(found: _Rotary, place: fx.Node) -> Iterator[_Rotary]:
+    """What is turned by the same angles before `place`, and read after it alone."""
+    order = {node: number for number, node in enumerate(place.graph.nodes)}
+    for user in list(found.cos.users):
+        for node in user.users:
+            other = _rotary(node)
+            if other is None or node is found.node or other[2:] != found[2:]:
+                continue
+            if node.users and order[node] < order[place] and all(order[r] > order[place] for r in node.users):
+                yield other
