@@ -3,7 +3,7 @@
 torch-level graph → attention recognised
 joint graph       → copies, simplification, attention's kernels, dropout
 cut               → which forward values are saved, which are computed again
-each graph        → batch norms cut → writes in place → fusion → choice by what was measured → schedule → sources
+each graph        → norms and biases cut → writes in place → fusion → choice by what was measured → schedule → sources
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from tilewright.cost.kinds import attention_us
 from tilewright.emit.source import source_of
 from tilewright.hardware.target import Target
 from tilewright.passes.cache_writes import write_caches
+from tilewright.passes.convolution_bias import split_bias
 from tilewright.passes.fusion import fuse
+from tilewright.passes.group_norm import split_group_norms
 from tilewright.passes.in_place import write_in_place
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
@@ -61,6 +63,8 @@ class Planner:
 
     def _plan(self, name: GraphName, graph: fx.Graph) -> GraphPlan:
         split_norms(graph)
+        split_group_norms(graph)
+        split_bias(graph, self.target)
         written = write_in_place(graph, name)
         if self.hand_written:
             written += write_caches(graph, name)

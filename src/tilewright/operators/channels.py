@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, elements, nothing, wanted
+from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, each, elements, nothing, of_argument, wanted
 from tilewright.operators.language import Unfusable, Value, call
 from tilewright.operators.normalization import affine, layer_norm_flops, roots_of_rows
-from tilewright.operators.row import Call, body, calls
+from tilewright.operators.row import Call, Row, body, calls, declare
 from tilewright.operators.shapes import CallAxes, Result
 
 
@@ -194,3 +194,36 @@ def group_norm(
     if bias is not None:
         y = y + _along_channels(y, bias.to_compute(c.dtype))
     return y, mean.view([batch, group]), rstd.view([batch, group])
+
+
+GROUP_NORM = "tilewright.group_norm.default"
+GROUP_NORM_BACKWARD = "tilewright.group_norm_backward.default"
+
+
+def _group_norm_backward_shapes(call: CallAxes) -> Result:
+    source = call.tensor("input")
+    return [source, source[1:2], source[1:2]]
+
+
+# Those of channels-last tensors on a GPU (`passes/group_norm.py`).
+declare(
+    Row(
+        f"{GROUP_NORM}(Tensor input, int group, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
+        "reduction",
+        discontinuous=True,
+        arithmetic=Arithmetic(layer_norm_flops, roots_of_rows),
+        shapes=_group_norm_shapes,
+        dtypes=("input", "float32", "float32"),
+        role="group norm",
+    ),
+    Row(
+        f"{GROUP_NORM_BACKWARD}(Tensor grad_out, Tensor input, Tensor? weight, Tensor mean, Tensor rstd) -> "
+        "(Tensor, Tensor, Tensor)",
+        "reduction",
+        discontinuous=True,
+        # Towards the input 7 with a weight, towards the weight 3, towards the bias 1.
+        arithmetic=each(of_argument("input"), 11),
+        shapes=_group_norm_backward_shapes,
+        dtypes=("input", "input", "input"),
+    ),
+)

@@ -24,13 +24,14 @@ from torch import fx
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.spelling import argument, example, spelled
+from tilewright.passes.group_norm import group_norm
 from tilewright.records.program import Decision, Verdict
 
 DTYPES = (torch.bfloat16, torch.float16)
 MIN_CHANNELS = 16
 """Input channels of a group, from which a convolution runs on matrix units without padding."""
-STATISTICS = ("group_norm", "instance_norm")
-"""Norms of each sample, whose generated kernels would read channels-last tensors with strides."""
+STATISTICS = ("instance_norm",)
+"""Norms that view each sample's channels as if they were a batch's, which no channels-last tensor allows."""
 VIEWS = ("view", "as_strided")
 """Calls that fail on, or read differently, a tensor with other strides."""
 
@@ -47,7 +48,8 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
             _convert(node, reachable)
         _restore(module.graph, reachable)
         _bring_gradients_back(reachable)
-        _average_by_mean(reachable)
+        for node in reachable:
+            _keep_the_layout(node)
         module.recompile()
     first = convolutions[0]
     verdict: Verdict = "refused" if reason else "taken"
@@ -157,11 +159,14 @@ def _bring_gradients_back(reachable: set[fx.Node]) -> None:
                 user.replace_input_with(node, _laid(user, node, torch.channels_last, torch.channels_last))
 
 
-def _average_by_mean(reachable: set[fx.Node]) -> None:
-    """The pooling of all places is a mean: of a channels-last tensor PyTorch changes the result's strides in place."""
-    for node in reachable:
-        if spelled(node) == "adaptive_avg_pool2d" and _places(node) == (1, 1):
-            node.target, node.args, node.kwargs = torch.mean, (node.args[0], (-2, -1), True), {}
+def _keep_the_layout(node: fx.Node) -> None:
+    """Replace what copies a channels-last tensor, or changes the strides of its result in place."""
+    if spelled(node) == "adaptive_avg_pool2d" and _places(node) == (1, 1):
+        node.target, node.args, node.kwargs = torch.mean, (node.args[0], (-2, -1), True), {}
+    elif spelled(node) == "group_norm" and _rank(node) == 4 and _is_narrow(node):
+        names = (("input", None), ("num_groups", None), ("weight", None), ("bias", None), ("eps", 1e-5))
+        given = (argument(node, place, name, default) for place, (name, default) in enumerate(names))
+        node.target, node.args, node.kwargs = group_norm, tuple(given), {}
 
 
 def _places(node: fx.Node) -> torch.Size | None:

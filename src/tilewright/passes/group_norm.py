@@ -1,0 +1,145 @@
+"""Group norm of channels-last tensors: an operator until the cut into forward and backward, then sums and pointwise.
+
+    y, mean, rstd = group_norm(x, G, w, b)   →   s = x.double(); Σ = sum(s); Σ² = sum(s · s)   over a channel's places
+                                                 mean, rstd from those of the channels of a group
+                                                 y = (x - mean) · (rstd · w) + b
+
+PyTorch's own copies a channels-last operand on a GPU. Here the sums over places are column sums, as channels lie side
+by side, and the rest is pointwise. Squares of 16-bit floats are exact in double, so that nothing is lost in the
+difference of Σ² / n and mean². The gradient is that of Wu and He, arXiv:1803.08494:
+
+    dx = g · rstd · w - (x - mean) · rstd³ · Σ_group(Σ g·(x - mean) · w) / n - rstd · Σ_group(Σ g · w) / n
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tilewright.graph.insert import insert_known
+from tilewright.kernels.registration import define
+from tilewright.operators.channels import GROUP_NORM, GROUP_NORM_BACKWARD
+from tilewright.passes.simplify import drop_unread
+
+Norm = tuple[Tensor, Tensor, Tensor]
+
+
+def _forward(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Norm:
+    """[N, C, H, W] of 16 bits, weight and bias [C] → y in its layout, mean and rstd [N, groups] in fp32."""
+    parts = _by_groups(x, groups)
+    count = parts[0, 0].numel()
+    wide = parts.double()
+    mean = wide.sum((3, 4)).sum(2) / count
+    squares = (wide * wide).sum((3, 4)).sum(2) / count
+    rstd = ((squares - mean * mean).clamp_min(0) + eps).rsqrt().float()
+    mean = mean.float()
+    y = (parts - _for_parts(mean)) * _scale(rstd, weight)
+    if bias is not None:
+        y = y + bias.view(groups, -1, 1, 1)
+    return y.to(x.dtype).view(x.shape), mean, rstd
+
+
+def _backward(g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> Norm:
+    """dx, dw, db; the last two [C], in the dtype of the weight."""
+    groups = mean.shape[1]
+    if x.is_contiguous(memory_format=torch.channels_last):
+        g = g.contiguous(memory_format=torch.channels_last)
+    g, x = _by_groups(g, groups), _by_groups(x, groups)
+    count = x[0, 0].numel()
+    level = g.float().sum((3, 4))
+    slope = (g * (x - _for_parts(mean))).sum((3, 4))
+    dw, db = (slope * rstd.unsqueeze(-1)).sum(0), level.sum(0)
+    if weight is not None:
+        channels = weight.view(groups, -1)
+        slope, level = slope * channels, level * channels
+    tilt = _for_parts(rstd * rstd * rstd * slope.sum(2) / count)
+    shift = _for_parts(rstd * level.sum(2) / count)
+    # The difference is computed again: shared by two kernels, it would be written to memory.
+    dx = g * _scale(rstd, weight) - (x - _for_parts(mean)) * tilt - shift
+    dtype = g.dtype if weight is None else weight.dtype
+    shape = (x.shape[0], -1, *x.shape[3:])
+    return dx.to(x.dtype).view(shape), dw.view(-1).to(dtype), db.view(-1).to(dtype)
+
+
+def _by_groups(x: Tensor, groups: int) -> Tensor:
+    samples, channels, height, width = x.shape
+    return x.view(samples, groups, channels // groups, height, width)
+
+
+def _for_parts(of_groups: Tensor) -> Tensor:
+    """[N, groups] → [N, groups, 1, 1, 1]."""
+    return of_groups.view(*of_groups.shape, 1, 1, 1)
+
+
+def _scale(rstd: Tensor, weight: Tensor | None) -> Tensor:
+    scale = _for_parts(rstd)
+    return scale if weight is None else scale * weight.view(rstd.shape[1], -1, 1, 1)
+
+
+def _fake(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Norm:
+    mean, rstd = (x.new_empty(x.shape[0], groups, dtype=torch.float32) for _ in range(2))
+    return torch.empty_like(x), mean, rstd
+
+
+def _fake_backward(g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> Norm:
+    like = x if weight is None else weight
+    dw, db = (like.new_empty(x.shape[1]) for _ in range(2))
+    return torch.empty_like(x), dw, db
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Norm) -> None:
+    x, _, weight, bias, _ = inputs
+    ctx.save_for_backward(x, weight, *output[1:])
+    ctx.has_bias = bias is not None
+
+
+def _derivative(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, mean, rstd = ctx.saved_tensors
+    dx, dw, db = torch.ops.tilewright.group_norm_backward.default(gradients[0], x, weight, mean, rstd)
+    return dx, None, None if weight is None else dw, db if ctx.has_bias else None, None
+
+
+define("group_norm", _forward, _fake, backward=_derivative, save=_save)
+define("group_norm_backward", _backward, _fake_backward)
+FORMULAS: dict[str, Callable[..., Norm]] = {GROUP_NORM: _forward, GROUP_NORM_BACKWARD: _backward}
+
+
+def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Of a 16-bit [N, C, H, W], in its layout; `weight` and `bias` [C]."""
+    y: Tensor = torch.ops.tilewright.group_norm.default(x, groups, weight, bias, eps)[0]
+    return y
+
+
+def split_group_norms(graph: fx.Graph) -> None:
+    """Replace these operators by those of their formulas in a forward, backward or inference graph, in place."""
+    for node in list(graph.nodes):
+        if formula := FORMULAS.get(str(node.target)):
+            _replace(node, formula)
+    drop_unread(graph)
+
+
+def _replace(node: fx.Node, formula: Callable[..., Norm]) -> None:
+    operands = node.all_input_nodes
+
+    def of_tensors(*tensors: Tensor) -> Norm:
+        known = dict(zip(operands, tensors, strict=True))
+        return formula(*fx.node.map_arg(node.args, known.__getitem__))
+
+    values = [operand.meta["val"] for operand in operands]
+    with values[0].fake_mode:
+        traced = make_fx(of_tensors)(*values).graph
+    known: dict[fx.Node, Any] = dict(zip(traced.find_nodes(op="placeholder"), operands, strict=True))
+    for step in traced.nodes:
+        if step.op == "call_function":
+            args, kwargs = fx.node.map_arg((step.args, step.kwargs), known.__getitem__)
+            known[step] = insert_known(node, step.target, step.meta["val"], *args, **kwargs)
+    results: Any = traced.output_node().args[0]
+    for user in list(node.users):
+        place: Any = user.args[1]
+        user.replace_all_uses_with(known[results[place]])
+        node.graph.erase_node(user)
+    node.graph.erase_node(node)
