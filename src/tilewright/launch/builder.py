@@ -245,8 +245,25 @@ def _described(kernel: str, descriptor: Any, made: Any) -> list[Argument]:
     return [encoded, *(Number("i", size) for size in shape), *(Number("q", stride) for stride in strides)]
 
 
-PROMOTE_TO_128B = 2
-"""CUtensorMapL2promotion, as Triton has it."""
+SWIZZLE_128B, PROMOTE_TO_128B, PROMOTE_TO_256B = 3, 2, 3
+"""CUtensorMapSwizzle; CUtensorMapL2promotion, as Triton has it and as `tensor_map` has."""
+KINDS = {torch.float16: 6, torch.bfloat16: 9}
+"""CUtensorMapDataType."""
+
+
+def tensor_map(x: Operand, box: Sequence[int]) -> TensorMap:
+    """By which bulk copies move tiles of `box` elements of a 16-bit operand with adjacent columns.
+
+    Axes are in the order of its shape. Rows of a tile are swizzled by 128 bytes; past the operand's ends are zeros.
+    """
+    assert not x.offset, "a tensor map begins where its tensor does"
+    # An axis of one may have any stride, also one that the copy engine does not take.
+    outer = (s if size > 1 else LINE // x.itemsize for size, s in zip(x.shape[:-1], x.strides[:-1], strict=True))
+    nbytes = [x.itemsize * stride for stride in outer]
+    kind, sizes, box = KINDS[x.dtype], tuple(reversed(x.shape)), tuple(reversed(box))
+    return TensorMap(x.index, kind, sizes, tuple(reversed(nbytes)), box, SWIZZLE_128B, PROMOTE_TO_256B)
+
+
 _LARGE = (1 << 62) + 1
 """A number that Triton takes for 64 bits and for no multiple of 16."""
 

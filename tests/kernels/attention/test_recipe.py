@@ -86,7 +86,7 @@ def test_hopper_forward(
     hopper.forward(call, request, SMALL, q, k, v, out, lse)
     built = call.finish(out, lse)
     results = twin.perform(built, inputs)
-    plan = hopper_forward.plan(request, SMALL, strides)
+    plan = hopper_forward.plan(request, SMALL)
     assert [(name, grid) for name, grid, *_ in fake.launches] == [("forward", (plan.programs, 1, 1))]
     # Tiles of different lengths come in an order of their own.
     assert len(built.keep) == (band != (None, None))

@@ -12,9 +12,9 @@ import torch
 
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.device import NARROW as HALVES
-from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.launch.builder import Operand, RecipeBuilder, tensor_map
 from tilewright.launch.nvrtc import Kernel, bindings_installed, kernel
-from tilewright.records.recipe import Offset, Pointer, Seed, Structure, TensorMap
+from tilewright.records.recipe import Offset, Pointer, Seed, Structure
 
 Epilogue = Literal["none", "gelu", "gelu_tanh", "add", "dropout_add"]
 EPILOGUES: tuple[Epilogue, ...] = ("none", "gelu", "gelu_tanh", "add", "dropout_add")
@@ -28,10 +28,6 @@ CLUSTER = 2
 """Programs of a cluster: their tiles have the same columns."""
 VECTOR = 8
 """16-bit values in 16 bytes; rows must be multiples of it."""
-KINDS = {torch.float16: 6, torch.bfloat16: 9}
-"""CUtensorMapDataType."""
-SWIZZLE_128B, PROMOTE_TO_256B = 3, 3
-"""CUtensorMapSwizzle, CUtensorMapL2promotion."""
 
 
 @dataclass(frozen=True)
@@ -175,21 +171,13 @@ def product(
     pieces = epilogue == "dropout_add" and by_pieces(k)
     built = _built(shape, epilogue, bias is not None, keep, x.dtype, pieces, x.device.index)
     grid = (programs(m, n, limits_of(x.device).multiprocessors),)
-    maps = _tensor_map(x, ROWS), _tensor_map(weight, COLUMNS // CLUSTER)
+    maps = tensor_map(x, (ROWS, DEPTH)), tensor_map(weight, (COLUMNS // CLUSTER, DEPTH))
     call.launch(built, grid, *maps, Structure(bytes(problem), tuple(patches)))
     return y, pre
 
 
 def _aligned(call: RecipeBuilder, x: Operand) -> Operand:
     return x if x.is_contiguous() and x.data_ptr() % 16 == 0 else call.copy(x)
-
-
-def _tensor_map(x: Operand, box_rows: int) -> TensorMap:
-    """By which TMA copies tiles of box_rows x DEPTH of a contiguous matrix; past its ends are zeros."""
-    rows, columns = x.shape
-    return TensorMap(
-        x.index, KINDS[x.dtype], (columns, rows), (columns * 2,), (DEPTH, box_rows), SWIZZLE_128B, PROMOTE_TO_256B
-    )
 
 
 def definitions(

@@ -15,10 +15,9 @@ import torch
 
 from tilewright.graph.capture import in_real_tensors
 from tilewright.hardware.architectures import DeviceLimits
-from tilewright.kernels.attention.hopper.launch import Tensor
 from tilewright.kernels.attention.hopper.schedule import Span, table
 from tilewright.kernels.attention.hopper.tiles import NO_LIMIT, ROWS, WIDEST, Tiles, band, needs_wgmma, tiles_for
-from tilewright.kernels.attention.request import Request, Strides
+from tilewright.kernels.attention.request import Request
 from tilewright.kernels.device import NARROW
 
 TRITON = "3.6."
@@ -77,8 +76,8 @@ class Plan:
     tiles: Tiles
     """The build."""
     programs: int
-    tensors: tuple[Tensor, ...]
-    """q, k, v and out, which the kernel reads and writes through tensor maps."""
+    rows: tuple[int, int, int, int]
+    """Positions that one bulk copy moves of q, k, v and out."""
     scale: float
     """Of the scores, times log₂ e; with a soft cap c, c · log₂ e."""
     tanh_scale: float
@@ -99,8 +98,8 @@ class Order(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(request: Request, limits: DeviceLimits, out_strides: Strides, with_table: bool = True) -> Plan:
-    """The launch of a request into a result with these strides, decided without a tensor.
+def plan(request: Request, limits: DeviceLimits, with_table: bool = True) -> Plan:
+    """The launch of a request, decided without a tensor.
 
     `with_table`: a table may order tiles of different lengths; without, each has a program of its own.
     """
@@ -113,26 +112,24 @@ def plan(request: Request, limits: DeviceLimits, out_strides: Strides, with_tabl
         programs = span.tiles
     tiles = tiles_for(r, table=order is not None)
     rows = ROWS, tiles.block, tiles.block, ROWS
-    strides = r.q_strides, r.k_strides, r.v_strides, out_strides
-    tensors = tuple(Tensor(*sized, r.dtype) for sized in zip(_shapes(r), strides, rows, strict=True))
     log2e = math.log2(math.e)
     # The kernel's tanh takes twice its argument, in powers of two.
     scale, tanh_scale = (r.softcap * log2e, 2 * log2e * r.scale / r.softcap) if r.softcap else (r.scale * log2e, 0.0)
     counts = r.heads, r.group, r.queries, r.keys, span.right, span.left, span.row_blocks, span.tiles
-    return Plan(tiles, programs, tensors, scale, tanh_scale, counts, order)
+    return Plan(tiles, programs, rows, scale, tanh_scale, counts, order)
 
 
 class NoTable(Exception):
     """A new table of tiles is wanted while a CUDA graph is captured: it cannot be sent to the device then."""
 
 
-def placed(request: Request, limits: DeviceLimits, out_strides: Strides) -> tuple[Plan, torch.Tensor | None]:
+def placed(request: Request, limits: DeviceLimits) -> tuple[Plan, torch.Tensor | None]:
     """`plan`, and its table of tiles on the device; a plan without one where there are too many. Raises `NoTable`."""
-    made = plan(request, limits, out_strides)
+    made = plan(request, limits)
     if made.order is None:
         return made, None
     order = _on_device(made.order, request.device)
-    return made if order is not None else plan(request, limits, out_strides, with_table=False), order
+    return made if order is not None else plan(request, limits, with_table=False), order
 
 
 def _on_device(order: Order, device: torch.device) -> torch.Tensor | None:

@@ -1,45 +1,18 @@
-"""How a Hopper kernel in Gluon is compiled and loaded, and the tensor maps of its operands."""
+"""How a Hopper kernel in Gluon is compiled and loaded."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 from tilewright.kernels.attention.hopper.tiles import Tiles
 from tilewright.launch import nvrtc
-from tilewright.launch.builder import Operand
-from tilewright.records.recipe import TensorMap
 
 BOX_COLUMNS = 64
 """Columns that one bulk copy moves: 128 bytes, the widest swizzle."""
 SIGNATURE = "iiiiqqqq" * 4 + "PPff" + "i" * 8 + "PP"
 """Of the forward, but for its tensor maps: shapes and strides of q, k, v and out, then lse, the table of tiles, scales,
 the counts of a plan, and scratch of Triton's own, which the kernel does not use."""
-_KINDS = {torch.float16: 6, torch.bfloat16: 9}
-"""CUtensorMapDataType."""
-_SWIZZLE_128B, _PROMOTE_TO_256B = 3, 3
-"""CUtensorMapSwizzle, CUtensorMapL2promotion."""
-
-
-class Tensor:
-    """A [batch, heads, positions, head size] operand as the copy engine sees it, but for its address."""
-
-    def __init__(self, shape: Sequence[int], strides: Sequence[int], box_rows: int, dtype: torch.dtype) -> None:
-        """Strides in elements, the last 1; `box_rows`: positions that one copy moves."""
-        # An axis of one may have any stride, also one that the copy engine does not take.
-        outer = (s if size > 1 else BOX_COLUMNS for size, s in zip(shape[:-1], strides[:-1], strict=True))
-        self.shape, self.strides, self.dtype = tuple(shape), (*outer, 1), dtype
-        self.box = (BOX_COLUMNS, box_rows, 1, 1)
-
-    def map_of(self, operand: Operand) -> TensorMap:
-        """The tensor map of an operand, for a recipe; past its ends are zeros."""
-        assert not operand.offset, "a tensor map begins where its tensor does"
-        sizes, nbytes = tuple(reversed(self.shape)), tuple(2 * stride for stride in reversed(self.strides[:-1]))
-        kind = _KINDS[self.dtype]
-        return TensorMap(operand.index, kind, sizes, nbytes, self.box, _SWIZZLE_128B, _PROMOTE_TO_256B)
 
 
 def compiled(tiles: Tiles) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright.hardware.architectures import DeviceLimits
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.hopper import forward as hopper_forward
-from tilewright.kernels.attention.hopper.launch import Tensor, built
+from tilewright.kernels.attention.hopper.launch import BOX_COLUMNS, built
 from tilewright.kernels.attention.hopper.problem import Problem, problem_of, scale_of, scratch_of
 from tilewright.kernels.attention.request import Request
-from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.launch.builder import Operand, RecipeBuilder, tensor_map
 from tilewright.records.recipe import Pointer, Structure, TensorMap
 
 
@@ -19,12 +21,14 @@ def forward(
     """The launch that fills `out` and `lse`; its table of tiles is sent to the device now."""
     table = None
     try:
-        made, table = hopper_forward.placed(request, limits, out.stride())
+        made, table = hopper_forward.placed(request, limits)
     except hopper_forward.NoTable:
-        made = hopper_forward.plan(request, limits, out.stride(), with_table=False)
+        made = hopper_forward.plan(request, limits, with_table=False)
     arguments: list[object] = []
-    for tensor, operand in zip(made.tensors, (q, k, v, out), strict=True):
-        arguments += tensor.map_of(operand), *tensor.shape, *tensor.strides
+    for x, rows in zip((q, k, v, out), made.rows, strict=True):
+        encoded = tensor_map(x, (1, 1, rows, BOX_COLUMNS))
+        steps = (nbytes // x.itemsize for nbytes in reversed(encoded.strides))
+        arguments += encoded, *x.shape, *steps, 1
     order = lse if table is None else call.keep(table)
     kernel = built(made.tiles, request.device.index or 0)
     scales = made.scale, made.tanh_scale
@@ -49,7 +53,7 @@ def backward(
         kernels.prepare, grid, out, dout, lse, scaled_lse, delta, sums, work_counters,
         *out.strides[:3], *dout.strides[:3], *sizes, zeroed,
     )  # fmt: skip
-    maps = _maps(request, made.shape, q, k, v, dout, dk, dv)
+    maps = _maps(made.shape, (q, k, v, dout, dk, dv))
     call.launch(kernels.main, (made.programs,), *maps, _problem(made, request, scratch, dq))
     if not made.ahead:
         call.launch(kernels.finish, grid, sums, dq, *dq.strides[:3], *sizes, scale_of(request))
@@ -65,14 +69,8 @@ def _problem(made: hopper_backward.Plan, request: Request, scratch: Operand, dq:
     return Structure(bytes(problem), tuple(pointers))
 
 
-def _maps(
-    request: Request, shape: hopper_backward.Shape, q: Operand, k: Operand, v: Operand, dout: Operand, dk: Operand,
-    dv: Operand,
-) -> list[TensorMap]:  # fmt: skip
-    """Tiles of q, k, v and dout are fetched; of dk and dv each warpgroup writes its own."""
+def _maps(shape: hopper_backward.Shape, tensors: Sequence[Operand]) -> list[TensorMap]:
+    """Of q, k, v and dout, of which tiles are fetched, and of dk and dv, of which each warpgroup writes its own."""
     keys, part = hopper_backward.KEYS // shape.cluster, hopper_backward.KEYS // hopper_backward.GROUPS
     rows = shape.queries, keys, keys, shape.queries, part, part
-    return [
-        Tensor(x.shape, x.strides, count, request.dtype).map_of(x)
-        for x, count in zip((q, k, v, dout, dk, dv), rows, strict=True)
-    ]
+    return [tensor_map(x, (1, 1, count, BOX_COLUMNS)) for x, count in zip(tensors, rows, strict=True)]
