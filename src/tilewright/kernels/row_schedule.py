@@ -108,6 +108,17 @@ def cluster_of(vectors: int, vectors_a_thread: int, most_threads: int, limits: D
     return next((size for size in fits if size <= limits.largest_cluster), None)
 
 
+def short_rows(vectors: int, each: int) -> Schedule:
+    """For rows of so few vectors: as few threads a row, of a warp at most, as leave a thread no more than `each`."""
+    row_threads = next((threads for threads in (1, 2, 4, 8, 16) if each * threads >= vectors), 32)
+    return Schedule(128, row_threads, -(-vectors // row_threads))
+
+
+def blocks_for(threads: int, data: int) -> int:
+    """Blocks of a multiprocessor: 64 registers a thread where up to 32 hold data, else 128."""
+    return 1024 // threads if data <= 32 else -(-512 // threads)
+
+
 def room_of(blocks: int, limits: DeviceLimits) -> int:
     """Bytes of shared memory that a block may have where a multiprocessor holds so many."""
     return min(limits.shared_bytes_per_block, limits.shared_bytes // blocks - limits.shared_reserved)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tilewright.kernels.row import ELEMENTS, Alignment, alignment_of, layout_of, line_of, vectors_of
-from tilewright.kernels.row_schedule import Schedule
+from tilewright.kernels.row_schedule import Schedule, short_rows
 from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
 
@@ -51,11 +51,7 @@ def _forward_shape(vectors: int, alignment: Alignment) -> Schedule:
 def backward_schedule(columns: int, itemsize: int, alignment: Alignment) -> Schedule:
     """For rows of so many logits: several short ones a block, or several blocks a long one."""
     vectors = vectors_of(columns, itemsize, alignment)
-    if vectors <= 64:
-        row_threads = next((threads for threads in (1, 2, 4, 8, 16) if 2 * threads >= vectors), 32)
-        found = Schedule(128, row_threads, min(-(-vectors // row_threads), 4))
-    else:
-        found = Schedule(64, 64, 2 if vectors <= 128 else 4)
+    found = short_rows(vectors, 2) if vectors <= 64 else Schedule(64, 64, 2 if vectors <= 128 else 4)
     return replace(found, storage="stream", alignment=alignment, line=line_of(columns, itemsize))
 
 

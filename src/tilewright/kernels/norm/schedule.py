@@ -21,7 +21,7 @@ from tilewright.kernels.row import (
     period_of,
     vectors_of,
 )
-from tilewright.kernels.row_schedule import CLUSTERS, Schedule, cluster_of, room_of
+from tilewright.kernels.row_schedule import CLUSTERS, Schedule, blocks_for, cluster_of, room_of, short_rows
 
 Direction = Literal["forward", "backward"]
 
@@ -104,16 +104,13 @@ _REGISTER_STEPS = ((256, 32), (512, 64), (1024, 128), (2048, 256), (4096, 512))
 def _registers(vectors: int) -> Schedule | None:
     """For rows of so many vectors; None if no block holds such a row in registers."""
     if vectors <= 64:
-        row_threads = next((threads for threads in (1, 2, 4, 8, 16) if 4 * threads >= vectors), 32)
-        threads = 128
+        found = short_rows(vectors, 4)
     else:
         row_threads = next((threads for most, threads in _REGISTER_STEPS if vectors <= most), 0)
-        threads = max(128, row_threads) if row_threads <= 32 else row_threads
-    if not row_threads:
-        return None
-    each = max(1, -(-vectors // row_threads))
-    # Registers of a thread: 64 where it holds 32 of data or fewer, else 128.
-    return Schedule(threads, row_threads, each, blocks=1024 // threads if each * 4 <= 32 else -(-512 // threads))
+        if not row_threads:
+            return None
+        found = Schedule(128 if row_threads == 32 else row_threads, row_threads, -(-vectors // row_threads))
+    return replace(found, blocks=blocks_for(found.threads, found.vectors * 4))
 
 
 _SLOT_SHAPES = ((9, 384), (8, 512))

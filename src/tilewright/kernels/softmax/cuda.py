@@ -22,7 +22,7 @@ from tilewright.kernels.row import (
     period_of,
     vectors_of,
 )
-from tilewright.kernels.row_schedule import Schedule
+from tilewright.kernels.row_schedule import Schedule, blocks_for, short_rows
 from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
 
@@ -87,8 +87,7 @@ def schedule_of(
 def _registers(direction: Direction, vectors: int, log: bool, limits: DeviceLimits) -> Schedule:
     """For rows of so many 16-byte vectors; those that no cluster holds are read twice."""
     if vectors <= 64:
-        row_threads = next((threads for threads in (1, 2, 4, 8, 16) if 2 * threads >= vectors), 32)
-        found = Schedule(128, row_threads, -(-vectors // row_threads))
+        found = short_rows(vectors, 2)
     else:
         steps = (step for step in STEPS[direction] if vectors <= step[0] and step[2] <= limits.largest_cluster)
         if step := next(steps, None):
@@ -100,12 +99,12 @@ def _registers(direction: Direction, vectors: int, log: bool, limits: DeviceLimi
 
 
 def _blocks(schedule: Schedule, tensors: int, log: bool) -> int:
-    """Blocks of a multiprocessor: 64 registers a thread for up to 32 of data, else 128. In a cluster, whose blocks wait
-    for each other, 48 for up to 28 of a softmax's data: more blocks hide the wait."""
+    """As `blocks_for` has it; but in a cluster, whose blocks wait for each other, 48 registers a thread for up to 28 of
+    a softmax's data: more blocks hide the wait."""
     threads, vectors = schedule.threads, schedule.vectors
     if schedule.cluster > 1 and not log and tensors == 1 and vectors <= 7:
         return 1280 // threads
-    return 1024 // threads if vectors * 4 * tensors <= 32 else -(-512 // threads)
+    return blocks_for(threads, vectors * 4 * tensors)
 
 
 @functools.cache
