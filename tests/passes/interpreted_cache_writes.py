@@ -35,6 +35,12 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-b, a), -1) * sin
 
 
+def turned_by_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    (a, b), half = (x[..., : WIDTH // 2], x[..., WIDTH // 2 :]), WIDTH // 2
+    cos, sin = cos[..., :half], sin[..., :half]
+    return torch.cat((a * cos - b * sin, b * cos + sin * a), -1)
+
+
 def by_index_copy(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, place: Tensor) -> None:
     keys.index_copy_(2, place, k)
     values.index_copy_(2, place, v)
@@ -78,8 +84,9 @@ def check(function: Callable[..., Any], inputs: list[Tensor], place: Tensor) -> 
 @pytest.mark.parametrize("write", [by_index_copy, by_index])
 @pytest.mark.parametrize(("batch", "places"), [(1, [3]), (3, [11]), (2, [0, 7, 4])], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("turned", [turned, turned_by_halves])
 def test_keys_queries_and_values_are_one_launch(
-    write: Callable[..., None], batch: int, places: list[int], dtype: torch.dtype
+    write: Callable[..., None], batch: int, places: list[int], dtype: torch.dtype, turned: Callable[..., Tensor]
 ) -> None:
     def function(
         keys: Tensor, values: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, place: Tensor

@@ -41,7 +41,7 @@ class _Write(NamedTuple):
 
 
 class _Rotary(NamedTuple):
-    """x · cos + (-x₂, x₁) · sin."""
+    """x · cos + (-x₂, x₁) · sin, or (x₁ · cos - x₂ · sin, x₂ · cos + x₁ · sin) with angles half as wide."""
 
     node: fx.Node
     x: fx.Node
@@ -114,7 +114,7 @@ def _join(first: _Write, second: _Write, name: GraphName) -> Decision:
     if found is not None and turned:
         k = found.x
         queries = next((q for q in _others(found, place) if _fits(q, (batch, -1, tokens, width))), None)
-        cos, sin = (insert_call(place, aten.expand.default, x, [batch, 1, tokens, width]) for x in found[2:])
+        cos, sin = (insert_call(place, aten.expand.default, x, [batch, 1, tokens, -1]) for x in found[2:])
     k, v = (insert_call(place, aten.expand.default, x, [batch, heads, tokens, width]) for x in (k, values.value))
     q = None if queries is None else queries.x
     target: Any = torch.ops.tilewright.write_cache_.default
@@ -141,6 +141,8 @@ def _unwidened(node: fx.Node) -> fx.Node:
 
 def _rotary(node: fx.Node) -> _Rotary | None:
     """The rotary embedding that `node` ends; pairs are an element of the first half and one of the second."""
+    if node.target is aten.cat.default:
+        return _by_halves(node)
     if node.target is not aten.add.Tensor or node.kwargs:
         return None
     for straight, crossed in (node.args, node.args[::-1]):
@@ -150,6 +152,31 @@ def _rotary(node: fx.Node) -> _Rotary | None:
                 if _is_half_turn(halves, x):
                     return _Rotary(node, x, cos, sin)
     return None
+
+
+def _by_halves(node: fx.Node) -> _Rotary | None:
+    args: tuple[Any, ...] = node.args
+    if len(args[0]) != 2 or len(args) < 2 or args[1] not in (-1, calls.output(node).dim() - 1):  # type: ignore[union-attr]
+        return None
+    low, high = args[0]
+    if low.target is not aten.sub.Tensor or high.target is not aten.add.Tensor or low.kwargs or high.kwargs:
+        return None
+    for first, cos in _factors(low.args[0]):
+        for second, sin in _factors(low.args[1]):
+            crossed = [{*_factors(term)} for term in high.args]
+            fits = any((second, cos) in one and (first, sin) in other for one, other in (crossed, crossed[::-1]))
+            x = _whole(first)
+            if fits and x is not None and _is_half(first, x, 0) and _is_half(second, x, 1):
+                return _Rotary(node, x, cos, sin)
+    return None
+
+
+def _whole(part: fx.Node) -> fx.Node | None:
+    """What a slice, or one piece of several, is a part of."""
+    source = part.args[0] if part.target in (operator.getitem, aten.slice.Tensor) else None
+    if part.target is operator.getitem and isinstance(source, fx.Node):
+        source = source.args[0] if source.args else None
+    return source if isinstance(source, fx.Node) else None
 
 
 def _factors(node: object) -> Iterator[tuple[fx.Node, fx.Node]]:
@@ -185,17 +212,18 @@ def _fits(found: _Rotary, shape: tuple[int, ...]) -> bool:
     sizes = calls.shape_of(x)
     if len(sizes) != 4 or any(size not in (-1, own) for size, own in zip(shape, sizes, strict=True)):
         return False
-    angles = all(y.dim() < 3 or y.shape[-3] == 1 for y in (cos, sin)) and cos.shape[-1] == sin.shape[-1] == sizes[-1]
+    wide = 1 if found.node.target is aten.add.Tensor else 2
+    angles = all(y.dim() < 3 or y.shape[-3] == 1 for y in (cos, sin))
+    angles = angles and wide * cos.shape[-1] == wide * sin.shape[-1] == sizes[-1]
     return bool(angles and x.stride(-1) == 1 and result.is_contiguous() and result.dtype == x.dtype)
 
 
 def _others(found: _Rotary, place: fx.Node) -> Iterator[_Rotary]:
     """What is turned by the same angles before `place`, and read after it alone."""
     order = {node: number for number, node in enumerate(place.graph.nodes)}
-    for user in list(found.cos.users):
-        for node in user.users:
-            other = _rotary(node)
-            if other is None or node is found.node or other[2:] != found[2:]:
-                continue
-            if node.users and order[node] < order[place] and all(order[r] > order[place] for r in node.users):
-                yield other
+    for node in place.graph.nodes:
+        other = _rotary(node) if node.op == "call_function" and order[node] < order[place] else None
+        if other is None or node is found.node or other[2:] != found[2:]:
+            continue
+        if node.users and all(order[reader] > order[place] for reader in node.users):
+            yield other

@@ -246,14 +246,21 @@ def _apply(match: _Match) -> fx.Node:
     return new
 
 
+def _shows_all(view: fx.Node) -> bool:
+    """Whether a view has all elements of its operand, in their order."""
+    shown, seen = (calls.output(node) for node in (view.all_input_nodes[0], view))
+    alike = shown is not None and seen is not None and shown.numel() == seen.numel()
+    return bool(alike and shown.is_contiguous() and seen.is_contiguous())  # type: ignore[union-attr]
+
+
 def _normed(match: _Match, place: fx.Node) -> tuple[fx.Node, fx.Node | None, float]:
     """What is multiplied, its gain and what is added to its mean square: before an RMS norm that only `match` reads."""
     x = match.products[0].x
     if _rows(match.products[0]) > 1:
         return x, None, 0.0
     result = x
-    while result.target in VIEWS and isinstance(result.args[0], fx.Node):
-        result = result.args[0]
+    while result.target is not operator.getitem and calls.is_view(result) and _shows_all(result):
+        result = result.all_input_nodes[0]
     norm = result.args[0] if result.target is operator.getitem else None
     if not isinstance(norm, fx.Node) or norm.target is not aten._fused_rms_norm.default or result.args[1] != 0:
         return x, None, 0.0

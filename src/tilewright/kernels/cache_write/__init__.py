@@ -15,6 +15,7 @@ from tilewright.records.recipe import Recipe
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    cos, sin = (y if y.shape[-1] == x.shape[-1] else torch.cat((y, y), -1) for y in (cos, sin))
     a, b = x.chunk(2, -1)
     return x * cos + torch.cat((-b, a), -1) * sin
 
@@ -57,7 +58,8 @@ def _recipe(
         write_cache, (batch * tokens, heads + 2 * kv_heads), keys, values, k, v, place, q,
         None if q is None else turned, cos, sin, tokens, heads, kv_heads, keys.shape[2], *keys.strides[:3],
         *values.strides[:3], *k.strides[:3], *v.strides[:3], *of_q, *angles[0], *angles[1], half=width // 2,
-        ROTARY=cos is not None, WIDTH=1 << (width // 2 - 1).bit_length(), num_warps=1,
+        more=0 if cos is None or cos.shape[3] < width else width // 2, ROTARY=cos is not None,
+        WIDTH=1 << (width // 2 - 1).bit_length(), num_warps=1,
     )  # fmt: skip
     return call.finish(turned)
 

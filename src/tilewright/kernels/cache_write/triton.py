@@ -14,7 +14,8 @@ from tilewright.kernels.activation.formulas import rounded
 
 @triton.jit
 def _turned(
-    x: tl.tensor, cos: tl.tensor, sin: tl.tensor, column: tl.tensor, half: tl.constexpr, ROTARY: tl.constexpr
+    x: tl.tensor, cos: tl.tensor, sin: tl.tensor, column: tl.tensor, half: tl.constexpr, more: tl.constexpr,
+    ROTARY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Both halves of a head, in fp32."""
     inside = column < half
@@ -22,9 +23,9 @@ def _turned(
     b = tl.load(x + half + column, mask=inside, other=0.0).to(tl.float32)
     if ROTARY:
         first = a * tl.load(cos + column, mask=inside, other=0.0).to(tl.float32)
-        second = b * tl.load(cos + half + column, mask=inside, other=0.0).to(tl.float32)
+        second = b * tl.load(cos + more + column, mask=inside, other=0.0).to(tl.float32)
         first -= b * tl.load(sin + column, mask=inside, other=0.0).to(tl.float32)
-        second += a * tl.load(sin + half + column, mask=inside, other=0.0).to(tl.float32)
+        second += a * tl.load(sin + more + column, mask=inside, other=0.0).to(tl.float32)
         return first, second
     else:
         return a, b
@@ -45,12 +46,13 @@ def write_cache(
     values_s: tl.tensor, k_b: tl.tensor, k_h: tl.tensor, k_s: tl.tensor, v_b: tl.tensor, v_h: tl.tensor,
     v_s: tl.tensor, q_b: tl.tensor, q_h: tl.tensor, q_s: tl.tensor, turned_b: tl.tensor, turned_h: tl.tensor,
     turned_s: tl.tensor, cos_b: tl.tensor, cos_s: tl.tensor, sin_b: tl.tensor, sin_s: tl.tensor, half: tl.constexpr,
-    ROTARY: tl.constexpr, WIDTH: tl.constexpr,
+    more: tl.constexpr, ROTARY: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Program (batch · tokens + token, head): the `heads` of q, then `kv_heads` of k and as many of v.
 
     Token t goes to place[t] of a cache [batch, kv head, length, 2 half]; negative places count from the end, none may
-    lie outside.
+    lie outside. The angles of a head's second half are `more` behind those of the first: `half`, or 0 where they are
+    the same.
     """
     batch = (tl.program_id(0) // tokens).to(tl.int64)
     token = (tl.program_id(0) % tokens).to(tl.int64)
@@ -65,13 +67,13 @@ def write_cache(
     tl.device_assert(exists, "index out of range of the cache")
     if head < heads:
         if ROTARY:
-            a, b = _turned(q + batch * q_b + head * q_h + token * q_s, cos, sin, column, half, True)
+            a, b = _turned(q + batch * q_b + head * q_h + token * q_s, cos, sin, column, half, more, True)
             _store(turned_q + batch * turned_b + head * turned_h + token * turned_s, a, b, column, half, exists | True)
     elif head < heads + kv_heads:
         head -= heads
-        a, b = _turned(k + batch * k_b + head * k_h + token * k_s, cos, sin, column, half, ROTARY)
+        a, b = _turned(k + batch * k_b + head * k_h + token * k_s, cos, sin, column, half, more, ROTARY)
         _store(keys + batch * keys_b + head * keys_h + at * keys_s, a, b, column, half, exists)
     else:
         head -= heads + kv_heads
-        a, b = _turned(v + batch * v_b + head * v_h + token * v_s, cos, sin, column, half, False)
+        a, b = _turned(v + batch * v_b + head * v_h + token * v_s, cos, sin, column, half, more, False)
         _store(values + batch * values_b + head * values_h + at * values_s, a, b, column, half, exists)
