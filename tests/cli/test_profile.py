@@ -198,6 +198,20 @@ def test_floors_are_from_the_ceilings_that_were_kept(home: Path, monkeypatch: py
     assert str(source).endswith(f"{Path(__file__).name}:{line}")
 
 
+def test_a_program_that_is_not_there_or_raises(tilewright: Tilewright, tmp_path: Path, train: str) -> None:
+    """As Python says it, without a word of the recorder's."""
+    script = tmp_path / "raises.py"
+    script.write_text("def f():\n    raise KeyError('a')\nf()\n")
+    raised = tilewright("profile", "--", sys.executable, str(script))
+    assert raised.code == 1
+    frames = [line.strip() for line in raised.err.splitlines() if line.strip().startswith("File ")]
+    assert len(frames) == 2 and all("raises.py" in frame for frame in frames)
+    missing = tilewright("profile", "--", sys.executable, str(tmp_path / "missing.py"))
+    assert missing.code == 2 and "can't open file" in missing.err and "Traceback" not in missing.err
+    module = tilewright("profile", "--", sys.executable, "-m", "no.such.module")
+    assert module.code == 1 and "No module named no.such.module" in module.err and "Traceback" not in module.err
+
+
 @pytest.mark.parametrize("code", [3, 5, 130])
 def test_the_exit_code_is_that_of_the_program(tilewright: Tilewright, tmp_path: Path, train: str, code: int) -> None:
     script = tmp_path / "plain.py"

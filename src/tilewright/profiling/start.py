@@ -5,10 +5,12 @@ python -m tilewright.profiling.start train.py --lr 3
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
 from pathlib import Path
+from types import TracebackType
 
 from tilewright import backend
 from tilewright.measure.recording.recorder import Recorder, Recording, RecordingPlan
@@ -39,6 +41,8 @@ def main() -> None:
         _write(folder / RECORDING.format(name), recording.as_json())
 
     del sys.argv[0]
+    _check(sys.argv)
+    sys.excepthook = _of_the_program
     recorder = Recorder(plan, folder, name=name, by_optimizer=True, kept=kept)
     with backend.recording() as record, marked_regions(recorder):
         recorder.start()
@@ -52,6 +56,27 @@ def main() -> None:
         finally:
             stop = False
             keep(recorder.stop())
+
+
+def _check(words: list[str]) -> None:
+    """End as Python does where there is no such program."""
+    if words[0] == "-m":
+        try:
+            found = importlib.util.find_spec(words[1]) is not None
+        except ModuleNotFoundError:
+            found = False
+        if not found:
+            sys.exit(f"{sys.executable}: No module named {words[1]}")
+    elif not Path(words[0]).exists():
+        print(f"{sys.executable}: can't open file {words[0]!r}: No such file or directory", file=sys.stderr)
+        sys.exit(2)
+
+
+def _of_the_program(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback without the frames that started the program."""
+    while trace and trace.tb_frame.f_code.co_filename.startswith((__file__, "<frozen runpy>")):
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
 def _write(path: Path, text: str) -> None:
