@@ -39,6 +39,7 @@ from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.runtime.assemble import Scheduled, assemble
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import MOST_SIZES, Executable, ExecutableBySize
+from tilewright.runtime.gpu import compile_together, kernel_of
 from tilewright.runtime.replay import Replay, obstacle
 
 
@@ -242,7 +243,14 @@ class _Compiler:
             for region in graph.fusion.regions
             if language_of(region.device) == "c++"
         ]
-        library = load(translation_unit(in_cpp)) if in_cpp else None
+        library = load(translation_unit(list(dict.fromkeys(in_cpp)))) if in_cpp else None
+        in_triton = [
+            (kernel_of(region.lowered.nest, graph.sources[region.name]), region.device)
+            for graph in plan.graphs
+            for region in graph.fusion.regions
+            if region.device.type == "cuda"
+        ]
+        compile_together(in_triton)
         compiled = []
         for graph in plan.graphs:
             compiled.append(self._assemble(graph, library))
@@ -256,10 +264,10 @@ class _Compiler:
             try:
                 return CompiledGraph(graph, assemble(Scheduled(graph.graph, graph.units), graph.sources, library))
             except KernelError as error:
-                lost = next(region for region in graph.fusion.regions if region.name == error.kernel)
+                lost = next(region for region in graph.fusion.regions if region.kernel == error.kernel)
                 place = next(filter(None, map(source_line, lost.members)), lost.name)
                 self.leave_to_pytorch(Fallback(f"the kernel {lost.name}", place, first_line(error)), error)
-                graph = graph.without(error.kernel, first_line(error))
+                graph = graph.without(lost.name, first_line(error))
 
     def _note_unknown(self, graph: fx.Graph) -> None:
         """Name the operators that the table does not know; the rest of the graph is compiled all the same."""

@@ -14,11 +14,12 @@ from torch import fx
 
 from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.cost.kinds import attention_us
-from tilewright.emit.source import source_of
+from tilewright.emit.source import language_of, source_of
 from tilewright.hardware.target import Target
+from tilewright.loops.nest import Nest, nameless
 from tilewright.passes.cache_writes import write_caches
 from tilewright.passes.convolution_bias import split_bias
-from tilewright.passes.fusion import fuse
+from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.group_norm import split_group_norms
 from tilewright.passes.in_place import write_in_place
 from tilewright.passes.pipeline import optimise_joint, optimise_module
@@ -59,9 +60,11 @@ class Planner:
 
     def plan(self, graphs: Mapping[GraphName, fx.Graph]) -> Plan:
         """The plan of a program's graphs. Raises CaptureError for a device that no kernel is generated for."""
-        return Plan(self.target, [self._plan(name, graph) for name, graph in graphs.items()], list(self.decisions))
+        kernels = _Kernels()
+        planned = [self._plan(name, graph, kernels) for name, graph in graphs.items()]
+        return Plan(self.target, planned, list(self.decisions))
 
-    def _plan(self, name: GraphName, graph: fx.Graph) -> GraphPlan:
+    def _plan(self, name: GraphName, graph: fx.Graph, kernels: _Kernels) -> GraphPlan:
         split_norms(graph)
         split_group_norms(graph)
         split_bias(graph, self.target)
@@ -74,7 +77,7 @@ class Planner:
         for region in fusion.regions:
             if region.device.type not in ("cpu", "cuda"):
                 raise CaptureError(f"no kernel is generated for the device {region.device}")
-        sources = {region.name: source_of(region) for region in fusion.regions}
+        sources = {region.name: kernels.source(region) for region in fusion.regions}
         return GraphPlan(name, graph, fusion, proposed.regions, schedule(graph, fusion.regions), sources)
 
     def _noted(self, decisions: list[Decision]) -> list[Decision]:
@@ -83,3 +86,21 @@ class Planner:
 
     def _price(self, cost: Cost, dtype: str) -> float | None:
         return attention_us(cost, dtype, self.target.profile)
+
+
+class _Kernels:
+    """The kernels of one plan. Regions that compute the same, as those of equal layers do, share one."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[Nest, str]] = {}
+
+    def source(self, region: Region) -> str:
+        """The source of the region's kernel, which from now on is that of the first of its kind."""
+        nest = region.lowered.nest
+        # Not the nests themselves: 0.0 equals -0.0, and True equals 1.
+        key = repr(nameless(nest)) + language_of(region.device)
+        if key not in self.known:
+            self.known[key] = nest, source_of(region)
+        shared, source = self.known[key]
+        region.share(shared)
+        return source

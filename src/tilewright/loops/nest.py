@@ -16,7 +16,7 @@ Steps are in SSA form; a step refers to its operands by position.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
 from typing import Literal
@@ -140,6 +140,12 @@ class Nest:
     def gathers(self) -> bool:
         """Whether something is read where a value says."""
         return any(step.name == "load" and step.args for step in self.steps)
+
+
+def nameless(nest: Nest) -> Nest:
+    """The nest without its names: equal for kernels that compute the same."""
+    inputs, outputs = ([replace(buffer, name="") for buffer in part] for part in (nest.inputs, nest.outputs))
+    return replace(nest, name="", inputs=tuple(inputs), outputs=tuple(outputs))
 
 
 def describe(nest: Nest) -> str:

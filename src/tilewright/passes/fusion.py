@@ -21,7 +21,7 @@ from torch import fx
 
 from tilewright.graph.source import source_line
 from tilewright.loops.lower import Lowered, lower
-from tilewright.loops.nest import Level
+from tilewright.loops.nest import Level, Nest
 from tilewright.operators.axes import Unfusable
 from tilewright.passes.units import (
     Reachability,
@@ -50,9 +50,14 @@ class Region:
 
     members: list[fx.Node]
     lowered: Lowered
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.kernel
 
     @property
-    def name(self) -> str:
+    def kernel(self) -> str:
+        """The function in its source; regions that compute the same share it."""
         return self.lowered.nest.name
 
     @property
@@ -62,7 +67,12 @@ class Region:
         return value.device
 
     def rename(self, name: str) -> None:
-        self.lowered = replace(self.lowered, nest=replace(self.lowered.nest, name=name))
+        self.name = name
+        self.share(replace(self.lowered.nest, name=name))
+
+    def share(self, nest: Nest) -> None:
+        """Run the kernel of another region's nest, which differs from this one's in names alone."""
+        self.lowered = replace(self.lowered, nest=nest)
 
 
 @dataclass

@@ -124,8 +124,8 @@ def _key(node: fx.Node) -> Any:
             return tuple(freeze(v) for v in value)
         if isinstance(value, dict):
             return tuple(sorted((k, freeze(v)) for k, v in value.items()))
-        # 1, 1.0 and True are equal to Python but not to an operator.
-        return (type(value), value)
+        # 1, 1.0 and True are equal to Python but not to an operator, and so are 0.0 and -0.0.
+        return (type(value), repr(value) if isinstance(value, float) else value)
 
     key = (node.target, freeze(node.args), freeze(node.kwargs))
     try:

@@ -41,7 +41,7 @@ from tilewright.runtime.executable import (
     TensorSpec,
     ViewStep,
 )
-from tilewright.runtime.gpu import TritonKernel, TritonStep
+from tilewright.runtime.gpu import TritonStep, kernel_of
 from tilewright.runtime.native import Native, holds_values
 
 aten = torch.ops.aten
@@ -238,12 +238,12 @@ class _Assembler:
             for node, over in zip(region.lowered.outputs, self.takeovers(position, region), strict=True)
         ]
         if language_of(region.device) == "triton":
-            kernel = TritonKernel(region.lowered.nest, self.sources[region.name])
+            kernel = kernel_of(region.lowered.nest, self.sources[region.name])
             kernel.compile(region.device)
             places = [n.meta["val"].device for n in region.lowered.inputs]
             elsewhere = tuple(i for i, place in enumerate(places) if place != region.device)
             return TritonStep(region.name, kernel, inputs, tuple(outputs), region.device, elsewhere)
-        function = getattr(self.library, region.name)
+        function = getattr(self.library, region.kernel)
         function.restype = None
         function.argtypes = (ctypes.c_void_p, ctypes.c_int)
         return KernelStep(region.name, function, inputs, tuple(outputs))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -36,6 +38,8 @@ from tilewright.runtime.executable import Slots, TensorSpec
 
 ALIGNED = 16
 """Bytes; Triton compiles a kernel anew for pointers that are no multiples of it."""
+COMPILING = min(16, os.cpu_count() or 1)
+"""Kernels that are compiled at a time."""
 
 
 class TritonKernel:
@@ -55,6 +59,7 @@ class TritonKernel:
         self._plans: dict[torch.device, Blocking] = {}
         self._compiled: dict[torch.device, list[tuple[Any, int]]] = {}
         """What Triton made for a device, and how many programs run."""
+        self._submitted: dict[torch.device, list[tuple[Any, int]]] = {}
 
     def plan(self, device: torch.device) -> Blocking:
         """How the kernel is launched on `device`."""
@@ -70,13 +75,30 @@ class TritonKernel:
 
     def compile(self, device: torch.device) -> None:
         """Compile for `device` now rather than at the first launch; a failure raises KernelError."""
-        if interpreted() or device.type != "cuda":
-            return
+        if device.type == "cuda" and device not in self._compiled and not interpreted():
+            self.submit(device)
+            self.finish(device)
+
+    def submit(self, device: torch.device) -> None:
+        """Compile for `device`, or, in Triton's `AsyncCompileMode`, begin to; `finish` ends it."""
         chosen = self.plan(device)
         dtypes = [getattr(torch, b.dtype) for b in self.nest.buffers] + [getattr(torch, d) for _, d in chosen.scratch]
+        with self._named_failure(), torch.cuda.device(device):
+            self._submitted[device] = self._run(chosen, dtypes, lambda kernel, _: partial(kernel.warmup, grid=(1,)))
+
+    def finish(self, device: torch.device) -> None:
+        with self._named_failure():
+            found = self._submitted.pop(device)
+            # Triton gives the kernel itself where it need not wait for it.
+            self._compiled[device] = [(k.result() if hasattr(k, "result") else k, programs) for k, programs in found]
+
+    def is_compiled(self, device: torch.device) -> bool:
+        return device in self._compiled
+
+    @contextlib.contextmanager
+    def _named_failure(self) -> Iterator[None]:
         try:
-            with torch.cuda.device(device):
-                self._compiled[device] = self._run(chosen, dtypes, lambda kernel, _: partial(kernel.warmup, grid=(1,)))
+            yield
         except Exception as error:  # Triton, LLVM and ptxas each raise their own
             raise KernelError(self.nest.name, f"Triton failed on {self.nest.name}: {error}") from error
 
@@ -123,6 +145,32 @@ class TritonKernel:
             fitting = on(kernel, programs)(*pointers, **constants, num_warps=warps, enable_fp_fusion=self.allows_fma)
             done.append((fitting, programs))
         return done
+
+
+@functools.cache
+def kernel_of(nest: Nest, source: str) -> TritonKernel:
+    """The kernel of a nest: one for all regions and graphs that share it."""
+    return TritonKernel(nest, source)
+
+
+def compile_together(wanted: Sequence[tuple[TritonKernel, torch.device]]) -> None:
+    """Compile kernels for their devices, several at a time; one that fails is left to `TritonKernel.compile`.
+
+    LLVM and ptxas run beside each other; Triton's own part holds the interpreter's lock.
+    """
+    missing = [(kernel, device) for kernel, device in dict.fromkeys(wanted) if not kernel.is_compiled(device)]
+    if not missing or interpreted():
+        return
+    from triton import AsyncCompileMode
+
+    with ThreadPoolExecutor(COMPILING) as pool:
+        with AsyncCompileMode(pool, ignore_errors=True):
+            for kernel, device in missing:
+                with contextlib.suppress(KernelError):
+                    kernel.submit(device)
+        for kernel, device in missing:
+            with contextlib.suppress(KernelError):
+                kernel.finish(device)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tilewright.cost.work import is_fitted, predicted_us
 from tilewright.emit.source import language_of
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
-from tilewright.loops.nest import describe
+from tilewright.loops.nest import describe, nameless
 from tilewright.passes.fusion import Fusion, Region, apart
 from tilewright.records import cache, outcomes
 from tilewright.records.outcomes import Outcome
@@ -88,15 +88,8 @@ def _kept(region: Region) -> Outcome | None:
 
 def _key(region: Region) -> str:
     """What the nest computes, and where."""
-    nest = region.lowered.nest
-    nameless = replace(
-        nest,
-        name="",
-        inputs=tuple(replace(b, name="") for b in nest.inputs),
-        outputs=tuple(replace(b, name="") for b in nest.outputs),
-    )
     if region.device.type == "cuda":
         where = torch.cuda.get_device_name(region.device)
     else:
         where = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
-    return cache.key_of("region", describe(nameless), where, torch.__version__)
+    return cache.key_of("region", describe(nameless(region.lowered.nest)), where, torch.__version__)
