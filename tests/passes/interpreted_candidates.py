@@ -74,6 +74,25 @@ def test_layer_norm(dtype: torch.dtype) -> None:
     assert sum(node.op != "placeholder" and node.meta["val"].numel() == 2 * 5 * norms.WIDTH for node in results) <= 4
 
 
+class Normalised(nn.Module):
+    """Softmax and log-softmax of a product."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-2, 2, 48 * norms.WIDTH).view(48, norms.WIDTH).to(dtype))
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        result: Tensor = torch.softmax(x @ self.weight.mT, -1) + torch.log_softmax(r @ self.weight.mT, -1)
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("training", [False, True])
+def test_softmax(dtype: torch.dtype, training: bool) -> None:
+    expected = {"softmax", "softmax_backward"} if training else {"softmax"}
+    check(Normalised(dtype), norms.inputs(dtype), expected, training=training)
+
+
 def test_a_norm_without_a_weight() -> None:
     check(norms.Alone(), norms.inputs(torch.float32), {"norm", "norm_backward"})
 

@@ -31,8 +31,10 @@ def priced(model: Callable[..., object], shapes: str, device: str = "h200", trai
     return price_case(case, target_named(device))
 
 
-def chosen(found: PricedCase) -> list[Decision]:
-    return [decision for decision in found.program.decisions if decision.passed_by == "candidates"]
+def chosen(found: PricedCase, kernel: str = "tilewright.") -> list[Decision]:
+    """The decisions on hand-written kernels, or on one of them."""
+    rows = [decision for decision in found.program.decisions if decision.passed_by == "candidates"]
+    return [decision for decision in rows if decision.reason.startswith(kernel)]
 
 
 def ours(found: PricedCase) -> list[str]:
@@ -47,10 +49,10 @@ def ours(found: PricedCase) -> list[str]:
 @pytest.mark.parametrize("training", [False, True])
 def test_cross_entropy_is_planned_for_a_gpu(loss: Callable[[Tensor, Tensor], Tensor], training: bool) -> None:
     found = priced(Head(loss, torch.float32), "fp32[64,8192,16],int64[64,8192]", training=training)
-    (decision,) = chosen(found)
+    (decision,) = chosen(found, "tilewright.cross_entropy")
     if loss is shifted and not training:
         # The copy of the shifted logits fuses with a generated log_softmax, which nothing keeps here.
-        assert decision.verdict == "refused" and ours(found) == []
+        assert decision.verdict == "refused" and "cross_entropy" not in ours(found)
         return
     assert ours(found) == ["cross_entropy", "cross_entropy_backward"][: 1 + training]
     assert decision.verdict == "taken" and decision.predicted_us
@@ -77,8 +79,8 @@ def test_the_peak_of_training_is_the_logits_and_their_gradient() -> None:
 
 def test_a_cpu_keeps_its_generated_kernels() -> None:
     found = priced(Head(padded, torch.float32), "fp32[8,64,16],int64[8,64]", device="cpu")
-    (decision,) = chosen(found)
-    assert ours(found) == [] and decision.verdict == "refused" and "its kernels are for GPUs" in decision.reason
+    assert ours(found) == [] and {decision.verdict for decision in chosen(found)} == {"refused"}
+    assert all("its kernels are for GPUs" in decision.reason for decision in chosen(found))
 
 
 def test_what_cross_entropy_does_not_take_says_why() -> None:
@@ -95,8 +97,8 @@ def test_what_cross_entropy_does_not_take_says_why() -> None:
         (F.cross_entropy, "fp64[64,1000],int64[64]", "not torch.float64"),
     ):
         found = priced(model, shapes)
-        (decision,) = chosen(found)
-        assert ours(found) == [] and decision.verdict == "refused" and why in decision.reason
+        (decision,) = chosen(found, "tilewright.cross_entropy")
+        assert "cross_entropy" not in ours(found) and decision.verdict == "refused" and why in decision.reason
 
 
 # Norms.
@@ -194,3 +196,39 @@ def test_a_write_before_the_norm_stays() -> None:
     found = priced(after_a_write, "bf16[8192,4096],bf16[8192,4096]", training=False)
     assert [decision.verdict for decision in found.program.decisions if decision.passed_by == "rms_norm"] == ["taken"]
     assert "aten.copy_.default" in {kernel for _, _, kernel in found.plan.launches()}
+
+
+# Softmax.
+
+
+def of_products(x: Tensor, w: Tensor) -> Tensor:
+    return torch.softmax(x @ w, -1)
+
+
+def of_scores(x: Tensor, m: Tensor) -> Tensor:
+    return torch.softmax(x * 0.125 + m, -1)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_softmax_of_long_rows_is_the_kernels_and_one_with_a_mask_before_it_generated(training: bool) -> None:
+    found = priced(of_products, "bf16[4096,64],bf16[64,32000]", training=training)
+    assert ours(found) == ["softmax", "softmax_backward"][: 1 + training]
+    masked = priced(of_scores, "bf16[96,512,512],bf16[96,1,512]", training=False)
+    assert ours(masked) == [] and [decision.verdict for decision in chosen(masked)] == ["refused"]
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "device", "why"),
+    [
+        (of_products, "fp64[64,64],fp64[64,512]", "h200", "its kernels take"),
+        (of_products, "bf16[64,64],bf16[64,512]", "a100", "measured on Hopper alone"),
+        (of_products, "fp32[64,64],fp32[64,512]", "cpu", "for GPUs"),
+        (lambda x: torch.softmax(x.mT, -1), "bf16[64,512]", "h200", "do not lie side by side"),
+    ],
+)
+def test_softmaxes_that_the_kernels_do_not_take(
+    model: Callable[..., Tensor], shapes: str, device: str, why: str
+) -> None:
+    found = priced(model, shapes, device, training=False)
+    (decision,) = chosen(found)
+    assert decision.verdict == "refused" and why in decision.reason and ours(found) == []

@@ -20,12 +20,13 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
 from tilewright.kernels.cross_entropy.candidate import CANDIDATE as CROSS_ENTROPY
 from tilewright.kernels.norm.candidate import CANDIDATE as NORM
+from tilewright.kernels.softmax.candidate import CANDIDATE as SOFTMAX
 from tilewright.passes.generated import Groups
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision, Verdict
 
-CANDIDATES = (CROSS_ENTROPY, NORM)
+CANDIDATES = (CROSS_ENTROPY, NORM, SOFTMAX)
 CLEAR = 0.98
 """A hand-written kernel is taken if the time predicted with it is below this share of that without it."""
 

@@ -1,0 +1,44 @@
+"""Regions are raced on a GPU as on a CPU; what a race leaves is kept and followed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.passes.graphs import aten
+from tilewright.hardware.profiles import profile_for
+from tilewright.hardware.target import Target
+from tilewright.passes.fusion import apart, fuse
+from tilewright.tune.regions import APART, FUSED, race_regions
+from tilewright.tune.settle import settle
+
+pytestmark = pytest.mark.gpu
+
+
+def normalised(x: Tensor) -> Tensor:
+    e = (x - x.amax(1, keepdim=True)).exp()
+    return e / e.sum(1, keepdim=True)
+
+
+def test_a_region_is_raced_on_a_gpu() -> None:
+    (region,) = fuse(aten(normalised, torch.zeros(4096, 4096, device="cuda")), "forward").regions
+    parts = apart(region)
+    assert parts is not None and len(parts) == 5
+    (outcome,) = race_regions([(region, parts)])
+    # One kernel moves a fifth of what five move.
+    assert outcome.fastest == FUSED and outcome.times_us[FUSED] < outcome.times_us[APART]
+
+
+def test_an_outcome_is_kept_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    # Nothing was timed on such a device, so that prediction cannot tell.
+    target = Target(replace(profile_for("h200"), kernel_times={}))
+    proposed = fuse(aten(normalised, torch.zeros(512, 4096, device="cuda")), "forward")
+    settled = settle(proposed, target, measure=True)
+    assert len(list(tmp_path.rglob("*.race.json"))) == 1
+    assert {decision.measured_us is not None for decision in settled.decisions} == {True}
+    assert settle(proposed, target, measure=False).decisions == settled.decisions
