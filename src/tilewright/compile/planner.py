@@ -26,6 +26,7 @@ from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.schedule import schedule
 from tilewright.passes.split_norms import split_norms
+from tilewright.passes.write_back import write_back_together
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Cost, Decision, GraphName
 from tilewright.tune.attention import race, raced
@@ -71,6 +72,7 @@ class Planner:
         written = write_in_place(graph, name)
         if self.hand_written:
             written += write_caches(graph, name)
+        write_back_together(graph, self.target)
         proposed = fuse(graph, name)
         fusion = settle(proposed, self.target, measure=self.measure)
         fusion.decisions[:0] = written

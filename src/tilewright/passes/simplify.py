@@ -39,11 +39,9 @@ def written(node: fx.Node) -> list[fx.Node]:
         return []
     arguments = zip(node.target._schema.arguments, node.args, strict=False)
     named = [(a, node.kwargs[a.name]) for a in node.target._schema.arguments if a.name in node.kwargs]
-    return [
-        value
-        for argument, value in (*arguments, *named)
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node)
-    ]
+    given = [value for argument, value in (*arguments, *named) if argument.is_write]
+    lists = [value if isinstance(value, (list, tuple)) else [value] for value in given]
+    return [value for values in lists for value in values if isinstance(value, fx.Node)]
 
 
 def shows_operand(node: fx.Node) -> bool:

@@ -153,7 +153,7 @@ def _call(step: CallStep, parts: Sequence[CallStep] | None) -> tuple[Any, ...] |
     target = step.target
     if not isinstance(target, OpOverload) or step.out is not None or (operands := _operands(target, step)) is None:
         return None
-    results = [(0, step.output, _checked(step))]
+    results = [(0, step.output, _checked(step))] if target._schema.returns else []
     if parts is not None:
         if len(target._schema.returns) == 1:
             return None
