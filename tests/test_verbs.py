@@ -229,3 +229,8 @@ def test_the_warm_peer_takes_several_results() -> None:
 def test_a_case_is_labelled_with_its_sizes() -> None:
     assert case_label(BLOCK) == "B2 S16 D32 H4 float32"
     assert case_label(Case("none", lambda: print, [])) == ""
+
+
+def test_results_show_themselves_at_pythons_prompt() -> None:
+    explained = tilewright.explain(nn.GELU(), torch.randn(8, 8), on="h200")
+    assert repr(explained) == str(explained) and "gelu" in repr(explained) and "Explanation(" not in repr(explained)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,8 @@ def test_whose_attention_a_device_that_is_not_here_runs(dtype: str, tilewright: 
     ended = tilewright("explain", f"{tmp_path}/model.py:attended", "--on", "h200", "--inputs", inputs)
     assert (ended.code, ended.err) == (0, "")
     golden = GOLDEN / f"attention_{dtype}_on_h200.txt"
-    shown = [line.rstrip() for line in between(ended.lines, "decisions")]
+    # What is predicted is the model's of kernel times; whose kernel runs is what counts here.
+    shown = [re.sub(r"\d[\d.]* µs", "µs", " ".join(line.split())) for line in between(ended.lines, "decisions")]
     assert shown == golden.read_text(encoding="utf-8").splitlines()
 
 

@@ -164,7 +164,7 @@ def bench_suite(
     return run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Benched(Displayable):
     """The results of races; shows itself in a terminal and in a notebook."""
 

@@ -21,7 +21,6 @@ def optimize(
     quiet: Quiet = False,
 ) -> None:
     """Capture, explain, fuse, verify, measure; writes a run and a page."""
-    from tilewright.report.optimised import show_optimize
     from tilewright.report.terminal import as_json as program_json
     from tilewright.targets import load_case
     from tilewright.verbs import optimize_case
@@ -33,9 +32,7 @@ def optimize(
     if as_json:
         print(program_json(done.program, (), done.measurements, done.verified))
     else:
-        show(show_optimize(done.program, done.measurements, done.verified))
-        print(f"run   {done.run}")
-        print(f"page  {done.page}")
+        show(done)
     broken = [v.tensor for v in done.verified if not v.ok]
     if broken:
         raise VerificationError(f"the numbers contract is broken for {', '.join(broken)}; see the run {done.run}")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 
-@dataclass
+@dataclass(repr=False)
 class SavedProfile(Displayable):
     """A saved profile: the path of its run, its operator table, and its recordings. Shows itself."""
 

@@ -1,4 +1,7 @@
-"""Base of results that display themselves: with rich in a terminal, with `print`, and in a notebook."""
+"""Base of results that display themselves: with rich, with `print`, at Python's prompt and in a notebook.
+
+A dataclass that is one says `@dataclass(repr=False)`.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,9 @@ class Displayable(ABC):
         with console.capture() as captured:
             console.print(self)
         return captured.get()
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         import html

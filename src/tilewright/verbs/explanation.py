@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tilewright.hardware.profiles import DeviceProfile
 
 
-@dataclass
+@dataclass(repr=False)
 class Explanation(Displayable):
     """What a case costs on a device; shows itself in a terminal and in a notebook."""
 

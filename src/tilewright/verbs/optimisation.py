@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.records.case import Case
 from tilewright.records.measurement import Measurement, Verified
 from tilewright.records.program import GraphName, Program, Stage
+from tilewright.report.displayable import Displayable
 from tilewright.verbs.bench import PEERS, measure
 from tilewright.verbs.explanation import case_of, ceilings_of
 from tilewright.verbs.subject import Subject
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from tilewright.compile.price import PricedCase
 
 
-@dataclass
-class Optimized:
+@dataclass(repr=False)
+class Optimized(Displayable):
     """One optimised case: its program, verification and times, and the paths of its run and page."""
 
     case: Case
@@ -31,6 +32,16 @@ class Optimized:
     measurements: list[Measurement]
     run: Path
     page: Path
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        from tilewright.report.optimised import show_optimize
+
+        shown = show_optimize(self.program, self.measurements, self.verified)
+        paths = (f"run   {self.run}", f"page  {self.page}")
+        return Group(shown, *(Text(path, no_wrap=True, overflow="ignore") for path in paths))
 
 
 def optimize(
