@@ -25,6 +25,7 @@ from tilewright.launch.triton import LoadedKernel
 from tilewright.records.recipe import Copy, Fill, Launch, Number, Offset, Pointer, Recipe, Seed, Structure, TensorMap
 
 pytest.importorskip("triton")
+all_operators()
 GPU = torch.device("cuda", 0)
 BF16, FP32, INT64 = torch.bfloat16, torch.float32, torch.int64
 Layout = tuple[tuple[int, ...], torch.dtype]
@@ -67,7 +68,6 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "bindings_installed", lambda: True)
     monkeypatch.setattr(linear.cuda, "kernel", build)
     monkeypatch.setattr(builder, "loaded", lambda kernel: LoadedKernel(kernel.metadata.name, 1, 128, 0))
-    all_operators()
     forget()
     with simulated(profile_for("h200"), "9.0"):
         yield
