@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.model_table import lines
 from benchmarks.summary import (
     LARGE,
     ROOT,
@@ -386,6 +387,26 @@ def _step_and_host(row: Measurement | None) -> tuple[float | None, float | None]
     return (None, None) if row is None else (row.median_us, row.host_us)
 
 
+def models(results: Results) -> str:
+    """Whole models beside eager and Inductor, by calls and as CUDA graphs, the slowest beside Inductor first."""
+    rows = [row for row in results.rows if row.suite == "models"]
+    return markdown(
+        ["model", "", "eager", "Inductor", "tilewright", "× Inductor", "× in GPU time", "of its memory"],
+        (
+            [
+                line.case,
+                {"infer": "inference", "train": "training", "decode": "a token"}[line.kind]
+                + (", CUDA graphs" if line.by == "replay" else ""),
+                duration(line.eager.median_us) if line.eager else NONE,
+                duration(line.peer.median_us),
+                duration(line.ours.median_us),
+                *(NONE if ratio is None else f"{ratio:.2f}" for ratio in (line.ratio, line.gpu, line.memory)),
+            ]
+            for line in lines(rows)
+        ),
+    )
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
     "gelu": implementations("gelu", "16384x16384 bf16", ("fwd", "bwd")),
     "small weighted sum": implementations("weighted_sum", "1000x512 fp32", ("fwd",)),
@@ -409,6 +430,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "races": races,
     "replayed": replayed,
     "shown": shown,
+    "models": models,
 }
 
 
