@@ -69,7 +69,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"tilewright.kernels.{_FOLDERS.get(name, name)}"), name)
+    found = globals()[name] = getattr(import_module(f"tilewright.kernels.{_FOLDERS.get(name, name)}"), name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -115,6 +115,21 @@ def test_a_recipe_is_built_once_for_a_kind(native: Scaled) -> None:
     assert native.built == ["scaled"] * 7
 
 
+def test_a_known_kind_alone_is_called_unchecked(native: Scaled, fake: FakeDriver) -> None:
+    x = drawn(3, grad=True)
+    known = native.forward.known
+    assert known(x, None, 2.0, "") is None and native.built == []
+    native(x)
+    fake.launches.clear()
+    y = known(x, None, 2.0, "")
+    torch.testing.assert_close(y, 2 * x)
+    assert names(fake) == ["scale"] and y.requires_grad
+    assert known(x, None, 3.0, "") is None and known(drawn(4), None, 2.0, "") is None
+    with Seen():
+        assert known(x, None, 2.0, "") is None
+    assert native.built == ["scaled"] and names(fake) == ["scale"]
+
+
 def test_numbers_of_two_types_are_two_kinds(native: Scaled) -> None:
     x = drawn(4)
     for by in (1, 1.0, True, 1, 1.0, True):

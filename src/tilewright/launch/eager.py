@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,8 +44,16 @@ def are_launches_in_python() -> bool:
     return bool(_observers)
 
 
+class _Native(NamedTuple):
+    """An operator in C++: each gives results, or what `DISPATCH` and the others say."""
+
+    call: Function
+    known: Function
+    below: Function
+
+
 class EagerOperator:
-    """One operator, with the two calls of it: by the user, and below autograd."""
+    """One operator, and the calls of it: by the user, and below autograd."""
 
     def __init__(
         self, operator: Any, build: Callable[..., Recipe | None], perform: Function, implementation: Function,
@@ -64,14 +72,14 @@ class EagerOperator:
         self.gradient = gradient if isinstance(gradient, Gradient) else None
         pair = (gradient.backward, gradient.save) if isinstance(gradient, Gradient) else gradient
         self.recorded = operator if pair is None else _recorded(self, *pair)
-        self._native: tuple[Function, Function] | None = None
+        self._native: _Native | None = None
 
     def call(self, *arguments: Any) -> Any:
         """The results of a call by the user."""
         if torch.compiler.is_compiling() or _observers:
             return self.operator(*arguments)
         native = self._native or self._found(arguments)
-        found = native[0](*arguments) if native else self._answer(arguments)
+        found = native.call(*arguments) if native else self._answer(arguments)
         if type(found) is not int:
             return found
         # Of what goes on in Python only the dispatcher tells a profiler.
@@ -81,11 +89,21 @@ class EagerOperator:
             return self.recorded(*arguments)
         return self.implementation(*arguments) if native else self.below(*arguments)
 
+    def known(self, *arguments: Any) -> Any:
+        """The results of a call by the user of a kind that was called before, whose arguments were checked then.
+
+        None, and nothing done, for another call, and where somebody else must see it.
+        """
+        if torch.compiler.is_compiling() or _observers or self._native is None:
+            return None
+        found = self._native.known(*arguments)
+        return None if type(found) is int else found
+
     def below(self, *arguments: Any) -> Any:
         """The results of a call that PyTorch's dispatcher or autograd have seen."""
         native = None if _observers else self._native or self._found(arguments)
         if native:
-            found = native[1](*arguments)
+            found = native.below(*arguments)
             return self.implementation(*arguments) if type(found) is int else found
         results = self.perform(*arguments)
         if results is None:
@@ -93,8 +111,8 @@ class EagerOperator:
         # PyTorch takes None for no results.
         return results[0] if self.has_one_result else results or None
 
-    def _found(self, arguments: tuple[Any, ...]) -> tuple[Function, Function] | None:
-        """`call` and `below` in C++; None until that is built, which a call on a GPU begins."""
+    def _found(self, arguments: tuple[Any, ...]) -> _Native | None:
+        """The operator in C++; None until that is built, which a call on a GPU begins."""
         module = EXTENSION.found
         if module is None and any(isinstance(x, torch.Tensor) and x.is_cuda for x in arguments):
             module = EXTENSION.module()
@@ -107,7 +125,7 @@ class EagerOperator:
 
         told = self.gradient and self.gradient.told(_node_name(self.name))
         known = module.operator(self.has_one_result, build, told)
-        self._native = functools.partial(module.call, known), functools.partial(module.below, known)
+        self._native = _Native(*(functools.partial(call, known) for call in (module.call, module.known, module.below)))
         return self._native
 
     def _answer(self, arguments: tuple[Any, ...]) -> int:

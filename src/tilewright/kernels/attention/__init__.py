@@ -10,8 +10,8 @@ import torch
 from tilewright.hardware.language import runs_on_gpu
 from tilewright.kernels.attention import plain
 from tilewright.kernels.attention.reference import Window
-from tilewright.kernels.attention.registered import attend
-from tilewright.kernels.device import DTYPES, autocast, autocast_dtype, interpreted
+from tilewright.kernels.attention.registered import attend, known
+from tilewright.kernels.device import DTYPES, NARROW, autocast, autocast_dtype, interpreted
 
 MOST_WIDTH = 256
 _DEVICES = ("cuda", "cpu") if interpreted() else ("cuda",)
@@ -83,6 +83,14 @@ def attention(
         right = 0 if right is None else min(right, 0)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     cast = autocast_dtype(q)
+    is_plain = mask is None and alibi_slopes is None and cu_seqlens_q is None and cu_seqlens_k is None
+    if is_plain and q.dtype in NARROW and cast in (None, q.dtype) and q.dim() == 4:
+        scale = q.shape[3] ** -0.5 if scale is None else float(scale)
+        results = known(
+            q, k, v, None, None, None, None, scale, left, right, softcap, dropout_p, 0, 0, deterministic, "auto"
+        )
+        if results is not None:
+            return results[:2] if return_lse else results[0]
     longest_q = longest_k = 0
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         cu_seqlens_q, cu_seqlens_k = _starts(cu_seqlens_q, cu_seqlens_k, q, mask)

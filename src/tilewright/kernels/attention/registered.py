@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -125,3 +126,5 @@ attend = define(
 )
 forward, backward = IMPLEMENTATIONS[FORWARD], IMPLEMENTATIONS[BACKWARD]
 """Both operators below autograd."""
+known: Callable[..., Results | None] = attend.__self__.known  # type: ignore[attr-defined]
+"""`attend` of a kind of call whose arguments were found right before; else None."""

@@ -1,4 +1,4 @@
-// The executor's face to Python: `recipe`; `program` and `run`; `operator`, `call` and `below`.
+// The executor's face to Python: `recipe`; `program` and `run`; `operator`, `call`, `known` and `below`.
 
 #include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
@@ -250,7 +250,14 @@ PyObject* make_operator(PyObject*, PyObject* const* given, Py_ssize_t) {
 // call(operator, *arguments) -> the result or results, or an Answer
 PyObject* call_operator_eagerly(PyObject*, PyObject* const* given, Py_ssize_t count) {
     HANDLE_TH_ERRORS
-    return call_eagerly(operator_in(given[0]), given + 1, count - 1);
+    return call_eagerly(operator_in(given[0]), given + 1, count - 1, Caller::USER);
+    END_HANDLE_TH_ERRORS
+}
+
+// known(operator, *arguments) -> the same; an Answer too where the kind of call is new
+PyObject* call_known_operator(PyObject*, PyObject* const* given, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    return call_eagerly(operator_in(given[0]), given + 1, count - 1, Caller::CHECKING);
     END_HANDLE_TH_ERRORS
 }
 
@@ -267,6 +274,7 @@ PyMethodDef methods[] = {
     {"run", (PyCFunction)(void*)run_program, METH_FASTCALL, nullptr},
     {"operator", (PyCFunction)(void*)make_operator, METH_FASTCALL, nullptr},
     {"call", (PyCFunction)(void*)call_operator_eagerly, METH_FASTCALL, nullptr},
+    {"known", (PyCFunction)(void*)call_known_operator, METH_FASTCALL, nullptr},
     {"below", (PyCFunction)(void*)call_operator_below, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

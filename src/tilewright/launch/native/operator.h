@@ -137,10 +137,12 @@ inline std::shared_ptr<const Recipe> recipe_in(py::handle capsule) {
     return *found;
 }
 
-// The recipe of this kind of call, built now where the kind is new.
-inline std::shared_ptr<const Recipe> recipe_of(Operator& op, Key&& key, PyObject* const* arguments, Py_ssize_t count) {
+// The recipe of this kind of call; built now where the kind is new, if that `may_build`.
+inline std::shared_ptr<const Recipe> recipe_of(Operator& op, Key&& key, PyObject* const* arguments, Py_ssize_t count,
+                                               bool may_build) {
     auto found = op.recipes.find(key);
     if (found != op.recipes.end()) return found->second;
+    if (!may_build) return nullptr;
     auto built = py::reinterpret_steal<py::object>(PyObject_Vectorcall(op.build.ptr(), arguments, count, nullptr));
     if (!built) throw python_error();
     auto recipe = built.is_none() ? nullptr : recipe_in(built);
@@ -159,20 +161,25 @@ inline void allocate_and_perform(const Recipe& recipe, Tensors& tensors) {
 
 using Results = c10::SmallVector<Tensor, 4>;
 
-// The results; or an Answer, and none. For a call by the user, a profiler records it, and the dispatcher converts arguments
-// of sorts that no key has to those of the schema.
+enum class Caller {
+    USER,     // a profiler records the call; the dispatcher converts arguments of sorts that no key has
+    CHECKING, // likewise, but a kind that is new has its arguments checked first
+    PYTORCH   // the dispatcher or autograd have seen the call
+};
+
+// The results; or an Answer, and none.
 inline std::optional<Answer> performed(Operator& op, PyObject* const* arguments, Py_ssize_t count, Tensors& tensors,
-                                       bool is_by_user, Results& results) {
+                                       Caller caller, Results& results) {
     Key key;
     if (tensors.empty()) return NO_RECIPE;
-    if (!key_of(arguments, count, tensors, key)) return is_by_user ? DISPATCH : NO_RECIPE;
-    auto recipe = recipe_of(op, std::move(key), arguments, count);
+    if (!key_of(arguments, count, tensors, key)) return caller == Caller::PYTORCH ? NO_RECIPE : DISPATCH;
+    auto recipe = recipe_of(op, std::move(key), arguments, count, caller != Caller::CHECKING);
     // Of a captured graph each replay draws anew.
     if (!recipe || is_captured_draw(*recipe)) return NO_RECIPE;
     size_t first = tensors.size();
     {
         py::gil_scoped_release free;
-        if (is_by_user) {
+        if (caller != Caller::PYTORCH) {
             RECORD_FUNCTION(recipe->name.c_str(), std::vector<IValue>(tensors.begin(), tensors.end()));
             allocate_and_perform(*recipe, tensors);
         } else {
@@ -193,7 +200,7 @@ inline PyObject* wrapped(const Operator& op, const Results& results) {
 }
 
 // The results of a call by the user, or an Answer.
-inline PyObject* call_eagerly(Operator& op, PyObject* const* arguments, Py_ssize_t count) {
+inline PyObject* call_eagerly(Operator& op, PyObject* const* arguments, Py_ssize_t count, Caller caller) {
     Tensors tensors;
     if (!is_unobserved() || !collect(arguments, count, true, tensors)) return PyLong_FromLong(DISPATCH);
     bool is_recorded = false;
@@ -203,7 +210,7 @@ inline PyObject* call_eagerly(Operator& op, PyObject* const* arguments, Py_ssize
     variable_list inputs;
     if (is_recorded) inputs.assign(tensors.begin(), tensors.end());
     Results results;
-    if (auto answer = performed(op, arguments, count, tensors, true, results))
+    if (auto answer = performed(op, arguments, count, tensors, caller, results))
         return PyLong_FromLong(is_recorded && *answer == NO_RECIPE ? RECORD : *answer);
     if (is_recorded) record(op.gradient, arguments, inputs, results);
     return wrapped(op, results);
@@ -214,7 +221,7 @@ inline PyObject* call_below_autograd(Operator& op, PyObject* const* arguments, P
     Tensors tensors;
     Results results;
     if (!collect(arguments, count, false, tensors)) return PyLong_FromLong(NO_RECIPE);
-    if (auto answer = performed(op, arguments, count, tensors, false, results)) return PyLong_FromLong(*answer);
+    if (auto answer = performed(op, arguments, count, tensors, Caller::PYTORCH, results)) return PyLong_FromLong(*answer);
     return wrapped(op, results);
 }
 
