@@ -196,7 +196,8 @@ def test_the_suites_keep_the_contract(causal: int) -> None:
 
 
 def test_a_bench_is_told_why_the_kernels_for_hopper_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewright.kernels.attention import dispatch, variants
+    from tilewright.bench.suites import attention as suites
+    from tilewright.kernels.attention import dispatch
 
     one = suite("attention")
     refuses = one.variant("tilewright-hopper").refuses
@@ -204,7 +205,7 @@ def test_a_bench_is_told_why_the_kernels_for_hopper_refuse(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(dispatch, "limits_of", lambda _: stated_limits("8.0", multiprocessors=108, l2_bytes=40 << 20))
-    assert "which compute capability 8.0 lacks" in str(variants._not_hopper(one.workload((64, 512, 1), "bfloat16")))
+    assert "which compute capability 8.0 lacks" in str(suites._not_hopper(one.workload((64, 512, 1), "bfloat16")))
 
 
 @pytest.mark.parametrize("most", [1500, 10000, 2**27])
