@@ -331,11 +331,17 @@ def test_arithmetic_per_element(function: Callable[[Tensor], Tensor], flops: int
     assert (cost.flops, cost.transcendentals) == (35 * flops, 35 * transcendentals)
 
 
-UNCOUNTED = {
-    *("sort", "topk", "multinomial", "native_batch_norm", "_native_batch_norm_legit"),
-    *("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d_with_indices_backward"),
-    *("avg_pool2d_backward", "_adaptive_avg_pool2d_backward"),
-}
+def test_pools_count_the_elements_of_their_windows() -> None:
+    sizes = {"N": 2, "C": 3, "H": 8, "W": 10}
+    for function, flops in (
+        (lambda x: torch.nn.functional.max_pool2d(x, 2), 2 * 3 * 4 * 5 * 4),
+        (lambda x: torch.nn.functional.avg_pool2d(x, (3, 2), 1), 2 * 3 * 6 * 9 * 6),
+        (lambda x: torch.nn.functional.adaptive_avg_pool2d(x, (4, 5)), 2 * 3 * 8 * 10),
+    ):
+        assert cost_of(function, "float32[N,C,H,W]", **sizes).flops == flops
+
+
+UNCOUNTED = {"sort", "topk", "multinomial", "native_batch_norm", "_native_batch_norm_legit"}
 
 
 def test_every_row_of_the_operator_table_has_its_arithmetic() -> None:

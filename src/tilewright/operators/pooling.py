@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, each, elements, nothing, of_argument
 from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats
 from tilewright.operators.language import FLOATS, Unfusable, Value, call, predicate, where
 from tilewright.operators.pieces import like_the_input
@@ -24,14 +25,29 @@ OVERLAP = "windows overlap: PyTorch's own kernel is faster on a CPU"
 """Three times as fast for windows of 3 × 3 with a stride of 2, channels last; for windows side by side ours is."""
 
 
+def _window_elements(sizes: CallSizes) -> Count:
+    """One FLOP for each element of each window."""
+    kernel = sizes.argument("kernel_size")
+    assert isinstance(kernel, (int, list, tuple))
+    windows = sizes.shape("grad_output")
+    return elements(sizes.result() if windows is None else windows) * prod2(_pair(kernel))
+
+
+EACH_WINDOW, EACH_ELEMENT = Arithmetic(_window_elements, nothing), each(of_argument("self"), 1)
+
+
 def _pools(
-    text: str, shapes: Rule, dtypes: tuple[str, ...] = ("self",), discontinuous: bool = False
+    text: str,
+    shapes: Rule,
+    arithmetic: Arithmetic,
+    dtypes: tuple[str, ...] = ("self",),
+    discontinuous: bool = False,
 ) -> Callable[[F], F]:
-    """Declare a row. What it computes depends on its windows, and is not counted."""
     return body(
         text,
         operator_class="reduction",
         promotion="none",
+        arithmetic=arithmetic,
         shapes=shapes,
         dtypes=dtypes,
         discontinuous=discontinuous,
@@ -153,6 +169,7 @@ def _elements(c: Call, x: Value, axes: tuple[_Axis, _Axis]) -> Iterator[tuple[in
 @_pools(
     "max_pool2d_with_indices.default(self, kernel_size, stride, padding, dilation, ceil_mode)",
     kept,
+    EACH_WINDOW,
     dtypes=("self", "int64"),
     discontinuous=True,
 )
@@ -196,6 +213,7 @@ def _window(g: Value, row: Value, column: Value, inside: Value | None) -> Value:
     "max_pool2d_with_indices_backward.default(grad_output, self, kernel_size, stride, padding, dilation, "
     "ceil_mode, indices)",
     like_the_input,
+    each(of_argument("grad_output"), 1),
 )
 def max_pool2d_backward(
     c: Call, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] | int,
@@ -230,6 +248,7 @@ def _divisor(
 @_pools(
     "avg_pool2d.default(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)",
     kept,
+    EACH_WINDOW,
 )
 def avg_pool2d(
     c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] | int = 0,
@@ -251,6 +270,7 @@ def avg_pool2d(
     "avg_pool2d_backward.default(grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, "
     "divisor_override)",
     like_the_input,
+    EACH_WINDOW,
 )
 def avg_pool2d_backward(
     c: Call, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] | int,
@@ -301,6 +321,7 @@ def _longest(size: int, windows: int) -> int:
 @_pools(
     "_adaptive_avg_pool2d.default(self, output_size)",
     kept,
+    EACH_ELEMENT,
 )
 def adaptive_avg_pool2d(c: Call, x: Value, output_size: Sequence[int]) -> Value:
     (height, width), (rows, columns), rank = x.shape[-2:], c.shape[-2:], len(x.dims)
@@ -334,6 +355,7 @@ def adaptive_avg_pool2d(c: Call, x: Value, output_size: Sequence[int]) -> Value:
 @_pools(
     "_adaptive_avg_pool2d_backward.default(grad_output, self)",
     like_the_input,
+    EACH_ELEMENT,
 )
 def adaptive_avg_pool2d_backward(c: Call, g: Value, x: Value) -> Value:
     rank = len(c.shape)
