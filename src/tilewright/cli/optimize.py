@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Target, Training, device_here, time_given
+from tilewright.cli.options import (
+    AsJson,
+    Device,
+    Inputs,
+    Quiet,
+    Target,
+    Training,
+    command_line,
+    device_here,
+    time_given,
+)
 from tilewright.cli.output import show, stages
 from tilewright.records.errors import VerificationError
 
@@ -28,7 +38,7 @@ def optimize(
     where = device_here(device)
     case = load_case(target, inputs, training=training)
     with stages(quiet or as_json) as tell:
-        done = optimize_case(case, command=f"tilewright optimize {target}", device=where, seconds=seconds, tell=tell)
+        done = optimize_case(case, command=command_line(), device=where, seconds=seconds, tell=tell)
     if as_json:
         print(program_json(done.program, (), done.measurements, done.verified))
     else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,11 @@ Training = Annotated[
     bool | None, typer.Option("--training/--inference", help="Forward and backward, or forward alone.")
 ]
 RunFile = Annotated[Path | None, typer.Option("--run", help="A run; the latest unless one is named.")]
+
+
+def command_line() -> str:
+    """The command as it was typed, to run it again."""
+    return shlex.join(["tilewright", *sys.argv[1:]])
 
 
 def time_given(seconds: float | None) -> float | None:

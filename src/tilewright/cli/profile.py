@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training, device_here
+from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training, command_line, device_here
 from tilewright.cli.output import show, stages
 from tilewright.records.errors import UsageError
 
@@ -51,7 +51,7 @@ def profile(
     from tilewright.targets import load_case
 
     plan = RecordingPlan(wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole, nvtx, light)
-    command = " ".join(["tilewright", *sys.argv[1:]])
+    command = command_line()
     with stages(quiet or as_json) as tell:
         if len(words) == 1 and ":" in words[0]:
             if stop:

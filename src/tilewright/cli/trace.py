@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewright.cli.options import AsJson, Quiet
+from tilewright.cli.options import AsJson, Quiet, command_line
 from tilewright.cli.output import print_json, show, stages
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def trace(
     """Load existing traces into a new run; `tilewright sql` then asks it in Perfetto's names."""
     from tilewright.trace import trace_run
 
-    command = " ".join(["tilewright", *sys.argv[1:]])
+    command = command_line()
     with stages(quiet or as_json) as tell:
         path, loaded = trace_run(files, command=command, tell=tell)
     if as_json:

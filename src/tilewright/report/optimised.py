@@ -11,6 +11,7 @@ from rich.text import Text
 
 from tilewright.records.measurement import Measurement, Verified
 from tilewright.records.program import Program
+from tilewright.report.optimised_findings import findings
 from tilewright.report.quantity import duration, nbytes, speed_of
 from tilewright.report.tables import open_table
 from tilewright.report.terminal import fallbacks, plain
@@ -22,9 +23,9 @@ def show_optimize(
     program: Program, measurements: Sequence[Measurement], verified: Sequence[Verified]
 ) -> RenderableType:
     """Verification, times beside peers, and peak memory."""
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [Text(plain(f"- {sentence}")) for sentence in findings(program)]
     if verified:
-        parts += [Text("verification", style="bold"), _verification(verified)]
+        parts += [Text("\nverification" if parts else "verification", style="bold"), _verification(verified)]
     if measurements:
         parts += [Text("\nmeasurements", style="bold"), _measurements(measurements)]
     if program.memory:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tilewright.report.optimised_findings import findings
 from tilewright.report.output import write_document
 from tilewright.report.page_budget import harmless_json
 from tilewright.report.quantity import duration, nbytes, ratio
 from tilewright.report.queries import DRAWN, Answer, ask_all
 from tilewright.report.traced import traced
+from tilewright.store import SavedRun
 
 _SCRIPTS = (
     *("dom.js", "table.js", "roofline.js", "charts.js", "graph.js", "page.js"),
@@ -42,13 +44,21 @@ def write_page(run: Path, out: Path) -> Path:
     """
     trace = traced(run)
     island = "" if trace is None else harmless_json(trace)
-    return write_document(out, render_page(ask_all(run, taken=len(island)), trace, island), "page")
+    answers = ask_all(run, taken=len(island))
+    words = findings(SavedRun(run).program()) if answers["speedups"].rows else []
+    return write_document(out, render_page(answers, trace, island, words), "page")
 
 
-def render_page(answers: dict[str, Answer], trace: Mapping[str, Any] | None = None, trace_island: str = "") -> str:
+def render_page(
+    answers: dict[str, Answer],
+    trace: Mapping[str, Any] | None = None,
+    trace_island: str = "",
+    words: Sequence[str] = (),
+) -> str:
     """The page as HTML. Its content security policy allows only the script and style with the given hashes.
 
-    `trace` is what `traced` gives, and `trace_island` the same as JSON that is harmless in a page.
+    `trace` is what `traced` gives, and `trace_island` the same as JSON that is harmless in a page. `words` are
+    sentences on what is slow.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -69,6 +79,7 @@ def render_page(answers: dict[str, Answer], trace: Mapping[str, Any] | None = No
         devices=list(dict.fromkeys(row["device"] for row in answers["ceilings"].records())),
         fallbacks=answers["fallbacks"].records(),
         headlines=_headlines(answers, trace),
+        words=words,
         answers=answers,
         # An empty run shows empty sections; a run with only a trace does not.
         program=bool(answers["operators"].rows) or trace is None,

@@ -1,0 +1,78 @@
+"""What is still slow in an optimised case, why, and what to do: a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.records.program import Operator, Program
+from tilewright.report.quantity import duration, nbytes, ratio
+
+_NAMED = 3
+_FAR_OFF = 2
+"""Times that a prediction may be off before it is worth a sentence."""
+
+
+def findings(program: Program) -> list[str]:
+    """Sentences on the launches of the plan, whose times were measured; none where none was."""
+    launches = [op for op in program.operators if op.stage == "after" and op.measured_us]
+    if not launches:
+        return []
+    whole = sum(map(_time, launches))
+    slowest = sorted(launches, key=_time, reverse=True)[:_NAMED]
+    named = ", ".join(f"{op.name} {duration(_time(op))} ({_time(op) / whole:.0%})" for op in slowest)
+    many = f"all {len(launches):,} launches" if len(launches) > 1 else "the one launch"
+    sentences = [f"Of the {duration(whole)} of {many} most goes to {named}."]
+    worst = max(launches, key=_lost)
+    if _lost(worst) > 0:
+        sentences.append(
+            f"{sum(map(_lost, launches)) / whole:.0%} of it is above the floors, most of that in {worst.name}: "
+            f"{ratio(_time(worst) / worst.floor_us if worst.floor_us else None)} its floor"
+            + (f", which is {worst.bound}." if worst.bound else ".")
+        )
+        sentences.append(" ".join([_advice(worst), *_refused(program)]))
+    return [*sentences, *_mispredicted(launches)]
+
+
+def _time(op: Operator) -> float:
+    return op.measured_us or 0.0
+
+
+def _lost(op: Operator) -> float:
+    """The time above the floor."""
+    return 0.0 if op.floor_us is None else max(_time(op) - op.floor_us, 0.0)
+
+
+def _mispredicted(launches: Sequence[Operator]) -> list[str]:
+    off = {op.name: max(_time(op) / op.predicted_us, op.predicted_us / _time(op)) for op in launches if op.predicted_us}
+    wrong = [name for name, times in off.items() if times > _FAR_OFF]
+    if not wrong:
+        return []
+    worst = max(wrong, key=lambda name: off[name])
+    return [
+        f"{len(wrong):,} of {len(off):,} predictions are off by more than {_FAR_OFF} times, "
+        f"that of {worst} by {ratio(off[worst])}: the model of times is not fitted to such kernels on this device; "
+        "`tilewright doctor --kernels` fits it."
+    ]
+
+
+def _advice(op: Operator) -> str:
+    if op.bound == "launch-bound":
+        return "A launch is all that it takes: replay the graph (`mode='reduce-overhead'`), or give it a larger batch."
+    if op.region is not None:
+        return f"It is a generated kernel: `tilewright kernel` with `--impl tilewright` shows what limits {op.name}."
+    return (
+        f"PyTorch's library runs it: {op.name} gains by a lower precision or other sizes (multiples of 8), which "
+        "`tilewright bench` compares."
+    )
+
+
+def _refused(program: Program) -> list[str]:
+    """The fusion that was not made and would have saved most."""
+    refused = [one for one in program.decisions if one.verdict != "taken" and one.bytes_saved]
+    if not refused:
+        return []
+    largest = max(refused, key=lambda one: one.bytes_saved or 0)
+    return [
+        f"The largest fusion not made, {largest.producer} → {largest.consumer}, would save "
+        f"{nbytes(largest.bytes_saved or 0)}: {largest.reason}."
+    ]
