@@ -122,7 +122,7 @@ COUNTS = {
         *("N·M + N·D + M·D + M", "N·M", "2·N·M·D + 3·N·M", "2"),
     ),
     "skinny_linear": Counts(
-        lambda x, gate, up: own.skinny_linear(x, None, 0.0, gate, up, None, None, None, True, None)[0],
+        lambda x, gate, up: own.skinny_linear(x, None, 0.0, gate, up, *[None] * 5, "swiglu", None)[0],
         ("bfloat16[N,D]", "bfloat16[M,D]", "bfloat16[M,D]"),
         *("N·D + 2·M·D", "N·M", "4·N·M·D"),
     ),

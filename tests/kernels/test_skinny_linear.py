@@ -18,12 +18,13 @@ def code(rows: int, columns: int, outputs: Sequence[int], gated: bool = False, n
 
     made = plan(rows, columns, outputs, gated, 132)
     types = {name: "i32" for name in skinny_linear.arg_names} | {"scratch": "*fp32", "zeros": "*i32", "eps": "fp32"}
-    types |= {name: "*bf16" for name in ("x", "gain", "bias", "residual")}
+    types |= {name: "*bf16" for name in ("x", "gain", "residual", "b0", "b1", "b2")}
     types |= {f"{kind}{n}": "*bf16" for kind in "wy" for n in range(3)}
-    absent = [*["gain"][norm:], "bias", "residual", *["scratch", "zeros"][2 * (made.splits > 1) :]]
+    absent = [*["gain"][norm:], "b0", "b1", "b2", "residual", *["scratch", "zeros"][2 * (made.splits > 1) :]]
     absent += [f"w{n}" for n in range(len(outputs) + gated, 3)] + [f"y{n}" for n in range(len(outputs), 3)]
     constants = dict.fromkeys(absent) | {
-        "columns": columns, "WEIGHTS": len(outputs), "NORM": norm, "GATED": gated, "BIAS": False, "RESIDUAL": False,
+        "columns": columns, "WEIGHTS": len(outputs), "NORM": norm, "B0": False, "B1": False, "B2": False,
+        "RESIDUAL": False, "KIND": "swiglu" if gated else "none",
         "ROWS": made.rows, "SPLITS": made.splits, "BLOCK_N": made.block_rows, "BLOCK_K": made.block_columns,
     }  # fmt: skip
     strides = [name for name in skinny_linear.arg_names if name.endswith("_stride")]

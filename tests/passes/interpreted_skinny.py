@@ -81,8 +81,8 @@ def test_a_block_is_a_few_launches(rows: int, dtype: torch.dtype) -> None:
     assert len(launches) == 5 and not calls(record, "mm.default") and not calls(record, "silu")
     assert {d.verdict for d in decisions(record)} == {"taken"}
     three, o, pair, down, head = launches
-    assert all(three.args[3:6]) and pair.args[8] is True
-    assert o.args[7] is not None and down.args[7] is not None and head.args[6] is not None
+    assert all(three.args[3:6]) and pair.args[10] == "swiglu"
+    assert o.args[9] is not None and down.args[9] is not None and head.args[6] is not None
     # The norm of one row is inside, that of several is not.
     assert [launch.args[1] is not None for launch in (three, pair, head)] == [rows == 1] * 3
     assert bool(calls(record, "norm")) == (rows > 1)
@@ -99,7 +99,7 @@ def test_what_something_else_reads_is_written() -> None:
     x = torch.randn(1, 64).bfloat16()
     results, record = ran(function, x)  # type: ignore[arg-type]
     (launch,) = calls(record)
-    assert launch.args[8] is False and launch.args[1] is None
+    assert launch.args[10] == "none" and launch.args[1] is None
     with torch.no_grad():
         wide = [layer.weight.double() for layer in layers]
         h = F.rms_norm(x.double(), (64,), eps=torch.finfo(torch.float32).eps)
@@ -117,6 +117,28 @@ def test_four_products_of_one_input_are_two_launches() -> None:
         eager = torch.stack([layer(x) for layer in layers])
         true = torch.stack([F.linear(x.double(), layer.weight.double()) for layer in layers])
     assert compare(found, eager, true).ok
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh", "silu"])
+def test_biases_and_an_activation(approximate: str) -> None:
+    """As GPT-2 has them: three products with a bias each, and one with an activation."""
+    three = nn.ModuleList(nn.Linear(64, 48) for _ in range(3)).bfloat16()
+    up = nn.Linear(48, 72).bfloat16()
+
+    def function(x: Tensor) -> Tensor:
+        a, b, c = (layer(x) for layer in three)
+        y = up(a * b + c)
+        return F.silu(y) if approximate == "silu" else F.gelu(y, approximate=approximate)
+
+    x = torch.randn(2, 64).bfloat16()
+    found, record = ran(function, x)
+    first, second = calls(record)
+    assert all(first.args[3:9]) and not calls(record, "lu.default") and not calls(record, "mm.default")
+    assert second.args[10] == {"none": "gelu", "tanh": "gelu_tanh", "silu": "silu"}[approximate]
+    with torch.no_grad():
+        eager = function(x)
+        three.double(), up.double()
+        assert compare(found, eager, function(x.double())).ok
 
 
 @pytest.mark.parametrize(

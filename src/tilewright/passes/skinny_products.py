@@ -1,7 +1,8 @@
 """Products of at most 64 rows with weights, as decoding has them, run at the bandwidth of the weights.
 
     q = mm(x, t(wq)); k = mm(x, t(wk)); v = mm(x, t(wv))       →   q, k, v = skinny_linear(x, wq, wk, wv)
-    y = mul(silu(mm(x, t(wg))), mm(x, t(wu)))                  →   y, … = skinny_linear(x, wg, wu, gated)
+    y = mul(silu(mm(x, t(wg))), mm(x, t(wu)))                  →   y, … = skinny_linear(x, wg, wu, "swiglu")
+    y = gelu(addmm(b, x, t(w)))                                →   y, … = skinny_linear(x, w, b, "gelu")
     y = add(r, mm(x, t(w)))                                    →   y, … = skinny_linear(x, w, residual=r)
     with x = rms_norm(z, g) of one row, read by nothing else   →   … of z, the norm inside
 
@@ -57,11 +58,12 @@ class _Match:
     """Products that one launch computes, and what it computes with them."""
 
     products: tuple[_Product, ...]
-    gated: fx.Node | None = None
-    """The product of silu of the first and the second."""
-    added: fx.Node | None = None
-    """The sum of the first and of `residual`."""
+    result: fx.Node | None = None
+    """What is computed of them, if that is one value."""
+    activation: str = "none"
+    """Of the first; "swiglu" takes the second too."""
     residual: fx.Node | None = None
+    """What is added to the first."""
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -69,7 +71,7 @@ class _Match:
 
     @property
     def last(self) -> fx.Node:
-        return self.gated or self.added or self.products[0].node
+        return self.result or self.products[0].node
 
 
 def skinny_products(graph: fx.Graph, target: Target) -> list[Decision]:
@@ -94,12 +96,12 @@ def _matches(graph: fx.Graph) -> Iterator[_Match]:
     by_x: dict[fx.Node, list[_Product]] = {}
     for product in products.values():
         if product.node not in taken:
-            # A bias is added to the first product alone.
-            by_x.setdefault(product.x if product.bias is None else product.node, []).append(product)
-    # A product that shares its operand saves more in one launch with the others than with what is added to it.
+            by_x.setdefault(product.x, []).append(product)
+    # A product that shares its operand saves more in one launch with the others than with what follows it.
     alone = {group[0].node: group[0] for group in by_x.values() if len(group) == 1}
     for node in list(graph.nodes):
-        if (match := _added(node, alone)) is not None and not taken & set(match.nodes):
+        match = _activated(node, alone) or _added(node, alone)
+        if match is not None and not taken & set(match.nodes):
             taken.update(match.nodes)
             yield match
     for group in by_x.values():
@@ -127,9 +129,13 @@ def _product(node: fx.Node) -> _Product | None:
     narrow = {left.dtype, own.dtype} in ({torch.bfloat16}, {torch.float16})
     if not fits or not narrow or not all(map(_is_aligned, (left, own))):
         return None
-    if bias is not None and (not isinstance(bias, fx.Node) or calls.shape_of(bias.meta["val"]) != (own.shape[0],)):
+    if first and (not isinstance(bias, fx.Node) or not _is_row(calls.output(bias), own.shape[0])):
         return None
     return _Product(node, x, weight, bias if isinstance(bias, fx.Node) else None)
+
+
+def _is_row(value: torch.Tensor | None, size: int) -> bool:
+    return value is not None and calls.shape_of(value) == (size,) and value.is_contiguous()
 
 
 def _is_static(value: torch.Tensor) -> bool:
@@ -154,11 +160,20 @@ def _gated(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
     for gate, up in (node.args[:2], node.args[1::-1]):
         if isinstance(gate, fx.Node) and gate.target is aten.silu.default and len(gate.users) == 1:
             first, second = _behind(gate.args[0], products), _behind(up, products)
-            if first is None or second is None or first.x is not second.x or first.bias or second.bias:
+            if first is None or second is None or first.x is not second.x:
                 continue
             if first.weight.meta["val"].shape == second.weight.meta["val"].shape and _is_whole(node, first):
-                return _Match((first, second), gated=node)
+                return _Match((first, second), node, "swiglu")
     return None
+
+
+def _activated(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
+    if node.target not in (aten.gelu.default, aten.silu.default):
+        return None
+    tanh = calls.arguments(node).get("approximate") == "tanh"
+    kind = "silu" if node.target is aten.silu.default else "gelu_tanh" if tanh else "gelu"
+    product = _behind(node.args[0], products)
+    return _Match((product,), node, kind) if product is not None and _is_whole(node, product) else None
 
 
 def _added(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
@@ -171,7 +186,7 @@ def _added(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
         if product is None or value is None or whole is None or not _is_whole(node, product):
             continue
         if value.shape == whole.shape and value.dtype == whole.dtype and value.is_contiguous():
-            return _Match((product,), added=node, residual=residual)
+            return _Match((product,), node, residual=residual)
     return None
 
 
@@ -204,7 +219,8 @@ def _rows(product: _Product) -> int:
 def _own_us(match: _Match, profile: DeviceProfile) -> float:
     x = match.products[0].x.meta["val"]
     weights = sum(product.weight.meta["val"].numel() for product in match.products)
-    written = sum(product.node.meta["val"].numel() for product in match.products) // (1 + (match.gated is not None))
+    written = sum(product.node.meta["val"].numel() for product in match.products)
+    written //= 1 + (match.activation == "swiglu")
     read = weights + x.numel() + (0 if match.residual is None else written)
     flops = 2 * x.shape[0] * weights
     work = Work("tilewright.skinny_linear", 2 * read, 2 * written, flops, dtype=str(x.dtype).removeprefix("torch."))
@@ -223,21 +239,22 @@ def _apply(match: _Match) -> fx.Node:
     import tilewright.kernels.skinny_linear  # noqa: F401, what defines the operator
 
     place, first = match.last, match.products[0]
-    weights: list[fx.Node | None] = [product.weight for product in match.products]
-    weights += [None] * (MOST_WEIGHTS - len(weights))
+    none: list[fx.Node | None] = [None] * (MOST_WEIGHTS - len(match.products))
+    weights = [*(product.weight for product in match.products), *none]
+    biases = [*(product.bias for product in match.products), *none]
     x, gain, eps = _normed(match, place)
     residual = match.residual
     rows, columns = first.x.meta["val"].shape
     if residual is not None:
         residual = insert_call(place, aten.view.default, residual, [rows, first.weight.meta["val"].shape[0]])
     outputs = [product.weight.meta["val"].shape[0] for product in match.products]
-    gated = match.gated is not None
+    gated = match.activation == "swiglu"
     # Whether blocks are split follows from the device; how many there are does not.
     blocks = plan(rows, columns, outputs[:1] if gated else outputs, gated, 1).blocks
     zeros = shared_zeros(first.x, blocks) if rows > 1 else None
-    options = (first.bias, residual, gated, zeros)
+    options = (*biases, residual, match.activation, zeros)
     new = insert_call(place, torch.ops.tilewright.skinny_linear.default, x, gain, eps, *weights, *options)
-    replaced = [place] if match.gated or match.added else [product.node for product in match.products]
+    replaced = [place] if match.result is not None else [product.node for product in match.products]
     for number, old in enumerate(replaced):
         result = insert_call(place, operator.getitem, new, number)
         if calls.shape_of(result.meta["val"]) != calls.shape_of(old.meta["val"]):

@@ -8,7 +8,8 @@ with x of one row first times gain / √(mean(x²) + eps), where there is a gain
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,6 +34,15 @@ LEAST_STEPS, MOST_SPLITS = 4, 8
 """Tiles of a split, and splits of a block."""
 PROGRAMS_PER_MULTIPROCESSOR = 2
 """That are there at least, if columns can be split."""
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+}
+"""Of the first product and its bias; beside "swiglu"."""
 
 
 class Plan(NamedTuple):
@@ -86,27 +96,29 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def _forward(
     x: torch.Tensor, gain: torch.Tensor | None, eps: float, w0: torch.Tensor, w1: torch.Tensor | None,
-    w2: torch.Tensor | None, bias: torch.Tensor | None, residual: torch.Tensor | None, gated: bool,
-    zeros: torch.Tensor | None,
+    w2: torch.Tensor | None, b0: torch.Tensor | None, b1: torch.Tensor | None, b2: torch.Tensor | None,
+    residual: torch.Tensor | None, activation: str, zeros: torch.Tensor | None,
 ) -> Results:  # fmt: skip
     if gain is not None:
         x = F.rms_norm(x, x.shape[1:], gain, eps)
-    results = [x.new_empty(0) if w is None else F.linear(x, w) for w in (w0, w1, w2)]
-    if gated:
+    pairs = (w0, b0), (w1, b1), (w2, b2)
+    results = [x.new_empty(0) if w is None else F.linear(x, w, bias) for w, bias in pairs]
+    if activation == "swiglu":
         results[:2] = [F.silu(results[0]) * results[1], x.new_empty(0)]
-    for added in (bias, residual):
-        if added is not None:
-            results[0] = results[0] + added
+    else:
+        results[0] = ACTIVATIONS[activation](results[0])
+    if residual is not None:
+        results[0] = results[0] + residual
     return results[0], results[1], results[2]
 
 
 def _fake(
     x: torch.Tensor, gain: torch.Tensor | None, eps: float, w0: torch.Tensor, w1: torch.Tensor | None,
-    w2: torch.Tensor | None, bias: torch.Tensor | None, residual: torch.Tensor | None, gated: bool,
-    zeros: torch.Tensor | None,
+    w2: torch.Tensor | None, b0: torch.Tensor | None, b1: torch.Tensor | None, b2: torch.Tensor | None,
+    residual: torch.Tensor | None, activation: str, zeros: torch.Tensor | None,
 ) -> Results:  # fmt: skip
     made = [
-        x.new_empty(0) if w is None or (gated and place) else x.new_empty(x.shape[0], w.shape[0])
+        x.new_empty(0) if w is None or (place and activation == "swiglu") else x.new_empty(x.shape[0], w.shape[0])
         for place, w in enumerate((w0, w1, w2))
     ]
     return made[0], made[1], made[2]
@@ -114,7 +126,8 @@ def _fake(
 
 def _recipe(
     call: RecipeBuilder, x: Operand, gain: Operand | None, eps: float, w0: Operand, w1: Operand | None,
-    w2: Operand | None, bias: Operand | None, residual: Operand | None, gated: bool, zeros: Operand | None,
+    w2: Operand | None, b0: Operand | None, b1: Operand | None, b2: Operand | None, residual: Operand | None,
+    activation: str, zeros: Operand | None,
 ) -> Recipe | None:  # fmt: skip
     runs = x.is_cuda or (x.device.type == "cpu" and interpreted())
     weights = [w for w in (w0, w1, w2) if w is not None]
@@ -122,7 +135,7 @@ def _recipe(
         return None
     from tilewright.kernels.skinny_linear.triton import skinny_linear
 
-    count, columns = x.shape
+    (count, columns), gated = x.shape, activation == "swiglu"
     outputs = [w.shape[0] for w in weights][: 1 if gated else 3]
     made = plan(count, columns, outputs, gated, limits_of(x.device).multiprocessors)
     if made.splits > 1 and (zeros is None or zeros.shape[0] < made.blocks):
@@ -135,12 +148,12 @@ def _recipe(
     strides = [w.stride(0) for w in weights] + [0] * (3 - len(weights))
     sizes = outputs + [0] * (3 - len(outputs))
     call.launch(
-        skinny_linear, (made.blocks * made.splits,), x, gain, w0, w1, w2, bias, residual,
+        skinny_linear, (made.blocks * made.splits,), x, gain, w0, w1, w2, b0, b1, b2, residual,
         *(y if n < len(outputs) else None for n, y in enumerate(results)), scratch, zeros if made.splits > 1 else None,
         count, *sizes, x.stride(0), *strides, 0 if residual is None else residual.stride(0), float(eps),
-        columns=columns, WEIGHTS=len(outputs), NORM=gain is not None, GATED=gated, BIAS=bias is not None,
-        RESIDUAL=residual is not None, ROWS=made.rows, SPLITS=made.splits, BLOCK_N=made.block_rows,
-        BLOCK_K=made.block_columns, num_warps=WARPS, num_stages=made.stages,
+        columns=columns, WEIGHTS=len(outputs), NORM=gain is not None, B0=b0 is not None, B1=b1 is not None,
+        B2=b2 is not None, RESIDUAL=residual is not None, KIND=activation, ROWS=made.rows, SPLITS=made.splits,
+        BLOCK_N=made.block_rows, BLOCK_K=made.block_columns, num_warps=WARPS, num_stages=made.stages,
     )  # fmt: skip
     return call.finish(*results)
 

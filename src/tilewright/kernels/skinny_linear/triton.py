@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tilewright.kernels.activation.formulas import INTERPRETED, rounded
+from tilewright.kernels.activation.formulas import INTERPRETED, activate, rounded
 
 
 @triton.jit
@@ -74,15 +74,19 @@ def _summed(
 
 @triton.jit
 def _finish(
-    acc: tl.tensor, other: tl.tensor, bias: tl.tensor, residual: tl.tensor, y: tl.tensor, n: tl.tensor, rows: tl.tensor,
-    m: tl.tensor, count: tl.tensor, residual_stride: tl.tensor, GATED: tl.constexpr, BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
+    acc: tl.tensor, other: tl.tensor, bias: tl.tensor, up_bias: tl.tensor, residual: tl.tensor, y: tl.tensor,
+    n: tl.tensor, rows: tl.tensor, m: tl.tensor, count: tl.tensor, residual_stride: tl.tensor, BIAS: tl.constexpr,
+    UP_BIAS: tl.constexpr, RESIDUAL: tl.constexpr, KIND: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Stores silu(acc) · other where GATED, else acc; with bias and residual."""
-    if GATED:
-        acc = acc / (1.0 + tl.exp(-acc)) * other
+    """Stores the activation KIND of acc + bias, "swiglu" being silu(acc + bias) · (other + up_bias); and residual."""
     if BIAS:
         acc += tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)[:, None]
+    if KIND == "swiglu":
+        if UP_BIAS:
+            other += tl.load(up_bias + n, mask=n < rows, other=0.0).to(tl.float32)[:, None]
+        acc = activate(acc, "silu", True) * other
+    else:
+        acc = activate(acc, KIND, True)
     inside = (n[:, None] < rows) & (m[None, :] < count)
     if RESIDUAL:
         acc += tl.load(residual + m[None, :] * residual_stride + n[:, None], mask=inside, other=0.0).to(tl.float32)
@@ -91,14 +95,15 @@ def _finish(
 
 @triton.jit
 def _block(
-    x: tl.tensor, gain: tl.tensor, weight: tl.tensor, up: tl.tensor, bias: tl.tensor, residual: tl.tensor, y: tl.tensor,
-    scratch: tl.tensor, zeros: tl.tensor, block: tl.tensor, local: tl.tensor, split: tl.tensor, count: tl.tensor,
-    rows: tl.tensor, columns: tl.constexpr, x_stride: tl.tensor, stride: tl.tensor, up_stride: tl.tensor,
-    residual_stride: tl.tensor, eps: tl.tensor, NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    blocks: tl.tensor,
+    x: tl.tensor, gain: tl.tensor, weight: tl.tensor, up: tl.tensor, bias: tl.tensor, up_bias: tl.tensor,
+    residual: tl.tensor, y: tl.tensor, scratch: tl.tensor, zeros: tl.tensor, block: tl.tensor, local: tl.tensor,
+    split: tl.tensor, count: tl.tensor, rows: tl.tensor, columns: tl.constexpr, x_stride: tl.tensor, stride: tl.tensor,
+    up_stride: tl.tensor, residual_stride: tl.tensor, eps: tl.tensor, blocks: tl.tensor, NORM: tl.constexpr,
+    BIAS: tl.constexpr, UP_BIAS: tl.constexpr, RESIDUAL: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ) -> None:  # fmt: skip
     """Block `local` of one weight, which is block `block` of all."""
+    GATED: tl.constexpr = KIND == "swiglu"
     n = local * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, ROWS)
     if ROWS == 1:
@@ -110,7 +115,10 @@ def _block(
             scale = tl.rsqrt(squares / columns + eps)
             acc *= scale
             other *= scale
-        _finish(acc, other, bias, residual, y, n, rows, m, count, residual_stride, GATED, BIAS, RESIDUAL)
+        _finish(
+            acc, other, bias, up_bias, residual, y, n, rows, m, count, residual_stride, BIAS, UP_BIAS, RESIDUAL,
+            KIND,
+        )  # fmt: skip
     else:
         length: tl.constexpr = (columns + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
         begin = split * length
@@ -124,7 +132,10 @@ def _block(
                 x, up, n, rows, m, count, columns, x_stride, up_stride, begin, end, BLOCK_N, BLOCK_K, ROWS
             )  # fmt: skip
         if SPLITS == 1:
-            _finish(acc, other, bias, residual, y, n, rows, m, count, residual_stride, GATED, BIAS, RESIDUAL)
+            _finish(
+                acc, other, bias, up_bias, residual, y, n, rows, m, count, residual_stride, BIAS, UP_BIAS, RESIDUAL,
+                KIND,
+            )  # fmt: skip
         else:
             at = tl.arange(0, BLOCK_N)[:, None] * ROWS + m[None, :]
             second = scratch + blocks * SPLITS * BLOCK_N * ROWS
@@ -137,24 +148,29 @@ def _block(
                 acc = _summed(scratch, block, BLOCK_N, ROWS, SPLITS)
                 if GATED:
                     other = _summed(second, block, BLOCK_N, ROWS, SPLITS)
-                _finish(acc, other, bias, residual, y, n, rows, m, count, residual_stride, GATED, BIAS, RESIDUAL)
+                _finish(
+                    acc, other, bias, up_bias, residual, y, n, rows, m, count, residual_stride, BIAS, UP_BIAS, RESIDUAL,
+                    KIND,
+                )  # fmt: skip
                 tl.store(zeros + block, 0)
 
 
 @triton.jit(do_not_specialize=["count"])
 def skinny_linear(
-    x: tl.tensor, gain: tl.tensor, w0: tl.tensor, w1: tl.tensor, w2: tl.tensor, bias: tl.tensor, residual: tl.tensor,
-    y0: tl.tensor, y1: tl.tensor, y2: tl.tensor, scratch: tl.tensor, zeros: tl.tensor, count: tl.tensor, n0: tl.tensor,
-    n1: tl.tensor, n2: tl.tensor, x_stride: tl.tensor, w0_stride: tl.tensor, w1_stride: tl.tensor, w2_stride: tl.tensor,
-    residual_stride: tl.tensor, eps: tl.float32, columns: tl.constexpr, WEIGHTS: tl.constexpr, NORM: tl.constexpr,
-    GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
+    x: tl.tensor, gain: tl.tensor, w0: tl.tensor, w1: tl.tensor, w2: tl.tensor, b0: tl.tensor, b1: tl.tensor,
+    b2: tl.tensor, residual: tl.tensor, y0: tl.tensor, y1: tl.tensor, y2: tl.tensor, scratch: tl.tensor,
+    zeros: tl.tensor, count: tl.tensor, n0: tl.tensor, n1: tl.tensor, n2: tl.tensor, x_stride: tl.tensor,
+    w0_stride: tl.tensor, w1_stride: tl.tensor, w2_stride: tl.tensor, residual_stride: tl.tensor, eps: tl.float32,
+    columns: tl.constexpr, WEIGHTS: tl.constexpr, NORM: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr,
+    B2: tl.constexpr, RESIDUAL: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ) -> None:  # fmt: skip
     """Program block · SPLITS + split: blocks of BLOCK_N rows of w0, then of w1 and w2, each into its own result.
 
-    x [count, columns], weights [n, columns], results [count, n]; last strides are 1. WEIGHTS: how many results.
-    GATED: one result, silu(x w0ᵀ) · x w1ᵀ. NORM: of one row, x is times `gain` over the root of its mean square + eps.
-    zeros, int32, one for each block, is zero before and after.
+    x [count, columns], weights [n, columns], results [count, n]; last strides are 1. WEIGHTS: how many results. B0 to
+    B2: which have a bias. KIND: what is done to the first product and its bias, before the residual is added; "swiglu"
+    takes the second product too, for one result. NORM: of one row, x is times `gain` over the root of its mean square
+    + eps. zeros, int32, one for each block, is zero before and after.
     """
     block = tl.program_id(0) // SPLITS
     split = tl.program_id(0) % SPLITS
@@ -162,23 +178,23 @@ def skinny_linear(
     first = tl.cdiv(n0, BLOCK_N)
     if block < first:
         _block(
-            x, gain, w0, w1, bias, residual, y0, scratch, zeros, block, block, split, count, n0, columns, x_stride,
-            w0_stride, w1_stride, residual_stride, eps, NORM, GATED, BIAS, RESIDUAL, ROWS, SPLITS, BLOCK_N, BLOCK_K,
-            blocks,
+            x, gain, w0, w1, b0, b1, residual, y0, scratch, zeros, block, block, split, count, n0, columns, x_stride,
+            w0_stride, w1_stride, residual_stride, eps, blocks, NORM, B0, B1, RESIDUAL, KIND, ROWS, SPLITS, BLOCK_N,
+            BLOCK_K,
         )  # fmt: skip
     if WEIGHTS > 1:
         second = first + tl.cdiv(n1, BLOCK_N)
         if (block >= first) & (block < second):
             _block(
-                x, gain, w1, w1, bias, residual, y1, scratch, zeros, block, block - first, split, count, n1, columns,
-                x_stride, w1_stride, w1_stride, residual_stride, eps, NORM, False, False, False, ROWS, SPLITS, BLOCK_N,
-                BLOCK_K, blocks,
+                x, gain, w1, w1, b1, b1, residual, y1, scratch, zeros, block, block - first, split, count, n1, columns,
+                x_stride, w1_stride, w1_stride, residual_stride, eps, blocks, NORM, B1, False, False, "none", ROWS,
+                SPLITS, BLOCK_N, BLOCK_K,
             )  # fmt: skip
         if WEIGHTS > 2:
             third = block - second
             if third >= 0:
                 _block(
-                    x, gain, w2, w2, bias, residual, y2, scratch, zeros, block, third, split, count, n2, columns,
-                    x_stride, w2_stride, w2_stride, residual_stride, eps, NORM, False, False, False, ROWS, SPLITS,
-                    BLOCK_N, BLOCK_K, blocks,
+                    x, gain, w2, w2, b2, b2, residual, y2, scratch, zeros, block, third, split, count, n2, columns,
+                    x_stride, w2_stride, w2_stride, residual_stride, eps, blocks, NORM, B2, False, False, "none", ROWS,
+                    SPLITS, BLOCK_N, BLOCK_K,
                 )  # fmt: skip

@@ -25,13 +25,14 @@ def _shapes(call: CallAxes) -> Result:
         weight = call.axes(name)
         if weight is not None:
             call.names.unify(x[1], weight[1])
-        found.append(None if weight is None or (found and call.arguments.get("gated") is True) else (x[0], weight[0]))
+        gated = bool(found) and call.arguments.get("activation") == "swiglu"
+        found.append(None if weight is None or gated else (x[0], weight[0]))
     return found
 
 
 own(
-    "skinny_linear(Tensor x, Tensor? gain, float eps, Tensor w0, Tensor? w1, Tensor? w2, Tensor? bias, "
-    "Tensor? residual, bool gated, Tensor? zeros) -> (Tensor, Tensor, Tensor)",
+    "skinny_linear(Tensor x, Tensor? gain, float eps, Tensor w0, Tensor? w1, Tensor? w2, Tensor? b0, Tensor? b1, "
+    "Tensor? b2, Tensor? residual, str activation, Tensor? zeros) -> (Tensor, Tensor, Tensor)",
     "compute",
     arithmetic=Arithmetic(_flops, nothing),
     traffic=Traffic(unread=("zeros",)),
