@@ -153,6 +153,13 @@ class _Compiler:
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         return self.planner.saved(graph, needed, forward)
 
+    def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
+        # The recordings of a forward know of one backward.
+        return not self.replays and self.planner.without_gradients(backward, places)
+
+    def compile_backward(self, module: fx.GraphModule) -> Boxed:
+        return self._compile({"backward": module})[0]
+
     def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
         first, second = self._compile({"forward": forward, "backward": backward})
         return first, second

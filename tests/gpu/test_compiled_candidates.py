@@ -70,3 +70,19 @@ def test_norms_with_the_residual_stream(dtype: torch.dtype, training: bool) -> N
     ran = {kernel for graph in record.graphs for _, kernel in graph.plan.launches() if "tilewright" in kernel}
     assert "tilewright.add_norm.default" in ran and ("tilewright.norm_backward.default" in ran) == training
     assert [row for row in verify(model, compiled, arguments, training=training) if not row.ok] == []
+
+
+def test_a_loss_beside_logits_whose_gradient_nobody_gives() -> None:
+    torch._dynamo.reset()
+    head = torch.nn.Linear(768, 30522, dtype=torch.bfloat16, device="cuda")
+
+    def both(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(x)
+        return torch.nn.functional.cross_entropy(logits.float(), target), logits
+
+    compiled = torch.compile(both, backend=backend, fullgraph=True)
+    x = torch.randn(4096, 768, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    arguments = [x, torch.randint(0, 30522, (4096,), device="cuda")]
+    rows = verify(lambda *given: both(*given)[0], lambda *given: compiled(*given)[0], arguments)
+    rows += verify(both, compiled, arguments)
+    assert len(rows) == 5 and [row for row in rows if not row.ok] == []

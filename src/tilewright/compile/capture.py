@@ -127,6 +127,12 @@ class _Observer:
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         return list(needed) if self.planner is None else self.planner.saved(graph, needed, forward)
 
+    def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
+        return self.planner is not None and self.planner.without_gradients(backward, places)
+
+    def compile_backward(self, module: fx.GraphModule) -> Boxed:
+        raise AssertionError("the capture has ended")
+
     def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
         self.captured.graphs = {"forward": forward.graph, "backward": backward.graph}
         raise _Seen

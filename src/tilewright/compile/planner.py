@@ -22,10 +22,12 @@ from tilewright.passes.convolution_bias import split_bias
 from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.group_norm import split_group_norms
 from tilewright.passes.in_place import write_in_place
+from tilewright.passes.pad_products import write_padded
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.schedule import schedule
 from tilewright.passes.split_norms import split_norms
+from tilewright.passes.undefined import drop_undefined
 from tilewright.passes.write_back import write_back_together
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Cost, Decision, GraphName
@@ -58,6 +60,13 @@ class Planner:
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         """Of the forward values that backward needs, those to keep."""
         return values_to_save(graph, needed, forward)
+
+    def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
+        """Take incoming gradients that are not given out of a backward graph; False where it needs them."""
+        if not drop_undefined(backward, places):
+            return False
+        write_padded(backward)
+        return True
 
     def plan(self, graphs: Mapping[GraphName, fx.Graph]) -> Plan:
         """The plan of a program's graphs. Raises CaptureError for a device that no kernel is generated for."""

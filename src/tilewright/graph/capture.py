@@ -14,11 +14,19 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import fx
 
+from tilewright.graph.undefined import (
+    BackwardByGradients,
+    copied,
+    expected_undefined,
+    is_tangent,
+    leave_undefined,
+)
 from tilewright.records.errors import CaptureError, TilewrightError
 from tilewright.records.program import Fallback
 
@@ -38,7 +46,12 @@ class Compiler(Protocol):
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         """Of the forward values that backward needs, those to save; backward recomputes the others."""
 
+    def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
+        """Take the incoming gradients at these places out of `backward`; False where it stays as it is."""
+
     def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]: ...
+
+    def compile_backward(self, module: fx.GraphModule) -> Boxed: ...
 
     def compile_inference(self, module: fx.GraphModule) -> Boxed: ...
 
@@ -80,6 +93,8 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any
             partition_fn=pairs.partition,
             keep_inference_input_mutations=True,
         )
+        if pairs.undefined:
+            compiled = _with_undefined_gradients(compiled)
         # Dynamo's DDPOptimizer reads here which of its buckets AOTAutograd compiled.
         counters["aot_autograd"]["total"] += 1
         untraced: Callable[..., Any] = disable(compiled, reason="it is compiled already")
@@ -96,6 +111,15 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any
         raise
     except Exception as error:
         raise CaptureError(f"it cannot be traced: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _with_undefined_gradients(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        results = compiled(*args)
+        leave_undefined(results)
+        return results
+
+    return call
 
 
 def first_line(error: BaseException) -> str:
@@ -115,6 +139,13 @@ def watched() -> bool:
     """Whether a dispatch mode, a functorch transform or a tracer observes operator calls (autograd not counted)."""
     watching = torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
     return bool(watching) or torch._C._functorch.peek_interpreter_stack() is not None or has_forward_level()
+
+
+def compiled_autograd_is_on() -> bool:
+    """Whether backward passes are traced: what autograd leaves undefined is no tensor there."""
+    from torch._dynamo import compiled_autograd
+
+    return bool(torch._dynamo.config.compiled_autograd or compiled_autograd.compiled_autograd_enabled)
 
 
 def computes_nothing() -> bool:
@@ -183,13 +214,20 @@ class _Pairs:
 
     compiler: Compiler
     compiled: tuple[Boxed, Boxed] | None = None
+    undefined: Sequence[int] = ()
+    """Places of the gradients, among the inputs of backward, that the compiled backward does without."""
+    without: fx.GraphModule | None = None
 
     def partition(
         self, joint: fx.GraphModule, _joint_inputs: object, *, num_fwd_outputs: int, **_: object
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         self.compiler.joint(joint.graph)
         forward, backward = cut(joint, num_fwd_outputs, self.compiler.saved)
-        self.compiled = self.compiler.compile_pair(forward, backward)
+        if undefined := [] if compiled_autograd_is_on() else expected_undefined(backward.graph):
+            without = copied(backward)
+            if self.compiler.without_gradients(without.graph, undefined):
+                self.undefined, self.without = undefined, without
+        self.compiled = self.compiler.compile_pair(forward, self.without or backward)
         return forward, backward
 
     def forward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
@@ -200,9 +238,13 @@ class _Pairs:
         from torch._dynamo import disable
 
         assert self.compiled is not None
-        inputs = gm.graph.find_nodes(op="placeholder")
-        saved = [place for place, node in enumerate(inputs) if not _is_tangent(node)]
-        run = self.compiler.repeated(CallableGraph(gm, "backward", saved), self.compiled[1])
+        graph = self.without or gm
+        inputs = graph.graph.find_nodes(op="placeholder")
+        saved = [place for place, node in enumerate(inputs) if not is_tangent(node)]
+        run = self.compiler.repeated(CallableGraph(graph, "backward", saved), self.compiled[1])
+        if self.undefined:
+            whole = partial(self.compiler.compile_backward, gm)
+            run = BackwardByGradients(gm.graph, self.undefined, run, whole)
         # Dynamo may be tracing the user's call of backward.
         untraced: Boxed = disable(_boxed(run), reason="it is compiled already")
         return untraced
@@ -240,7 +282,7 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
 
     graph = joint.graph
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
-    tangents = {n for n in inputs if _is_tangent(n)}
+    tangents = {n for n in inputs if is_tangent(n)}
     results = graph.output_node().args[0]
     assert isinstance(results, (list, tuple))
     _mark_overwritten(graph, inputs)
@@ -271,11 +313,6 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 """Classes of a saved number."""
-
-
-def _is_tangent(node: fx.Node) -> bool:
-    """Whether an input is an incoming gradient."""
-    return "tangents" in str(node.target)
 
 
 OVERWRITTEN = "overwritten"

@@ -28,7 +28,7 @@ from tilewright.hardware.architectures import known
 from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
-from tilewright.passes.simplify import written
+from tilewright.passes.simplify import drop_unread, written
 from tilewright.passes.units import behind_views, gradients, readers
 from tilewright.records.program import Decision, Verdict
 
@@ -180,20 +180,35 @@ class _Padder:
             # A weight is padded anew for each product: it would be kept for backward otherwise.
             found = insert_call(before, aten.constant_pad_nd.default, base, _behind(axis, by))
         elif found is None:
-            found = self._padded_gradient(base, by) if axis == 1 and _is_own_gradient(base) else _padded(base, axis, by)
+            if axis == 1 and _is_own_gradient(base):
+                found, base = _padded_gradient(base, by)
+            else:
+                found = _padded(base, axis, by)
             self.padded[base, axis] = found
         return found if axis == _axis(padding) else insert_call(before, aten.t.default, found)
 
-    def _padded_gradient(self, base: fx.Node, by: int) -> fx.Node:
-        """Cross entropy's gradient written with `by` columns of zeros, of which all others see what they saw."""
-        target: Any = base.target
-        new = insert_call(base, target, *base.args[:-2], by, base.args[-1])
-        value = calls.output(base)
-        assert value is not None
-        cut = insert_call(base, aten.slice.Tensor, new, 1, 0, calls.shape_of(value)[1])
-        _replace(base, cut)
-        self.padded[cut, 1] = new
-        return new
+
+def write_padded(graph: fx.Graph) -> None:
+    """Where cross entropy's gradient is copied with padding, as what was added to it is gone: it is written with it."""
+    for node in graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default):
+        operand, widths, *value = node.args
+        if not isinstance(operand, fx.Node) or widths[:1] != [0] or len(widths) != 2 or any(value):
+            continue
+        base, axis, by = _base(operand, (0, widths[1]))
+        if axis == 1 and _is_own_gradient(base):
+            node.replace_all_uses_with(_padded_gradient(base, by)[0])
+    drop_unread(graph)
+
+
+def _padded_gradient(base: fx.Node, by: int) -> tuple[fx.Node, fx.Node]:
+    """Cross entropy's gradient written with `by` columns of zeros, and the slice of it that all others see."""
+    target: Any = base.target
+    new = insert_call(base, target, *base.args[:-2], by, base.args[-1])
+    value = calls.output(base)
+    assert value is not None
+    cut = insert_call(base, aten.slice.Tensor, new, 1, 0, calls.shape_of(value)[1])
+    _replace(base, cut)
+    return new, cut
 
 
 def _axis(padding: tuple[int, int]) -> int:
