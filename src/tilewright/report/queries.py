@@ -36,6 +36,9 @@ FROM memory""",
 SELECT 'region' AS what, graph || ' ' || name AS name, predicted_us, measured_us
 FROM region WHERE predicted_us IS NOT NULL AND measured_us IS NOT NULL
 UNION ALL
+SELECT 'call', graph || ' ' || name, predicted_us, measured_us
+FROM operator WHERE stage = 'after' AND region IS NULL AND predicted_us IS NOT NULL AND measured_us IS NOT NULL
+UNION ALL
 SELECT 'decision', graph || ' ' || producer || ' → ' || consumer, predicted_us, measured_us
 FROM decision WHERE predicted_us IS NOT NULL AND measured_us IS NOT NULL
 UNION ALL
@@ -52,7 +55,7 @@ FROM roofline""",
     "operators": """\
 SELECT graph, stage, index, name, target, operator_class AS class, shape, shape_symbolic, dtype,
        reads, reads_symbolic, writes, writes_symbolic, unused, unused_symbolic,
-       flops, flops_symbolic, bytes, intensity, floor_us, measured_us, bound, region, inputs,
+       flops, flops_symbolic, bytes, intensity, floor_us, predicted_us, measured_us, bound, region, inputs,
        provenance, source
 FROM operator
 ORDER BY graph DESC, stage DESC, index""",

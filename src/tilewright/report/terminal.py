@@ -210,7 +210,8 @@ def _brief_table(operators: Sequence[Operator], names: Sequence[str], formulas: 
 
 
 def _operator_table(operators: Sequence[Operator], names: Sequence[str], source: Sequence[str] | None) -> Table:
-    table = open_table("#>", "operator", "class", "shape", "reads>", "writes>", "FLOPs>", "FLOP/B>", "floor>")
+    counts = ("reads>", "writes>", "FLOPs>", "FLOP/B>")
+    table = open_table("#>", "operator", "class", "shape", *counts, "floor>", "predicted>")
     table.add_column("bound", no_wrap=True)
     if source is not None:
         table.add_column("source", no_wrap=True, style="dim")
@@ -225,6 +226,7 @@ def _operator_table(operators: Sequence[Operator], names: Sequence[str], source:
             _flops(op.cost, names),
             f"{op.cost.intensity:.3g}" if known and op.cost.bytes else "-",
             duration(op.floor_us),
+            duration(op.predicted_us),
             plain(op.bound or "-"),
             *([] if source is None else [Text(source[position])]),
         )
@@ -259,11 +261,13 @@ def _totals(title: str, launches: Sequence[Operator | Region], names: Sequence[s
     moving = [launch for launch in known if launch.cost.bytes]
     costs = [launch.cost for launch in known]
     floors = [launch.floor_us for launch in known if launch.floor_us is not None]
+    predicted = [launch.predicted_us for launch in moving if launch.predicted_us is not None]
     text = Text.assemble(
         (f"\n{title}: ", "bold"),
         f"{len(moving)} launch{'' if len(moving) == 1 else 'es'}",
         f", {nbytes(sum(cost.bytes for cost in costs))} moved",
         f", floor {duration(sum(floors))}" if floors else "",
+        f", predicted {duration(sum(predicted))}" if predicted else "",
         f"\n  reads {_sum(costs, 'reads', names)}  writes {_sum(costs, 'writes', names)}",
     )
     wasteful = [launch for launch in known if launch.cost.unused]

@@ -88,7 +88,7 @@ def measure(
     launches = [o for o in program.operators if o.stage == "after"]
     nbytes = sum(o.cost.bytes for o in launches)
     flops = sum(o.cost.flops for o in launches)
-    predicted = sum(o.floor_us or 0.0 for o in launches)
+    predicted = sum(o.predicted_us or 0.0 for o in launches)
     return [
         measurement(
             timing,

@@ -62,7 +62,7 @@ function describeStep(point, peak) {
   };
 }
 
-const ORIGINS = { region: "region", decision: "reduction", whole: "compute" };
+const ORIGINS = { region: "region", call: "library", decision: "reduction", whole: "compute" };
 
 function drawPredicted(width, rows) {
   const height = Math.min(430, Math.max(300, width * 0.8));

@@ -75,7 +75,7 @@ function operators() {
     { key: "writes", label: "writes", number: true, cell: (row) => [...counted(row.writes, row.writes_symbolic, known(row)), ...unusedNote(row)] },
     { key: "flops", label: "FLOPs", number: true, cell: (row) => counted(row.flops, row.flops_symbolic, known(row)) },
     { key: "intensity", label: "FLOP/B", number: true, cell: (row) => plainNumber(row.intensity) },
-    { key: "floor_us", label: "floor", number: true, cell: (row) => [time(row.floor_us), html("small", {}, row.bound ?? "")] },
+    { key: "floor_us", label: "floor", number: true, cell: (row) => [time(row.floor_us), html("small", {}, row.bound ?? ""), html("small", {}, row.predicted_us !== null ? `predicted ${time(row.predicted_us)}` : "")] },
     { key: "measured_us", label: "measured", number: true, cell: (row) => (row.measured_us !== null && row.floor_us > 0 ? [time(row.measured_us), html("small", {}, `${times(row.measured_us / row.floor_us)} floor`)] : time(row.measured_us)) },
     { key: "source", label: "source", kind: "source", cell: sourceCell },
   ], rowsOf.operators, { label: "operators", search: true, filters: [{ key: "class", label: "class" }, { key: "graph", label: "graph" }, { key: "stage", label: "stage", first: "before" }] });
