@@ -64,7 +64,8 @@ def batches(rank: int) -> Iterable[torch.Tensor]:
 
 def train(run: Callable[[torch.Tensor], torch.Tensor], model: nn.Module, rank: int, accumulate: int = 1) -> Losses:
     """The losses of `STEPS` batches; every `accumulate` of them the gradients are reduced and a step is made."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    # Over lists, as is usual on a GPU, it does not take tensors and DTensors together.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     losses = []
     for number, x in enumerate(batches(rank), 1):
         reduces = number % accumulate == 0

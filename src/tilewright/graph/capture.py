@@ -162,6 +162,14 @@ def has_forward_level() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def carries_tangents(values: Sequence[Any]) -> bool:
+    """Whether forward-mode differentiation passes through one of these values."""
+    if not has_forward_level():
+        return False
+    unpack: Callable[..., Any] = torch.autograd.forward_ad.unpack_dual
+    return any(isinstance(x, torch.Tensor) and unpack(x).tangent is not None for x in values)
+
+
 def lies_in_memory(x: torch.Tensor) -> bool:
     """Whether x has an address: it is neither a fake tensor nor a functorch wrapper."""
     from torch._subclasses.fake_tensor import FakeTensor

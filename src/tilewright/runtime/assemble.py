@@ -15,7 +15,8 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
 from tilewright.emit.source import language_of
-from tilewright.graph.capture import Boxed
+from tilewright.graph.capture import Boxed, carries_tangents
+from tilewright.graph.source import source_line
 from tilewright.graph.views import PIECES, base_of, lies_as_told, part_of
 from tilewright.kernels.by_recipe import RECIPES, compiled_recipe
 from tilewright.kernels.registration import IMPLEMENTATIONS
@@ -295,8 +296,15 @@ class _Assembler:
 
 def interpreted(graph: fx.Graph) -> Boxed:
     """The graph as PyTorch runs it, operator by operator."""
+    own = next((node for node in graph.nodes if str(node.target).startswith("tilewright.")), None)
 
     def run(args: list[Any]) -> Sequence[Any]:
+        if own is not None and carries_tangents(args):
+            where = source_line(own) or own.name
+            raise NotImplementedError(
+                f"forward-mode differentiation reaches {own.target} at {where}, which has no tangent: "
+                "call the function as it was before torch.compile"
+            )
         module = fx.GraphModule(graph.owning_module or torch.nn.Module(), graph)
         inputs = list(args)
         args.clear()

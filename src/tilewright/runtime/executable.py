@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from tilewright.graph.capture import Boxed, computes_nothing
+from tilewright.graph.capture import Boxed, carries_tangents, computes_nothing
 from tilewright.graph.specialise import binding, reads_offsets
 from tilewright.records.errors import warn_once
 from tilewright.records.recipe import Layout, Recipe
@@ -272,7 +272,8 @@ class Executable:
     """Call with the list of inputs (which is emptied); gives the list of results, as AOTAutograd expects.
 
     `otherwise` runs the graph as PyTorch does: for tensors without memory of their own (fake ones, subclasses), under
-    a mode that computes nothing, and from the moment on when an operator does not return what the graph says.
+    a mode that computes nothing, for forward-mode differentiation, and from the moment on when an operator does not
+    return what the graph says.
     """
 
     _boxed_call = True
@@ -297,6 +298,8 @@ class Executable:
         """Whether every result was once as planned: only the first call can show that one is not."""
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if carries_tangents(args):
+            return self.otherwise(args)
         kept = None if self._was_right else list(args)
         try:
             results = self._run(args)

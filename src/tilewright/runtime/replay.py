@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.capture import Boxed, CallableGraph
+from tilewright.graph.capture import Boxed, CallableGraph, carries_tangents
 from tilewright.graph.cuda_graph import end_forward, recorded, records_here, unrecordable, written_inputs
 from tilewright.graph.specialise import binding, is_symbolic, reads_offsets
 from tilewright.runtime.executable import MOST_SIZES
@@ -95,8 +95,8 @@ class Replay:
         if self._written:
             sizes = (sizes, *(args[place].data_ptr() for place in self._written))
         so_far = known.get(sizes, 0)
-        if torch.cuda.is_current_stream_capturing():
-            # Somebody records more than this.
+        if torch.cuda.is_current_stream_capturing() or carries_tangents(args):
+            # Somebody records more than this, or differentiates it.
             return self._by_calls(args)
         if not isinstance(so_far, int):
             return so_far(args)
