@@ -85,6 +85,20 @@ class OneMillisecond(CpuStopwatch):
         return self.calls / 1000
 
 
+@pytest.mark.parametrize(("busy", "kept"), [(1, True), (2, True), (3, False)])
+def test_a_cache_is_never_slower_than_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], busy: int, kept: bool
+) -> None:
+    """On a machine that is busy for so many measurements: measured again, and left out after three."""
+    rates = iter([1e-6] * busy + [1e6] * 3)
+    monkeypatch.setattr("tilewright.hardware.ceilings.CpuStopwatch", OneMillisecond)
+    monkeypatch.setattr("tilewright.hardware.ceilings._copied_GBps", lambda bench: next(rates))
+    machine = replace(detect(), cpu=Cpu(f"busy {busy}", l3_bytes=4 * MIB), ram_bytes=2**40)
+    found = {c.kind: c.value for c in measure_ceilings("cpu", machine=machine, seconds=0.02)}
+    assert found.get("cache") == (1e6 if kept else None) and found["copy"] > 0
+    assert ("measured slower than memory 3 times" in capsys.readouterr().err) == (not kept)
+
+
 def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.hardware.ceilings.CpuStopwatch", OneMillisecond)
     machine = replace(detect(), cpu=Cpu("test", l3_bytes=4 * MIB), ram_bytes=2**40)
