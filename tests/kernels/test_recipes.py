@@ -305,6 +305,49 @@ def patched(structure: Structure) -> dict[str, Any]:
     return {fields[at]: _told(patch) for at, patch in structure.patches}
 
 
+def test_products_of_few_rows_by_triton() -> None:
+    x, gain, weights = ((1, 512), BF16), ((512,), BF16), [((n, 512), BF16) for n in (512, 128, 128)]
+    recipe = recipe_of("skinny_linear", x, gain, 1e-6, *weights, None, None, None, None, "none", None)
+    assert shapes(recipe) == [((1, 512), BF16), ((1, 128), BF16), ((1, 128), BF16)]
+    # 0: x, 1: gain, 2 to 4: weights, 5 to 7: results; no biases, residual, scratch or zeros.
+    (entry, grid, arguments) = told(recipe)[0]
+    assert (entry, grid) == ("skinny_linear", (48, 1, 1)) and arguments[:5] == [0, 1, 2, 3, 4]
+    assert [a for a in arguments if isinstance(a, int)] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [value for letter, value in (a for a in arguments if isinstance(a, tuple)) if letter == "i"][:4] == [
+        1, 512, 128, 128
+    ]  # fmt: skip
+    x, pair, zeros = ((32, 2048), BF16), [((5632, 2048), BF16)] * 2, ((4096,), torch.int32)
+    recipe = recipe_of("skinny_linear", x, None, 0.0, *pair, None, None, None, None, None, "swiglu", zeros)
+    assert shapes(recipe) == [((32, 5632), BF16), ((0,), BF16), ((0,), BF16)]
+    # 176 blocks in two splits; both leave 32 × 32 sums for each product.
+    assert told(recipe)[0][1] == (352, 1, 1) and recipe.buffers[3].shape == (2 * 176 * 2 * 32 * 32,)
+    assert recipe.actions and not any(isinstance(action, Fill) for action in recipe.actions)
+
+
+def test_a_prefix_of_a_cache_by_triton() -> None:
+    q, cache = ((2, 8, 1, 64), BF16), ((2, 2, 1024, 64), BF16)
+    recipe = recipe_of(
+        "attention_prefix", q, cache, cache, ((2, 1, 1, 1), INT64, (0, 0, 0, 0)), 1, ((4096,), torch.int32), 0.125
+    )
+    # 0: q, 1: keys, 2: values, 3: their number, 4: zeros, 5: out, 6: log-sum-exp, 7: scratch.
+    assert shapes(recipe) == [((2, 8, 1, 64), BF16)]
+    ((entry, grid, arguments),) = told(recipe)
+    assert entry == "decode" and grid[0] % 4 == 0 and grid[0] > 4
+    assert [a for a in arguments if isinstance(a, int)] == [0, 1, 2, 5, 6, 7, 4, 3]
+
+
+def test_a_token_into_its_cache_by_triton() -> None:
+    cache, k, q, angles = ((2, 2, 96, 64), BF16), ((2, 2, 1, 64), BF16), ((2, 8, 1, 64), BF16), ((2, 1, 1, 32), BF16)
+    recipe = recipe_of("write_cache_", cache, cache, k, k, ((1,), INT64), q, angles, angles)
+    # 0: keys, 1: values, 2: k, 3: v, 4: place, 5: q, 6: cos, 7: sin, 8: q turned.
+    assert shapes(recipe) == [((2, 8, 1, 64), BF16)]
+    ((entry, grid, arguments),) = told(recipe)
+    assert (entry, grid) == ("write_cache", (2, 12, 1))
+    assert [a for a in arguments if isinstance(a, int)] == [0, 1, 2, 3, 4, 5, 8, 6, 7]
+    recipe = recipe_of("write_cache_", cache, cache, k, k, ((1,), INT64), None, None, None)
+    assert shapes(recipe) == [((0,), BF16)] and told(recipe)[0][1] == (2, 4, 1)
+
+
 def test_the_weighted_sum_by_triton() -> None:
     x, w = ((100, 1000), BF16, (1008, 1)), ((1000,), BF16)
     recipe = recipe_of("weighted_sum", x, w)

@@ -141,6 +141,22 @@ def test_biases_and_an_activation(approximate: str) -> None:
         assert compare(found, eager, function(x.double())).ok
 
 
+def test_weights_that_autocast_casts_one_by_one() -> None:
+    layers = nn.ModuleList(nn.Linear(64, 16) for _ in range(2))
+
+    def function(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.stack([layer(x) for layer in layers])
+
+    x = torch.randn(2, 64)
+    found, record = ran(function, x)
+    assert len(calls(record)) == 2
+    with torch.no_grad():
+        eager = function(x)
+        true = torch.stack([F.linear(x.double(), layer.weight.double(), layer.bias.double()) for layer in layers])
+    assert compare(found, eager, true).ok
+
+
 @pytest.mark.parametrize(
     ("rows", "dtype", "trained"),
     [(65, torch.bfloat16, False), (1, torch.float32, False), (1, torch.bfloat16, True)],

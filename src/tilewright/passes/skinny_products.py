@@ -13,7 +13,7 @@ library's products.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,10 @@ class _Product:
     x: fx.Node
     weight: fx.Node
     bias: fx.Node | None
+
+    def is_ready(self, place: fx.Node, order: Mapping[fx.Node, int]) -> bool:
+        """Whether weight and bias are there before `place`: casts of autocast may come later."""
+        return all(node is None or order[node] < order[place] for node in (self.weight, self.bias))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +108,13 @@ def _matches(graph: fx.Graph) -> Iterator[_Match]:
         if match is not None and not taken & set(match.nodes):
             taken.update(match.nodes)
             yield match
+    order = {node: number for number, node in enumerate(graph.nodes)}
     for group in by_x.values():
         left = [product for product in group if product.node not in taken]
-        for first in range(0, len(left), MOST_WEIGHTS):
-            yield _Match(tuple(left[first : first + MOST_WEIGHTS]))
+        while left:
+            together = [product for product in left if product.is_ready(left[0].node, order)][:MOST_WEIGHTS]
+            left = [product for product in left if product not in together]
+            yield _Match(tuple(together))
 
 
 def _product(node: fx.Node) -> _Product | None:
