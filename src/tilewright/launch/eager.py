@@ -139,6 +139,13 @@ class EagerOperator:
         return RECORD if wanted and not below_autograd() else NO_RECIPE
 
 
+def known_of(call: Function) -> Function:
+    """`EagerOperator.known` of the operator whose `call` this is."""
+    owner = getattr(call, "__self__", None)
+    assert isinstance(owner, EagerOperator)
+    return owner.known
+
+
 def _recorded(operator: EagerOperator, backward: Function, save: Function | None) -> Function:
     """The operator in a node of autograd's graph."""
 

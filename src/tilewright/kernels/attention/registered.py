@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from tilewright.kernels.attention.request import Mask, Request, TensorLike, stri
 from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.registration import IMPLEMENTATIONS, define
 from tilewright.launch.builder import RecipeBuilder
+from tilewright.launch.eager import known_of
 from tilewright.launch.gradient import Given, Grad, Gradient, Kept
 from tilewright.records.recipe import Recipe
 
@@ -126,5 +126,4 @@ attend = define(
 )
 forward, backward = IMPLEMENTATIONS[FORWARD], IMPLEMENTATIONS[BACKWARD]
 """Both operators below autograd."""
-known: Callable[..., Results | None] = attend.__self__.known  # type: ignore[attr-defined]
-"""`attend` of a kind of call whose arguments were found right before; else None."""
+known = known_of(attend)

@@ -12,6 +12,7 @@ from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
 from tilewright.kernels.row_schedule import kernels_for
 from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.launch.eager import known_of
 from tilewright.launch.gradient import Given, Grad, Gradient, Kept
 from tilewright.records.recipe import Recipe
 
@@ -67,9 +68,12 @@ def by_impl(
     impl: str = "auto",
 ) -> torch.Tensor:
     """Cross entropy by one of `row_schedule.IMPLS`, forward and backward; one that cannot take them raises."""
-    _check(logits, target, label_smoothing, reduction)
-    options = (ignore_index, label_smoothing, z_loss, reduction, False)
-    loss: torch.Tensor = _forward(logits, target.long(), *options, impl)[0]
+    options = (ignore_index, label_smoothing, z_loss, reduction, False, impl)
+    results = _known(logits, target, *options) if target.dtype == torch.int64 else None
+    if results is None:
+        _check(logits, target, label_smoothing, reduction)
+        results = _forward(logits, target.long(), *options)
+    loss: torch.Tensor = results[0]
     return loss
 
 
@@ -203,4 +207,5 @@ _forward = define(
     ),
     recipe=_recipe,
 )
+_known = known_of(_forward)
 __all__ = ["cross_entropy"]

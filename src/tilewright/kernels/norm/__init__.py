@@ -24,6 +24,7 @@ from tilewright.kernels.norm.schedule import Direction
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import ELEMENTS, rows_of
 from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.launch.eager import known_of
 from tilewright.launch.gradient import Given, Grad, Gradient, IsGiven, Kept
 from tilewright.records.recipe import Recipe
 
@@ -44,9 +45,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     >>> layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), eps=0.0).round(decimals=4)
     tensor([[-1.2247,  0.0000,  1.2247]])
     """
-    _check("layer_norm", x, None, weight, bias)
-    y: Tensor = _norm(x, weight, bias, eps, True)[0]
-    return y
+    return _normalized("layer_norm", x, weight, bias, eps, True)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
@@ -55,9 +54,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
     >>> rms_norm(torch.tensor([[3.0, 4.0]]), eps=0.0).round(decimals=4)
     tensor([[0.8485, 1.1314]])
     """
-    _check("rms_norm", x, None, weight, None)
-    y: Tensor = _norm(x, weight, None, eps, False)[0]
-    return y
+    return _normalized("rms_norm", x, weight, None, eps, False)
 
 
 def add_layer_norm(
@@ -81,6 +78,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps:
     _check("add_rms_norm", x, residual, weight, None)
     y, total, _, _ = _add_norm(x, residual, weight, None, eps, False)
     return y, total
+
+
+def _normalized(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool) -> Tensor:
+    results = _known_norm(x, weight, bias, eps, centered)
+    if results is None:
+        _check(name, x, None, weight, bias)
+        results = _norm(x, weight, bias, eps, centered)
+    y: Tensor = results[0]
+    return y
 
 
 def _check(name: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> None:
@@ -244,6 +250,7 @@ _norm = define(
     ),
     recipe=_norm_recipe,
 )
+_known_norm = known_of(_norm)
 _add_norm = define(
     "add_norm",
     plain.forward,
