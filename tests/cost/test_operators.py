@@ -341,7 +341,12 @@ def test_pools_count_the_elements_of_their_windows() -> None:
         assert cost_of(function, "float32[N,C,H,W]", **sizes).flops == flops
 
 
-UNCOUNTED = {"sort", "topk", "multinomial", "native_batch_norm", "_native_batch_norm_legit"}
+COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+UNCOUNTED = {
+    *("sort", "topk", "multinomial", "native_batch_norm", "_native_batch_norm_legit"),
+    *(f"{name}{many}.default" for name in COLLECTIVES for many in ("", "_coalesced")),
+    *("all_to_all_single.default", "broadcast.default"),
+}
 
 
 def test_every_row_of_the_operator_table_has_its_arithmetic() -> None:

@@ -61,7 +61,7 @@ def results(function: Callable[[Tensor], Any], x: Tensor) -> list[Tensor]:
     x = x.detach().clone().requires_grad_()
     found = function(x)
     found = list(found) if isinstance(found, tuple) else [found]
-    weights = torch.arange(found[0].numel()).reshape(found[0].shape) / 7
+    weights = torch.arange(found[0].numel(), device=x.device).reshape(found[0].shape) / 7
     (gradient,) = torch.autograd.grad(found[0], x, weights)
     return [*(y.detach() for y in found), gradient]
 

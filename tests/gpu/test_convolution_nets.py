@@ -1,0 +1,74 @@
+"""Convolution nets in compiled graphs on a GPU: the numbers contract, and no pooling or norm of PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, differences, image
+from tests.passes.test_channels_last import Classifier
+from tests.passes.test_group_norm import Block, gradients
+from tilewright.backend import recording
+from tilewright.measure.truth.contract import compare
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
+GPU = torch.device("cuda:0")
+NETS = {
+    "batch norms": lambda: (Classifier(32), (8, 32, 14, 14)),
+    "one channel more": lambda: (Classifier(33), (5, 33, 15, 13)),
+    "group norms": lambda: (Block(32, 4, True), (2, 32, 14, 18)),
+    "each channel a group": lambda: (Block(40, 40, False), (3, 40, 30, 34)),
+}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("name", NETS)
+def test_training_keeps_the_contract(name: str, layout: torch.memory_format) -> None:
+    model, shape = NETS[name]()
+    model = model.to(GPU, torch.bfloat16).to(memory_format=layout)
+    mine, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    x = (torch.randn(shape, device=GPU) + 1).bfloat16().contiguous(memory_format=layout)
+    with recording() as record:
+        y, ours = gradients(torch.compile(mine, backend="tilewright", fullgraph=True), x)  # type: ignore[arg-type]
+    eager, theirs = gradients(model, x)
+    truth, true = gradients(exact, x.double())
+    assert record.fallbacks == []
+    assert compare(y, eager, truth, tensor="y").ok and y.stride() == eager.stride()
+    for (what, mine_), (_, other), (_, exact_) in zip(ours, theirs, true, strict=True):
+        assert mine_ is not None and other is not None and exact_ is not None
+        figures = compare(mine_, other, exact_, tensor=what)
+        assert figures.ok, figures
+    for (what, buffer), other, exact_ in zip(mine.named_buffers(), model.buffers(), exact.buffers(), strict=True):
+        figures = compare(buffer, other, exact_, tensor=what)
+        assert figures.ok, figures
+    launched = [call for graph in record.graphs for _, call in graph.plan.launches()]
+    assert not [call for call in launched if "pool" in call or "norm" in call or "index_put" in call]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [*APART, *OVERLAPPING])
+def test_pools_give_eagers_values_positions_and_gradients(name: str, layout: str) -> None:
+    function = {**APART, **OVERLAPPING}[name]
+    x = image(layout).to(GPU, memory_format=LAYOUTS[layout])
+    with recording() as record:
+        assert differences(function, torch.compile(function, backend="tilewright", fullgraph=True), x) == []
+    launched = [call for graph in record.graphs for _, call in graph.plan.launches()]
+    assert not [call for call in launched if "pool" in call]
+
+
+def test_biases_are_no_part_of_convolutions() -> None:
+    layer = nn.Conv2d(32, 48, 3, padding=1).to(GPU, torch.bfloat16)
+
+    def program(x: Tensor) -> Tensor:
+        return torch.relu(layer(x))
+
+    x = torch.randn(4, 32, 20, 20, device=GPU, dtype=torch.bfloat16, requires_grad=True)
+    with recording() as record:
+        torch.compile(program, backend="tilewright")(x).sum().backward()
+    forward, backward = (graph.plan.graph for graph in record.graphs)
+    (called,) = [node for node in forward.nodes if node.target is torch.ops.aten.convolution.default]
+    (gradient,) = [node for node in backward.nodes if node.target is torch.ops.aten.convolution_backward.default]
+    assert called.args[2] is None and gradient.args[10][2] is False
