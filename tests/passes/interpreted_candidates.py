@@ -93,6 +93,33 @@ def test_softmax(dtype: torch.dtype, training: bool) -> None:
     check(Normalised(dtype), norms.inputs(dtype), expected, training=training)
 
 
+class Gelu(nn.Module):
+    """A layer with GELU and the layer behind it, whose gradient reads the GELU's result."""
+
+    def __init__(self, dtype: torch.dtype, approximate: str) -> None:
+        super().__init__()
+        self.up = nn.Linear(norms.WIDTH, 64, dtype=dtype)
+        self.down = nn.Linear(64, norms.WIDTH, bias=False, dtype=dtype)
+        self.approximate = approximate
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        result: Tensor = self.down(nn.functional.gelu(self.up(x), approximate=self.approximate)) + r
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_linear_gelu(approximate: str, training: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.kernels.linear.candidate._refusal", lambda *_: None)
+    torch.manual_seed(0)
+    record = check(Gelu(dtype, approximate), norms.inputs(dtype), {"linear_gelu"}, training=training)
+    forward = record.graphs[0].plan.graph
+    # The result of the GELU is not kept: backward computes it again.
+    kept = [node.meta["val"] for node in forward.output_node().all_input_nodes if node.op != "placeholder"]
+    assert sum(value.shape == (10, 64) or value.shape == (2, 5, 64) for value in kept) == int(training)
+
+
 def test_a_norm_without_a_weight() -> None:
     check(norms.Alone(), norms.inputs(torch.float32), {"norm", "norm_backward"})
 

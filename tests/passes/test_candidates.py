@@ -232,3 +232,40 @@ def test_softmaxes_that_the_kernels_do_not_take(
     found = priced(model, shapes, device, training=False)
     (decision,) = chosen(found)
     assert decision.verdict == "refused" and why in decision.reason and ours(found) == []
+
+
+# Linear layers with GELU.
+
+
+class Activated(torch.nn.Module):
+    def __init__(self, dtype: torch.dtype, width: int = 768) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(width, 4 * width, dtype=dtype)
+        self.down = torch.nn.Linear(4 * width, width, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.down(F.gelu(self.up(x)))
+        return result
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_linear_layer_and_its_gelu_are_one_kernel(training: bool) -> None:
+    found = priced(Activated(torch.bfloat16), "bf16[8,1024,768]", training=training)
+    assert ours(found) == ["linear_gelu"]
+    forward = [region.name for region in found.program.regions if region.graph == "forward"]
+    assert not any("gelu" in name for name in forward)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "device", "why"),
+    [
+        (torch.float32, "fp32[8,1024,768]", "h200", "16-bit floats"),
+        (torch.bfloat16, "bf16[8,1024,768]", "a100", "for Hopper"),
+        (torch.bfloat16, "bf16[4,8,768]", "h200", "fewer tiles"),
+        (torch.bfloat16, "bf16[8,1024,768]", "cpu", "for GPUs"),
+    ],
+)
+def test_linear_layers_that_stay_apart_from_their_gelu(dtype: torch.dtype, shape: str, device: str, why: str) -> None:
+    found = priced(Activated(dtype), shape, device, training=False)
+    rows = chosen(found, "tilewright.linear_gelu")
+    assert "linear_gelu" not in ours(found) and all(why in row.reason for row in rows)

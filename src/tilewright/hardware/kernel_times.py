@@ -40,6 +40,7 @@ H200: KernelTimes = {
     "tilewright.add_norm": (3.05, 1.85, 1.11, 0.0, 1.0),
     "tilewright.cross_entropy": (3.67, 2.83, 1.09, 0.0, 1.0),
     "tilewright.cross_entropy_backward": (2.08, 1.97, 1.01, 0.0, 1.0),
+    "tilewright.linear_gelu": (3.5, 1.67, 0.75, 0.86, 1.0),
     "tilewright.norm": (2.87, 2.05, 1.14, 0.0, 1.0),
     "tilewright.norm_backward": (6.33, 5.64, 1.22, 0.0, 1.0),
     "tilewright.softmax": (1.95, 2.17, 0.995, 0.0, 1.0),

@@ -19,6 +19,7 @@ from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
 from tilewright.kernels.cross_entropy.candidate import CANDIDATE as CROSS_ENTROPY
+from tilewright.kernels.linear.candidate import CANDIDATE as LINEAR_GELU
 from tilewright.kernels.norm.candidate import CANDIDATE as NORM
 from tilewright.kernels.softmax.candidate import CANDIDATE as SOFTMAX
 from tilewright.passes.generated import Groups
@@ -26,7 +27,7 @@ from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision, Verdict
 
-CANDIDATES = (CROSS_ENTROPY, NORM, SOFTMAX)
+CANDIDATES = (CROSS_ENTROPY, NORM, SOFTMAX, LINEAR_GELU)
 CLEAR = 0.98
 """A hand-written kernel is taken if the time predicted with it is below this share of that without it."""
 

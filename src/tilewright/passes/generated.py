@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import fx
 
-from tilewright.cost.kinds import call_kind, kind_name
+from tilewright.cost.kinds import call_work, kind_name
 from tilewright.cost.operators import counted
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph.calls import arguments, shape_of, strides_of
@@ -28,6 +28,7 @@ from tilewright.passes.units import (
     readers,
     sources,
 )
+from tilewright.records.program import Cost
 
 NEIGHBOURS = 3
 """How many operators away a kernel's neighbours reach."""
@@ -108,9 +109,11 @@ def _predicted_us(group: list[fx.Node], profile: DeviceProfile) -> float:
     written = escaping(group)
     counts = [counted(node) for node in group]
     flops, transcendentals = (sum(count[place] for count in counts) for place in (0, 1))
-    bytes_read, bytes_written = sum(map(nbytes, read)), sum(map(nbytes, written))
-    kind = call_kind(group[0]) if is_fusible(group[0]) is not None else _kind(group)
-    return predicted_us(Work(kind, bytes_read, bytes_written, flops, transcendentals), profile)
+    moved = sum(map(nbytes, read)), sum(map(nbytes, written))
+    if is_fusible(group[0]) is not None:
+        cost = Cost(bytes_read=moved[0], bytes_written=moved[1], flops=flops, transcendentals=transcendentals)
+        return predicted_us(call_work(group[0], cost), profile)
+    return predicted_us(Work(_kind(group), *moved, flops, transcendentals), profile)
 
 
 def _read(node: fx.Node) -> Iterator[fx.Node]:

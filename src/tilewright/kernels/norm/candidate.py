@@ -26,6 +26,7 @@ from tilewright.graph.insert import insert_call
 from tilewright.hardware.architectures import known
 from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
+from tilewright.kernels.late import hand_late, is_late, readers
 from tilewright.kernels.row import ELEMENTS
 
 LONGEST_ROW = 64 * 1024
@@ -218,7 +219,7 @@ def _spared(match: _Match, waiting: Container[Node]) -> tuple[Work, ...]:
 def _is_needed_late(match: _Match, waiting: Container[Node]) -> bool:
     """Whether what waits for gradients reads y."""
     results = [result for index, result in _results(match.node) if not index]
-    return any(_is_late(reader, waiting) for result in results for reader in _readers(result))
+    return any(is_late(reader, waiting) for result in results for reader in readers(result))
 
 
 def _apply(match: _Match, with_sum: bool, waiting: Container[Node]) -> Node:
@@ -249,34 +250,11 @@ def _replace_result(match: _Match, y: Node, x: Node, waiting: Container[Node]) -
     for index, result in list(_results(match.node)):
         if index:
             continue
-        if any(_is_late(reader, waiting) for reader in _readers(result)):
+        if any(is_late(reader, waiting) for reader in readers(result)):
             options = (match.weight, match.bias, match.eps, match.centered)
             new = insert_call(match.node, torch.ops.tilewright.norm.default, x, *options)
-            _hand_late(result, insert_call(match.node, operator.getitem, new, 0), waiting)
+            hand_late(result, insert_call(match.node, operator.getitem, new, 0), waiting)
         result.replace_all_uses_with(y)
-
-
-def _readers(node: Node) -> Iterator[Node]:
-    """What reads `node`, through views."""
-    for user in node.users:
-        if calls.is_view(user):
-            yield from _readers(user)
-        else:
-            yield user
-
-
-def _is_late(reader: Node, waiting: Container[Node]) -> bool:
-    return reader.op != "output" and reader in waiting
-
-
-def _hand_late(old: Node, new: Node, waiting: Container[Node]) -> None:
-    """Let what waits for gradients read `new` instead of `old`, through views of its own."""
-    for user in list(old.users):
-        if _is_late(user, waiting):
-            user.replace_input_with(old, new)
-        elif calls.is_view(user) and any(_is_late(reader, waiting) for reader in _readers(user)):
-            target: Any = user.target
-            _hand_late(user, insert_call(user, target, new, *user.args[1:], **user.kwargs), waiting)
 
 
 def _replace_backward(match: _Match, x: Node, mean: Node, rstd: Node) -> None:

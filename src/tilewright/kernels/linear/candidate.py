@@ -1,0 +1,128 @@
+"""A linear layer and the GELU behind it in one kernel, in a compiled program.
+
+    y = gelu(addmm(b, x, t(w)))                                  →   y, _ = linear_gelu(x, w, b, …, False)
+
+    pre = addmm(b, x, t(w)); y = gelu(pre)                       →   y, pre = linear_gelu(x, w, b, …, True)
+    dpre = gelu_backward(dy, pre); dw = mm(t(…), y)                  dw = mm(t(…), gelu(pre))
+
+What backward reads of y it computes again from `pre`, which it needs anyway.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from tilewright.cost.work import Work
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_call
+from tilewright.hardware.architectures import known
+from tilewright.hardware.target import Target
+from tilewright.kernels.candidate import Candidate, Offer
+from tilewright.kernels.late import hand_late, is_late, readers
+from tilewright.kernels.linear.cuda import COLUMNS, ROWS, VECTOR
+
+aten = torch.ops.aten
+PRODUCTS = {"aten.addmm.default": 1, "aten.mm.default": 0}
+"""By operator, the place of the left operand."""
+TRANSPOSING = ("t", "permute", "transpose")
+
+
+def offers(node: Node, target: Target, waiting: Container[Node]) -> list[Offer]:
+    """The GELU that `node` is with the product before it, and views between them; empty where there is none."""
+    product = _behind_views(node.all_input_nodes[0])
+    if str(product.target) not in PRODUCTS or product.kwargs:
+        return []
+    x, weight, bias = _operands(product)
+    values = [calls.output(one) for one in (x, weight, product, node)]
+    if any(value is None for value in values) or node in waiting:
+        return []
+    refusal = _refusal(node, product, [value for value in values if value is not None], bias, target)
+    keep = _is_kept(node, product)
+    work = _work(product, x, weight, keep)
+    return [Offer((product, node), (work,), lambda: _apply(node, product, keep, waiting), refusal)]
+
+
+def _behind_views(node: Node) -> Node:
+    while calls.is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _operands(product: Node) -> tuple[Node, Node, Node | None]:
+    """x [M, K]; weight [N, K], or where nothing transposes one the right operand itself; bias."""
+    first = PRODUCTS[str(product.target)]
+    x, right = product.args[first : first + 2]
+    assert isinstance(x, Node) and isinstance(right, Node)
+    bias = product.args[0] if first else None
+    assert bias is None or isinstance(bias, Node)
+    transposed = calls.operator_name(right.target) in TRANSPOSING
+    return x, right.all_input_nodes[0] if transposed else right, bias
+
+
+def _is_kept(node: Node, product: Node) -> bool:
+    """Whether something beside the GELU reads the product."""
+    return any(reader is not node for reader in readers(product))
+
+
+def _refusal(node: Node, product: Node, values: list[torch.Tensor], bias: Node | None, target: Target) -> str | None:
+    """Why the kernel does not take these operands here; None where it does. `values`: x, weight, product, GELU."""
+    x, weight, result, gelu = values
+    if target.language != "triton" or not target.is_gpu:
+        return "its kernel is for GPUs"
+    if not ((found := known(target.profile.capability or "")) and found.wgmma):
+        return "its kernel is for Hopper"
+    if x.dtype not in (torch.bfloat16, torch.float16) or {weight.dtype, result.dtype, gelu.dtype} != {x.dtype}:
+        return "its kernel takes 16-bit floats"
+    (m, k), (n, inner) = calls.shape_of(x), calls.shape_of(weight)
+    fits = inner == k and calls.shape_of(result) == (m, n) and k % VECTOR == n % VECTOR == 0
+    if not fits or not all(value.is_contiguous() for value in (x, weight, gelu)):
+        return "its operands do not lie in rows of whole vectors"
+    vector = None if bias is None else calls.output(bias)
+    if bias is not None and (vector is None or calls.shape_of(vector) != (n,) or vector.dtype != x.dtype):
+        return "what is added is no bias of its columns"
+    if -(-m // ROWS) * -(-n // COLUMNS) < target.profile.sms:
+        return "it has fewer tiles than there are multiprocessors"
+    if any(calls.operator_name(reader.target) not in ("gelu", "gelu_backward") for reader in readers(product)):
+        return "something else reads the product"
+    return None
+
+
+def _work(product: Node, x: Node, weight: Node, keep: bool) -> Work:
+    values = [calls.output(one) for one in (x, weight, product)]
+    sizes = [0 if value is None else value.numel() * value.element_size() for value in values]
+    shape, dtype = calls.shape_of(values[0]), str(values[0].dtype).removeprefix("torch.")  # type: ignore[arg-type,union-attr]
+    m, k = shape[0], shape[-1]
+    n = calls.shape_of(values[2])[-1]  # type: ignore[arg-type]
+    written = sizes[2] * (1 + keep)
+    return Work(
+        "tilewright.linear_gelu", sizes[0] + sizes[1], written, 2 * m * n * k, dtype=dtype, product=(1, m, n, k)
+    )
+
+
+def _apply(node: Node, product: Node, keep: bool, waiting: Container[Node]) -> Node:
+    from tilewright.kernels import linear as _defines_the_operators  # noqa: F401
+
+    ours: Any = torch.ops.tilewright
+    approximate = calls.arguments(node).get("approximate") or "none"
+    x, weight, bias = _operands(product)
+    new = insert_call(product, ours.linear_gelu.default, x, weight, bias, approximate, keep)
+    y, pre = (insert_call(product, operator.getitem, new, number) for number in range(2))
+    shape = calls.shape_of(calls.output(node))  # type: ignore[arg-type]
+    result = insert_call(node, aten.view.default, y, list(shape))
+    if keep:
+        if any(is_late(reader, waiting) for reader in readers(node)):
+            again = insert_call(node, aten.gelu.default, node.args[0], approximate=approximate)
+            hand_late(node, again, waiting)
+        product.replace_all_uses_with(pre)
+    node.replace_all_uses_with(result)
+    return new
+
+
+CANDIDATE = Candidate(
+    "tilewright.linear_gelu", "a product and the GELU behind it", frozenset({"aten.gelu.default"}), offers
+)
