@@ -31,9 +31,9 @@ from tilewright.graph.capture import (
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import is_symbolic, specialise
+from tilewright.graph.writes import written
 from tilewright.hardware.target import target_of
 from tilewright.operators.table import row_of
-from tilewright.passes.simplify import written
 from tilewright.records.errors import CaptureError, KernelError, TilewrightError, UsageError, warn_once
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.runtime.assemble import Scheduled, assemble

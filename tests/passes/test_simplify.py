@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
-from tilewright.passes.simplify import is_pure, simplify, written
+from tilewright.graph.writes import written
+from tilewright.passes.simplify import is_pure, simplify
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 

@@ -72,6 +72,14 @@ def test_a_recording_is_told_everything(monkeypatch: pytest.MonkeyPatch) -> None
     assert about["mutated_input_idxs"] == (0,)
 
 
+def test_written_inputs_are_found_in_lists() -> None:
+    graph = fx.Graph()
+    x, y, z = (graph.placeholder(name) for name in "xyz")
+    graph.call_function(torch.ops.aten._foreach_copy_.default, ([z, x], [y, y]))
+    graph.output((y,))
+    assert written_inputs(fx.GraphModule({}, graph)) == {0, 2}
+
+
 def test_written_inputs_are_found_through_views() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")

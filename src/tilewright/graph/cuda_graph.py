@@ -14,13 +14,14 @@ import torch
 from torch import fx
 
 from tilewright.graph.capture import Boxed, CallableGraph
+from tilewright.graph.writes import maker, written
 
 
 def written_inputs(module: fx.GraphModule) -> set[int]:
     """Indices of the inputs that a graph writes to."""
-    from torch._dynamo.backends.cudagraphs import find_input_mutations
-
-    return find_input_mutations(module.graph)
+    inputs = {node: place for place, node in enumerate(module.graph.find_nodes(op="placeholder"))}
+    makers = (maker(operand) for node in module.graph.nodes if node.op == "call_function" for operand in written(node))
+    return {inputs[node] for node in makers if node in inputs}
 
 
 def unrecordable(module: fx.GraphModule) -> fx.Node | None:

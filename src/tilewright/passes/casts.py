@@ -9,7 +9,7 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.layouts import before_widening, widening_below
-from tilewright.passes.simplify import maker
+from tilewright.graph.writes import maker
 from tilewright.passes.units import gradients
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
+from tilewright.graph.writes import shows_operand, written
 from tilewright.passes.dropout import layout
-from tilewright.passes.simplify import shows_operand, written
 
 
 def drop_copies(graph: fx.Graph) -> None:

@@ -46,7 +46,9 @@ def keep_mask(like: torch.Tensor, p: float) -> torch.Tensor:
     """The boolean mask that eager dropout with probability `p` would draw now for a tensor like `like`."""
     if like.device.type == "cpu":
         return torch.empty_like(like, dtype=torch.bool).bernoulli_(1 - p)
-    mask: torch.Tensor = torch.ops.aten.native_dropout(torch.empty_like(like), p, True)[1]
+    # PyTorch numbers the elements of a tensor with gaps otherwise.
+    alike = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    mask: torch.Tensor = torch.ops.aten.native_dropout(alike, p, True)[1]
     return mask
 
 

@@ -15,8 +15,9 @@ import torch
 from torch import fx
 
 from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.writes import written
 from tilewright.operators.table import row_of
-from tilewright.passes.simplify import is_pure, written
+from tilewright.passes.simplify import is_pure
 
 
 def fold_constants(graph: fx.Graph) -> None:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.passes.simplify import maker, written
+from tilewright.graph.writes import maker, written
 
 
 def hazards(graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:

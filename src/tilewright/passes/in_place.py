@@ -23,7 +23,8 @@ from torch import fx
 from tilewright.graph.calls import arguments, strides_of
 from tilewright.graph.insert import insert_call
 from tilewright.graph.source import source_line
-from tilewright.passes.simplify import drop_unread, maker
+from tilewright.graph.writes import maker
+from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import readers
 from tilewright.records.program import Decision, GraphName, Verdict
 

@@ -24,11 +24,12 @@ from torch.utils._pytree import tree_leaves
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, retrace_views
 from tilewright.graph.source import source_line
+from tilewright.graph.writes import written
 from tilewright.hardware.architectures import known
 from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
-from tilewright.passes.simplify import drop_unread, written
+from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views, gradients, readers
 from tilewright.records.program import Decision, Verdict
 

@@ -15,8 +15,9 @@ import torch
 from torch import fx
 
 from tilewright.graph.insert import insert_known
+from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
-from tilewright.passes.simplify import drop_unread, maker
+from tilewright.passes.simplify import drop_unread
 
 aten = torch.ops.aten
 MOST_BYTES = 64 * 1024

@@ -18,6 +18,7 @@ from tilewright.emit.source import language_of
 from tilewright.graph.capture import Boxed, carries_tangents
 from tilewright.graph.source import source_line
 from tilewright.graph.views import PIECES, base_of, lies_as_told, part_of
+from tilewright.graph.writes import written
 from tilewright.kernels.by_recipe import RECIPES, compiled_recipe
 from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.launch.builder import Operand
@@ -27,7 +28,6 @@ from tilewright.operators.table import row_of
 from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
-from tilewright.passes.simplify import written
 from tilewright.passes.units import is_view
 from tilewright.records.recipe import LINE, Recipe
 from tilewright.runtime import attention_backward
