@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,21 @@ def test_without_memory_to_measure_the_first_runs(
     assert choice.fastest("memory", (x, weight), IMPLS) == "other"
     monkeypatch.setattr(choice, "_race", race)
     assert choice.fastest("memory", (x[:3], weight), IMPLS) == "other"
+
+
+def test_the_operands_of_a_race_leave_the_generator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+
+    def look(impls: Mapping[str, Callable[[], object]], device: torch.device) -> Outcome:
+        for impl in impls.values():
+            impl()
+        return Outcome({"one": 1.0})
+
+    monkeypatch.setattr(choice, "contest", look)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
+    before = torch.get_rng_state()
+    choice._race((torch.empty(4, 16), torch.empty(8, 16), None), {"one": lambda x, w, b: seen.append(x)})
+    assert torch.equal(torch.get_rng_state(), before) and seen[0].std() > 0
 
 
 def test_nothing_is_raced_while_a_graph_is_captured(on_a_device: None, monkeypatch: pytest.MonkeyPatch) -> None:

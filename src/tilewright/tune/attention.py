@@ -63,7 +63,9 @@ def _race(request: Request, training: bool) -> Outcome:
     causal = request.right is not None
     options = (None, None, None, request.scale, None, request.right, 0.0, 0.0, 0, 0, request.deterministic, "auto")
     expanded = None if mask is None else mask.expand(*q.shape[:3], k.shape[2])
-    grad = torch.empty_strided(*strides_like(q, request.value_size), dtype=q.dtype, device=q.device).normal_()
+    own = torch.Generator(q.device).manual_seed(1)
+    grad = torch.empty_strided(*strides_like(q, request.value_size), dtype=q.dtype, device=q.device)
+    grad.normal_(generator=own)
 
     def ours() -> object:
         with torch.no_grad():
@@ -90,7 +92,8 @@ def _operands(request: Request, training: bool) -> list[torch.Tensor]:
         ((r.batch, r.kv_heads, r.keys, r.head_size), r.k_strides),
         ((r.batch, r.kv_heads, r.keys, r.value_size), r.v_strides),
     )
-    drawn = (torch.empty_strided(*lies, dtype=r.dtype, device=r.device).normal_() for lies in shapes)
+    own = torch.Generator(r.device).manual_seed(0)
+    drawn = (torch.empty_strided(*lies, dtype=r.dtype, device=r.device).normal_(generator=own) for lies in shapes)
     return [x.requires_grad_(training) for x in drawn]
 
 

@@ -55,7 +55,10 @@ def _source() -> str:
 def _race(operands: Operands, impls: Impls) -> Outcome:
     device = next(x.device for x in operands if x is not None)
     with in_real_tensors(), torch.cuda.device(device), torch.no_grad():
+        # The call that is waiting draws from the default generator.
+        own = torch.Generator(device).manual_seed(0)
         tensors = [
-            None if x is None else torch.empty(x.shape, dtype=x.dtype, device=device).normal_() for x in operands
+            None if x is None else torch.empty(x.shape, dtype=x.dtype, device=device).normal_(generator=own)
+            for x in operands
         ]
         return contest({name: functools.partial(impl, *tensors) for name, impl in impls.items()}, device)
