@@ -21,7 +21,7 @@ from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
 from tilewright.kernels.attention.registered import attend
 from tilewright.operators import table
 from tilewright.operators.counting import arithmetic_of
-from tilewright.passes import draws, group_norm
+from tilewright.passes import draws, group_norm, philox
 from tilewright.records.program import Cost
 
 
@@ -351,7 +351,7 @@ UNCOUNTED = {
 
 def test_every_row_of_the_operator_table_has_its_arithmetic() -> None:
     # Who defines tilewright's own operators.
-    assert draws.draw_stream and group_norm.group_norm and all_operators()
+    assert draws.draw_stream and philox.draw_philox and group_norm.group_norm and all_operators()
     for row in table.rows().values():
         if row.name == "keep_mask":
             continue

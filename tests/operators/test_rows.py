@@ -9,12 +9,12 @@ import torch
 from tests.kernels.registered import all_operators
 from tilewright.operators.counting import arithmetic_of, count_element
 from tilewright.operators.table import row_of, rows
-from tilewright.passes import draws
+from tilewright.passes import draws, group_norm, philox
 
 
 def test_names_of_arguments_are_those_of_the_schemas() -> None:
     # Who defines tilewright's own operators.
-    assert draws.draw_stream and all_operators()
+    assert draws.draw_stream and philox.draw_philox and group_norm.group_norm and all_operators()
     for row in rows().values():
         if row.name == "keep_mask":
             continue
