@@ -22,9 +22,12 @@ from tilewright.backend import backend, recording
 from tilewright.emit.cpp import emit_cpp, translation_unit
 from tilewright.emit.source import language_of
 from tilewright.emit.triton import emit_triton
+from tilewright.hardware.target import target_named
 from tilewright.loops.lower import Lowered
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
+from tilewright.passes import pipeline
+from tilewright.passes.pool_positions import keep_positions_in_windows
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError, KernelError
 from tilewright.records.measurement import Verified
@@ -169,6 +172,26 @@ def test_pools_give_eagers_values_and_gradients(name: str, layout: str, monkeypa
         assert differences(function, torch.compile(function, backend=backend, fullgraph=True), image(layout)) == []
     launched = [what for graph in record.graphs for _, what in graph.plan.launches()]
     assert not [what for what in launched if "pool" in what]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [name for name in [*APART, *OVERLAPPING] if name.startswith("max")])
+def test_positions_of_maxima_are_kept_in_16_bits(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    h200 = target_named("h200")
+    monkeypatch.setattr(pipeline, "keep_positions_in_windows", lambda graph, _: keep_positions_in_windows(graph, h200))
+    torch._dynamo.reset()
+    pool = {**APART, **OVERLAPPING}[name]
+
+    def values(x: torch.Tensor) -> torch.Tensor:
+        found = pool(x)
+        return found[0] if isinstance(found, tuple) else found
+
+    with recording() as record:
+        assert differences(values, torch.compile(values, backend=backend, fullgraph=True), image(layout)) == []
+    backward = record.graphs[1].plan.graph
+    given = [node.meta["val"].dtype for node in backward.find_nodes(op="placeholder")]
+    assert torch.int16 in given and torch.int64 not in given
 
 
 def test_a_compiled_module_trains_through_triton(monkeypatch: pytest.MonkeyPatch) -> None:

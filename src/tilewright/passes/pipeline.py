@@ -18,6 +18,7 @@ from tilewright.passes.dropout import split_dropout
 from tilewright.passes.embeddings import sum_sorted
 from tilewright.passes.fold_constants import fold_constants
 from tilewright.passes.pad_products import pad_products
+from tilewright.passes.pool_positions import keep_positions_in_windows
 from tilewright.passes.rms_norm import as_aten, norm_as_one
 from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.passes.skinny_products import skinny_products
@@ -60,5 +61,6 @@ def optimise_joint(
     padded = pad_products(graph, target)
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)
+    keep_positions_in_windows(graph, target)
     split_dropout(graph, target)
     return [*decisions, *skinny, *summed, *chosen, *padded]
