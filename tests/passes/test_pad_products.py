@@ -67,7 +67,7 @@ def test_a_caller_gets_logits_as_they_were_computed() -> None:
     # The weight and its bias are padded; nothing of the logits' extent is copied.
     assert sum(kernel == "kernel" for _, _, kernel in found.plan.launches()) == 2
     logits, weight = 4096 * 30528 * 2, 30528 * 769 * 2
-    assert max(point.live_bytes for point in found.program.memory if point.stage == "after") == logits + weight
+    assert found.plan.peak_bytes == found.program.peak_bytes("forward", "after") == logits + weight
 
 
 def twice(x: Tensor, w: Tensor, b: Tensor, target: Tensor) -> tuple[Tensor, ...]:

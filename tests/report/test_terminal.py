@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 
 from tests.report.sample import CEILINGS, DIMS, measurements, program, verified
 from tilewright.records.measurement import Measurement
-from tilewright.records.program import Cost, Decision, Fallback, Operator, OperatorClass, Program, Region
+from tilewright.records.program import Cost, Decision, Fallback, MemoryPoint, Operator, OperatorClass, Program, Region
 from tilewright.report.optimised import show_optimize
 from tilewright.report.terminal import as_json, show_explain
 
@@ -101,6 +101,16 @@ def test_what_fusion_saves_is_the_difference_of_the_totals() -> None:
     # 8·N·M + 4·N values of 4 bytes and N indices of 8, less 2·N·M.
     assert "vanished: 480 MB\n  reads 4·N·M + 2·N  writes 2·N·M + 2·N" in text.replace(" \n", "\n")
     assert "vanished" not in printed(show_explain(naive_softmax(planned=False), [], {}))
+
+
+def test_the_peak_of_memory_stands_with_the_totals() -> None:
+    program = naive_softmax()
+    program.memory = [
+        MemoryPoint("forward", stage, 0, "exp", live) for stage, live in (("before", 8_000_000), ("after", 2_000_000))
+    ]
+    text = printed(show_explain(program, [], {}))
+    assert "peak of live memory: 8.00 MB before fusion, 2.00 MB after" in text
+    assert "peak of live memory" not in printed(show_explain(naive_softmax(planned=False), [], {}))
 
 
 def test_matrix_products_are_summed_on_their_own() -> None:

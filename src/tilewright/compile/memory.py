@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
-from tilewright.compile.capture import Captured
 from tilewright.cost.memory import MemoryStep, live_bytes, storage
 from tilewright.cost.operators import scratch_bytes
 from tilewright.passes.fusion import Region
@@ -46,11 +45,11 @@ def planned_steps(graph: fx.Graph, units: Sequence[Unit]) -> list[MemoryStep]:
 
 
 def memory(
-    name: GraphName, stage: records.Stage, captured: Captured, steps: Sequence[MemoryStep]
+    name: GraphName, stage: records.Stage, graphs: Mapping[GraphName, fx.Graph], steps: Sequence[MemoryStep]
 ) -> list[records.MemoryPoint]:
     """Live bytes beyond what the caller holds anyway: saved tensors count, parameters and inputs do not."""
-    graph = captured.graphs[name]
-    forward = {n.name: n for n in captured.graphs["forward"].nodes}
+    graph = graphs[name]
+    forward = {n.name: n for n in graphs["forward"].nodes}
     saved = [n for n in graph.nodes if n.op == "placeholder" and not HELD_NAME.match(n.name)]
     # Backward is handed views, too; they share what forward made, or what the caller holds.
     made = {node: storage(forward.get(node.name, node)) for node in saved}

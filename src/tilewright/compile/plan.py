@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
+from tilewright.compile.memory import memory, planned_steps
 from tilewright.hardware.target import Target
 from tilewright.passes.fusion import Fusion, Region
 from tilewright.passes.schedule import Unit, schedule
 from tilewright.passes.units import is_view
-from tilewright.records.program import Decision, GraphName
+from tilewright.records.program import Decision, GraphName, MemoryPoint
 
 
 @dataclass
@@ -62,3 +63,17 @@ class Plan:
     def launches(self) -> list[tuple[GraphName, str, str]]:
         """What runs: graph, unit and kernel or operator, in order."""
         return [(graph.name, *launch) for graph in self.graphs for launch in graph.launches()]
+
+    def memory(self) -> list[MemoryPoint]:
+        """Live bytes at each launch, beyond what the caller holds anyway."""
+        graphs = {graph.name: graph.graph for graph in self.graphs}
+        return [
+            point
+            for graph in self.graphs
+            for point in memory(graph.name, "after", graphs, planned_steps(graph.graph, graph.units))
+        ]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that lives at once, in any of the graphs."""
+        return max((point.live_bytes for point in self.memory()), default=0)

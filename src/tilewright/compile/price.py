@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.compile.capture import Captured, capture
 from tilewright.compile.launches import operators_after, operators_before, with_predictions
-from tilewright.compile.memory import eager_steps, memory, planned_steps
+from tilewright.compile.memory import eager_steps, memory
 from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
@@ -42,17 +42,18 @@ def price_case(case: Case, target: Target, *, measure: bool = False) -> PricedCa
         shapes = _shapes(case, eager)
         for name, graph in eager.graphs.items():
             program.operators += operators_before(name, graph, shapes[name], profile)
-            program.memory += memory(name, "before", eager, eager_steps(graph))
+            program.memory += memory(name, "before", eager.graphs, eager_steps(graph))
         planned = capture(case, Planner(target, measure=measure), device=device)
         assert planned.plan is not None
-        _add_plan(program, planned.plan, planned, _shapes(case, planned))
+        _add_plan(program, planned.plan, _shapes(case, planned))
     return PricedCase(program, eager, planned.plan)
 
 
-def _add_plan(program: Program, plan: Plan, captured: Captured, shapes: dict[GraphName, SymbolicShapes]) -> None:
+def _add_plan(program: Program, plan: Plan, shapes: dict[GraphName, SymbolicShapes]) -> None:
     """What `plan` launches, decides and holds, priced for its target."""
     profile = plan.target.profile
     program.decisions += plan.decisions
+    program.memory += plan.memory()
     for graph in plan.graphs:
         named = shapes[graph.name]
         fusion = graph.fusion
@@ -61,7 +62,6 @@ def _add_plan(program: Program, plan: Plan, captured: Captured, shapes: dict[Gra
         program.operators += launches
         program.regions += regions
         program.decisions = list(_with_chosen(program.decisions, launches))
-        program.memory += memory(graph.name, "after", captured, planned_steps(graph.graph, graph.units))
 
 
 def _shapes(case: Case, captured: Captured) -> dict[GraphName, SymbolicShapes]:

@@ -141,3 +141,8 @@ class Program:
     decisions: list[Decision] = field(default_factory=list)
     memory: list[MemoryPoint] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
+
+    def peak_bytes(self, graph: GraphName, stage: Stage) -> int | None:
+        """The peak of live memory of a graph; None where it is not known."""
+        points = [p.live_bytes for p in self.memory if (p.graph, p.stage) == (graph, stage)]
+        return max(points, default=None)

@@ -93,14 +93,7 @@ def _times(rows: Sequence[Measurement], peer: str, row: Measurement) -> str:
 def _peaks(program: Program) -> Table:
     table = open_table("graph", "before>", "after>", "saved>")
     for graph in dict.fromkeys(point.graph for point in program.memory):
-        peak = {
-            stage: max(
-                (point.live_bytes for point in program.memory if (point.graph, point.stage) == (graph, stage)),
-                default=None,
-            )
-            for stage in ("before", "after")
-        }
-        before, after = peak["before"], peak["after"]
+        before, after = (program.peak_bytes(graph, stage) for stage in ("before", "after"))
         table.add_row(
             graph,
             nbytes(before) if before is not None else "-",

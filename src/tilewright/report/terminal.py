@@ -67,6 +67,7 @@ def show_explain(
             _totals("before fusion", before, names),
             _totals("after fusion", after, names),
             _vanished(before, after, names),
+            _peak(program, graph),
         ]
         regions = [region for region in program.regions if region.graph == graph]
         if regions:
@@ -291,6 +292,14 @@ def _vanished(before: Sequence[Operator], after: Sequence[Operator | Region], na
         return Text()
     reads, writes = (_sum(old, what, names, without=new) for what in ("reads", "writes"))
     return Text.assemble(("\nvanished: ", "bold"), f"{nbytes(saved)}", f"\n  reads {reads}  writes {writes}")
+
+
+def _peak(program: Program, graph: GraphName) -> Text:
+    """The most that lives at once beside what the caller holds."""
+    before, after = program.peak_bytes(graph, "before"), program.peak_bytes(graph, "after")
+    if before is None or after is None:
+        return Text()
+    return Text.assemble(("\npeak of live memory: ", "bold"), f"{nbytes(before)} before fusion, {nbytes(after)} after")
 
 
 def _sum(
