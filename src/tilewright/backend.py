@@ -30,15 +30,16 @@ from tilewright.graph.capture import (
 )
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
-from tilewright.graph.specialise import is_symbolic, specialise
+from tilewright.graph.specialise import has_symbols, is_symbolic, specialise
 from tilewright.graph.writes import written
 from tilewright.hardware.target import target_of
 from tilewright.operators.table import row_of
 from tilewright.records.errors import CaptureError, KernelError, TilewrightError, UsageError, warn_once
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.runtime.assemble import Scheduled, assemble
+from tilewright.runtime.by_size import MOST_SIZES, CompiledBySize, ExecutableBySize
 from tilewright.runtime.compiler import load
-from tilewright.runtime.executable import MOST_SIZES, Executable, ExecutableBySize
+from tilewright.runtime.executable import Executable
 from tilewright.runtime.gpu import compile_together, kernel_of
 from tilewright.runtime.replay import Replay, obstacle
 
@@ -106,7 +107,12 @@ def backend(
     untouched = fx.Graph()
     untouched.output(untouched.graph_copy(module.graph, {}))
     try:
-        return through_aot(compiler, module, list(inputs))
+        compiled = through_aot(compiler, module, list(inputs))
+        places = [place for place, x in enumerate(inputs) if has_symbols(x)]
+        if not places:
+            return compiled
+        past_limit = partial(compiler.past_limit, _place(untouched))
+        return CompiledBySize(compiled, fx.GraphModule(module, untouched), places, past_limit)
     except CaptureError as error:
         compiler.leave_to_pytorch(Fallback("the graph", _place(module.graph), str(error)), error)
         return fx.GraphModule(module, untouched)
@@ -228,11 +234,15 @@ class _Compiler:
             return self._try({name: fixed})[0]
 
         def past_limit(args: list[Any]) -> Sequence[Any]:
-            error = CaptureError(f"it was compiled for {MOST_SIZES} different sizes, and this is one more")
-            self.leave_to_pytorch(_fallback({name: module}, error), error)
+            self.past_limit(_place(module.graph))
             return _interpret(module)(args)
 
         return ExecutableBySize(module, for_sizes_of, past_limit)
+
+    def past_limit(self, place: str) -> None:
+        """Say that further sizes run as PyTorch runs them."""
+        error = CaptureError(f"it was compiled for {MOST_SIZES} different sizes, and this is one more")
+        self.leave_to_pytorch(Fallback("the graph", place, str(error)), error)
 
     def _try(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
         try:
@@ -277,16 +287,12 @@ class _Compiler:
                 graph = graph.without(lost.name, first_line(error))
 
     def _note_unknown(self, graph: fx.Graph) -> None:
-        """Name the operators that the table does not know; the rest of the graph is compiled all the same."""
+        """Record the operators that the table does not know; the rest of the graph is compiled all the same."""
         for node in graph.nodes:
             known = not isinstance(node.target, OpOverload) or row_of(node.target) or written(node)
             if node.op == "call_function" and not known:
                 why = "it has no row in the operator table"
                 self.record.fallbacks.append(Fallback(str(node.target), source_line(node) or node.name, why))
-                warn_once(
-                    f"{node.target} at {source_line(node) or node.name} runs as PyTorch runs it: {why}",
-                    key=str(node.target),
-                )
 
 
 def _fallback(modules: dict[GraphName, fx.GraphModule], error: Exception) -> Fallback:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from tests.backend.compiling import assert_same, compiled, differentiate, kernels, twin, with_grad
 from tilewright.backend import Recording, recording
-from tilewright.runtime.executable import MOST_SIZES
+from tilewright.runtime.by_size import AT_ONCE, MOST_SIZES
 
 
 def chain(x: torch.Tensor) -> torch.Tensor:
@@ -131,7 +131,7 @@ def test_past_sixteen_sizes_one_line_and_pytorch(
 ) -> None:
     run = compiled(chain, dynamic=True)
     with torch.no_grad(), recording() as record:
-        for rows in range(2, MOST_SIZES + 5):
+        for rows in 2 * [*range(2, MOST_SIZES + 5)]:
             x = torch.randn(rows, 20)
             assert_same(run(x), chain(x))
     assert len(record.graphs) == MOST_SIZES
@@ -139,7 +139,30 @@ def test_past_sixteen_sizes_one_line_and_pytorch(
     assert len(lines) == 1 and "test_dynamic_shapes.py" in lines[0]
     monkeypatch.setenv("TILEWRIGHT_STRICT", "1")
     with torch.no_grad(), pytest.raises(Exception, match="compiled for 16 different sizes"):
-        run(torch.randn(50, 20))
+        run(torch.randn(MOST_SIZES + 4, 20))
+
+
+def test_a_growing_sequence_is_not_compiled_for_each_length() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    run = compiled(model, dynamic=True)
+    with recording() as record:
+        for rows in range(2, 40):
+            x = with_grad(rows, 8)
+            y = twin(x)
+            results = []
+            for each, leaf in ((run, x), (model, y)):
+                torch.manual_seed(1)
+                results.append(each(leaf))
+                differentiate(results[-1])
+            assert_same(*results)
+            assert_same(x.grad, y.grad)
+        lengths = len({graph.plan.graph for graph in record.graphs}) // 2
+        assert lengths == AT_ONCE and not record.fallbacks
+        run(torch.randn(39, 8))
+        # A length that comes again is one to compile for.
+        assert len(record.graphs) // 2 == AT_ONCE
+        run(with_grad(39, 8)).sum().backward()
+        assert len(record.graphs) // 2 == AT_ONCE + 1
 
 
 def branching(x: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilewright.graph.capture import Boxed, CallableGraph, Kind
 from tilewright.runtime import replay
-from tilewright.runtime.executable import MOST_SIZES
+from tilewright.runtime.by_size import MOST_SIZES
 from tilewright.runtime.replay import WAITS, Replay, obstacle, overlaps, watched
 
 aten = torch.ops.aten

@@ -15,10 +15,14 @@ from tilewright.records.errors import CaptureError
 
 def is_symbolic(module: fx.GraphModule) -> bool:
     """Whether a size in this graph is symbolic."""
-    values = (node.meta.get("val") for node in module.graph.nodes)
-    return any(
-        v._has_symbolic_sizes_strides if isinstance(v, torch.Tensor) else isinstance(v, torch.SymInt) for v in values
-    )
+    return any(has_symbols(node.meta.get("val")) for node in module.graph.nodes)
+
+
+def has_symbols(value: object) -> bool:
+    """Whether a value is a symbolic integer, or a tensor of symbolic size."""
+    if isinstance(value, torch.Tensor):
+        return bool(value._has_symbolic_sizes_strides)
+    return isinstance(value, torch.SymInt)
 
 
 def binding(args: Sequence[Any], *, offsets: bool) -> Hashable:

@@ -10,6 +10,7 @@ from math import prod
 from torch import fx
 
 from tilewright.graph.calls import shape_of
+from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.language import runs_on_gpu
 from tilewright.loops.trace import SUPPORTED, dtype_name, results
 from tilewright.operators.table import row_of
@@ -58,6 +59,9 @@ def is_fusible(node: fx.Node) -> str | None:
     for tensor in tensors:
         if dtype_name(tensor.dtype) not in SUPPORTED:
             return f"{dtype_name(tensor.dtype)} has no loop form"
+        # To compare a symbol would bind the program to its value.
+        if has_symbols(tensor):
+            return "its sizes are not known yet"
         if prod(tensor.shape) == 0:
             return "a tensor is empty"
     if len({t.device for t in tensors if t.dim() or t.device.type != "cpu"}) > 1:

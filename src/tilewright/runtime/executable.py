@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
-from torch import fx
 from torch._ops import OpOverload
 
 from tilewright.graph.capture import Boxed, carries_tangents, computes_nothing
-from tilewright.graph.specialise import binding, reads_offsets
 from tilewright.records.errors import warn_once
 from tilewright.records.recipe import Layout, Recipe
 from tilewright.runtime.pool import pool
@@ -343,41 +341,10 @@ def is_plain(value: Any) -> bool:
     return type(value) in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor)
 
 
-MOST_SIZES = 16
-"""A graph is compiled for so many different sizes; further ones run as PyTorch runs them."""
-
-
-class ExecutableBySize:
-    """A graph with symbolic sizes: compiled for each set of sizes when a call first brings them.
-
-    `compile` gives the executable for the sizes of the arguments it is shown; `otherwise` runs any.
-    """
-
-    _boxed_call = True
-
-    def __init__(self, module: fx.GraphModule, compile: Callable[[list[Any]], Boxed], otherwise: Boxed) -> None:
-        self.compile = compile
-        self.otherwise = otherwise
-        self.offsets = reads_offsets(module)
-        self.known: dict[Hashable, Boxed] = {}
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        sizes = binding(args, offsets=self.offsets)
-        run = self.known.get(sizes)
-        if run is None:
-            # Two threads may compile the same sizes; the library they load is one.
-            run = self.compile(args) if len(self.known) < MOST_SIZES else self.otherwise
-            if run is not self.otherwise:
-                self.known[sizes] = run
-        return run(args)
-
-
 __all__ = [
-    "MOST_SIZES",
     "CallStep",
     "ConstantStep",
     "Executable",
-    "ExecutableBySize",
     "KernelStep",
     "PlanMismatch",
     "Slot",

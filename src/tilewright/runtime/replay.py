@@ -25,7 +25,7 @@ from torch import fx
 from tilewright.graph.capture import Boxed, CallableGraph, carries_tangents
 from tilewright.graph.cuda_graph import end_forward, recorded, records_here, unrecordable, written_inputs
 from tilewright.graph.specialise import binding, is_symbolic, reads_offsets
-from tilewright.runtime.executable import MOST_SIZES
+from tilewright.runtime.by_size import MOST_SIZES
 
 ALIGNMENT = 16
 """Bytes; PyTorch copies an input that does not begin at a multiple of it, and would lose what is written to it."""

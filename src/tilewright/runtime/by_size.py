@@ -1,0 +1,79 @@
+"""Programs whose sizes change from call to call: compiled for sizes that come again, else run as eager runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from torch import fx
+
+from tilewright.graph.capture import Boxed
+from tilewright.graph.specialise import binding, reads_offsets
+
+AT_ONCE = 4
+"""For so many sizes a program is compiled when they first come; for others when they come a second time."""
+MOST_SIZES = 16
+"""A program is compiled for so many different sizes; with further ones it runs as PyTorch runs it."""
+MOST_SEEN = 4096
+"""Sizes that are remembered as seen once."""
+
+
+class CompiledBySize:
+    """A captured function whose arguments at `places` have sizes that change.
+
+    A sequence that grows brings each size once, and kernels for it would cost more than they save: such a call runs
+    `eager`, the captured operators under autograd. `past_limit` is called before a call with one size too many.
+    """
+
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        eager: Callable[..., Any],
+        places: Sequence[int],
+        past_limit: Callable[[], None],
+    ) -> None:
+        self.compiled = compiled
+        self.eager = eager
+        self.places = places
+        self.past_limit = past_limit
+        self.known: set[Hashable] = set()
+        self.seen: set[Hashable] = set()
+
+    def __call__(self, *args: Any) -> Any:
+        sizes = binding([args[place] for place in self.places], offsets=False)
+        if sizes in self.known:
+            return self.compiled(*args)
+        if len(self.known) >= AT_ONCE and sizes not in self.seen:
+            if len(self.seen) < MOST_SEEN:
+                self.seen.add(sizes)
+            return self.eager(*args)
+        if len(self.known) >= MOST_SIZES:
+            self.past_limit()
+            return self.eager(*args)
+        self.known.add(sizes)
+        return self.compiled(*args)
+
+
+class ExecutableBySize:
+    """A graph with symbolic sizes: compiled for each set of sizes when a call first brings them.
+
+    `compile` gives the executable for the sizes of the arguments it is shown; `otherwise` runs any.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, module: fx.GraphModule, compile: Callable[[list[Any]], Boxed], otherwise: Boxed) -> None:
+        self.compile = compile
+        self.otherwise = otherwise
+        self.offsets = reads_offsets(module)
+        self.known: dict[Hashable, Boxed] = {}
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        sizes = binding(args, offsets=self.offsets)
+        run = self.known.get(sizes)
+        if run is None:
+            # Two threads may compile the same sizes; the library they load is one.
+            run = self.compile(args) if len(self.known) < MOST_SIZES else self.otherwise
+            if run is not self.otherwise:
+                self.known[sizes] = run
+        return run(args)
