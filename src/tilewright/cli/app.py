@@ -14,6 +14,7 @@ from tilewright.cli.doctor import doctor
 from tilewright.cli.explain import explain
 from tilewright.cli.kernel import kernel
 from tilewright.cli.optimize import optimize
+from tilewright.cli.plan import plan
 from tilewright.cli.profile import profile
 from tilewright.cli.report import report
 from tilewright.cli.sql import sql
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 for verb in VERBS:
     app.command()(verb)
+app.add_typer(plan)
 
 
 def _print_version(asked: bool) -> None:

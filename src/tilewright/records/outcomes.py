@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tilewright.records import cache
 from tilewright.records.errors import CacheError
+from tilewright.records.home import cache_dir
 
 SUFFIX = ".race.json"
 CLEAR = 0.98
@@ -32,6 +33,12 @@ class Outcome:
         """
         first, best = next(iter(self.times_us)), min(self.times_us, key=self.times_us.__getitem__)
         return best if self.times_us[best] < CLEAR * self.times_us[first] else first
+
+
+def every() -> dict[str, Outcome]:
+    """All outcomes on disk, by key."""
+    keys = sorted(path.name.removesuffix(SUFFIX) for path in cache_dir().glob(f"??/*{SUFFIX}"))
+    return {key: outcome for key in keys if (outcome := kept(key)) is not None}
 
 
 def kept(key: str) -> Outcome | None:

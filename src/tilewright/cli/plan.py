@@ -1,0 +1,28 @@
+"""`tilewright plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+plan = typer.Typer(name="plan", no_args_is_help=True, help="What was measured here, for other machines of the kind.")
+
+
+@plan.command("export")
+def write(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> None:
+    """Outcomes of races, ceilings and kernel times of this machine, into one file."""
+    from tilewright.verbs.measured_plan import export_plan
+
+    moved = export_plan(path)
+    print(f"{path}: {moved.outcomes} outcomes of races, {moved.machines} files of ceilings and kernel times")
+
+
+@plan.command("import")
+def read(path: Annotated[Path, typer.Argument(help="A file that `tilewright plan export` wrote.")]) -> None:
+    """Follow them here without measuring; what this machine measured itself stays."""
+    from tilewright.verbs.measured_plan import import_plan
+
+    moved = import_plan(path)
+    print(f"{path}: {moved.outcomes} outcomes of races, {moved.machines} files of ceilings and kernel times taken over")
