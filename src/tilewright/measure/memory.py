@@ -97,7 +97,7 @@ def _cpu_peak(function: Callable[[], object]) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     global _recording
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         _mark_pools()
         _recording = True
         try:
