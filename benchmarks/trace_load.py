@@ -1,6 +1,6 @@
 """How fast a trace becomes a run: wall and processor seconds, memory, size, and the first questions after.
 
-    python -m benchmarks.trace_load [--megabytes 300 1000] [--repeats 5] [--out benchmarks/results/cpu/trace_load.jsonl]
+    python -m benchmarks.trace_load [--megabytes 300 1000] [--repeats 5] [--since-1970] [--out FILE]
 
 The trace is synthetic (`benchmarks.synthetic_trace`). Each load is a process of its own, as `tilewright trace` is,
 and is timed from its first to its last instruction; the page cache holds the trace. `load` is the schema alone,
@@ -115,6 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--megabytes", type=float, nargs="+", default=[300, 1000])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--since-1970", action="store_true", help="times of the calendar, with fractions")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +123,7 @@ def main() -> None:
         results = []
         for megabytes in given.megabytes:
             path = Path(folder) / f"{megabytes:g}.json"
-            events = sum(synthetic_trace.write(path, megabytes).values())
+            events = sum(synthetic_trace.write(path, megabytes, since_1970=given.since_1970).values())
             for what in COMMANDS:
                 results.append(measure(what, path, events, given.repeats))
                 print(json.dumps(asdict(results[-1])), flush=True)

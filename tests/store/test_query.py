@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tilewright.records.errors import StoreError
+from tilewright.records.measurement import Measurement
 from tilewright.records.program import Cost, Operator, Program, Region
 from tilewright.store import Run, SavedRun, query
 
@@ -66,6 +67,16 @@ def test_the_row_of_the_run_needs_no_time_zones(run: Path) -> None:
     names, ((created, *_),) = query(run, "FROM run")
     assert names[0] == "created" and isinstance(created, datetime) and created.tzinfo is None
     assert abs((SavedRun(run).info.created - datetime.now(UTC)).total_seconds()) < 600
+
+
+def test_a_speed_that_the_spread_leaves_open_is_null(tmp_path: Path) -> None:
+    """Eager 487 times as slow, with a spread of 7,974 %; Inductor four times."""
+    path = tmp_path / "run.duckdb"
+    rows = [("eager", 4870.0, 10.0, 388_343.0), ("inductor", 40.0, 38.0, 44.0), ("tilewright", 10.0, 9.5, 10.6)]
+    with Run.create(path, command="c", target="t", case="k") as made:
+        made.add_measurements([Measurement("s", "k", impl, "fwd", *times, 9) for impl, *times in rows])
+    found = query(path, "SELECT times_eager, times_inductor FROM speedup WHERE impl = 'tilewright'")[1]
+    assert found == [(None, 4.0)]
 
 
 def test_rows_and_columns(run: Path) -> None:

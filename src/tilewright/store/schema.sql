@@ -218,8 +218,14 @@ ORDER BY graph DESC, stage DESC;
 -- Every measurement beside its peers: how many times faster than eager and than Inductor it was.
 CREATE VIEW speedup AS
 SELECT suite, "case", direction, impl, median_us, p20_us, p80_us, repeats,
-       median(median_us) FILTER (WHERE impl = 'eager') OVER peers / nullif(median_us, 0) AS times_eager,
-       median(median_us) FILTER (WHERE impl = 'inductor') OVER peers / nullif(median_us, 0) AS times_inductor,
+       -- NULL where the spread of both leaves the ratio open by a factor of three.
+       CASE WHEN p80_us * max(p80_us) FILTER (WHERE impl = 'eager') OVER peers
+              <= 3 * p20_us * min(p20_us) FILTER (WHERE impl = 'eager') OVER peers
+            THEN median(median_us) FILTER (WHERE impl = 'eager') OVER peers / nullif(median_us, 0) END AS times_eager,
+       CASE WHEN p80_us * max(p80_us) FILTER (WHERE impl = 'inductor') OVER peers
+              <= 3 * p20_us * min(p20_us) FILTER (WHERE impl = 'inductor') OVER peers
+            THEN median(median_us) FILTER (WHERE impl = 'inductor') OVER peers / nullif(median_us, 0) END
+           AS times_inductor,
        peak_bytes, GBps, TFLOPs, of_ceiling
 FROM measurement
 WINDOW peers AS (PARTITION BY suite, "case", direction)
