@@ -38,7 +38,7 @@ def _race(library: ctypes.CDLL | None, fused: Region, parts: Sequence[Region]) -
         values = {node: _random(node, generator) for node in fused.lowered.inputs}
         nest = fused.lowered.nest
         for step in nest.steps:
-            if step.name == "draw" and step.access:
+            if step.name == "draw" and step.access and step.philox is None:
                 values[fused.lowered.inputs[step.access.buffer]] = draw_stream([0])
         results = fused.lowered.outputs
         whole, split = _Program(library, [fused], values, results), _Program(library, parts, values, results)
