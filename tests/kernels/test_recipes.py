@@ -327,7 +327,15 @@ def test_products_of_few_rows_by_triton() -> None:
 def test_a_prefix_of_a_cache_by_triton() -> None:
     q, cache = ((2, 8, 1, 64), BF16), ((2, 2, 1024, 64), BF16)
     recipe = recipe_of(
-        "attention_prefix", q, cache, cache, ((2, 1, 1, 1), INT64, (0, 0, 0, 0)), 1, ((4096,), torch.int32), 0.125
+        "attention_prefix",
+        q,
+        cache,
+        cache,
+        ((2, 1, 1, 1), INT64, (0, 0, 0, 0)),
+        1,
+        False,
+        ((4096,), torch.int32),
+        0.125,
     )
     # 0: q, 1: keys, 2: values, 3: their number, 4: zeros, 5: out, 6: log-sum-exp, 7: scratch.
     assert shapes(recipe) == [((2, 8, 1, 64), BF16)]

@@ -292,7 +292,7 @@ def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition(prefix:
     types = {argument: "i32" for argument in kernel.arg_names} | {"factor": "fp32", "softcap": "fp32"}
     types |= {argument: "*bf16" for argument in ("q", "k", "v", "out")}
     types |= {"lse": "*fp32", "scratch": "*fp32", "counters": "*i32"}
-    constants: dict[str, object] = {"mask": None, "slopes": None, "MASK": "none", "PREFIX": prefix}
+    constants: dict[str, object] = {"mask": None, "slopes": None, "MASK": "none", "PREFIX": prefix, "ELSE_ALL": prefix}
     types |= {"prefix": "*i64"} if prefix else {}
     constants |= {} if prefix else {"prefix": None}
     constants |= {"head_size": 128, "value_size": 128}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from tests.kernels.interpreter import install
 from tests.passes.attention.interpreted_kernel import Compiled
 from tests.passes.attention.test_recognise import check_numbers
+from tilewright.passes.attention import fused
 
 install()
 KEYS = 80
@@ -113,6 +115,25 @@ def test_who_sees_no_key_gets_zeros() -> None:
     with torch.no_grad():
         out = compiled.call(*operands(2), torch.tensor([-1, 5]))
     assert taken(compiled) and not out[:, :, 0].any() and out[:, :, 1].all()
+
+
+@pytest.mark.parametrize("fill", [-65504.0, -1e9])
+@pytest.mark.parametrize("last", [[40], [-1], [-1, 5]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_hidden_scores_become(
+    fill: float, last: list[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN is given -65504 for False by PyTorch 2.11: a query that sees no key then weighs all as if it saw them."""
+    monkeypatch.setitem(fused.BY_FORWARD, fused.ON_CPU.forward, replace(fused.ON_CPU, hides=-65504.0))
+
+    def function(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+        seen = (torch.arange(KEYS) <= last[:, None])[None, None]
+        zero, hidden = (torch.scalar_tensor(x, dtype=q.dtype) for x in (0.0, max(fill, torch.finfo(q.dtype).min)))
+        return attend(q, k, v, torch.where(seen, zero, hidden))
+
+    compiled = check(function, [*operands(len(last), dtype), torch.tensor(last)])
+    # In fp16 the least number is the same.
+    assert compiled.targets(PREFIX) == (fill == -65504.0 or dtype == torch.float16)
 
 
 def windowed(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:

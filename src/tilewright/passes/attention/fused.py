@@ -8,6 +8,7 @@ Results keep the strides that PyTorch's have: views further on were traced for t
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated
 from tilewright.passes.attention.spelling import Refusal
-from tilewright.passes.attention.visible import Band, visible
+from tilewright.passes.attention.visible import Band, hiding, visible
 from tilewright.passes.shared_zeros import shared_zeros
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ PEERS = (
     ),
     ON_CPU,
 )
+FILLS = {-math.inf: False, -65504.0: True, -65536.0: True}
+"""Scores of hidden keys, and whether a query that sees no key weighs all of them as if it saw them: softmax is the same
+for scores that are all less by one number, beside which a float32 still tells them apart. bf16 rounds it to -65536."""
 BY_FORWARD = {peer.forward: peer for peer in PEERS}
 """By the operator that a graph calls."""
 
@@ -177,12 +181,17 @@ class FusedAttention:
         return (self.mask,)
 
     def _read_prefix(self, constants: Constants) -> Prefix | None:
-        if len(self.masks) != 1 or self.backwards or self.band != Band(None, None):
-            return None
-        mask, keys = value_of(self.masks[0]), value_of(self.k).shape[2]
         is_static = all(isinstance(size, int) for size in self._scores())
-        whole = mask.dtype == torch.bool and is_static and mask.shape[-1] == keys
-        return prefix_of(self.masks[0], constants) if whole else None
+        if self.mask is None or self.backwards or not is_static:
+            return None
+        found = hiding(self.mask, constants, self.peer.hides)
+        if len(found.kept) != 1 or found.added or not found.shows_all:
+            return None
+        if value_of(found.kept[0]).shape[-1] != value_of(self.k).shape[2] or not found.fills <= FILLS.keys():
+            return None
+        prefix = prefix_of(found.kept[0], constants)
+        shows_all = any(FILLS[fill] for fill in found.fills)
+        return None if prefix is None else prefix._replace(else_all=shows_all)
 
     def _check_results(self) -> None:
         """That every result which is read is dense, so that another can be laid out like it."""
@@ -221,7 +230,7 @@ class FusedAttention:
         request = self.request
         last = self.prefix.write(self.node, request.batch, request.queries)
         zeros = shared_zeros(self.q, request.batch * request.kv_heads)
-        operands = (self.q, self.k, self.v, last, self.prefix.more, zeros, self.scale)
+        operands = (self.q, self.k, self.v, last, self.prefix.more, self.prefix.else_all, zeros, self.scale)
         new = _call(self.node, torch.ops.tilewright.attention_prefix.default, *operands)
         if 0 in self.results:
             _replace(self.results[0], new)

@@ -33,6 +33,8 @@ class Prefix(NamedTuple):
     """Axes of the comparison."""
     inserted: tuple[int, ...]
     """Axes of size 1 that were inserted since, one after the other."""
+    else_all: bool = False
+    """Whether a query that sees no key sees all of them."""
 
     def write(self, before: Node, batch: int, queries: int) -> Node:
         """`last` as [batch, 1, queries, 1], written before `before`."""

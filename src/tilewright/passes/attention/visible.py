@@ -117,6 +117,14 @@ def visible(
     return found
 
 
+@in_real_tensors()
+def hiding(mask: Node, constants: Constants, hides: float = NEGLIGIBLE) -> Visible:
+    """What `mask`, bool or added, is made of, whatever becomes of a query that sees no key."""
+    value = value_of(mask)
+    is_bool = value is not None and value.dtype == torch.bool
+    return _shown(mask, constants) if is_bool else _added(mask, constants, hides)
+
+
 def _both(a: Visible, b: Visible) -> Visible:
     kept, added = dict.fromkeys((*a.kept, *b.kept)), (*a.added, *b.added)
     return Visible(a.known & b.known, tuple(kept), added, a.fills | b.fills, a.places.within(b.places))

@@ -2,7 +2,8 @@
 
     n = prefix[b, 0, i, 0] + more             out[b, h, i] = softmax(scale · q[b, h, i] · k[b, h', :n]ᵀ) v[b, h', :n]
 
-The device reads the number; keys behind the longest prefix are not read. `zeros`, int32, one for each batch entry and
+The device reads the number; keys behind the longest prefix are not read. Where `else_all`, a query that sees none sees
+all of them. `zeros`, int32, one for each batch entry and
 key head at least, is where splits of the keys count each other: the call leaves it as it was, so all layers share one.
 """
 
@@ -23,15 +24,12 @@ from tilewright.records.recipe import Recipe
 
 
 def _forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    prefix: torch.Tensor,
-    more: int,
-    zeros: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    mask = torch.arange(k.shape[2], device=q.device) < prefix + more
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prefix: torch.Tensor, more: int, else_all: bool,
+    zeros: torch.Tensor, scale: float,
+) -> torch.Tensor:  # fmt: skip
+    seen = prefix + more
+    seen = torch.where(seen > 0, seen, k.shape[2]) if else_all else seen
+    mask = torch.arange(k.shape[2], device=q.device) < seen
     out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     shape, strides = dispatch.strides_like(q, v.shape[3])
     # As the kernels do, whatever PyTorch's choice gives a query that sees no key.
@@ -39,21 +37,17 @@ def _forward(
 
 
 def _fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    prefix: torch.Tensor,
-    more: int,
-    zeros: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prefix: torch.Tensor, more: int, else_all: bool,
+    zeros: torch.Tensor, scale: float,
+) -> torch.Tensor:  # fmt: skip
     shape, strides = dispatch.strides_like(q, v.shape[3])
     return q.new_empty_strided(shape, strides)
 
 
 def _recipe(
-    call: RecipeBuilder, q: Operand, k: Operand, v: Operand, prefix: Operand, more: int, zeros: Operand, scale: float
-) -> Recipe | None:
+    call: RecipeBuilder, q: Operand, k: Operand, v: Operand, prefix: Operand, more: int, else_all: bool,
+    zeros: Operand, scale: float,
+) -> Recipe | None:  # fmt: skip
     """A launch of the Triton kernel that splits the keys; None where it does not take the call."""
     from tilewright.kernels.attention.decode.triton import Prefix, plan, refuses
     from tilewright.kernels.attention.portable.launch import with_descriptors
@@ -66,7 +60,7 @@ def _recipe(
         return None
     shape, strides = dispatch.strides_like(q, v.shape[3])
     out, lse = call.empty(shape, q.dtype, strides), call.empty(q.shape[:3], torch.float32)
-    seen = Prefix(prefix.strides[0], prefix.strides[2], more)
+    seen = Prefix(prefix.strides[0], prefix.strides[2], more, else_all)
     made = plan(request, limits_of(q.device), strides, strides_of(None), seen)
     scratch = call.empty((made.scratch,), torch.float32) if made.scratch else None
     tensors = (q, k, v, out, lse, scratch, zeros, None, None, prefix)

@@ -65,6 +65,8 @@ class Prefix(NamedTuple):
     batch_stride: int
     query_stride: int
     more: int
+    else_all: bool
+    """Where that is none: it sees all of them."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -91,20 +93,18 @@ def plan(
     scalars = (
         request.heads, request.group, splits, length * blocks.keys, origin, limit, request.queries, request.keys,
         request.head_size, request.value_size, *request.q_strides[:3], *request.k_strides[:3],
-        *request.v_strides[:3], *out[:3], *mask, *(prefix or (0, 0, 0)), factor, softcap, *band_of(request),
+        *request.v_strides[:3], *out[:3], *mask, *((0, 0, 0) if prefix is None else prefix[:3]), factor, softcap,
+        *band_of(request),
     )  # fmt: skip
     known = constants_of(request, blocks, widths, bool(descriptors))
     taken = ("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "MASK", "PRECISION", "BLOCK_K", "WIDTH", "VALUE_WIDTH", "NO_PADDING")
     rows = request.queries * request.group
-    constants = (
-        {"PREFIX": prefix is not None}
-        | {name: known[name] for name in taken}
-        | {
-            "ROWS": max(16, triton.next_power_of_2(rows)),
-            "TMA": bool(descriptors),
-            "SPLITS": triton.next_power_of_2(splits),
-        }
-    )
+    constants = {"PREFIX": prefix is not None, "ELSE_ALL": prefix is not None and prefix.else_all}
+    constants |= {name: known[name] for name in taken} | {
+        "ROWS": max(16, triton.next_power_of_2(rows)),
+        "TMA": bool(descriptors),
+        "SPLITS": triton.next_power_of_2(splits),
+    }
     launch = Plan(decode, splits * kv_heads, scalars, constants, blocks.warps, blocks.stages, descriptors)
     return DecodePlan(launch, 0 if splits == 1 else splits * kv_heads * rows * (request.value_size + 1), kv_heads)
 

@@ -34,7 +34,8 @@ def decode(
     v_stride_s: tl.tensor, out_stride_b: tl.tensor, out_stride_h: tl.tensor, out_stride_s: tl.tensor,
     mask_stride_b: tl.tensor, mask_stride_h: tl.tensor, mask_stride_q: tl.tensor, mask_stride_k: tl.tensor,
     prefix_stride_b: tl.tensor, prefix_stride_q: tl.tensor, more: tl.int32, factor: tl.float32, softcap: tl.float32,
-    left: tl.int32, right: tl.int32, PREFIX: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    left: tl.int32, right: tl.int32, PREFIX: tl.constexpr, ELSE_ALL: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr,
     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -45,7 +46,8 @@ def decode(
     on are hidden from all. SPLITS is `splits`, padded to a power of two. For several splits, scratch (fp32) holds O of
     each [program, row, :], then L of each [program, row], 0 and -inf where all keys of a split are hidden; counters,
     int32 [batch · key heads], is zero before and after. PREFIX: query i sees keys below prefix[batch, i] + `more`, and
-    the splits share those that some query sees. The rest is as in `forward`, `factor` with its sign.
+    the splits share those that some query sees; ELSE_ALL: all, where that is none. The rest is as in `forward`,
+    `factor` with its sign.
     """
     split = tl.program_id(0) % splits
     kv_index = tl.program_id(0) // splits
@@ -76,6 +78,8 @@ def decode(
     seen = 0
     if PREFIX:
         first_hidden = tl.load(prefix + batch64 * prefix_stride_b + i * prefix_stride_q, mask=valid, other=0) + more
+        if ELSE_ALL:
+            first_hidden = tl.where(first_hidden > 0, first_hidden, limit)
         first_hidden = tl.where(valid, tl.minimum(first_hidden, limit), origin).to(tl.int32)
         seen = first_hidden[:, None]
         limit = tl.maximum(tl.max(first_hidden, 0), origin)
