@@ -86,3 +86,26 @@ def test_a_loss_beside_logits_whose_gradient_nobody_gives() -> None:
     rows = verify(lambda *given: both(*given)[0], lambda *given: compiled(*given)[0], arguments)
     rows += verify(both, compiled, arguments)
     assert len(rows) == 5 and [row for row in rows if not row.ok] == []
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_linear_layer_and_its_gelu(training: bool) -> None:
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(768, 3072), torch.nn.GELU(), torch.nn.Linear(3072, 768)).to(
+        "cuda", torch.bfloat16
+    )
+    x = torch.randn(8192, 768, dtype=torch.bfloat16, device="cuda", requires_grad=training)
+    with recording() as record, torch.set_grad_enabled(training):
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        result = compiled(x)
+        if training:
+            result.sum().backward()
+    model.zero_grad()
+    ran = {kernel for graph in record.graphs for _, kernel in graph.plan.launches() if "tilewright" in kernel}
+    assert ran == {"tilewright.linear_gelu.default"}
+    # The executor runs its recipe, and does not call it from Python.
+    (step,) = [
+        step for graph in record.graphs for step in graph.executable.steps if step.name.startswith("linear_gelu")
+    ]
+    assert getattr(step, "recipe", None) is not None
+    assert [row for row in verify(model, compiled, [x], training=training) if not row.ok] == []

@@ -25,6 +25,7 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
 from tilewright.kernels.late import hand_late, is_late, readers
 from tilewright.kernels.linear.cuda import COLUMNS, ROWS, VECTOR
+from tilewright.launch.nvrtc import bindings_installed
 
 aten = torch.ops.aten
 PRODUCTS = {"aten.addmm.default": 1, "aten.mm.default": 0}
@@ -76,6 +77,8 @@ def _refusal(node: Node, product: Node, values: list[torch.Tensor], bias: Node |
         return "its kernel is for GPUs"
     if not ((found := known(target.profile.capability or "")) and found.wgmma):
         return "its kernel is for Hopper"
+    if target.is_present and not bindings_installed():
+        return "the package cuda-bindings, which builds it, is not installed"
     if x.dtype not in (torch.bfloat16, torch.float16) or {weight.dtype, result.dtype, gelu.dtype} != {x.dtype}:
         return "its kernel takes 16-bit floats"
     (m, k), (n, inner) = calls.shape_of(x), calls.shape_of(weight)
