@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_mode
+from torch._dynamo import compiled_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -299,6 +300,16 @@ def test_compiled_as_one_graph(scaled: Scaled) -> None:
     compiled = torch.compile(lambda x: scaled(x + 1).sum(), backend="aot_eager", fullgraph=True)
     (dx,) = torch.autograd.grad(compiled(x), x)
     torch.testing.assert_close(dx, torch.full_like(x, 2))
+
+
+def test_compiled_autograd_takes_the_node_that_python_has(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EXTENSION, "found", None)
+    x = drawn(3, 4, grad=True)
+    y = Scaled(fake)(x)
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        y.sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, torch.full_like(x, 2))
 
 
 def test_keys_that_are_switched_off_do_not_observe(native: Scaled, fake: FakeDriver) -> None:

@@ -155,7 +155,11 @@ def _recorded(operator: EagerOperator, backward: Function, save: Function | None
             save(ctx=ctx, inputs=arguments, output=result)
         return result
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    # Compiled autograd takes a function, and no method of an object.
+    def computed(ctx: Any, *gradients: Any) -> Any:
+        return backward(ctx, *gradients)
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(computed)}
     made = type(_node_name(operator.name), (torch.autograd.Function,), methods)
     # What `Function.apply` does before its base's is look for functorch, which does not watch this call.
     applied: Function = super(torch.autograd.Function, made).apply  # type: ignore[misc]
