@@ -25,9 +25,9 @@ from tilewright.graph.capture import (
     CallableGraph,
     compilations,
     first_line,
-    graph_break,
     through_aot,
 )
+from tilewright.graph.graph_breaks import graph_break
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols, is_symbolic, specialise

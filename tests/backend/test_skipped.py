@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -89,3 +90,30 @@ def test_in_another_thread_and_mode(capsys: pytest.CaptureFixture[str]) -> None:
     thread.start()
     thread.join()
     assert len(lines_of(capsys)) == 1
+
+
+def branching(x: torch.Tensor) -> torch.Tensor:
+    x = torch.nn.functional.gelu(x)
+    if x.sum() > 0:
+        return x * 2
+    return x - 1
+
+
+def stepping(x: torch.Tensor) -> torch.Tensor:
+    x = torch.nn.functional.gelu(x)
+    x = x + x.sum()
+    torch._dynamo.step_unsupported()
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [(branching, "which branch is taken depends on a tensor's value"), (stepping, "TORCH_LOGS=graph_breaks says why")],
+)
+def test_a_break_is_told_in_the_users_words(
+    function: Callable[[torch.Tensor], torch.Tensor], reason: str, lenient: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.randn(8)
+    assert_same(compiled(function)(x), function(x))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tilewright")]
+    assert line.endswith(reason), line

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from tilewright.graph.undefined import (
     leave_undefined,
 )
 from tilewright.records.errors import CaptureError, TilewrightError
-from tilewright.records.program import Fallback
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Kind = Literal["forward", "backward", "inference"]
@@ -190,21 +188,6 @@ def profiled() -> bool:
 def below_autograd() -> bool:
     """Whether this code runs inside an operator, below its autograd kernel."""
     return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
-
-
-def graph_break(module: fx.GraphModule) -> Fallback | None:
-    """The graph break that ended this graph, if there was one.
-
-    Dynamo marks the cuts between the buckets of a DDP module as breaks, too; no operator runs there.
-    """
-    reason = getattr(module, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break or any(f.name == "DDPOptimizer" for f in reason.user_stack):
-        return None
-    where = "an unknown place"
-    if reason.user_stack:
-        frame = reason.user_stack[-1]
-        where = f"{os.path.basename(frame.filename)}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
-    return Fallback("the call that breaks the graph", where, reason.reason.strip().splitlines()[0])
 
 
 def compilations() -> tuple[int, int]:

@@ -4,7 +4,7 @@
         print(i)             a graph break in a loop cannot be resumed from: no graph, and no call of the backend
         x = x + 1
 
-At other graph breaks the backend gets the graph before the break, with the reason (`capture.graph_break`). Here the
+At other graph breaks the backend gets the graph before the break, with the reason (`graph_breaks.py`). Here the
 backend is not called and the whole function runs in Python; so does a function that calls a module which Dynamo does
 not trace, such as `nn.LSTM`. This file uses a callback of Dynamo's private modules (torch 2.11 to 2.13) that runs at
 the end of each compilation, whatever ended it.
@@ -23,11 +23,10 @@ from typing import Any
 import torch
 from torch._dynamo.callback import callback_handler
 
+from tilewright.graph.graph_breaks import in_words
 from tilewright.records.program import Fallback
 
 Report = Callable[[Fallback], None]
-SHORT = 40
-"""Longer contexts of Dynamo's messages are omitted."""
 _LIBRARIES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 
 
@@ -84,14 +83,7 @@ def _skipped(backend: object) -> Fallback | None:
             return None
     code: CodeType = compilation.f_locals["code"]
     what = "the call" if code.co_filename.startswith(_LIBRARIES) else f"the function {code.co_name}"
-    return Fallback(what, _place(error, compilation), _reason(str(error.msg)))
-
-
-def _reason(message: str) -> str:
-    """The first line of Dynamo's message with its context: `Attempted to wrap RNN, GRU, or LSTM: LSTM(8, 8)`."""
-    lines = [line.strip() for line in message.strip().splitlines()] or ["no reason is given"]
-    context = next((line.partition(":")[2].strip() for line in lines if line.startswith("Developer debug context")), "")
-    return f"{lines[0]}: {context}" if 0 < len(context) <= SHORT else lines[0]
+    return Fallback(what, _place(error, compilation), in_words(str(error.msg)))
 
 
 def _place(error: Any, compilation: FrameType) -> str:
