@@ -45,7 +45,7 @@ def keep(c: Call, stream: Value, size: Sequence[int], order: Sequence[int], p: f
 def word_threshold(p: float) -> int:
     """The least 32-bit word x of PyTorch's GPU generator whose number fp32(x·2⁻³² + 2⁻³³) is not below fp32(`p`).
 
-    >>> word_threshold(0.5) == 2**31
+    >>> word_threshold(0.5) == 2**31 - 64
     True
     """
     keep = np.float32(p)
