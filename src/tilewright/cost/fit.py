@@ -7,6 +7,7 @@ shows keeps its coefficient of `UNFITTED`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -17,6 +18,9 @@ from tilewright.hardware.profiles import DeviceProfile
 
 PULL = 0.01
 """Weight of `UNFITTED` beside the kernels, as a share of theirs; it alone decides on a term that none of them has."""
+START = TERMS.index("start")
+MOST_START_US = 15.0
+"""What grows with the work is no start, also where only large kernels of a kind were timed."""
 ARITHMETIC = TERMS.index("arithmetic")
 SHORT_US = 4.0
 """Relative errors of shorter kernels count less."""
@@ -63,7 +67,8 @@ def _fit(rows: list[Timed], profile: DeviceProfile) -> Coefficients:
             square = squares[j]
             slope = sum(e * row[j] for e, row in zip(left, relative, strict=True))
             slope += PULL * shown[j] * (UNFITTED[j] - found[j])
-            change = max(found[j] + slope / square, 0.0) - found[j]
+            most = MOST_START_US if j == START else math.inf
+            change = min(max(found[j] + slope / square, 0.0), most) - found[j]
             found[j] += change
             left = [e - change * row[j] for e, row in zip(left, relative, strict=True)]
     return tuple(round(c, 4) for c in found)

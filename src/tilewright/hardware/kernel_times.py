@@ -22,15 +22,15 @@ UNFITTED: Coefficients = (1.0, 1.3, 1.1, 1.1, 1.0)
 # `tilewright doctor --kernels` on an H200 (torch 2.11, Triton 3.6): medians of the profiler's kernel times, bf16.
 H200: KernelTimes = {
     "attention": (3.04, 5.92, 1.78, 1.17, 1.0),
-    "attention backward": (28.0, 4.0, 2.7, 1.35, 1.0),
+    "attention backward": (15.0, 6.82, 3.07, 1.33, 1.0),
     "columns": (4.62, 4.07, 1.18, 0.0, 1.0),
     "columns and rows": (5.45, 7.52, 1.63, 0.0, 1.0),
     "columns and rows, transposed": (4.57, 17.0, 8.03, 0.0, 1.0),
     "convolution": (5.32, 2.13, 2.44, 0.975, 1.0),
     "embedding": (1.76, 2.07, 1.13, 0.0, 1.0),
     "embedding_dense_backward": (7.84, 60.1, 19.6, 0.0, 1.0),
-    "long rows, three passes": (101.0, 1.3, 1.78, 0.0, 1.0),
-    "long rows, two passes": (73.4, 1.3, 1.29, 0.0, 1.0),
+    "long rows, three passes": (15.0, 1.3, 2.28, 0.0, 1.0),
+    "long rows, two passes": (15.0, 1.3, 1.52, 0.0, 1.0),
     "pointwise": (1.72, 2.1, 0.943, 0.733, 1.0),
     "pointwise, transposed": (1.77, 2.21, 1.19, 1.1, 1.0),
     "product": (3.11, 1.67, 0.749, 0.835, 1.0),
@@ -40,6 +40,7 @@ H200: KernelTimes = {
     "tilewright.add_norm": (3.05, 1.85, 1.11, 0.0, 1.0),
     "tilewright.cross_entropy": (3.67, 2.83, 1.09, 0.0, 1.0),
     "tilewright.cross_entropy_backward": (2.08, 1.97, 1.01, 0.0, 1.0),
+    # By its bench suite, not by this fit: 117 µs where cuBLAS takes 115 for the product alone (16384 × 3072 × 768).
     "tilewright.linear_gelu": (3.5, 1.67, 0.75, 0.86, 1.0),
     "tilewright.norm": (2.87, 2.05, 1.14, 0.0, 1.0),
     "tilewright.norm_backward": (6.33, 5.64, 1.22, 0.0, 1.0),
