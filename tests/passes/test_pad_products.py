@@ -117,7 +117,7 @@ def returned(x: Tensor, w: Tensor, b: Tensor, target: Tensor) -> tuple[Tensor, .
 
 
 @pytest.mark.parametrize("function", [fed_back, returned])
-@pytest.mark.parametrize("classes", [13, 30])
+@pytest.mark.parametrize("classes", [13, 30, 28])
 def test_numbers_stay(
     function: Callable[..., tuple[Tensor, ...]], classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

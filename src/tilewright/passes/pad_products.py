@@ -36,9 +36,10 @@ from tilewright.records.program import Decision, Verdict
 aten = torch.ops.aten
 ALIGNED = 8
 """16-bit elements in 16 bytes, which the copies of tiles and their swizzles move at once."""
-SLOWER = {1: 4.9, 2: 2.9}
+SLOWER = {1: 4.9, 2: 2.9, 4: 2.8}
 """By the largest power of two that divides the extent: how many times as long cuBLAS takes, at least (H200, bf16).
-8192 × 50257 × 768 took 6,682 µs forward, 4,528 and 4,296 backward, aligned 880; 4096 × 30522 × 768 took 815 and 281."""
+8192 × 50257 × 768 took 6,682 µs forward, 4,528 and 4,296 backward, aligned 880; 4096 × 30522 × 768 took 815 and 281,
+4096 × 128100 × 768 3,373 and 1,197."""
 CLEAR = 0.8
 """Share of the unaligned product's time below which padding pays."""
 OPERATORS: dict[object, int] = {aten.mm.default: 0, aten.addmm.default: 1}
