@@ -185,3 +185,29 @@ def test_training_keeps_the_layout_forward_and_backward(
         assert wide_strides(ours.grad) == wide_strides(theirs.grad), name
         figures = compare(ours.grad, theirs.grad, true.grad, tensor=name)
         assert figures.ok, figures
+
+
+class Turned(nn.Module):
+    """Places and channels change roles between two convolutions, as attention's heads do."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 32, 1)
+        self.writes = writes
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        turned = y.flatten(2).transpose(1, 2).reshape(y.shape)
+        if self.writes:
+            turned.mul_(2.0)
+        result: Tensor = self.second(turned)
+        return result
+
+
+@pytest.mark.parametrize(("writes", "verdict"), [(False, "taken"), (True, "refused")])
+def test_a_reshape_that_copies_keeps_no_layout(writes: bool, verdict: str, planned_for_h200: list[Decision]) -> None:
+    model, x = Turned(writes).bfloat16(), torch.randn(2, 32, 4, 4).bfloat16()
+    with torch.no_grad():
+        got = torch.compile(model, backend=backend)(x)
+        torch.testing.assert_close(got, model(x), rtol=2e-2, atol=2e-2)
+    assert [decision.verdict for decision in planned_for_h200] == [verdict], planned_for_h200

@@ -74,12 +74,21 @@ def _refusal(graph: fx.Graph, convolutions: list[fx.Node]) -> str | None:
     if (norm := next((node for node in reachable if spelled(node) in STATISTICS), None)) is not None:
         return f"{norm.name} reduces over places, which do not lie side by side then"
     for node in reachable:
-        if spelled(node) in VIEWS and not _is_dense(node.args[0]):
+        if spelled(node) in VIEWS and not _is_dense(node.args[0]) and not _is_copy(node):
             return f"{node.name} views a tensor that is not contiguous"
     results = [node for node in graph.output_node().all_input_nodes if node in reachable]
     if any(_layout(node) is None for node in results):
         return "a result is not contiguous"
     return None
+
+
+def _is_copy(node: fx.Node) -> bool:
+    """Whether a reshape copied its operand, as it can from any layout, and nothing shows or writes to the copy."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    operand = node.args[0]
+    if name not in ("reshape", "flatten") or not isinstance(operand, fx.Node) or _shows(node, operand):
+        return False
+    return not any(example(user) is not None and _shows(user, node) for user in node.users)
 
 
 def _weight(node: fx.Node) -> torch.Tensor:
