@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tilewright.emit.cpp import prelude
+from tilewright.emit.cpp_text import prelude
 from tilewright.runtime.compiler import load
 
 LARGEST_ULPS = {

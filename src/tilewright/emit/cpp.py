@@ -11,8 +11,6 @@ loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
 
 from tilewright.emit import cpp_draw
 from tilewright.emit.cpp_schedule import CppSchedule
@@ -23,6 +21,7 @@ from tilewright.emit.cpp_text import (
     from_storage,
     identifiers,
     identity,
+    prelude,
     scalar,
     to_storage,
 )
@@ -36,11 +35,6 @@ SERIAL = 16384
 """Nests with fewer elements run on the calling thread."""
 FLAT_BLOCK = 8192
 """Elements of an elementwise nest per unit of work of a thread."""
-
-
-@cache
-def prelude(name: str = "prelude.h") -> str:
-    return (files("tilewright.emit") / name).read_text()
 
 
 def translation_unit(kernels: list[str]) -> str:

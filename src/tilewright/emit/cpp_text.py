@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.resources import files
+
 from tilewright.loops.nest import Nest, Step
 
 STORED = {
@@ -16,6 +19,12 @@ CHEAP = frozenset(INFIX) | {"load", "const", "index", "cast", "round", "neg", "a
                             "isnan", "isinf", "bitnot", "floor", "ceil", "trunc", "sign"}  # fmt: skip
 WIDE = {"float32": "double", "float64": "double"}
 """Accumulator types of long sums; integers accumulate in their own type."""
+
+
+@cache
+def prelude(name: str = "prelude.h") -> str:
+    """What generated C++ includes: `prelude.h`, or `random.h` where a kernel draws."""
+    return (files("tilewright.emit") / name).read_text()
 
 
 def constant(value: bool | int | float, dtype: str) -> str:
