@@ -135,7 +135,8 @@ def test_random_graphs_keep_the_numbers_contract(first: int) -> None:
         raise AssertionError("\n\n".join(text for text in found if "Error" in text)) from error
     assert record.fallbacks == []
     executables = [graph.executable for graph in record.graphs]
-    assert len(executables) == 1 + training
+    # Beside a result without dimensions, backward is compiled first without the other gradients, then with all.
+    assert 1 + training <= len(executables) <= 1 + 2 * training
     assert all(executable is not None and executable.kernels for executable in executables)
     broken = batch.missed(rows)
     assert not broken, "\n\n".join(

@@ -33,7 +33,7 @@ WITH launched AS (
 host AS (
     SELECT name, kind, count(*) AS calls, sum(self_ns)::BIGINT AS cpu_self, count(DISTINCT (file_id, step)) AS steps,
            -- Without a device, the line that calls it most often.
-           mode(host_line.source) AS source,
+           mode(host_line.source ORDER BY host_line.source) AS source,
            sum(dur) FILTER (WHERE NOT EXISTS (
                FROM host_within AS around
                WHERE around.inner_id = host_call.outer_id AND around.name = host_call.name
@@ -43,7 +43,7 @@ host AS (
 device_self AS (
     SELECT host_call.name, host_call.kind, sum(launched.dur)::BIGINT AS device_self, count(*) AS launches,
            -- The line that launched most of its device time.
-           (SELECT mode(source) FROM launched AS own
+           (SELECT mode(source ORDER BY source) FROM launched AS own
             JOIN host_call AS caller ON caller.id = own.host_id WHERE caller.name = host_call.name) AS source
     FROM launched JOIN host_call ON host_call.id = launched.host_id
     GROUP BY host_call.name, host_call.kind
@@ -57,7 +57,7 @@ device_total AS (
 -- Work without a launch in this trace: replays of a graph, and work queued before the trace began.
 alone AS (
     SELECT subject AS name, CASE WHEN launch LIKE '%GraphLaunch%' THEN 'replayed' ELSE 'kernel' END AS kind,
-           count(*) AS launches, sum(dur)::BIGINT AS device_self, mode(source) AS source
+           count(*) AS launches, sum(dur)::BIGINT AS device_self, mode(source ORDER BY source) AS source
     FROM launched WHERE host_id IS NULL GROUP BY name, kind
 ),
 whole AS (SELECT count(*) AS steps FROM operator_step)
