@@ -404,12 +404,12 @@ def test_norms_by_cuda() -> None:
     numbers = [("q", 50), ("i", 1000), ("q", 1000), ("q", 0), ("f", 1e-5)]
     ((entry, _, arguments),) = told(recipe)
     assert (entry, arguments) == ("norm_registers", [0, None, 3, None, 1, 2, 4, 5, *numbers])
-    recipe = recipe_of("add_norm", ((3, 50256), BF16, (60000, 1)), ((3, 50256), BF16), None, None, 1e-6, False)
-    assert shapes(recipe) == [((3, 50256), BF16), ((3, 50256), BF16), ((0,), FP32), ((3,), FP32)]
+    recipe = recipe_of("add_norm", ((3, 5000), BF16, (6000, 1)), ((3, 5000), BF16), None, None, 1e-6, False)
+    assert shapes(recipe) == [((3, 5000), BF16), ((3, 5000), BF16), ((0,), FP32), ((3,), FP32)]
     # 0: x, 1: residual, 2: y, 3: total, 4: no means, 5: rstd.
     ((entry, _, arguments),) = told(recipe)
-    numbers = [("q", 3), ("i", 50256), ("q", 60000), ("q", 50256), ("i", 1), ("f", 1e-6)]
-    assert (entry, arguments) == ("norm_persistent", [0, 1, 2, 3, None, None, None, 5, *numbers])
+    numbers = [("q", 3), ("i", 5000), ("q", 6000), ("q", 5000), ("f", 1e-6)]
+    assert (entry, arguments) == ("norm_registers", [0, 1, 2, 3, None, None, None, 5, *numbers])
 
 
 @pytest.mark.parametrize("columns, entry", [(1000, "norm_backward"), (5000, "norm_backward_tma")])
@@ -418,16 +418,12 @@ def test_the_backward_of_norms_by_cuda(columns: int, entry: str) -> None:
     recipe = recipe_of("norm_backward", matrix, matrix, matrix, weight, True, each, each, True)
     assert shapes(recipe) == [((50, columns), BF16), ((columns,), FP32), ((columns,), FP32)]
     first, (name, _, arguments) = told(recipe)
-    # 0: dy, 1: x, 2: dsum, 3: weight, 4: mean, 5: rstd, 6: dx, 7 and 8: gradients of weight and bias.
-    heads = 9 if entry == "norm_backward_tma" else None
-    partial = 9 if heads is None else 10
-    more = [] if heads is None else [heads]
-    slots, pitch = arguments[4], arguments[6]
-    last = [] if heads is None else [slots, pitch]
+    # 0: dy, 1: x, 2: dsum, 3: weight, 4: mean, 5: rstd, 6: dx, 7 and 8: gradients of weight and bias, 9: partial sums.
     sizes = [("q", 50), ("i", columns), *[("q", columns)] * 3]
-    assert (first[0], first[2]) == (entry, [1, 0, 2, 6, 3, 4, 5, partial, *more, *sizes, *last])
-    assert (name, arguments) == ("norm_column_sums", [partial, heads, 7, 8, slots, ("i", columns), pitch])
-    assert recipe.buffers[partial - 6].shape == (2, slots[1], pitch[1])
+    assert (first[0], first[2]) == (entry, [1, 0, 2, 6, 3, 4, 5, 9, *sizes])
+    programs = arguments[3]
+    assert (name, arguments) == ("norm_column_sums", [9, 7, 8, programs, ("i", columns)])
+    assert recipe.buffers[3].shape == (2, programs[1], columns)
 
 
 def test_norms_by_triton() -> None:

@@ -152,13 +152,6 @@ __device__ __forceinline__ uint4 load_vector_once(const void *address) {
         : "l"(address), "l"(evict_last_policy()));
     return v;
 }
-// Asynchronously into shared memory. ptxas 13.0 must not know the changing part of `to` to be uniform over lanes: it
-// then encodes neither that register nor the policy (LDGSTS [R + UR], desc[UR1]), an illegal instruction. Rings
-// (ring.cuh) do not use it: there ptxas does so, and the policy wins 0.00 to 0.02.
-__device__ __forceinline__ void copy_vector_once(uint4 *to, const void *address) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
-                 ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(address), "l"(evict_last_policy()) : "memory");
-}
 __device__ __forceinline__ void store_vector(void *address, uint4 v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");

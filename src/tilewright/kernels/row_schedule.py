@@ -15,7 +15,7 @@ from tilewright.kernels.row import VECTOR, Alignment
 from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand
 
-Storage = Literal["registers", "ring", "slots", "tma", "stream"]
+Storage = Literal["registers", "ring", "tma", "stream"]
 CLUSTERS = (1, 2, 4, 8, 16)
 """Blocks that may share a row."""
 IMPLS = ("auto", "torch", "triton", "cuda")
@@ -38,8 +38,8 @@ class Schedule:
     blocks: int = 1
     """Blocks that a multiprocessor must hold at once: bounds the registers of a thread."""
     storage: Storage = "registers"
-    """Where a row waits between its passes: `registers`; a `ring` of `stages` vectors a thread; `slots` for `stages`
-    rows; the same filled by `tma`; or nowhere: a `stream` of `vectors` at a time, read again for a second pass."""
+    """Where a row waits between its passes: `registers`; a `ring` of `stages` vectors a thread; slots for
+    `stages` rows, filled by `tma`; or nowhere: a `stream` of `vectors` at a time, read again for a second pass."""
     stages: int = 0
     lag: int = 0
     """1: a row's reduction is collected after the next row's is posted."""
@@ -49,8 +49,6 @@ class Schedule:
     """Of a thread's vectors, those that every thread has and the end of a row is not in."""
     block_vectors: int = 0
     """With `tma`: vectors of a row that a block has at most."""
-    period: int = 1
-    """With `tma`: rows after which a row begins at the same place within a vector."""
     alignment: Alignment = "ALIGNED"
     line: int = VECTOR
     """Bytes on whose multiples a row's first vector begins."""
@@ -75,7 +73,7 @@ class Schedule:
 
 _MACROS = (
     "threads", "row_threads", "vectors", "cluster", "blocks", "stages", "lag", "kept", "whole_vectors",
-    "block_vectors", "period", "alignment", "line",
+    "block_vectors", "alignment", "line",
 )  # fmt: skip
 
 

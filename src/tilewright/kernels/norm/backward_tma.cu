@@ -3,8 +3,7 @@
 // A program stays for many rows. In each block one thread fetches rows by bulk copies (TMA) into STAGES slots, THREADS
 // others compute, VECTORS vectors each: a row's sums, and one row later dx; in a cluster a warp exchanges the sums.
 // Bulk copies cost the computing warps no instructions; where rows begin on lines (BULK_STORE) dx leaves through them
-// too. A thread owns the same columns of all rows that begin alike within 16 bytes, as every PERIOD-th does; a program
-// takes rows of one such class, then of the next with sums of its own (row_assignment.cuh).
+// too. Every row is whole vectors and begins on 16 bytes: a thread owns the same columns of all rows.
 //
 // Macros: those of a schedule and of moments.cuh; HAS_WEIGHT, HAS_BIAS, RESIDUAL.
 //
@@ -15,11 +14,11 @@
 
 constexpr int INPUTS = 2 + RESIDUAL, WARPS = THREADS / 32, SETS = 4;
 constexpr bool BULK_STORE = LINE == 128;                   // rows begin on lines
-constexpr int PARTS = BULK_STORE ? 1 : VECTORS;                // in which a row comes, and its room is write_slot back
+constexpr int PARTS = BULK_STORE ? 1 : VECTORS;                // in which a row comes, and its room is given back
 constexpr int PART = BULK_STORE ? BLOCK_VECTORS : THREADS;             // vectors of one
 constexpr int ALL = THREADS + 32 * (CLUSTER > 1 ? 2 : 1);  // one warp fetches, one exchanges sums in a cluster
 static_assert(STAGES >= LAG + 2, "one row is fetched while others wait for their sums");
-static_assert(!BULK_STORE || ALIGNMENT == ALIGNED, "bulk copies write whole vectors");
+static_assert(ALIGNMENT == ALIGNED, "bulk copies move whole vectors");
 // n in one multiply-add: x - mean unrounded differs far below 16 bits; n of a row of one value stays 0 (rstd_of).
 constexpr bool FUSED = sizeof(ELEMENT) == 2;
 
@@ -56,48 +55,16 @@ __device__ __forceinline__ void read(int slot, int v, float (&x)[LANES], float (
     unpack<ELEMENT>(*in_ring(slot, 1, v), dy);
     if constexpr (HAS_WEIGHT) read_lanes(kept_weights(v), weight);
 }
-// A mask of ones where the lanes of a vector are columns.
-__device__ __forceinline__ uint4 mask_of(int column, int columns) {
-    constexpr int each = LANES / 4;  // elements of a word
-    unsigned word[4] = {};
-#pragma unroll
-    for (int k = 0; k < LANES; k++)
-        if (unsigned(column + k) < unsigned(columns)) word[k / each] |= (each == 2 ? 0xffffu : ~0u) << k % each * 16;
-    return {word[0], word[1], word[2], word[3]};
-}
-// Zeroes the lanes of a vector outside of the row.
-__device__ __forceinline__ void zero_outside(uint4 *vector, uint4 mask) {
-    const uint4 held = *vector;
-    *vector = {held.x & mask.x, held.y & mask.y, held.z & mask.z, held.w & mask.w};
-}
-// This thread's vectors of each row of a segment: VECTORS or fewer.
+// This thread's vectors of each row: VECTORS or fewer.
 struct Owned {
     int first, count;  // of the block's vectors
-    unsigned partial;  // a bit for each of the thread's that has lanes outside of the row
-    __device__ __forceinline__ Owned(const Elements &shape, const Place &at)
-        : first(at.first), count(vectors_here(shape, at)), partial(0) {
-        for (int i = 0; i < VECTORS; i++)
-            if (holds(i) && shape.is_partial(first + vector(i))) partial |= 1u << i;
-    }
+    __device__ __forceinline__ Owned(const Place &at, int columns) : first(at.first), count(at.count(columns)) {}
     __device__ __forceinline__ int vector(int i) const { return i * THREADS + int(threadIdx.x); }
     __device__ __forceinline__ bool holds(int i) const { return vector(i) < count; }
-    __device__ __forceinline__ int column(const Elements &shape, int i) const {
-        return shape.column(first + vector(i));
-    }
-    __device__ __forceinline__ bool is_partial(int i) const { return ALIGNMENT != ALIGNED && (partial >> i & 1); }
 };
 
-// The first pass: sums over the row. Lanes outside of the row are zeroed before, by the few threads that have any.
-__device__ __forceinline__ State gather(const Pipeline &pipeline, int slot, const Elements &shape, const Owned &owned,
-                                        Statistics normal, Gradients &sums) {
-    if (ALIGNMENT != ALIGNED && owned.partial) {
-#pragma unroll 1
-        for (int i = 0; i < VECTORS; i++) {
-            if (!owned.is_partial(i)) continue;
-            const uint4 mask = pipeline.edge_masks[owned.column(shape, i) >= 0];
-            for (int n = 0; n < 2; n++) zero_outside(in_ring(slot, n, owned.vector(i)), mask);
-        }
-    }
+// The first pass: sums over the row.
+__device__ __forceinline__ State gather(int slot, const Owned &owned, Statistics normal, Gradients &sums) {
     State found[2] = {State::identity(), State::identity()};  // two, for shorter dependent chains
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
@@ -119,17 +86,10 @@ __device__ __forceinline__ State gather(const Pipeline &pipeline, int slot, cons
     return found[0];
 }
 
-// The lanes of a vector that are columns.
-__device__ __forceinline__ void store_lanes(uint4 vector, int column, int columns, ELEMENT *to) {
-#pragma unroll
-    for (int k = 0; k < LANES; k++)
-        if (unsigned(column + k) < unsigned(columns)) to[k] = element<ELEMENT>(vector, k);
-}
-
 // The second pass: dx = rstd * (g - average(g) - n * average(g * n)), to `to` (vector 0 of this thread), or with
 // BULK_STORE in place of x, from where fetch() stores it.
-__device__ __forceinline__ void write(Pipeline &pipeline, int slot, const Elements &shape, const Owned &owned,
-                                      Statistics normal, State average, ELEMENT *to) {
+__device__ __forceinline__ void write(Pipeline &pipeline, int slot, const Owned &owned, Statistics normal,
+                                      State average, ELEMENT *to) {
     const bool is_leader = threadIdx.x % 32 == 0;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
@@ -151,9 +111,7 @@ __device__ __forceinline__ void write(Pipeline &pipeline, int slot, const Elemen
                 for (int k = 0; k < LANES; k++) dx[k] += x[k];
             }
             const uint4 packed = pack<ELEMENT>(dx);
-            if (owned.is_partial(i))
-                store_lanes(packed, owned.column(shape, i), shape.columns, to + i * THREADS * LANES);
-            else if (BULK_STORE)
+            if (BULK_STORE)
                 *in_ring(slot, 0, v) = packed;
             else
                 store_vector(to + i * THREADS * LANES, packed);
@@ -169,7 +127,7 @@ __device__ __forceinline__ void write(Pipeline &pipeline, int slot, const Elemen
     }
 }
 
-// Writes a segment's sums of its columns to `to` [pitch], where vectors lie as in its rows.
+// Writes the program's sums of its columns to `to` [columns].
 __device__ __forceinline__ void write_partial(const float (&sums)[VECTORS][LANES], const Owned &owned, float *to) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
@@ -183,58 +141,39 @@ __device__ __forceinline__ void write_partial(const float (&sums)[VECTORS][LANES
 }
 
 // Weights of this thread's columns to shared memory; it alone reads them.
-__device__ __forceinline__ void keep_weights(const WEIGHT *weight, const Elements &shape, const Owned &owned) {
+__device__ __forceinline__ void keep_weights(const WEIGHT *weight, int columns, const Owned &owned) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         if (!owned.holds(i)) continue;
         float found[LANES];
-        weights_at(weight, owned.column(shape, i), shape.columns, found);
+        weights_at(weight, (owned.first + owned.vector(i)) * LANES, columns, found);
 #pragma unroll
         for (int k = 0; k < LANES; k++) narrow(kept_weights(owned.vector(i))[k], found[k]);
     }
 }
 
-struct Arguments {
-    const ELEMENT *x;
-    ELEMENT *dx;
-    const WEIGHT *weight;
-    float *partial;  // [weight and bias, slots, pitch]
-    long long x_stride;
-    int columns, slots, pitch;
-};
-
-__device__ __forceinline__ void work(Pipeline &pipeline, const Arguments &to, const Place &at) {
-    int number = 0, slot = 0, write_slot = 0;  // rows so far; slots of the first and second pass
-    unsigned round = 0;
-    for (int n = 0; n < pipeline.count; n++) {
-        const Segment &part = pipeline.segments[n];
-        const Elements shape(to.x + part.row * to.x_stride, to.columns);
-        const Owned owned(shape, at);
-        if (HAS_WEIGHT) keep_weights(to.weight, shape, owned);
-        for (int i = 0; i < VECTORS; i++) {
-            const int column = owned.column(shape, i);
-            if (owned.is_partial(i)) pipeline.edge_masks[column >= 0] = mask_of(column, to.columns);
+__device__ __forceinline__ void work(Pipeline &pipeline, ELEMENT *dx, const WEIGHT *weight, float *partial,
+                                     int columns, const Place &at) {
+    const Owned owned(at, columns);
+    if (HAS_WEIGHT) keep_weights(weight, columns, owned);
+    dx += (at.first + int(threadIdx.x)) * LANES;
+    Gradients sums{};
+    int slot = 0, round = 0, write_slot = 0;  // slots of the first and the second pass
+    for (int i = 0; i < at.rows + LAG; i++) {
+        if (i < at.rows) {
+            pipeline.full[slot].wait_block(round);
+            post(pipeline, gather(slot, owned, pipeline.statistics[slot], sums), i);
+            if (++slot == STAGES) slot = 0, round++;
         }
-        ELEMENT *out = to.dx + shape.column(at.first + threadIdx.x);
-        Gradients sums{};
-        for (int i = 0; i < part.row_count + LAG; i++) {
-            if (i < part.row_count) {
-                pipeline.full[slot].wait_block(round);
-                post(pipeline, gather(pipeline, slot, shape, owned, pipeline.statistics[slot], sums), number + i);
-                if (++slot == STAGES) slot = 0, round++;
-            }
-            if (i >= LAG) {
-                const State average = collect(pipeline, number + i - LAG, to.columns);
-                write(pipeline, write_slot, shape, owned, pipeline.statistics[write_slot], average,
-                      out + pipeline.rows[write_slot] * to.columns);
-                if (++write_slot == STAGES) write_slot = 0;
-            }
+        if (i >= LAG) {
+            const State average = collect(pipeline, i - LAG, columns);
+            write(pipeline, write_slot, owned, pipeline.statistics[write_slot], average, dx + at.row(i - LAG) * columns);
+            if (++write_slot == STAGES) write_slot = 0;
         }
-        number += part.row_count;
-        float *partial = to.partial + (long long)part.slot * to.pitch;
-        if (HAS_WEIGHT) write_partial(sums.weight, owned, partial);
-        if (HAS_BIAS) write_partial(sums.bias, owned, partial + HAS_WEIGHT * (long long)to.slots * to.pitch);
     }
+    partial += (long long)at.program * columns;
+    if (HAS_WEIGHT) write_partial(sums.weight, owned, partial);
+    if (HAS_BIAS) write_partial(sums.bias, owned, partial + HAS_WEIGHT * (long long)at.programs * columns);
 }
 
 // All threads of a program: no block may end while another writes to it.
@@ -251,12 +190,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(ALL, BLOC
 extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
 #endif
     norm_backward_tma(const ELEMENT *x, const ELEMENT *dy, const ELEMENT *dsum, ELEMENT *dx, const WEIGHT *weight,
-                       const float *means, const float *rstds, float *partial, int *heads, long long rows, int columns,
-                       long long x_stride, long long dy_stride, long long dsum_stride, int slots, int pitch) {
+                      const float *means, const float *rstds, float *partial, long long rows, int columns,
+                      long long x_stride, long long dy_stride, long long dsum_stride) {
     __shared__ Pipeline pipeline;
     const int rank = CLUSTER > 1 ? cluster_rank() : 0, warp = threadIdx.x / 32;
-    const Place at{int(blockIdx.x) / CLUSTER, int(gridDim.x) / CLUSTER, rank, rank * BLOCK_VECTORS};
-    RowAssignment assignment(rows, at);
+    const int program = blockIdx.x / CLUSTER, programs = gridDim.x / CLUSTER;
+    const Place at{program, programs, rank, rank * BLOCK_VECTORS, int((rows - program + programs - 1) / programs)};
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < STAGES; slot++) {
             pipeline.full[slot].init(1);
@@ -264,23 +203,19 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
         }
         for (int set = 0; set < SETS; set++)
             pipeline.found_ready[set].init(WARPS), pipeline.received[set].init(1), pipeline.averages_ready[set].init(1);
-        for (pipeline.count = 0; assignment.position < assignment.end; pipeline.count++) {
-            const Segment part = pipeline.segments[pipeline.count] = assignment.next();
-            if (rank == 0) heads[part.slot] = Elements(x + part.row * x_stride, columns).head;
-        }
     }
     sync_program();
     if (warp < WARPS) {
-        work(pipeline, {x, dx, weight, partial, x_stride, columns, slots, pitch}, at);
+        work(pipeline, dx, weight, partial, columns, at);
     } else if (warp == WARPS) {
 #if RESIDUAL
         const Matrix inputs[INPUTS] = {{x, x_stride}, {dy, dy_stride}, {dsum, dsum_stride}};
 #else
         const Matrix inputs[INPUTS] = {{x, x_stride}, {dy, dy_stride}};
 #endif
-        if (threadIdx.x % 32 == 0) fetch(pipeline, inputs, dx, means, rstds, columns, assignment, at);
+        if (threadIdx.x % 32 == 0) fetch(pipeline, inputs, dx, means, rstds, columns, at);
     } else if (CLUSTER > 1) {
-        reduce_cluster(pipeline, assignment.row_count(), columns, at);
+        reduce_cluster(pipeline, columns, at);
     }
     __syncwarp();  // reconverge the fetching warp
     if (CLUSTER > 1) sync_program();

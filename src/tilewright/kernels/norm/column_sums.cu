@@ -7,24 +7,22 @@
 
 constexpr int AHEAD = 8;  // loads of a warp in flight
 
-// partial fp32 [1 or 2, programs, pitch], column 0 of a program at its `heads`, or at 0 where that is null, to `first`
-// and `second`, [columns] of the weights' type. A block takes 32 columns; each of its warps adds every THREADS/32-th
-// program, in fp64: the sums of a column may cancel.
+// partial fp32 [1 or 2, programs, columns] to `first` and `second`, [columns] of the weights' type. A block takes 32
+// columns; each of its warps adds every THREADS/32-th program, in fp64: the sums of a column may cancel.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    norm_column_sums(const float *__restrict__ partial, const int *__restrict__ heads, WEIGHT *first, WEIGHT *second,
-                 int programs, int columns, int pitch) {
+    norm_column_sums(const float *__restrict__ partial, WEIGHT *first, WEIGHT *second, int programs, int columns) {
     __shared__ double sums[THREADS];
     constexpr int warps = THREADS / 32;
     const int lane = threadIdx.x % 32, column = blockIdx.x * 32 + lane;
     double sum = 0.;
     if (column < columns) {
-        const float *from = partial + (long long)blockIdx.y * programs * pitch + column;
+        const float *from = partial + (long long)blockIdx.y * programs * columns + column;
         for (int start = threadIdx.x / 32; start < programs; start += AHEAD * warps) {
             float found[AHEAD];
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 const int p = start + i * warps;
-                found[i] = p < programs ? from[(long long)p * pitch + (heads ? heads[p] : 0)] : 0.f;
+                found[i] = p < programs ? from[(long long)p * columns] : 0.f;
             }
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) sum += found[i];

@@ -10,14 +10,7 @@ import torch
 
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels import ring
-from tilewright.kernels.norm.schedule import (
-    Call,
-    Direction,
-    helper_warps,
-    programs_and_period,
-    schedule_of,
-    segments,
-)
+from tilewright.kernels.norm.schedule import Call, Direction, helper_warps, schedule_of
 from tilewright.kernels.row import ELEMENTS, VECTOR, RowLayout, layout_of, period_of
 from tilewright.kernels.row_schedule import Schedule, no_kernel
 from tilewright.launch import nvrtc
@@ -26,9 +19,8 @@ from tilewright.launch.builder import Operand, RecipeBuilder
 HERE = Path(__file__).parent
 SOURCES = {
     ("forward", "registers"): ("registers.cu", "norm_registers", "PPPPPPPPqiqqf"),
-    ("forward", "slots"): ("persistent_cluster.cu", "norm_persistent", "PPPPPPPPqiqqif"),
     ("backward", "ring"): ("backward.cu", "norm_backward", "PPPPPPPPqiqqq"),
-    ("backward", "tma"): ("backward_tma.cu", "norm_backward_tma", "PPPPPPPPPqiqqqii"),
+    ("backward", "tma"): ("backward_tma.cu", "norm_backward_tma", "PPPPPPPPqiqqq"),
 }
 """By direction and storage: file, entry point, types of its parameters."""
 COLUMN_WARPS = (2, 4, 8, 16)
@@ -102,15 +94,8 @@ def forward(
     rows, columns = x.shape
     strides = [layout.stride for layout in call.inputs] + [0] * (2 - len(matrices))
     arguments = (x, residual, y, total, weight, bias, mean if centered else None, rstd, rows, columns, *strides)
-    if schedule.storage == "registers":
-        kernel, _ = _kernel(x.device.index, "forward", schedule, call.definitions())
-        build.launch(kernel, (schedule.programs(rows),), *arguments, eps)
-        return
-    kernel, at_once = _kernel(x.device.index, "forward", schedule, (*call.definitions(), ("SAME_ALIGNMENT", 1)))
-    programs, period = programs_and_period(at_once, rows, strides[0] * x.itemsize)
-    if period > 1:
-        kernel, _ = _kernel(x.device.index, "forward", schedule, (*call.definitions(), ("SAME_ALIGNMENT", 0)))
-    build.launch(kernel, (programs * schedule.cluster,), *arguments, period, eps)
+    kernel, _ = _kernel(x.device.index, "forward", schedule, call.definitions())
+    build.launch(kernel, (schedule.programs(rows),), *arguments, eps)
 
 
 def backward(
@@ -133,28 +118,20 @@ def backward(
     kernel, at_once = _kernel(x.device.index, "backward", schedule, call.definitions())
     rows, columns = x.shape
     strides = [layout.stride for layout in call.inputs] + [0] * (3 - len(matrices))
-    # Each program (or segment of its rows) leaves its sums over rows; with TMA they lie as its rows do in vectors.
-    heads, pitch, lanes = None, columns, VECTOR // x.itemsize
-    if schedule.storage == "tma":
-        programs = min(rows, at_once)
-        slots, pitch = segments(rows, programs, schedule.period), ring.needed(columns, x.itemsize) * lanes
-        heads = build.empty((slots,), torch.int32)
-    else:
-        period = period_of(strides[0] * x.itemsize)
-        slots = programs = ring.programs_of(at_once, schedule.programs(rows), schedule.rows_per_block, period)
-    partial = build.empty((call.weights, slots, pitch), torch.float32) if call.weights else None
-    arguments = (x, dy, dsum, dx, weight, mean if centered else None, rstd, partial)
-    sizes = (rows, columns, *strides)
-    grid = (programs * schedule.cluster,)
-    if heads is None:
-        build.launch(kernel, grid, *arguments, *sizes)
-    else:
-        build.launch(kernel, grid, *arguments, heads, *sizes, slots, pitch)
+    # Each program leaves its sums over rows.
+    programs = ring.programs_of(
+        at_once, schedule.programs(rows), schedule.rows_per_block, period_of(strides[0] * x.itemsize)
+    )
+    partial = build.empty((call.weights, programs, columns), torch.float32) if call.weights else None
+    build.launch(
+        kernel, (programs * schedule.cluster,),
+        x, dy, dsum, dx, weight, mean if centered else None, rstd, partial, rows, columns, *strides,
+    )  # fmt: skip
     gradients = [each for each in (d_weight, d_bias) if each.numel()]
     if gradients:
         build.launch(
-            _column_sums(x.device.index, gradients[0].dtype, slots), (-(-columns // 32), call.weights),
-            partial, heads, gradients[0], gradients[-1], slots, columns, pitch,
+            _column_sums(x.device.index, gradients[0].dtype, programs), (-(-columns // 32), call.weights),
+            partial, gradients[0], gradients[-1], programs, columns,
         )  # fmt: skip
 
 
@@ -163,6 +140,6 @@ def _column_sums(device: int, dtype: torch.dtype, programs: int) -> nvrtc.Kernel
     """The sum over `programs`: more warps share a column where there are more to add, about sixteen each."""
     warps = next((warps for warps in COLUMN_WARPS if warps * 16 >= programs), COLUMN_WARPS[-1])
     return nvrtc.kernel(
-        HERE / "column_sums.cu", "norm_column_sums", "PPPPiii", device=device, threads=warps * 32,
+        HERE / "column_sums.cu", "norm_column_sums", "PPPii", device=device, threads=warps * 32,
         definitions=(("WEIGHT", ELEMENTS[dtype]), ("THREADS", warps * 32)),
     )  # fmt: skip

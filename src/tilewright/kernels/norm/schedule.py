@@ -11,17 +11,8 @@ import torch
 from tilewright.hardware.architectures import DeviceLimits
 from tilewright.kernels import ring
 from tilewright.kernels.ring import needed
-from tilewright.kernels.row import (
-    ELEMENTS,
-    LINE,
-    VECTOR,
-    RowLayout,
-    alignment_of,
-    line_of,
-    period_of,
-    vectors_of,
-)
-from tilewright.kernels.row_schedule import CLUSTERS, Schedule, blocks_for, cluster_of, room_of, short_rows
+from tilewright.kernels.row import ELEMENTS, LINE, VECTOR, RowLayout, alignment_of, line_of, vectors_of
+from tilewright.kernels.row_schedule import CLUSTERS, Schedule, blocks_for, room_of, short_rows
 
 Direction = Literal["forward", "backward"]
 
@@ -82,19 +73,13 @@ def schedule_of(call: Call, limits: DeviceLimits) -> Schedule | str:
     alignment = alignment_of(call.columns, size, (*call.inputs, result), line)
     if call.direction == "forward":
         found = _registers(vectors_of(call.columns, size, alignment))
-        if found is None and alignment != "SCALAR":
-            found = _persistent(call, alignment == "PEELED", limits)
-    elif alignment != "SCALAR":
-        found = _tma(call, limits) or _ring(call, limits)
-    else:
-        found = None
-    if found is None and alignment == "SCALAR":
+    elif alignment == "SCALAR":
         return "rows do not lie within 16 bytes as the result's do"
-    return (
-        replace(found, alignment=alignment, line=max(line, found.line))
-        if found
-        else (f"no cluster holds rows of {call.columns} columns")
-    )
+    else:
+        found = (_tma(call, limits) if alignment == "ALIGNED" else None) or _ring(call, limits)
+    if found is None:
+        return f"no kernel holds rows of {call.columns} columns"
+    return replace(found, alignment=alignment, line=max(line, found.line))
 
 
 _REGISTER_STEPS = ((256, 32), (512, 64), (1024, 128), (2048, 256), (4096, 512))
@@ -111,57 +96,6 @@ def _registers(vectors: int) -> Schedule | None:
             return None
         found = Schedule(128 if row_threads == 32 else row_threads, row_threads, -(-vectors // row_threads))
     return replace(found, blocks=blocks_for(found.threads, found.vectors * 4))
-
-
-_SLOT_SHAPES = ((9, 384), (8, 512))
-"""`persistent_cluster.cu`: vectors a thread and threads a block at most, of which the smaller cluster is taken."""
-_SLOT_SHAPES_WITH_RESIDUAL = ((4, 512), (8, 512))
-_MOST_SLOTS = 6
-_WEIGHT_REGISTERS = 72
-"""Of a thread, that hold weights and biases."""
-_STATE_BYTES = 16
-"""Of two reductions, from each warp of a cluster."""
-
-
-def _persistent(call: Call, peeled: bool, limits: DeviceLimits) -> Schedule | None:
-    """Rows in slots of shared memory; None if no cluster holds one."""
-    lanes = VECTOR // call.dtype.itemsize
-    count = -(-(call.columns + (LINE // call.dtype.itemsize - 1 if peeled else 0)) // lanes)
-    shapes = _SLOT_SHAPES_WITH_RESIDUAL if call.residual else _SLOT_SHAPES
-    fits = [(size, each) for each, most in shapes if (size := cluster_of(count, each, most, limits)) is not None]
-    if not fits:
-        return None
-    cluster, vectors = fits[0] if call.residual else min(fits, key=lambda fit: fit[0])
-    threads = -(-count // (vectors * cluster * 32)) * 32
-    slot_bytes = vectors * threads * VECTOR
-    reductions = 4 * (cluster * (threads // 32) * _STATE_BYTES + 32)
-    slots = (limits.shared_bytes_per_block - reductions) // slot_bytes
-    # A residual's slot is free once the sum is taken: `stages - lag` of them are enough.
-    stages = min(_MOST_SLOTS, (slots + 1) // 2 if call.residual else slots)
-    lag = int(stages >= (2 if call.residual else 3))
-    used = stages + (stages - lag if call.residual else 0)
-    if stages < 1 or used > slots:
-        return None
-    weight_registers = vectors * (call.weight_vector_bytes or VECTOR) // 4
-    return Schedule(
-        threads, threads, vectors, cluster, 1, "slots", stages, lag,
-        kept=min(call.weights, _WEIGHT_REGISTERS // weight_registers),
-        whole_vectors=min(vectors, call.columns // lanes // (threads * cluster)),
-        shared_bytes=used * slot_bytes,
-    )  # fmt: skip
-
-
-def programs_and_period(at_once: int, rows: int, pitch_bytes: int) -> tuple[int, int]:
-    """Programs of `persistent_cluster.cu` to launch for rows `pitch_bytes` apart, and its `period`.
-
-    Rows that begin alike after `period` rows are taken in turn by as many programs as run at once, in a multiple of
-    `period` if that costs few of them; else (a period above 1) each takes its share of rows that begin alike.
-    """
-    period = period_of(pitch_bytes, LINE)
-    alike = at_once // period * period
-    if rows <= at_once:
-        return rows, 1
-    return (alike, 1) if 20 * alike >= 19 * at_once else (at_once, period)
 
 
 def _ring(call: Call, limits: DeviceLimits) -> Schedule | None:
@@ -186,10 +120,10 @@ def _ring_shapes(columns: int, itemsize: int, sums: int) -> tuple[ring.Shape, ..
     return (shape(4, 256), shape(4), shape(8)) if vectors <= 8192 else (shape(4), shape(8))
 
 
-_TMA_LEAST = 256
-"""`backward_tma.cu`: vectors of a row; fewer are for rings."""
-_TMA_LEAST_ON_LINES = {0: 8192, 1: 8192, 2: 512}
-"""The same of rows of 16 bits that all begin on lines, by the sums over rows. Of 32 bits all are for rings."""
+_TMA_VECTORS = range(256, 4097)
+"""`backward_tma.cu`: vectors of a row; others are for rings."""
+_TMA_LEAST_ON_LINES = 512
+"""The same of a layer norm's rows of 16 bits that all begin on lines. Other rows on lines are for rings."""
 _ALONE, _ALONE_ON_LINES, _TOGETHER = (4, 16), (2, 18), ((2, 28), (5, 16))
 """Vectors of a thread, warps of a multiprocessor: a row in one block; the same where rows begin on lines; a row in a
 cluster, of 16 bits. 16 warps have registers for five vectors, 28 for two."""
@@ -203,14 +137,15 @@ def _tma(call: Call, limits: DeviceLimits) -> Schedule | None:
     """Backward, rows fetched by bulk copies; None if they are for rings."""
     size = call.dtype.itemsize
     vectors, on_lines = needed(call.columns, size), call.columns * size % LINE == 0
-    if vectors < (_TMA_LEAST_ON_LINES[call.weights] if on_lines else _TMA_LEAST) or (on_lines and size != 2):
+    if vectors not in _TMA_VECTORS:
+        return None
+    if on_lines and (size != 2 or call.weights < 2 or vectors < _TMA_LEAST_ON_LINES):
         return None
     together = _TOGETHER if size == 2 else (_ALONE,)
     shapes = [(_ALONE_ON_LINES if on_lines else _ALONE, 1)] + [(shape, c) for shape in together for c in CLUSTERS[1:]]
     tried = (_tma_shape(call, shape, cluster, -(-vectors // cluster), limits) for shape, cluster in shapes)
     found = next(filter(None, tried), None)
-    pitch = call.inputs[0].stride * size if call.inputs[0].rows > 1 else VECTOR
-    return found and replace(found, line=LINE if on_lines else VECTOR, period=period_of(pitch))
+    return found and replace(found, line=LINE if on_lines else VECTOR)
 
 
 def _tma_shape(
@@ -236,12 +171,3 @@ def _tma_shape(
 def helper_warps(cluster: int) -> int:
     """Warps of `backward_tma.cu` beside those that compute: one fetches, and one reduces over a cluster."""
     return 2 if cluster > 1 else 1
-
-
-@functools.lru_cache(256)
-def segments(rows: int, programs: int, period: int) -> int:
-    """Segments of all programs (`row_assignment.cuh`): one begins with each program and with each class of rows."""
-    begins = {
-        number * (rows // parts) + min(number, rows % parts) for parts in (programs, period) for number in range(parts)
-    }
-    return len(begins - {rows})

@@ -5,23 +5,31 @@
 // sums with the cluster's other blocks. backward_tma.cu defines its sizes, State (what is reduced) and Statistics
 // before.
 #pragma once
-#include "row_assignment.cuh"
+
+// A block of a program, which takes every programs-th row.
+struct Place {
+    int program, programs, block;
+    int first;  // vector of a row that is the first of this block
+    int rows;   // of the program
+
+    __device__ __forceinline__ long long row(int i) const { return program + (long long)i * programs; }
+    // Vectors of a row that this block has.
+    __device__ __forceinline__ int count(int columns) const {
+        return max(0, min(BLOCK_VECTORS, columns / LANES - first));
+    }
+};
 
 struct Matrix {
     const ELEMENT *base;
     long long stride;  // elements from row to row
 };
 
-// In shared memory: what the threads of a block reduce_cluster each other.
+// In shared memory: what the threads of a block tell each other.
 struct Pipeline {
     Barrier full[STAGES], empty[STAGES][PARTS];
     Barrier found_ready[SETS], received[SETS], averages_ready[SETS];
     State found[SETS][WARPS], sent[SETS][CLUSTER], averages[SETS];
     Statistics statistics[STAGES];
-    long long rows[STAGES];     // numbers of the rows in the slots
-    Segment segments[PERIOD];  // of the program: at most one a class
-    int count;
-    uint4 edge_masks[2];  // of the first and last vector of a segment's rows: ones where lanes are columns
 };
 
 extern __shared__ __align__(128) uint4 ring[];  // [STAGES][INPUTS][BLOCK_VECTORS], then the weights of the columns
@@ -40,11 +48,6 @@ __device__ __forceinline__ void copy_bulk(uint4 *to, const void *from, int bytes
                  : "memory");
 }
 
-// How many vectors of a row this block has.
-__device__ __forceinline__ int vectors_here(const Elements &shape, const Place &at) {
-    return max(0, min(BLOCK_VECTORS, shape.vectors - at.first));
-}
-
 // Shared to global; `from` must stay unchanged until `await_reads`.
 __device__ __forceinline__ void store_bulk(ELEMENT *to, const uint4 *from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
@@ -56,63 +59,53 @@ __device__ __forceinline__ void await_reads() {
 }
 // One thread: rows and their statistics into the slots, as far ahead as there is room; with BULK_STORE, dx out of them.
 __device__ __forceinline__ void fetch(Pipeline &pipeline, const Matrix (&inputs)[INPUTS], ELEMENT *dx,
-                                      const float *means, const float *rstds, int columns,
-                                      const RowAssignment &assignment, const Place &at) {
-    int slot = 0, count = 0;
-    unsigned round = 0;
-    long long turn = 0;
-    const auto send = [&] {
-        if (count > 0)
-            store_bulk(dx + pipeline.rows[slot] * columns + at.first * LANES, in_ring(slot, 0, 0), count * 16);
+                                      const float *means, const float *rstds, int columns, const Place &at) {
+    const int count = at.count(columns);
+    int slot = 0, round = 0;
+    const auto send = [&](int i) {
+        if (count > 0) store_bulk(dx + at.row(i) * columns + at.first * LANES, in_ring(slot, 0, 0), count * 16);
     };
-    for (int n = 0; n < pipeline.count; n++) {
-        const Segment part = pipeline.segments[n];
-        const Elements shape(inputs[0].base + part.row * inputs[0].stride, columns);
-        const RowOrder order = assignment.order_of(part);
-        count = vectors_here(shape, at);
-        for (int i = 0; i < part.row_count; i++) {
-            const long long row = order.row_of(turn + i);
-            // Not prefetched: that costs 7 % at 5000 columns of bf16.
-            const Statistics normal{CENTERED ? __ldg(means + row) : 0.f, __ldg(rstds + row)};
-            for (int k = 0; k < PARTS; k++) {
-                if (round > 0) {
-                    pipeline.empty[slot][k].wait_block(round - 1);
-                    if (BULK_STORE) send(), await_reads();
-                }
-                if (k == 0) {
-                    pipeline.statistics[slot] = normal, pipeline.rows[slot] = row;
-                    pipeline.full[slot].expect(INPUTS * count * 16);
-                }
-                const int vectors = min(PART, count - k * PART);
-#pragma unroll
-                for (int n = 0; n < INPUTS; n++)
-                    if (vectors > 0)
-                        copy_bulk(in_ring(slot, n, k * PART),
-                                  inputs[n].base + row * inputs[n].stride + shape.column(at.first + k * PART),
-                                  vectors * 16, pipeline.full[slot]);
+    for (int i = 0; i < at.rows; i++) {
+        const long long row = at.row(i);
+        // Not prefetched: that costs 7 % at 5000 columns of bf16.
+        const Statistics normal{CENTERED ? __ldg(means + row) : 0.f, __ldg(rstds + row)};
+        for (int k = 0; k < PARTS; k++) {
+            if (round > 0) {
+                pipeline.empty[slot][k].wait_block(round - 1);
+                if (BULK_STORE) send(i - STAGES), await_reads();
             }
-            if (++slot == STAGES) slot = 0, round++;
+            if (k == 0) {
+                pipeline.statistics[slot] = normal;
+                pipeline.full[slot].expect(INPUTS * count * 16);
+            }
+            const int vectors = min(PART, count - k * PART);
+#pragma unroll
+            for (int n = 0; n < INPUTS; n++)
+                if (vectors > 0)
+                    copy_bulk(in_ring(slot, n, k * PART),
+                              inputs[n].base + row * inputs[n].stride + (at.first + k * PART) * LANES, vectors * 16,
+                              pipeline.full[slot]);
         }
-        turn += part.row_count;
+        if (++slot == STAGES) slot = 0, round++;
     }
     if (!BULK_STORE) return;
     // dx of the rows that are still in the slots.
-    const int rows = min(assignment.row_count(), STAGES);
-    slot = (assignment.row_count() - rows) % STAGES, round = (assignment.row_count() - rows) / STAGES;
-    for (int i = 0; i < rows; i++) {
+    const int first = max(0, at.rows - STAGES);
+    slot = first % STAGES, round = first / STAGES;
+    for (int i = first; i < at.rows; i++) {
         pipeline.empty[slot][0].wait_block(round);
-        send();
+        send(i);
         if (++slot == STAGES) slot = 0, round++;
     }
     await_reads();
 }
 
 // One warp: reduces each row over the block's warps, then over the cluster's blocks, and leaves the averages.
-__device__ __forceinline__ void reduce_cluster(Pipeline &pipeline, int row_count, int columns, const Place &at) {
+__device__ __forceinline__ void reduce_cluster(Pipeline &pipeline, int columns, const Place &at) {
     const int lane = threadIdx.x % 32;
     constexpr int width = WARPS > 16 ? 32 : 16;
     constexpr int together = CLUSTER > 8 ? 16 : CLUSTER > 4 ? 8 : CLUSTER > 2 ? 4 : 2;
-    for (int i = 0; i < row_count; i++) {
+    for (int i = 0; i < at.rows; i++) {
         const int set = i % SETS;
         pipeline.found_ready[set].wait_block(i / SETS);
         State state = reduce_lanes<width>(lane < WARPS ? pipeline.found[set][lane] : State::identity());
