@@ -112,6 +112,10 @@ class AxisNames:
     def _equal(self, x: sympy.Expr, y: sympy.Expr) -> Axis:
         if x == y:
             return (x,)
+        a, b = self.resolved((x,)), self.resolved((y,))
+        if (a, b) != ((x,), (y,)):
+            # Another pair of factors of the same axes bound one of these.
+            return self.unify(a, b)
         # Of two placeholders, keep the one that may be guessed at the end.
         first, second = (x, y) if x not in self._neighbours else (y, x)
         if self._bind(first, (second,)):
@@ -206,10 +210,20 @@ class AxisNames:
         """The factors, with adjacent parts of a split factor joined again."""
         for high, low, whole in reversed(self._splits):
             pair = [*self.resolved((high,)), *self.resolved((low,))]
+            joined = self.resolved((whole,))
+            if not self._is_shorter(joined, pair):
+                # A use has bound the whole to its parts, or to others.
+                continue
             for start in range(len(factors) - 1):
                 if factors[start : start + 2] == pair:
-                    return self._joined([*factors[:start], *self.resolved((whole,)), *factors[start + 2 :]])
+                    return self._joined([*factors[:start], *joined, *factors[start + 2 :]])
         return tuple(factors)
+
+    @staticmethod
+    def _is_shorter(axis: Iterable[sympy.Expr], other: Iterable[sympy.Expr]) -> bool:
+        """Whether an axis has fewer factors than another, or as many with fewer placeholders among them."""
+        one, two = ([bool(factor.atoms(sympy.Dummy)) for factor in factors] for factors in (axis, other))
+        return (len(one), sum(one)) < (len(two), sum(two))
 
     def part(self, axis: Axis, size: int) -> Axis:
         """The axis of a slice of `size` elements: a third of `3*D` is `D`."""
