@@ -7,7 +7,7 @@ import fcntl
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,9 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.model_launches import Explained, differences, explained, launch_rows, write
 from benchmarks.model_zoo import DECODERS, MODELS, Missing, Size, Workload
+from tilewright.backend import Recording, recording
 from tilewright.hardware.ceilings import device_name
 from tilewright.hardware.detect import detect
+from tilewright.hardware.target import target_of
 from tilewright.measure.memory import peak_bytes
 from tilewright.measure.racing.results import append_results, environment, measurement
 from tilewright.measure.timing.benchmark import Timing, benchmark
@@ -39,6 +42,8 @@ ENTRANTS: Mapping[str, Mapping[str, str] | None] = {
 }
 DEFAULT_ENTRANTS = tuple(name for name in ENTRANTS if "max-autotune" not in name)
 REPLAYED = tuple(name for name, how in ENTRANTS.items() if how and "mode" in how)
+OURS = "tilewright"
+SHOWN_NAMES = 6
 WARM_UP = 4
 """Calls after the first: CUDA graphs are recorded in them."""
 
@@ -54,6 +59,8 @@ class Request:
     entrants: tuple[str, ...]
     seconds: float
     folder: Path
+    launches: bool = False
+    """Whether each launch of tilewright's entrant is timed beside its prediction, and what `explain` names is seen."""
 
 
 @dataclass
@@ -110,8 +117,11 @@ def run(request: Request) -> None:
     _silence()
     on_gpu = request.device != "cpu"
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    running = _Running(request, placed(workload, request.device, dtype), "bf16" if on_gpu else "fp32")
     kinds = [kind for kind in KINDS if kind in request.kinds and (kind == "decode") == decodes]
+    running = _Running(request, workload, "bf16" if on_gpu else "fp32")
+    running.workload = placed(workload, request.device, dtype)
+    if request.launches:
+        running.explain(kinds)
     for kind in kinds:
         running.compile(kind)
     if on_gpu:
@@ -166,6 +176,17 @@ class _Running:
     dtype: str
     steps: dict[str, dict[str, Step]] = field(default_factory=dict)
     """By kind and entrant."""
+    records: dict[str, Recording] = field(default_factory=dict)
+    """What tilewright compiled by calls, by kind."""
+    explained: Mapping[str, Explained] = field(default_factory=dict)
+
+    def explain(self, kinds: Sequence[str]) -> None:
+        """Plan each kind for this device from a model that is not on it."""
+        workload = self.workload
+        dtype = torch.bfloat16 if self.dtype == "bf16" else torch.float32
+        here = placed(replace(workload, model=copy.deepcopy(workload.model)), "cpu", dtype)
+        profile = target_of(torch.device(self.request.device)).profile
+        self.explained = {kind: explained(here, kind == "train", profile) for kind in kinds}
 
     def compile(self, kind: str) -> None:
         """The first calls of every entrant; one that fails is named and left out."""
@@ -179,11 +200,12 @@ class _Running:
             step = Step(model, function, self.workload.inputs, kind == "train", name in REPLAYED)
             try:
                 start = time.perf_counter()
-                step()
-                self._synchronize()
-                step.first_call_us = 1e6 * (time.perf_counter() - start)
-                for _ in range(WARM_UP):
+                with recording() as record:
                     step()
+                    self._synchronize()
+                    step.first_call_us = 1e6 * (time.perf_counter() - start)
+                    for _ in range(WARM_UP):
+                        step()
                 self._synchronize()
             # Whatever it is, the other entrants are measured.
             except Exception as error:
@@ -191,6 +213,8 @@ class _Running:
                 print(f"{kind} {name} failed: {type(error).__name__}: {str(error).strip()[:300]}")
                 continue
             found[name] = step
+            if name == OURS:
+                self.records[kind] = record
 
     def measure(self, kind: str) -> None:
         """Time, kernels, memory and error of every entrant of a kind; the rows go to the shard."""
@@ -223,6 +247,22 @@ class _Running:
             append_results(self.request.folder / f"{self.request.name}.jsonl", [row])
             if kernels:
                 self._note_kernels(kind, name, kernels)
+        if self.request.launches and OURS in steps:
+            self._launches(kind, steps[OURS])
+
+    def _launches(self, kind: str, step: Step) -> None:
+        """Predicted and measured time of each launch to a file, and a line on what `explain` named."""
+        profile = target_of(torch.device(self.request.device)).profile
+        rows = launch_rows(self.request.name, kind, self.records[kind], step, self.request.device, profile)
+        write(self.request.folder / f"{self.request.name}.launches", rows)
+        planned = self.explained[kind]
+        if isinstance(planned, str):
+            print(f"NAMES {kind}: no plan without the device: {planned[:150]}")
+            return
+        wrong = differences(planned, rows)
+        print(f"NAMES {kind}: {len(rows)} launches, {len(wrong)} differences from what explain named")
+        for line in wrong[:SHOWN_NAMES]:
+            print(f"    {line[:200]}")
 
     def _row(
         self,

@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from benchmarks.model_launches import read
+from benchmarks.model_launches import table as launch_table
 from benchmarks.model_runs import DEFAULT_ENTRANTS, ENTRANTS, KINDS, Request, run
 from benchmarks.model_table import table
 from benchmarks.model_zoo import DECODERS, MODELS
@@ -45,6 +47,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--compile-seconds", type=float, default=300.0, help="a model not compiled by then is left out")
     parser.add_argument("--out", type=Path, help="result file to which rows are added")
     parser.add_argument("--kernels", type=Path, help="file for the kernels of every entrant, JSON lines")
+    parser.add_argument(
+        "--launches", type=Path, help="file for predicted and measured times of our launches, JSON lines"
+    )
     parser.add_argument("--show", type=Path, help="print the table of a result file and measure nothing")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -75,6 +80,7 @@ def main() -> None:
             tuple(given.entrants),
             given.seconds,
             given.folder,
+            given.launches is not None,
         )
         run(request)
         return
@@ -89,6 +95,8 @@ def main() -> None:
             folder.mkdir()
             rows += _side_by_side(wanted[start : start + given.jobs], folder, given)
     print(table(rows))
+    if given.launches and given.launches.exists():
+        print(launch_table(read(given.launches)))
 
 
 def _side_by_side(names: list[str], folder: Path, given: argparse.Namespace) -> list[Measurement]:
@@ -129,6 +137,10 @@ def _collected(
     if given.kernels and kernels.exists():
         with given.kernels.open("a") as out:
             out.write(kernels.read_text())
+    launches = folder / f"{name}.launches"
+    if given.launches and launches.exists():
+        with given.launches.open("a") as out:
+            out.write(launches.read_text())
     rows = read_results(shard) if shard.exists() else []
     if given.out and rows:
         append_results(given.out, rows)
@@ -150,6 +162,7 @@ def _start(name: str, folder: Path, given: argparse.Namespace, side_by_side: int
         "--kinds", ",".join(given.kinds), "--entrants", ",".join(given.entrants), "--seconds", str(given.seconds),
     ]  # fmt: skip
     command += ["--tiny"] if given.tiny else []
+    command += ["--launches", str(given.launches)] if given.launches else []
     with (folder / f"{name}.log").open("w") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
 

@@ -9,20 +9,22 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from tilewright.compile.plan import GraphPlan
 from tilewright.cost.floor import floor_of
 from tilewright.cost.kinds import call_work, region_work
 from tilewright.cost.nests import nest_cost
 from tilewright.cost.operators import operator_cost
 from tilewright.cost.symbols import pretty
-from tilewright.cost.work import predicted_us
+from tilewright.cost.work import Work, predicted_us
 from tilewright.emit.source import language_of, source_of
 from tilewright.graph import calls
-from tilewright.graph.dims import SymbolicShapes
+from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
 from tilewright.graph.source import source_line
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.operators.table import row_of
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
+from tilewright.passes.units import is_view
 from tilewright.records import program as records
 from tilewright.records.program import Cost, Decision, GraphName, OperatorClass
 
@@ -140,6 +142,18 @@ def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: De
         bound=bound,
         predicted_us=None if floor is None else predicted_us(work, profile),
     )
+
+
+def works(plan: GraphPlan) -> Iterator[tuple[Unit, Work | None]]:
+    """Each launch of a planned graph, and what it has to do; None where that is unknown."""
+    shapes = symbolic_shapes(plan.graph, {}, {})
+    for unit in plan.units:
+        if isinstance(unit, Region):
+            yield unit, region_work(unit.lowered, unit.members)
+        elif unit.op == "call_function" and not is_view(unit):
+            cost = operator_cost(unit, shapes)
+            is_known = cost.provenance != "unknown" and cost.bytes
+            yield unit, call_work(unit, cost) if is_known else None
 
 
 def with_predictions(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.measure.timing.by_kernel import kernel_times
+from tilewright.measure.timing.by_kernel import CallTime, kernel_times
 from tilewright.measure.timing.stopwatch import Stopwatch, stopwatch_for
 from tilewright.runtime.executable import Executable, Slots, Step
 
@@ -32,12 +32,12 @@ def time_steps(executable: Executable, inputs: list[Any], device: str = "cpu") -
     return {name: median(values) for name, values in laps.items()}
 
 
-def time_in_place(executable: Executable, inputs: list[Any], device: str = "cpu") -> dict[str, float]:
-    """Median microseconds of every step by its name as the program runs: each finds in the caches what the one before
+def time_in_place(executable: Executable, inputs: list[Any], device: str = "cpu") -> dict[str, CallTime]:
+    """The time of every step by its name as the program runs: each finds in the caches what the one before
     it left there. On a GPU the time of its kernels alone, and steps that launch nothing are left out.
     """
     if torch.device(device).type != "cuda":
-        return time_steps(executable, inputs, device)
+        return {name: CallTime(us) for name, us in time_steps(executable, inputs, device).items()}
     slots: Slots = []
 
     def run(step: Step) -> None:
@@ -52,7 +52,7 @@ def time_in_place(executable: Executable, inputs: list[Any], device: str = "cpu"
     with torch.cuda.device(device):
         times = kernel_times([partial(run, step) for step in executable.steps])
     named = zip(executable.steps, times, strict=True)
-    return {step.name: us for step, us in named if us is not None}
+    return {step.name: time for step, time in named if time is not None}
 
 
 class _Timed(fx.Interpreter):

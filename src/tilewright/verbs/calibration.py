@@ -82,25 +82,11 @@ def _compiled(device: str, program: Program) -> list[CompiledGraph]:
 
 
 def _timed(device: str, program: Program, graph: CompiledGraph) -> Iterator[Timed]:
-    from torch import fx
-
-    from tilewright.cost.kinds import call_work, region_work
-    from tilewright.cost.operators import operator_cost
-    from tilewright.graph.dims import symbolic_shapes
+    from tilewright.compile.launches import works
     from tilewright.runtime.stopwatch import example_inputs, time_in_place
 
     times = time_in_place(graph.executable, example_inputs(graph.plan.graph), device)
-    shapes = symbolic_shapes(graph.plan.graph, {}, {})
-    for unit in graph.plan.units:
-        us = times.get(unit.name)
-        if us is None:
-            continue
-        if isinstance(unit, fx.Node):
-            cost = operator_cost(unit, shapes)
-            if cost.provenance == "unknown":
-                continue
-            work = call_work(unit, cost)
-        else:
-            work = region_work(unit.lowered, unit.members)
-        if work.bytes and work.kind != program.without:
-            yield Timed(f"{program.name} {graph.plan.name} {unit.name}", work, us)
+    for unit, work in works(graph.plan):
+        time = times.get(unit.name)
+        if time is not None and work is not None and work.kind != program.without:
+            yield Timed(f"{program.name} {graph.plan.name} {unit.name}", work, time.us)

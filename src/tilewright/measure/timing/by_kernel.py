@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tilewright.measure.timing import timers
 from tilewright.measure.timing.crosscheck import Record, busy_us, is_mark
@@ -17,8 +18,15 @@ MARK_US = 3.0
 _CYCLES_PER_US = 2000
 
 
-def kernel_times(calls: Sequence[Callable[[], object]], repeats: int = 7) -> list[float | None]:
-    """Median microseconds of the kernels, copies and fills of each of `calls`; None for one that launches nothing.
+class CallTime(NamedTuple):
+    """Median microseconds of one call, and the names of the kernels, copies and fills that it ran, in their order."""
+
+    us: float
+    kernels: tuple[str, ...] = ()
+
+
+def kernel_times(calls: Sequence[Callable[[], object]], repeats: int = 7) -> list[CallTime | None]:
+    """The time of the kernels, copies and fills of each of `calls`; None for one that launches nothing.
 
     The calls run in order, `repeats` times after a warm-up.
     """
@@ -36,6 +44,7 @@ def kernel_times(calls: Sequence[Callable[[], object]], repeats: int = 7) -> lis
 
     run()
     laps: list[list[float]] = [[] for _ in calls]
+    names: list[tuple[str, ...]] = [() for _ in calls]
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         for _ in range(repeats):
             run()
@@ -50,7 +59,8 @@ def kernel_times(calls: Sequence[Callable[[], object]], repeats: int = 7) -> lis
         place = number % (len(calls) + 1)
         if place < len(calls) and inside:
             laps[place].append(busy_us(inside))
-    return [statistics.median(times) if times else None for times in laps]
+            names[place] = tuple(record.name for record in inside)
+    return [CallTime(statistics.median(us), ran) if us else None for us, ran in zip(laps, names, strict=True)]
 
 
 def divided(records: Sequence[Record]) -> list[list[Record]]:
