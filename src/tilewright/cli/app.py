@@ -9,6 +9,7 @@ import typer
 
 from tilewright import __version__
 from tilewright.cli.bench import bench
+from tilewright.cli.claims import claims
 from tilewright.cli.diff import diff
 from tilewright.cli.doctor import doctor
 from tilewright.cli.explain import explain
@@ -22,7 +23,7 @@ from tilewright.cli.trace import trace
 from tilewright.records.errors import TilewrightError, UsageError
 
 # In the order in which help lists them.
-VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff)
+VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff, claims)
 INTERRUPTED = 130
 
 app = typer.Typer(

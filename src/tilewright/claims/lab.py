@@ -1,0 +1,226 @@
+"""What claims are checked with: tilewright's own verbs on its examples, each experiment run once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from tilewright.bench.peers import EXAMPLES
+
+if TYPE_CHECKING:
+    from tilewright.hardware.geometry import KernelView
+    from tilewright.measure.timing.benchmark import Timing
+    from tilewright.records.case import Case
+    from tilewright.records.measurement import Measurement
+    from tilewright.records.program import Operator, Program
+    from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
+
+Result = TypeVar("Result")
+SECONDS = 0.5
+"""Time given to one race."""
+
+
+class Profile:
+    """A recorded run: its operator table, and SQL over its timeline."""
+
+    def __init__(self, run: Path, table: OperatorTable, calls: int) -> None:
+        self.run, self.table, self.calls = run, table, calls
+        self.on_device = table.on_device
+
+    def operator(self, name: str) -> OperatorTime:
+        """The row of `aten::name` or of `name`; KeyError if it was not called."""
+        found = {row.name: row for row in self.table.rows}
+        return found.get(f"aten::{name}") or found[name]
+
+    def spent(self, name: str) -> int:
+        """Nanoseconds in the operator itself: on the device if one worked, else on the host."""
+        row = self.operator(name)
+        return row.device_self if self.on_device else row.cpu_self
+
+    def share(self, name: str) -> float:
+        """Of all time in operators, on the device if one worked."""
+        return self.spent(name) / (self.table.device_ns if self.on_device else self.table.cpu_ns)
+
+    def longest(self, count: int, *, host: bool = False, total: bool = False) -> list[str]:
+        """The names of the longest operators, without `aten::`."""
+        rows = [row for row in self.table.rows if row.kind == "operator"]
+        if total:
+            rows.sort(key=lambda row: -row.cpu_total)
+        else:
+            rows.sort(key=lambda row: -(row.cpu_self if host or not self.on_device else row.device_self))
+        return [row.name.removeprefix("aten::") for row in rows[:count]]
+
+    def called_by(self, name: str) -> dict[str, int]:
+        """Nanoseconds of the operators and calls directly inside `aten::name`."""
+        return {it.name: it.dur for it in self.table.inside if it.outer_name == f"aten::{name}"}
+
+    def sql(self, query: str) -> list[tuple[Any, ...]]:
+        from tilewright.store.query import query as ask
+
+        return ask(self.run, query)[1]
+
+    def value(self, query: str) -> float:
+        """The one number that `query` gives; 0 for NULL."""
+        return float(self.sql(query)[0][0] or 0)
+
+
+class Lab:
+    """The experiments on one device. Each runs once; `used` lists the commands since it was last cleared."""
+
+    def __init__(self, device: str, tell: Callable[[str], None] = lambda _: None) -> None:
+        self.device, self.on_gpu = device, device != "cpu"
+        self.used: list[str] = []
+        self.tell = tell
+        self._results: dict[str, object] = {}
+
+    def once(self, command: str, make: Callable[[], Result]) -> Result:
+        """The result of an experiment, which is made when first asked for; a failure is kept and raised again."""
+        if command not in self.used:
+            self.used.append(command)
+        if command not in self._results:
+            self.tell(command)
+            try:
+                self._results[command] = make()
+            except Exception as error:
+                self._results[command] = error
+        result = self._results[command]
+        if isinstance(result, Exception):
+            raise result
+        return cast(Result, result)
+
+    def example(self, file: str) -> Any:
+        """The module `examples/<file>`."""
+        from tilewright.bench.peers import example_module
+
+        return example_module(file)
+
+    def profile(self, target: str, calls: int, *options: str, case: Case | None = None) -> Profile:
+        """`calls` recorded calls of a case after a warm-up; options: --impl=…, --optimizer=…, --stacks, --events=…."""
+
+        def make() -> Profile:
+            from tilewright.measure.recording.recorder import RecordingPlan
+            from tilewright.measure.recording.windows import Detail
+            from tilewright.profiling.steps import profile_case
+
+            given = dict(option.lstrip("-").partition("=")[::2] for option in options)
+            plan = RecordingPlan(
+                active=calls,
+                whole=True,
+                events=int(given.get("events", RecordingPlan.events)),
+                detail=Detail(shapes=True, stacks="stacks" in given, memory=False),
+            )
+            done = profile_case(
+                case or self.case(target, training="training" in given),
+                plan,
+                impl=given.get("impl", "eager"),
+                optimizer=given.get("optimizer", ""),
+                device=self.device,
+                command=f"tilewright claims ({command})",
+            )
+            assert done is not None, "no NVTX was asked for"
+            return Profile(done.run, done.table, calls)
+
+        words = ("--no-memory", *(() if "--stacks" in options else ("--no-stacks",)), *options)
+        command = f"tilewright profile examples/{target} --whole --active {calls} {' '.join(words)}"
+        return self.once(command, make)
+
+    def case(self, target: str, *, training: bool = False) -> Case:
+        from tilewright.targets import load_case
+
+        return load_case(str(EXAMPLES / target), training=training)
+
+    def program(
+        self, target: str, on: str | None = None, *, training: bool = False, case: Case | None = None
+    ) -> Program:
+        """A case captured and priced for this device, or for a known one."""
+
+        def make() -> Program:
+            from tilewright.verbs import explain_case
+
+            return explain_case(case or self.case(target, training=training), on).program
+
+        command = f"tilewright explain examples/{target}{' --training' * training}{f' --on {on}' if on else ''}"
+        return self.once(command, make)
+
+    def kernels(
+        self, operator: str, size: str, impl: str, dtype: str = "fp32", *, walk: bool = False
+    ) -> list[KernelView]:
+        """The kernels of an operator compiled for an H200, none of them run; with `walk`, what programs access."""
+
+        def make() -> list[KernelView]:
+            from tilewright.anatomy.kernel_views import Request, kernel_views
+
+            asked = Request(operator, (size,), impl, dtype, on="h200", code_only=not walk)
+            return [view for _, views in kernel_views(asked) for view in views]
+
+        return self.once(f"tilewright kernel {operator} {size} --impl {impl} --dtype {dtype} --on h200", make)
+
+    def bench(self, suite: str, shape: str, dtype: str, *impls: str) -> dict[str, Measurement]:
+        """One race of an operator's implementations, forward, verified, the cache flushed before each call."""
+
+        def make() -> dict[str, Measurement]:
+            from tilewright.bench import bench_suite, suite_named
+            from tilewright.records.suite_filter import SuiteFilter
+
+            wanted = SuiteFilter.parse(impl=",".join(impls), shapes=shape, dtype=dtype, direction="fwd")
+            found = suite_named(suite)
+            assert found is not None
+            races = bench_suite(found, wanted, device=self.device, seconds=SECONDS * len(impls))
+            return {row.impl: row for race in races for row in race.rows}
+
+        options = f"--shapes {shape} --dtype {dtype} --direction fwd --impl {','.join(impls)}"
+        return self.once(f"tilewright bench {suite} {options}", make)
+
+    def race(self, name: str, functions: Mapping[str, Callable[[], object]]) -> dict[str, Timing]:
+        """Functions timed in one interleaved run; on a GPU the L2 is flushed before each call."""
+        from tilewright.measure.timing.benchmark import benchmark
+
+        return self.once(
+            f"a race: {name}",
+            lambda: benchmark(functions, device=self.device, max_seconds=SECONDS * len(functions), min_repeats=7),
+        )
+
+    def peak(self, name: str, function: Callable[[], object]) -> int:
+        """Peak bytes of a call above those live before it."""
+        from tilewright.measure.memory import peak_bytes
+
+        def make() -> int:
+            function()
+            return peak_bytes(function, self.device)
+
+        return self.once(f"peak memory: {name}", make)
+
+    def ceilings(self) -> dict[str, float]:
+        """Measured rates of this device by kind, GB/s; `launch` in µs, `matmul …` and `vector …` in TFLOP/s."""
+
+        def make() -> dict[str, float]:
+            from tilewright.hardware.profiles import local_ceilings
+
+            _, found = local_ceilings(False, self.device)
+            return {f"{it.kind} {it.dtype}".strip() if it.kind == "matmul" else it.kind: it.value for it in found}
+
+        return self.once("tilewright doctor", make)
+
+
+def before(program: Program) -> list[Operator]:
+    """The operators of the forward graph that move or compute something."""
+    return [it for it in program.operators if (it.graph, it.stage) == ("forward", "before") and it.cost.bytes]
+
+
+def after(program: Program) -> list[Operator]:
+    """The launches of the optimised forward graph."""
+    return [it for it in program.operators if (it.graph, it.stage) == ("forward", "after") and it.cost.bytes]
+
+
+def named(operators: list[Operator], *names: str) -> list[Operator]:
+    """Those of some ATen operators, `bmm` and the like, in order."""
+    return [it for it in operators if it.target.removeprefix("aten.").partition(".")[0] in names]
+
+
+def nbytes(operators: list[Operator]) -> int:
+    return sum(it.cost.bytes for it in operators)
+
+
+def flops(operators: list[Operator]) -> int:
+    return sum(it.cost.flops for it in operators)

@@ -1,0 +1,44 @@
+"""`tilewright claims`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewright.cli.options import AsJson, Device, Quiet, device_here
+from tilewright.cli.output import show, stages
+from tilewright.records.errors import VerificationError
+
+
+def claims(
+    only: Annotated[str, typer.Option(help="Claims, comma-separated, * for any: H5,V*.")] = "",
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option(help="JSON lines; a row replaces the older one of its claim.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """What the reference documents claim, each checked here: reproduced or refuted, and why."""
+    from collections import Counter
+
+    from tilewright.claims.check import check_claims, write_rows
+    from tilewright.report.rows import show_rows
+
+    where = device_here(device)
+    rows = []
+    with stages(quiet or as_json) as tell:
+        for row in check_claims([name for name in only.split(",") if name], device=where, tell=tell):
+            rows.append(row)
+            if out:
+                # Written after each claim, so that an interrupted run keeps its rows.
+                write_rows(out, [row])
+            if as_json:
+                print(row.as_json(), flush=True)
+    if not as_json:
+        table = [(row.id, row.claim, row.theirs, row.ours, row.verdict, row.why) for row in rows]
+        show(show_rows(("id", "claim", "theirs", "ours", "verdict", "why"), table))
+        counts = Counter(row.verdict for row in rows).most_common()
+        print(", ".join(f"{count} {verdict}" for verdict, count in counts))
+    if failed := [f"{row.id}: {row.ours}" for row in rows if row.verdict == "failed"]:
+        raise VerificationError("\n".join(["checks that failed:", *failed]))
