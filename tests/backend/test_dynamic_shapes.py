@@ -79,6 +79,20 @@ def test_attention_written_out() -> None:
         assert_same(run(x), attention(x))
 
 
+def test_a_size_that_backward_needs_for_a_view_alone() -> None:
+    def heads(x: torch.Tensor, w: torch.Tensor, rows: int, again: int) -> torch.Tensor:
+        return F.gelu((x @ w).view(2, rows, 4, 16)).sum((2, 3)) + x.view(2, again, 64).sum(-1)
+
+    run = compiled(heads, dynamic=True)
+    for rows in (40, 41):
+        x, w = with_grad(2, rows, 64), with_grad(64, 64)
+        y, v = twin(x), twin(w)
+        ours, eager = run(x, w, rows, rows), heads(y, v, rows, rows)
+        differentiate(ours)
+        differentiate(eager)
+        assert_same([ours, x.grad, w.grad], [eager, y.grad, v.grad])
+
+
 def test_sizes_as_results() -> None:
     def function(x: torch.Tensor) -> tuple[Any, ...]:
         return F.gelu(x), x.shape[0], x.numel() * 2, x.shape[0] / 2, x.new_zeros(x.shape[0] + 1)

@@ -287,6 +287,9 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
     backward = _closure(set(backward_results), lambda n: n.all_input_nodes) - forward
     needed = [n for n in graph.nodes if n in forward and (n in backward_results or backward & n.users.keys())]
     kept = list(saver(graph, needed, forward))
+    needed_again = _closure(set(backward_results) - set(kept), lambda n: set(n.all_input_nodes) - set(kept))
+    # Sizes of the views that backward makes again.
+    kept += [n for n in graph.nodes if n in forward & needed_again and isinstance(n.meta.get("val"), _SYMBOLS)]
     symbolic = [n for n in kept if isinstance(n.meta.get("val"), _SYMBOLS)]
     opaque = [n for n in kept if n not in symbolic and not isinstance(n.meta.get("val"), torch.Tensor)]
     values = [n for n in kept if n not in symbolic and n not in opaque]

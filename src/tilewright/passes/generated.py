@@ -7,6 +7,7 @@ A kernel reads what it gets from outside once and writes what somebody outside r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 
 import torch
 from torch import fx
@@ -151,10 +152,12 @@ def _reduces_rows_away(node: fx.Node) -> bool:
 def _lies_across(node: fx.Node) -> bool:
     """Whether an operator's largest tensors lie along different axes, or reduced rows not along the last."""
     values = [value for one in (node, *node.all_input_nodes) for value in results(one) if value.dim() > 1]
-    largest = max((value.numel() for value in values), default=0)
+    sizes = [prod(shape_of(value)) for value in values]
+    largest = max(sizes, default=0)
     row = row_of(node.target)
     along = {-1} if row is not None and row.operator_class == "reduction" else set()
-    return len(along | {axis for value in values if value.numel() == largest and (axis := _innermost(value))}) > 1
+    ways = {_innermost(value) for value, size in zip(values, sizes, strict=True) if size == largest}
+    return len(along | ways - {None}) > 1
 
 
 def _innermost(value: torch.Tensor) -> int | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Container
+from math import prod
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def _refusal(node: Node, product: Node, values: list[torch.Tensor], bias: Node |
 
 def _work(product: Node, x: Node, weight: Node, keep: bool) -> Work:
     values = [calls.output(one) for one in (x, weight, product)]
-    sizes = [0 if value is None else value.numel() * value.element_size() for value in values]
+    sizes = [0 if value is None else prod(calls.shape_of(value)) * value.element_size() for value in values]
     shape, dtype = calls.shape_of(values[0]), str(values[0].dtype).removeprefix("torch.")  # type: ignore[arg-type,union-attr]
     m, k = shape[0], shape[-1]
     n = calls.shape_of(values[2])[-1]  # type: ignore[arg-type]
@@ -115,8 +116,7 @@ def _apply(node: Node, product: Node, keep: bool, waiting: Container[Node]) -> N
     x, weight, bias = _operands(product)
     new = insert_call(product, ours.linear_gelu.default, x, weight, bias, approximate, keep)
     y, pre = (insert_call(product, operator.getitem, new, number) for number in range(2))
-    shape = calls.shape_of(calls.output(node))  # type: ignore[arg-type]
-    result = insert_call(node, aten.view.default, y, list(shape))
+    result = _seen_alike(node, node.all_input_nodes[0], product, y)
     if keep:
         if any(is_late(reader, waiting) for reader in readers(node)):
             again = insert_call(node, aten.gelu.default, node.args[0], approximate=approximate)
@@ -124,6 +124,16 @@ def _apply(node: Node, product: Node, keep: bool, waiting: Container[Node]) -> N
         product.replace_all_uses_with(pre)
     node.replace_all_uses_with(result)
     return new
+
+
+def _seen_alike(before: Node, view: Node, product: Node, y: Node) -> Node:
+    """`y` through the views that lead from `product` to `view`; their sizes may be symbolic."""
+    if view is product:
+        return y
+    below = view.all_input_nodes[0]
+    target: Any = view.target
+    operand = _seen_alike(before, below, product, y)
+    return insert_call(before, target, operand, *view.args[1:], **view.kwargs)
 
 
 CANDIDATE = Candidate(
