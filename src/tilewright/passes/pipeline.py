@@ -18,6 +18,7 @@ from tilewright.passes.dropout import split_dropout
 from tilewright.passes.embeddings import sum_sorted
 from tilewright.passes.fold_constants import fold_constants
 from tilewright.passes.pad_products import pad_products
+from tilewright.passes.permutations import gather_back
 from tilewright.passes.pool_positions import keep_positions_in_windows
 from tilewright.passes.rms_norm import as_aten, norm_as_one
 from tilewright.passes.simplify import drop_unread, simplify
@@ -51,6 +52,7 @@ def optimise_joint(
     fold_constants(graph)
     drop_copies(graph)
     simplify(graph)
+    gathered = gather_back(graph)
     decisions = choose_kernels(graph, raced) if hand_written else []
     skinny = skinny_products(graph, target) if hand_written else []
     summed = sum_sorted(graph, target) if hand_written else []
@@ -63,4 +65,4 @@ def optimise_joint(
         drop_unread(graph)
     keep_positions_in_windows(graph, target)
     split_dropout(graph, target)
-    return [*decisions, *skinny, *summed, *chosen, *padded]
+    return [*gathered, *decisions, *skinny, *summed, *chosen, *padded]

@@ -1,0 +1,170 @@
+"""Gradients of gathers by a permutation are gathers by its inverse: nothing is added up.
+
+    p = sort(x)[1]; q = index_put(empty, [p], arange(n))                     q[p[i]] = i
+
+    dx = index_put(zeros(n, …), [p], dy, accumulate)            →   dx = index(dy, [q])
+    dx = index_put(zeros(n, …), [q], dy, accumulate)            →   dx = index(dy, [p])
+    dx = index_put(zeros(n / k, …), [p // k], dy, accumulate)   →   dx = sum(view(index(dy, [q]), [n / k, k, …]), 1)
+
+So a mixture of experts sends each token to k experts, in the order of the experts, and back. PyTorch accumulates by
+sorting the indices again, in some 25 launches: 280 of 2,000 µs of Mixtral's training step with two layers (H200).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_call, insert_known
+from tilewright.graph.source import source_line
+from tilewright.graph.specialise import has_symbols
+from tilewright.passes.simplify import drop_unread
+from tilewright.passes.units import behind_views
+from tilewright.records.program import Decision
+
+aten: Any = torch.ops.aten
+SORTS = (aten.sort.default, aten.sort.stable)
+ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
+FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
+"""By operator, the place of the number."""
+
+
+def gather_back(graph: fx.Graph) -> list[Decision]:
+    """Rewrite `graph`, a joint graph of ATen operators, in place; a decision for each gradient that is a gather."""
+    known = _Permutations()
+    decisions = []
+    for node in graph.find_nodes(op="call_function", target=aten.index_put.default):
+        if (found := _Scatter.of(node)) and (sources := known.sources(found)):
+            decisions.append(_apply(found, *sources))
+    if decisions:
+        drop_unread(graph)
+    return decisions
+
+
+@dataclass(frozen=True)
+class _Scatter:
+    """Rows [n, …] added to zeros at the places `index`, int64 [n]."""
+
+    node: fx.Node
+    index: fx.Node
+    rows: fx.Node
+    extent: int
+    """Rows of the result."""
+
+    @classmethod
+    def of(cls, node: fx.Node) -> _Scatter | None:
+        into, indices, rows, *accumulate = node.args
+        if not any(accumulate) or not isinstance(into, fx.Node) or not isinstance(rows, fx.Node):
+            return None
+        index = _only(indices)
+        values = [calls.output(one) for one in (into, rows, index) if one is not None]
+        if index is None or not _is_zero(into) or any(x is None or has_symbols(x) for x in values):
+            return None
+        shape, given, places = (tuple(x.shape) for x in values if x is not None)
+        fits = len(places) == 1 and given == (places[0], *shape[1:])
+        return cls(node, index, rows, shape[0]) if fits else None
+
+
+def _only(indices: Any) -> fx.Node | None:
+    """The index, where the first axis alone has one."""
+    first, *rest = indices if isinstance(indices, Sequence) and indices else [None]
+    return first if isinstance(first, fx.Node) and not any(rest) else None
+
+
+def _is_zero(node: fx.Node) -> bool:
+    place = FILLED.get(node.target)
+    return node.target in ZEROS if place is None else bool(node.args[place] == 0)
+
+
+@dataclass
+class _Permutations:
+    """The permutations of a graph with their inverses; those that are missing are inserted."""
+
+    inverses: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def sources(self, scatter: _Scatter) -> tuple[fx.Node, int] | None:
+        """From where row i of the gradient comes: the permutation q and k, it being Σ rows[q[i · k + j]], j < k."""
+        index, times = _divided(scatter.index)
+        value = calls.output(index)
+        if value is None or value.dim() != 1 or value.shape[0] != scatter.extent * times:
+            return None
+        inverse = self._inverse(index)
+        return None if inverse is None else (inverse, times)
+
+    def _inverse(self, node: fx.Node) -> fx.Node | None:
+        """q with q[p[i]] = i for a permutation p; None where `node` is not known to be one."""
+        if node in self.inverses:
+            return self.inverses[node]
+        permuted = _inverted(node)
+        if permuted is not None and _orders(permuted):
+            return permuted
+        if not _orders(node):
+            return None
+        made = next((user for user in node.users if _inverted(user) is node), None)
+        self.inverses[node] = _insert_inverse(node) if made is None else made
+        return self.inverses[node]
+
+
+def _divided(index: fx.Node) -> tuple[fx.Node, int]:
+    """p and k of `p // k`, none of which is negative."""
+    divides = index.target is aten.floor_divide.default or (
+        index.target is aten.div.Tensor_mode and index.kwargs.get("rounding_mode") in ("floor", "trunc")
+    )
+    if divides and isinstance(index.args[0], fx.Node) and isinstance(index.args[1], int) and index.args[1] > 0:
+        return index.args[0], index.args[1]
+    return index, 1
+
+
+def _orders(node: fx.Node) -> bool:
+    """Whether this is the order of a sorted vector: each of its positions once."""
+    if node.target is not operator.getitem or node.args[1] != 1:
+        return False
+    value = calls.output(node)
+    return node.all_input_nodes[0].target in SORTS and value is not None and value.dim() == 1
+
+
+def _inverted(node: fx.Node) -> fx.Node | None:
+    """p of `index_put(…, [p], arange(n))` where as many elements are written as there are."""
+    if node.target is not aten.index_put.default or any(node.args[3:]):
+        return None
+    index, counted = _only(node.args[1]), node.args[2]
+    value, places = calls.output(node), None if index is None else calls.output(index)
+    if value is None or places is None or has_symbols(value) or value.shape != places.shape:
+        return None
+    return index if isinstance(counted, fx.Node) and _counts(counted, value.shape[0]) else None
+
+
+def _counts(node: fx.Node, extent: int) -> bool:
+    """Whether this is 0, 1, … below `extent`."""
+    given = calls.arguments(node)
+    named = node.target in (aten.arange.default, aten.arange.start, aten.arange.start_step)
+    return named and (given.get("start", 0), given["end"], given.get("step", 1)) == (0, extent, 1)
+
+
+def _insert_inverse(order: fx.Node) -> fx.Node:
+    value: Any = calls.output(order)
+    options: dict[str, Any] = {"dtype": torch.int64, "device": value.device, "pin_memory": False}
+    with value.fake_mode:
+        counted = aten.arange.default(value.shape[0], **options)
+    numbers = insert_known(order.next, aten.arange.default, counted, value.shape[0], **options)
+    return insert_call(numbers.next, aten.index_put.default, order, [order], numbers)
+
+
+def _apply(scatter: _Scatter, inverse: fx.Node, times: int) -> Decision:
+    node, rows = scatter.node, scatter.rows
+    new = insert_call(node, aten.index.Tensor, rows, [inverse])
+    if times > 1:
+        value: Any = calls.output(new)
+        shape = [scatter.extent, times, *value.shape[1:]]
+        new = insert_call(node, aten.sum.dim_IntList, insert_call(node, aten.view.default, new, shape), [1])
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+    reason = "its indices are a permutation: the gradient is gathered by the inverse"
+    producer, source = behind_views(rows).name, source_line(new)
+    return Decision("backward", producer, new.name, "taken", reason, source=source, passed_by="permutations")
