@@ -106,6 +106,23 @@ def gelu_backward_and_sums(approximate: str) -> Function:
     return function
 
 
+def _with_places(function: Function, *shapes: tuple[int, ...], below: int, dtype: torch.dtype = BF16) -> Program:
+    """Normal inputs, then indices of the last of these shapes."""
+
+    def draw(g: torch.Generator) -> list[torch.Tensor]:
+        given = [torch.randn(shape, generator=g).to(dtype) for shape in shapes[:-1]]
+        return [*given, torch.randint(0, below, shapes[-1], generator=g)]
+
+    return Program(function, draw)
+
+
+def biased_by_places(x: torch.Tensor, c: torch.Tensor, p: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    """Attention's scores with a bias of relative positions, of queries and of keys."""
+    along = c.gather(-1, i.expand(len(c), -1, -1))
+    across = p.gather(-1, (16 - i).clamp(0, 16).expand(len(p), -1, -1)).transpose(-1, -2)
+    return (x + along / 2 + across).softmax(-1)
+
+
 def _far_below_zero(function: Function) -> Program:
     """Where an activation is what is left of a difference from one."""
     return Program(function, lambda g: [torch.rand((7, 130), generator=g) * 3 - 6])
@@ -136,6 +153,17 @@ PROGRAMS: dict[str, Program] = {
     "GELU by tanh far below zero": _far_below_zero(lambda x: F.gelu(x, approximate="tanh")),
     "erf and tanh of small numbers": program(lambda x: ((x * 1e-4).erf(), (x * 1e-4).tanh()), (7, 33)),
     "special values": _with_specials(lambda x: x.clamp(-1, 1) + F.relu(x) * x.isnan(), (7, 33)),
+    # Elements at computed places.
+    "embedding": _with_places(lambda w, i: F.embedding(i, w) * 2, (50, 33), (3, 7), below=50),
+    "layer norm of an embedding": _with_places(
+        lambda w, g, i: F.layer_norm(F.embedding(i, w), (33,), g), (50, 33), (33,), (3, 7), below=50
+    ),
+    "places from the end": _with_places(lambda x, i: x[:, i - 7] + 1, (33, 9), (3, 5), below=9),
+    "biased by places": _with_places(biased_by_places, (4, 33, 33), (4, 33, 17), (4, 33, 17), (33, 33), below=17),
+    "one of a long row": _with_places(
+        lambda x, i: x.log_softmax(-1).gather(-1, i), (3, 16411), (3, 1), below=16411, dtype=torch.float32
+    ),
+    "sums of rows at places": _with_places(lambda x, i: x.index_select(0, i).sum(0), (40, 33), (130,), below=40),
     # Reductions over the columns.
     "softmax": program(lambda x: x.softmax(-1), (33, 130)),
     "softmax of one row": program(lambda x: x.softmax(-1), (130,)),

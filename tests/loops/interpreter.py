@@ -111,11 +111,16 @@ def _value(nest: Nest, step: Step, args: list[Array], memory: list[Array]) -> Ar
     if step.name == "load":
         assert step.access
         places, stored = step.access.offset + _places(nest, step.access.strides), memory[step.access.buffer]
-        if not args:
+        for index, stride in zip(args, step.access.by, strict=False):
+            places = places + index * stride
+        if nest.condition(step) is None:
             return stored[places]
-        places, inside = np.broadcast_arrays(places, args[0])
+        places, inside = np.broadcast_arrays(places, args[-1])
         assert ((places >= 0) & (places < len(stored)))[inside].all(), "a load stays inside its buffer"
         return np.where(inside, stored[np.clip(places, 0, len(stored) - 1)], stored.dtype.type(0))
+    if step.name == "check":
+        assert ((args[0] >= 0) & (args[0] < step.constant) | ~(args[1] if args[1:] else np.False_)).all()
+        return args[0]
     if step.name == "const":
         return np.full([1] * rank, step.constant, dtype=step.dtype)
     if step.name == "index":

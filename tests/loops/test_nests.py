@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.loops.interpreter import capture, run
@@ -68,6 +69,14 @@ PROGRAMS: dict[str, Program] = {
         [given(4, 6), given(3, 6)],
     ),
     "padded": (lambda x: aten.constant_pad_nd(x.exp(), [2, -1, 0, 3], 0.5).triu(1), [given(4, 6)]),
+    "gather": (
+        lambda x, bias, i, j: (x + bias.gather(1, i.expand(4, 6)).clamp(0) + x[j.clamp(-3, 2)]).softmax(1),
+        [given(4, 6), given(4, 8), torch.tensor([[7, 0, 3, 3, 1, 2]]), torch.tensor([-1, 3, -4, 0])],
+    ),
+    "gather_beside_zeros": (
+        lambda x, i: aten.constant_pad_nd(F.embedding(i + 1, x), [0, 0, 1, 2], 0.0) * 2,
+        [given(4, 6), torch.tensor([-1, 2, 0])],
+    ),
     "heads": (lambda x: x.exp().view(2, 5, 3, 4).transpose(1, 2).contiguous() + 1, [given(2, 5, 12)]),
 }
 

@@ -40,6 +40,11 @@ def specials(dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([sign * value for value in plain for sign in (1.0, -1.0)], dtype=dtype)
 
 
+def _places(extent: int, *shape: int) -> torch.Tensor:
+    """Indices below `extent`, some of them several times."""
+    return (torch.arange(math.prod(shape)) * 7 % extent).reshape(shape)
+
+
 def rows(dtype: torch.dtype) -> torch.Tensor:
     """Rows with a mean and a variance: ordinary, with a NaN, of zeros, of subnormals, all equal, large."""
     x = torch.randn(7, 24, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
@@ -441,6 +446,27 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(o.x, [torch.tensor([0, -1, 0])]),
         lambda o: call(_image(o), [None, None, torch.tensor([[5], [0], [2]]), torch.tensor([7, 0, -2, 1])]),
         lambda o: call(_image(o), [None, torch.tensor([[2, 0], [1, 1]])]),
+    ],
+    "index.Tensor": [
+        lambda o: call(o.x, [torch.tensor([0, -1, 0])]),
+        lambda o: call(_image(o), [None, torch.tensor([[1], [0]]), None, torch.tensor([7, 0, -2])]),
+        lambda o: call(_image(o), [torch.tensor(1, dtype=torch.int32), torch.tensor([2, -3])]),
+        lambda o: call(o.x.unsqueeze(0), [torch.tensor([0, -1, 0])]),
+    ],
+    "embedding.default": [
+        lambda o: call(o.x, _places(o.x.shape[0], 2, 3)),
+        lambda o: call(o.x, _places(o.x.shape[0], 1, 5).int(), 0),
+        lambda o: call(o.x.mT, _places(o.x.shape[-1])),
+    ],
+    "index_select.default": [
+        lambda o: call(o.x, 0, _places(o.x.shape[0], 4)),
+        lambda o: call(o.x, -1, _places(o.x.shape[-1], 3).int()),
+        lambda o: call(_image(o), 2, _places(5)),
+    ],
+    "gather.default": [
+        lambda o: call(o.x, -1, _places(o.x.shape[-1], *o.x.shape[:-1], 4)),
+        lambda o: call(o.x, 0, _places(o.x.shape[0], *o.x.shape)),
+        lambda o: call(_image(o), 2, _places(_image(o).shape[2], 1, 2, 7, 3)),
     ],
     "celu.default": [unary, lambda o: call(o.x, 0.7)],
     "threshold.default": [lambda o: call(o.x, 0.5, 2)],

@@ -5,27 +5,21 @@ an earlier stage and reads expensive ones (the exponentials of a softmax) from a
 accumulate in double, because their terms may cancel; sums of nonnegative terms accumulate up to `BLOCK` terms in
 fp32, then in double. Column sums go to doubles after `ROW_BLOCK` rows, per thread, and are combined in thread
 order, so results are reproducible for a given number of threads. Random numbers are drawn before each innermost
-loop.
+loop. A kernel that checks indices returns 1 if one was outside; it read element 0 in place of that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tilewright.emit import cpp_draw
-from tilewright.emit.cpp_schedule import CppSchedule
+from tilewright.emit.cpp_printer import Printer
 from tilewright.emit.cpp_text import (
     COMPUTED,
     STORED,
     combine,
-    from_storage,
-    identifiers,
     identity,
     prelude,
-    scalar,
-    to_storage,
 )
-from tilewright.loops.nest import Access, Level, Nest, Step, Store
+from tilewright.loops.nest import Level, Nest, Step, Store
 
 BLOCK = 512
 """Nonnegative elements summed in fp32 before the partial sum is added to a double."""
@@ -44,33 +38,16 @@ def translation_unit(kernels: list[str]) -> str:
 
 
 def emit_cpp(nest: Nest, comment: str = "") -> str:
-    """`extern "C" void NAME(void** buffers, int threads)`; buffers in the nest's order."""
+    """`extern "C" int NAME(void** buffers, int threads)`; buffers in the nest's order."""
     return _Kernel(nest, comment).text()
 
 
-class _Kernel:
+class _Kernel(Printer):
     def __init__(self, nest: Nest, comment: str) -> None:
-        self.nest = nest
-        self.schedule = CppSchedule(nest)
+        super().__init__(nest)
         self.comment = comment
-        self.lines: list[str] = []
-        self.depth = 1
-        self.pointers = identifiers(nest)
         self.column_sums = list(nest.reductions("reduce_rows"))
         self.draws = cpp_draw.draws_of(nest)
-        self.begin = "0"
-        """The first index of the innermost loop."""
-
-    def put(self, line: str) -> None:
-        self.lines.append("  " * self.depth + line)
-
-    def open(self, line: str) -> None:
-        self.put(line + " {")
-        self.depth += 1
-
-    def close(self) -> None:
-        self.depth -= 1
-        self.put("}")
 
     def text(self) -> str:
         nest = self.nest
@@ -82,13 +59,16 @@ class _Kernel:
         # Without rows threads have nothing to share, and a result may alias an operand that is still to be read.
         if nest.row_count * nest.col_count < SERIAL or not (nest.rows or self.schedule.elementwise()):
             self.put("threads = 1;")
+        if nest.checks:
+            self.put("int failed = 0;")
         if self.schedule.elementwise():
             self._flat()
         else:
             self._rows()
+        self.put("return failed;" if nest.checks else "return 0;")
         head = f"// {self.comment}\n" if self.comment else ""
         body = "\n".join(self.lines)
-        return f'{head}extern "C" void {nest.name}(void** buffers, int threads) {{\n{body}\n}}\n'
+        return f'{head}extern "C" int {nest.name}(void** buffers, int threads) {{\n{body}\n}}\n'
 
     # Elementwise nests: no stages, no sums; threads share blocks of columns.
 
@@ -112,20 +92,22 @@ class _Kernel:
         else:
             self.open("")
             self.put(f"const int64_t block = 0, end = {extent};")
+        self.begin_checks()
         roots = [store.value for store in self.nest.stores]
         outside = [i for i in self.schedule.closure(roots, stage=None) if self.schedule.varies_by_row_only(i)]
         for i in outside:
-            self._declare(i)
+            self.declare(i)
         self.begin = "block"
         self._draw(self.draws, "end - block")
-        self.put("#pragma omp simd")
+        inside = [i for i in self.schedule.closure(roots, stage=None) if i not in outside]
+        self.put("#pragma omp simd" + self.checked_in(inside))
         self.open("for (int64_t c0 = block; c0 < end; ++c0)")
-        for i in self.schedule.closure(roots, stage=None):
-            if i not in outside:
-                self._declare(i)
+        for i in inside:
+            self.declare(i)
         for store in self.nest.stores:
-            self._store(store.value, store.access)
+            self.store(store.value, store.access)
         self.close()
+        self.end_checks()
         self.close()
         if self.draws:
             self._close_streams()
@@ -164,8 +146,10 @@ class _Kernel:
             for axis, size in enumerate(nest.rows):
                 self.put(f"for (int64_t r{axis} = 0; r{axis} < {size}; ++r{axis})")
         self.open("")
+        self.begin_checks()
         for stage in range(nest.stages + 1):
             self._stage(stage)
+        self.end_checks()
         self._flush_parts(last=False)
         self.close()
         self._flush_parts(last=True)
@@ -203,7 +187,7 @@ class _Kernel:
                 if step.name == "reduce_rows":
                     self.put(f"total{i}[0] = {combine(step.kind or '', f'total{i}[0]', f'v{step.args[0]}')};")
                 elif step.name != "reduce_cols":
-                    self._declare(i)
+                    self.declare(i)
         for store in nest.stores:
             step = nest.steps[store.value]
             row_known = step.stage + (step.name == "reduce_cols")
@@ -213,7 +197,7 @@ class _Kernel:
                 and row_known == stage
                 and not self.schedule.covers_columns(store.access)
             ):
-                self._store(store.value, store.access)
+                self.store(store.value, store.access)
         self._loop_over_columns(stage)
 
     def _loop_over_columns(self, stage: int) -> None:
@@ -261,19 +245,19 @@ class _Kernel:
         self._draw(
             [i for i in self.draws if i in needed and not self.schedule.kept_before(i, stage)], f"{end} - {begin}"
         )
-        self.put("#pragma omp simd" + "".join(f" reduction({c})" for c in clauses))
+        self.put("#pragma omp simd" + "".join(f" reduction({c})" for c in clauses) + self.checked_in(needed))
         self.open(f"for (int64_t c{axis} = {begin}; c{axis} < {end}; ++c{axis})")
         for i in needed:
-            self._declare(i, kept=self.schedule.kept_before(i, stage))
+            self.declare(i, kept=self.schedule.kept_before(i, stage))
         for i in keep:
-            self.put(f"kept{i}[{self._column()}] = v{i};")
+            self.put(f"kept{i}[{self.column()}] = v{i};")
         for i, step in col_reductions:
             self._accumulate(i, step)
         for i, step in row_reductions:
-            target = f"{'part' if self.schedule.sums_in_row_blocks(step) else 'total'}{i}[{self._column()}]"
+            target = f"{'part' if self.schedule.sums_in_row_blocks(step) else 'total'}{i}[{self.column()}]"
             self.put(f"{target} = {combine(step.kind or '', target, f'v{step.args[0]}')};")
         for store in stores:
-            self._store(store.value, store.access)
+            self.store(store.value, store.access)
         self.close()
         for i, step in col_reductions:
             dirty = f"nan{i} ? {'TW_NAN'} : acc{i}" if self.schedule.tracks_nan(step) else f"acc{i}"
@@ -297,7 +281,7 @@ class _Kernel:
         for i in steps:
             step = self.nest.steps[i]
             assert step.access and step.strides
-            first = self._index(step.strides, innermost=self.begin)
+            first = self.index(step.strides, innermost=self.begin)
             self.put(cpp_draw.draw(i, self.nest, self.pointers[step.access.buffer], first, count))
 
     def _accumulator(self, i: int, step: Step) -> list[str]:
@@ -329,71 +313,19 @@ class _Kernel:
         covers_columns = any(self.schedule.covers_columns(s.access) for s in late)
         for axis, size in enumerate(nest.cols):
             self.open(f"for (int64_t c{axis} = 0; c{axis} < {size if covers_columns else 1}; ++c{axis})")
+        self.begin_checks()
         for i in self.schedule.closure([s.value for s in late], stage=None):
             step = nest.steps[i]
             if step.name != "reduce_rows":
-                self._declare(i)
+                self.declare(i)
                 continue
-            count, at = (nest.col_count, self._column()) if step.level is Level.COL else (1, "0")
+            count, at = (nest.col_count, self.column()) if step.level is Level.COL else (1, "0")
             self.put(f"{self.schedule.sum_type(step)} w{i} = all{i}[{at}];")
             gathered = combine(step.kind or "", f"w{i}", f"all{i}[{count}L * t + {at}]")
             self.put(f"for (int t = 1; t < threads; ++t) w{i} = {gathered};")
             self.put(f"const {COMPUTED[step.dtype]} v{i} = ({COMPUTED[step.dtype]})w{i};")
         for store in late:
-            self._store(store.value, store.access)
+            self.store(store.value, store.access)
+        self.end_checks()
         for _ in nest.cols:
             self.close()
-
-    # Steps
-
-    def _column(self) -> str:
-        terms: list[str] = []
-        scale = 1
-        for axis in reversed(range(len(self.nest.cols))):
-            terms.insert(0, f"c{axis}" if scale == 1 else f"c{axis} * {scale}")
-            scale *= self.nest.cols[axis]
-        return " + ".join(terms) or "0"
-
-    def _index(self, strides: tuple[int, ...], innermost: str | None = None) -> str:
-        """The index expression of an access; `innermost` replaces the index of the innermost axis."""
-        rows, cols = self.nest.split(strides)
-        named = [(f"r{i}", s) for i, s in enumerate(rows)] + [(f"c{i}", s) for i, s in enumerate(cols)]
-        if innermost is not None:
-            named[-1] = (innermost, named[-1][1])
-        terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in named if stride]
-        return " + ".join(terms) or "0"
-
-    def _declare(self, i: int, kept: bool = False) -> None:
-        step = self.nest.steps[i]
-        if kept:
-            value = f"kept{i}[{self._column()}]"
-        elif step.name == "draw":
-            value = cpp_draw.drawn(i, f"c{len(self.nest.cols) - 1} - {self.begin}")
-        else:
-            value = self._expression(step)
-        self.put(f"const {COMPUTED[step.dtype]} v{i} = {value};")
-
-    def _expression(self, step: Step) -> str:
-        args = [f"v{a}" for a in step.args]
-        if step.access:
-            element = self._element(step.access, args)
-            loaded = from_storage(element, self.nest.buffers[step.access.buffer].dtype)
-            condition = self.nest.condition(step)
-            if condition is None:
-                return loaded
-            return f"v{condition} ? ({COMPUTED[step.dtype]})({loaded}) : ({COMPUTED[step.dtype]})0"
-        if step.strides is not None:
-            return f"(int64_t)({self._index(step.strides)})"
-        if step.name == "div" and step.level in (Level.ROW, Level.SCALAR) and self.schedule.is_double_sum(step.args[0]):
-            # Divide the double before rounding, so that the mean of equal values is that value; keep overflow.
-            total = step.args[0]
-            return f"tw_isinf(v{total}) ? v{total} : ({COMPUTED[step.dtype]})(total{total} / {args[1]})"
-        return scalar(step, args)
-
-    def _element(self, access: Access, args: Sequence[str] = ()) -> str:
-        shift = f" + {access.offset}" if access.offset else ""
-        shift += "".join(f" + {index} * {stride}" for index, stride in zip(args, access.by, strict=False))
-        return f"{self.pointers[access.buffer]}[{self._index(access.strides)}{shift}]"
-
-    def _store(self, value: int, access: Access) -> None:
-        self.put(f"{self._element(access)} = {to_storage(f'v{value}', self.nest.buffers[access.buffer].dtype)};")

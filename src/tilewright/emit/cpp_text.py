@@ -15,8 +15,8 @@ COMPUTED = STORED | {"bool": "bool"}
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "idiv": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
          "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
-CHEAP = frozenset(INFIX) | {"load", "const", "index", "cast", "round", "neg", "abs", "where", "maximum", "minimum",
-                            "isnan", "isinf", "bitnot", "floor", "ceil", "trunc", "sign"}  # fmt: skip
+CHEAP = frozenset(INFIX) | {"load", "const", "index", "check", "cast", "round", "neg", "abs", "where", "maximum",
+                            "minimum", "isnan", "isinf", "bitnot", "floor", "ceil", "trunc", "sign"}  # fmt: skip
 WIDE = {"float32": "double", "float64": "double"}
 """Accumulator types of long sums; integers accumulate in their own type."""
 

@@ -16,6 +16,9 @@ extern "C" int omp_get_thread_num(void);
 #define TW_INF __builtin_inff()
 #define TW_NAN __builtin_nanf("")
 
+// The index, or 0 where there is no such element.
+TW int64_t tw_inside(int64_t index, int64_t extent) { return (index >= 0) & (index < extent) ? index : 0; }
+
 TW float tw_float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 TW uint32_t tw_bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
 

@@ -105,8 +105,20 @@ class Printer:
 
     def declare(self, i: int) -> None:
         step = self.nest.steps[i]
+        if step.name == "check":
+            self._check(step)
         if step.name != "const":
             self.put(f"{self.values[i]} = {self.text_of(i, step)}")
+
+    def _check(self, step: Step) -> None:
+        """Stop the device where an index is outside, as eager's kernels do; `TritonKernel` compiles assertions in."""
+        index = self.operand(step.args[0])
+        inside = f"({index} >= 0) & ({index} < {step.constant})"
+        if len(step.args) > 1:
+            inside = f"{inside} | ~{self.operand(step.args[1])}"
+        rows, cols = step.level in (Level.ROW, Level.FULL), step.level in (Level.COL, Level.FULL)
+        mask = f", mask={self.bounds(rows, cols)}" if rows or cols else ""
+        self.put(f'tl.device_assert({inside}, "index out of bounds for a dimension of size {step.constant}"{mask})')
 
     def text_of(self, i: int, step: Step) -> str:
         if step.name == "load":
@@ -130,6 +142,8 @@ class Printer:
         if step.name == "index":
             assert step.strides is not None
             return f"({self.index(step.strides)}).to(tl.int64)"
+        if step.name == "check":
+            return self.operand(step.args[0])
         if step.name == "draw":
             return self._draw(step)
         operands = [a for a in step.args if self.nest.steps[a].dtype == self.nest.steps[step.args[-1]].dtype]

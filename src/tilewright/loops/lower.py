@@ -234,7 +234,7 @@ class _Lowering:
                     constant=drawn.below,
                     philox=drawn.philox,
                 )
-            elif op.name == "const":
+            elif op.name in ("const", "check"):
                 step = replace(step, constant=op.detail)
             elif op.name == "index":
                 index = strides_of([op.detail], [1])
@@ -309,7 +309,7 @@ class _Lowering:
         self, rows: list[Axis], cols: list[Axis], keys: list[Any], steps: list[Step], stores: list[Store]
     ) -> Lowered:
         nodes = [node for node, _ in self.outputs]
-        inputs = tuple(Buffer(key.name, dtype_name(key.meta["val"].dtype), _touched(key.meta["val"])) for key in keys)
+        inputs = tuple(Buffer(key.name, dtype_name(key.meta["val"].dtype), self._touched(key)) for key in keys)
         outputs = tuple(Buffer(n.name, dtype_name(n.meta["val"].dtype), n.meta["val"].numel()) for n in nodes)
         row_extents, col_extents = [a.extent for a in rows], [a.extent for a in cols]
         collapser = AxisCollapser(row_extents, col_extents, steps, stores)
@@ -326,6 +326,19 @@ class _Lowering:
         )
         return Lowered(nest, tuple(keys), tuple(nodes))
 
+    def _touched(self, key: Any) -> int:
+        """Distinct elements that the nest reads of a tensor: expanded (stride 0) axes count once.
+
+        Of one that is read at computed places alone, as many as there are places, at most all: which repeat is not
+        known before the program runs.
+        """
+        val = key.meta["val"]
+        every = prod((int(n) for n, s in zip(val.shape, val.stride(), strict=True) if s != 0), start=1)
+        loads = [(p, op) for p, op in enumerate(self.ops) if op.name in ("load", "draw") and op.detail.key is key]
+        if all(op.name == "load" and op.detail.by for _, op in loads):
+            return min(every, sum(prod(axis.extent for axis in self.deps[position]) for position, _ in loads))
+        return every
+
 
 def _refuse_sums_of_columns_after_rows(steps: list[Step]) -> None:
     """Raise Unfusable if a step after all rows uses a sum over the columns of one row."""
@@ -335,11 +348,6 @@ def _refuse_sums_of_columns_after_rows(steps: list[Step]) -> None:
             if step.where == "after":
                 raise Unfusable("a sum over all rows is combined with a sum over the columns")
             of_columns.add(position)
-
-
-def _touched(val: Any) -> int:
-    """Distinct elements of a tensor: expanded (stride 0) axes count once."""
-    return prod((int(n) for n, s in zip(val.shape, val.stride(), strict=True) if s != 0), start=1)
 
 
 def _span(strides: Strides) -> int:

@@ -59,10 +59,11 @@ class Access:
 class Step:
     """One scalar operation.
 
-    `name`: `load` (`access`; the operand after the indices says where it reads, and elsewhere it is 0), `const`
-    (`constant`), `index` (`strides`, one per axis), `draw` (the stream's buffer in `access`, the element's position in
-    the stream by `strides`, the threshold in `constant`, a GPU's generator in `philox`), `reduce_cols` and
-    `reduce_rows` (`kind`), `round` and `cast` (`to`), or a scalar function.
+    `name`: `load` (`access`; the operand after the indices says where it reads, and elsewhere it is 0), `check` (an
+    index that must be in [0, `constant`), where its second operand says so), `const` (`constant`), `index`
+    (`strides`, one per axis), `draw` (the stream's buffer in `access`, the element's position in the stream by
+    `strides`, the threshold in `constant`, a GPU's generator in `philox`), `reduce_cols` and `reduce_rows` (`kind`),
+    `round` and `cast` (`to`), or a scalar function.
     `dtype` is the dtype of the computation.
     """
 
@@ -140,6 +141,11 @@ class Nest:
     def gathers(self) -> bool:
         """Whether something is read where a value says."""
         return any(step.name == "load" and step.args for step in self.steps)
+
+    @property
+    def checks(self) -> tuple[int, ...]:
+        """The extents that checked indices must stay below."""
+        return tuple(sorted({int(step.constant or 0) for step in self.steps if step.name == "check"}))
 
 
 def nameless(nest: Nest) -> Nest:

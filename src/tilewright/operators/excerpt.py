@@ -15,7 +15,7 @@ from tilewright.operators.axes import Axis, Group, Unfusable, group, leaves, str
 from tilewright.operators.language import Op, Trace, Value, broadcast
 
 CHEAP = frozenset(
-    ["load", "const", "index", "cast", "round", "where", "and", "or", "xor", "add", "sub", "mul", "neg", "abs",
+    ["load", "const", "index", "check", "cast", "round", "where", "and", "or", "xor", "add", "sub", "mul", "neg", "abs",
      "maximum", "minimum", "lt", "le", "gt", "ge", "eq", "ne", "isnan", "idiv"]
 )  # fmt: skip
 """Operations that take less than a load."""
@@ -58,9 +58,9 @@ MOST_REPEATED = 200
 """Operations that excerpts of a value may repeat."""
 
 
-def refuse_repeats(value: Value, times: int) -> None:
-    """Raise `Unfusable` where so many excerpts over the last two dimensions would compute too much again."""
-    axes = frozenset(leaves(axis for dim in value.dims[-2:] for axis in dim))
+def refuse_repeats(value: Value, times: int, dims: int = 2) -> None:
+    """Raise `Unfusable` where so many excerpts over the last `dims` dimensions would compute too much again."""
+    axes = frozenset(leaves(axis for dim in value.dims[-dims:] for axis in dim))
     again = [value.trace.ops[position] for position in _behind(value.trace, value.id) & _varying(value.trace, axes)]
     dear = any(op.name not in CHEAP for op in again)
     if times > 1 and (dear or times * len(again) > MOST_REPEATED):
@@ -107,6 +107,8 @@ class _Excerpt:
             return self._index(op)
         if op.name == "load":
             args, op = self._load(op, args)
+        if op.name == "check" and self.inside is not None:
+            args = (args[0], self._within(args[1:]))
         return self._put(replace(op, args=args))
 
     def _put(self, op: Op) -> int:
@@ -140,9 +142,13 @@ class _Excerpt:
             by=by,
         )
         if self.inside is not None:
-            both = self._put(Op("and", (*condition, self.inside.id), "bool")) if condition else self.inside.id
-            condition = (both,)
+            condition = (self._within(condition),)
         return (*indices, *condition), replace(op, detail=moved)
+
+    def _within(self, condition: tuple[int, ...]) -> int:
+        """`inside`, and the condition that an operation has already."""
+        assert self.inside is not None
+        return self._put(Op("and", (*condition, self.inside.id), "bool")) if condition else self.inside.id
 
     def _index(self, op: Op) -> int:
         """`factor · i + start` of the new index i."""

@@ -1,34 +1,16 @@
-"""Gathers, scatters, sorts and copies: calls of a library, but for gathers whose indices need no check."""
+"""Scatters, gradients of gathers, sorts and copies: calls of a library."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tilewright.operators.arithmetic import (
     NOTHING,
-    CallSizes,
-    Count,
     each,
-    elements,
     of_argument,
-    of_result,
     per_operand,
 )
-from tilewright.operators.excerpt import picked, refuse_repeats
-from tilewright.operators.language import Unfusable, Value, broadcast, where
 from tilewright.operators.pieces import like_the_input
-from tilewright.operators.row import Call, Traffic, body, calls
-from tilewright.operators.shapes import CallAxes, Result, factory, kept, like, no_result, same
-
-
-def rows_of_weight(sizes: CallSizes) -> Count:
-    """Elements of the rows that the argument `indices` takes from a table."""
-    weight = sizes.shape("weight")
-    return elements(sizes.shape("indices")) * elements(weight[1:] if weight else ())
-
-
-def embedding_shapes(call: CallAxes) -> Result:
-    return call.tensor("indices") + call.tensor("weight")[1:]
+from tilewright.operators.row import Traffic, calls
+from tilewright.operators.shapes import CallAxes, Result, factory, kept, no_result, same
 
 
 def table_gradient(rows: str, gradient: str, call: CallAxes) -> Result:
@@ -42,96 +24,12 @@ def _embedding_backward(call: CallAxes) -> Result:
 
 
 calls(
-    "embedding.default(weight, indices, padding_idx, scale_grad_by_freq, sparse)",
-    "library",
-    arithmetic=NOTHING,
-    shapes=embedding_shapes,
-    dtypes=("weight",),
-    traffic=Traffic(gathered={"weight": rows_of_weight}),
-)
-calls(
     "embedding_dense_backward.default(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)",
     "library",
     arithmetic=per_operand(1),
     shapes=_embedding_backward,
     dtypes=("grad_output",),
 )
-
-
-def _index_select(call: CallAxes) -> Result:
-    axes = call.tensor("self")
-    dim = call.dim(len(axes))
-    return axes[:dim] + call.tensor("index") + axes[dim + 1 :]
-
-
-def _index(call: CallAxes) -> Result:
-    """The indexed axes become those of the indices: in place where they are neighbours, else in front."""
-    axes, indices = call.tensor("self"), call.arguments["indices"]
-    assert isinstance(indices, Sequence)
-    places = [place for place, given in enumerate(indices) if given is not None]
-    found = call.broadcast(*call.list_of("indices"))
-    start = places[0] if places[-1] - places[0] + 1 == len(places) else 0
-    rest = tuple(axis for place, axis in enumerate(axes) if place not in places)
-    return rest[:start] + found + rest[start:]
-
-
-GATHERED = Traffic(gathered={"self": of_result})
-calls(
-    "index_select.default(self, dim, index)",
-    "library",
-    arithmetic=NOTHING,
-    shapes=_index_select,
-    dtypes=("self",),
-    traffic=GATHERED,
-)
-calls(
-    "gather.default(self, dim, index, sparse_grad)",
-    "library",
-    arithmetic=NOTHING,
-    shapes=like("index"),
-    dtypes=("self",),
-    traffic=GATHERED,
-)
-calls(
-    "index.Tensor(self, indices)",
-    "library",
-    arithmetic=NOTHING,
-    shapes=_index,
-    dtypes=("self",),
-    traffic=GATHERED,
-    priced=False,
-)
-
-
-@body(
-    "_unsafe_index.Tensor(self, indices)",
-    promotion="none",
-    arithmetic=NOTHING,
-    shapes=_index,
-    dtypes=("self",),
-    traffic=GATHERED,
-)
-def unsafe_index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
-    """Elements at indices that are known to be inside, as decompositions compute them."""
-    places = [place for place, index in enumerate(indices) if index is not None]
-    first, last = places[0], places[-1]
-    if last - first + 1 != len(places):
-        raise Unfusable("indices of dimensions that are no neighbours")
-    found = [index for index in indices if index is not None]
-    if any(index.dtype == "bool" for index in found):
-        raise Unfusable("a selection by a mask")
-    shape = broadcast(*(index.dims for index in found))
-    refuse_repeats(x, 2)
-    # […, indexed, …] → […, 1 for each dimension of the result, indexed, …]; what is indexed goes at the end.
-    behind = len(x.dims) - 1 - last
-    for _ in shape:
-        x = x.unsqueeze(first)
-    for number, index in enumerate(found):
-        at = first + len(shape) + number
-        index = where(index < 0, index + x.shape[at], index).to_compute("int64")
-        wide = [1] * (len(shape) - len(index.dims)) + list(index.shape)
-        x = picked(x, at, index.view([*[1] * first, *wide, *[1] * (len(found) + behind)]))
-    return x.squeeze([first + len(shape) + number for number in range(len(found))])
 
 
 calls(

@@ -38,10 +38,10 @@ def compute_dtype(dtype: str) -> str:
 class Op:
     """One scalar operation, done at every point of the axes its value depends on.
 
-    `name` is `load`, `draw`, `const`, `index`, `cast`, `round`, `reduce` or a scalar function; `args` are
-    positions in `Trace.ops`, of a load its indices and then where it reads; `detail` is what the name needs: the
-    constant, the source of a load or of a draw, the axes and kind of a reduction, the dtype a value is rounded to, the
-    axes of an index.
+    `name` is `load`, `draw`, `const`, `index`, `check`, `cast`, `round`, `reduce` or a scalar function; `args` are
+    positions in `Trace.ops`, of a load its indices and then where it reads, of a check its index and then where it
+    counts; `detail` is what the name needs: the constant, the source of a load or of a draw, the axes and kind of a
+    reduction, the dtype a value is rounded to, the axes of an index, the extent that a checked index stays below.
     """
 
     name: str
@@ -263,6 +263,10 @@ class Value:
         if not self.dims:
             return self.trace.const(0, "int64")
         return self.trace.emit("index", (), "int64", self.dims, self.dims[dim])
+
+    def checked(self, extent: int) -> Value:
+        """This index, which must be at least 0 and below `extent`: a kernel that meets another one fails."""
+        return self.trace.emit("check", (self,), self.dtype, self.dims, extent)
 
     # Views: index arithmetic only, nothing is computed.
 

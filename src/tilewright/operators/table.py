@@ -17,6 +17,7 @@ from tilewright.operators import (
     collectives,
     creation,
     gathers,
+    indexing,
     layout,
     losses,
     normalization,
@@ -33,9 +34,20 @@ from tilewright.operators import (
 from tilewright.operators.row import ROWS, Row
 
 # Each declares its rows as it is imported.
-assert activations and attention and channels and collectives and creation and gathers and layout and losses
-assert normalization and optimizers and own and pieces and pointwise and pooling and products and random and reduction
-assert upsampling
+assert activations and attention and channels and collectives and creation and gathers and indexing
+assert (
+    layout
+    and losses
+    and normalization
+    and optimizers
+    and own
+    and pieces
+    and pointwise
+    and pooling
+    and products
+    and random
+)
+assert reduction and upsampling
 
 GETITEM = Row("getitem", "layout", lambda call, values, index: values[index], promotion="none", shapes=None)
 

@@ -245,9 +245,9 @@ class _Assembler:
             elsewhere = tuple(i for i, place in enumerate(places) if place != region.device)
             return TritonStep(region.name, kernel, inputs, tuple(outputs), region.device, elsewhere)
         function = getattr(self.library, region.kernel)
-        function.restype = None
+        function.restype = ctypes.c_int
         function.argtypes = (ctypes.c_void_p, ctypes.c_int)
-        return KernelStep(region.name, function, inputs, tuple(outputs))
+        return KernelStep(region.name, function, inputs, tuple(outputs), region.lowered.nest.checks)
 
     def takeovers(self, position: int, region: Region) -> list[fx.Node | None]:
         """For each output of the region, the operand whose storage it overwrites."""

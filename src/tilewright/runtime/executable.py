@@ -45,6 +45,10 @@ class PlanMismatch(RuntimeError):
     """What a call was given, or what an operator returned, is not what the graph says."""
 
 
+class IndexOutOfBounds(IndexError, RuntimeError):
+    """An index names no element; PyTorch's `gather` raises a RuntimeError, its other lookups an IndexError."""
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """How a kernel's result lies in memory; `extent` is the elements its storage spans."""
@@ -127,10 +131,13 @@ class KernelStep:
 
     generated: ClassVar[bool] = True
     name: str
-    function: Callable[..., None]
+    function: Callable[..., int]
+    """Gives 0, or 1 if an index was outside."""
     inputs: tuple[int, ...]
     outputs: tuple[tuple[int, TensorSpec, int | None], ...]
     """Slot, layout, and the slot whose storage it takes over (or None)."""
+    checks: tuple[int, ...] = ()
+    """The extents that its indices must stay below."""
     frees: tuple[int, ...] = ()
 
     @property
@@ -147,7 +154,9 @@ class KernelStep:
             slots[slot] = spec.empty() if over is None else spec.over(slots[over])
             tensors.append(slots[slot])
         pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
-        self.function(pointers, threads())
+        if self.function(pointers, threads()):
+            sizes = " or ".join(map(str, self.checks))
+            raise IndexOutOfBounds(f"index out of bounds for a dimension of size {sizes} (kernel {self.name})")
 
 
 @dataclass
@@ -345,6 +354,7 @@ __all__ = [
     "CallStep",
     "ConstantStep",
     "Executable",
+    "IndexOutOfBounds",
     "KernelStep",
     "PlanMismatch",
     "Slot",

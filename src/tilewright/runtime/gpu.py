@@ -142,7 +142,11 @@ class TritonKernel:
         done = []
         for kernel, programs, sizes, warps in calls:
             constants = {name: sizes[name] for name in kernel.arg_names[len(pointers) :]}
-            fitting = on(kernel, programs)(*pointers, **constants, num_warps=warps, enable_fp_fusion=self.allows_fma)
+            options = {"num_warps": warps, "enable_fp_fusion": self.allows_fma}
+            if self.nest.checks:
+                # Triton leaves assertions out of kernels that are not for debugging.
+                options |= {"debug": True, "sanitize_overflow": False}
+            fitting = on(kernel, programs)(*pointers, **constants, **options)
             done.append((fitting, programs))
         return done
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tilewright.operators.arithmetic import NOTHING, each, of_argument
-from tilewright.operators.gathers import embedding_shapes, rows_of_weight, table_gradient
+from tilewright.operators.gathers import table_gradient
+from tilewright.operators.indexing import embedding_shapes, rows_of_weight
 from tilewright.operators.row import Traffic, own
 
 own(

@@ -1,0 +1,110 @@
+"""The C++ text shared by the loops of a nest: lines, indices, single steps, checks of indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.emit import cpp_draw
+from tilewright.emit.cpp_schedule import CppSchedule
+from tilewright.emit.cpp_text import COMPUTED, from_storage, identifiers, scalar, to_storage
+from tilewright.loops.nest import Access, Level, Nest, Step
+
+
+class Printer:
+    """Base of the kernel's printer: the lines so far, and the text of a step."""
+
+    def __init__(self, nest: Nest) -> None:
+        self.nest = nest
+        self.schedule = CppSchedule(nest)
+        self.lines: list[str] = []
+        self.depth = 1
+        self.pointers = identifiers(nest)
+        self.begin = "0"
+        """The first index of the innermost loop."""
+
+    def put(self, line: str) -> None:
+        self.lines.append("  " * self.depth + line)
+
+    def open(self, line: str) -> None:
+        self.put(line + " {")
+        self.depth += 1
+
+    def close(self) -> None:
+        self.depth -= 1
+        self.put("}")
+
+    # Indices that must be inside
+
+    def begin_checks(self) -> None:
+        if self.nest.checks:
+            self.put("int64_t outside = 0;")
+
+    def checked_in(self, steps: Sequence[int]) -> str:
+        """The clause of an innermost loop whose steps check indices."""
+        return " reduction(|:outside)" if any(self.nest.steps[i].name == "check" for i in steps) else ""
+
+    def end_checks(self) -> None:
+        if self.nest.checks:
+            self.open("if (outside)")
+            self.put("#pragma omp atomic write")
+            self.put("failed = 1;")
+            self.close()
+
+    # Steps
+
+    def column(self) -> str:
+        terms: list[str] = []
+        scale = 1
+        for axis in reversed(range(len(self.nest.cols))):
+            terms.insert(0, f"c{axis}" if scale == 1 else f"c{axis} * {scale}")
+            scale *= self.nest.cols[axis]
+        return " + ".join(terms) or "0"
+
+    def index(self, strides: tuple[int, ...], innermost: str | None = None) -> str:
+        """The index expression of an access; `innermost` replaces the index of the innermost axis."""
+        rows, cols = self.nest.split(strides)
+        named = [(f"r{i}", s) for i, s in enumerate(rows)] + [(f"c{i}", s) for i, s in enumerate(cols)]
+        if innermost is not None:
+            named[-1] = (innermost, named[-1][1])
+        terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in named if stride]
+        return " + ".join(terms) or "0"
+
+    def declare(self, i: int, kept: bool = False) -> None:
+        step = self.nest.steps[i]
+        if kept:
+            value = f"kept{i}[{self.column()}]"
+        elif step.name == "draw":
+            value = cpp_draw.drawn(i, f"c{len(self.nest.cols) - 1} - {self.begin}")
+        else:
+            value = self._expression(step)
+        self.put(f"const {COMPUTED[step.dtype]} v{i} = {value};")
+        if step.name == "check" and not kept:
+            counts = "".join(f" & v{a}" for a in step.args[1:])
+            self.put(f"outside |= (v{i} != v{step.args[0]}){counts};")
+
+    def _expression(self, step: Step) -> str:
+        args = [f"v{a}" for a in step.args]
+        if step.access:
+            element = self._element(step.access, args)
+            loaded = from_storage(element, self.nest.buffers[step.access.buffer].dtype)
+            condition = self.nest.condition(step)
+            if condition is None:
+                return loaded
+            return f"v{condition} ? ({COMPUTED[step.dtype]})({loaded}) : ({COMPUTED[step.dtype]})0"
+        if step.strides is not None:
+            return f"(int64_t)({self.index(step.strides)})"
+        if step.name == "check":
+            return f"tw_inside({args[0]}, {step.constant})"
+        if step.name == "div" and step.level in (Level.ROW, Level.SCALAR) and self.schedule.is_double_sum(step.args[0]):
+            # Divide the double before rounding, so that the mean of equal values is that value; keep overflow.
+            total = step.args[0]
+            return f"tw_isinf(v{total}) ? v{total} : ({COMPUTED[step.dtype]})(total{total} / {args[1]})"
+        return scalar(step, args)
+
+    def _element(self, access: Access, args: Sequence[str] = ()) -> str:
+        shift = f" + {access.offset}" if access.offset else ""
+        shift += "".join(f" + {index} * {stride}" for index, stride in zip(args, access.by, strict=False))
+        return f"{self.pointers[access.buffer]}[{self.index(access.strides)}{shift}]"
+
+    def store(self, value: int, access: Access) -> None:
+        self.put(f"{self._element(access)} = {to_storage(f'v{value}', self.nest.buffers[access.buffer].dtype)};")
