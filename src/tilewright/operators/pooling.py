@@ -118,6 +118,14 @@ class _Axis:
         places = last - t if t else last
         return places, _between(places, 0, self.windows, least=-t, most=most)
 
+    def reaches(self, c: Call, rank: int, t: int) -> Value | None:
+        """Where that window, of no dilation, has the element as its element place % stride + t · stride."""
+        if (t + 1) * self.stride <= self.kernel:
+            return None
+        place = positions(c.trace, self.size, self.dim, rank) + self.pad
+        within = place - call("idiv", place, self.stride) * self.stride
+        return within < self.kernel - t * self.stride
+
     def count(self, windows: Value, with_padding: bool) -> Value:
         """How many elements `windows` have, those of the padding or those inside."""
         start = windows * self.stride - self.pad
@@ -194,14 +202,21 @@ def max_pool2d(
     return best, begin[0] * wide.size + begin[1] + offset
 
 
-def _around(c: Call, rank: int, axes: tuple[_Axis, _Axis]) -> Iterator[tuple[Value, Value, Value | None]]:
-    """Of all elements, the windows in which they can lie: row, column, and where there is such a window."""
+def _around(
+    c: Call, rank: int, axes: tuple[_Axis, _Axis], *, known: bool
+) -> Iterator[tuple[Value, Value, Value | None]]:
+    """Of all elements, the windows in which they can lie: row, column, and where there is such a window.
+
+    `known`: what a window gives says of which element it is, so that elements between windows need no check.
+    """
     high, wide = axes
     if high.overlap * wide.overlap > MOST_ELEMENTS:
         raise Unfusable(f"an element lies in more than {MOST_ELEMENTS} windows")
     for t, u in product(reversed(range(high.overlap)), reversed(range(wide.overlap))):
         row, above = high.around(c, rank, t)
         column, beside = wide.around(c, rank, u)
+        if not known:
+            above, beside = _both(above, high.reaches(c, rank, t)), _both(beside, wide.reaches(c, rank, u))
         yield row, column, _both(above, beside)
 
 
@@ -226,7 +241,7 @@ def max_pool2d_backward(
         refuse_repeats(operand, high.overlap * wide.overlap)
     own = positions(c.trace, high.size, -2, rank) * wide.size + positions(c.trace, wide.size, -1, rank)
     total: Value | None = None
-    for row, column, inside in _around(c, rank, axes):
+    for row, column, inside in _around(c, rank, axes, known=True):
         hit = _window(indices, row, column, inside).eq(own)
         part = where(hit if inside is None else hit & inside, _window(g, row, column, inside), 0)
         total = part if total is None else total + part
@@ -282,11 +297,7 @@ def avg_pool2d_backward(
     rank = len(c.shape)
     refuse_repeats(g, high.overlap * wide.overlap)
     total: Value | None = None
-    for row, column, inside in _around(c, rank, axes):
-        for axis, windows in ((high, row), (wide, column)):
-            if axis.kernel % axis.stride:
-                place = positions(c.trace, axis.size, axis.dim, rank) + axis.pad
-                inside = _both(inside, place - windows * axis.stride < axis.kernel)
+    for row, column, inside in _around(c, rank, axes, known=False):
         divisor = _divisor(axes, row, column, count_include_pad, divisor_override, g.dtype)
         part = _window(g, row, column, inside) / divisor
         if inside is not None:
