@@ -22,8 +22,8 @@ import torch
 
 from tilewright.hardware.ceilings import device_name
 from tilewright.hardware.detect import detect
-from tilewright.measure.recording.recorder import Plan, Recorder, Recording
-from tilewright.profiling.saved import Profiled
+from tilewright.measure.recording.recorder import Recorder, Recording, RecordingPlan
+from tilewright.profiling.saved import SavedProfile
 from tilewright.profiling.steps import IMPLS, profile_case, step_of
 from tilewright.records.case import Case
 from tilewright.store.query import reading
@@ -34,7 +34,7 @@ _TARGET = f"{Path(__file__).parents[1] / 'examples' / 'transformer_block.py'}:bl
 _OPTIMIZER = "adamw"
 
 
-def account(done: Profiled) -> dict[str, object]:
+def account(done: SavedProfile) -> dict[str, object]:
     """The accounting of one profile."""
     with reading(done.run) as connection:
         classes = connection.execute("SELECT class, ms_per_step, steps FROM step_account").fetchall()
@@ -58,7 +58,7 @@ def recordings(case: Case, impl: str, device: str, steps: int, repeats: int) -> 
     found = []
     for _ in range(repeats + 1):
         with TemporaryDirectory() as folder:
-            recorder = Recorder(Plan(wait=steps + 1, active=steps), Path(folder))
+            recorder = Recorder(RecordingPlan(wait=steps + 1, active=steps), Path(folder))
             step = step_of(subject, impl, _OPTIMIZER, recorder)
             recorder.start()
             while not recorder.done:
@@ -93,7 +93,7 @@ def main() -> None:
     case = load_case(_TARGET)
     lines = []
     for impl in IMPLS:
-        done = profile_case(case, Plan(active=asked.steps), impl=impl, optimizer=_OPTIMIZER, device="cuda")
+        done = profile_case(case, RecordingPlan(active=asked.steps), impl=impl, optimizer=_OPTIMIZER, device="cuda")
         assert done is not None, "no NVTX was asked for"
         cost = overhead(recordings(case, impl, "cuda", asked.steps, asked.repeats))
         lines.append(json.dumps({"case": case.name, "impl": impl} | account(done) | cost | where))

@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 
 from tilewright.anatomy.capture import capturing, launch_record
-from tilewright.hardware.geometry import laid_out
+from tilewright.hardware.geometry import occupancy_and_waves
 from tilewright.hardware.occupancy import Waves
 from tilewright.measure.racing.results import environment, measurement, write_results
 from tilewright.measure.timing.benchmark import benchmark
@@ -104,7 +104,7 @@ def staircases(device: torch.device) -> list[Staircase]:
         launch = partial(_launch, kernel, arguments, options)
         with capturing(run=True) as launches:
             launch(sms)
-        _, waves = laid_out(launch_record(launches[0]), sms)
+        _, waves = occupancy_and_waves(launch_record(launches[0]), sms)
         assert waves is not None, f"{name} does not fit on a multiprocessor"
         found.append(Staircase(name, launch, waves, shares))
     return found

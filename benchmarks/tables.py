@@ -265,7 +265,7 @@ def races(results: Results) -> str:
 
 
 @dataclass(frozen=True)
-class Displayable:
+class FirstTableRow:
     """A line of the table that comes first: one race, and its peers by column."""
 
     label: str
@@ -280,8 +280,8 @@ class Displayable:
 
 
 SHOWN = (
-    Displayable("softmax 32768×8192", "softmax", "32768x8192 bf16", "fwd", "torch", "liger, Liger"),
-    Displayable(
+    FirstTableRow("softmax 32768×8192", "softmax", "32768x8192 bf16", "fwd", "torch", "liger, Liger"),
+    FirstTableRow(
         "cross entropy 65536×8192",
         "cross_entropy",
         "65536x8192 bf16",
@@ -289,10 +289,10 @@ SHOWN = (
         "torch",
         "liger, Liger, gradient included",
     ),
-    Displayable("layer norm 32768×8192", "layer_norm", "32768x8192 bf16", "fwd", "torch", "liger, Liger"),
-    Displayable("RMS norm 5341×50257, backward", "rms_norm", "5341x50257 bf16", "bwd", "torch", "liger, Liger"),
-    Displayable("GELU 16384²", "gelu", "16384x16384 bf16", "fwd", "torch"),
-    Displayable(
+    FirstTableRow("layer norm 32768×8192", "layer_norm", "32768x8192 bf16", "fwd", "torch", "liger, Liger"),
+    FirstTableRow("RMS norm 5341×50257, backward", "rms_norm", "5341x50257 bf16", "bwd", "torch", "liger, Liger"),
+    FirstTableRow("GELU 16384²", "gelu", "16384x16384 bf16", "fwd", "torch"),
+    FirstTableRow(
         "GELU + dropout + residual 16384², eager's own mask",
         "dropout_add",
         "16384x16384 bf16",
@@ -300,7 +300,7 @@ SHOWN = (
         "eager",
         inductor="inductor, another mask",
     ),
-    Displayable(
+    FirstTableRow(
         "linear + GELU 16384×3072×768",
         "linear_gelu",
         "16384x3072x768 bf16",
@@ -309,7 +309,7 @@ SHOWN = (
         "cublas-bare, bare product",
         limit="of cuBLAS",
     ),
-    Displayable(
+    FirstTableRow(
         "linear + cross entropy, 8192 tokens to 131072 words, forward + backward",
         "linear_cross_entropy",
         "8192x4096x131072 bf16",
@@ -318,7 +318,7 @@ SHOWN = (
         "liger, Liger",
         limit="TFLOP/s",
     ),
-    Displayable(
+    FirstTableRow(
         "attention d 128, S 16384, causal",
         "attention",
         "d128 S16384 causal",
@@ -327,7 +327,7 @@ SHOWN = (
         "cudnn, cuDNN",
         limit="TFLOP/s",
     ),
-    Displayable(
+    FirstTableRow(
         "attention d 256, S 16384, causal, backward",
         "attention",
         "d256 S16384 causal",

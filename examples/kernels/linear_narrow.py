@@ -14,7 +14,7 @@ import torch
 
 from tilewright.kernels.linear import cuda, dropout_add_fused, gelu_fused
 
-NARROW = cuda.Shape(columns=128, epilogue_warps=7, ring_rows=4, mask_bytes=0)
+NARROW = cuda.ProductBuild(columns=128, epilogue_warps=7, ring_rows=4, mask_bytes=0)
 
 
 def linear_gelu(

@@ -8,7 +8,7 @@ import torch
 from tests.kernels.devices import H200
 from tests.kernels.nvcc import spilled
 from tilewright.kernels.norm import cuda
-from tilewright.kernels.norm.schedule import Call, Direction, schedule_of
+from tilewright.kernels.norm.schedule import Direction, NormCall, schedule_of
 from tilewright.kernels.row import VECTOR, RowLayout
 from tilewright.kernels.row_schedule import Schedule
 from tilewright.launch.nvrtc import Definitions
@@ -22,18 +22,18 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 def call(
     direction: Direction, columns: int, dtype: torch.dtype, residual: bool = False, weights: int = 2, rows: int = 5000
-) -> Call:
+) -> NormCall:
     inputs = (1 if direction == "forward" else 2) + residual
     return cuda.contiguous(direction, rows, columns, dtype, inputs, weights, weights > 1)
 
 
-def scheduled(made: Call) -> Schedule | None:
+def scheduled(made: NormCall) -> Schedule | None:
     found = schedule_of(made, H200)
     assert isinstance(found, Schedule) or "no kernel holds rows" in found
     return found if isinstance(found, Schedule) else None
 
 
-def macros(schedule: Schedule, made: Call) -> Definitions:
+def macros(schedule: Schedule, made: NormCall) -> Definitions:
     return (*schedule.definitions(), *made.definitions())
 
 
@@ -72,16 +72,16 @@ def test_rows_of_models_end_with_their_block_forward(dtype: torch.dtype) -> None
     columns = 65536 // dtype.itemsize
     layouts = (RowLayout(0, 9, columns), RowLayout(2 * dtype.itemsize, 9, columns))
     for inputs, alignment in (((layouts[0],), "ALIGNED"), (layouts, "SCALAR")):
-        found = schedule_of(Call("forward", columns, dtype, inputs, dtype, True, True), H200)
+        found = schedule_of(NormCall("forward", columns, dtype, inputs, dtype, True, True), H200)
         assert isinstance(found, Schedule) and (found.storage, found.alignment) == ("registers", alignment)
     assert "no kernel holds rows" in str(schedule_of(call("forward", columns + 1, dtype), H200))
 
 
 def test_rows_that_lie_otherwise_than_the_results_are_refused() -> None:
     assert "not lie within 16 bytes" in str(
-        schedule_of(Call("backward", 4096, BF16, (RowLayout(2, 9, 4096),) * 2, BF16, True, True), H200)
+        schedule_of(NormCall("backward", 4096, BF16, (RowLayout(2, 9, 4096),) * 2, BF16, True, True), H200)
     )
-    assert schedule_of(Call("forward", 8, torch.float64, (RowLayout(0, 1, 8),), None, False, True), H200) == (
+    assert schedule_of(NormCall("forward", 8, torch.float64, (RowLayout(0, 1, 8),), None, False, True), H200) == (
         "torch.float64 has no CUDA C++ kernel"
     )
 

@@ -8,23 +8,23 @@ import pytest
 
 from tests.kernels.devices import H200, limits
 from tilewright.kernels import ring
-from tilewright.kernels.ring import Shape, Task
+from tilewright.kernels.ring import RingShape, Task
 from tilewright.kernels.row import RowLayout, alignment_of, period_of
 from tilewright.kernels.row_schedule import CLUSTERS, Schedule
 
 SHAPES = (
-    Shape(2),
-    Shape(3),
-    Shape(4),
-    Shape(4, 256),
-    Shape(4, 320, 20),
-    Shape(8, stages=12),
+    RingShape(2),
+    RingShape(3),
+    RingShape(4),
+    RingShape(4, 256),
+    RingShape(4, 320, 20),
+    RingShape(8, stages=12),
 )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("inputs, state, weights", [(1, 4, 0), (1, 8, 2), (2, 8, 1), (3, 8, 1)])
-def test_a_plan_fits_the_device(shape: Shape, inputs: int, state: int, weights: int) -> None:
+def test_a_plan_fits_the_device(shape: RingShape, inputs: int, state: int, weights: int) -> None:
     for needed in (1, 5, 32, 33, 128, 129, 625, 1024, 2048, 6283, 16384, 32768, 65536):
         found = ring.plan(Task(needed, inputs, state, weights, 32), (shape,), H200)
         if found is None:
@@ -43,7 +43,7 @@ def test_a_plan_fits_the_device(shape: Shape, inputs: int, state: int, weights: 
 
 
 def test_weights_leave_shared_memory_where_the_row_needs_it() -> None:
-    for row, shape, kept in ((Task(65536, 1, 8, 2, 32), Shape(8), 0), (Task(32768, 2, 8, 1, 16), Shape(4), 1)):
+    for row, shape, kept in ((Task(65536, 1, 8, 2, 32), RingShape(8), 0), (Task(32768, 2, 8, 1, 16), RingShape(4), 1)):
         found = ring.plan(row, (shape,), H200)
         assert found is not None and found.kept == kept
 
@@ -66,10 +66,10 @@ def test_programs_step_over_rows_of_one_beginning() -> None:
 def test_a_plan_asks_for_no_more_than_the_device_has(capability: str) -> None:
     device = limits(capability)
     for needed in (1, 33, 625, 4096, 16384, 65536):
-        found = ring.plan(Task(needed, 2, 8, 1, 32), (Shape(4), Shape(8)), device)
+        found = ring.plan(Task(needed, 2, 8, 1, 32), (RingShape(4), RingShape(8)), device)
         assert found is None or found.cluster <= device.largest_cluster
         assert found is None or found.shared_bytes < device.shared_bytes_per_block
-    assert isinstance(ring.plan(Task(625, 2, 8, 1, 32), (Shape(4),), device), Schedule)
+    assert isinstance(ring.plan(Task(625, 2, 8, 1, 32), (RingShape(4),), device), Schedule)
     assert CLUSTERS[-1] > limits("12.0").largest_cluster
 
 

@@ -24,7 +24,7 @@ FEW, MANY = 64, 320
 """Walks."""
 
 
-class Shape(NamedTuple):
+class Walk(NamedTuple):
     """Programs and warps of a multiprocessor, and the share of the cache that all programs walk."""
 
     programs_per_sm: int
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
         return 32 * self.warps * self.values
 
 
-SHAPES = (Shape(1, 32, 16, 0.35), Shape(1, 32, 8, 0.6))
+SHAPES = (Walk(1, 32, 16, 0.35), Walk(1, 32, 8, 0.6))
 """On an H200 the first reads and writes fastest (9.1 and 4.9 TB/s), the second copies fastest (8.2). A quarter of the
 cache, or two programs of 16 warps: copy 7.4 to 7.9, read 8.5 to 9.1, write 4.3 to 4.7."""
 
@@ -88,7 +88,7 @@ def cache_walkers(device: torch.device, cache_bytes: int) -> dict[str, list[Walk
     }
 
 
-def _walker(device: torch.device, cache_bytes: int, sms: int, direction: str, shape: Shape) -> Walker:
+def _walker(device: torch.device, cache_bytes: int, sms: int, direction: str, shape: Walk) -> Walker:
     reads, writes = DIRECTIONS[direction]
     programs = shape.programs_per_sm * sms
     blocks = max(1, round(cache_bytes * shape.share / (reads + writes) / (4 * shape.block * programs)))

@@ -27,7 +27,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Shape:
+class RingShape:
     """Vectors of a row a thread, threads a block at most, warps a multiprocessor (they bound the registers), stages."""
 
     vectors: int
@@ -37,13 +37,13 @@ class Shape:
 
 
 @functools.cache
-def plan(task: Task, shapes: tuple[Shape, ...], limits: DeviceLimits) -> Schedule | None:
+def plan(task: Task, shapes: tuple[RingShape, ...], limits: DeviceLimits) -> Schedule | None:
     """The first shape that holds the rows, with its weights in shared memory if they fit; None if none does."""
     choices = ((shape, kept) for shape in shapes for kept in dict.fromkeys((task.weights, 0)))
     return next(filter(None, (_by_shape(task, shape, kept, limits) for shape, kept in choices)), None)
 
 
-def _by_shape(task: Task, shape: Shape, kept: int, limits: DeviceLimits) -> Schedule | None:
+def _by_shape(task: Task, shape: RingShape, kept: int, limits: DeviceLimits) -> Schedule | None:
     cluster = cluster_of(task.needed, shape.vectors, shape.threads, limits)
     if cluster is None:
         return None
@@ -60,7 +60,7 @@ def _row_threads(least: int) -> int:
 
 
 def _with_blocks(
-    task: Task, shape: Shape, row_threads: int, cluster: int, blocks: int, kept: int, limits: DeviceLimits
+    task: Task, shape: RingShape, row_threads: int, cluster: int, blocks: int, kept: int, limits: DeviceLimits
 ) -> Schedule | None:
     """With as many stages as there is room for; None where those are too few to read ahead: two, or one if that keeps
     the weights in shared memory."""

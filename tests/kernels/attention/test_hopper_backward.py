@@ -26,7 +26,7 @@ H200 = stated_limits("9.0", multiprocessors=132, l2_bytes=60 << 20)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_products_run_ahead_and_registers_suffice(shape: hopper_backward.Shape, tmp_path: Path) -> None:
+def test_products_run_ahead_and_registers_suffice(shape: hopper_backward.BackwardTiles, tmp_path: Path) -> None:
     """The assembler makes matrix instructions wait for each other where it cannot follow the pipeline."""
     for build in BUILDS:
         found = assembled(shape.source, shape.definitions(*build), tmp_path)
@@ -36,7 +36,7 @@ def test_products_run_ahead_and_registers_suffice(shape: hopper_backward.Shape, 
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_programs_fit(shape: hopper_backward.Shape) -> None:
+def test_programs_fit(shape: hopper_backward.BackwardTiles) -> None:
     assert shape.shared_bytes <= H200.shared_bytes_per_block
 
 

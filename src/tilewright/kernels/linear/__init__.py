@@ -112,7 +112,7 @@ def _check(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 
 def gelu_recipe(
     call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, approximate: str, keep: bool,
-    shape: cuda.Shape = cuda.WIDE,
+    shape: cuda.ProductBuild = cuda.WIDE,
 ) -> Recipe:  # fmt: skip
     """The result, and the value before the GELU (empty unless `keep`); for what `cuda.refuses` does not refuse."""
     epilogue: cuda.Epilogue = "gelu_tanh" if approximate == "tanh" else "gelu"
@@ -140,7 +140,7 @@ def gelu_fused(
     bias: torch.Tensor | None,
     approximate: str = "none",
     keep: bool = False,
-    shape: cuda.Shape = cuda.WIDE,
+    shape: cuda.ProductBuild = cuda.WIDE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By our kernel; for what `cuda.refuses` does not refuse."""
     y, pre = perform_part("tilewright::linear_gelu", gelu_recipe, x, weight, bias, approximate, keep, shape)
@@ -204,7 +204,7 @@ _gelu = define(
 
 def dropout_add_recipe(
     call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, residual: Operand, p: float,
-    state: Operand | None = None, shape: cuda.Shape = cuda.WIDE,
+    state: Operand | None = None, shape: cuda.ProductBuild = cuda.WIDE,
 ) -> Recipe:  # fmt: skip
     """The result and, unless `state` has them, what the backward draws the mask from (as `dropout_add` returns it).
 
@@ -261,7 +261,7 @@ def dropout_add_fused(
     bias: torch.Tensor | None,
     residual: torch.Tensor,
     p: float,
-    shape: cuda.Shape = cuda.WIDE,
+    shape: cuda.ProductBuild = cuda.WIDE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By our kernel; for what `dropout_add_recipe` is for."""
     name, operands = "tilewright::linear_dropout_add", (x, weight, bias, residual, p)

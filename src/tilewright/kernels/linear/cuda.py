@@ -31,7 +31,7 @@ VECTOR = 8
 
 
 @dataclass(frozen=True)
-class Shape:
+class ProductBuild:
     """One build of the kernel. Narrower matrix instructions leave registers for more warps and read more."""
 
     columns: int
@@ -56,7 +56,7 @@ class Shape:
         return ring + ROWS * COLUMNS * 2 + residuals + biases + 8 * (2 * STAGES + 4)
 
 
-WIDE = Shape(columns=256, epilogue_warps=3, ring_rows=8, mask_bytes=ROWS * COLUMNS // 8 - 3 * 2 * 512)
+WIDE = ProductBuild(columns=256, epilogue_warps=3, ring_rows=8, mask_bytes=ROWS * COLUMNS // 8 - 3 * 2 * 512)
 
 
 class Draw(ctypes.Structure):
@@ -140,7 +140,7 @@ def product(
     bias: Operand | None,
     epilogue: Epilogue = "none",
     *,
-    shape: Shape = WIDE,
+    shape: ProductBuild = WIDE,
     keep: bool = False,
     residual: Operand | None = None,
     draw: Draw | None = None,
@@ -181,7 +181,7 @@ def _aligned(call: RecipeBuilder, x: Operand) -> Operand:
 
 
 def definitions(
-    shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: bool = False
+    shape: ProductBuild, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: bool = False
 ) -> tuple[tuple[str, int], ...]:
     """The macros that the source is compiled with."""
     settings = {
@@ -198,7 +198,7 @@ def definitions(
 
 @functools.cache
 def _built(
-    shape: Shape, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: bool, device: int
+    shape: ProductBuild, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: bool, device: int
 ) -> Kernel:
     return kernel(
         SOURCE,

@@ -10,7 +10,7 @@ import torch
 
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels import ring
-from tilewright.kernels.norm.schedule import Call, Direction, helper_warps, schedule_of
+from tilewright.kernels.norm.schedule import Direction, NormCall, helper_warps, schedule_of
 from tilewright.kernels.row import ELEMENTS, VECTOR, RowLayout, layout_of, period_of
 from tilewright.kernels.row_schedule import Schedule, no_kernel
 from tilewright.launch import nvrtc
@@ -26,7 +26,7 @@ SOURCES = {
 COLUMN_WARPS = (2, 4, 8, 16)
 
 
-def refusal(call: Call, device: torch.device) -> str | None:
+def refusal(call: NormCall, device: torch.device) -> str | None:
     """Why the kernels cannot take a call on a GPU, or None."""
     if why := no_kernel(device):
         return why
@@ -36,20 +36,20 @@ def refusal(call: Call, device: torch.device) -> str | None:
 
 def call_of(
     direction: Direction, matrices: Sequence[Operand], weights: Sequence[Operand | None], has_bias: bool, centered: bool
-) -> Call:
+) -> NormCall:
     """The metadata of a call: matrices [rows, columns] with adjacent columns, `weights` [columns] that it reads."""
     x, weight = matrices[0], weights[0]
     aligned = all(each is None or each.data_ptr() % VECTOR == 0 for each in weights)
     kind = None if weight is None else weight.dtype
-    return Call(direction, x.shape[1], x.dtype, tuple(map(layout_of, matrices)), kind, has_bias, centered, aligned)
+    return NormCall(direction, x.shape[1], x.dtype, tuple(map(layout_of, matrices)), kind, has_bias, centered, aligned)
 
 
 def contiguous(
     direction: Direction, rows: int, columns: int, dtype: torch.dtype, inputs: int, weights: int, centered: bool
-) -> Call:
+) -> NormCall:
     """The same of contiguous matrices, with weights of their dtype."""
     layouts = (RowLayout(0, rows, columns),) * inputs
-    return Call(direction, columns, dtype, layouts, dtype if weights else None, weights > 1, centered)
+    return NormCall(direction, columns, dtype, layouts, dtype if weights else None, weights > 1, centered)
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def _kernel(
     return kernel, kernel.programs_at_once()
 
 
-def _scheduled(call: Call, device: torch.device) -> Schedule:
+def _scheduled(call: NormCall, device: torch.device) -> Schedule:
     found = schedule_of(call, limits_of(device))
     if isinstance(found, str):
         raise NotImplementedError(f"the CUDA C++ norms cannot take this call: {found}")

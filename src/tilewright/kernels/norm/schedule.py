@@ -18,7 +18,7 @@ Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True)
-class Call:
+class NormCall:
     """All of a call that a schedule depends on."""
 
     direction: Direction
@@ -63,7 +63,7 @@ class Call:
 
 
 @functools.lru_cache(1024)
-def schedule_of(call: Call, limits: DeviceLimits) -> Schedule | str:
+def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
     """The schedule, or why no CUDA C++ kernel takes the call."""
     if call.dtype not in ELEMENTS:
         return f"{call.dtype} has no CUDA C++ kernel"
@@ -98,7 +98,7 @@ def _registers(vectors: int) -> Schedule | None:
     return replace(found, blocks=blocks_for(found.threads, found.vectors * 4))
 
 
-def _ring(call: Call, limits: DeviceLimits) -> Schedule | None:
+def _ring(call: NormCall, limits: DeviceLimits) -> Schedule | None:
     """Backward, rows in the rings of `backward.cu`."""
     task = ring.Task(
         needed(call.columns, call.dtype.itemsize), len(call.inputs), 8 if call.centered else 4,
@@ -107,9 +107,9 @@ def _ring(call: Call, limits: DeviceLimits) -> Schedule | None:
     return ring.plan(task, _ring_shapes(call.columns, call.dtype.itemsize, call.weights), limits)
 
 
-def _ring_shapes(columns: int, itemsize: int, sums: int) -> tuple[ring.Shape, ...]:
+def _ring_shapes(columns: int, itemsize: int, sums: int) -> tuple[ring.RingShape, ...]:
     """The fastest of those measured on an H200 first; `sums` over rows: 0, 1 or 2."""
-    vectors, shape = needed(columns, itemsize), ring.Shape
+    vectors, shape = needed(columns, itemsize), ring.RingShape
     if columns * itemsize % VECTOR:
         return shape(4, 256), shape(4), shape(8)
     if columns % 256:
@@ -133,7 +133,7 @@ PIPELINE_BYTES = 2048
 """The static shared memory of `backward_tma.cu` is less."""
 
 
-def _tma(call: Call, limits: DeviceLimits) -> Schedule | None:
+def _tma(call: NormCall, limits: DeviceLimits) -> Schedule | None:
     """Backward, rows fetched by bulk copies; None if they are for rings."""
     size = call.dtype.itemsize
     vectors, on_lines = needed(call.columns, size), call.columns * size % LINE == 0
@@ -149,7 +149,7 @@ def _tma(call: Call, limits: DeviceLimits) -> Schedule | None:
 
 
 def _tma_shape(
-    call: Call, shape: tuple[int, int], cluster: int, block_vectors: int, limits: DeviceLimits
+    call: NormCall, shape: tuple[int, int], cluster: int, block_vectors: int, limits: DeviceLimits
 ) -> Schedule | None:
     if cluster > limits.largest_cluster:
         return None

@@ -45,7 +45,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """Of the first product and its bias; beside "swiglu"."""
 
 
-class Plan(NamedTuple):
+class Tiling(NamedTuple):
     """How a call is cut into programs."""
 
     rows: int
@@ -60,19 +60,19 @@ class Plan(NamedTuple):
     """Tiles on their way."""
 
 
-def plan(count: int, columns: int, outputs: Sequence[int], gated: bool, multiprocessors: int) -> Plan:
+def plan(count: int, columns: int, outputs: Sequence[int], gated: bool, multiprocessors: int) -> Tiling:
     """For x [count, columns] and results with so many columns."""
     if count == 1:
         width = min(LONGEST, 1 << (columns - 1).bit_length())
         height = max(ROW_ELEMENTS // width // (1 + gated), 1)
-        return Plan(1, height, width, 1, _blocks(outputs, height), 1)
+        return Tiling(1, height, width, 1, _blocks(outputs, height), 1)
     rows = max(16, 1 << (count - 1).bit_length())
     height = 32 if rows == 16 or gated else 64
     blocks, steps = _blocks(outputs, height), -(-columns // COLUMNS)
     wanted = -(-PROGRAMS_PER_MULTIPROCESSOR * multiprocessors // blocks)
     splits = max(1, min(wanted, steps // LEAST_STEPS, MOST_SPLITS))
     # Two programs a multiprocessor have room in shared memory.
-    return Plan(rows, height, COLUMNS, splits, blocks, 3 if rows == MOST_ROWS else 4)
+    return Tiling(rows, height, COLUMNS, splits, blocks, 3 if rows == MOST_ROWS else 4)
 
 
 def _blocks(outputs: Sequence[int], height: int) -> int:

@@ -77,7 +77,7 @@ def schedule_of(
     long = direction == "forward" and columns * size >= RING_BYTES
     if long and alignment_of(columns, size, layouts, VECTOR) == "ALIGNED":
         task = ring.Task(ring.needed(columns, size), inputs=1, state_bytes=8)
-        if found := ring.plan(task, (ring.Shape(8, stages=20),), limits):
+        if found := ring.plan(task, (ring.RingShape(8, stages=20),), limits):
             return found
     alignment = alignment_of(columns, size, layouts)
     found = _registers(direction, vectors_of(columns, size, alignment), log, limits)

@@ -35,7 +35,7 @@ EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class Call(NamedTuple):
+class SdpaCall(NamedTuple):
     """One call of `scaled_dot_product_attention` on nodes of a torch-level graph."""
 
     q: Node
@@ -71,7 +71,7 @@ class _Reached(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def fused_kernel(write: Writer, call: Call) -> str | None:
+def fused_kernel(write: Writer, call: SdpaCall) -> str | None:
     """The operator that PyTorch's own choice for `call` reaches; None where that is products and a softmax."""
     q, k, v = (tensor_of(x) for x in (call.q, call.k, call.v))
     mask = None if call.mask is None else tensor_of(call.mask)
@@ -115,7 +115,7 @@ def _number(x: float | Node | None) -> Any:
     return x.meta["example_value"] if isinstance(x, Node) else x
 
 
-def accepted(write: Writer, call: Call) -> tuple[list[str], Node | None]:
+def accepted(write: Writer, call: SdpaCall) -> tuple[list[str], Node | None]:
     """What was changed in `call` so that a fused kernel takes it, and its result; nothing where one takes it as is."""
     if fused_kernel(write, call) is not None:
         return [], None
@@ -140,7 +140,7 @@ def accepted(write: Writer, call: Call) -> tuple[list[str], Node | None]:
     return [f"fused in place of products and a softmax: {', '.join(told)}"], new
 
 
-def _check(call: Call) -> None:
+def _check(call: SdpaCall) -> None:
     """Refuse what no fused kernel of PyTorch computes on a GPU."""
     operands = [tensor_of(x) for x in (call.q, call.k, call.v)]
     if call.dtype not in DTYPES:
@@ -158,12 +158,12 @@ def _check_static(*nodes: Node) -> None:
         raise Refusal("products and a softmax: its sizes differ from call to call")
 
 
-def _because(call: Call) -> str:
+def _because(call: SdpaCall) -> str:
     mask = example(call.mask)
     return ", for the gradient of the mask" if mask is not None and mask.requires_grad else ""
 
 
-def _of_four_axes(write: Writer, call: Call, told: list[str]) -> Call:
+def _of_four_axes(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
     """q, k and v as [B, H, S, D], with one batch size; the mask with 4 axes."""
     rank = tensor_of(call.q).dim()
     mask = call.mask
@@ -203,7 +203,7 @@ def _of_batch(write: Writer, x: Node, batch: int, told: list[str]) -> Node:
     return write.method("contiguous", write.method("expand", x, batch, -1, -1, -1))
 
 
-def _aligned(write: Writer, call: Call, told: list[str]) -> Call:
+def _aligned(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
     """Rows that begin at multiples of 16 bytes; head sizes padded with zeros to such, which the result's shows.
 
     Products and a softmax take any; the fused kernels read whole vectors, and raise or fault elsewhere.
@@ -240,7 +240,7 @@ def _begins_aligned(value: torch.Tensor, step: int, by_rows: bool) -> bool:
     return all(begin % step == 0 for begin in begins if isinstance(begin, int))
 
 
-def _by_rows(write: Writer, call: Call, told: list[str]) -> Call:
+def _by_rows(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
     """Operands whose last stride is 1, a mask with a row of its own for the keys, a key head for each query head."""
 
     def dense(x: Node) -> Node:
@@ -272,7 +272,7 @@ def _by_rows(write: Writer, call: Call, told: list[str]) -> Call:
     return call
 
 
-def _efficient(write: Writer, call: Call) -> Node:
+def _efficient(write: Writer, call: SdpaCall) -> Node:
     """PyTorch's memory-efficient kernel, called by name."""
     _check_static(call.q, call.k, call.v, *([] if call.mask is None else [call.mask]))
     q, k, v = (

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from tilewright.graph.source import source_line
 from tilewright.hardware.language import runs_on_gpu
-from tilewright.passes.attention.acceptable import Call, accepted, fused_kernel
+from tilewright.passes.attention.acceptable import SdpaCall, accepted, fused_kernel
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.form import Writer, layout_may_change
 from tilewright.passes.attention.pinned import is_pinned
@@ -102,7 +102,7 @@ def _settle(node: Node, constants: Constants) -> Decision | None:
     return Decision("forward", producer, consumer, verdict, reason, source=source, passed_by="sdpa")
 
 
-def _read(node: Node) -> Call:
+def _read(node: Node) -> SdpaCall:
     named = {
         name: argument(node, i, name, default) for i, (name, default) in enumerate(zip(NAMES, NOTHING, strict=True))
     }
@@ -114,10 +114,10 @@ def _read(node: Node) -> Call:
         tensor_of(x)
     if mask is not None and example(mask) is None:
         raise Refusal("a mask of unknown shape")
-    return Call(q, k, v, mask, dropout, causal, scale, grouped, tensor_of(node).dtype)
+    return SdpaCall(q, k, v, mask, dropout, causal, scale, grouped, tensor_of(node).dtype)
 
 
-def _masked(write: Writer, call: Call, constants: Constants) -> tuple[list[str], Call]:
+def _masked(write: Writer, call: SdpaCall, constants: Constants) -> tuple[list[str], SdpaCall]:
     """The call with what its mask amounts to, and what that is; as it was where nothing simpler says the same."""
     queries, keys = tensor_of(call.q).shape[-2], tensor_of(call.k).shape[-2]
     if call.mask is None or call.causal or any(isinstance(size, int) and size == 0 for size in (queries, keys)):
@@ -135,7 +135,7 @@ def _masked(write: Writer, call: Call, constants: Constants) -> tuple[list[str],
     return _smaller(write, call, found)
 
 
-def _in_one_dtype(write: Writer, call: Call, told: list[str]) -> Call:
+def _in_one_dtype(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
     """The call with an added mask in the dtype of q, in which PyTorch's fused kernels read it whatever it has.
 
     cuDNN takes the bytes of an fp32 mask for bf16 (PyTorch's pull request 191612).
@@ -149,7 +149,7 @@ def _in_one_dtype(write: Writer, call: Call, told: list[str]) -> Call:
     return call._replace(mask=write.method("to", call.mask, call.dtype))
 
 
-def _smaller(write: Writer, call: Call, found: Visible) -> tuple[list[str], Call]:
+def _smaller(write: Writer, call: SdpaCall, found: Visible) -> tuple[list[str], SdpaCall]:
     """The call with a mask of fewer elements in memory, where what hides or is added has fewer."""
     assert call.mask is not None
     parts, before = found.kept or found.added, tensor_of(call.mask)
@@ -178,7 +178,7 @@ def _stored(value: torch.Tensor) -> int:
     return count
 
 
-def _grouped(write: Writer, call: Call) -> Call | None:
+def _grouped(write: Writer, call: SdpaCall) -> SdpaCall | None:
     """The call on keys and values before they were repeated for each head, if a fused kernel takes that."""
     if call.grouped or tensor_of(call.q).dim() != 4:
         return None

@@ -17,7 +17,7 @@ from tilewright.operators.row import ALL, Row
 from tilewright.operators.shapes import UnknownShape
 from tilewright.operators.table import rows
 from tilewright.records.program import Cost
-from tilewright.trace.price.recorded_call import Call, Tensor
+from tilewright.trace.price.recorded_call import PositionalCall, Tensor
 from tilewright.trace.price.recorded_rows import RecordedCall, is_in_place, row_for, rows_of
 
 _FOREACH = "_foreach_"
@@ -32,7 +32,7 @@ class Price:
     kind: str
 
 
-def price(call: Call) -> Price | None:
+def price(call: PositionalCall) -> Price | None:
     """The price of a call; None where no row knows it."""
     try:
         if call.name.startswith(_FOREACH) and not rows_of(call.name):
@@ -82,7 +82,7 @@ def _writes(recorded: RecordedCall) -> list[Tensor]:
     return recorded.results
 
 
-def _price_each(call: Call) -> Price | None:
+def _price_each(call: PositionalCall) -> Price | None:
     """An operator over lists of tensors: that of one element, for each of them."""
     single = replace(call, name=call.name.removeprefix(_FOREACH))
     rows = rows_of(single.name) or rows_of(single.name.removesuffix("_"))
@@ -115,7 +115,7 @@ def _count(row: Row, given: list[object]) -> tuple[int, int] | None:
         return None
 
 
-def price_generated(name: str, call: Call) -> Price | None:
+def price_generated(name: str, call: PositionalCall) -> Price | None:
     """A kernel that Inductor generated: each tensor argument moves once, which is the least it can do.
 
     The profile does not tell its arithmetic. What its name says of it is taken for every element of its largest

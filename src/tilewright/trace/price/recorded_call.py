@@ -51,7 +51,7 @@ def dense(shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Call:
+class PositionalCall:
     """One recorded call. An operand is a tensor, a list of tensors, or text as the profiler wrote it."""
 
     name: str
@@ -78,7 +78,7 @@ class Call:
         return found
 
 
-def read_call(name: str, args: Mapping[str, object], listed_dtype: str = "float") -> Call | None:
+def read_call(name: str, args: Mapping[str, object], listed_dtype: str = "float") -> PositionalCall | None:
     """The call that the profiler's `args` describe; None where it recorded no shapes or something odd.
 
     The profiler does not tell the dtype of a list of tensors: `listed_dtype` is taken.
@@ -97,7 +97,7 @@ def read_call(name: str, args: Mapping[str, object], listed_dtype: str = "float"
         else:
             tensor = _tensor(shape, kind, steps) if value == "" else None
             operands.append(str(value) if tensor is None else tensor)
-    return Call(name.removeprefix("aten::"), tuple(operands))
+    return PositionalCall(name.removeprefix("aten::"), tuple(operands))
 
 
 def _tensor(shape: object, kind: object, strides: object) -> Tensor | None:

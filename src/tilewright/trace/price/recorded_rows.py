@@ -16,7 +16,7 @@ from tilewright.operators.arithmetic import Count, Shape
 from tilewright.operators.row import Row
 from tilewright.operators.shapes import Axes, CallAxes, NumberAxes, UnknownShape
 from tilewright.operators.table import rows
-from tilewright.trace.price.recorded_call import ITEMSIZE, Call, Tensor
+from tilewright.trace.price.recorded_call import ITEMSIZE, PositionalCall, Tensor
 
 _SIZE_OF = {dtype: itemsize for itemsize, dtype in ITEMSIZE.values()}
 _MOST_RESULTS = 100_000
@@ -41,7 +41,7 @@ def is_in_place(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def row_for(call: Call) -> Row | None:
+def row_for(call: PositionalCall) -> Row | None:
     """The row of the overload that was called; of `add_` that of `add`."""
     rows = rows_of(call.name) or (rows_of(call.name.removesuffix("_")) if is_in_place(call.name) else [])
     given = len(call.operands)
@@ -59,7 +59,7 @@ def row_for(call: Call) -> Row | None:
 class RecordedCall:
     """A recorded call with its operands by name."""
 
-    call: Call
+    call: PositionalCall
     row: Row
 
     @cached_property

@@ -39,7 +39,7 @@ DQ_WARPS = 2
 
 
 @dataclass(frozen=True)
-class Shape:
+class BackwardTiles:
     """One build of the kernel."""
 
     head: int
@@ -80,11 +80,11 @@ class Shape:
 
 
 SHAPES = {
-    64: Shape(head=64, queries=96, q_stages=4, dout_stages=2),
-    128: Shape(head=128, queries=64, q_stages=4, dout_stages=2),
-    256: Shape(head=256, queries=64, q_stages=2, dout_stages=1, cluster=2),
+    64: BackwardTiles(head=64, queries=96, q_stages=4, dout_stages=2),
+    128: BackwardTiles(head=128, queries=64, q_stages=4, dout_stages=2),
+    256: BackwardTiles(head=256, queries=64, q_stages=2, dout_stages=1, cluster=2),
 }
-SHORT = Shape(head=64, queries=64, q_stages=4, dout_stages=2)
+SHORT = BackwardTiles(head=64, queries=64, q_stages=4, dout_stages=2)
 """For head size 64 and up to SHORTEST queries, which blocks of 96 would fill badly."""
 SHORTEST = 512
 LONGEST_FOR_DQ_WARPS = 4096
@@ -143,10 +143,10 @@ def _expanded(request: Request) -> bool:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BackwardPlan:
     """The launches of a request as plain data, but for its tensors."""
 
-    shape: Shape
+    shape: BackwardTiles
     dq_warps: bool
     """Whether spare warps zero and round the sums of dQ, in place of the launches before and after."""
     ping_pong: bool
@@ -163,14 +163,16 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(request: Request, limits: DeviceLimits) -> Plan:
+def plan(request: Request, limits: DeviceLimits) -> BackwardPlan:
     """The launches of `request`, which `supports` takes, decided without a tensor."""
     head = next(head for head in HEADS if request.head_size <= head)
     shape = SHORT if head == SHORT.head and request.queries <= SHORTEST else SHAPES[head]
     return planned(request, limits, shape, _uses_dq_warps(request, shape), _uses_ping_pong(request, shape))
 
 
-def planned(request: Request, limits: DeviceLimits, shape: Shape, dq_warps: bool, ping_pong: bool = False) -> Plan:
+def planned(
+    request: Request, limits: DeviceLimits, shape: BackwardTiles, dq_warps: bool, ping_pong: bool = False
+) -> BackwardPlan:
     """`plan` with a given shape, and with or without `dq_warps` and `ping_pong`; clusters have neither."""
     more = request.keys - request.queries
     k_blocks, heads = -(-request.keys // KEYS), request.kv_heads * request.batch
@@ -183,7 +185,7 @@ def planned(request: Request, limits: DeviceLimits, shape: Shape, dq_warps: bool
         ahead = min(heads, 3 * -(-clusters // k_blocks) + 2)
     elif _is_persistent(request, shape):
         clusters = min(clusters, at_once)
-    return Plan(
+    return BackwardPlan(
         shape=shape,
         dq_warps=dq_warps,
         ping_pong=ping_pong,
@@ -196,19 +198,19 @@ def planned(request: Request, limits: DeviceLimits, shape: Shape, dq_warps: bool
     )
 
 
-def _uses_dq_warps(request: Request, shape: Shape) -> bool:
+def _uses_dq_warps(request: Request, shape: BackwardTiles) -> bool:
     """Whether spare warps zero and round the sums of dQ. They need the time of long walks."""
     blocks = -(-request.keys // KEYS) * request.kv_heads * request.batch
     long = request.left is None and request.queries <= LONGEST_FOR_DQ_WARPS and request.keys >= SHORTEST
     return shape.cluster == 1 and long and blocks >= MANY_BLOCKS
 
 
-def _uses_ping_pong(request: Request, shape: Shape) -> bool:
+def _uses_ping_pong(request: Request, shape: BackwardTiles) -> bool:
     """Whether one warpgroup multiplies while the other computes dS: 1.04 times as fast in long walks of size 128."""
     return shape.head == 128 and request.left is None and request.queries >= LONG_WALKS
 
 
-def _is_persistent(request: Request, shape: Shape) -> bool:
+def _is_persistent(request: Request, shape: BackwardTiles) -> bool:
     """Whether programs take one block of keys after another. In long walks there is little to win between blocks."""
     return request.queries <= SHORT_WALKS or not (request.banded or shape.head == 128)
 
@@ -221,7 +223,7 @@ class Kernels(NamedTuple):
     finish: Kernel
 
 
-def built(made: Plan, request: Request) -> Kernels:
+def built(made: BackwardPlan, request: Request) -> Kernels:
     """The kernels of a plan, compiled and loaded on the request's device."""
     shape, device = made.shape, request.device.index or 0
     ends = (("HEAD", shape.head), ("QUERIES", shape.queries), ("HALF", int(request.dtype == torch.float16)))

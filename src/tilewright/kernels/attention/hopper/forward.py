@@ -70,7 +70,7 @@ def _missing() -> str | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ForwardPlan:
     """One launch as plain data, but for the addresses of the tensors and of the tile order."""
 
     tiles: Tiles
@@ -98,7 +98,7 @@ class Order(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(request: Request, limits: DeviceLimits, with_table: bool = True) -> Plan:
+def plan(request: Request, limits: DeviceLimits, with_table: bool = True) -> ForwardPlan:
     """The launch of a request, decided without a tensor.
 
     `with_table`: a table may order tiles of different lengths; without, each has a program of its own.
@@ -116,14 +116,14 @@ def plan(request: Request, limits: DeviceLimits, with_table: bool = True) -> Pla
     # The kernel's tanh takes twice its argument, in powers of two.
     scale, tanh_scale = (r.softcap * log2e, 2 * log2e * r.scale / r.softcap) if r.softcap else (r.scale * log2e, 0.0)
     counts = r.heads, r.group, r.queries, r.keys, span.right, span.left, span.row_blocks, span.tiles
-    return Plan(tiles, programs, rows, scale, tanh_scale, counts, order)
+    return ForwardPlan(tiles, programs, rows, scale, tanh_scale, counts, order)
 
 
 class NoTable(Exception):
     """A new table of tiles is wanted while a CUDA graph is captured: it cannot be sent to the device then."""
 
 
-def placed(request: Request, limits: DeviceLimits) -> tuple[Plan, torch.Tensor | None]:
+def placed(request: Request, limits: DeviceLimits) -> tuple[ForwardPlan, torch.Tensor | None]:
     """`plan`, and its table of tiles on the device; a plan without one where there are too many. Raises `NoTable`."""
     made = plan(request, limits)
     if made.order is None:

@@ -59,7 +59,7 @@ def backward(
         call.launch(kernels.finish, grid, sums, dq, *dq.strides[:3], *sizes, scale_of(request))
 
 
-def _problem(made: hopper_backward.Plan, request: Request, scratch: Operand, dq: Operand) -> Structure:
+def _problem(made: hopper_backward.BackwardPlan, request: Request, scratch: Operand, dq: Operand) -> Structure:
     problem, parts = problem_of(made, request), scratch_of(made, request)
     problem.dq_batch, problem.dq_head, problem.dq_position = dq.strides[:3]
     pointers = [(Problem.dq.offset, Pointer(dq.index))]
@@ -69,7 +69,7 @@ def _problem(made: hopper_backward.Plan, request: Request, scratch: Operand, dq:
     return Structure(bytes(problem), tuple(pointers))
 
 
-def _maps(shape: hopper_backward.Shape, tensors: Sequence[Operand]) -> list[TensorMap]:
+def _maps(shape: hopper_backward.BackwardTiles, tensors: Sequence[Operand]) -> list[TensorMap]:
     """Of q, k, v and dout, of which tiles are fetched, and of dk and dv, of which each warpgroup writes its own."""
     keys, part = hopper_backward.KEYS // shape.cluster, hopper_backward.KEYS // hopper_backward.GROUPS
     rows = shape.queries, keys, keys, shape.queries, part, part
