@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ from tilewright.cli.options import (
 )
 from tilewright.cli.output import show, stages
 from tilewright.records.errors import VerificationError
+from tilewright.verbs.optimisation import TOP
 
 
 def optimize(
@@ -27,6 +29,7 @@ def optimize(
     training: Training = None,
     device: Device = None,
     seconds: Annotated[float, typer.Option(help="Time given to measuring.", callback=time_given)] = 20.0,
+    top: Annotated[int, typer.Option(help="Launches shown of those that lose most time to their floors.", min=0)] = TOP,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -39,8 +42,9 @@ def optimize(
     case = load_case(target, inputs, training=training)
     with stages(quiet or as_json) as tell:
         done = optimize_case(case, command=command_line(), device=where, seconds=seconds, tell=tell)
+    done = replace(done, top=top)
     if as_json:
-        print(program_json(done.program, (), done.measurements, done.verified))
+        print(program_json(done.program, (), done.measurements, done.verified, done.lost_time()))
     else:
         show(done)
     broken = [v.tensor for v in done.verified if not v.ok]

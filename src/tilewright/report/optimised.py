@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from tilewright.records.measurement import Measurement, Verified
 from tilewright.records.program import Program
+from tilewright.report.lost_time import show_lost_time
 from tilewright.report.optimised_findings import findings
 from tilewright.report.quantity import duration, nbytes, speed_of
 from tilewright.report.tables import open_table
@@ -20,10 +22,15 @@ _TENSORS_SHOWN = 8
 
 
 def show_optimize(
-    program: Program, measurements: Sequence[Measurement], verified: Sequence[Verified]
+    program: Program,
+    measurements: Sequence[Measurement],
+    verified: Sequence[Verified],
+    lost: Sequence[Mapping[str, Any]] = (),
 ) -> RenderableType:
-    """Verification, times beside peers, and peak memory."""
+    """What is slow, verification, times beside peers, and peak memory. `lost` are rows of the view `lost_time`."""
     parts: list[RenderableType] = [Text(plain(f"- {sentence}")) for sentence in findings(program)]
+    if lost:
+        parts += [Text("\ntime lost to the floors", style="bold"), show_lost_time(lost)]
     if verified:
         parts += [Text("\nverification" if parts else "verification", style="bold"), _verification(verified)]
     if measurements:

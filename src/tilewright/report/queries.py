@@ -44,6 +44,10 @@ FROM decision WHERE predicted_us IS NOT NULL AND measured_us IS NOT NULL
 UNION ALL
 SELECT 'whole', suite || ' ' || "case" || ' ' || direction, predicted_us, median_us
 FROM measurement WHERE impl = 'tilewright' AND predicted_us IS NOT NULL""",
+    "lost": """\
+SELECT name, target, graph, shape, launches, measured_us, floor_us, lost_us, share, predicted_us, off, bound, why,
+       source
+FROM lost_time WHERE lost_us > 0""",
     "verified": """\
 SELECT direction, tensor, dtype, error, eager_error, bound, max_error, eager_max_error, max_bound, ok
 FROM verified

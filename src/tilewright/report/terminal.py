@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -85,12 +85,14 @@ def as_json(
     ceilings: Sequence[Ceiling] = (),
     measurements: Sequence[Measurement] = (),
     verified: Sequence[Verified] = (),
+    lost: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The content of the terminal view as JSON; NaN and infinities, which JSON lacks, are null."""
     document = asdict(program) | {
         "ceilings": [asdict(ceiling) for ceiling in ceilings],
         "measurements": [asdict(measurement) for measurement in measurements],
         "verified": [asdict(tensor) for tensor in verified],
+        "lost_time": list(lost),
     }
     return json.dumps(_finite(document), indent=1, allow_nan=False)
 

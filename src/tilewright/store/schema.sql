@@ -197,6 +197,42 @@ FROM operator
 WHERE time_us IS NOT NULL
 ORDER BY time_us DESC, graph, stage, index;
 
+-- Launches of the plan by the time that they lose to their floors, those that are alike in one row. `why` is the choice
+-- against fusing one of their operators, a raced one first; else what the floor or the prediction explains; else
+-- NULL. `off` is how many times the prediction is wrong. What has no floor loses all its time.
+CREATE VIEW lost_time AS
+WITH timed AS (
+    SELECT o.*, r.members, o.measured_us - least(o.measured_us, coalesce(o.floor_us, 0)) AS lost
+    FROM operator o LEFT JOIN region r ON r.graph = o.graph AND r.name = o.region
+    WHERE o.stage = 'after' AND o.measured_us > 0
+), decided AS (
+    SELECT t.graph, t.name,
+           arg_max(d.verdict || ', ' || d.producer || ' → ' || d.consumer || ': ' || d.reason,
+                   (d.measured_us IS NOT NULL, d.bytes_saved)) AS why
+    FROM timed t JOIN decision d ON d.graph = t.graph AND d.verdict IN ('refused', 'tried and lost')
+         AND list_has_any([d.producer, d.consumer], list_append(coalesce(t.members, []), t.name))
+    GROUP BY t.graph, t.name
+), grouped AS (
+    SELECT arg_min(t.name, t.index) AS name, t.target, t.graph, t.shape, count(*) AS launches,
+           sum(t.measured_us) AS measured_us, sum(t.floor_us) AS floor_us, sum(t.lost) AS lost_us,
+           sum(t.lost) / (SELECT sum(measured_us) FROM timed) AS share,
+           sum(t.predicted_us) AS predicted_us,
+           greatest(sum(t.measured_us) / sum(t.predicted_us), sum(t.predicted_us) / sum(t.measured_us)) AS off,
+           any_value(t.bound) AS bound, any_value(d.why) AS decided, any_value(t.source) AS source
+    FROM timed t LEFT JOIN decided d ON d.graph = t.graph AND d.name = t.name
+    GROUP BY t.graph, t.target, t.operator_class, t.shape, t.dtype, t.bytes, t.flops, len(t.members)
+)
+SELECT name, target, graph, shape, launches, measured_us, floor_us, lost_us, share, predicted_us, off, bound,
+       CASE WHEN decided IS NOT NULL THEN decided
+            WHEN floor_us IS NULL THEN 'its work is not known to the operator table'
+            WHEN bound = 'launch-bound' THEN 'a launch is all that it takes'
+            WHEN off > 2 THEN 'the model of times is not fitted to such a kernel on this device'
+            WHEN measured_us <= 1.3 * predicted_us THEN 'as kernels of its kind take on this device'
+       END AS why,
+       source
+FROM grouped
+ORDER BY lost_us DESC, graph, name;
+
 -- Launches and traffic before and after fusion. `unknown` counts operators without a formula, which
 -- the sums omit. A view of a tensor moves no bytes and launches nothing.
 CREATE VIEW fusion_summary AS

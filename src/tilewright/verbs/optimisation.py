@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tilewright.backend import Recording
     from tilewright.compile.price import PricedCase
 
+TOP = 5
+
 
 @dataclass(repr=False)
 class Optimized(Displayable):
@@ -32,6 +34,14 @@ class Optimized(Displayable):
     measurements: list[Measurement]
     run: Path
     page: Path
+    top: int = TOP
+    """How many of the launches that lose time are shown."""
+
+    def lost_time(self) -> list[dict[str, Any]]:
+        """The `top` launches by the time that they lose to their floors: rows of the run's view `lost_time`."""
+        from tilewright.report.lost_time import lost_time
+
+        return lost_time(self.run, self.top)
 
     def __rich__(self) -> Any:
         from rich.console import Group
@@ -39,7 +49,7 @@ class Optimized(Displayable):
 
         from tilewright.report.optimised import show_optimize
 
-        shown = show_optimize(self.program, self.measurements, self.verified)
+        shown = show_optimize(self.program, self.measurements, self.verified, self.lost_time())
         paths = (f"run   {self.run}", f"page  {self.page}")
         return Group(shown, *(Text(path, no_wrap=True, overflow="ignore") for path in paths))
 

@@ -96,6 +96,26 @@ function decisions() {
   ], rowsOf.decisions, { label: "decisions", search: true, filters: [{ key: "verdict", label: "verdict" }, { key: "passed_by", label: "pass" }, { key: "graph", label: "graph" }] });
 }
 
+// Times that a prediction may be off before it is marked.
+const FAR_OFF = 2;
+const isFarOff = (row) => Math.max(row.measured_us / row.predicted_us, row.predicted_us / row.measured_us) > FAR_OFF;
+
+function lost() {
+  const percent = (share) => `${(100 * share).toFixed(1)} %`;
+  sortable(host("lost-table"), [
+    { key: "name", label: "launch", cell: (row) => [row.launches > 1 ? `${row.launches} × ${row.name}` : row.name, html("small", {}, row.target)], kind: "code" },
+    { key: "shape", label: "shape", cell: (row) => `[${row.shape.join(", ")}]`, order: (row) => row.shape.reduce((a, b) => a * b, 1), kind: "nowrap" },
+    { key: "measured_us", label: "measured", number: true, cell: (row) => time(row.measured_us) },
+    { key: "floor_us", label: "floor", number: true, cell: (row) => [time(row.floor_us), html("small", {}, row.bound ?? "")] },
+    { key: "lost_us", label: "lost", number: true, cell: (row) => time(row.lost_us) },
+    { key: "share", label: "of all", number: true, cell: (row) => html("span", { class: row.share > 0.01 && row.why === null ? "failed" : "" }, percent(row.share)) },
+    { key: "predicted_us", label: "predicted", number: true, cell: (row) => [time(row.predicted_us), html("small", { class: row.off > FAR_OFF ? "failed" : "" }, row.off > FAR_OFF ? `${times(row.off)} off` : "")] },
+    { key: "why", label: "why", kind: "prose", cell: (row) => row.why ?? "no decision says why" },
+    { key: "graph", label: "graph" },
+    { key: "source", label: "source", kind: "source", cell: sourceCell },
+  ], rowsOf.lost, { label: "launches that lose time" });
+}
+
 function predicted() {
   fitted(host("predicted-chart"), (width) => drawPredicted(width, rowsOf.predicted));
   const origins = [...new Set(rowsOf.predicted.map((row) => row.what))];
@@ -105,7 +125,7 @@ function predicted() {
     { key: "name", label: "name", kind: "code" },
     { key: "predicted_us", label: "predicted", number: true, cell: (row) => time(row.predicted_us) },
     { key: "measured_us", label: "measured", number: true, cell: (row) => time(row.measured_us) },
-    { key: "ratio", label: "ratio", number: true, cell: (row) => times(row.measured_us / row.predicted_us), order: (row) => row.measured_us / row.predicted_us },
+    { key: "ratio", label: "ratio", number: true, cell: (row) => html("span", { class: isFarOff(row) ? "failed" : "" }, times(row.measured_us / row.predicted_us)), order: (row) => row.measured_us / row.predicted_us },
   ], rowsOf.predicted, { label: "predictions" });
 }
 
@@ -162,6 +182,7 @@ if (host("graph")) graph();
 if (host("operators")) operators();
 if (host("decisions")) decisions();
 if (host("memory")) fitted(host("memory-chart"), (width) => drawMemory(width, rowsOf.memory));
+if (host("lost")) lost();
 if (host("predicted")) predicted();
 if (host("verified")) verified();
 if (host("measurements")) measurements();

@@ -1,0 +1,70 @@
+"""Launches by the time that they lose to their floors, with what says why: in the run, the terminal and the page."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tests.store.test_query import operator
+from tilewright.records.program import Cost, Decision, Program, Region
+from tilewright.report.lost_time import lost_time, show_lost_time
+from tilewright.report.page import write_page
+from tilewright.store import Run
+
+
+def _run(path: Path) -> Path:
+    """Two equal products at twice their floor, a region raced and lost, one without a reason, and an unknown call."""
+    moved = Cost(bytes_read=80, bytes_written=80)
+    mm = operator(0, "mm", stage="after", measured_us=200.0, floor_us=100.0, predicted_us=190.0, bound="compute-bound")
+    gelu = operator(2, "forward0_gelu", stage="after", region="forward0_gelu", target="kernel", cost=moved)
+    gelu = replace(gelu, measured_us=90.0, floor_us=30.0, predicted_us=30.0, bound="DRAM-bound")
+    softmax = operator(3, "softmax", stage="after", measured_us=100.0, floor_us=50.0, predicted_us=60.0)
+    odd = operator(4, "odd", stage="after", measured_us=20.0, floor_us=None, cost=Cost(provenance="unknown"))
+    quick = operator(5, "quick", stage="after", measured_us=1.0, floor_us=2.0)
+    region = Region("forward", "forward0_gelu", ("tanh", "mul"), moved, "triton", "")
+    lost = Decision("forward", "tanh", "mul", "tried and lost", "one kernel took 90 µs, one each 80 µs", measured_us=90)
+    refused = Decision("forward", "mul", "mm", "refused", "the tile does not fit", bytes_saved=10**9)
+    taken = Decision("forward", "softmax", "odd", "taken", "both are rows")
+    impossible = Decision("forward", "softmax", "odd", "impossible", "a library call")
+    program = Program(
+        [operator(0, "tanh"), mm, replace(mm, index=1, name="mm_1"), gelu, softmax, odd, quick],
+        [region],
+        [refused, lost, taken, impossible],
+    )
+    with Run.create(path, command="c", target="t", case="k") as made:
+        made.add_program(program)
+    return path
+
+
+def test_alike_launches_are_one_row_and_each_has_its_reason(tmp_path: Path) -> None:
+    rows = {row["name"]: row for row in lost_time(_run(tmp_path / "run.duckdb"), 9)}
+    assert list(rows) == ["mm", "forward0_gelu", "softmax", "odd"]
+    mm = rows["mm"]
+    assert (mm["launches"], mm["measured_us"], mm["lost_us"], mm["share"]) == (2, 400.0, 200.0, 200.0 / 611.0)
+    assert mm["why"] == "refused, mul → mm: the tile does not fit"
+    assert rows["forward0_gelu"]["why"].startswith("tried and lost, tanh → mul: one kernel took 90 µs")
+    assert rows["forward0_gelu"]["off"] == 3.0
+    assert rows["softmax"]["why"] is None
+    assert rows["odd"]["why"] == "its work is not known to the operator table" and rows["odd"]["lost_us"] == 20.0
+
+
+def test_the_terminal_marks_what_has_no_reason_and_what_was_predicted_wrong(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = lost_time(_run(tmp_path / "run.duckdb"), 3)
+    out = io.StringIO()
+    Console(width=160, file=out, force_terminal=True, color_system="standard").print(show_lost_time(rows))
+    text = out.getvalue()
+    assert "2 × mm" in text and "no decision says why" in text and "odd" not in text
+    assert re.search(r"\x1b\[1;31m *8.2%", text), "softmax loses more than 1 % without a reason"
+    assert re.search(r"\x1b\[1;31m *30.0 µs, 3.00× off", text)
+    assert not re.search(r"\x1b\[1;31m *32.7%", text), "mm has a reason"
+
+
+def test_the_page_has_the_list(tmp_path: Path) -> None:
+    path = _run(tmp_path / "run.duckdb")
+    page = write_page(path, path.with_suffix(".html")).read_text("utf-8")
+    assert 'id="lost-table"' in page and "FROM lost_time" in page and "2 × mm" not in page
