@@ -94,13 +94,19 @@ class Step:
     def results(self) -> dict[str, Tensor]:
         """Copies of the floating outputs and, in training, of the gradients."""
         outputs = self.forward()
-        found = {f"output {i}": t for i, t in enumerate(tree_leaves(outputs)) if isinstance(t, Tensor)}
+        found = _copies({f"output {i}": t for i, t in enumerate(tree_leaves(outputs)) if isinstance(t, Tensor)})
         if self.trains:
-            outputs.loss.backward()
-            found |= {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
-        kept = {name: t.detach().clone() for name, t in found.items() if t.is_floating_point()}
+            loss = outputs.loss
+            # CUDA graphs were recorded where nothing held the logits in backward, and are replayed only so.
+            del outputs
+            loss.backward()
+            found |= _copies({n: p.grad for n, p in self.model.named_parameters() if p.grad is not None})
         self.model.zero_grad(set_to_none=True)
-        return kept
+        return found
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.detach().clone() for name, t in tensors.items() if t.is_floating_point()}
 
 
 def run(request: Request) -> None:
