@@ -160,8 +160,7 @@ class _Compiler:
         return self.planner.saved(graph, needed, forward)
 
     def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
-        # The recordings of a forward know of one backward.
-        return not self.replays and self.planner.without_gradients(backward, places)
+        return self.planner.without_gradients(backward, places)
 
     def compile_backward(self, module: fx.GraphModule) -> Boxed:
         return self._compile({"backward": module})[0]

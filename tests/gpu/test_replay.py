@@ -277,3 +277,34 @@ def test_memory_does_not_grow(replays: list[object]) -> None:
             taken.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
     assert len(replays) == 2 * 108
     assert taken[0] == taken[1]
+
+
+class Scored(nn.Module):
+    """A loss and its logits, both with gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, 1000)
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.project(x)
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten()), logits
+
+
+def test_gradients_of_logits_come_and_stay_away(replays: list[object]) -> None:
+    torch.manual_seed(0)
+    model = Scored().to(GPU)
+    x, target = torch.randn(4, 64, WIDTH, device=GPU), torch.randint(0, 1000, (4, 64), device=GPU)
+    run, _ = replaying(model)
+    for step in range(3 * STEPS):
+        uses_logits = STEPS <= step < 2 * STEPS
+        found = []
+        for function in (run, model):
+            loss, logits = function(x, target)
+            (loss + logits.square().mean() if uses_logits else loss).backward()
+            del loss, logits
+            found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+            model.zero_grad()
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    # Forward from the third call on, and each backward from its own.
+    assert len(replays) == (3 * STEPS - 2) + (2 * STEPS - 2) + (STEPS - 2)

@@ -143,6 +143,26 @@ def test_what_a_recording_is_told_in_training(told: list[Told]) -> None:
     assert len(backward.graph.static) == len(backward.graph.module.graph.find_nodes(op="placeholder")) - 1
 
 
+def test_a_backward_is_recorded_without_the_gradients_that_do_not_come(told: list[Told]) -> None:
+    def scored(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = x.sin()
+        return scores.sum(), scores
+
+    call = torch.compile(scored, backend="tilewright", mode="reduce-overhead")
+    steps = [torch.randn(5, 4, requires_grad=True) for _ in range(3)]
+    for x, uses_scores in zip(steps, (False, True, False), strict=True):
+        loss, scores = call(x)
+        (loss + scores.square().sum() if uses_scores else loss).backward()
+        expected = x.detach().cos() * (1 + 2 * uses_scores * x.detach().sin())
+        torch.testing.assert_close(x.grad, expected)
+    forward, without, whole = told
+    assert [one.forward for one in told] == [None, forward, forward]
+    # The gradient of the loss alone; and that of the scores.
+    for made, calls, tangents in ((without, 2, 1), (whole, 1, 2)):
+        inputs = made.graph.module.graph.find_nodes(op="placeholder")
+        assert len(made.addresses) == calls and len(inputs) - len(made.graph.static) == tangents
+
+
 def test_what_a_recording_is_told_in_inference(told: list[Told]) -> None:
     model = Normed().eval()
     call = torch.compile(model, backend="tilewright", mode="reduce-overhead")

@@ -13,7 +13,6 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -229,16 +228,21 @@ class _Pairs:
         from torch._dynamo import disable
 
         assert self.compiled is not None
-        graph = self.without or gm
-        inputs = graph.graph.find_nodes(op="placeholder")
-        saved = [place for place, node in enumerate(inputs) if not is_tangent(node)]
-        run = self.compiler.repeated(CallableGraph(graph, "backward", saved), self.compiled[1])
+        run = self._repeated(self.without or gm, self.compiled[1])
         if self.undefined:
-            whole = partial(self.compiler.compile_backward, gm)
+
+            def whole() -> Boxed:
+                return self._repeated(gm, self.compiler.compile_backward(gm))
+
             run = BackwardByGradients(gm.graph, self.undefined, run, whole)
         # Dynamo may be tracing the user's call of backward.
         untraced: Boxed = disable(_boxed(run), reason="it is compiled already")
         return untraced
+
+    def _repeated(self, backward: fx.GraphModule, run: Boxed) -> Boxed:
+        inputs = backward.graph.find_nodes(op="placeholder")
+        saved = [place for place, node in enumerate(inputs) if not is_tangent(node)]
+        return self.compiler.repeated(CallableGraph(backward, "backward", saved), run)
 
     def inference(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         self.compiler.joint(gm.graph)
