@@ -82,7 +82,7 @@ def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
     return replace(found, alignment=alignment, line=max(line, found.line))
 
 
-_REGISTER_STEPS = ((256, 32), (512, 64), (1024, 128), (2048, 256), (4096, 512))
+_REGISTER_STEPS = ((256, 32), (512, 64), (1024, 128), (2048, 256), (4096, 512), (8192, 1024))
 """`registers.cu`: up to so many vectors, threads of a row."""
 
 
