@@ -118,8 +118,7 @@ def unsuitable(lab: Lab) -> Finding:
 
 
 def attention(lab: Lab, run: str = "") -> Profile:
-    # The bound on events guards the process's memory, which the tensors of attention fill too.
-    return lab.profile("attention.py:attention", 10, "--events=9000000", run=run)
+    return lab.profile("attention.py:attention", 10, run=run)
 
 
 def operators(lab: Lab, length: int = S) -> list[Operator]:

@@ -341,7 +341,7 @@ CLAIMS = (
     Claim("H20", "The smaller share is of the whole trace.", "15.9 %", both_denominators,
           "A table's denominator is the sum of self times, not the length of the trace.", "cpu"),
     Claim("H21", "Taking out the synchronisation turns one share into the other.", "15.85 / (100 − 46.36) = 29.5 %",
-          lambda lab: close(lab.once("arithmetic on their figures", lambda: 15.85 / (100 - 46.36) * 100), 29.55, " %",
+          lambda lab: close(lab.once("arithmetic on their shares", lambda: 15.85 / (100 - 46.36) * 100), 29.55, " %",
           0.01),
           "The quotient agrees; in part by accident, for the rest keeps device queries and lacks Python's time."),
     Claim("H22", "exp is the bottleneck of softmax proper.", "about 30 %",

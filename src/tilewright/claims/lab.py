@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
 
 Result = TypeVar("Result")
+EVENTS = 9_000_000
+"""Never reached: the bound on events is kept by the process's memory, which a case's tensors fill too."""
 SECONDS = 0.5
 """Time given to one race."""
 
@@ -134,7 +137,7 @@ class Lab:
                 active=calls,
                 whole=whole,
                 light=False,
-                events=int(given.get("events", RecordingPlan.events)),
+                events=int(given.get("events", EVENTS)),
                 detail=Detail(shapes=True, stacks="stacks" in given, memory=False),
             )
             done = profile_case(
@@ -150,6 +153,7 @@ class Lab:
 
         whole = "--warmup=1" not in options
         words = ["--no-memory", *["--no-stacks"] * ("--stacks" not in options), *["--whole"] * whole, *options]
+        words += [f"--events={EVENTS}"] * (not any(word.startswith("--events") for word in words))
         command = f"tilewright profile examples/{target} --active {calls} {' '.join(words)} {run}".rstrip()
         return self.once(command, make)
 
@@ -208,6 +212,18 @@ class Lab:
             f"a race: {name}",
             lambda: benchmark(functions, device=self.device, max_seconds=SECONDS * len(functions), min_repeats=7),
         )
+
+    def wall_us(self, function: Callable[[], object], wait: bool = True) -> float:
+        """One call on the wall clock; with `wait`, to the end of its work on the device."""
+        import torch
+
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        function()
+        if wait and self.on_gpu:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began) * 1e6
 
     def peak(self, name: str, function: Callable[[], object]) -> int:
         """Peak bytes of a call above those live before it."""
