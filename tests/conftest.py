@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_HOME] = tempfile.TemporaryDirectory(prefix="tilewright-tests-")
     os.environ["TILEWRIGHT_HOME"] = config.stash[_HOME].name
     os.environ["TILEWRIGHT_STRICT"] = "1"
+    # What one test compiled, another may compile with a pass of its own; `test_kept_programs.py` turns it on.
+    os.environ["TILEWRIGHT_KEEP_PROGRAMS"] = "0"
     # PyTorch's profiler reads this once a process; without it every later recording prints two lines.
     os.environ["KINETO_LOG_LEVEL"] = "6"
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
+from tilewright.compile.identity import keeps_programs, versions
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
@@ -149,6 +150,8 @@ class _Compiler:
         self.planner = planner
         self.replays = replays
         self.replayed_forward: Replay | None = None
+        self.graphs: list[GraphPlan] = []
+        """As they were compiled last; none where PyTorch runs them, or their sizes are symbolic."""
 
     def before_autograd(self, module: fx.GraphModule) -> None:
         self.record.decisions += self.planner.before_autograd(module)
@@ -161,6 +164,27 @@ class _Compiler:
 
     def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
         return self.planner.without_gradients(backward, places)
+
+    def identity(self) -> Sequence[str] | None:
+        # Who records wants what only planning gives: decisions, regions, fallbacks.
+        if _recording.get() is not None or not keeps_programs():
+            return None
+        planner = self.planner
+        return [*versions(), repr(planner.target), str(planner.hand_written), str(self.replays)]
+
+    def planned(self) -> tuple[list[GraphPlan], list[fx.Graph]] | None:
+        bare = [
+            replace(graph, proposed=[], fusion=replace(graph.fusion, decisions=[], refused=[])) for graph in self.graphs
+        ]
+        return (bare, [graph.graph for graph in bare]) if bare else None
+
+    def compile_planned(self, plan: list[GraphPlan]) -> list[Boxed]:
+        return self._compile_graphs(plan)
+
+    def compile_lost(self, error: Exception) -> None:
+        if strict():
+            raise error
+        warn_once(f"a compiled program that was kept cannot be used, and is compiled anew: {first_line(error)}")
 
     def compile_backward(self, module: fx.GraphModule) -> Boxed:
         return self._compile({"backward": module})[0]
@@ -253,22 +277,27 @@ class _Compiler:
 
     def _compile_all(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
         plan = self.planner.plan({name: module.graph for name, module in modules.items()})
+        compiled = self._compile_graphs(plan.graphs)
+        self.graphs = plan.graphs
+        return compiled
+
+    def _compile_graphs(self, graphs: Sequence[GraphPlan]) -> list[Boxed]:
         in_cpp = [
             graph.sources[region.name]
-            for graph in plan.graphs
+            for graph in graphs
             for region in graph.fusion.regions
             if language_of(region.device) == "c++"
         ]
         library = load(translation_unit(list(dict.fromkeys(in_cpp)))) if in_cpp else None
         in_triton = [
             (kernel_of(region.lowered.nest, graph.sources[region.name]), region.device)
-            for graph in plan.graphs
+            for graph in graphs
             for region in graph.fusion.regions
             if region.device.type == "cuda"
         ]
         compile_together(in_triton)
         compiled = []
-        for graph in plan.graphs:
+        for graph in graphs:
             compiled.append(self._assemble(graph, library))
             self._note_unknown(graph.graph)
         self.record.graphs += compiled

@@ -31,6 +31,17 @@ def test_two_backwards_through_a_retained_graph() -> None:
     assert_same(x.grad, y.grad)
 
 
+def test_a_graph_is_retained_after_one_that_was_not() -> None:
+    x = with_grad(40, 200)
+    y = twin(x)
+    for function, leaf in ((compiled(chain), x), (chain, y)):
+        function(leaf).sum().backward()
+        result = function(leaf)
+        result.sum().backward(retain_graph=True)
+        result.square().sum().backward()
+    assert_same(x.grad, y.grad)
+
+
 def test_a_second_backward_without_retaining_is_pytorch_s_error() -> None:
     result = compiled(chain)(with_grad(4, 20)).sum()
     result.backward()

@@ -143,3 +143,15 @@ class _Observer:
 
     def repeated(self, graph: CallableGraph, run: Boxed) -> Boxed:
         return run
+
+    def identity(self) -> None:
+        return None
+
+    def planned(self) -> None:
+        return None
+
+    def compile_planned(self, plan: Any) -> list[Boxed]:
+        raise AssertionError("nothing is kept of a capture")
+
+    def compile_lost(self, error: Exception) -> None:
+        raise AssertionError("nothing is kept of a capture")

@@ -8,24 +8,30 @@ for the sizes of one call.
 
 from __future__ import annotations
 
-import inspect
-import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import fx
 
+from tilewright.graph.cut import cut
 from tilewright.graph.undefined import (
     BackwardByGradients,
     copied,
     expected_undefined,
     is_tangent,
     leave_undefined,
+    tangents_of,
 )
+from tilewright.records import outcomes
 from tilewright.records.errors import CaptureError, TilewrightError
+from tilewright.records.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from tilewright.graph.kept import KeptProgram
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Kind = Literal["forward", "backward", "inference"]
@@ -55,6 +61,18 @@ class Compiler(Protocol):
     def repeated(self, graph: CallableGraph, run: Boxed) -> Boxed:
         """The function to call instead of `run`, which computes `graph`: `run` itself, or a replay of it."""
 
+    def identity(self) -> Sequence[str] | None:
+        """All but program and inputs that decides what is compiled; None where nothing shall be kept on disk."""
+
+    def planned(self) -> tuple[Any, Sequence[fx.Graph]] | None:
+        """What was compiled last, as data over these graphs: forward and backward, or one for inference."""
+
+    def compile_planned(self, plan: Any) -> list[Boxed]:
+        """What `planned` gave, compiled: a function for each of the graphs."""
+
+    def compile_lost(self, error: Exception) -> None:
+        """Note that a program which was kept cannot be used."""
+
 
 @dataclass(frozen=True)
 class CallableGraph:
@@ -69,45 +87,98 @@ class CallableGraph:
 def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile a captured module with `compiler`; returns a callable with autograd.
 
-    Raises CaptureError if AOTAutograd or a rewrite cannot handle the module. TilewrightErrors of the
-    compiler and Dynamo's control-flow exceptions pass through.
+    A program that an earlier process kept (`kept.py`) is neither traced nor planned. Raises CaptureError if AOTAutograd
+    or a rewrite cannot handle the module. TilewrightErrors of the compiler and Dynamo's control-flow exceptions pass
+    through.
     """
-    # torch._dynamo.backends.common.aot_autograd would import Inductor's scheduler.
-    from torch._dynamo import disable
     from torch._dynamo.exc import TorchDynamoException
-    from torch._dynamo.utils import GmWrapper, counters, flatten_graph_inputs
-    from torch._functorch.aot_autograd import aot_module_simplified
+    from torch._dynamo.utils import flatten_graph_inputs
 
-    pairs = _Pairs(compiler)
+    from tilewright.graph import kept
 
-    def through(module: fx.GraphModule | GmWrapper, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled = aot_module_simplified(
-            module,
-            inputs,
-            fw_compiler=pairs.forward,
-            bw_compiler=pairs.backward,
-            inference_compiler=pairs.inference,
-            partition_fn=pairs.partition,
-            keep_inference_input_mutations=True,
-        )
-        if pairs.undefined:
-            compiled = _with_undefined_gradients(compiled)
-        # Dynamo's DDPOptimizer reads here which of its buckets AOTAutograd compiled.
-        counters["aot_autograd"]["total"] += 1
-        untraced: Callable[..., Any] = disable(compiled, reason="it is compiled already")
-        return untraced
-
+    identity = compiler.identity()
+    # Compiled autograd passes its tensors in a list.
+    is_flat = not any(isinstance(x, (list, tuple, dict)) for x in inputs)
     try:
-        compiler.before_autograd(module)
-        if any(isinstance(x, (list, tuple, dict)) for x in inputs):
-            # Compiled autograd passes its tensors in a list.
+        key = kept.key_of(identity, module, inputs) if identity is not None and is_flat else None
+        if key is not None and (loaded := _loaded(compiler, key)) is not None:
+            return loaded
+        with outcomes.asked() as asked:
+            compiler.before_autograd(module)
+            if is_flat:
+                return _traced(compiler, module, inputs, key, asked)
+            through = partial(_traced, compiler)
             flat: Callable[..., Any] = flatten_graph_inputs(module, inputs, through)
             return flat
-        return through(module, inputs)
     except (TilewrightError, TorchDynamoException):
         raise
     except Exception as error:
         raise CaptureError(f"it cannot be traced: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _traced(
+    compiler: Compiler,
+    module: Any,
+    inputs: Sequence[Any],
+    key: str | None = None,
+    asked: Mapping[str, Outcome | None] | None = None,
+) -> Callable[..., Any]:
+    """The module compiled by way of AOTAutograd, and kept for other processes if there is a key to keep it by."""
+    # torch._dynamo.backends.common.aot_autograd would import Inductor's scheduler.
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    from tilewright.graph import aot_entry, kept
+
+    kept.counts["compiled"] += 1
+    pairs = _Pairs(compiler, is_kept=key is not None)
+    if key is None:
+        functions = aot_entry.plain(pairs.forward, pairs.backward, pairs.inference)
+    else:
+        functions = aot_entry.compilers(pairs.forward, pairs.backward, pairs.inference)
+    with aot_entry.observed() if key is not None else nullcontext():
+        compiled = aot_module_simplified(
+            module, inputs, partition_fn=pairs.partition, keep_inference_input_mutations=True, **functions
+        )
+    if key is not None:
+        try:
+            if (program := pairs.program(compiled, asked or {})) is not None:
+                kept.keep(key, program)
+        # The program is compiled all the same.
+        except Exception as error:
+            kept.counts[f"not kept: {first_line(error)}"] += 1
+    return _finished(compiled, pairs.undefined)
+
+
+def _loaded(compiler: Compiler, key: str) -> Callable[..., Any] | None:
+    """The program that was kept for `key`; None where there is none that can be used."""
+    from tilewright.graph import aot_entry, kept, packed
+
+    program = kept.load(key)
+    if program is None:
+        return None
+    try:
+        pairs = _Pairs(compiler, packed=program.backward)
+        runs = pairs.restored(packed.unpack(program.planned))
+        compiled = aot_entry.wrapped(program.entry, runs, pairs.whole_backward if program.backward else None)
+    # Whatever it is, the program can be compiled as if nothing had been kept.
+    except Exception as error:
+        kept.discard(key)
+        compiler.compile_lost(error)
+        return None
+    kept.counts["loaded"] += 1
+    return _finished(compiled, pairs.undefined)
+
+
+def _finished(compiled: Callable[..., Any], undefined: Sequence[int]) -> Callable[..., Any]:
+    from torch._dynamo import disable
+    from torch._dynamo.utils import counters
+
+    if undefined:
+        compiled = _with_undefined_gradients(compiled)
+    # Dynamo's DDPOptimizer reads here which of its buckets AOTAutograd compiled.
+    counters["aot_autograd"]["total"] += 1
+    untraced: Callable[..., Any] = disable(compiled, reason="it is compiled already")
+    return untraced
 
 
 def _with_undefined_gradients(compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,41 +274,76 @@ class _Pairs:
     """Compiles forward and backward together when AOTAutograd partitions; returns each when AOTAutograd asks."""
 
     compiler: Compiler
+    is_kept: bool = False
+    """Whether AOTAutograd shall say what it makes: it takes the metadata from the backward graph that it is given."""
     compiled: tuple[Boxed, Boxed] | None = None
     undefined: Sequence[int] = ()
     """Places of the gradients, among the inputs of backward, that the compiled backward does without."""
-    without: fx.GraphModule | None = None
+    tangents: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """All gradients that come in, by place, where the compiled backward does without some."""
+    backward_graph: fx.GraphModule | None = None
+    """What the compiled backward computes."""
+    whole: fx.GraphModule | None = None
+    """The backward with all gradients, where the compiled one does without some."""
+    packed: bytes | None = None
+    """The backward with all gradients as it was traced."""
+    static: Sequence[int] = ()
 
     def partition(
         self, joint: fx.GraphModule, _joint_inputs: object, *, num_fwd_outputs: int, **_: object
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         self.compiler.joint(joint.graph)
         forward, backward = cut(joint, num_fwd_outputs, self.compiler.saved)
+        self.backward_graph = backward
+        given = backward
+        if self.is_kept:
+            from tilewright.graph.packed import pack_or_none
+
+            given = copied(backward)
+            self.packed = pack_or_none(backward.graph)
         if undefined := [] if compiled_autograd_is_on() else expected_undefined(backward.graph):
             without = copied(backward)
             if self.compiler.without_gradients(without.graph, undefined):
-                self.undefined, self.without = undefined, without
-        self.compiled = self.compiler.compile_pair(forward, self.without or backward)
-        return forward, backward
+                self.undefined, self.tangents = undefined, tangents_of(backward.graph)
+                self.backward_graph, self.whole = without, backward
+        self.compiled = self.compiler.compile_pair(forward, self.backward_graph)
+        return forward, given
+
+    def whole_backward(self) -> fx.GraphModule:
+        """The backward with all gradients, not planned yet."""
+        from tilewright.graph.packed import unpack
+
+        if self.whole is not None:
+            return self.whole
+        assert self.packed is not None
+        whole: fx.GraphModule = unpack(self.packed).owning_module
+        return whole
 
     def forward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         assert self.compiled is not None
-        return _boxed(self.compiler.repeated(CallableGraph(gm, "forward", _static_inputs()), self.compiled[0]))
+        self.static = _static_inputs()
+        _keep_saved_tensors()
+        return _boxed(self.compiler.repeated(CallableGraph(gm, "forward", self.static), self.compiled[0]))
 
     def backward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         from torch._dynamo import disable
 
-        assert self.compiled is not None
-        run = self._repeated(self.without or gm, self.compiled[1])
-        if self.undefined:
-
-            def whole() -> Boxed:
-                return self._repeated(gm, self.compiler.compile_backward(gm))
-
-            run = BackwardByGradients(gm.graph, self.undefined, run, whole)
+        assert self.compiled is not None and self.backward_graph is not None
         # Dynamo may be tracing the user's call of backward.
-        untraced: Boxed = disable(_boxed(run), reason="it is compiled already")
+        untraced: Boxed = disable(
+            self._backward(self.backward_graph, self.compiled[1]), reason="it is compiled already"
+        )
         return untraced
+
+    def _backward(self, graph: fx.GraphModule, run: Boxed) -> Boxed:
+        run = self._repeated(graph, run)
+        if self.undefined:
+            run = BackwardByGradients(self.tangents, self.undefined, run, self._compile_whole)
+        return _boxed(run)
+
+    def _compile_whole(self) -> Boxed:
+        whole = self.whole_backward()
+        return self._repeated(whole, self.compiler.compile_backward(whole))
 
     def _repeated(self, backward: fx.GraphModule, run: Boxed) -> Boxed:
         inputs = backward.graph.find_nodes(op="placeholder")
@@ -247,7 +353,33 @@ class _Pairs:
     def inference(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         self.compiler.joint(gm.graph)
         run = self.compiler.compile_inference(gm)
-        return _boxed(self.compiler.repeated(CallableGraph(gm, "inference", _static_inputs()), run))
+        self.static = _static_inputs()
+        return _boxed(self.compiler.repeated(CallableGraph(gm, "inference", self.static), run))
+
+    def program(self, compiled: Any, asked: Mapping[str, Outcome | None]) -> KeptProgram | None:
+        """What was compiled, to be kept; None where the compiler or AOTAutograd cannot say. Raises CaptureError."""
+        from tilewright.graph import aot_entry, packed
+        from tilewright.graph.kept import KeptProgram
+
+        planned, entry = self.compiler.planned(), aot_entry.entry_of(compiled)
+        if planned is None or entry is None:
+            return None
+        plan, graphs = planned
+        if len(graphs) > 1 and self.packed is None:
+            raise CaptureError("its backward cannot be packed")
+        state = plan, list(graphs), list(self.static), list(self.undefined), self.tangents
+        return KeptProgram(entry, packed.pack(state, graphs), self.packed, dict(asked))
+
+    def restored(self, state: Any) -> dict[Kind, Boxed]:
+        """The functions of a program, from what `program` packed."""
+        plan, graphs, self.static, self.undefined, self.tangents = state
+        runs = self.compiler.compile_planned(plan)
+        first: Kind = "inference" if len(graphs) == 1 else "forward"
+        graph = CallableGraph(graphs[0].owning_module, first, self.static)
+        made = {first: _boxed(self.compiler.repeated(graph, runs[0]))}
+        if len(graphs) > 1:
+            made["backward"] = self._backward(graphs[1].owning_module, runs[1])
+        return made
 
 
 def _static_inputs() -> Sequence[int]:
@@ -258,6 +390,15 @@ def _static_inputs() -> Sequence[int]:
     return context.fw_metadata.static_input_indices if context and context.fw_metadata else ()
 
 
+def _keep_saved_tensors() -> None:
+    """Backward overwrites nothing that forward saved: PyTorch may run it several times."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context and context.fw_metadata:
+        context.fw_metadata.bw_donated_idxs = []
+
+
 def _boxed(function: Boxed) -> Boxed:
     """Mark a function that takes its arguments as a list and may empty it."""
 
@@ -266,75 +407,3 @@ def _boxed(function: Boxed) -> Boxed:
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
-
-
-Saver = Callable[[fx.Graph, Sequence[fx.Node], set[fx.Node]], Sequence[fx.Node]]
-
-
-def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Partition a joint graph into forward and backward; `saver` chooses which forward values are saved."""
-    from torch._functorch.partitioners import _extract_fwd_bwd_modules
-
-    graph = joint.graph
-    inputs = [n for n in graph.nodes if n.op == "placeholder"]
-    tangents = {n for n in inputs if is_tangent(n)}
-    results = graph.output_node().args[0]
-    assert isinstance(results, (list, tuple))
-    _mark_overwritten(graph, inputs)
-    forward_results, backward_results = (
-        [n for n in part if isinstance(n, fx.Node)] for part in (results[:num_fwd_outputs], results[num_fwd_outputs:])
-    )
-    # Forward computes only what its results need; eager computes the rest in backward too.
-    early = {n for n in graph.nodes if n.meta.get(IN_FORWARD)}
-    forward = _closure({*forward_results, *inputs, *early} - tangents, lambda n: n.all_input_nodes)
-    forward |= {user for n in forward for user in n.users if user.target is operator.getitem}
-    backward = _closure(set(backward_results), lambda n: n.all_input_nodes) - forward
-    needed = [n for n in graph.nodes if n in forward and (n in backward_results or backward & n.users.keys())]
-    kept = list(saver(graph, needed, forward))
-    needed_again = _closure(set(backward_results) - set(kept), lambda n: set(n.all_input_nodes) - set(kept))
-    # Sizes of the views that backward makes again.
-    kept += [n for n in graph.nodes if n in forward & needed_again and isinstance(n.meta.get("val"), _SYMBOLS)]
-    symbolic = [n for n in kept if isinstance(n.meta.get("val"), _SYMBOLS)]
-    opaque = [n for n in kept if n not in symbolic and not isinstance(n.meta.get("val"), torch.Tensor)]
-    values = [n for n in kept if n not in symbolic and n not in opaque]
-    # PyTorch 2.11 takes opaque values (device meshes, process groups) among the tensors and sorts them out itself.
-    apart = "saved_opaque_nodes" in inspect.signature(_extract_fwd_bwd_modules).parameters
-    extra: dict[str, Any] = {"saved_opaque_nodes": opaque} if apart else {}
-    modules: tuple[fx.GraphModule, fx.GraphModule] = _extract_fwd_bwd_modules(
-        joint,
-        saved_values=values if apart else values + opaque,
-        saved_sym_nodes=symbolic,
-        num_fwd_outputs=num_fwd_outputs,
-        **extra,
-    )
-    return modules
-
-
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
-"""Classes of a saved number."""
-
-
-IN_FORWARD = "in_forward"
-"""Metadata key: forward computes this value for backward, since what it is computed from is larger."""
-OVERWRITTEN = "overwritten"
-"""Metadata key: the forward call writes to this input, so backward cannot recompute from its old value."""
-
-
-def _mark_overwritten(graph: fx.Graph, inputs: Sequence[fx.Node]) -> None:
-    from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
-
-    descriptions = graph.output_node().meta.get("desc", ())
-    after_the_call = [d.mutated_input for d in descriptions if isinstance(d, InputMutationAOTOutput)]
-    for node in inputs:
-        in_the_graph = any(u.target is torch.ops.aten.copy_.default and u.args[0] is node for u in node.users)
-        node.meta[OVERWRITTEN] = in_the_graph or node.meta.get("desc") in after_the_call
-
-
-def _closure(start: set[fx.Node], step: Callable[[fx.Node], Any]) -> set[fx.Node]:
-    found, todo = set(start), list(start)
-    while todo:
-        for node in step(todo.pop()):
-            if node not in found:
-                found.add(node)
-                todo.append(node)
-    return found

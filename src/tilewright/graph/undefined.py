@@ -6,7 +6,7 @@ Here autograd gives None, and backward is compiled without that gradient; with a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,12 @@ def expected_undefined(backward: fx.Graph) -> list[int]:
         return []
     others = [place for place, value in found.items() if value.dim()]
     return others if len(others) < len(found) else []
+
+
+def tangents_of(backward: fx.Graph) -> dict[int, torch.Tensor]:
+    """The incoming gradients of a backward graph: what each is, by its place among the inputs."""
+    inputs = enumerate(backward.find_nodes(op="placeholder"))
+    return {place: node.meta["val"] for place, node in inputs if is_tangent(node)}
 
 
 def _has_numbers(value: torch.Tensor) -> bool:
@@ -60,16 +66,20 @@ def leave_undefined(results: Iterable[object]) -> None:
 class BackwardByGradients:
     """Runs a backward graph without the gradients `undefined`, or the one with all as soon as one of them comes.
 
-    `without` takes the arguments but for those; `compile_whole` makes the other graph when it is needed first.
+    `tangents` are all incoming gradients by place. `without` takes the arguments but for those that are undefined;
+    `compile_whole` makes the other graph when it is needed first.
     """
 
     _boxed_call = True
 
     def __init__(
-        self, backward: fx.Graph, undefined: Sequence[int], without: Boxed, compile_whole: Callable[[], Boxed]
+        self,
+        tangents: Mapping[int, torch.Tensor],
+        undefined: Sequence[int],
+        without: Boxed,
+        compile_whole: Callable[[], Boxed],
     ) -> None:
-        inputs = list(enumerate(backward.find_nodes(op="placeholder")))
-        self.tangents = {place: node.meta["val"] for place, node in inputs if is_tangent(node)}
+        self.tangents = tangents
         self.undefined = frozenset(undefined)
         self.without = without
         self.compile_whole = compile_whole

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.capture import IN_FORWARD
+from tilewright.graph.cut import IN_FORWARD
 from tilewright.graph.insert import insert_call, insert_known
 from tilewright.hardware.target import Target
 from tilewright.operators.pooling import MOST_ELEMENTS

@@ -61,6 +61,21 @@ def build_with_digest(key: str, suffix: str, make: Callable[[Path], object]) -> 
     raise CacheError(f"the cache entry {path} does not hold what was written to it")
 
 
+def content_with_digest(key: str, suffix: str) -> bytes | None:
+    """What `build_with_digest` wrote for `key`; None where there is nothing, or it is damaged and therefore removed.
+
+    Raises CacheError if the directory belongs to another user.
+    """
+    path = entry(key, suffix)
+    _check_owner()
+    if not path.exists():
+        return None
+    if not _digest_matches(path, key):
+        discard(path)
+        return None
+    return path.read_bytes()[: -hashlib.sha256().digest_size]
+
+
 def ensure_usable() -> None:
     """Raise CacheError if `build` could not write an entry, for example because the disk is full."""
     _check_owner()

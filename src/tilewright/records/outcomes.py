@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from tilewright.records import cache
@@ -16,6 +18,9 @@ CLEAR = 0.98
 """Another implementation wins if its time is below this share of the first's, so that noise decides nothing."""
 _unsaved: dict[str, Outcome] = {}
 """Outcomes that could not be written: this process follows them, the next one will race again."""
+
+
+_asked: ContextVar[dict[str, Outcome | None] | None] = ContextVar("tilewright_outcomes_asked", default=None)
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,26 @@ def every() -> dict[str, Outcome]:
     return {key: outcome for key in keys if (outcome := kept(key)) is not None}
 
 
+@contextmanager
+def asked() -> Iterator[dict[str, Outcome | None]]:
+    """Collect, by key, the outcomes that are asked for in this block: what is decided there holds while they hold."""
+    found: dict[str, Outcome | None] = {}
+    token = _asked.set(found)
+    try:
+        yield found
+    finally:
+        _asked.reset(token)
+
+
 def kept(key: str) -> Outcome | None:
     """The outcome of an earlier race, in this process or another; None where there was none, or its file is damaged."""
+    outcome = _read(key)
+    if (found := _asked.get()) is not None:
+        found[key] = outcome
+    return outcome
+
+
+def _read(key: str) -> Outcome | None:
     path = cache.entry(key, SUFFIX)
     try:
         times = {str(name): float(us) for name, us in json.loads(path.read_text()).items()}

@@ -1,0 +1,155 @@
+"""What AOTAutograd makes around compiled graphs, as bytes and back (private modules of torch 2.11 to 2.13).
+
+AOTAutograd's wrappers (mutations, views of inputs and results, autograd) can be pickled: its own cache does so with
+Inductor's code. Here the code is `CompiledCode`, which only says which graph it runs; `wrapped` is given what runs it.
+PyTorch's cache writes nothing: `prepare_for_serialization` refuses, and what it would have written is read off.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+from torch._functorch import config
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._inductor import config as inductor
+from torch._inductor.output_code import OutputCode
+
+from tilewright.graph.capture import Boxed, Kind
+from tilewright.records.errors import CaptureError
+
+
+@dataclass
+class CompiledCode(OutputCode):
+    """A compiled graph as AOTAutograd holds it."""
+
+    kind: Kind
+    run: Boxed
+    _boxed_call: bool = True
+    """Of the object, not of the class: `functools.wraps` copies it from there."""
+
+    def __call__(self, args: Any) -> Sequence[Any]:
+        return self.run(args)
+
+    def prepare_for_serialization(self) -> None:
+        raise BypassAOTAutogradCache("tilewright keeps it itself")
+
+    def post_compile(self, *_: object) -> None:
+        """Nothing is left to do."""
+
+    def set_triton_bundle(self, triton_bundle: object) -> None:
+        """Triton's own cache has the kernels."""
+
+
+def plain(
+    forward: Callable[..., Boxed], backward: Callable[..., Boxed], inference: Callable[..., Boxed]
+) -> dict[str, Any]:
+    """The functions that compile, as arguments of `aot_module_simplified`."""
+    return {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
+
+
+def compilers(
+    forward: Callable[..., Boxed], backward: Callable[..., Boxed], inference: Callable[..., Boxed]
+) -> dict[str, Any]:
+    """The same, with which it can say what it made."""
+
+    def code(kind: Kind, compile: Callable[..., Boxed]) -> Callable[..., Any]:
+        return lambda gm, inputs: CompiledCode(kind, compile(gm, inputs))
+
+    made: Any = SerializableAOTDispatchCompiler(CompiledCode, code("forward", forward))
+    return {
+        "fw_compiler": made,
+        "bw_compiler": lambda gm, inputs: _untraced(CompiledCode("backward", backward(gm, inputs))),
+        "inference_compiler": code("inference", inference),
+    }
+
+
+def _untraced(code: CompiledCode) -> Any:
+    from torch._dynamo import disable
+
+    # Dynamo may be tracing the user's call of backward.
+    return disable(code, reason="it is compiled already")
+
+
+@contextmanager
+def observed() -> Iterator[None]:
+    """Let AOTAutograd remember what it makes, as it does for its own cache, which is asked for nothing.
+
+    Without Inductor's cache PyTorch computes no key (which would import Inductor's code generators) and, in this mode,
+    takes a random one.
+    """
+    settings = {
+        "enable_autograd_cache": True,
+        "bundled_autograd_cache": True,
+        "bypass_autograd_cache_key": True,
+        "enable_remote_autograd_cache": False,
+        "strict_autograd_cache": False,
+        # Both graphs are compiled by then (`_Pairs.partition`).
+        "force_non_lazy_backward_lowering": True,
+    }
+    with config.patch(settings), inductor.patch({"fx_graph_cache": False}):
+        yield
+
+
+def entry_of(compiled: Any) -> bytes | None:
+    """What AOTAutograd made, without the compiled graphs; None where it cannot say."""
+    serialize = getattr(compiled, "serialize", None)
+    entry = serialize() if serialize is not None else None
+    if entry is None:
+        return None
+    # Guards are for symbols, of which there are none; texts of the graphs for PyTorch's log.
+    entry.guards_expr = entry.aot_joint_graph_str = entry.aot_forward_graph_str = entry.aot_backward_graph_str = None
+    entry.serialized_bw_module = None
+    if any(getattr(wrapper, "needs_post_compile", False) for wrapper in entry.dispatch_wrappers):
+        raise CaptureError("its inputs are views of each other, or given twice")
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, protocol=5).dump(entry)
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise CaptureError(f"{type(error).__name__}: {error}") from error
+    return buffer.getvalue()
+
+
+@dataclass
+class Backward:
+    """The backward graph, for compiled autograd, which traces it."""
+
+    deserialize: Callable[[], fx.GraphModule]
+
+
+def wrapped(
+    entry: bytes, runs: Mapping[Kind, Boxed], backward: Callable[[], fx.GraphModule] | None
+) -> Callable[..., Any]:
+    """The callable, with autograd, around compiled graphs. `backward` makes the backward graph as it was traced."""
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+
+    loaded: Any = _Unpickler(io.BytesIO(entry), runs).load()
+    loaded.serialized_bw_module = None if backward is None else Backward(backward)
+    settings = {"cudagraphs": BoxedBool(False), "boxed_forward_device_index": BoxedDeviceIndex(None)}
+    boxed = loaded.wrap_post_compile([], loaded.sanitized_aot_config, settings)
+
+    def call(*args: Any) -> Any:
+        return boxed(list(args))
+
+    return call
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> Any:
+        return value.kind if isinstance(value, CompiledCode) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, runs: Mapping[Kind, Boxed]) -> None:
+        super().__init__(buffer)
+        self.runs = runs
+
+    def persistent_load(self, kind: Kind) -> CompiledCode:
+        return CompiledCode(kind, self.runs[kind])

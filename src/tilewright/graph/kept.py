@@ -1,0 +1,81 @@
+"""Programs that were compiled, on disk by what they were captured from: another process traces and plans none of them.
+
+    key     what the caller says (versions, device, options) and `fingerprint`: graph, inputs, modes, settings
+    entry   AOTAutograd's wrappers (`aot_entry.py`), the planned graphs (`packed.py`), and the outcomes of races that
+            were asked for; where one of those is another now, the program is planned anew
+
+The key holds no rank, and no number of the current device.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from tilewright.graph.fingerprint import Undescribed, fingerprint
+from tilewright.records import cache, outcomes
+from tilewright.records.errors import CacheError
+from tilewright.records.outcomes import Outcome
+
+SUFFIX = ".program"
+counts: Counter[str] = Counter()
+"""How many programs this process compiled, loaded, kept, and did not keep for which reason."""
+
+
+@dataclass(frozen=True)
+class KeptProgram:
+    """What `graph/capture.py` makes a callable of."""
+
+    entry: bytes
+    """AOTAutograd's part."""
+    planned: bytes
+    """What was planned, packed."""
+    backward: bytes | None
+    """Packed: the backward graph with all its incoming gradients, as it was before it was planned."""
+    asked: Mapping[str, Outcome | None] = field(default_factory=dict)
+
+
+def key_of(identity: Sequence[str], module: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
+    """The key of a captured module; None where it cannot be described exactly."""
+    try:
+        return cache.key_of("program", *identity, *fingerprint(module, inputs))
+    except Undescribed as error:
+        counts[f"not kept: {error}"] += 1
+        return None
+
+
+def load(key: str) -> KeptProgram | None:
+    """What was kept for `key` and still holds. A damaged entry is removed."""
+    try:
+        content = cache.content_with_digest(key, SUFFIX)
+        if content is None:
+            return None
+        program: KeptProgram = pickle.loads(content)
+    # Written by another version, for all that the key says: what is read is no program.
+    except Exception:
+        discard(key)
+        return None
+    if any(outcomes.kept(race) != outcome for race, outcome in program.asked.items()):
+        discard(key)
+        return None
+    return program
+
+
+def keep(key: str, program: KeptProgram) -> None:
+    """Write a program; where the cache cannot be used, the next process compiles it too."""
+    content = pickle.dumps(program, protocol=5)
+    try:
+        cache.build_with_digest(key, SUFFIX, lambda path: path.write_bytes(content))
+        counts["kept"] += 1
+    except CacheError as error:
+        counts[f"not kept: {error}"] += 1
+
+
+def discard(key: str) -> None:
+    """Remove what was kept for `key`."""
+    cache.discard(cache.entry(key, SUFFIX))

@@ -1,0 +1,355 @@
+"""Programs that an earlier process compiled: found again where nothing has changed, compiled anew where something has.
+
+Most tests stay in one process: `torch._dynamo.reset` forgets what was compiled, so that it is looked up on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.backend.compiling import assert_same, compiled, twin, with_grad
+from tests.processes import start
+from tests.waiting import HANG_S
+from tilewright.backend import _Compiler
+from tilewright.compile import identity
+from tilewright.graph import kept
+from tilewright.records import outcomes
+from tilewright.records.errors import CompilerError
+from tilewright.records.outcomes import Outcome
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache that keeps programs."""
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TILEWRIGHT_KEEP_PROGRAMS", "1")
+    kept.counts.clear()
+    yield tmp_path / "cache"
+    kept.counts.clear()
+
+
+def programs(folder: Path) -> list[Path]:
+    return sorted(folder.rglob(f"*{kept.SUFFIX}"))
+
+
+def again() -> None:
+    """Forget what this process compiled."""
+    torch._dynamo.reset()
+    kept.counts.clear()
+
+
+def run(function: Callable[..., Any], *inputs: Any, backward: bool = False, **options: Any) -> list[Any]:
+    """Results and gradients of a compiled call from one state of the generator."""
+    mine = [twin(x) for x in inputs]
+    torch.manual_seed(3)
+    result = compiled(function, **options)(*mine)
+    if backward:
+        roots = [x for x in (result if isinstance(result, tuple) else (result,)) if x.requires_grad]
+        torch.autograd.backward(roots, [torch.ones_like(x) for x in roots])
+    return [result, mine, [getattr(x, "grad", None) for x in mine], torch.randn(1)]
+
+
+def is_found(function: Callable[..., Any], *inputs: Any, backward: bool = False) -> None:
+    """The second compilation loads what the first one kept, and gives the same to the last bit."""
+    first = run(function, *inputs, backward=backward)
+    assert kept.counts == {"compiled": 1, "kept": 1}, kept.counts
+    again()
+    second = run(function, *inputs, backward=backward)
+    assert kept.counts == {"loaded": 1}, kept.counts
+    torch.testing.assert_close(second, first, rtol=0, atol=0)
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x) * 2 + x
+
+
+def drops(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(F.gelu(x), 0.3) + F.dropout(x, 0.1)
+
+
+def writes(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y[:3] = F.gelu(x)[:3]
+    y.add_(1)
+    return y.sum(), x.t()
+
+
+def shows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    h = F.gelu(x) * 2
+    return h, h.t(), h[1:], x.view(-1), x.t()
+
+
+def holds_constants(x: torch.Tensor) -> torch.Tensor:
+    return (F.gelu(x) * torch.tensor([1.0, 2.0, 3.0])).where(torch.arange(3) != 1, -0.0)
+
+
+def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("function", [chain, drops, shows])
+def test_a_program_is_found_again(function: Callable[..., Any], backward: bool) -> None:
+    x = with_grad(40, 200) if backward else torch.randn(40, 200)
+    is_found(function, x, backward=backward)
+
+
+def test_an_input_that_is_written_is_written_by_the_program_that_was_found() -> None:
+    is_found(writes, torch.randn(5, 7), torch.randn(5, 7))
+
+
+def test_constants_and_attention_are_found_again() -> None:
+    is_found(holds_constants, with_grad(5, 3), backward=True)
+    again()
+    is_found(attends, with_grad(2, 4, 16, 8), with_grad(2, 4, 16, 8), with_grad(2, 4, 16, 8), backward=True)
+
+
+def test_a_module_finds_its_own_parameters() -> None:
+    def train(model: nn.Module) -> list[Any]:
+        x = torch.linspace(-1, 1, 24).reshape(3, 8)
+        result = compiled(model)(x)
+        result.sum().backward()
+        return [result, *(p.grad for p in model.parameters()), *model.buffers()]
+
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU()) for _ in range(2)]
+    for number, model in enumerate(models):
+        assert_same(train(model), train_eager(twin(models[number])))
+        assert kept.counts == ({"loaded": 1} if number else {"compiled": 1, "kept": 1})
+        again()
+
+
+def train_eager(model: nn.Module) -> list[Any]:
+    model.train()
+    for p in model.parameters():
+        p.grad = None
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.reset_running_stats()
+    result = model(torch.linspace(-1, 1, 24).reshape(3, 8))
+    result.sum().backward()
+    return [result, *(p.grad for p in model.parameters()), *model.buffers()]
+
+
+def test_all_gradients_come_to_a_program_that_expected_those_of_its_loss() -> None:
+    def loss_and_logits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = F.gelu(x) * 3
+        return logits.square().sum(), logits
+
+    for _ in range(2):
+        x = with_grad(6, 50)
+        y = twin(x)
+        for function, leaf in ((compiled(loss_and_logits), x), (loss_and_logits, y)):
+            loss, _ = function(leaf)
+            loss.backward()
+            loss, logits = function(leaf)
+            (loss + logits.sum()).backward()
+        assert_same(x.grad, y.grad)
+        counts = dict(kept.counts)
+        again()
+    assert counts == {"loaded": 1}
+
+
+def test_a_graph_is_retained_by_a_program_that_was_found() -> None:
+    for _ in range(2):
+        again()
+        x = with_grad(40, 20)
+        run_twice = compiled(chain)
+        run_twice(x).sum().backward()
+        result = run_twice(x)
+        result.sum().backward(retain_graph=True)
+        result.sum().backward()
+        y = twin(x)
+        (3 * chain(y)).sum().backward()
+        assert_same(x.grad, y.grad)
+    assert kept.counts == {"loaded": 1}
+
+
+def test_compiled_autograd_traces_the_backward_of_a_program_that_was_found() -> None:
+    x = with_grad(40, 20)
+    run(chain, x, backward=True)
+    again()
+    y = twin(x)
+    result = compiled(chain)(x)
+    assert kept.counts == {"loaded": 1}
+    with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+        result.sum().backward()
+    chain(y).sum().backward()
+    assert_same(x.grad, y.grad)
+
+
+OTHERS: dict[str, Callable[[], list[Any]]] = {
+    "strides": lambda: run(chain, torch.randn(200, 40).t()),
+    "shape": lambda: run(chain, torch.randn(40, 201), dynamic=False),
+    "offset": lambda: run(chain, torch.randn(41, 200)[1:]),
+    "dtype": lambda: run(chain, torch.randn(40, 200, dtype=torch.float64)),
+    "requires_grad": lambda: run(chain, with_grad(40, 200)),
+    "constant": lambda: run(lambda x: F.gelu(x) * 2.0000001 + x, torch.randn(40, 200)),
+    "options": lambda: run(chain, torch.randn(40, 200), options={"hand_written": False}),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_program_is_not_found(other: str) -> None:
+    run(chain, torch.randn(40, 200))
+    again()
+    if other == "offset":
+        shifted = torch.randn(41, 200)[1:]
+        compiled(chain)(shifted)
+    else:
+        OTHERS[other]()
+    assert kept.counts["compiled"] == 1 and not kept.counts["loaded"], kept.counts
+
+
+def test_other_modes_and_settings_are_other_programs() -> None:
+    x = torch.randn(40, 200)
+    run(chain, x)
+    contexts: list[Callable[[], Any]] = [
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        torch.inference_mode,
+        torch.no_grad,
+        lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+        lambda: torch._functorch.config.patch(treat_parameters_as_free_to_save=False),
+    ]
+    for number, context in enumerate(contexts):
+        again()
+        with context():
+            run(chain, x)
+        assert kept.counts["compiled"] == 1, (number, kept.counts)
+    again()
+    torch.use_deterministic_algorithms(True)
+    try:
+        run(chain, x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert kept.counts["compiled"] == 1
+
+
+def test_other_versions_and_other_code_are_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(40, 200)
+    run(chain, x)
+    again()
+    fixed = identity._fixed()
+    monkeypatch.setattr(identity, "_fixed", lambda: [*fixed[:-1], "other code"])
+    run(chain, x)
+    assert kept.counts == {"compiled": 1, "kept": 1}
+
+
+def test_another_outcome_of_a_race_plans_anew(folder: Path) -> None:
+    def two_readers(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(F.gelu(x), (200,))
+
+    x = torch.randn(40, 200)
+    run(two_readers, x)
+    (path,) = programs(folder)
+    program = kept.load(path.stem)
+    assert program is not None and program.asked and set(program.asked.values()) == {None}
+    races = list(program.asked)
+    again()
+    run(two_readers, x)
+    assert kept.counts == {"loaded": 1}
+    again()
+    outcomes.keep(races[0], Outcome({"fused": 10.0, "apart": 1.0}))
+    run(two_readers, x)
+    assert kept.counts == {"compiled": 1, "kept": 1}
+    again()
+    run(two_readers, x)
+    assert kept.counts == {"loaded": 1}
+
+
+@pytest.mark.parametrize("damage", ["cut off", "changed", "empty"])
+def test_a_damaged_entry_is_made_again(folder: Path, damage: str) -> None:
+    x = torch.randn(40, 200)
+    first = run(chain, x)
+    (path,) = programs(folder)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes({"cut off": content[: len(content) // 2], "changed": content, "empty": b""}[damage])
+    for expected in ({"compiled": 1, "kept": 1}, {"loaded": 1}):
+        again()
+        torch.testing.assert_close(run(chain, x), first, rtol=0, atol=0)
+        assert kept.counts == expected
+
+
+@pytest.mark.usefixtures("lenient")
+def test_what_cannot_be_used_is_compiled_anew_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(self: _Compiler, plan: Any) -> Any:
+        raise CompilerError("no such luck")
+
+    x = torch.randn(40, 200)
+    first = run(chain, x)
+    monkeypatch.setattr(_Compiler, "compile_planned", fails)
+    again()
+    torch.testing.assert_close(run(chain, x), first, rtol=0, atol=0)
+    assert kept.counts == {"compiled": 1, "kept": 1}
+    assert "cannot be used, and is compiled anew: no such luck" in capsys.readouterr().err
+
+
+def test_what_cannot_be_described_is_not_kept(folder: Path) -> None:
+    base = torch.randn(40, 200)
+    with torch.library._scoped_library("tilewright_kept", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+        cases: dict[str, tuple[Callable[..., Any], list[Any]]] = {
+            "shares memory": (lambda a, b: F.gelu(a) + b, [base[:-1], base[1:]]),
+            "nobody knows": (lambda x: F.gelu(torch.ops.tilewright_kept.twice(x)), [base]),
+        }
+        for reason, (function, inputs) in cases.items():
+            again()
+            compiled(function)(*inputs)
+            assert any(reason in count for count in kept.counts), kept.counts
+    assert not programs(folder)
+
+
+def test_sizes_that_change_are_not_kept(folder: Path) -> None:
+    x = torch.randn(40, 200)
+    torch._dynamo.mark_dynamic(x, 0)
+    compiled(chain)(x)
+    assert "not kept: an argument is a SymInt" in kept.counts and not programs(folder)
+
+
+def test_an_entry_is_readable_by_its_owner_only(folder: Path) -> None:
+    run(chain, torch.randn(40, 200))
+    (path,) = programs(folder)
+    assert path.stat().st_mode & 0o077 == 0
+
+
+PROCESS = """
+import json, sys
+import torch
+from torch.nn import functional as F
+from tilewright.backend import backend
+from tilewright.graph import kept
+
+def loss(x, w):
+    logits = F.dropout(F.gelu(x @ w), 0.2)
+    return F.cross_entropy(logits, torch.arange(8)), logits
+
+torch.manual_seed(1)
+x, w = torch.randn(8, 16), torch.randn(16, 10, requires_grad=True)
+run = torch.compile(loss, backend=backend)
+value, logits = run(x, w)
+value.backward()
+print(json.dumps([value.item(), logits.tolist(), w.grad.tolist(), torch.randn(1).item(), dict(kept.counts)]))
+"""
+
+
+def test_processes_find_what_others_compiled(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROCESS)
+    both = [start([str(script)]) for _ in range(2)]
+    results = [json.loads(process.communicate(timeout=HANG_S)[0]) for process in both]
+    last = json.loads(start([str(script)]).communicate(timeout=HANG_S)[0])
+    assert results[0][:-1] == results[1][:-1] == last[:-1]
+    assert all(result[-1].get("compiled") or result[-1].get("loaded") for result in results)
+    assert last[-1] == {"loaded": 1}
