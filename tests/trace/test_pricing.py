@@ -142,6 +142,7 @@ MATRIX, LOGITS, VECTOR = "float32[N,M]", ("float32[N,K]", "int64[N]"), "float32[
         (lambda i, w: own.embedding(i, w, -1), ("int64[99]", "float32[K,M]")),
         (lambda d, i: own.embedding_backward(d, i, 11, -1), (MATRIX, "int64[N]")),
         (lambda d, k, i: own.embedding_sums(d, k, i, 11, -1), (MATRIX, "int64[N]", "int64[N]")),
+        (lambda x, i: own.scatter_sums(x, i, 11), (MATRIX, "int64[N,M]")),
         (
             lambda q, k, c, s: own.rotary(q, k, c, s, False, False),
             ("float32[B,K,N,8]", "float32[B,M,N,8]", "float32[N,4]", "float32[N,4]"),

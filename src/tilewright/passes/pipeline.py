@@ -21,6 +21,7 @@ from tilewright.passes.pad_products import pad_products
 from tilewright.passes.permutations import gather_back
 from tilewright.passes.pool_positions import keep_positions_in_windows
 from tilewright.passes.rms_norm import as_aten, norm_as_one
+from tilewright.passes.scatters import sum_scattered
 from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.passes.skinny_products import skinny_products
 from tilewright.passes.upsampling import sum_windows
@@ -43,7 +44,7 @@ def optimise_joint(
     graph: fx.Graph, target: Target, raced: Raced = not_raced, *, hand_written: bool = True
 ) -> list[Decision]:
     """Before the cut into forward and backward: constants, copies, common subexpressions and dead code; then attention,
-    hand-written kernels, alignment, products of few rows, gradients of embeddings and dropout.
+    hand-written kernels, alignment, products of few rows, gradients of embeddings and gathers, and dropout.
 
     `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured. Without `hand_written`
     no hand-written kernel is proposed.
@@ -55,7 +56,7 @@ def optimise_joint(
     gathered = gather_back(graph)
     decisions = choose_kernels(graph, raced) if hand_written else []
     skinny = skinny_products(graph, target) if hand_written else []
-    summed = sum_sorted(graph, target) if hand_written else []
+    summed = sum_sorted(graph, target) + sum_scattered(graph, target) if hand_written else []
     chosen = choose_candidates(graph, target) if hand_written else []
     if any(decision.verdict == "taken" for decision in chosen):
         drop_round_trips(graph)
