@@ -18,6 +18,7 @@ from tilewright.emit.source import language_of, source_of
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import Nest, nameless
 from tilewright.passes.cache_writes import write_caches
+from tilewright.passes.compute_twice import compute_in_each_reader
 from tilewright.passes.convolution_bias import split_bias
 from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.group_norm import split_group_norms
@@ -83,6 +84,8 @@ class Planner:
             written += write_caches(graph, name)
         write_back_together(graph, self.target)
         proposed = fuse(graph, name)
+        if compute_in_each_reader(graph, proposed.regions):
+            proposed = fuse(graph, name)
         fusion = settle(proposed, self.target, measure=self.measure)
         fusion.decisions[:0] = written
         for region in fusion.regions:

@@ -1,0 +1,131 @@
+"""A pointwise value that several kernels read is computed in each where that moves fewer bytes than writing it.
+
+    dz = silu_backward(g, z)                           s = sum(silu_backward(g, z))
+    s = sum(dz)                                →       ────────
+    ────────                                           dx = silu_backward(g, z) - z · s
+    dx = dz - z · s
+
+The second kernel waits for the sum of the first: they cannot be one. With dz in memory they move g, z, dz and then dz,
+z, dx; without it g, z and then g, z, dx. Between two calls of `fuse`: the first says which kernels there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from tilewright.operators.table import row_of
+from tilewright.passes.fusion import Region
+from tilewright.passes.simplify import drop_unread
+from tilewright.passes.units import behind_views, escaping, is_view, nbytes, readers, values_of
+
+MOST_OPERATORS = 12
+"""Of a chain that is computed again."""
+LEAST_BYTES = 2**20
+"""Smaller values come back from a cache."""
+SMALL = 16
+"""A reduction's result is an operand of the chain if it has this many times fewer bytes than the chain's."""
+
+
+def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region]) -> bool:
+    """Copy such chains in `graph`, in place; whether there were any."""
+    region_of = {value: region for region in regions for member in region.members for value in values_of(member)}
+    region_of.update({member: region for region in regions for member in region.members})
+    found = False
+    for region in regions:
+        for value in escaping(region.members):
+            chosen = _readers_that_pay(value, region, region_of)
+            for reader in chosen:
+                _copy_for(value, region, reader)
+            found = found or bool(chosen)
+    if found:
+        drop_unread(graph)
+    return found
+
+
+def _readers_that_pay(value: fx.Node, region: Region, region_of: dict[fx.Node, Region]) -> list[Region]:
+    """The regions that shall compute `value` themselves."""
+    chain = _chain(value, region) if nbytes(value) >= LEAST_BYTES else None
+    if chain is None:
+        return []
+    operands = _operands(chain)
+    others = list(dict.fromkeys(region_of.get(reader) for reader in readers(value)))
+    size, pays, gain = nbytes(value), [], 0
+    for other in others:
+        if other is None or other is region:
+            continue
+        more = sum(nbytes(operand) for operand in operands if not _reads(other, operand))
+        if more <= size + size // SMALL:
+            pays.append(other)
+            gain += size - more
+    elsewhere = [other for other in others if other is not region and other not in pays]
+    return pays if gain + (0 if elsewhere else size) > 0 else []
+
+
+def _chain(value: fx.Node, region: Region) -> list[fx.Node] | None:
+    """The operators of `region` behind `value` and the views between them; None where they cannot be computed again."""
+    inside, chain, todo = set(region.members), dict[fx.Node, None](), [value]
+    while todo:
+        node = todo.pop()
+        if node in chain or behind_views(node) not in inside:
+            continue
+        if is_view(node) or _is_pointwise(node):
+            chain[node] = None
+            todo += node.all_input_nodes
+        elif nbytes(node) * SMALL > nbytes(value):
+            return None
+    operators = [node for node in chain if not is_view(node)]
+    return list(chain) if 0 < len(operators) <= MOST_OPERATORS else None
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    row = row_of(node.target)
+    return row is not None and row.operator_class == "pointwise" and row.pure
+
+
+def _operands(chain: Sequence[fx.Node]) -> list[fx.Node]:
+    """What it reads from memory."""
+    inside = set(chain)
+    found = (behind_views(operand) for node in chain for operand in node.all_input_nodes if operand not in inside)
+    return list(dict.fromkeys(found))
+
+
+def _reads(region: Region, operand: fx.Node) -> bool:
+    return any(behind_views(given) is operand for given in region.lowered.inputs)
+
+
+def _copy_for(value: fx.Node, region: Region, reader: Region) -> None:
+    """Let the members of `reader` read a copy of the chain behind `value`."""
+    chain = _chain(value, region)
+    assert chain is not None
+    order = {node: place for place, node in enumerate(value.graph.nodes)}
+    copies: dict[fx.Node, fx.Node] = {}
+    at = value
+    for node in sorted(chain, key=order.__getitem__):
+        at = _copied(node, at, copies)
+    for member in reader.members:
+        _redirect(member, copies)
+
+
+def _copied(node: fx.Node, after: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+    with node.graph.inserting_after(after):
+        copies[node] = node.graph.node_copy(node, lambda operand: copies.get(operand, operand))
+    return copies[node]
+
+
+def _redirect(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> None:
+    """Operands of `node` are copies, and views of copies where they are views."""
+    for operand in node.all_input_nodes:
+        if operand not in copies and is_view(operand) and behind_views(operand) in copies:
+            _redirect_view(operand, copies)
+        if operand in copies:
+            node.replace_input_with(operand, copies[operand])
+
+
+def _redirect_view(view: fx.Node, copies: dict[fx.Node, fx.Node]) -> None:
+    source = view.args[0]
+    assert isinstance(source, fx.Node)
+    if source not in copies:
+        _redirect_view(source, copies)
+    _copied(view, view, copies)

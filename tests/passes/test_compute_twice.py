@@ -1,0 +1,77 @@
+"""Values that several kernels read: computed in each where that moves fewer bytes, else written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.passes.graphs import aten
+from tilewright.backend import backend, recording
+from tilewright.measure.truth.verify import verify
+from tilewright.passes.compute_twice import compute_in_each_reader
+from tilewright.passes.fusion import fuse
+
+ROWS, COLUMNS = 1024, 320
+
+
+def centred_gate(g: Tensor, z: Tensor) -> Tensor:
+    """The second kernel reads g in place of the product."""
+    dz = g * z.sigmoid()
+    return dz - z * dz.sum(0)
+
+
+def centred_gate_of_three(g: Tensor, z: Tensor, r: Tensor) -> Tensor:
+    """With three operands the second kernel would read what the first no longer writes."""
+    dz = (g + r) * z.sigmoid()
+    return dz - z * dz.sum(0)
+
+
+def given_too(g: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """A result is written whoever reads it."""
+    dz = g * z.sigmoid()
+    return dz, dz - z * dz.sum(0)
+
+
+def of_a_product(g: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """What a library computes is read from memory."""
+    product = (g @ z.t())[:, :COLUMNS]
+    return product.exp(), product - product.sum(0)
+
+
+def inputs(count: int) -> list[Tensor]:
+    return [torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(n)) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("program", "operands", "again"),
+    [(centred_gate, 2, True), (centred_gate_of_three, 3, False), (given_too, 2, False), (of_a_product, 2, False)],
+)
+def test_values_are_computed_again_where_fewer_bytes_move(
+    program: Callable[..., Any], operands: int, again: bool
+) -> None:
+    graph = aten(program, *inputs(operands))
+    before = [region.lowered for region in fuse(graph, "forward").regions]
+    assert compute_in_each_reader(graph, fuse(graph, "forward").regions) is again
+    graph.lint()
+    after = [region.lowered for region in fuse(graph, "forward").regions]
+    assert len(before) == len(after) >= 1
+    assert (moved(after) < moved(before)) is again
+
+
+def moved(kernels: list[Any]) -> int:
+    return sum(buffer.elements for kernel in kernels for buffer in kernel.nest.buffers)
+
+
+def test_the_numbers_stay() -> None:
+    torch._dynamo.reset()
+    with recording() as record:
+        rows = verify(centred_gate, torch.compile(centred_gate, backend=backend), inputs(2))
+    assert [row for row in rows if not row.ok] == []
+    (graph,) = record.graphs
+    large = ROWS * COLUMNS
+    kernels = [region.lowered.nest for region in graph.plan.fusion.regions]
+    assert [sum(buffer.elements == large for buffer in nest.outputs) for nest in kernels] == [0, 1]
