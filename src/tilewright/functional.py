@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewright.kernels.activation import geglu, gelu, silu, swiglu
     from tilewright.kernels.attention import attention
+    from tilewright.kernels.attention.window import window_attention
     from tilewright.kernels.cross_entropy import cross_entropy
     from tilewright.kernels.dropout_add import dropout_add
     from tilewright.kernels.embedding import embedding
@@ -47,6 +48,7 @@ __all__ = [
     "softmax",
     "swiglu",
     "weighted_sum",
+    "window_attention",
 ]
 
 _FOLDERS = {
@@ -61,6 +63,7 @@ _FOLDERS = {
     "rms_norm": "norm",
     "silu": "activation",
     "swiglu": "activation",
+    "window_attention": "attention.window",
 }
 
 

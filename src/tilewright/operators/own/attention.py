@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.operators.arithmetic import CallSizes, Count, Formula, UnknownCost, elements
-from tilewright.operators.attention import attention_arithmetic, attention_shapes, gradient_shapes
+from tilewright.operators.attention import attention_arithmetic, attention_shapes, gradient_shapes, pairs_twice
 from tilewright.operators.row import Traffic, own
 from tilewright.operators.shapes import CallAxes, Result
 
@@ -69,6 +69,17 @@ def _forward(call: CallAxes) -> Result:
     return [*found, rows if exact else None, call.names.unknown_shape((2,)) if drops else None]
 
 
+def _windows(call: CallAxes) -> Result:
+    query, value = call.tensor("q"), call.tensor("v")
+    call.names.unify(query[-1], call.tensor("k")[-1])
+    call.names.unify(call.tensor("k")[-2], value[-2])
+    return (*query[:-1], value[-1])
+
+
+def _windows_backward(call: CallAxes) -> Result:
+    return [*(call.tensor(name) for name in QKV), call.axes("mask") if call.arguments.get("want_dmask") else None]
+
+
 WINDOW = Traffic(gathered={"k": _keys_within("k"), "v": _keys_within("v")})
 own(
     f"attention(Tensor q, Tensor k, Tensor v, {OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -99,5 +110,22 @@ own(
     shapes=gradient_shapes(QKV),
     traffic=WINDOW,
     dtypes=QKV,
+    role="attention backward",
+)
+own(
+    "window_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale) -> Tensor",
+    "compute",
+    arithmetic=attention_arithmetic(pairs_twice(QKV), QKV),
+    shapes=_windows,
+    dtypes=("q",),
+    role="attention",
+)
+own(
+    "window_attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool want_dmask) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    "compute",
+    arithmetic=attention_arithmetic(pairs_twice(QKV), QKV, backward=True),
+    shapes=_windows_backward,
+    dtypes=(*QKV, "mask"),
     role="attention backward",
 )

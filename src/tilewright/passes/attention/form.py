@@ -87,6 +87,11 @@ class Writer:
 
 def check_form(attention: Attention, masking: Masking) -> None:
     """Refuse what the fused kernels do not take. Raises before anything is written."""
+    if any(tensor_of(term.mask).requires_grad for term in masking.added):
+        raise Refusal("the added mask needs a gradient, for which PyTorch has no fused attention")
+    leads = [*(term.lead for term in masking.added), *(term.lead for term in masking.filled)]
+    if any(not same_shape(lead, attention.lead) for lead in leads):
+        raise Refusal("masks are applied to scores of different shapes")
     shapes = [tensor_of(x) for x in (attention.q.node, attention.k.node, attention.v.node, attention.result)]
     devices = {x.device.type for x in shapes}
     if devices not in ({"cpu"}, {"cuda"}):
@@ -119,13 +124,13 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking) -> Nod
     """Write the fused form before `attention.result` and give the node that takes its place."""
     write = Writer(graph, attention.result)
     rank = len(attention.lead) + 2
-    q = _scaled(write, attention, _ordered(write, attention.q))
-    k, v = _ordered(write, attention.k), _ordered(write, attention.v)
+    q = scaled(write, attention, ordered(write, attention.q))
+    k, v = ordered(write, attention.k), ordered(write, attention.v)
     if attention.k_transposed:
         k = write.method("transpose", k, -2, -1)
     lead = tuple(tensor_of(attention.scores).shape[:-2])
-    q, k = (_batched(write, x, lead, attention) for x in (q, k))
-    v = _batched(write, v, attention.weights_lead, attention)
+    q, k = (batched(write, x, lead, attention) for x in (q, k))
+    v = batched(write, v, attention.weights_lead, attention)
     value_depth = tensor_of(v).shape[-1]
     q, k, v = _of_one_depth(write, q, k, v)
     dropped, mask = _dropped(write, masking, rank), None
@@ -145,20 +150,20 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking) -> Nod
         out = _fill_dropped_rows(write, out, v, dropped, masking)
     if str(tensor_of(out).shape[-1]) != str(value_depth):
         out = write.method("narrow", out, -1, 0, value_depth)
-    return _restored(write, out, attention)
+    return restored(write, out, attention)
 
 
-def _ordered(write: Writer, operand: Operand) -> Node:
+def ordered(write: Writer, operand: Operand) -> Node:
     return operand.node if operand.order is None else write.method("permute", operand.node, *operand.order)
 
 
-def _scaled(write: Writer, attention: Attention, q: Node) -> Node:
+def scaled(write: Writer, attention: Attention, q: Node) -> Node:
     for name, factor in attention.factors:
         q = write.call(torch.mul if name == "mul" else torch.div, q, factor)
     return q
 
 
-def _batched(write: Writer, x: Node, lead: tuple[int | torch.SymInt, ...], attention: Attention) -> Node:
+def batched(write: Writer, x: Node, lead: tuple[int | torch.SymInt, ...], attention: Attention) -> Node:
     """x [*own, N, d] as [B, H, N, d]: cast, broadcast to `lead`, viewed as `attention.lead`, of rank 4."""
     wanted = tensor_of(attention.result).dtype
     if tensor_of(x).dtype != wanted:
@@ -318,7 +323,7 @@ def _fill_dropped_rows(write: Writer, out: Node, v: Node, dropped: Node, masking
     return write.call(torch.where, empty, rows, out)
 
 
-def _restored(write: Writer, out: Node, attention: Attention) -> Node:
+def restored(write: Writer, out: Node, attention: Attention) -> Node:
     """[B, H, Nq, dv] in the original's shape, order of axes and, where they can be seen, strides."""
     rank, lead = len(attention.lead) + 2, attention.weights_lead
     if rank == 2:

@@ -33,9 +33,11 @@ from tilewright.passes.attention.spelling import (
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NEGLIGIBLE = -1e9
 """A score filled with less has no weight beside any kept one: exp(-1e9 + 104 - s) is 0 in every dtype."""
-Shape = tuple[int | torch.SymInt, ...]
 Scalar = Callable[[object], float | None]
 """The number that a constant argument holds; None where it is not known."""
+
+
+Shape = tuple[int | torch.SymInt, ...]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Added:
 
     mask: Node
     times: float
+    lead: Shape
+    """The leading axes of the scores that it is added to."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Filled:
     mask: Node
     inverted: bool
     value: float
+    lead: Shape
+    """As of `Added`."""
 
 
 @dataclass
@@ -206,11 +212,8 @@ class _Walk:
 
     def add(self, mask: Node, times: float, node: Node) -> None:
         """`node` adds `times · mask` to the scores; `self.scale` is what multiplies the sum later."""
-        value = tensor_of(mask)
-        if value.requires_grad:
-            raise Refusal("the added mask needs a gradient, for which PyTorch has no fused attention")
-        self._masked_at(node)
-        self.added.append(Added(mask, times * self.scale))
+        lead = self._masked_at(node)
+        self.added.append(Added(mask, times * self.scale, lead))
 
     def _fill(self, node: Node, x: object, mask: object, inverted: bool, value: object) -> Node:
         number = self.scalar(value)
@@ -222,8 +225,8 @@ class _Walk:
         lowest = torch.finfo(tensor_of(node).dtype).min
         if not (number <= NEGLIGIBLE or number <= lowest * self.scale):
             raise Refusal(f"scores filled with {number:g} keep some weight")
-        self._masked_at(node)
-        self.filled.append(Filled(mask, inverted, number))
+        lead = self._masked_at(node)
+        self.filled.append(Filled(mask, inverted, number, lead))
         return x
 
     def _where(self, node: Node) -> Node:
@@ -234,13 +237,14 @@ class _Walk:
             return self._fill(node, x, condition, True, other)
         return self._fill(node, other, condition, False, x)
 
-    def _masked_at(self, node: Node) -> None:
+    def _masked_at(self, node: Node) -> Shape:
         if self.factors:
             raise Refusal("a tensor scales the scores after they were masked")
         lead: Shape = tuple(tensor_of(node).shape[:-2])
-        if self.lead is not None and not same_shape(self.lead, lead):
-            raise Refusal("masks are applied to scores of different shapes")
-        self.lead = lead
+        # That with more axes: windows of an image and their heads, beside windows of all images and their heads.
+        if self.lead is None or len(lead) > len(self.lead):
+            self.lead = lead
+        return lead
 
 
 def _below(attention: Attention) -> None:

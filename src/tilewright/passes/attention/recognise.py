@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from math import prod
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from tilewright.graph.source import source_line
 from tilewright.passes.attention.constants import CONSTANT, Constants
@@ -34,6 +34,7 @@ from tilewright.passes.attention.spelling import (
     spelled,
     tensor_of,
 )
+from tilewright.passes.attention.windows import in_windows, write_windows
 from tilewright.records.program import Cost, Decision
 
 PURE = (
@@ -101,18 +102,21 @@ def _decide(gm: GraphModule, root: Node, above: Node, below: Node, constants: Co
     try:
         attention = match_attention(root, constants.scalar)
         masking = settle_masks(attention, constants)
-        check_form(attention, masking)
+        within = in_windows(attention, masking)
+        if not within:
+            check_form(attention, masking)
         _check_order(attention)
         doomed = _needless(attention, masking)
         saved = sum(_nbytes(node, attention.scores) for node in attention.inside)
-        _replace(gm, attention, masking, doomed)
+        _replace(gm, attention, masking, doomed, write_windows if within else write_attention)
     except Refusal as refusal:
         reason = str(refusal)
         return Decision(
             "forward", producer, consumer, "refused", reason, 0, predicted, source=source, passed_by="attention"
         )
     how = "causal" if masking.causal else "with its mask" if masking.added or masking.filled else "unmasked"
-    reason = f"fused attention, {how}: no N² tensor is written or saved"
+    where = " within windows" if within else ""
+    reason = f"fused attention{where}, {how}: no N² tensor is written or saved"
     return Decision(
         "forward", producer, consumer, "taken", reason, saved, predicted, source=source, passed_by="attention"
     )
@@ -209,10 +213,16 @@ def _hint(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.hint or 0)
 
 
-def _replace(gm: GraphModule, attention: Attention, masking: Masking, doomed: set[Node]) -> None:
+def _replace(
+    gm: GraphModule,
+    attention: Attention,
+    masking: Masking,
+    doomed: set[Node],
+    write: Callable[[Graph, Attention, Masking], Node],
+) -> None:
     result, before = attention.result, set(gm.graph.nodes)
     try:
-        new = write_attention(gm.graph, attention, masking)
+        new = write(gm.graph, attention, masking)
     except Refusal:
         _erase(gm, (node for node in gm.graph.nodes if node not in before))
         raise

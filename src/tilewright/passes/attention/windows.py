@@ -1,0 +1,91 @@
+"""Attention within windows, written out: many sequences of few places, and a mask that they share, learned or not.
+
+    s = q @ k.mT · scale + bias                         [B, H, N, N], bias [1, H, N, N]
+    s = s.view(B / M, M, H, N, N) + mask                mask [M, 1, N, N]
+    y = softmax(s.view(B, H, N, N), -1) @ v             →   y = window_attention(q, k, v, bias + mask, scale)
+
+The fused mask [M, H, N, N] is small: neither the scores nor a mask of their size is written. PyTorch's fused kernels
+want a mask of every window, and give its gradient for each. On an H200, 4,096 windows of 49 places and 3 heads of 32:
+cuDNN 674 µs forward with a mask, PyTorch's memory-efficient kernel 176, products and a softmax 533.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from math import prod
+
+import torch
+from torch.fx import Graph, Node
+
+from tilewright.hardware.language import language_of
+from tilewright.passes.attention.form import Writer, batched, ordered, restored, scaled
+from tilewright.passes.attention.mask import Masking
+from tilewright.passes.attention.match import Attention, Shape
+from tilewright.passes.attention.spelling import Refusal, same_shape, static, tensor_of
+
+FEWEST = 128
+"""Windows times heads: a program each must keep a large GPU busy."""
+
+
+def in_windows(attention: Attention, masking: Masking) -> bool:
+    """Whether the kernel for windows takes an attention."""
+    result, scores = tensor_of(attention.result), tensor_of(attention.scores)
+    operands = (attention.q, attention.k, attention.v)
+    depths = [tensor_of(x.node).shape[-1 if x.order is None else x.order[-1]] for x in operands]
+    sizes = (*attention.lead, *attention.weights_lead, *scores.shape, *depths)
+    if not static(sizes) or language_of(result.device) != "triton" or importlib.util.find_spec("triton") is None:
+        return False
+    if masking.causal or masking.filled or prod(attention.lead) < FEWEST or len(attention.lead) not in (1, 2, 3):
+        return False
+    from tilewright.kernels.attention.window.triton import refuses
+
+    queries, keys = scores.shape[-2:]
+    return refuses(result.dtype, queries, keys, int(depths[0]), int(depths[2])) is None
+
+
+def write_windows(graph: Graph, attention: Attention, masking: Masking) -> Node:
+    """Write the fused form before `attention.result` and give the node that takes its place."""
+    write = Writer(graph, attention.result)
+    q = scaled(write, attention, ordered(write, attention.q))
+    k, v = ordered(write, attention.k), ordered(write, attention.v)
+    if attention.k_transposed:
+        k = write.method("transpose", k, -2, -1)
+    lead = tuple(tensor_of(attention.scores).shape[:-2])
+    q, k = (batched(write, x, lead, attention) for x in (q, k))
+    v = batched(write, v, attention.weights_lead, attention)
+    mask = _mask(write, attention, masking, int(tensor_of(q).shape[1])) if masking.added else None
+    out = write.call(torch.ops.tilewright.window_attention.default, q, k, v, mask, attention.scale)
+    return restored(write, out, attention)
+
+
+def _mask(write: Writer, attention: Attention, masking: Masking, heads: int) -> Node:
+    """What is added to the scores: [M, H, Nq, Nk] in fp32, window b reading b modulo M."""
+    total: Node | None = None
+    for term in masking.added:
+        mask = _refined(write, term.mask, term.lead, attention.lead)
+        mask = write.method("to", mask, torch.float32)
+        if term.times != 1:
+            mask = write.call(torch.mul, mask, term.times)
+        total = mask if total is None else write.call(torch.add, total, mask)
+    assert total is not None
+    matrix = tuple(tensor_of(attention.scores).shape[-2:])
+    shape = tensor_of(total).shape[:-2]
+    if len(shape) == 3 and shape[0] != 1:
+        total = write.method("flatten", write.method("expand", total, *attention.lead[:2], shape[2], *matrix), 0, 1)
+    elif len(shape) == 3:
+        total = write.method("squeeze", total, 0)
+    elif len(shape) == 1:
+        total = write.method("unsqueeze", total, 1)
+    return write.method("expand", total, tensor_of(total).shape[0], heads, *matrix)
+
+
+def _refined(write: Writer, mask: Node, own: Shape, lead: Shape) -> Node:
+    """A mask for scores [*own, Nq, Nk] as one that broadcasts against [*lead, Nq, Nk], with as many axes."""
+    for _ in range(len(own) + 2 - tensor_of(mask).dim()):
+        mask = write.method("unsqueeze", mask, 0)
+    if same_shape(own, lead):
+        return mask
+    if len(own) != 2 or len(lead) != 3 or own != (lead[0] * lead[1], lead[2]):
+        raise Refusal("masks are applied to scores of different shapes")
+    parts = (1, 1) if tensor_of(mask).shape[0] == 1 else lead[:2]
+    return write.method("unflatten", mask, 0, parts)

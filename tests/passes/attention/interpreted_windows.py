@@ -1,0 +1,111 @@
+"""Windows' attention written out, compiled for a GPU, in Triton's interpreter: against float64 and eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.interpreter import install
+from tests.passes.attention.interpreted_kernel import Compiled
+from tests.passes.attention.test_recognise import check_numbers, value_and_gradients
+
+install()
+B, M, H, N, D = 32, 4, 4, 9, 16
+Function = Callable[..., Tensor]
+
+
+@pytest.fixture(autouse=True)
+def in_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def split(x: Tensor) -> tuple[Tensor, ...]:
+    return x.reshape(-1, N, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def merged(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).reshape(-1, N, H * D)
+
+
+def unmasked(x: Tensor) -> Tensor:
+    q, k, v = split(x)
+    return merged((q * D**-0.5 @ k.mT).softmax(-1) @ v)
+
+
+def biased(x: Tensor, bias: Tensor) -> Tensor:
+    q, k, v = split(x)
+    return merged(((q * D**-0.5) @ k.transpose(-2, -1) + bias.unsqueeze(0)).softmax(-1) @ v)
+
+
+def shifted(x: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    q, k, v = split(x)
+    scores = q @ k.transpose(-2, -1) * D**-0.5 + bias
+    scores = scores.view(-1, M, H, N, N) + mask.unsqueeze(1).unsqueeze(0)
+    return merged(scores.view(-1, H, N, N).softmax(-1) @ v)
+
+
+def mask_of_all_windows(x: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    q, k, v = split(x)
+    scores = q @ k.mT / D**0.5 + bias
+    return merged((scores + mask.repeat(B // M, 1, 1).unsqueeze(1)).softmax(-1) @ v)
+
+
+def heads_in_the_batch(x: Tensor, bias: Tensor) -> Tensor:
+    q, k, v = (part.flatten(0, 1) for part in split(x))
+    scores = torch.bmm(q, k.transpose(1, 2)) * D**-0.5 + bias.repeat(B, 1, 1)
+    return merged(torch.bmm(scores.softmax(-1), v).unflatten(0, (B, H)))
+
+
+def leaf(*shape: int, seed: int) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=draw).bfloat16().requires_grad_()
+
+
+def bands() -> Tensor:
+    mask = torch.zeros(M, N, N)
+    mask[1::2, : N // 2, N // 2 :] = -100.0
+    return mask.bfloat16()
+
+
+CALLS: list[tuple[Function, int]] = [
+    (unmasked, 0),
+    (biased, 1),
+    (shifted, 2),
+    (mask_of_all_windows, 2),
+    (heads_in_the_batch, 1),
+]
+
+
+@pytest.mark.parametrize(("fn", "masks"), CALLS, ids=lambda x: getattr(x, "__name__", ""))
+def test_windows_written_out(fn: Function, masks: int) -> None:
+    inputs = [leaf(B, N, 3 * H * D, seed=0), leaf(H, N, N, seed=1), bands()][: 1 + masks]
+    compiled = Compiled(fn)
+    actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(fn, inputs)
+    assert compiled.targets("tilewright.window_attention.default") == 1
+    assert compiled.targets("tilewright.window_attention_backward.default") == 1
+    assert compiled.targets("bmm") == 0
+    check_numbers(actual, eager, value_and_gradients(fn, inputs, torch.float64))
+    assert actual[0].stride() == eager[0].stride()
+
+
+def test_a_row_that_sees_nothing_is_nan_where_eager_has_it() -> None:
+    mask = bands()
+    mask[2, 3] = -torch.inf
+    inputs = [leaf(B, N, 3 * H * D, seed=0), leaf(H, N, N, seed=1), mask]
+    with torch.no_grad():
+        actual, eager = torch.compile(shifted, backend="tilewright")(*inputs), shifted(*inputs)
+    assert torch.equal(actual.isnan(), eager.isnan())
+    assert eager[2::M, 3].isnan().all()
+
+
+def test_few_windows_keep_pytorch_s_attention() -> None:
+    compiled = Compiled(unmasked)
+    inputs = [leaf(3, N, 3 * H * D, seed=0)]
+    value_and_gradients(compiled.call, inputs)
+    assert compiled.targets("window_attention") == 0
