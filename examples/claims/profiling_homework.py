@@ -5,7 +5,6 @@ tilewright claims --only "H*"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -46,17 +45,6 @@ def triton(lab: Lab) -> Profile:
 
     made = Case("triton_softmax", lambda: softmax, lab.case(SMALL).inputs, training=False)
     return lab.profile("the Triton kernel on 100×5000", 200, case=made)
-
-
-def spent(profile: Profile, names: Sequence[str] = STEPS) -> str:
-    """`exp 27.3 ms (15.9 %), …` of the operators themselves."""
-    return ", ".join(f"{it} {microseconds(profile.spent(it) / 1e3)} ({percent(profile.share(it))})" for it in names)
-
-
-def ordered(profile: Profile, *names: str) -> Finding:
-    """Whether each operator took longer than the next."""
-    times = [profile.spent(name) for name in names]
-    return elsewhere(times == sorted(times, reverse=True), spent(profile, names))
 
 
 def totals(profile: Profile, *names: str) -> Finding:
@@ -185,17 +173,13 @@ def fresh_like_warm(lab: Lab) -> Finding:
 
 
 def short_launch(lab: Lab) -> Finding:
-    launch, kernel = launch_us(eager(lab)), eager(lab).operator("max").device_self / 200e3
+    launch, kernel = eager(lab).launch_us, eager(lab).operator("max").device_self / 200e3
     return elsewhere(launch < kernel, f"{launch:.2f} against {kernel:.2f} µs")
 
 
 def one_kernel(lab: Lab) -> Finding:
     faster = triton(lab).table.device_ns < eager(lab).table.device_ns
-    return elsewhere(launches(triton(lab)) == 200 and faster, microseconds(triton(lab).table.device_ns / 200e3))
-
-
-def launches(profile: Profile) -> int:
-    return int(profile.value("SELECT count(*) FROM device_slice WHERE kind = 'kernel'"))
+    return elsewhere(triton(lab).launches == 200 and faster, microseconds(triton(lab).table.device_ns / 200e3))
 
 
 def busy(profile: Profile) -> float:
@@ -208,10 +192,6 @@ def iteration(profile: Profile) -> tuple[float, float]:
     """Microseconds of an iteration: the host between first and last launch, and the GPU's work."""
     host = profile.value("SELECT max(launch_ts + launch_dur) - min(launch_ts) FROM launch_lag")
     return host / profile.calls / 1e3, profile.table.device_ns / profile.calls / 1e3
-
-
-def launch_us(profile: Profile) -> float:
-    return profile.value("SELECT median(launch_dur) / 1e3 FROM launch_lag")
 
 
 def runs_ahead(lab: Lab) -> Finding:
@@ -254,7 +234,7 @@ def slow_max(lab: Lab) -> Finding:
 
 def triton_host(lab: Lab) -> Finding:
     host = triton(lab).value("SELECT avg(dur) / 1e3 FROM slice WHERE name = 'phase forward'")
-    launch = launch_us(triton(lab))
+    launch = triton(lab).launch_us
     return holds(host > 2 * launch, f"{host:.1f} µs of host time per call, {launch:.1f} of it the launch")
 
 
@@ -265,7 +245,7 @@ def allocation(lab: Lab) -> Finding:
 
 
 def one_for_five(lab: Lab) -> Finding:
-    each = {name: launches(found(lab)) / 200 for name, found in (("eager", eager), ("Triton", triton))}
+    each = {name: found(lab).launches / 200 for name, found in (("eager", eager), ("Triton", triton))}
     return holds(each == {"eager": 5, "Triton": 1}, ", ".join(f"{name} {count:g}" for name, count in each.items()))
 
 
@@ -319,7 +299,7 @@ CLAIMS = (
           lambda lab: equal(named(before(lab.program(SMALL)), "sub")[0].cost.reads - N * M, N),
           "A row's value is loaded once and stays in a register or a cache."),
     Claim("H5", "Host time of the operators themselves.", "exp 27.3, div 25.2, sub 24.2, max 9.0, sum 1.9 of 172 ms",
-          lambda lab: ordered(eager(lab), "exp", "div", "sub", "max", "sum"),
+          lambda lab: eager(lab).ordered("exp", "div", "sub", "max", "sum"),
           "Fresh outputs are paged in, vector units differ: the order belongs to the CPU.", "cpu"),
     Claim("H6", "Totals of the two reductions.", "max 9.27, sum 1.90 ms", lambda lab: totals(eager(lab), "max", "sum"),
           "Their sum reads 211 GB/s, more than a desktop's memory gives: the data was cached.", "cpu"),
@@ -361,21 +341,21 @@ CLAIMS = (
     Claim("H20", "The smaller share is of the whole trace.", "15.9 %", both_denominators,
           "A table's denominator is the sum of self times, not the length of the trace.", "cpu"),
     Claim("H21", "Taking out the synchronisation turns one share into the other.", "15.85 / (100 − 46.36) = 29.5 %",
-          lambda lab: close(lab.once("arithmetic on their figures", lambda: 15.85 / (100 - 46.36) * 100), 29.55, " %",
+          lambda lab: close(lab.once("arithmetic on their shares", lambda: 15.85 / (100 - 46.36) * 100), 29.55, " %",
           0.01),
           "The quotient agrees; in part by accident, for the rest keeps device queries and lacks Python's time."),
     Claim("H22", "exp is the bottleneck of softmax proper.", "about 30 %",
-          lambda lab: holds(max(STEPS, key=eager(lab).spent) == "exp", spent(eager(lab))),
+          lambda lab: holds(max(STEPS, key=eager(lab).spent) == "exp", eager(lab).words(STEPS)),
           "On their CPU div and sub follow within 13 %.", "cpu"),
     Claim("H23", "On a GPU, launching takes most of the host's time.", "83 % of 53.8 ms",
           lambda lab: elsewhere(eager(lab).operator("cudaLaunchKernel").cpu_self > 0.5 * eager(lab).table.cpu_ns,
                                 percent(eager(lab).operator("cudaLaunchKernel").cpu_self / eager(lab).table.cpu_ns)),
           "Their first launches load modules; ours come after a warm-up.", "cuda"),
     Claim("H24", "Device time of the steps, first run.", "max 2.82, sum 1.40, sub 0.40, div 0.40, exp 0.21 of 5.23 ms",
-          lambda lab: ordered(eager(lab), "max", "sum", "sub", "exp"),
+          lambda lab: eager(lab).ordered("max", "sum", "sub", "exp"),
           "Few rows leave most SMs without a row in the reductions.", "cuda"),
     Claim("H25", "Device time of the steps, second run.", "max 2.82, sum 1.40, sub 0.40, div 0.40, exp 0.21 of 5.24 ms",
-          lambda lab: ordered(lab.profile(SMALL, 200, "--events=199999"), "max", "sum", "div", "exp"),
+          lambda lab: lab.profile(SMALL, 200, run="again").ordered("max", "sum", "div", "exp"),
           "Their rates exceed the card's memory: the 2 MB stay in L2, and durations are whole microseconds.", "cuda"),
     Claim("H26", "Host time of the operators with what they call.", "max 13.5, exp 8.7, sub 6.3, sum 5.4, div 4.8 ms",
           lambda lab: totals(eager(lab), "max", "exp", "sub", "sum", "div"),
@@ -398,7 +378,7 @@ CLAIMS = (
           lambda lab: reads_like(lab, {"max": "reduce_kernel<512, 1", "sum": "reduce_kernel<512, 1",
                                        "sub": "elementwise_kernel<128, 2", "div": "elementwise_kernel<128, 2"}),
           "PyTorch's templates change with its version.", "cuda"),
-    Claim("H33", "Five launches per call.", "1000 in 200 calls", lambda lab: equal(launches(eager(lab)), 1000),
+    Claim("H33", "Five launches per call.", "1000 in 200 calls", lambda lab: equal(eager(lab).launches, 1000),
           "One per step; views launch nothing.", "cuda"),
     Claim("H34", "The CPU runs ahead of the GPU and queues work.", "visible lag", runs_ahead,
           "It can only while the GPU is slower than the host.", "cuda"),
@@ -433,7 +413,7 @@ CLAIMS = (
           "Theirs is 8.7 × from 4 × less: launches and L2 decide at 2 MB, and their card has no HBM.", "cuda"),
     Claim("H47", "Triton keeps the row in shared memory.", "1 read, 1 write", in_shared,
           "Shared memory only joins the warps' partial results; the row is in registers."),
-    Claim("H48", "Launches fall.", "1000 → 200", lambda lab: equal([launches(eager(lab)), launches(triton(lab))],
+    Claim("H48", "Launches fall.", "1000 → 200", lambda lab: equal([eager(lab).launches, triton(lab).launches],
           [1000, 200]),
           "One per call.", "cuda"),
     Claim("H49", "Every eager step flushes and synchronises globally.", "–", flushes,

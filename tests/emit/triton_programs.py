@@ -185,6 +185,9 @@ PROGRAMS: dict[str, Program] = {
     "column sums": program(lambda x: x.sum(0), (130, 33)),
     "column sums with an epilogue": program(lambda x, w: x.sum((0, 1)) * w + 1, (7, 33, 130), (130,)),
     "column sums beside a column's own sum": program(lambda x, w: x.sum(0) * w.sum(), (33, 130), (130,)),
+    "many columns and their sums": program(
+        lambda x, w: ((y := x * w), y.sum(0) * w.sin() + 1), (5, 2**17 + 33), (2**17 + 33,), dtype=BF16
+    ),
     "bf16 column sums": program(lambda x: x.sum(0), (130, 33), dtype=BF16),
     "column extremes": _with_specials(lambda x: (x.amax(0), x.amin(0)), (33, 130)),
     "GELU backward and column sums": program(gelu_backward_and_sums("none"), (130, 1500), (130, 1500), dtype=BF16),

@@ -14,7 +14,14 @@ from tilewright.claims.claim import Claim, Document, Finding, Verdict
 from tilewright.claims.lab import Lab
 from tilewright.records.errors import TilewrightError, UsageError
 
-FILES = ("profiling_homework",)
+FILES = (
+    "profiling_homework",
+    "online_and_attention",
+    "fusion_and_tiles",
+    "compiler_view",
+    "kernels_lecture",
+    "waves_and_profiling",
+)
 _NEEDS = {"cpu": "needs `--device cpu`", "cuda": "needs an NVIDIA GPU"}
 
 

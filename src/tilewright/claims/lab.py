@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tilewright.bench.peers import EXAMPLES
+from tilewright.claims.claim import Finding, elsewhere, microseconds, percent
 
 if TYPE_CHECKING:
     from tilewright.hardware.geometry import KernelView
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
 
 Result = TypeVar("Result")
+EVENTS = 9_000_000
+"""Never reached: the bound on events is kept by the process's memory, which a case's tensors fill too."""
 SECONDS = 0.5
 """Time given to one race."""
 
@@ -50,6 +54,25 @@ class Profile:
         else:
             rows.sort(key=lambda row: -(row.cpu_self if host or not self.on_device else row.device_self))
         return [row.name.removeprefix("aten::") for row in rows[:count]]
+
+    def words(self, names: Sequence[str]) -> str:
+        """`exp 27.3 ms (15.9 %), …` of the operators themselves."""
+        return ", ".join(f"{it} {microseconds(self.spent(it) / 1e3)} ({percent(self.share(it))})" for it in names)
+
+    def ordered(self, *names: str) -> Finding:
+        """Whether each operator took longer than the next."""
+        times = [self.spent(name) for name in names]
+        return elsewhere(times == sorted(times, reverse=True), self.words(names))
+
+    @property
+    def launches(self) -> int:
+        """Kernels that the device ran."""
+        return int(self.value("SELECT count(*) FROM device_slice WHERE kind = 'kernel'"))
+
+    @property
+    def launch_us(self) -> float:
+        """The median launch on the host."""
+        return self.value("SELECT median(launch_dur) / 1e3 FROM launch_lag")
 
     def called_by(self, name: str) -> dict[str, int]:
         """Nanoseconds of the operators and calls directly inside `aten::name`."""
@@ -95,8 +118,12 @@ class Lab:
 
         return example_module(file)
 
-    def profile(self, target: str, calls: int, *options: str, case: Case | None = None) -> Profile:
-        """`calls` recorded calls of a case after a warm-up; options: --impl=…, --optimizer=…, --stacks, --events=…."""
+    def profile(self, target: str, calls: int, *options: str, case: Case | None = None, run: str = "") -> Profile:
+        """`calls` recorded calls of a case after a warm-up, all of them, or with --warmup=1 those within --events.
+
+        Further options are --training, --impl, --optimizer and --stacks, as of the command; `run` tells the second
+        recording of the same from the first.
+        """
 
         def make() -> Profile:
             from tilewright.measure.recording.recorder import RecordingPlan
@@ -105,9 +132,12 @@ class Lab:
 
             given = dict(option.lstrip("-").partition("=")[::2] for option in options)
             plan = RecordingPlan(
+                wait=1,
+                warmup=1,
                 active=calls,
-                whole=True,
-                events=int(given.get("events", RecordingPlan.events)),
+                whole=whole,
+                light=False,
+                events=int(given.get("events", EVENTS)),
                 detail=Detail(shapes=True, stacks="stacks" in given, memory=False),
             )
             done = profile_case(
@@ -121,8 +151,10 @@ class Lab:
             assert done is not None, "no NVTX was asked for"
             return Profile(done.run, done.table, calls)
 
-        words = ("--no-memory", *(() if "--stacks" in options else ("--no-stacks",)), *options)
-        command = f"tilewright profile examples/{target} --whole --active {calls} {' '.join(words)}"
+        whole = "--warmup=1" not in options
+        words = ["--no-memory", *["--no-stacks"] * ("--stacks" not in options), *["--whole"] * whole, *options]
+        words += [f"--events={EVENTS}"] * (not any(word.startswith("--events") for word in words))
+        command = f"tilewright profile examples/{target} --active {calls} {' '.join(words)} {run}".rstrip()
         return self.once(command, make)
 
     def case(self, target: str, *, training: bool = False) -> Case:
@@ -180,6 +212,18 @@ class Lab:
             f"a race: {name}",
             lambda: benchmark(functions, device=self.device, max_seconds=SECONDS * len(functions), min_repeats=7),
         )
+
+    def wall_us(self, function: Callable[[], object], wait: bool = True) -> float:
+        """One call on the wall clock; with `wait`, to the end of its work on the device."""
+        import torch
+
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        function()
+        if wait and self.on_gpu:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began) * 1e6
 
     def peak(self, name: str, function: Callable[[], object]) -> int:
         """Peak bytes of a call above those live before it."""

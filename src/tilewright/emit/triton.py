@@ -4,14 +4,15 @@ Values are blocks `[BLOCK_ROWS, BLOCK_COLS]`, with length 1 along axes that they
 a whole row if it fits (`TritonSchedule.whole_row`); over a longer row each stage loops in blocks of columns and
 recomputes the values that it needs of earlier stages. For column sums each program accumulates over a strip of
 rows (and over a part of the columns, if no reduction needs whole rows) and writes to a scratch buffer
-`[strips, columns]`; the second kernel combines the strips in order, so results are reproducible. All sums
-accumulate in double, because their terms may cancel; where no reduction needs whole rows, each element of a tile has
-an accumulator of its own, and threads meet once, after the strip.
+`[strips, columns]`; the second kernel combines the strips in order, so results are reproducible. Where columns are
+many, a strip is all rows, and there is no second kernel. All sums accumulate in double, because their terms may
+cancel; where no reduction needs whole rows, each element of a tile has an accumulator of its own, and threads meet
+once, after the strip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tilewright.emit.triton_printer import Printer
 from tilewright.emit.triton_schedule import TritonSchedule, accumulator_dtype
@@ -32,7 +33,7 @@ def emit_triton(nest: Nest, comment: str = "") -> str:
     head = HEAD + DRAWS if any(step.name == "draw" for step in nest.steps) else HEAD
     text = f"# {comment}\n{head}" if comment else head
     text += "\n\n" + _Main(schedule).text()
-    return text + "\n\n" + _After(schedule).text() if schedule.sums else text
+    return text + "\n\n" + _After(schedule).text() if schedule.sums and not schedule.one_strip else text
 
 
 class _Main(Printer):
@@ -40,7 +41,7 @@ class _Main(Printer):
 
     def text(self) -> str:
         self.stores = [s for s in self.nest.stores if not self.schedule.is_late(s.value)]
-        roots = [s.value for s in self.stores] + list(self.schedule.scratch)
+        roots = [s.value for s in self.stores] + list(self.schedule.sums + self.schedule.late_scalars)
         self.needed = self.closure(roots)
         if self.schedule.kind == "flat":
             self._flat()
@@ -134,7 +135,7 @@ class _Main(Printer):
                 self.put("tl.debug_barrier()")
         if self.schedule.sums:
             self.close()
-        self._end_sums()
+        self._end_sums(known=before)
 
     def _place_strip(self) -> None:
         across = f"tl.cdiv({self.nest.col_count}, BLOCK_COLS)"
@@ -281,7 +282,11 @@ class _Main(Printer):
         self.put(f"total{i} = tl.load({self._partial(i)}, mask=col_ok)")
         self.put(f"tl.store({self._partial(i)}, {combine(kind, dtype, f'total{i}', part)}, mask=col_ok)")
 
-    def _end_sums(self) -> None:
+    def _end_sums(self, known: Sequence[int]) -> None:
+        """Store the sums for the second kernel; of one strip, compute what depends on them."""
+        if self.schedule.one_strip:
+            self._finish_sums(known)
+            return
         for i in self.schedule.sums:
             if not self._in_memory(i):
                 step = self.nest.steps[i]
@@ -289,6 +294,18 @@ class _Main(Printer):
                     self.put(f"total{i} = {reduce(step.kind or '', accumulator_dtype(step), f'total{i}', 0)}")
                 mask = ", mask=col_ok" if self.nest.steps[i].level is Level.COL else ""
                 self.put(f"tl.store({self._partial(i)}, total{i}{mask})")
+
+    def _finish_sums(self, known: Sequence[int]) -> None:
+        sums = self.schedule.sums
+        for i in sums:
+            step = self.nest.steps[i]
+            self._finish(i, reduce(step.kind or "", accumulator_dtype(step), f"total{i}", 0))
+        late = [s for s in self.nest.stores if self.schedule.is_late(s.value)]
+        for i in self.closure((s.value for s in late), known=sums):
+            if i not in sums and i not in known:
+                self.declare(i)
+        for store in late:
+            self.store(store)
 
 
 class _After(Printer):

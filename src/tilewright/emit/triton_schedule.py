@@ -15,6 +15,9 @@ REGISTERS = 65536
 SPILLED = 3 * REGISTERS // 2
 """The same with column sums: some spilling is cheaper than column sums in memory. Layer norm's backward of 4096 rows
 of 8192 columns, bf16, takes 133 us on an H200, and 266 in blocks of columns."""
+MANY_COLUMNS = 2**17
+"""Blocks of so many columns are a program for each multiprocessor, without a division of the rows among programs. T5's
+bias of relative positions, 4 sums over 8 rows of 2,097,152 columns, took 177 + 80 us in two kernels on an H200."""
 WIDE = {"float32": "float64", "float64": "float64"}
 """Accumulator dtypes of sums; integers accumulate in their own dtype."""
 
@@ -79,7 +82,7 @@ class TritonSchedule:
     @property
     def scratch(self) -> tuple[int, ...]:
         """Positions of the steps whose results the first kernel passes to the second through memory."""
-        return self.sums + self.late_scalars
+        return () if self.one_strip else self.sums + self.late_scalars
 
     @cached_property
     def splits_columns(self) -> bool:
@@ -87,6 +90,11 @@ class TritonSchedule:
         kept = all(any(self.nest.split(s.access.strides)[1]) for s in self.nest.stores if not self.is_late(s.value))
         whole = any(step.name == "reduce_cols" for step in self.nest.steps)
         return bool(self.sums) and kept and not whole and self.uses_columns
+
+    @cached_property
+    def one_strip(self) -> bool:
+        """Whether a program walks all rows of its columns, so that no second kernel has anything to combine."""
+        return self.splits_columns and self.nest.col_count >= MANY_COLUMNS
 
     @cached_property
     def whole_row(self) -> bool:

@@ -38,6 +38,28 @@ def insert_known(before: Node, target: Callable[..., Any], value: Any, *args: An
     return node
 
 
+def insert_formula(before: Node, formula: Callable[..., Any], *args: Any) -> Any:
+    """Insert the operators that `formula` calls, in front of `before`; its results as nodes."""
+    from torch import fx
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    operands = list(dict.fromkeys(operand for operand in args if isinstance(operand, fx.Node)))
+
+    def of_tensors(*tensors: Any) -> Any:
+        known = dict(zip(operands, tensors, strict=True))
+        return formula(*fx.node.map_arg(args, known.__getitem__))
+
+    values = [operand.meta["val"] for operand in operands]
+    with values[0].fake_mode:
+        traced = make_fx(of_tensors)(*values).graph
+    found: dict[Node, Any] = dict(zip(traced.find_nodes(op="placeholder"), operands, strict=True))
+    for step in traced.nodes:
+        if step.op == "call_function":
+            given, named = fx.node.map_arg((step.args, step.kwargs), found.__getitem__)
+            found[step] = insert_known(before, step.target, step.meta["val"], *given, **named)
+    return fx.node.map_arg(traced.output_node().args[0], found.__getitem__)
+
+
 def retrace_views(node: Node) -> bool:
     """Give the views of `node`, and theirs, the strides that follow from its own; False where one is no view of it."""
     import torch

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from tilewright.graph.insert import insert_known
+from tilewright.graph.insert import insert_formula
 from tilewright.kernels.registration import define
 from tilewright.operators.channels import GROUP_NORM, GROUP_NORM_BACKWARD
 from tilewright.passes.simplify import drop_unread
@@ -37,10 +36,16 @@ def _forward(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None,
     squares = (wide * wide).sum((3, 4)).sum(2) / count
     rstd = ((squares - mean * mean).clamp_min(0) + eps).rsqrt().float()
     mean = mean.float()
-    y = (parts - _for_parts(mean)) * _scale(rstd, weight)
+    return normalised(x, weight, bias, mean, rstd), mean, rstd
+
+
+def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
+    """What the norm gives, from its moments [N, groups]."""
+    groups = mean.shape[1]
+    y = (_by_groups(x, groups) - _for_parts(mean)) * _scale(rstd, weight)
     if bias is not None:
         y = y + bias.view(groups, -1, 1, 1)
-    return y.to(x.dtype).view(x.shape), mean, rstd
+    return y.to(x.dtype).view(x.shape)
 
 
 def _backward(g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> Norm:
@@ -123,23 +128,9 @@ def split_group_norms(graph: fx.Graph) -> None:
 
 
 def _replace(node: fx.Node, formula: Callable[..., Norm]) -> None:
-    operands = node.all_input_nodes
-
-    def of_tensors(*tensors: Tensor) -> Norm:
-        known = dict(zip(operands, tensors, strict=True))
-        return formula(*fx.node.map_arg(node.args, known.__getitem__))
-
-    values = [operand.meta["val"] for operand in operands]
-    with values[0].fake_mode:
-        traced = make_fx(of_tensors)(*values).graph
-    known: dict[fx.Node, Any] = dict(zip(traced.find_nodes(op="placeholder"), operands, strict=True))
-    for step in traced.nodes:
-        if step.op == "call_function":
-            args, kwargs = fx.node.map_arg((step.args, step.kwargs), known.__getitem__)
-            known[step] = insert_known(node, step.target, step.meta["val"], *args, **kwargs)
-    results: Any = traced.output_node().args[0]
+    results = insert_formula(node, formula, *node.args)
     for user in list(node.users):
         place: Any = user.args[1]
-        user.replace_all_uses_with(known[results[place]])
+        user.replace_all_uses_with(results[place])
         node.graph.erase_node(user)
     node.graph.erase_node(node)

@@ -17,6 +17,7 @@ from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.embeddings import sum_sorted
 from tilewright.passes.fold_constants import fold_constants
+from tilewright.passes.norm_results import compute_from_moments
 from tilewright.passes.pad_products import pad_products
 from tilewright.passes.permutations import gather_back
 from tilewright.passes.pool_positions import keep_positions_in_windows
@@ -65,5 +66,6 @@ def optimise_joint(
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)
     keep_positions_in_windows(graph, target)
+    compute_from_moments(graph)
     split_dropout(graph, target)
     return [*gathered, *decisions, *skinny, *summed, *chosen, *padded]

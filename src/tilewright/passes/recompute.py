@@ -4,26 +4,34 @@ Keeping costs memory from forward to backward; computing again costs at most one
 and none where the pointwise chain fuses with its reader. A value is computed again, through as many
 pointwise operators and row normalisations as it takes, where less must then be kept: gelu's result
 from its operand, a layer norm's from its input, a masked value from the mask. Random draws,
-reductions and matrix products are always kept.
+reductions and matrix products are always kept; so are operands of convolutions, which on a GPU take
+about as long as a pass over them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
 from tilewright.graph.cut import OVERWRITTEN
 from tilewright.operators.table import row_of
-from tilewright.passes.units import is_view, nbytes
+from tilewright.passes.units import is_fusible, is_view, nbytes, readers
+
+CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 
 
 def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
     """A subset of `forward` from which backward can compute all of `needed`; inputs are free."""
     order = {node: i for i, node in enumerate(graph.nodes)}
     saved = {_stored(node) for node in needed}
-    for node in sorted(saved, key=order.__getitem__, reverse=True):
+    calls = {node: _library_calls(node, forward) for node in saved}
+    # What kernels alone read is computed in them, from what the others need, too.
+    for node in sorted(saved, key=lambda node: (not calls[node], order[node]), reverse=True):
         if node not in saved or node.op == "placeholder" or not _recomputable(node):
+            continue
+        if any(call.target is CONVOLUTION_BACKWARD for call in calls[node]):
             continue
         sources = _sources(node, saved - {node})
         if any(source.meta.get(OVERWRITTEN) for source in sources):
@@ -32,6 +40,11 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
         if extra <= forward and sum(map(nbytes, extra)) < nbytes(node):
             saved = (saved - {node}) | sources
     return sorted(saved, key=order.__getitem__)
+
+
+def _library_calls(node: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
+    """The calls of backward that read a value from memory."""
+    return [reader for reader in readers(node) if reader not in forward and is_fusible(reader) is not None]
 
 
 def _sources(node: fx.Node, saved: set[fx.Node]) -> set[fx.Node]:

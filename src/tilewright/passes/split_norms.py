@@ -10,7 +10,7 @@ for each column. One pass over memory gives both moments: squares of numbers of 
 so Σ² / n - mean² loses nothing that matters until mean² is 10⁸ times the variance. float64 has no wider type, and keeps
 its one nest. The gradient's sums, Σ g and Σ g·(x - mean), are cut off in the same way.
 
-After the cut into forward and backward, so that what is saved does not depend on it.
+After the cut into forward and backward; what a norm gives is computed from its moments before (`norm_results`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def split_norms(graph: fx.Graph) -> None:
     """Rewrite `graph`, a forward, backward or inference graph of ATen operators, in place."""
     for node in list(graph.nodes):
         kind, operand, training = NORMS.get(node.target, (None, 0, 0))
-        if kind is not None and node.args[training] is True and _is_by_columns(node.args[operand]):
+        if kind is not None and node.args[training] is True and is_by_columns(node.args[operand]):
             kind(node).replace()
     drop_unread(graph)
 
 
-def _is_by_columns(operand: Any) -> bool:
+def is_by_columns(operand: Any) -> bool:
     """Whether channels lie side by side in a tensor of fewer than 64 bits an element that is not small."""
     x = operand.meta["val"]
     if not isinstance(x, Tensor) or x.dtype == torch.float64 or not all(isinstance(n, int) for n in x.shape):
@@ -48,6 +48,20 @@ def _is_by_columns(operand: Any) -> bool:
     if x.dim() < 2 or x.shape[1] == 1 or x.numel() * x.itemsize < STRIDED_BYTES or x.numel() == x.shape[1]:
         return False
     return x.movedim(1, -1).is_contiguous()
+
+
+def along(before: fx.Node, vector: fx.Node, value: Tensor) -> fx.Node:
+    """[C] → [C, 1, …], which meets the second dimension of `value` [N, C, …]."""
+    return insert_call(before, aten.view.default, vector, [value.shape[1], *[1] * (value.dim() - 2)])
+
+
+def normalised(before: fx.Node, x: fx.Node, mean: fx.Node, rstd: fx.Node, weight: Any, bias: Any) -> fx.Node:
+    """(x - mean) · (rstd · weight) + bias in the dtype of the moments; all but `x` [N, C, …] are [C], or None."""
+    value: Tensor = x.meta["val"]
+    scale = rstd if weight is None else insert_call(before, aten.mul.Tensor, rstd, weight)
+    y = insert_call(before, aten.sub.Tensor, x, along(before, mean, value))
+    y = insert_call(before, aten.mul.Tensor, y, along(before, scale, value))
+    return y if bias is None else insert_call(before, aten.add.Tensor, y, along(before, bias, value))
 
 
 class _Split:
@@ -71,8 +85,7 @@ class _Split:
         return self.call(aten.sum.dim_IntList, x, [d for d in range(self.value.dim()) if d != 1])
 
     def along(self, vector: fx.Node) -> fx.Node:
-        """[C] → [C, 1, …], which meets the second dimension of [N, C, …]."""
-        return self.call(aten.view.default, vector, [self.channels, *[1] * (self.value.dim() - 2)])
+        return along(self.node, vector, self.value)
 
     def give(self, results: Sequence[fx.Node | None]) -> None:
         """These in place of the norm's, in the dtypes with which they were captured."""
@@ -101,15 +114,8 @@ class _Forward(_Split):
         mean, rstd = self.cast(mean, torch.float32), self.cast(rstd, torch.float32)
         whole = self.call(aten.mul.Tensor, var, self.count / (self.count - 1))
         moved = self._moved(self.running_mean, mean), self._moved(self.running_var, whole)
-        self.give([self._normalised(mean, rstd), mean, rstd, *moved])
-
-    def _normalised(self, mean: fx.Node, rstd: fx.Node) -> fx.Node:
-        scale = rstd if self.weight is None else self.call(aten.mul.Tensor, rstd, self.weight)
-        y = self.call(aten.sub.Tensor, self.x, self.along(mean))
-        y = self.call(aten.mul.Tensor, y, self.along(scale))
-        if self.bias is not None:
-            y = self.call(aten.add.Tensor, y, self.along(self.bias))  # type: ignore[arg-type]
-        return y
+        y = normalised(self.node, self.x, mean, rstd, self.weight, self.bias)
+        self.give([y, mean, rstd, *moved])
 
     def _moved(self, running: Any, new: fx.Node) -> fx.Node:
         """A running moment after this batch."""

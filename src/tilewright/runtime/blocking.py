@@ -94,18 +94,21 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
         )
     across = -(-columns // block_cols) if schedule.splits_columns else 1
     tiles = -(-rows // block_rows)
-    strip = -(-tiles // min(tiles, max(WAVES * processors // across, 1)))
+    most = 1 if schedule.one_strip else max(WAVES * processors // across, 1)
+    strip = -(-tiles // min(tiles, most))
     strips = -(-tiles // strip)
     loads = [s.access.buffer for s in nest.steps if s.name == "load" and s.access and s.level is Level.FULL]
     on_their_way = elements * sum(getattr(torch, nest.buffers[place].dtype).itemsize for place in loads)
-    most = MOST_AHEAD if wide * schedule.registers_per_column <= REGISTERS or schedule.splits_columns else 1
-    ahead = 1 + min(most, shared_bytes // max(on_their_way, 1)) if schedule.whole_row else 1
+    deepest = MOST_AHEAD if wide * schedule.registers_per_column <= REGISTERS or schedule.splits_columns else 1
+    ahead = 1 + min(deepest, shared_bytes // max(on_their_way, 1)) if schedule.whole_row else 1
+    sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "TILES": strip, "AHEAD": ahead}
+    if schedule.one_strip:
+        return Blocking(across, sizes, min(warps, 16))
     after = {
         "PARTS": strips,
         "BLOCK_PARTS": min(power_of_two(strips), 128),
         "BLOCK_COLS": min(power_of_two(columns), 16),
     }
     after_programs = -(-columns // after["BLOCK_COLS"]) if schedule.late_columns else 1
-    sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "TILES": strip, "AHEAD": ahead}
     scratch = tuple(schedule.scratch_size(i, strips) for i in schedule.scratch)
     return Blocking(strips * across, sizes, min(warps, 16), after_programs, after, scratch)

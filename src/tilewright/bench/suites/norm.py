@@ -134,7 +134,7 @@ def _suite(
                 "tilewright-cuda",
                 "cuda",
                 _by("cuda", name),
-                note="rows in the registers of a block; of up to 64 KiB",
+                note="rows in the registers of a block; of up to 128 KiB",
                 refuses=_no_clusters(name),
             ),
             # Before `eager`: PyTorch's own kernels are what errors are compared with.

@@ -10,7 +10,7 @@ import torch
 
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels import ring
-from tilewright.kernels.norm.schedule import Direction, NormCall, helper_warps, schedule_of
+from tilewright.kernels.norm.schedule import Backward, Direction, Forward, NormCall, helper_warps, schedule_of
 from tilewright.kernels.row import ELEMENTS, VECTOR, RowLayout, layout_of, period_of
 from tilewright.kernels.row_schedule import Schedule, no_kernel
 from tilewright.launch import nvrtc
@@ -74,20 +74,9 @@ def _scheduled(call: NormCall, device: torch.device) -> Schedule:
     return found
 
 
-def forward(
-    build: RecipeBuilder,
-    x: Operand,
-    residual: Operand | None,
-    weight: Operand | None,
-    bias: Operand | None,
-    y: Operand,
-    total: Operand | None,
-    mean: Operand,
-    rstd: Operand,
-    eps: float,
-    centered: bool,
-) -> None:
-    """Norms of the rows of `x`, or of x + residual (to `total`): matrices [rows, columns]; y and total are dense."""
+def forward(build: RecipeBuilder, operands: Forward) -> None:
+    """The launch that fills y, total, mean and rstd."""
+    x, residual, weight, bias, y, total, mean, rstd, eps, centered = operands
     matrices = (x,) if residual is None else (x, residual)
     call = call_of("forward", matrices, (weight, bias), bias is not None, centered)
     schedule = _scheduled(call, x.device)
@@ -98,20 +87,9 @@ def forward(
     build.launch(kernel, (schedule.programs(rows),), *arguments, eps)
 
 
-def backward(
-    build: RecipeBuilder,
-    dy: Operand,
-    x: Operand,
-    dsum: Operand | None,
-    weight: Operand | None,
-    mean: Operand,
-    rstd: Operand,
-    dx: Operand,
-    d_weight: Operand,
-    d_bias: Operand,
-    centered: bool,
-) -> None:
-    """dx (plus `dsum`), dweight and dbias of matrices [rows, columns]; dx is dense, an empty gradient is not wanted."""
+def backward(build: RecipeBuilder, operands: Backward) -> None:
+    """The launches that fill the gradients."""
+    dy, x, dsum, weight, mean, rstd, dx, d_weight, d_bias, centered = operands
     matrices = (x, dy) if dsum is None else (x, dy, dsum)
     call = call_of("backward", matrices, (weight,), d_bias.numel() > 0, centered)
     schedule = _scheduled(call, x.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -13,8 +13,39 @@ from tilewright.kernels import ring
 from tilewright.kernels.ring import needed
 from tilewright.kernels.row import ELEMENTS, LINE, VECTOR, RowLayout, alignment_of, line_of, vectors_of
 from tilewright.kernels.row_schedule import CLUSTERS, Schedule, blocks_for, room_of, short_rows
+from tilewright.launch.builder import Operand
 
 Direction = Literal["forward", "backward"]
+
+
+class Forward(NamedTuple):
+    """Norms of the rows of `x`, or of x + residual (to `total`): matrices [rows, columns]; y and total are dense."""
+
+    x: Operand
+    residual: Operand | None
+    weight: Operand | None
+    bias: Operand | None
+    y: Operand
+    total: Operand | None
+    mean: Operand
+    rstd: Operand
+    eps: float
+    centered: bool
+
+
+class Backward(NamedTuple):
+    """dx (plus `dsum`), dweight and dbias of matrices [rows, columns]; dx is dense, an empty gradient is not wanted."""
+
+    dy: Operand
+    x: Operand
+    dsum: Operand | None
+    weight: Operand | None
+    mean: Operand
+    rstd: Operand
+    dx: Operand
+    d_weight: Operand
+    d_bias: Operand
+    centered: bool
 
 
 @dataclass(frozen=True)
@@ -82,7 +113,7 @@ def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
     return replace(found, alignment=alignment, line=max(line, found.line))
 
 
-_REGISTER_STEPS = ((256, 32), (512, 64), (1024, 128), (2048, 256), (4096, 512))
+_REGISTER_STEPS = ((256, 32), (512, 64), (1024, 128), (2048, 256), (4096, 512), (8192, 1024))
 """`registers.cu`: up to so many vectors, threads of a row."""
 
 

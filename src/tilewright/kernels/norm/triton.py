@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from tilewright.hardware.architectures import limits_of
-from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.kernels.norm.schedule import Backward, Forward
+from tilewright.launch.builder import RecipeBuilder
 
 LARGEST_BLOCK = {"forward": 16384, "backward": 8192}
 """Columns a program holds at once; more would spill."""
@@ -269,20 +270,9 @@ def programs_of(rows: int, columns: int, tile: Tile, multiprocessors: int) -> in
     return max(1, min(-(-rows // tile.rows), PROGRAMS * multiprocessors // along))
 
 
-def forward(
-    call: RecipeBuilder,
-    x: Operand,
-    residual: Operand | None,
-    weight: Operand | None,
-    bias: Operand | None,
-    y: Operand,
-    total: Operand | None,
-    mean: Operand,
-    rstd: Operand,
-    eps: float,
-    centered: bool,
-) -> None:
-    """Norms of the rows of `x`, or of x + residual (to `total`): matrices [rows, columns]; y and total are dense."""
+def forward(call: RecipeBuilder, operands: Forward) -> None:
+    """The launch that fills y, total, mean and rstd."""
+    x, residual, weight, bias, y, total, mean, rstd, eps, centered = operands
     rows, columns = x.shape
     tile = tile_of(columns, "forward")
     kernel = forward_rows if columns <= tile.columns else forward_blocks
@@ -294,20 +284,9 @@ def forward(
     )  # fmt: skip
 
 
-def backward(
-    call: RecipeBuilder,
-    dy: Operand,
-    x: Operand,
-    dsum: Operand | None,
-    weight: Operand | None,
-    mean: Operand,
-    rstd: Operand,
-    dx: Operand,
-    d_weight: Operand,
-    d_bias: Operand,
-    centered: bool,
-) -> None:
-    """dx (plus `dsum`), dweight and dbias of matrices [rows, columns]; dx is dense, an empty gradient is not wanted."""
+def backward(call: RecipeBuilder, operands: Backward) -> None:
+    """The launches that fill the gradients."""
+    dy, x, dsum, weight, mean, rstd, dx, d_weight, d_bias, centered = operands
     rows, columns = x.shape
     tile = tile_of(columns, "backward")
     programs = programs_of(rows, columns, tile, limits_of(x.device).multiprocessors)

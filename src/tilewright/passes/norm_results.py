@@ -1,0 +1,67 @@
+"""What a batch or group norm gives is computed from its moments, so that backward can compute it again.
+
+    y, mean, rstd = batch_norm(x, w, b)       →    _, mean, rstd = batch_norm(x, w, b)
+    g = silu_backward(dy, y)                       y = (x - mean) · (rstd · w) + b
+                                                   g = silu_backward(dy, y)
+
+The norm's own gradient reads x, mean and rstd. With them y costs backward arithmetic, and no memory: of an
+EfficientNet's four tensors a block, one for each norm is neither written nor kept.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.graph.insert import insert_call, insert_formula
+from tilewright.hardware.language import stands_for_gpu
+from tilewright.operators.channels import GROUP_NORM
+from tilewright.passes.group_norm import normalised as group_normalised
+from tilewright.passes.split_norms import is_by_columns, normalised
+
+aten = torch.ops.aten
+BATCH_NORM = aten._native_batch_norm_legit_functional.default
+
+
+def compute_from_moments(graph: fx.Graph) -> None:
+    """Rewrite a joint graph of ATen operators, in place."""
+    for node in list(graph.nodes):
+        batch_norm = node.target is BATCH_NORM and node.args[5] is True and is_by_columns(node.args[0])
+        if batch_norm or str(node.target) == GROUP_NORM:
+            _replace(node)
+
+
+def _replace(norm: fx.Node) -> None:
+    results = {user.args[1]: user for user in norm.users}
+    if 0 not in results or not _keeps_its_moments(norm):
+        return
+    y, after = results[0], norm.next
+    mean, rstd = (results.get(place) or insert_call(after, operator.getitem, norm, place) for place in (1, 2))
+    # Behind the moments, wherever they stand.
+    order = {node: place for place, node in enumerate(norm.graph.nodes)}
+    after = max((mean, rstd), key=order.__getitem__).next
+    made = _batch_norm(norm, after, mean, rstd) if norm.target is BATCH_NORM else _group_norm(norm, after, mean, rstd)
+    y.replace_all_uses_with(made)
+    norm.graph.erase_node(y)
+
+
+def _keeps_its_moments(norm: fx.Node) -> bool:
+    """Whether they are wider than 16 bits, as a GPU always has them."""
+    mean = norm.meta["val"][1]
+    return bool(mean.dtype.itemsize > 2 or stands_for_gpu(mean.device))
+
+
+def _batch_norm(norm: fx.Node, before: fx.Node, mean: fx.Node, rstd: fx.Node) -> fx.Node:
+    x, weight, bias = norm.args[:3]
+    y = normalised(before, x, mean, rstd, weight, bias)  # type: ignore[arg-type]
+    dtype = norm.meta["val"][0].dtype
+    return y if y.meta["val"].dtype == dtype else insert_call(before, aten._to_copy.default, y, dtype=dtype)
+
+
+def _group_norm(norm: fx.Node, before: fx.Node, mean: fx.Node, rstd: fx.Node) -> fx.Node:
+    x, _, weight, bias, _ = norm.args
+    made: Any = insert_formula(before, group_normalised, x, weight, bias, mean, rstd)
+    return made  # type: ignore[no-any-return]
