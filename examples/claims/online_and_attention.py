@@ -62,7 +62,7 @@ def per_call(profile: Profile, count: int) -> tuple[float, float]:
 
 def host_dominates(lab: Lab) -> Finding:
     host, gpu = per_call(online(lab), online(lab).table.steps)
-    launch = online(lab).operator("cudaLaunchKernel").cpu_self / online(lab).table.cpu_ns
+    launch = online(lab).launching()[0] / online(lab).table.cpu_ns
     ours = f"host {microseconds(host)}, {percent(launch)} of it launches; GPU {microseconds(gpu)}"
     return elsewhere(host > gpu and 0.1 < launch < 0.5, ours)
 
@@ -87,7 +87,7 @@ def whole_microseconds(lab: Lab) -> Finding:
 
 def against_naive(lab: Lab) -> Finding:
     loop, once = per_call(online(lab), online(lab).table.steps), per_call(naive(lab), 200)
-    launches = calls(lab, "cudaLaunchKernel") / (naive(lab).launches / 200)
+    launches = online(lab).launching()[1] / online(lab).table.steps / (naive(lab).launches / 200)
     ours = f"{launches:,.0f} × the launches; CPU:GPU {loop[0] / loop[1]:.1f} against {once[0] / once[1]:.1f}"
     return elsewhere(launches > 5000 and loop[0] / loop[1] > once[0] / once[1], ours)
 

@@ -11,12 +11,12 @@ import triton.language as tl
 @triton.jit
 def _report(out, steps):
     program = tl.program_id(0)
-    began = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r,r", [program], dtype=tl.int32, is_pure=False, pack=1)
+    began = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     total = 0.0
     # Long enough for all programs to be dealt before the first ends.
     for step in range(steps):
         total = total * 0.5 + step
-    ended = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r,r", [program], dtype=tl.int32, is_pure=False, pack=1)
+    ended = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     tl.store(out + program, tl.where((total >= 0) & (began == ended), began, -1))
 
 

@@ -69,6 +69,11 @@ class Profile:
         """Kernels that the device ran."""
         return int(self.value("SELECT count(*) FROM device_slice WHERE kind = 'kernel'"))
 
+    def launching(self) -> tuple[int, int]:
+        """Nanoseconds of the host in launches, and their number."""
+        rows = [row for row in self.table.rows if row.kind == "call" and "Launch" in row.name]
+        return sum(row.cpu_self for row in rows), sum(row.calls for row in rows)
+
     @property
     def launch_us(self) -> float:
         """The median launch on the host."""
@@ -154,7 +159,8 @@ class Lab:
         whole = "--warmup=1" not in options
         words = ["--no-memory", *["--no-stacks"] * ("--stacks" not in options), *["--whole"] * whole, *options]
         words += [f"--events={EVENTS}"] * (not any(word.startswith("--events") for word in words))
-        command = f"tilewright profile examples/{target} --active {calls} {' '.join(words)} {run}".rstrip()
+        what = f"a recording of {target}:" if case else f"tilewright profile examples/{target}"
+        command = f"{what} --active {calls} {' '.join(words)} {run}".rstrip()
         return self.once(command, make)
 
     def case(self, target: str, *, training: bool = False) -> Case:
@@ -172,7 +178,8 @@ class Lab:
 
             return explain_case(case or self.case(target, training=training), on).program
 
-        command = f"tilewright explain examples/{target}{' --training' * training}{f' --on {on}' if on else ''}"
+        what = f"the costs of {target}" if case else f"tilewright explain examples/{target}"
+        command = f"{what}{' --training' * training}{f' --on {on}' if on else ''}"
         return self.once(command, make)
 
     def kernels(
