@@ -1,4 +1,11 @@
-"""Scaled dot-product attention, fused: forward and backward."""
+"""Scaled dot-product attention, fused: forward and backward.
+
+bf16, fp16 and fp32 run tilewright's kernels on a GPU, with sums in fp32 and products of fp32 in full precision unless
+`torch.set_float32_matmul_precision` allows TF32. Other dtypes and head sizes, the CPU, and masks that need a gradient
+run PyTorch's operators. Autocast casts q, k and v. Dropout draws from the device's default generator, which advances;
+the mask depends on the generator's state alone, is drawn again in backward, and differs from those of PyTorch's
+attention kernels, which differ from each other.
+"""
 
 from __future__ import annotations
 
@@ -68,12 +75,6 @@ def attention(
     Raises:
         ValueError: shapes, dtypes, devices or options that do not fit each other. TypeError: not floating point.
 
-    bf16, fp16 and fp32 run tilewright's kernels on a GPU, with sums in fp32 and products of fp32 in full precision
-    unless `torch.set_float32_matmul_precision` allows TF32. Other dtypes and head sizes, the CPU, and masks that need
-    a gradient run PyTorch's operators. Autocast casts q, k and v. Dropout draws from the device's default generator,
-    which advances; the mask depends on the generator's state alone, is drawn again in backward, and differs from
-    those of PyTorch's attention kernels, which differ from each other.
-
     >>> q = k = v = torch.eye(4).reshape(1, 1, 4, 4)
     >>> attention(q, k, v, causal=True, scale=0.0)[0, 0, 1]
     tensor([0.5000, 0.5000, 0.0000, 0.0000])
@@ -91,31 +92,60 @@ def attention(
         )
         if results is not None:
             return results[:2] if return_lse else results[0]
+    starts, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    out, lse = _attention(
+        q,
+        k,
+        v,
+        (left, right),
+        scale,
+        softcap,
+        mask,
+        alibi_slopes,
+        dropout_p,
+        starts,
+        longest,
+        return_lse,
+        deterministic,
+    )
+    return (out, lse) if return_lse else out
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Window, scale: float | None, softcap: float,
+    mask: torch.Tensor | None, slopes: torch.Tensor | None, dropout: float,
+    starts: tuple[torch.Tensor | None, torch.Tensor | None], longest: tuple[int | None, int | None], with_lse: bool,
+    deterministic: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """out and lse, None where it is not asked for and PyTorch's operators compute the call; checks the arguments."""
+    starts_q, starts_k = starts
     longest_q = longest_k = 0
-    if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        cu_seqlens_q, cu_seqlens_k = _starts(cu_seqlens_q, cu_seqlens_k, q, mask)
-        longest_q = _longest("q", cu_seqlens_q, len(q)) if max_seqlen_q is None else max_seqlen_q
-        longest_k = _longest("k", cu_seqlens_k, len(k)) if max_seqlen_k is None else max_seqlen_k
+    if starts_q is not None or starts_k is not None:
+        starts_q, starts_k = _starts(starts_q, starts_k, q, mask)
+        longest_q, longest_k = (
+            _longest(name, begins, len(x)) if most is None else most
+            for name, begins, x, most in zip("qk", (starts_q, starts_k), (q, k), longest, strict=True)
+        )
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    if cast is not None:
+    if autocast_dtype(q) is not None:
         q, k, v = autocast(q), autocast(k), autocast(v)
-    _check(q, k, v, dropout_p, softcap)
+    _check(q, k, v, dropout, softcap)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     mask = None if mask is None else _mask(mask, q, k)
-    slopes = None if alibi_slopes is None else _slopes(alibi_slopes, q, cu_seqlens_q)
-    if not _has_kernels(q, v, cu_seqlens_q is not None, mask, slopes):
-        out, lse = plain.attention(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, (left, right), scale, softcap, mask, slopes, dropout_p, return_lse
-        )
+    slopes = None if slopes is None else _slopes(slopes, q, starts_q)
+    out: torch.Tensor
+    lse: torch.Tensor | None
+    if not _has_kernels(q, v, starts_q is not None, mask, slopes):
+        out, lse = plain.attention(q, k, v, starts_q, starts_k, band, scale, softcap, mask, slopes, dropout, with_lse)
     else:
         options = (
-            mask, slopes, cu_seqlens_q, cu_seqlens_k, scale, left, right, softcap, dropout_p, longest_q, longest_k,
-            deterministic, "auto",
+            mask, slopes, starts_q, starts_k, scale, *band, softcap, dropout, longest_q, longest_k, deterministic,
+            "auto",
         )  # fmt: skip
         out, lse = attend(q, k, v, *options)[:2]
-    if cu_seqlens_q is not None:
+    if starts_q is not None:
         out, lse = out[0].transpose(0, 1), None if lse is None else lse[0]
-    return (out, lse) if return_lse else out
+    return out, lse
 
 
 def _has_kernels(

@@ -23,22 +23,67 @@ UNROLL = tl.constexpr(4)
 """Splits whose loads are in flight together while they are combined."""
 
 
+@triton.jit
+def _first_hidden(
+    prefix: tl.tensor, more: tl.tensor, valid: tl.tensor, origin: tl.tensor, limit: tl.tensor, ELSE_ALL: tl.constexpr
+) -> tl.tensor:
+    """Of each row, the first key that its prefix hides: `limit` at most, `origin` of rows that are not there."""
+    hidden = tl.load(prefix, mask=valid, other=0) + more
+    if ELSE_ALL:
+        hidden = tl.where(hidden > 0, hidden, limit)
+    return tl.where(valid, tl.minimum(hidden, limit), origin).to(tl.int32)
+
+
+@triton.jit
+def _attend_keys(
+    acc: tl.tensor, row_sum: tl.tensor, row_max: tl.tensor, q_tile: tl.tensor, k: tl.tensor, v: tl.tensor,
+    mask: tl.tensor, begin: tl.tensor, end: tl.tensor, i: tl.tensor, batch: tl.tensor, kv_head: tl.tensor,
+    queries: tl.tensor, keys: tl.tensor, keys_there: tl.tensor, seen: tl.tensor, head_size: tl.constexpr,
+    value_size: tl.constexpr, k_stride_s: tl.tensor, v_stride_s: tl.tensor, mask_stride_q: tl.tensor,
+    mask_stride_k: tl.tensor, factor: tl.tensor, softcap: tl.tensor, slope: tl.tensor, left: tl.tensor,
+    right: tl.tensor, PREFIX: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr, TMA: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """(acc, row_sum, row_max) of all rows, with the keys [begin, end) added, those below `seen` where PREFIX."""
+    for step in tl.range(0, tl.cdiv(end - begin, BLOCK_K)):
+        start = begin + step * BLOCK_K
+        k_tile = load_rows(k, batch, kv_head, start, keys, head_size, k_stride_s, BLOCK_K, WIDTH, NO_PADDING, TMA)
+        s = tl.dot(q_tile.to(k_tile.dtype), tl.trans(k_tile), input_precision=PRECISION)
+        j = start + tl.arange(0, BLOCK_K)[None, :]
+        s, _ = scores(
+            s, i, j, queries, keys, factor, softcap, slope, mask, mask_stride_q, mask_stride_k, left, right,
+            True, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, False,
+        )  # fmt: skip
+        if PREFIX:
+            s = tl.where(j < seen, s, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(s, 1))
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        p = tl.exp2(s - base[:, None])
+        rescale = tl.exp2(row_max - base)
+        row_sum = row_sum * rescale + tl.sum(p, 1)
+        v_tile = load_rows(
+            v, batch, kv_head, start, keys_there, value_size, v_stride_s, BLOCK_K, VALUE_WIDTH, NO_PADDING, TMA
+        )
+        acc = tl.dot(rounded(p, v_tile.dtype), v_tile, acc * rescale[:, None], input_precision=PRECISION)
+        row_max = new_max
+    return acc, row_sum, row_max
+
+
 @triton.jit(do_not_specialize=["left", "right", "origin", "limit", "more"])
 def decode(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, out: tl.tensor, lse: tl.tensor, scratch: tl.tensor, counters: tl.tensor,
     mask: tl.tensor, slopes: tl.tensor, prefix: tl.tensor, heads: tl.tensor, group: tl.tensor, splits: tl.tensor,
-    length: tl.tensor,
-    origin: tl.tensor, limit: tl.tensor, queries: tl.tensor, keys: tl.tensor, head_size: tl.constexpr,
-    value_size: tl.constexpr, q_stride_b: tl.tensor, q_stride_h: tl.tensor, q_stride_s: tl.tensor,
-    k_stride_b: tl.tensor, k_stride_h: tl.tensor, k_stride_s: tl.tensor, v_stride_b: tl.tensor, v_stride_h: tl.tensor,
-    v_stride_s: tl.tensor, out_stride_b: tl.tensor, out_stride_h: tl.tensor, out_stride_s: tl.tensor,
-    mask_stride_b: tl.tensor, mask_stride_h: tl.tensor, mask_stride_q: tl.tensor, mask_stride_k: tl.tensor,
-    prefix_stride_b: tl.tensor, prefix_stride_q: tl.tensor, more: tl.int32, factor: tl.float32, softcap: tl.float32,
-    left: tl.int32, right: tl.int32, PREFIX: tl.constexpr, ELSE_ALL: tl.constexpr,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr,
-    SPLITS: tl.constexpr,
+    length: tl.tensor, origin: tl.tensor, limit: tl.tensor, queries: tl.tensor, keys: tl.tensor,
+    head_size: tl.constexpr, value_size: tl.constexpr, q_stride_b: tl.tensor, q_stride_h: tl.tensor,
+    q_stride_s: tl.tensor, k_stride_b: tl.tensor, k_stride_h: tl.tensor, k_stride_s: tl.tensor, v_stride_b: tl.tensor,
+    v_stride_h: tl.tensor, v_stride_s: tl.tensor, out_stride_b: tl.tensor, out_stride_h: tl.tensor,
+    out_stride_s: tl.tensor, mask_stride_b: tl.tensor, mask_stride_h: tl.tensor, mask_stride_q: tl.tensor,
+    mask_stride_k: tl.tensor, prefix_stride_b: tl.tensor, prefix_stride_q: tl.tensor, more: tl.int32,
+    factor: tl.float32, softcap: tl.float32, left: tl.int32, right: tl.int32, PREFIX: tl.constexpr,
+    ELSE_ALL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    NO_PADDING: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr, SPLITS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Program (batch · key heads + key head) · splits + split: all queries, keys from origin + split · length on.
 
@@ -77,10 +122,9 @@ def decode(
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     seen = 0
     if PREFIX:
-        first_hidden = tl.load(prefix + batch64 * prefix_stride_b + i * prefix_stride_q, mask=valid, other=0) + more
-        if ELSE_ALL:
-            first_hidden = tl.where(first_hidden > 0, first_hidden, limit)
-        first_hidden = tl.where(valid, tl.minimum(first_hidden, limit), origin).to(tl.int32)
+        first_hidden = _first_hidden(
+            prefix + batch64 * prefix_stride_b + i * prefix_stride_q, more, valid, origin, limit, ELSE_ALL
+        )
         seen = first_hidden[:, None]
         limit = tl.maximum(tl.max(first_hidden, 0), origin)
         length = tl.cdiv(tl.cdiv(limit - origin, BLOCK_K), splits) * BLOCK_K
@@ -92,27 +136,11 @@ def decode(
     end = tl.minimum(begin + length, limit)
     # Rows beyond the last must not read the mask.
     i = tl.where(valid, i, queries)[:, None]
-    for step in tl.range(0, tl.cdiv(end - begin, BLOCK_K)):
-        start = begin + step * BLOCK_K
-        k_tile = load_rows(k, batch, kv_head, start, keys, head_size, k_stride_s, BLOCK_K, WIDTH, NO_PADDING, TMA)
-        s = tl.dot(q_tile.to(k_tile.dtype), tl.trans(k_tile), input_precision=PRECISION)
-        j = start + tl.arange(0, BLOCK_K)[None, :]
-        s, _ = scores(
-            s, i, j, queries, keys, factor, softcap, slope, mask, mask_stride_q, mask_stride_k, left, right,
-            True, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, False,
-        )  # fmt: skip
-        if PREFIX:
-            s = tl.where(j < seen, s, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(s, 1))
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)
-        p = tl.exp2(s - base[:, None])
-        rescale = tl.exp2(row_max - base)
-        row_sum = row_sum * rescale + tl.sum(p, 1)
-        v_tile = load_rows(
-            v, batch, kv_head, start, keys_there, value_size, v_stride_s, BLOCK_K, VALUE_WIDTH, NO_PADDING, TMA
-        )
-        acc = tl.dot(rounded(p, v_tile.dtype), v_tile, acc * rescale[:, None], input_precision=PRECISION)
-        row_max = new_max
+    acc, row_sum, row_max = _attend_keys(
+        acc, row_sum, row_max, q_tile, k, v, mask, begin, end, i, batch, kv_head, queries, keys, keys_there, seen,
+        head_size, value_size, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, factor, softcap, slope, left,
+        right, PREFIX, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, PRECISION, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA,
+    )  # fmt: skip
     empty = row_sum == 0.0
     acc *= tl.where(empty, 0.0, 1.0 / row_sum)[:, None]
     lse2 = tl.where(empty, float("-inf"), row_max + tl.log2(row_sum))

@@ -165,27 +165,14 @@ def _loop_over_queries(
     VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr, TMA: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """`_accumulate_dk_dv` over all the queries of a head that see a block of keys."""
-    begin, full_begin, full_end, end = _query_range(first, queries, keys, left, right, BLOCK_Q, BLOCK_K, LEFT, RIGHT)
-    if RIGHT:
+    bounds = _query_range(first, queries, keys, left, right, BLOCK_Q, BLOCK_K, LEFT, RIGHT)
+    for PART in tl.static_range(0 if RIGHT else 1, 3 if LEFT else 2):
         dk_tile, dv_tile = _accumulate_dk_dv(
-            dk_tile, dv_tile, k_tile, v_tile, q, dout, row_lse, delta, mask, state, begin, tl.minimum(full_begin, end),
-            first, q_first, batch, head, dropout_row, queries, keys, head_size, value_size, q_stride_s, dout_stride_s,
-            mask_stride_q, mask_stride_k, factor, softcap, slope, left, right, threshold, dropout_scale, True, LEFT,
-            RIGHT, SOFTCAP, ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, DK,
-            DV,
-        )  # fmt: skip
-    dk_tile, dv_tile = _accumulate_dk_dv(
-        dk_tile, dv_tile, k_tile, v_tile, q, dout, row_lse, delta, mask, state, full_begin, full_end, first, q_first,
-        batch, head, dropout_row, queries, keys, head_size, value_size, q_stride_s, dout_stride_s, mask_stride_q,
-        mask_stride_k, factor, softcap, slope, left, right, threshold, dropout_scale, False, LEFT, RIGHT, SOFTCAP,
-        ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, DK, DV,
-    )  # fmt: skip
-    if LEFT:
-        dk_tile, dv_tile = _accumulate_dk_dv(
-            dk_tile, dv_tile, k_tile, v_tile, q, dout, row_lse, delta, mask, state, full_end, end, first, q_first,
-            batch, head, dropout_row, queries, keys, head_size, value_size, q_stride_s, dout_stride_s, mask_stride_q,
-            mask_stride_k, factor, softcap, slope, left, right, threshold, dropout_scale, True, LEFT, RIGHT, SOFTCAP,
-            ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, DK, DV,
+            dk_tile, dv_tile, k_tile, v_tile, q, dout, row_lse, delta, mask, state, bounds[PART],
+            tl.minimum(bounds[1], bounds[3]) if PART == 0 else bounds[PART + 1], first, q_first, batch, head,
+            dropout_row, queries, keys, head_size, value_size, q_stride_s, dout_stride_s, mask_stride_q, mask_stride_k,
+            factor, softcap, slope, left, right, threshold, dropout_scale, PART != 1, LEFT, RIGHT, SOFTCAP, ALIBI, MASK,
+            DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, DK, DV,
         )  # fmt: skip
     return dk_tile, dv_tile
 

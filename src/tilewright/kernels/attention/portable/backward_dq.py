@@ -76,28 +76,15 @@ def _loop_over_keys(
     ONLY_DELTA: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """`_accumulate_dq` over all the keys that a block of queries sees."""
-    begin, full_begin, full_end, end = key_range(first, queries, keys, left, right, BLOCK_Q, BLOCK_K, LEFT, RIGHT)
-    if LEFT:
+    bounds = key_range(first, queries, keys, left, right, BLOCK_Q, BLOCK_K, LEFT, RIGHT)
+    for PART in tl.static_range(0 if LEFT else 1, 3):
         dq_tile, delta_tile = _accumulate_dq(
-            dq_tile, q_tile, dout_tile, lse_high, lse_low, delta_tile, k, v, mask, state, begin,
-            tl.minimum(full_begin, end), first, k_first, batch, kv_head, dropout_row, queries, keys, head_size,
-            value_size, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, factor, softcap, slope, left, right,
-            threshold, dropout_scale, True, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K,
-            WIDTH, VALUE_WIDTH, NO_PADDING, TMA, NATURAL, ONLY_DELTA,
+            dq_tile, q_tile, dout_tile, lse_high, lse_low, delta_tile, k, v, mask, state, bounds[PART],
+            tl.minimum(bounds[1], bounds[3]) if PART == 0 else bounds[PART + 1], first, k_first, batch, kv_head,
+            dropout_row, queries, keys, head_size, value_size, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k,
+            factor, softcap, slope, left, right, threshold, dropout_scale, PART != 1, LEFT, RIGHT, SOFTCAP, ALIBI, MASK,
+            DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, NATURAL, ONLY_DELTA,
         )  # fmt: skip
-    dq_tile, delta_tile = _accumulate_dq(
-        dq_tile, q_tile, dout_tile, lse_high, lse_low, delta_tile, k, v, mask, state, full_begin, full_end, first,
-        k_first, batch, kv_head, dropout_row, queries, keys, head_size, value_size, k_stride_s, v_stride_s,
-        mask_stride_q, mask_stride_k, factor, softcap, slope, left, right, threshold, dropout_scale, False, LEFT, RIGHT,
-        SOFTCAP, ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, NATURAL,
-        ONLY_DELTA,
-    )  # fmt: skip
-    dq_tile, delta_tile = _accumulate_dq(
-        dq_tile, q_tile, dout_tile, lse_high, lse_low, delta_tile, k, v, mask, state, full_end, end, first, k_first,
-        batch, kv_head, dropout_row, queries, keys, head_size, value_size, k_stride_s, v_stride_s, mask_stride_q,
-        mask_stride_k, factor, softcap, slope, left, right, threshold, dropout_scale, True, LEFT, RIGHT, SOFTCAP, ALIBI,
-        MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, NATURAL, ONLY_DELTA,
-    )  # fmt: skip
     return dq_tile, delta_tile
 
 

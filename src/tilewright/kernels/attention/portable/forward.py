@@ -160,26 +160,15 @@ def forward(
     acc = tl.zeros([BLOCK_Q, VALUE_WIDTH], tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
-    begin, full_begin, full_end, end = key_range(first, queries, keys, left, right, BLOCK_Q, BLOCK_K, LEFT, RIGHT)
-    if LEFT:
+    bounds = key_range(first, queries, keys, left, right, BLOCK_Q, BLOCK_K, LEFT, RIGHT)
+    # Keys that only some queries may see, that all see, and that only some may see.
+    for PART in tl.static_range(0 if LEFT else 1, 3):
         acc, row_sum, row_max = _attend_keys(
-            acc, row_sum, row_max, q_tile, k, v, mask, state, begin, full_begin, first, k_first, batch, kv_head,
-            dropout_row, queries, keys, head_size, value_size, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k,
-            factor, softcap, slope, left, right, threshold, True, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, DROPOUT, PRECISION,
-            BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, NATURAL,
+            acc, row_sum, row_max, q_tile, k, v, mask, state, bounds[PART], bounds[PART + 1], first, k_first, batch,
+            kv_head, dropout_row, queries, keys, head_size, value_size, k_stride_s, v_stride_s, mask_stride_q,
+            mask_stride_k, factor, softcap, slope, left, right, threshold, PART != 1, LEFT, RIGHT, SOFTCAP, ALIBI, MASK,
+            DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, NATURAL,
         )  # fmt: skip
-    acc, row_sum, row_max = _attend_keys(
-        acc, row_sum, row_max, q_tile, k, v, mask, state, full_begin, full_end, first, k_first, batch, kv_head,
-        dropout_row, queries, keys, head_size, value_size, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, factor,
-        softcap, slope, left, right, threshold, False, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q,
-        BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, NATURAL,
-    )  # fmt: skip
-    acc, row_sum, row_max = _attend_keys(
-        acc, row_sum, row_max, q_tile, k, v, mask, state, full_end, end, first, k_first, batch, kv_head, dropout_row,
-        queries, keys, head_size, value_size, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, factor, softcap,
-        slope, left, right, threshold, True, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K,
-        WIDTH, VALUE_WIDTH, NO_PADDING, TMA, NATURAL,
-    )  # fmt: skip
     empty = row_sum == 0.0
     acc *= tl.where(empty, 0.0, dropout_scale / row_sum)[:, None]
     if not NATURAL:
