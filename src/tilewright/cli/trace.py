@@ -50,8 +50,8 @@ def trace(
 
 
 def _table(loaded: Sequence[Loaded]) -> Table:
+    from tilewright.report.launch_rows import plain
     from tilewright.report.tables import open_table
-    from tilewright.report.terminal import plain
 
     counted = ("events>", "slices>", "pairs>", "flow events>", "counters>", "metadata>", "rejected>")
     table = open_table("file", "format", "rank", *counted)

@@ -15,9 +15,12 @@ from torch import fx
 from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
 from tilewright.graph import calls
+from tilewright.graph.call_cycles import Folded, folded
 from tilewright.graph.capture import Boxed, CallableGraph, through_aot
 from tilewright.graph.capture_errors import capture_error
+from tilewright.graph.function_calls import function_calls
 from tilewright.graph.source import source_line
+from tilewright.graph.undefined import copied
 from tilewright.measure.inputs import make_inputs, on_device
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError
@@ -37,19 +40,16 @@ class Captured:
     """How the graphs run; None for those of eager."""
 
 
-def capture(case: Case, planner: Planner | None = None, *, device: str = "cpu") -> Captured:
+def capture(
+    case: Case, planner: Planner | None = None, *, device: str = "cpu", instead: Folded | None = None
+) -> Captured:
     """The forward graph (and, in training, the backward graph) of `case`, captured on `device`.
 
-    With a planner they are rewritten and planned for its target; else they are those that eager runs. Raises
-    CaptureError where the program is not one graph, or one whose sizes depend on the data, and InputError where
-    the model refuses its inputs.
+    With a planner they are rewritten and planned for its target; else they are those that eager runs. `instead` of the
+    whole program, with equal iterations left out, is captured where it is given. Raises CaptureError where the program
+    is not one graph, or one whose sizes depend on the data, and InputError where the model refuses its inputs.
     """
     captured = Captured()
-    function = on_device(case.build(), device)
-    inputs = make_inputs(case, seed=0, device=device, requires_grad=case.training)
-
-    def program(*inputs: torch.Tensor) -> Any:
-        return function(*inputs)
 
     def observe(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         return through_aot(_Observer(captured, planner), module, list(examples))
@@ -57,7 +57,11 @@ def capture(case: Case, planner: Planner | None = None, *, device: str = "cpu") 
     torch._dynamo.reset()
     try:
         with torch.set_grad_enabled(case.training), _without_log():
-            torch.compile(program, backend=observe, fullgraph=True, dynamic=False)(*inputs)
+            if instead is None:
+                function, inputs = built(case, device)
+                torch.compile(_called(function), backend=observe, fullgraph=True, dynamic=False)(*inputs)
+            else:
+                observe(copied(instead.module), instead.examples)
     except _Seen:
         pass
     except Exception as error:
@@ -74,6 +78,27 @@ def capture(case: Case, planner: Planner | None = None, *, device: str = "cpu") 
     if planner is not None:
         captured.plan = planner.plan(captured.graphs)
     return captured
+
+
+def built(case: Case, device: str) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """The function or module of `case` and its inputs, on `device`."""
+    function = on_device(case.build(), device)
+    return function, make_inputs(case, seed=0, device=device, requires_grad=case.training)
+
+
+def repeated_part(case: Case, device: str = "cpu") -> Folded | None:
+    """`case` with equal iterations left out, where it is long and consists of such; None where it is captured whole."""
+    function, inputs = built(case, device)
+    with torch.set_grad_enabled(case.training):
+        program = function_calls(function, inputs)
+        return None if program is None else folded(program, inputs)
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    def program(*inputs: torch.Tensor) -> Any:
+        return function(*inputs)
+
+    return program
 
 
 class _Seen(BaseException):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tilewright.compile.capture import Captured, capture
+from tilewright.compile.capture import Captured, capture, repeated_part
 from tilewright.compile.launches import operators_after, operators_before, with_predictions
 from tilewright.compile.memory import eager_steps, memory
 from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
+from tilewright.compile.repetition import Irregular, iterations, with_all_iterations
+from tilewright.graph.call_cycles import Folded
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
 from tilewright.graph.tree import Group, annotated_tree
 from tilewright.hardware.language import planned_for
@@ -34,16 +37,37 @@ def price_case(case: Case, target: Target, *, measure: bool = False) -> PricedCa
     Nothing is computed, unless `measure`: then each region is raced against its operators one by one on this machine,
     and on a GPU each attention.
     """
+    return _priced(case, target, measure=measure)
+
+
+def price_program(case: Case, target: Target) -> Program:
+    """The program of `price_case`; of a long one that repeats, a few iterations are captured and all are counted."""
+    part = repeated_part(case, _device(target))
+    if part is not None:
+        priced = _priced(case, target, instead=part)
+        eager = {name: iterations(graph.nodes) for name, graph in priced.eager.graphs.items()}
+        planned = {graph.name: iterations(graph.units) for graph in priced.plan.graphs}
+        operators = {graph.name: iterations(graph.graph.nodes) for graph in priced.plan.graphs}
+        with suppress(Irregular):
+            return with_all_iterations(priced.program, part, eager, planned, operators)
+    return price_case(case, target).program
+
+
+def _device(target: Target) -> str:
+    return target.profile.device if target.is_present else "cpu"
+
+
+def _priced(case: Case, target: Target, *, measure: bool = False, instead: Folded | None = None) -> PricedCase:
     program = Program()
     profile = target.profile
-    device = profile.device if target.is_present else "cpu"
+    device = _device(target)
     with planned_for(profile.device, profile.capability):
-        eager = capture(case, device=device)
+        eager = capture(case, device=device, instead=instead)
         shapes = _shapes(case, eager)
         for name, graph in eager.graphs.items():
             program.operators += operators_before(name, graph, shapes[name], profile)
             program.memory += memory(name, "before", eager.graphs, eager_steps(graph))
-        planned = capture(case, Planner(target, measure=measure), device=device)
+        planned = capture(case, Planner(target, measure=measure), device=device, instead=instead)
         assert planned.plan is not None
         _add_plan(program, planned.plan, _shapes(case, planned))
     return PricedCase(program, eager, planned.plan)

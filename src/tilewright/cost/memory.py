@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -47,16 +47,33 @@ def live_bytes(
             last[home(node)] = position
     for node in results:
         last[home(node)] = len(steps)
-    alive = {home(node): nbytes(home(node)) for node in inputs}
+    alive: dict[Node, int] = {}
+    total = 0
+
+    def end(nodes: Iterable[Node]) -> None:
+        nonlocal total
+        total -= sum(alive.pop(node, 0) for node in nodes)
+
+    def begin(nodes: Iterable[Node]) -> None:
+        nonlocal total
+        for node in nodes:
+            end([node])
+            alive[node] = nbytes(node)
+            total += alive[node]
+
+    begin(map(home, inputs))
+    unread = [node for node in alive if node not in last]
+    dying: dict[int, list[Node]] = {}
+    for node, position in last.items():
+        dying.setdefault(position, []).append(node)
     points: list[int] = []
     for position, step in enumerate(steps):
-        for node in step.replaces:
-            alive.pop(home(node), None)
-        for node in step.makes:
-            if home(node) is node:
-                alive[node] = nbytes(node)
-        points.append(sum(alive.values()) + step.scratch)
-        alive = {node: size for node, size in alive.items() if last.get(node, -1) > position}
+        end(map(home, step.replaces))
+        begin(node for node in step.makes if home(node) is node)
+        points.append(total + step.scratch)
+        end(dying.get(position, ()))
+        end(node for node in (*step.makes, *unread) if node not in last)
+        unread = []
     return points
 
 

@@ -15,7 +15,8 @@ FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+).*(?:\n +(?P
 
 
 @cache
-def _library_prefixes() -> tuple[str, ...]:
+def library_prefixes() -> tuple[str, ...]:
+    """How the names of files begin that are torch's, tilewright's or generated."""
     import torch
 
     folders = [Path(torch.__file__).parent, Path(__file__).parents[1]]
@@ -50,7 +51,7 @@ def _layer(node: Node) -> str | None:
 
 def user_line(trace: str) -> str | None:
     """The innermost frame outside torch and tilewright in the text of a traceback."""
-    frames = [frame for frame in FRAME.finditer(trace) if not frame["file"].startswith(_library_prefixes())]
+    frames = [frame for frame in FRAME.finditer(trace) if not frame["file"].startswith(library_prefixes())]
     if not frames:
         return None
     frame = frames[-1]

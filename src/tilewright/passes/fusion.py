@@ -19,6 +19,7 @@ from itertools import pairwise
 import torch
 from torch import fx
 
+from tilewright.graph.calls import shape_of
 from tilewright.graph.source import source_line
 from tilewright.loops.lower import Lowered, lower
 from tilewright.loops.nest import Level, Nest
@@ -27,6 +28,7 @@ from tilewright.passes.units import (
     Reachability,
     behind_views,
     escaping,
+    is_elementwise,
     is_fusible,
     is_gradient,
     is_view,
@@ -75,6 +77,16 @@ class Region:
         self.lowered = replace(self.lowered, nest=nest)
 
 
+@dataclass(eq=False)
+class _Elementwise:
+    """A region to be: elementwise operators of one shape, which one nest can hold, lowered when they all are known.
+
+    To lower a region after each of its merges takes time quadratic in its size.
+    """
+
+    members: list[fx.Node]
+
+
 @dataclass
 class Fusion:
     """What the pass proposes for one graph."""
@@ -87,7 +99,11 @@ class Fusion:
 
 def fuse(graph: fx.Graph, graph_name: GraphName) -> Fusion:
     """Partition the operators of `graph` into regions; the rest stay library calls."""
-    return _Fuser(graph, graph_name).run()
+    try:
+        return _Fuser(graph, graph_name).run()
+    except Unfusable:
+        # Elementwise operators that one nest does not hold all the same.
+        return _Fuser(graph, graph_name, lower_each=True).run()
 
 
 def apart(region: Region) -> list[Region] | None:
@@ -104,14 +120,15 @@ def apart(region: Region) -> list[Region] | None:
 
 
 class _Fuser:
-    def __init__(self, graph: fx.Graph, graph_name: GraphName) -> None:
+    def __init__(self, graph: fx.Graph, graph_name: GraphName, *, lower_each: bool = False) -> None:
         self.graph = graph
+        self.lower_each = lower_each
         self.graph_name = graph_name
         self.reach = Reachability(graph)
         self.gradients = sum(self.reach.bit[n] for n in graph.nodes if is_gradient(n))
         self.operators = [n for n in graph.nodes if n.op == "call_function" and not is_view(n)]
         self.impossible: dict[fx.Node, str] = {}
-        self.region: dict[fx.Node, Region] = {}
+        self.region: dict[fx.Node, Region | _Elementwise] = {}
         self.too_wide: list[Region] = []
         self.reasons: dict[tuple[fx.Node, fx.Node], tuple[Verdict, str]] = {}
 
@@ -131,7 +148,7 @@ class _Fuser:
                 for producer in sorted(self._producers(node), key=nbytes, reverse=True):
                     self._try(producer, node)
         self._siblings()
-        regions = list(dict.fromkeys(self.region.values()))
+        regions = [self._lowered(region) for region in dict.fromkeys(self.region.values())]
         for number, region in enumerate(regions):
             region.rename(kernel_name(region.members, self.graph_name, number))
         return Fusion(regions, list(self._decisions()), self.too_wide)
@@ -143,30 +160,34 @@ class _Fuser:
         name = kernel_name(members, self.graph_name, 0)
         return lower(with_results(members, self.reach.order), escaping(members), name)
 
+    def _lowered(self, region: Region | _Elementwise) -> Region:
+        return region if isinstance(region, Region) else Region(region.members, self._lower(region.members))
+
     def _try(self, producer: fx.Node, consumer: fx.Node) -> None:
         """Merge the regions of two neighbours, or note why not."""
         first, second = self.region[producer], self.region[consumer]
         if first is second:
             return
         members = sorted({*first.members, *second.members}, key=self.reach.order.__getitem__)
-        outcome = self._attempt(members)
+        outcome = self._attempt(members, elementwise=self._is_elementwise(first) and self._is_elementwise(second))
         if (
-            isinstance(outcome, Lowered)
-            and _strides(outcome)
-            and not (_strides(first.lowered) or _strides(second.lowered))
+            isinstance(outcome, Region)
+            and _strides(outcome.lowered)
+            and not any(isinstance(each, Region) and _strides(each.lowered) for each in (first, second))
         ):
             outcome = "refused", "each row of the kernel would be read with a stride, which it is not by two kernels"
-        if isinstance(outcome, Lowered):
-            merged = Region(members, outcome)
-            self.reach.merge(members)
-            for node in members:
-                self.region[node] = merged
-        else:
+        if isinstance(outcome, tuple):
             self.reasons[producer, consumer] = outcome
+            return
+        self.reach.merge(members)
+        for node in members:
+            self.region[node] = outcome
 
-    def _attempt(self, members: list[fx.Node]) -> Lowered | tuple[Verdict, str]:
+    def _attempt(self, members: list[fx.Node], *, elementwise: bool) -> Region | _Elementwise | tuple[Verdict, str]:
         if self.reach.makes_cycle(members):
             return "impossible", "something outside needs one and is needed by the other"
+        if elementwise and _may_be_one(members):
+            return _Elementwise(members)
         try:
             lowered = self._lower(members)
         except Unfusable as error:
@@ -174,7 +195,12 @@ class _Fuser:
         if len(lowered.nest.buffers) > MOST_BUFFERS:
             self.too_wide.append(Region(members, lowered))
             return "refused", f"the kernel would stream from {len(lowered.nest.buffers)} tensors at once"
-        return lowered
+        return Region(members, lowered)
+
+    def _is_elementwise(self, region: Region | _Elementwise) -> bool:
+        if self.lower_each or isinstance(region, _Elementwise):
+            return not self.lower_each
+        return len(region.members) == 1 and is_elementwise(region.members[0])
 
     def _siblings(self) -> None:
         """Merge regions that read the same large tensor and do not depend on each other."""
@@ -231,6 +257,15 @@ class _Fuser:
         is_first = consumer is min(inside, key=self.reach.order.__getitem__)
         unwritten = nbytes(producer) - sum(map(nbytes, kept)) if is_first else 0
         return min(read, nbytes(producer)) + unwritten, bool(kept)
+
+
+def _may_be_one(members: list[fx.Node]) -> bool:
+    """Whether elementwise operators have one shape, and few tensors enter and leave."""
+    inside = set(members)
+    entering = {operand for node in members for operand in node.all_input_nodes if operand not in inside}
+    if len({(shape_of(node.meta["val"]), node.meta["val"].device) for node in members}) > 1:
+        return False
+    return len(entering) + len(escaping(members)) <= MOST_BUFFERS
 
 
 def _strides(lowered: Lowered) -> bool:

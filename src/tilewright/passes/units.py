@@ -71,6 +71,18 @@ def is_fusible(node: fx.Node) -> str | None:
     return None
 
 
+def is_elementwise(node: fx.Node) -> bool:
+    """Whether each element of the one result is computed from the same element of each tensor, or from a number."""
+    row = row_of(node.target)
+    found = results(node)
+    if row is None or row.operator_class != "pointwise" or len(found) != 1 or values_of(node) != [node]:
+        return False
+    shape = shape_of(found[0])
+    operands = [t for operand in node.all_input_nodes for t in results(operand)]
+    computed_views = any(is_view(x) and is_fusible(behind_views(x)) is None for x in node.all_input_nodes)
+    return not computed_views and all(shape_of(t) == shape or not t.dim() for t in operands)
+
+
 def _ours(node: fx.Node) -> str:
     """What runs for one of tilewright's own operators, as a predicate."""
     tensor = next(tensor for value in (node, *node.all_input_nodes) for tensor in results(value))

@@ -143,7 +143,7 @@ def _parameters(subject: Subject) -> list[torch.Tensor]:
 
 def _costs(case: Case, device: str, tell: Callable[[str], None]) -> tuple[Any, Any]:
     """The case's program with costs (None if it is not one graph), and the ceilings of this machine."""
-    from tilewright.compile.price import price_case
+    from tilewright.compile.price import price_program
     from tilewright.hardware.profiles import local_profile
     from tilewright.hardware.target import Target
     from tilewright.verbs import ceilings_of
@@ -151,7 +151,7 @@ def _costs(case: Case, device: str, tell: Callable[[str], None]) -> tuple[Any, A
     tell("pricing every operator")
     profile = local_profile(device=device)
     try:
-        program = price_case(case, Target(profile)).program
+        program = price_program(case, Target(profile))
     except CaptureError:
         program = None
     return program, ceilings_of(profile)

@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tilewright.report.launch_rows import place, plain
 from tilewright.report.quantity import duration
 from tilewright.report.tables import open_table
-from tilewright.report.terminal import place, plain
 from tilewright.store.query import reading
 
 _STYLE = {

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.records.measurement import Measurement
+from tilewright.report.launch_rows import plain
 from tilewright.report.quantity import duration, nbytes, speed_of
 from tilewright.report.tables import FirstThatFits, open_table
-from tilewright.report.terminal import plain
 
 OURS = "tilewright"
 

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tilewright.report.launch_rows import plain
 from tilewright.report.quantity import duration
-from tilewright.report.terminal import plain
 from tilewright.trace.compare.change import Change
 from tilewright.trace.compare.diff import Difference, OperatorChange
 

@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tilewright.report.launch_rows import plain
 from tilewright.report.quantity import duration, ratio
 from tilewright.report.tables import open_table
-from tilewright.report.terminal import plain
 from tilewright.store import query
 
 FAR_OFF = 2.0

@@ -12,11 +12,12 @@ from rich.text import Text
 
 from tilewright.records.measurement import Measurement, Verified
 from tilewright.records.program import Program
+from tilewright.report.launch_rows import plain
 from tilewright.report.lost_time import show_lost_time
 from tilewright.report.optimised_findings import findings
 from tilewright.report.quantity import duration, nbytes, speed_of
 from tilewright.report.tables import open_table
-from tilewright.report.terminal import fallbacks, plain
+from tilewright.report.terminal import fallbacks
 
 _TENSORS_SHOWN = 8
 

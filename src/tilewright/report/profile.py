@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.measure.recording.recorder import Recording
+from tilewright.report.launch_rows import plain
 from tilewright.report.quantity import duration
-from tilewright.report.terminal import plain
 from tilewright.trace.operators.operator_findings import findings, short_name
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
 

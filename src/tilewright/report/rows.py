@@ -10,8 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from tilewright.report.launch_rows import plain
 from tilewright.report.tables import open_table
-from tilewright.report.terminal import plain
 
 _NARROWEST = 16
 """Characters to which a column of text may be folded."""

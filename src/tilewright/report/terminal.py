@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -18,34 +19,20 @@ from tilewright.records.program import (
     Decision,
     GraphName,
     Operator,
-    OperatorClass,
     Program,
     Region,
     Verdict,
 )
-from tilewright.report.quantity import count, duration, in_names, nbytes
+from tilewright.report.launch_rows import operator_rows, place, plain, region_rows, unused_label
+from tilewright.report.quantity import count, duration, nbytes
 from tilewright.report.tables import FirstThatFits, open_table
 
-CLASS_STYLE: Mapping[OperatorClass, str] = {
-    "compute": "blue",
-    "pointwise": "green",
-    "reduction": "yellow",
-    "layout": "bright_black",
-    "random": "magenta",
-    "library": "cyan",
-    "unknown": "red",
-}
 _VERDICT_STYLE: Mapping[Verdict, str] = {
     "taken": "green",
     "refused": "yellow",
     "impossible": "bright_black",
     "tried and lost": "red",
 }
-_WITH_INDICES = ("max", "min", "median", "nanmedian", "mode", "cummax", "cummin", "sort", "topk", "kthvalue")
-
-
-_DEAREST = 10
-"""Rows of a summary."""
 
 
 def show_explain(
@@ -53,17 +40,19 @@ def show_explain(
 ) -> RenderableType:
     """Tables and totals per graph: cost of the operators, regions, decisions.
 
-    Unless `everything` is asked for, of operators and regions only those with the highest floors, and one row for all
-    decisions of a reason.
+    Unless `everything` is asked for, one row for equal operators, regions, and decisions of a reason, and of operators
+    and regions only those with the highest floors.
     """
     parts: list[RenderableType] = [_heading(ceilings, dims)]
+    if program.folded:
+        parts.append(Text(f"\n{plain(program.folded)}", "yellow"))
     names = list(dims)
     for graph in _graphs(program):
         before = [op for op in program.operators if (op.graph, op.stage) == (graph, "before")]
         after = _launches(program, graph)
         parts += [
             Text(f"\n{graph}", style="bold"),
-            _operators(before, names, everything),
+            operator_rows(before, names, everything),
             _totals("before fusion", before, names),
             _totals("after fusion", after, names),
             _vanished(before, after, names),
@@ -71,8 +60,7 @@ def show_explain(
         ]
         regions = [region for region in program.regions if region.graph == graph]
         if regions:
-            shown = regions if everything else _dearest(regions)
-            parts += [Text("\nregions", style="bold"), _regions(shown, names), _rest(shown, regions, "regions")]
+            parts += [Text("\nregions", style="bold"), region_rows(regions, names, everything)]
         decisions = [decision for decision in program.decisions if decision.graph == graph]
         if decisions:
             groups = [[one] for one in decisions] if everything else _by_reason(decisions)
@@ -95,11 +83,6 @@ def as_json(
         "lost_time": list(lost),
     }
     return json.dumps(_finite(document), indent=1, allow_nan=False)
-
-
-def plain(text: str) -> str:
-    """`text` without control characters, which could move the cursor or hide what follows."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 def _finite(value: object) -> object:
@@ -146,119 +129,6 @@ def _launches(program: Program, graph: GraphName) -> list[Operator | Region]:
     return [*unfused, *(region for region in program.regions if region.graph == graph)]
 
 
-Priced = TypeVar("Priced", Operator, Region)
-
-
-def _dearest(rows: Sequence[Priced]) -> Sequence[Priced]:
-    """Those with the highest floors, in the order of the program; an unknown cost may be any."""
-    dearest = sorted(rows, key=lambda row: -math.inf if row.floor_us is None else -row.floor_us)[:_DEAREST]
-    kept = set(map(id, dearest))
-    return [row for row in rows if id(row) in kept]
-
-
-def _rest(shown: Sequence[object], rows: Sequence[object], what: str) -> Text:
-    left = len(rows) - len(shown)
-    return Text(
-        f"and {left:,} {what} with lower floors; --all has them" if left else "", "dim", end="\n" if left else ""
-    )
-
-
-def _operators(operators: Sequence[Operator], names: Sequence[str], everything: bool) -> RenderableType:
-    """A row for each operator that moves or computes anything, or for the dearest.
-
-    With what the width allows: the source line, only its place, or neither; then brief rows.
-    """
-    costly = [op for op in operators if not _is_free(op)]
-    shown = costly if everything else _dearest(costly)
-    lines = [plain(op.source or "") for op in shown]
-    full = [_operator_table(shown, names, source) for source in (lines, [*map(place, lines)], None)]
-    table = FirstThatFits(*full, _brief_table(shown, names, formulas=True), _brief_table(shown, names))
-    parts: list[RenderableType] = [table, _rest(shown, costly, "operators")]
-    if free := len(operators) - len(costly):
-        parts.append(Text(f"and {free} view{'s' if free > 1 else ''} that cost nothing; --tree has them", "dim"))
-    return Group(*parts)
-
-
-def _is_free(op: Operator) -> bool:
-    cost = op.cost
-    return op.operator_class == "layout" and cost.provenance == "formula" and not (cost.bytes or cost.flops)
-
-
-def place(source: str) -> str:
-    """`file.py:12` of `file.py:12: the line`."""
-    return ":".join(source.split(":", 2)[:2])
-
-
-def _brief_table(operators: Sequence[Operator], names: Sequence[str], formulas: bool = False) -> Table:
-    """For a narrow terminal: the class is a colour, and formulas appear only if `formulas`."""
-    table = open_table("#>", "operator", "shape", "reads>", "writes>", "FLOPs>", "floor>")
-    table.columns[1].overflow = "fold"
-    table.add_column("bound", no_wrap=True)
-    for op in operators:
-        reads, writes = _traffic(op.cost, names)
-        flops = _flops(op.cost, names)
-        table.add_row(
-            str(op.index),
-            Text(plain(op.name), CLASS_STYLE[op.operator_class]),
-            _two_lines(op.shape_symbolic if formulas else None, str(list(op.shape))),
-            *(text if formulas else text.split()[-1] for text in (reads, writes, flops)),
-            duration(op.floor_us),
-            plain(op.bound or "-").removesuffix("-bound"),
-        )
-        if op.cost.unused:
-            unused = _pair(op.cost.unused_symbolic, op.cost.unused, names)
-            label = Text(f"  unused: {_unused_label(op)}", style="italic")
-            table.add_row("", label, "", "", unused if formulas else unused.split()[-1])
-    return table
-
-
-def _operator_table(operators: Sequence[Operator], names: Sequence[str], source: Sequence[str] | None) -> Table:
-    counts = ("reads>", "writes>", "FLOPs>", "FLOP/B>")
-    table = open_table("#>", "operator", "class", "shape", *counts, "floor>", "predicted>")
-    table.add_column("bound", no_wrap=True)
-    if source is not None:
-        table.add_column("source", no_wrap=True, style="dim")
-    for position, op in enumerate(operators):
-        known = op.cost.provenance == "formula"
-        table.add_row(
-            str(op.index),
-            Text(plain(op.name)),
-            Text(op.operator_class, style=CLASS_STYLE[op.operator_class]),
-            _two_lines(op.shape_symbolic, str(list(op.shape))),
-            *_traffic(op.cost, names),
-            _flops(op.cost, names),
-            f"{op.cost.intensity:.3g}" if known and op.cost.bytes else "-",
-            duration(op.floor_us),
-            duration(op.predicted_us),
-            plain(op.bound or "-"),
-            *([] if source is None else [Text(source[position])]),
-        )
-        if op.cost.unused:
-            unused = _pair(op.cost.unused_symbolic, op.cost.unused, names)
-            label = Text(f"  unused: {_unused_label(op)}", style="italic")
-            table.add_row("", label, "", "", "", unused)
-    return table
-
-
-def _pair(formula: str | None, number: int, names: Sequence[str]) -> Text:
-    """The formula with its value below it; a formula that is a number is omitted."""
-    if formula is None or formula.isdigit():
-        return Text(count(number))
-    return _two_lines(in_names(formula, names), count(number))
-
-
-def _two_lines(formula: str | None, number: str) -> Text:
-    return Text(number) if formula is None else Text.assemble(plain(formula), "\n", (number, "dim"))
-
-
-def _unused_label(launch: Operator | Region) -> str:
-    if isinstance(launch, Operator):
-        name = plain(launch.target).removeprefix("aten.").partition(".")[0]
-        if name in _WITH_INDICES:
-            return f"indices of {name}"
-    return f"values of {plain(launch.name)}"
-
-
 def _totals(title: str, launches: Sequence[Operator | Region], names: Sequence[str]) -> Text:
     known = [launch for launch in launches if launch.cost.provenance == "formula"]
     moving = [launch for launch in known if launch.cost.bytes]
@@ -267,7 +137,7 @@ def _totals(title: str, launches: Sequence[Operator | Region], names: Sequence[s
     predicted = [launch.predicted_us for launch in moving if launch.predicted_us is not None]
     text = Text.assemble(
         (f"\n{title}: ", "bold"),
-        f"{len(moving)} launch{'' if len(moving) == 1 else 'es'}",
+        f"{len(moving):,} launch{'' if len(moving) == 1 else 'es'}",
         f", {nbytes(sum(cost.bytes for cost in costs))} moved",
         f", floor {duration(sum(floors))}" if floors else "",
         f", predicted {duration(sum(predicted))}" if predicted else "",
@@ -275,7 +145,7 @@ def _totals(title: str, launches: Sequence[Operator | Region], names: Sequence[s
     )
     wasteful = [launch for launch in known if launch.cost.unused]
     if wasteful:
-        labels = ", ".join(dict.fromkeys(map(_unused_label, wasteful)))
+        labels = ", ".join(dict.fromkeys(map(unused_label, wasteful)))
         text.append(f"\n  unused {_sum([launch.cost for launch in wasteful], 'unused', names)} ({labels})")
     text.append(f"\n  FLOPs {_sum(costs, 'flops', names)}")
     products = [launch.cost for launch in known if isinstance(launch, Operator) and launch.operator_class == "compute"]
@@ -319,46 +189,12 @@ def _sum(
     added, taken = terms(costs), terms(without)
     try:
         if all(formula is not None or not number for number, formula in added + taken):
-            return pretty(sum(parse(f or "0") for _, f in added) - sum(parse(f or "0") for _, f in taken), names)
+            times = Counter(formula for _, formula in added)
+            times.subtract(Counter(formula for _, formula in taken))
+            return pretty(sum(number * parse(formula or "0") for formula, number in times.items()), names)
     except ValueError:
         pass
     return count(sum(number for number, _ in added) - sum(number for number, _ in taken))
-
-
-def _traffic(cost: Cost, names: Sequence[str]) -> tuple[Text, Text]:
-    if cost.provenance == "unknown":
-        return Text("unknown", "red"), Text("unknown", "red")
-    return _pair(cost.reads_symbolic, cost.reads, names), _pair(cost.writes_symbolic, cost.writes, names)
-
-
-def _flops(cost: Cost, names: Sequence[str]) -> Text:
-    return _pair(cost.flops_symbolic, cost.flops, names) if cost.provenance == "formula" else Text("unknown", "red")
-
-
-def _regions(regions: Sequence[Region], names: Sequence[str]) -> RenderableType:
-    """A row per region; a narrow terminal omits the members, which the name abbreviates, then the formulas."""
-    tables = [_region_table(regions, names, members) for members in (48, 28, 0)]
-    return FirstThatFits(*tables, _region_table(regions, names, members=0, formulas=False))
-
-
-def _region_table(regions: Sequence[Region], names: Sequence[str], members: int, formulas: bool = True) -> Table:
-    """`members` is the width of the list of operators, which wraps."""
-    operators = ["operators"] if members else []
-    table = open_table("region", *operators, "in", "reads>", "writes>", "floor>", "predicted>", "measured>")
-    if members:
-        table.columns[1].max_width = members
-    for region in regions:
-        traffic = _traffic(region.cost, names)
-        table.add_row(
-            Text(plain(region.name), "bold"),
-            *([Text(plain(", ".join(region.members)))] if members else []),
-            region.language,
-            *(text if formulas else text.split()[-1] for text in traffic),
-            duration(region.floor_us),
-            duration(region.predicted_us),
-            duration(region.measured_us),
-        )
-    return table
 
 
 def _by_reason(decisions: Sequence[Decision]) -> list[list[Decision]]:

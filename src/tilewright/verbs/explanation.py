@@ -38,11 +38,11 @@ def explain_case(case: Case, on: str | None = None) -> Explanation:
 
     Nothing is computed and no device is needed. Raises CaptureError, InputError or UsageError.
     """
-    from tilewright.compile.price import price_case
+    from tilewright.compile.price import price_program
     from tilewright.hardware.target import absent
 
     profile = _profile(on)
-    return Explanation(case, price_case(case, absent(profile)).program, ceilings_of(profile))
+    return Explanation(case, price_program(case, absent(profile)), ceilings_of(profile))
 
 
 def explain(

@@ -1,0 +1,211 @@
+"""Prices a program of which equal iterations were left out as if all had been captured.
+
+The rows of one iteration, or of the few that a cycle of kernels covers (19 columns in one kernel), are repeated as
+often as the iterations left out hold them. Live memory grows, or not, as it does from one such cycle to the next.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from tilewright.graph.call_cycles import ITERATION, Folded, longest_cycle
+from tilewright.passes.schedule import Unit
+from tilewright.records.errors import CaptureError
+from tilewright.records.program import Decision, GraphName, MemoryPoint, Operator, Program, Stage
+
+LEAST_SHARE = 3
+"""A part goes through the iterations if its cycles cover at least one third of those kept."""
+
+Iterations = Mapping[str, int]
+"""By name of an operator or a launch: the iteration in which it begins."""
+
+
+class Irregular(CaptureError):
+    """The kept iterations are not planned alike, so that what is left out cannot be told from them."""
+
+
+@dataclass(frozen=True)
+class _Repeat:
+    """Rows `start` to `end`, which stand `times` more often."""
+
+    start: int
+    end: int
+    times: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
+def iterations(units: Iterable[Unit]) -> Iterations:
+    """The iteration in which each unit begins, of those that stand in one."""
+    found: dict[str, int] = {}
+    for unit in units:
+        nodes = [unit] if isinstance(unit, fx.Node) else unit.members
+        for node in nodes:
+            number = (node.meta.get("custom") or {}).get(ITERATION)
+            if number is not None:
+                found[unit.name] = min(number, found.get(unit.name, number))
+    return found
+
+
+def with_all_iterations(
+    program: Program,
+    part: Folded,
+    eager: Mapping[GraphName, Iterations],
+    planned: Mapping[GraphName, Iterations],
+    operators: Mapping[GraphName, Iterations],
+) -> Program:
+    """The whole program's rows, from those of the kept part. Raises `Irregular` where they show no cycle.
+
+    The iterations are those of eager's operators, of the launches planned, and of the operators that were planned.
+    """
+    whole = Program(fallbacks=program.fallbacks, folded=_in_words(part))
+    stages: Mapping[Stage, Mapping[GraphName, Iterations]] = {"before": eager, "after": planned}
+    saved: dict[Stage, int] = {}
+    for graph in eager:
+        for stage, places in stages.items():
+            rows = [op for op in program.operators if (op.graph, op.stage) == (graph, stage)]
+            points = [p for p in program.memory if (p.graph, p.stage) == (graph, stage)]
+            launches = {op.name for op in rows if not _is_view(op)}
+            points = [point for point in points if point.name in launches]
+            rows = _all_operators(rows, places[graph], part.left_out)
+            whole.operators += rows
+            held = saved.get(stage, 0) if graph == "backward" else 0
+            every = _all_points(points, places[graph], part.left_out, held)
+            saved[stage] = every[-1].live_bytes - points[-1].live_bytes if every else 0
+            whole.memory += every
+            if stage == "after":
+                regions = {region.name: region for region in program.regions if region.graph == graph}
+                # A name ends in `.3` where it is that of the third copy.
+                whole.regions += [replace(regions[op.name.split(".")[0]], name=op.name) for op in rows if op.region]
+        decisions = [decision for decision in program.decisions if decision.graph == graph]
+        whole.decisions += _all_decisions(decisions, operators[graph], part.left_out)
+    return whole
+
+
+def _in_words(part: Folded) -> str:
+    cycle = part.cycle
+    return (
+        f"{part.calls:,} calls, of which {cycle.count:,} iterations of {cycle.length} each from {part.place} on; "
+        f"{part.kept} iterations were captured and planned, and the other {part.left_out:,} counted as these"
+    )
+
+
+def _repeats(kinds: Sequence[Hashable], places: Sequence[int | None], left_out: int) -> list[_Repeat]:
+    """The last whole cycle of each part that goes through the iterations, the last part first.
+
+    A backward graph has two such parts: what is computed again, and the gradients.
+    """
+    standing = [i for i, place in enumerate(places) if place is not None]
+    if not standing:
+        return []
+    kept = max(place for place in places if place is not None)
+    found: list[_Repeat] = []
+    # What stands before or behind the iterations may repeat too, and is not meant.
+    segments = [(standing[0], standing[-1] + 1)]
+    while segments:
+        first, end = segments.pop()
+        cycle = longest_cycle(kinds[first:end])
+        if cycle is None:
+            continue
+        start = first + cycle.start
+        stop = start + cycle.count * cycle.length
+        one = _iterations_of_one(places, stop, cycle.length)
+        if not one or one * cycle.count * LEAST_SHARE < kept:
+            continue
+        found.append(_Repeat(stop - cycle.length, stop, -(-left_out // one)))
+        segments += [(first, start), (stop, end)]
+    return sorted(found, key=lambda repeat: -repeat.start)
+
+
+def _iterations_of_one(places: Sequence[int | None], stop: int, length: int) -> int:
+    """How many iterations the cycle covers that ends at `stop`, by its distance to the one before; 0 if it varies."""
+    pairs = zip(places[stop - 2 * length : stop - length], places[stop - length : stop], strict=True)
+    covered = {abs(later - earlier) for earlier, later in pairs if earlier is not None and later is not None}
+    return covered.pop() if len(covered) == 1 else 0
+
+
+def _is_view(op: Operator) -> bool:
+    return op.operator_class == "layout" and not op.cost.bytes
+
+
+def _all_operators(rows: Sequence[Operator], known: Iterations, left_out: int) -> list[Operator]:
+    def repeats_of(rows: Sequence[Operator]) -> list[_Repeat]:
+        kinds = [(op.target, op.operator_class, op.shape, op.dtype, op.cost) for op in rows]
+        return _repeats(kinds, [known.get(op.name) for op in rows], left_out)
+
+    repeats = repeats_of(rows)
+    if all(_is_view(op) for repeat in repeats for op in rows[repeat.start : repeat.end]):
+        # The views of all iterations are made together, as those of the columns of one tensor are.
+        rows = [op for op in rows if not _is_view(op)]
+        repeats = repeats_of(rows)
+    if not repeats:
+        raise Irregular("the kept iterations show no cycle")
+    for repeat in repeats:
+        rows = _operators_repeated(rows, repeat)
+    return list(rows)
+
+
+def _operators_repeated(rows: Sequence[Operator], repeat: _Repeat) -> list[Operator]:
+    cycle, before = rows[repeat.start : repeat.end], rows[repeat.start - repeat.length : repeat.start]
+    place = {op.name: (j, -1) for j, op in enumerate(before)} | {op.name: (j, 0) for j, op in enumerate(cycle)}
+    step = cycle[0].index - before[0].index
+
+    def name(j: int, copy: int) -> str:
+        return before[j].name if copy < 0 else cycle[j].name if not copy else f"{cycle[j].name}.{copy}"
+
+    def moved(op: Operator, copy: int, named: str) -> Operator:
+        reads = tuple(name(place[n][0], place[n][1] + copy) if n in place else n for n in op.inputs)
+        return replace(op, name=named, region=op.region and named, index=op.index + copy * step, inputs=reads)
+
+    copies = [moved(op, copy, f"{op.name}.{copy}") for copy in range(1, repeat.times + 1) for op in cycle]
+    rest = [moved(op, repeat.times, op.name) for op in rows[repeat.end :]]
+    return [*rows[: repeat.end], *copies, *rest]
+
+
+def _all_points(points: Sequence[MemoryPoint], known: Iterations, left_out: int, saved: int) -> list[MemoryPoint]:
+    """Live memory of the whole program; none where it does not go on alike from cycle to cycle.
+
+    `saved` bytes of the iterations left out are alive from the start: what forward leaves to backward.
+    """
+    live = [point.live_bytes for point in points]
+    changes = [now - before for now, before in zip(live, [0, *live[:-1]], strict=True)]
+    kinds = [(_NUMBER.sub("", point.name), change) for point, change in zip(points, changes, strict=True)]
+    repeats = _repeats(kinds, [known.get(point.name) for point in points], left_out)
+    for repeat in repeats:
+        points = _points_repeated(points, repeat)
+    return [replace(point, live_bytes=point.live_bytes + saved) for point in points] if repeats else []
+
+
+def _points_repeated(points: Sequence[MemoryPoint], repeat: _Repeat) -> list[MemoryPoint]:
+    growth = points[repeat.end - 1].live_bytes - points[repeat.start - 1].live_bytes
+
+    def moved(point: MemoryPoint, copy: int, name: str) -> MemoryPoint:
+        live = point.live_bytes + copy * growth
+        return replace(point, name=name, index=point.index + copy * repeat.length, live_bytes=live)
+
+    cycle = points[repeat.start : repeat.end]
+    copies = [moved(point, copy, f"{point.name}.{copy}") for copy in range(1, repeat.times + 1) for point in cycle]
+    return [*points[: repeat.end], *copies, *(moved(point, repeat.times, point.name) for point in points[repeat.end :])]
+
+
+def _all_decisions(decisions: Sequence[Decision], known: Iterations, left_out: int) -> list[Decision]:
+    """Those of the kept part where they show no cycle."""
+    kinds = [(x.verdict, _NUMBER.sub("", x.reason), x.bytes_saved, x.passed_by, x.source) for x in decisions]
+    for repeat in _repeats(kinds, [known.get(x.consumer) for x in decisions], left_out):
+        copies = [
+            replace(x, producer=f"{x.producer}.{copy}", consumer=f"{x.consumer}.{copy}")
+            for copy in range(1, repeat.times + 1)
+            for x in decisions[repeat.start : repeat.end]
+        ]
+        decisions = [*decisions[: repeat.end], *copies, *decisions[repeat.end :]]
+    return list(decisions)
+
+
+_NUMBER = re.compile(r"\d+")
+"""What distinguishes the names of equal operators."""

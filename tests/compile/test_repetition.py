@@ -1,0 +1,154 @@
+"""Programs of which equal iterations are left out, priced as the same programs captured whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from examples import online_softmax
+from tilewright.compile.price import price_case, price_program
+from tilewright.graph import call_cycles
+from tilewright.graph.function_calls import function_calls
+from tilewright.hardware.profiles import profile_for
+from tilewright.hardware.target import absent
+from tilewright.passes import fusion
+from tilewright.records.case import Case, InputSpec
+from tilewright.records.program import GraphName, Operator, Program, Stage
+
+H200 = absent(profile_for("h200"))
+
+
+@pytest.fixture(autouse=True)
+def long_from_forty_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_cycles, "FEWEST_CALLS", 40)
+    monkeypatch.setattr(call_cycles, "KEPT_CALLS", 60)
+
+
+def case(model: Callable[..., Any], inputs: str, *, training: bool = False) -> Case:
+    return Case("case", lambda: model, [InputSpec.parse(one) for one in inputs.split()], training=training)
+
+
+def launches(program: Program, graph: GraphName, stage: Stage) -> list[Operator]:
+    rows = [op for op in program.operators if (op.graph, op.stage) == (graph, stage)]
+    return [op for op in rows if op.operator_class != "layout"]
+
+
+def assert_alike(
+    found: Program, whole: Program, graph: GraphName, stages: tuple[Stage, ...] = ("before", "after")
+) -> None:
+    for stage in stages:
+        counted, every = launches(found, graph, stage), launches(whole, graph, stage)
+        assert [(op.target, op.shape, op.cost) for op in counted] == [(op.target, op.shape, op.cost) for op in every]
+        assert len({op.name for op in counted}) == len(counted)
+        names = {op.name for op in found.operators if op.stage == stage}
+        assert all(read in names or read.startswith(HELD) for op in counted for read in op.inputs)
+        assert found.peak_bytes(graph, stage) == whole.peak_bytes(graph, stage)
+
+
+HELD = ("arg", "primals", "tangents")
+
+
+def verdicts(program: Program) -> Counter[tuple[str, str]]:
+    return Counter((decision.verdict, decision.reason) for decision in program.decisions)
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(56))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + torch.nn.functional.gelu(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_layers_with_weights_of_their_own(training: bool) -> None:
+    asked = case(Layers(), "fp32[4,8]", training=training)
+    found, whole = price_program(asked, H200), price_case(asked, H200).program
+    assert "of which 55 iterations of 3 each" in found.folded and not whole.folded
+    assert_alike(found, whole, "forward")
+    if training:
+        assert_alike(found, whole, "backward", ("before",))
+        # What is computed again is one kernel for eleven layers: those left out are counted in whole kernels.
+        counted, every = (launches(each, "backward", "after") for each in (found, whole))
+        assert 0 <= len(counted) - len(every) <= 1
+    else:
+        assert verdicts(found) == verdicts(whole)
+
+
+def recurrence(x: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    state, states = torch.zeros_like(x[:, 0]), []
+    for step in x.unbind(1):
+        state = torch.tanh(step @ w + state @ u)
+        states.append(state)
+    return torch.stack(states, 1)
+
+
+def test_values_of_iterations_left_out_are_read_behind_the_loop() -> None:
+    asked = case(recurrence, "fp32[3,60,8] fp32[8,8] fp32[8,8]")
+    found, whole = price_program(asked, H200), price_case(asked, H200).program
+    assert "59 iterations of 4 each" in found.folded
+    (stacked,) = (op for op in launches(found, "forward", "before") if "cat" in op.target or "stack" in op.target)
+    (expected,) = (op for op in launches(whole, "forward", "before") if "cat" in op.target or "stack" in op.target)
+    assert stacked.cost == expected.cost
+    counted = [op.target for op in launches(found, "forward", "before")]
+    assert counted == [op.target for op in launches(whole, "forward", "before")]
+
+
+def test_a_kernel_of_many_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_cycles, "KEPT_CALLS", 90)
+    monkeypatch.setattr(fusion, "MOST_BUFFERS", 8)
+    # Three columns make a kernel; 24 are left out.
+    asked = online_softmax.case(N=4, M=39)
+    found, whole = price_program(asked, H200), price_case(asked, H200).program
+    assert found.folded
+    assert_alike(found, whole, "forward")
+
+
+def reads_a_value(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(100):
+        x = x * 2 if x.sum() > 0 else x + 1
+    return x
+
+
+def writes_an_attribute() -> torch.nn.Module:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total = self.total + x
+            return self.total
+
+    return Counts()
+
+
+def test_what_only_dynamo_can_capture_is_not_recorded() -> None:
+    assert function_calls(reads_a_value, [torch.randn(3)]) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert function_calls(torch.sin, [torch.randn(3)]) is None
+
+
+def test_recording_leaves_a_module_as_it_was() -> None:
+    module = writes_an_attribute()
+    before = module.total
+    recorded = function_calls(module, [torch.randn(3)])
+    assert recorded is not None and len(recorded.calls) == 1 and len(recorded.leaves) == 2
+    assert module.total is before and not before.is_meta and before.eq(0).all()
+
+
+def test_a_program_without_a_cycle_is_captured_whole() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        for i in range(2, 50):
+            x = torch.nn.functional.pad(x, (0, 1)) * i
+        return x
+
+    assert not price_program(replace(case(model, "fp32[4,8]")), H200).folded
