@@ -229,7 +229,7 @@ def columns(lab: Lab) -> Finding:
 
 def round_robin(lab: Lab) -> Finding:
     """On which multiprocessor each program ran."""
-    ids = lab.once("the %smid of 264 programs", lambda: lab.example("claims/sm_ids.py").multiprocessors(264))
+    ids = lab.once("the %smid of 264 programs", lambda: lab.example("claims/triton_kernels.py").multiprocessors(264))
     ours = f"programs 0–7 ran on SMs {', '.join(map(str, ids[:8]))}; {len(set(ids))} SMs in all"
     return holds(ids == [i % len(set(ids)) for i in range(len(ids))], ours)
 

@@ -42,7 +42,7 @@ def memories(lab: Lab) -> Finding:
 
 
 def one_sm_each(lab: Lab) -> Finding:
-    ids = lab.once("the %smid of 264 programs", lambda: lab.example("claims/sm_ids.py").multiprocessors(264))
+    ids = lab.once("the %smid of 264 programs", lambda: lab.example("claims/triton_kernels.py").multiprocessors(264))
     ours = f"{sum(it >= 0 for it in ids)} of {len(ids)} programs stayed on one SM; a barrier across blocks is a launch"
     return holds(all(it >= 0 for it in ids), f"{ours}, {lab.ceilings()['launch']:.2f} µs")
 

@@ -37,12 +37,9 @@ def eager(lab: Lab) -> Profile:
 
 def triton(lab: Lab) -> Profile:
     """200 calls of one Triton kernel on the same."""
-    from tilewright.kernels.softmax import by_impl
     from tilewright.records.case import Case
 
-    def softmax(x: torch.Tensor) -> torch.Tensor:
-        return by_impl(x, log=False, impl="triton")
-
+    softmax = lab.example("claims/triton_kernels.py").softmax
     made = Case("triton_softmax", lambda: softmax, lab.case(SMALL).inputs, training=False)
     return lab.profile("the Triton kernel on 100×5000", 200, case=made)
 

@@ -28,7 +28,7 @@ H200_SMS = 132
 
 def spun(lab: Lab) -> dict[str, Timing]:
     """One full wave of blocks of 32 warps, of which an SM holds two, and one block more."""
-    spin, sms = lab.example("claims/sm_ids.py").spin, multiprocessors()
+    spin, sms = lab.example("claims/triton_kernels.py").spin, multiprocessors()
     out = torch.empty(8 * sms, dtype=torch.int32, device=lab.device)
     counts = {"one wave": 2 * sms, "one more": 2 * sms + 1}
     return lab.race("equal blocks", {name: partial(spin, out, count, 32) for name, count in counts.items()})
@@ -62,7 +62,7 @@ def many_blocks(lab: Lab) -> Finding:
 
 
 def count_hidden(lab: Lab) -> Finding:
-    ids = lab.once("the %smid of 264 programs", lambda: lab.example("claims/sm_ids.py").multiprocessors(264))
+    ids = lab.once("the %smid of 264 programs", lambda: lab.example("claims/triton_kernels.py").multiprocessors(264))
     hidden = len(set(ids)) != multiprocessors()
     return holds(hidden, f"the device says {multiprocessors()} SMs, programs report {len(set(ids))}")
 
