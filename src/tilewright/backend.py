@@ -34,6 +34,7 @@ from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols, is_symbolic, specialise
 from tilewright.graph.writes import written
 from tilewright.hardware.target import target_of
+from tilewright.launch.triton import hash_ahead
 from tilewright.operators.table import row_of
 from tilewright.records.errors import CaptureError, KernelError, TilewrightError, UsageError, warn_once
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
@@ -141,6 +142,8 @@ def _leave_to_pytorch(record: Recording, fallback: Fallback, error: Exception | 
     warn_once(f"{fallback.what} at {fallback.where} runs as PyTorch runs it: {fallback.why}")
 
 
+if torch.cuda.is_initialized():
+    hash_ahead()
 watch(backend, lambda skipped: _leave_to_pytorch(_recording.get() or Recording(), skipped))
 
 

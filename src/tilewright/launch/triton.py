@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +45,19 @@ def launches_are_watched() -> bool:
 def is_interpreted() -> bool:
     """Whether Triton was imported to interpret its kernels (`TRITON_INTERPRET=1`)."""
     return bool(_settings().interpret)
+
+
+def hash_ahead() -> None:
+    """Let a thread hash Triton's own files, which its cache asks for once a process: 0.8 s, beside Dynamo's tracing."""
+    threading.Thread(target=_hash, name="tilewright-triton", daemon=True).start()
+
+
+def _hash() -> None:
+    # Where Triton is missing, or calls it otherwise, whoever needs it says so.
+    with contextlib.suppress(ImportError):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 @functools.cache
