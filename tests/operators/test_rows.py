@@ -5,8 +5,10 @@ from __future__ import annotations
 import operator
 
 import torch
+import torch._inductor.inductor_prims
 
 from tests.kernels.registered import all_operators
+from tilewright.backend import backend, recording
 from tilewright.operators.counting import arithmetic_of, count_element
 from tilewright.operators.table import row_of, rows
 from tilewright.passes import draws, group_norm, philox
@@ -40,3 +42,12 @@ def test_a_pointwise_row_counts_its_body() -> None:
     assert counted("pow.Tensor_Scalar", ..., 3) == (2, 0)
     assert counted("pow.Tensor_Scalar", ..., 0.3) == (0, 1)
     assert counted("softplus.default", ..., None, None) == (3, 2)
+
+
+def test_a_multiply_add_of_dynamos_is_generated() -> None:
+    a, b, c = (torch.randn(7, 33) for _ in range(3))
+    run = torch.compile(lambda a, b, c: torch.ops.prims.fma(a, b, c).sin(), backend=backend, fullgraph=True)
+    with recording() as record:
+        torch.testing.assert_close(run(a, b, c), (a * b + c).sin())
+    (graph,) = record.graphs
+    assert [step.generated for step in graph.executable.steps] == [True]

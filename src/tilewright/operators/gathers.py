@@ -78,6 +78,15 @@ calls(
     priced=False,
 )
 
+calls(
+    "index_add.default(self, dim, index, source, alpha)",
+    "library",
+    arithmetic=each(of_argument("source"), 1),
+    shapes=same,
+    dtypes=("self",),
+    priced=False,
+)
+
 
 calls(
     "value_selecting_reduction_backward.default(grad, dim, indices, sizes, keepdim)",

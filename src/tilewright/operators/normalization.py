@@ -237,3 +237,47 @@ def rms_norm_backward(
     dx = rstd * (scaled - normal * ((scaled * normal).sum(dims) / count))
     dw = (g * normal).sum(rows, keepdim=False)
     return (dx if wanted[0] else None), (dw if wanted[1] and weight is not None else None)
+
+
+# Weight norm: each slice of v along `dim` scaled to the length g.
+
+
+def _weight_norm_shapes(call: CallAxes) -> Result:
+    return [call.tensor("v"), call.tensor("g")]
+
+
+def _weight_norm_backward_shapes(call: CallAxes) -> Result:
+    return [call.tensor("saved_v"), call.tensor("saved_g")]
+
+
+def _beside(x: Value, dim: int) -> list[int]:
+    """All dimensions but one."""
+    return [d for d in range(len(x.dims)) if d != dim % len(x.dims)]
+
+
+@body(
+    "_weight_norm_interface.default(v, g, dim)",
+    operator_class="reduction",
+    promotion="none",
+    arithmetic=Arithmetic(lambda sizes: 3 * elements(sizes.shape("v")), lambda sizes: elements(sizes.shape("g"))),
+    shapes=_weight_norm_shapes,
+    dtypes=("v", "g"),
+)
+def weight_norm(c: Call, v: Value, g: Value, dim: int = 0) -> tuple[Value, Value]:
+    norm = call("sqrt", (v * v).sum(_beside(v, dim)))
+    return v * (g / norm), norm
+
+
+@body(
+    "_weight_norm_interface_backward.default(grad_w, saved_v, saved_g, saved_norms, dim)",
+    operator_class="reduction",
+    promotion="none",
+    arithmetic=Arithmetic(lambda sizes: 5 * elements(sizes.shape("saved_v")), nothing),
+    shapes=_weight_norm_backward_shapes,
+    dtypes=("saved_v", "saved_g"),
+)
+def weight_norm_backward(c: Call, dw: Value, v: Value, g: Value, norm: Value, dim: int) -> tuple[Value, Value]:
+    """dg = Σ dw · v / ‖v‖; dv = g / ‖v‖ · (dw - v · Σ dw · v / ‖v‖²)."""
+    norm = norm.to_compute(c.dtype)
+    along = (dw * v).sum(_beside(v, dim)) / norm
+    return (g / norm) * (dw - v * (along / norm)), along

@@ -189,3 +189,30 @@ def slice_scatter(
 def select_scatter(c: Call, x: Value, source: Value, dim: int, index: int) -> Value:
     at = dim % len(c.shape)
     return where(_places(c, at, len(c.shape)).eq(index % c.shape[at]), source.to_compute(c.dtype).unsqueeze(at), x)
+
+
+def _on_diagonal(c: Call, source: Value, offset: int, dim1: int, dim2: int, elsewhere: Value | Scalar) -> Value:
+    """[…, L] on the diagonal of `dim1` and `dim2` of a result that is `elsewhere` beside it."""
+    rank, length = len(c.shape), source.shape[-1]
+    first, second = dim1 % rank, dim2 % rank
+    row, column = max(-offset, 0), max(offset, 0)
+    # […, L] → the diagonal along the one dimension, one element along the other.
+    rest = iter(range(rank - 2))
+    order = [rank - 2 if d == first else rank - 1 if d == second else next(rest) for d in range(rank)]
+    source = source.unsqueeze(-1).permute(order)
+    rows, columns = _places(c, first, rank), _places(c, second, rank)
+    inside = _within(rows, row, row + length, c.shape[first])
+    if inside is not None:
+        source = excerpt(source, first, c.shape[first], -row, inside=inside)
+    # No column is equal to a row that the diagonal does not meet.
+    return where((rows - row).eq(columns - column), source, elsewhere)
+
+
+@moves("diagonal_scatter.default(self, src, offset, dim1, dim2)", same)
+def diagonal_scatter(c: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    return _on_diagonal(c, source.to_compute(c.dtype), offset, dim1, dim2, x)
+
+
+@moves("diagonal_backward.default(grad_output, input_sizes, offset, dim1, dim2)", like_the_input)
+def diagonal_backward(c: Call, g: Value, sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Value:
+    return _on_diagonal(c, g, offset, dim1, dim2, 0)

@@ -373,3 +373,5 @@ declare(
     )
 )
 body("clone.default(self, memory_format)", promotion="none", priced=False)(lambda c, x, **_: x)
+# Dynamo's, for `addcmul_` and its like.
+declare(Row("prims.fma.default(a, b, c)", "pointwise", lambda c, x, y, z: x * y + z))
