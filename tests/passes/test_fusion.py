@@ -144,6 +144,17 @@ def test_readers_of_one_tensor_share_its_reading() -> None:
     assert_complete(graph, fusion)
 
 
+def gated(x: Tensor, w: Tensor, p: Tensor) -> Tensor:
+    gate, up = (x @ w).masked_fill(p, 0.0).split(8, 1)
+    result: Tensor = F.silu(gate) * up
+    return result
+
+
+def test_a_value_read_in_halves_is_in_the_kernel_that_reads_both() -> None:
+    _, fusion = fused(gated, torch.zeros(6, 4), torch.zeros(4, 16), torch.zeros(6, 1, dtype=torch.bool))
+    assert members(fusion) == [["masked_fill", "silu", "mul"]]
+
+
 def test_a_kernel_does_not_stream_from_too_many_tensors() -> None:
     inputs = [torch.zeros(8) for _ in range(30)]
     graph, fusion = fused(lambda *xs: sum(x.exp() for x in xs), *inputs)

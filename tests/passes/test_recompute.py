@@ -167,3 +167,19 @@ def test_a_product_is_not_computed_again() -> None:
 def test_inputs_are_kept_for_nothing() -> None:
     ours = partitions(lambda x: F.gelu(x.sin()).exp(), draw(5, 5), min_cut=False)["ours"]
     assert ours.kept == []
+
+
+def masked(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).masked_fill(x[:, :1] > 0, 0.25).sin()
+
+
+def read_by_a_product(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).masked_fill(x[:, :1] > 0, 0.25) @ w.t()
+
+
+def test_a_product_is_kept_in_place_of_what_kernels_compute_of_it() -> None:
+    programs = [(masked, 4096), (read_by_a_product, 4096), (masked, 6)]
+    kept = [partitions(function, draw(rows, 8), draw(8, 80))["ours"].kept for function, rows in programs]
+    # What a library call reads is in memory anyway; what is small takes no time.
+    names = [[node.name.rstrip("_0123456789") for node in nodes] for nodes in kept]
+    assert names == [["mm"], ["masked_fill"], ["masked_fill"]]

@@ -147,6 +147,7 @@ class _Fuser:
                 # The producer that saves most first: a merge can make the next one impossible.
                 for producer in sorted(self._producers(node), key=nbytes, reverse=True):
                     self._try(producer, node)
+        self._retry()
         self._siblings()
         regions = [self._lowered(region) for region in dict.fromkeys(self.region.values())]
         for number, region in enumerate(regions):
@@ -201,6 +202,14 @@ class _Fuser:
         if self.lower_each or isinstance(region, _Elementwise):
             return not self.lower_each
         return len(region.members) == 1 and is_elementwise(region.members[0])
+
+    def _retry(self) -> None:
+        """Merge those pairs whose producer had other readers, which by now are in one kernel with the consumer."""
+        for (producer, consumer), (verdict, _) in reversed(self.reasons.items()):
+            mine, target = self.region[producer], self.region[consumer]
+            others = {self.region.get(r) for value in values_of(producer) for r in readers(value)} - {mine}
+            if verdict == "impossible" and mine is not target and others == {target}:
+                self._try(producer, consumer)
 
     def _siblings(self) -> None:
         """Merge regions that read the same large tensor and do not depend on each other."""

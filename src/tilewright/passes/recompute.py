@@ -6,6 +6,9 @@ pointwise operators and row normalisations as it takes, where less must then be 
 from its operand, a layer norm's from its input, a masked value from the mask. Random draws,
 reductions and matrix products are always kept; so are operands of convolutions, which on a GPU take
 about as long as a pass over them.
+
+Where as much must be kept, the result of a library call is kept and not a value computed of it that forward's kernels
+hold in registers alone: Mixtral's masked products were written twice.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ from tilewright.operators.table import row_of
 from tilewright.passes.units import is_fusible, is_view, nbytes, readers
 
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
+BESIDE = 1 / 64
+"""Share of a value's bytes that may be kept for a mask, beside the library's result."""
+LEAST = 2**20
+"""Bytes; less is written and read while a kernel starts."""
 
 
 def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
@@ -37,9 +44,24 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
         if any(source.meta.get(OVERWRITTEN) for source in sources):
             continue
         extra = {s for s in sources if s not in saved and s.op != "placeholder"}
-        if extra <= forward and sum(map(nbytes, extra)) < nbytes(node):
+        most = nbytes(node) - 1 if not _needs_no_memory(node, extra, forward) else nbytes(node) * (1 + BESIDE)
+        if extra <= forward and sum(map(nbytes, extra)) <= most:
             saved = (saved - {node}) | sources
     return sorted(saved, key=order.__getitem__)
+
+
+def _needs_no_memory(node: fx.Node, sources: set[fx.Node], forward: set[fx.Node]) -> bool:
+    """Whether forward's kernels alone read a pointwise value, and of what it is computed of all but a little is the
+    result of a library call, which is in memory anyway."""
+    row = row_of(_operator(node).target)
+    inside = row is not None and row.operator_class == "pointwise" and not _picks(node)
+    small = nbytes(node) * BESIDE
+    return (
+        inside
+        and nbytes(node) >= LEAST
+        and all(is_fusible(_operator(s)) is not None for s in sources if nbytes(s) > small)
+        and all(is_fusible(reader) is None for reader in readers(node) if reader in forward or reader.op == "output")
+    )
 
 
 def _library_calls(node: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
@@ -72,7 +94,9 @@ def _operator(node: fx.Node) -> fx.Node:
 
 
 def _picks(node: fx.Node) -> bool:
-    return str(node.target).endswith("getitem") or getattr(node.target, "__name__", "") == "getitem"
+    """Whether this is one result of several; a part of a `split` is a view instead."""
+    named = str(node.target).endswith("getitem") or getattr(node.target, "__name__", "") == "getitem"
+    return named and not is_view(node.all_input_nodes[0])
 
 
 def _stored(node: fx.Node) -> fx.Node:
