@@ -119,6 +119,18 @@ def sigmoid(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def exp_approximate(x: tl.tensor) -> tl.tensor:
+    """To 18 bits; subnormal results are zero."""
+    return tl.exp2(x * LOG2_E)
+
+
+@triton.jit
+def sigmoid_approximate(x: tl.tensor) -> tl.tensor:
+    """To 18 bits."""
+    return 1.0 / (1.0 + exp_approximate(neg(x)))
+
+
+@triton.jit
 def _with_sign(size: tl.tensor, x: tl.tensor) -> tl.tensor:
     """`size`, not negative, with the sign of `x`; fp32."""
     bits = size.to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & -0x80000000)
@@ -323,6 +335,7 @@ __all__ = [
     "erf_absolute",
     "erfc",
     "exp",
+    "exp_approximate",
     "expm1",
     "fused",
     "is_negative",
@@ -339,6 +352,7 @@ __all__ = [
     "round_even",
     "rsqrt",
     "sigmoid",
+    "sigmoid_approximate",
     "sign",
     "sinh",
     "sqrt",

@@ -16,6 +16,8 @@ from tilewright.operators.axes import Axis, Unfusable, leaves, split, strides_of
 from tilewright.operators.language import Drawn, Op, Source, Value
 from tilewright.operators.redundant import eliminate_redundant
 
+APPROXIMABLE = frozenset({"exp", "sigmoid", "div"})
+"""Functions whose accurate form takes several times the instructions of the hardware's own."""
 FEW_COLUMNS = 1024
 """A reduction over all axes is cut into rows of at least this many elements, if it has several axes left."""
 LEAST_COLUMNS = 64
@@ -241,6 +243,8 @@ class _Lowering:
                 step = replace(step, strides=tuple(index.get(a, 0) for a in rows + cols))
             elif op.name in ("cast", "round"):
                 step = replace(step, to=op.detail or op.dtype)
+            elif op.name in APPROXIMABLE:
+                step = replace(step, approximate=op.approximate)
             steps.append(step)
             place[position] = len(steps) - 1
         _refuse_sums_of_columns_after_rows(steps)

@@ -79,6 +79,8 @@ class Step:
     kind: str | None = None
     to: str | None = None
     philox: Philox | None = None
+    approximate: bool = False
+    """Of `exp`, `sigmoid` and `div`: 18 bits are enough, since eager rounds the operator's result to 16 bits."""
 
 
 @dataclass(frozen=True)

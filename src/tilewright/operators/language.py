@@ -48,6 +48,8 @@ class Op:
     args: tuple[int, ...]
     dtype: str
     detail: Any = None
+    approximate: bool = False
+    """Whether 18 bits are enough: eager rounds the result of the operator that it belongs to to 16 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +95,11 @@ class Trace:
     """Everything recorded while the bodies of one region run, in execution order."""
 
     ops: list[Op] = field(default_factory=list)
+    approximate: bool = False
+    """Of what is recorded next."""
 
     def emit(self, name: str, args: Sequence[Value], dtype: str, dims: tuple[Group, ...], detail: Any = None) -> Value:
-        self.ops.append(Op(name, tuple(a.id for a in args), dtype, detail))
+        self.ops.append(Op(name, tuple(a.id for a in args), dtype, detail, self.approximate))
         return Value(self, len(self.ops) - 1, dtype, dims)
 
     def load(self, key: object, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> Value:

@@ -27,6 +27,8 @@ def eliminate_redundant(ops: list[Op], wanted: list[int]) -> tuple[list[Op], dic
             known[key] = len(kept)
             kept.append(op)
         where[position] = known[key]
+        if not op.approximate and kept[known[key]].approximate:
+            kept[known[key]] = op
     return kept, where
 
 

@@ -14,6 +14,8 @@ TILE = 1024
 """Elements of a block on a GPU: eight for each thread of four warps."""
 INTERPRETED_TILE = 16384
 """The interpreter's time goes by programs and operations, hardly by elements."""
+NARROWEST = 32
+"""Columns of a block beside others: two sectors of 16-bit elements."""
 LONG_BLOCK = 2048
 """Columns that a program takes at once from a row too long to hold."""
 WAVES = 2
@@ -54,7 +56,7 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
         block = min(power_of_two(columns), tile)
         return Blocking(-(-columns // block), {"BLOCK": block}, 4)
     if schedule.kind == "tiles":
-        block_cols = min(power_of_two(columns), 64 if nest.transposes else tile)
+        block_cols = _width(columns, 64 if nest.transposes else tile)
         block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
         programs = -(-rows // block_rows) * -(-columns // block_cols)
         return Blocking(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, 4)
@@ -66,6 +68,19 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
     return Blocking(-(-rows // block_rows), {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, warps)
 
 
+def _width(columns: int, most: int) -> int:
+    """Columns of a block, a power of two: as many as leave few lanes idle.
+
+    >>> [_width(columns, 1024) for columns in (240, 96, 144, 40)]
+    [256, 32, 32, 64]
+    """
+    widest = min(power_of_two(columns), most)
+    widths = [widest >> halved for halved in range(widest.bit_length()) if widest >> halved >= NARROWEST]
+    lanes = {width: -(-columns // width) * width for width in widths or [widest]}
+    few = [width for width, count in lanes.items() if count <= columns + columns // 8]
+    return max(few, default=max(lanes, key=lambda width: (-lanes[width], width)))
+
+
 def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int, shared_bytes: int) -> Blocking:
     """Column sums: each program walks a strip of rows, the next tiles on their way while it is at one.
 
@@ -75,7 +90,7 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     """
     rows, columns = nest.row_count, nest.col_count
     wide = power_of_two(columns) if schedule.whole_row else LONG_BLOCK
-    block_cols = min(wide, tile) if schedule.splits_columns else wide
+    block_cols = _width(columns, tile) if schedule.splits_columns else wide
     if schedule.splits_columns:
         # Each element has an accumulator for each sum.
         many = len(schedule.sums) > 2
