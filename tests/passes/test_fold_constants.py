@@ -32,11 +32,28 @@ def added_to(x: Tensor) -> Tensor:
     return x * total
 
 
+def assigned(x: Tensor) -> Tensor:
+    mask = torch.ones_like(x)
+    mask[:, 1:] = 0
+    return x * mask
+
+
+def clipped(x: Tensor) -> Tensor:
+    return torch.maximum(x, torch.tensor(0.25, dtype=x.dtype)).fmod(torch.tensor(0.5, dtype=x.dtype))
+
+
+def subtracted_from(x: Tensor) -> Tensor:
+    return torch.tensor(2.0) - x
+
+
 RTOL = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float64: 1e-12}
 
 
 @pytest.mark.parametrize("dtype", list(RTOL))
-@pytest.mark.parametrize("function, reads", [(scaled, 1), (promoted, 2), (both, None), (added_to, None)])
+@pytest.mark.parametrize(
+    "function, reads",
+    [(scaled, 1), (promoted, 2), (both, None), (added_to, None), (assigned, 1), (clipped, None), (subtracted_from, 1)],
+)
 def test_results_are_eagers(function: Callable[[Tensor], Tensor], reads: int | None, dtype: torch.dtype) -> None:
     torch._dynamo.reset()
     x = torch.randn(5, 16, dtype=dtype)

@@ -19,6 +19,10 @@ from tilewright.graph.writes import written
 from tilewright.operators.table import row_of
 from tilewright.passes.simplify import is_pure
 
+aten = torch.ops.aten
+CONVERTED = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor})
+"""Of the operators that take tensors those that make tensors of numbers; others raise."""
+
 
 def fold_constants(graph: fx.Graph) -> None:
     """Rewrite `graph` in place."""
@@ -32,6 +36,7 @@ def fold_constants(graph: fx.Graph) -> None:
             number = value.item()
         for user in [user for user in node.users if user not in known and _takes_number(user, node)]:
             user.args = tuple(number if argument is node else argument for argument in user.args)
+            user.target = _of_numbers(user.target)
     for node in reversed(list(known)):
         if not node.users:
             graph.erase_node(node)
@@ -61,15 +66,29 @@ def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor
         return _number(target(*args, **kwargs))
 
 
+def _of_numbers(target: Any) -> Any:
+    """The overload of a binary operator whose second operand may be a number; None where there is none."""
+    if target in CONVERTED:
+        return target
+    name = target._overloadname.replace("Tensor", "Scalar")
+    overloads = target._overloadpacket.overloads()
+    return getattr(target._overloadpacket, name) if "Scalar" in name and name in overloads else None
+
+
 def _takes_number(user: fx.Node, node: fx.Node) -> bool:
     """Whether a pointwise operator gives the same for a number in place of this tensor."""
     row = row_of(user.target) if user.op == "call_function" else None
     result = user.meta.get("val")
     if row is None or row.body is None or row.operator_class != "pointwise" or node not in user.args:
         return False
+    of_numbers = row_of(_of_numbers(user.target))
+    if of_numbers is None or of_numbers.body is None:
+        return False
     others = [x.meta.get("val") for x in user.all_input_nodes if x is not node]
     other = others[0] if len(others) == 1 else None
     if len(user.args) != 2 or not isinstance(other, torch.Tensor) or not isinstance(result, torch.Tensor):
+        return False
+    if user.args[0] is node and user.target not in CONVERTED:
         return False
     # Where the result has the other operand's dtype, the number's own plays no part.
     return result.dtype == other.dtype and other.dim() > 0 and other.is_floating_point()
