@@ -16,6 +16,7 @@ from tilewright.records.errors import TilewrightError, UsageError
 
 FILES = (
     "profiling_homework",
+    "triton_softmax",
     "online_and_attention",
     "fusion_and_tiles",
     "compiler_view",

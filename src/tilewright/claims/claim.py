@@ -96,6 +96,8 @@ def percent(share: float) -> str:
 def _written(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_written(item)}" for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_written, value))
+    if isinstance(value, list):
+        return ", ".join(map(_written, value)) or "none"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_written, value))}]"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
