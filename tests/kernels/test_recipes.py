@@ -194,10 +194,10 @@ def test_activations_by_triton() -> None:
     recipe = recipe_of("gated_activation", gate, up, "silu")
     assert shapes(recipe) == [((4, 25, 96), BF16)]
     sizes = [("q", 96), ("q", 192), ("q", 192)]
-    assert told(recipe) == [("gated_forward", (100, 1, 1), [0, 1, 2, *sizes, None, None])]
+    assert told(recipe) == [("forward", (100, 1, 1), [0, 1, 2, *sizes, None, None])]
     recipe = recipe_of("activation_backward", ((100, 96), FP32), ((100, 96), FP32, (1, 100)), "gelu")
     # 0: dy, 1: x, 2: dx, 3: the copy of x.
-    sizes = [("q", 96), ("q", 96), ("q", 96)]
+    sizes = [("q", 96), ("q", 96), ("q", 96), ("q", 0)]
     assert told(recipe) == [(Copy(3, 1),), ("backward", (100, 1, 1), [0, 3, 2, *sizes, None, None])]
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from math import prod
 
 from tilewright.operators.arithmetic import NOTHING, per_operand
 from tilewright.operators.language import FLOATS, Scalar, Value, call, predicate, where
-from tilewright.operators.row import Call, body
+from tilewright.operators.row import Call, Says, body
 from tilewright.operators.shapes import reduction
 
 Dims = Sequence[int] | int | None
 FARTHEST = 2**62
 ONE, VARIANCE = per_operand(1), per_operand(4)
+EXTREME: Says = {"arithmetic": ONE, "shapes": reduction, "discontinuous": True}
+WITH_PLACE: Says = {**EXTREME, "promotion": "none", "dtypes": ("self", "int64")}
+PLACE: Says = {**WITH_PLACE, "dtypes": ("int64",)}
+TRUTH: Says = {**PLACE, "arithmetic": NOTHING, "dtypes": ("bool",)}
+BOTH_EXTREMES: Says = {**WITH_PLACE, "arithmetic": per_operand(2), "dtypes": ("self", "self")}
+
+reduced = functools.partial(body, operator_class="reduction")
 
 
 def _all_if_empty(dims: Dims) -> Dims:
@@ -27,36 +35,18 @@ def _count(x: Value, dims: Dims) -> int:
     return prod(x.shape[d] for d in ([dims] if isinstance(dims, int) else dims)) if x.shape else 1
 
 
-@body(
-    "sum.default(self, dtype)",
-    "sum.dim_IntList(self, dim, keepdim, dtype)",
-    operator_class="reduction",
-    arithmetic=ONE,
-    shapes=reduction,
-)
+@reduced("sum.default(self, dtype)", "sum.dim_IntList(self, dim, keepdim, dtype)", arithmetic=ONE, shapes=reduction)
 def sum_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False, dtype: object = None) -> Value:
     return x.sum(_all_if_empty(dims), keepdim)
 
 
-@body(
-    "mean.default(self, dtype)",
-    "mean.dim(self, dim, keepdim, dtype)",
-    operator_class="reduction",
-    arithmetic=ONE,
-    shapes=reduction,
-)
+@reduced("mean.default(self, dtype)", "mean.dim(self, dim, keepdim, dtype)", arithmetic=ONE, shapes=reduction)
 def mean(c: Call, x: Value, dims: Dims = None, keepdim: bool = False, dtype: object = None) -> Value:
     dims = _all_if_empty(dims)
     return x.sum(dims, keepdim) / _count(x, dims)
 
 
-@body(
-    "prod.default(self, dtype)",
-    "prod.dim_int(self, dim, keepdim, dtype)",
-    operator_class="reduction",
-    arithmetic=ONE,
-    shapes=reduction,
-)
+@reduced("prod.default(self, dtype)", "prod.dim_int(self, dim, keepdim, dtype)", arithmetic=ONE, shapes=reduction)
 def product(c: Call, x: Value, dim: Dims = None, keepdim: bool = False, dtype: object = None) -> Value:
     return x.reduce("prod", dim, keepdim)
 
@@ -64,26 +54,22 @@ def product(c: Call, x: Value, dim: Dims = None, keepdim: bool = False, dtype: o
 # The gradient of an extreme goes to the elements that equal it: backward must meet eager's own extreme.
 
 
-@body(
-    "amax.default(self, dim, keepdim)", operator_class="reduction", arithmetic=ONE, shapes=reduction, discontinuous=True
-)
+@reduced("amax.default(self, dim, keepdim)", **EXTREME)
 def amax(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     return x.max(_all_if_empty(dims), keepdim)
 
 
-@body(
-    "amin.default(self, dim, keepdim)", operator_class="reduction", arithmetic=ONE, shapes=reduction, discontinuous=True
-)
+@reduced("amin.default(self, dim, keepdim)", **EXTREME)
 def amin(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     return x.min(_all_if_empty(dims), keepdim)
 
 
-@body("max.default(self)", operator_class="reduction", arithmetic=ONE, shapes=reduction, discontinuous=True)
+@reduced("max.default(self)", **EXTREME)
 def max_all(c: Call, x: Value) -> Value:
     return x.max(None, keepdim=False)
 
 
-@body("min.default(self)", operator_class="reduction", arithmetic=ONE, shapes=reduction, discontinuous=True)
+@reduced("min.default(self)", **EXTREME)
 def min_all(c: Call, x: Value) -> Value:
     return x.min(None, keepdim=False)
 
@@ -96,88 +82,36 @@ def _first_at(x: Value, extreme: Value, dim: int, keepdim: bool) -> Value:
     return where(hit, x.index(dim), FARTHEST).min(dim, keepdim)
 
 
-@body(
-    "max.dim(self, dim, keepdim)",
-    operator_class="reduction",
-    arithmetic=ONE,
-    shapes=reduction,
-    dtypes=("self", "int64"),
-    promotion="none",
-    discontinuous=True,
-)
+@reduced("max.dim(self, dim, keepdim)", **WITH_PLACE)
 def max_dim(c: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     return x.max(dim, keepdim), _first_at(x, x.max(dim), dim, keepdim)
 
 
-@body(
-    "min.dim(self, dim, keepdim)",
-    operator_class="reduction",
-    arithmetic=ONE,
-    shapes=reduction,
-    dtypes=("self", "int64"),
-    promotion="none",
-    discontinuous=True,
-)
+@reduced("min.dim(self, dim, keepdim)", **WITH_PLACE)
 def min_dim(c: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     return x.min(dim, keepdim), _first_at(x, x.min(dim), dim, keepdim)
 
 
-@body(
-    "argmax.default(self, dim, keepdim)",
-    operator_class="reduction",
-    arithmetic=ONE,
-    shapes=reduction,
-    dtypes=("int64",),
-    promotion="none",
-    discontinuous=True,
-)
+@reduced("argmax.default(self, dim, keepdim)", **PLACE)
 def argmax(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     if dim is None:
         x, dim = x.view([prod(x.shape)]), 0
     return _first_at(x, x.max(dim), dim, keepdim)
 
 
-@body(
-    "argmin.default(self, dim, keepdim)",
-    operator_class="reduction",
-    arithmetic=ONE,
-    shapes=reduction,
-    dtypes=("int64",),
-    promotion="none",
-    discontinuous=True,
-)
+@reduced("argmin.default(self, dim, keepdim)", **PLACE)
 def argmin(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     if dim is None:
         x, dim = x.view([prod(x.shape)]), 0
     return _first_at(x, x.min(dim), dim, keepdim)
 
 
-@body(
-    "any.default(self)",
-    "any.dim(self, dim, keepdim)",
-    "any.dims(self, dim, keepdim)",
-    operator_class="reduction",
-    arithmetic=NOTHING,
-    shapes=reduction,
-    dtypes=("bool",),
-    promotion="none",
-    discontinuous=True,
-)
+@reduced("any.default(self)", "any.dim(self, dim, keepdim)", "any.dims(self, dim, keepdim)", **TRUTH)
 def any_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     return x.ne(0).reduce("any", dims, keepdim)
 
 
-@body(
-    "all.default(self)",
-    "all.dim(self, dim, keepdim)",
-    "all.dims(self, dim, keepdim)",
-    operator_class="reduction",
-    arithmetic=NOTHING,
-    shapes=reduction,
-    dtypes=("bool",),
-    promotion="none",
-    discontinuous=True,
-)
+@reduced("all.default(self)", "all.dim(self, dim, keepdim)", "all.dims(self, dim, keepdim)", **TRUTH)
 def all_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     return x.ne(0).reduce("all", dims, keepdim)
 
@@ -191,23 +125,18 @@ def variance(x: Value, dims: Dims, correction: Scalar | None, keepdim: bool) -> 
     return (centred * centred).sum(dims, keepdim) / freedom, x.sum(dims, keepdim) / count
 
 
-@body(
-    "var.correction(self, dim, correction, keepdim)", operator_class="reduction", arithmetic=VARIANCE, shapes=reduction
-)
+@reduced("var.correction(self, dim, correction, keepdim)", arithmetic=VARIANCE, shapes=reduction)
 def var(c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
     return variance(x, dims, correction, keepdim)[0]
 
 
-@body(
-    "std.correction(self, dim, correction, keepdim)", operator_class="reduction", arithmetic=VARIANCE, shapes=reduction
-)
+@reduced("std.correction(self, dim, correction, keepdim)", arithmetic=VARIANCE, shapes=reduction)
 def std(c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
     return call("sqrt", variance(x, dims, correction, keepdim)[0])
 
 
-@body(
+@reduced(
     "var_mean.correction(self, dim, correction, keepdim)",
-    operator_class="reduction",
     arithmetic=VARIANCE,
     shapes=reduction,
     dtypes=("self", "self"),
@@ -218,9 +147,7 @@ def var_mean(
     return variance(x, dims, correction, keepdim)
 
 
-@body(
-    "logsumexp.default(self, dim, keepdim)", operator_class="reduction", arithmetic=per_operand(3, 1), shapes=reduction
-)
+@reduced("logsumexp.default(self, dim, keepdim)", arithmetic=per_operand(3, 1), shapes=reduction)
 def logsumexp(c: Call, x: Value, dims: Dims, keepdim: bool = False) -> Value:
     top = x.max(dims)
     shift = where(predicate("isinf", top), 0, top)
@@ -229,12 +156,7 @@ def logsumexp(c: Call, x: Value, dims: Dims, keepdim: bool = False) -> Value:
     return total if keepdim else total.squeeze([dims] if isinstance(dims, int) else list(dims or ()))
 
 
-@body(
-    "linalg_vector_norm.default(self, ord, dim, keepdim, dtype)",
-    operator_class="reduction",
-    arithmetic=per_operand(2),
-    shapes=reduction,
-)
+@reduced("linalg_vector_norm.default(self, ord, dim, keepdim, dtype)", arithmetic=per_operand(2), shapes=reduction)
 def vector_norm(
     c: Call, x: Value, ord: Scalar = 2, dims: Dims = None, keepdim: bool = False, dtype: object = None
 ) -> Value:
@@ -249,9 +171,8 @@ def vector_norm(
     return call("pow", call("pow", call("abs", x), ord).sum(dims, keepdim), 1 / ord)
 
 
-@body(
+@reduced(
     "std_mean.correction(self, dim, correction, keepdim)",
-    operator_class="reduction",
     arithmetic=VARIANCE,
     shapes=reduction,
     dtypes=("self", "self"),
@@ -263,27 +184,11 @@ def std_mean(
     return call("sqrt", spread), mean
 
 
-@body(
-    "aminmax.default(self, dim, keepdim)",
-    operator_class="reduction",
-    arithmetic=per_operand(2),
-    shapes=reduction,
-    dtypes=("self", "self"),
-    promotion="none",
-    discontinuous=True,
-)
+@reduced("aminmax.default(self, dim, keepdim)", **BOTH_EXTREMES)
 def aminmax(c: Call, x: Value, *, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
     return x.min(dim, keepdim), x.max(dim, keepdim)
 
 
-@body(
-    "count_nonzero.dim_IntList(self, dim)",
-    operator_class="reduction",
-    arithmetic=ONE,
-    shapes=reduction,
-    dtypes=("int64",),
-    promotion="none",
-    discontinuous=True,
-)
+@reduced("count_nonzero.dim_IntList(self, dim)", **PLACE)
 def count_nonzero(c: Call, x: Value, dims: Dims = None) -> Value:
     return x.ne(0).to_compute("int64").sum(_all_if_empty(dims), keepdim=False)

@@ -119,13 +119,13 @@ _activation_backward = define(
     "activation_backward",
     _backward,
     lambda dy, x, kind: _like(x),
-    recipe=lambda call, dy, x, kind: triton.recipe(call, triton.backward, (dy, x), 1, kind),
+    recipe=lambda call, dy, x, kind: triton.backward_recipe(call, dy, x, None, kind),
 )
 _gated_activation_backward = define(
     "gated_activation_backward",
     _gated_backward,
     lambda dy, gate, up, kind: (_like(gate), _like(up)),
-    recipe=lambda call, dy, gate, up, kind: triton.recipe(call, triton.gated_backward, (dy, gate, up), 2, kind),
+    recipe=triton.backward_recipe,
 )
 
 
@@ -134,12 +134,12 @@ _activation = define(
     _forward,
     _like,
     gradient=Gradient(_activation_backward, (Grad(0), Given(0), Given(1)), (0, None)),
-    recipe=lambda call, x, kind: triton.recipe(call, triton.forward, (x,), 1, kind),
+    recipe=lambda call, x, kind: triton.forward_recipe(call, x, None, kind),
 )
 _gated = define(
     "gated_activation",
     _gated_forward,
     _like,
     gradient=Gradient(_gated_activation_backward, (Grad(0), Given(0), Given(1), Given(2)), (0, 1, None)),
-    recipe=lambda call, gate, up, kind: triton.recipe(call, triton.gated_forward, (gate, up), 1, kind),
+    recipe=triton.forward_recipe,
 )

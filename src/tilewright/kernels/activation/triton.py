@@ -56,130 +56,68 @@ def _write(target: tl.tensor, value: tl.tensor, lane: tl.tensor, left: tl.tensor
 
 @triton.jit
 def _forward(
-    x: tl.tensor,
-    y: tl.tensor,
-    left: tl.tensor,
-    KIND: tl.constexpr,
-    PRECISE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr,
-) -> None:
-    lane = tl.arange(0, BLOCK)
-    _write(y, activate(_read(x, lane, left, WHOLE), KIND, PRECISE), lane, left, WHOLE)
-
-
-@triton.jit
-def forward(
-    x: tl.tensor, y: tl.tensor, columns: tl.int64, x_row: tl.int64,
-    KIND: tl.constexpr, PRECISE: tl.constexpr, BLOCK: tl.constexpr, FLAT: tl.constexpr,
+    x: tl.tensor, up: tl.tensor | None, y: tl.tensor, left: tl.tensor,
+    KIND: tl.constexpr, PRECISE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """y[r, c] = act(x[r, c]); `x_row` elements from row to row of x, y contiguous."""
-    row, start = _place(columns, BLOCK, FLAT)
-    x += row * x_row + start
-    y += row * columns + start
-    left = columns - start
-    if left >= BLOCK:
-        _forward(x, y, left, KIND, PRECISE, BLOCK, True)
-    else:
-        _forward(x, y, left, KIND, PRECISE, BLOCK, False)
-
-
-@triton.jit
-def _backward(
-    dy: tl.tensor,
-    x: tl.tensor,
-    dx: tl.tensor,
-    left: tl.tensor,
-    KIND: tl.constexpr,
-    PRECISE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr,
-) -> None:
     lane = tl.arange(0, BLOCK)
-    _, slope = activate_and_slope(_read(x, lane, left, WHOLE), KIND, PRECISE)
-    _write(dx, _read(dy, lane, left, WHOLE) * slope, lane, left, WHOLE)
-
-
-@triton.jit
-def backward(
-    dy: tl.tensor, x: tl.tensor, dx: tl.tensor, columns: tl.int64, dy_row: tl.int64, x_row: tl.int64,
-    KIND: tl.constexpr, PRECISE: tl.constexpr, BLOCK: tl.constexpr, FLAT: tl.constexpr,
-) -> None:  # fmt: skip
-    """dx[r, c] = dy[r, c] · act'(x[r, c]); dx contiguous."""
-    row, start = _place(columns, BLOCK, FLAT)
-    dy += row * dy_row + start
-    x += row * x_row + start
-    dx += row * columns + start
-    left = columns - start
-    if left >= BLOCK:
-        _backward(dy, x, dx, left, KIND, PRECISE, BLOCK, True)
-    else:
-        _backward(dy, x, dx, left, KIND, PRECISE, BLOCK, False)
-
-
-@triton.jit
-def _gated_forward(
-    gate: tl.tensor,
-    up: tl.tensor,
-    y: tl.tensor,
-    left: tl.tensor,
-    KIND: tl.constexpr,
-    PRECISE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr,
-) -> None:
-    lane = tl.arange(0, BLOCK)
-    value = activate(_read(gate, lane, left, WHOLE), KIND, PRECISE) * _read(up, lane, left, WHOLE)
+    value = activate(_read(x, lane, left, WHOLE), KIND, PRECISE)
+    if up is not None:
+        value = value * _read(up, lane, left, WHOLE)
     _write(y, value, lane, left, WHOLE)
 
 
 @triton.jit
-def gated_forward(
-    gate: tl.tensor, up: tl.tensor, y: tl.tensor, columns: tl.int64, gate_row: tl.int64, up_row: tl.int64,
+def forward(
+    x: tl.tensor, up: tl.tensor | None, y: tl.tensor, columns: tl.int64, x_row: tl.int64, up_row: tl.int64,
     KIND: tl.constexpr, PRECISE: tl.constexpr, BLOCK: tl.constexpr, FLAT: tl.constexpr,
 ) -> None:  # fmt: skip
-    """y[r, c] = act(gate[r, c]) · up[r, c]; y contiguous."""
+    """y[r, c] = act(x[r, c]), times up[r, c] where it is given; `x_row` elements from row to row, y contiguous."""
     row, start = _place(columns, BLOCK, FLAT)
-    gate += row * gate_row + start
-    up += row * up_row + start
+    x += row * x_row + start
+    if up is not None:
+        up += row * up_row + start
     y += row * columns + start
     left = columns - start
     if left >= BLOCK:
-        _gated_forward(gate, up, y, left, KIND, PRECISE, BLOCK, True)
+        _forward(x, up, y, left, KIND, PRECISE, BLOCK, True)
     else:
-        _gated_forward(gate, up, y, left, KIND, PRECISE, BLOCK, False)
+        _forward(x, up, y, left, KIND, PRECISE, BLOCK, False)
 
 
 @triton.jit
-def _gated_backward(
-    dy: tl.tensor, gate: tl.tensor, up: tl.tensor, dgate: tl.tensor, dup: tl.tensor, left: tl.tensor,
+def _backward(
+    dy: tl.tensor, x: tl.tensor, up: tl.tensor | None, dx: tl.tensor, dup: tl.tensor | None, left: tl.tensor,
     KIND: tl.constexpr, PRECISE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     lane = tl.arange(0, BLOCK)
-    value, slope = activate_and_slope(_read(gate, lane, left, WHOLE), KIND, PRECISE)
+    value, slope = activate_and_slope(_read(x, lane, left, WHOLE), KIND, PRECISE)
     incoming = _read(dy, lane, left, WHOLE)
-    _write(dgate, incoming * _read(up, lane, left, WHOLE) * slope, lane, left, WHOLE)
-    _write(dup, incoming * value, lane, left, WHOLE)
+    if up is None:
+        _write(dx, incoming * slope, lane, left, WHOLE)
+    else:
+        _write(dx, incoming * _read(up, lane, left, WHOLE) * slope, lane, left, WHOLE)
+        _write(dup, incoming * value, lane, left, WHOLE)
 
 
 @triton.jit
-def gated_backward(
-    dy: tl.tensor, gate: tl.tensor, up: tl.tensor, dgate: tl.tensor, dup: tl.tensor, columns: tl.int64,
-    dy_row: tl.int64, gate_row: tl.int64, up_row: tl.int64,
+def backward(
+    dy: tl.tensor, x: tl.tensor, up: tl.tensor | None, dx: tl.tensor, dup: tl.tensor | None, columns: tl.int64,
+    dy_row: tl.int64, x_row: tl.int64, up_row: tl.int64,
     KIND: tl.constexpr, PRECISE: tl.constexpr, BLOCK: tl.constexpr, FLAT: tl.constexpr,
 ) -> None:  # fmt: skip
-    """dgate = dy · up · act'(gate), dup = dy · act(gate); both contiguous."""
+    """dx = dy · act'(x); where `up` is given, dx = dy · up · act'(x) and dup = dy · act(x); both contiguous."""
     row, start = _place(columns, BLOCK, FLAT)
     dy += row * dy_row + start
-    gate += row * gate_row + start
-    up += row * up_row + start
-    dgate += row * columns + start
-    dup += row * columns + start
+    x += row * x_row + start
+    dx += row * columns + start
+    if up is not None:
+        up += row * up_row + start
+        dup += row * columns + start
     left = columns - start
     if left >= BLOCK:
-        _gated_backward(dy, gate, up, dgate, dup, left, KIND, PRECISE, BLOCK, True)
+        _backward(dy, x, up, dx, dup, left, KIND, PRECISE, BLOCK, True)
     else:
-        _gated_backward(dy, gate, up, dgate, dup, left, KIND, PRECISE, BLOCK, False)
+        _backward(dy, x, up, dx, dup, left, KIND, PRECISE, BLOCK, False)
 
 
 @dataclass(frozen=True)
@@ -206,18 +144,30 @@ def rows_of(call: RecipeBuilder, *tensors: Operand) -> Rows:
     return Rows(matrices, count, columns, tuple(matrix.stride(0) for matrix in matrices))
 
 
-def recipe(call: RecipeBuilder, kernel: Any, tensors: tuple[Operand, ...], results: int, kind: str) -> Recipe | None:
-    """So many contiguous results like the first of `tensors`, by one of the kernels above; None off a GPU."""
+def forward_recipe(call: RecipeBuilder, x: Operand, up: Operand | None, kind: str) -> Recipe | None:
+    """y, by `forward`; None off a GPU."""
+    return _recipe(call, forward, (x,), up, 1, kind)
+
+
+def backward_recipe(call: RecipeBuilder, dy: Operand, x: Operand, up: Operand | None, kind: str) -> Recipe | None:
+    """dx and, where `up` is given, dup, by `backward`; None off a GPU."""
+    return _recipe(call, backward, (dy, x), up, 1 if up is None else 2, kind)
+
+
+def _recipe(
+    call: RecipeBuilder, kernel: Any, tensors: tuple[Operand, ...], up: Operand | None, results: int, kind: str
+) -> Recipe | None:
     first = tensors[0]
     if not runs_triton(first):
         return None
     made = tuple(call.empty(first.shape, first.dtype) for _ in range(results))
     if first.numel():
-        rows = rows_of(call, *tensors)
+        rows = rows_of(call, *tensors, *(() if up is None else (up,)))
+        absent, no_result = (None,) if up is None else (), (None,) * (len(tensors) - results)
         block = min(BLOCK, triton.next_power_of_2(rows.columns))
         call.launch(
             kernel, (rows.count * triton.cdiv(rows.columns, block),),
-            *rows.tensors, *made, rows.columns, *rows.strides,
+            *rows.tensors, *absent, *made, *no_result, rows.columns, *rows.strides, *(0 for _ in absent),
             KIND=kind, PRECISE=first.dtype == torch.float32, BLOCK=block, FLAT=rows.count == 1, num_warps=WARPS,
         )  # fmt: skip
     return call.finish(*made)
