@@ -162,7 +162,7 @@ def three_kernels(lab: Lab) -> Finding:
 
 def equal_training(lab: Lab) -> Finding:
     naive, fused = peak(lab, "naive step"), peak(lab, "fused step")
-    return close(fused / naive, 1, f": {naive:,.0f} → {fused:,.1f} MB")
+    return close(fused / naive, 1, f" × naive: {naive:,.0f} → {fused:,.1f} MB")
 
 
 def inference_saved(lab: Lab) -> Finding:

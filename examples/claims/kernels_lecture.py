@@ -12,6 +12,7 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
+from tilewright.backend import backend
 from tilewright.bench.catalogue import suite
 from tilewright.claims.claim import (
     Claim,
@@ -98,7 +99,7 @@ def first_calls(lab: Lab) -> tuple[float, float]:
         def function(x: torch.Tensor) -> torch.Tensor:
             return torch.tanh(x) * x + torch.cos(x)
 
-        compiled = torch.compile(function, backend="tilewright", dynamic=False)
+        compiled = torch.compile(function, backend=backend, dynamic=False)
         x = torch.randn(1024, 1024, device=lab.device)
         times = [lab.wall_us(partial(compiled, x)) for _ in range(20)]
         return times[0], median(times[10:])
