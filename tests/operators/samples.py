@@ -323,7 +323,10 @@ CALLS: dict[str, list[Maker]] = {
     "hardsigmoid.default": [unary],
     "hardsigmoid_backward.default": [lambda o: call(o.x, o.like)],
     "hardswish.default": [unary],
+    # Of NaN the vectors of PyTorch's kernels for CPUs give another derivative than their remainders.
+    "hardswish_backward.default": [lambda o: call(o.x, o.like.nan_to_num())],
     "hardtanh.default": [unary, lambda o: call(o.x, 0, 6)],
+    "hardtanh_backward.default": [lambda o: call(o.x, o.like.nan_to_num(), 0, 6)],
     "mish.default": [unary],
     "mish_backward.default": [lambda o: call(o.x, o.like)],
     "_prelu_kernel.default": [lambda o: call(o.x, o.like)],

@@ -1,7 +1,6 @@
 """Activations and their derivatives: elementwise, and `g` is the gradient of the result.
 
-The derivatives of ELU, hard swish, hard tanh and the shrinkages stay with PyTorch, whose kernels for CPUs and for GPUs
-disagree on NaN.
+The derivatives of ELU and the shrinkages stay with PyTorch, whose kernels for CPUs and for GPUs disagree on NaN.
 """
 
 from __future__ import annotations
@@ -148,6 +147,20 @@ def hardtanh(c: Call, x: Value, low: Scalar = -1, high: Scalar = 1) -> Value:
     return call("minimum", call("maximum", x, low), high)
 
 
+@body("hardswish_backward.default(grad_output, self)", arithmetic=per_result(5), discontinuous=True)
+def hardswish_backward(c: Call, g: Value, x: Value) -> Value:
+    """Of NaN it is `g` on a GPU, and NaN in the vectors of PyTorch's kernel for CPUs."""
+    sloped = g * (x / 3 + 0.5)
+    inner = where(x >= 3, g, sloped) if c.in_cpp else where(x < 3, sloped, g)
+    return where(x <= -3, 0, inner)
+
+
+@body("hardtanh_backward.default(grad_output, self, min_val, max_val)", arithmetic=per_result(2), discontinuous=True)
+def hardtanh_backward(c: Call, g: Value, x: Value, low: Scalar, high: Scalar) -> Value:
+    """Of NaN it is `g` on a GPU, and 0 in the vectors of PyTorch's kernel for CPUs."""
+    return where((x > low) & (x < high), g, 0) if c.in_cpp else where((x <= low) | (x >= high), 0, g)
+
+
 def _mish_gate(x: Value) -> Value:
     return call("tanh", call("log1p", call("exp", x)))
 
@@ -238,5 +251,3 @@ calls(
     "pointwise",
     arithmetic=per_result(4, 1),
 )
-calls("hardtanh_backward.default(grad_output, self, min_val, max_val)", "pointwise", arithmetic=per_result(2))
-calls("hardswish_backward.default(grad_output, self)", "pointwise", arithmetic=per_result(5))
