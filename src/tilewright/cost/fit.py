@@ -1,8 +1,9 @@
 """Coefficients of kernel times, fitted to kernels that were timed.
 
-Per kind the sum of squared relative errors is least over coefficients that are not negative, by coordinate descent
-(non-negative least squares: Lawson and Hanson, "Solving Least Squares Problems", chapter 23). A term that no kernel
-shows keeps its coefficient of `UNFITTED`.
+Per kind the sum of absolute relative errors is least over coefficients that are not negative: least squares, again and
+again with each kernel's weight divided by its error (Holland and Welsch, "Robust regression using iteratively
+reweighted least-squares", 1977), each by coordinate descent (Lawson and Hanson, "Solving Least Squares Problems",
+chapter 23). A term that no kernel shows keeps its coefficient of `UNFITTED`.
 """
 
 from __future__ import annotations
@@ -16,15 +17,21 @@ from tilewright.cost.work import Work, predicted_us, terms
 from tilewright.hardware.kernel_times import TERMS, UNFITTED, Coefficients, KernelTimes
 from tilewright.hardware.profiles import DeviceProfile
 
-PULL = 0.01
+PULL = 0.001
 """Weight of `UNFITTED` beside the kernels, as a share of theirs; it alone decides on a term that none of them has."""
+LOAD = TERMS.index("load")
 START = TERMS.index("start")
 MOST_START_US = 15.0
-"""What grows with the work is no start, also where only large kernels of a kind were timed."""
+"""Nor may a start be above twice the shortest kernel of its kind: what grows with the work is no start."""
 ARITHMETIC = TERMS.index("arithmetic")
-SHORT_US = 4.0
+SHORT_US = 1.5
 """Relative errors of shorter kernels count less."""
-SWEEPS = 2000
+SMALL_ERROR = 0.03
+"""Below it errors count by their squares."""
+ROUNDS = 12
+SWEEPS = 300
+SHOWN = 0.02
+"""A term that is a smaller share of every kernel's time is not fitted: it would explain them by a huge coefficient."""
 LEAST_KERNELS = 4
 """Of a kind that is fitted."""
 
@@ -48,30 +55,36 @@ def fit(timed: Iterable[Timed], profile: DeviceProfile) -> dict[str, Coefficient
 
 def _fit(rows: list[Timed], profile: DeviceProfile) -> Coefficients:
     weights = [min(1.0, row.measured_us / SHORT_US) for row in rows]
-    relative = [
-        [weight * term / row.measured_us for term in terms(row.work, profile)]
-        for row, weight in zip(rows, weights, strict=True)
+    relative = [[term / row.measured_us for term in terms(row.work, profile)] for row in rows]
+    # Where every kernel reads, the start says it all.
+    constant = {LOAD} if all(row.work.bytes_read for row in rows) else set()
+    unpriced = constant if rows[0].work.is_priced_by_arithmetic else constant | {ARITHMETIC}
+    found = [0.0 if j in unpriced else c for j, c in enumerate(UNFITTED)]
+    is_fitted = [j not in unpriced and max(row[j] for row in relative) > SHOWN for j in range(len(TERMS))]
+    most_start = min(MOST_START_US, 2 * min(row.measured_us for row in rows))
+    for _ in range(ROUNDS):
+        errors = [abs(sum(c * x for c, x in zip(found, row, strict=True)) - 1) for row in relative]
+        shares = [w / max(e, SMALL_ERROR) for w, e in zip(weights, errors, strict=True)]
+        _descend(found, relative, shares, [j for j, fits in enumerate(is_fitted) if fits], most_start)
+    return tuple(float(f"{c:.3g}") for c in found)
+
+
+def _descend(
+    found: list[float], relative: list[list[float]], shares: list[float], fitted: list[int], most_start: float
+) -> None:
+    """Least squares of `relative` times `found` less 1, each row with its share, from `found` on and into it."""
+    size = len(found)
+    products = [
+        [sum(s * row[i] * row[j] for s, row in zip(shares, relative, strict=True)) for j in range(size)]
+        for i in range(size)
     ]
-    found = list(UNFITTED)
-    if not rows[0].work.is_priced_by_arithmetic:
-        found[ARITHMETIC] = 0.0
-    shown = [sum(row[j] ** 2 for row in relative) for j in range(len(found))]
-    squares = [(1 + PULL) * square or 1.0 for square in shown]
-    left = [
-        weight - sum(c * x for c, x in zip(found, row, strict=True))
-        for row, weight in zip(relative, weights, strict=True)
-    ]
-    fitted = [j for j in range(len(found)) if j != ARITHMETIC or rows[0].work.is_priced_by_arithmetic]
+    sums = [sum(s * row[j] for s, row in zip(shares, relative, strict=True)) for j in range(size)]
     for _ in range(SWEEPS):
         for j in fitted:
-            square = squares[j]
-            slope = sum(e * row[j] for e, row in zip(left, relative, strict=True))
-            slope += PULL * shown[j] * (UNFITTED[j] - found[j])
-            most = MOST_START_US if j == START else math.inf
-            change = min(max(found[j] + slope / square, 0.0), most) - found[j]
-            found[j] += change
-            left = [e - change * row[j] for e, row in zip(left, relative, strict=True)]
-    return tuple(round(c, 4) for c in found)
+            pull = PULL * products[j][j]
+            slope = sums[j] - sum(products[j][i] * found[i] for i in range(size)) + pull * (UNFITTED[j] - found[j])
+            most = most_start if j == START else math.inf
+            found[j] = min(max(found[j] + slope / ((products[j][j] + pull) or 1.0), 0.0), most)
 
 
 def errors(timed: Iterable[Timed], profile: DeviceProfile) -> Mapping[str, tuple[int, float, float]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from tilewright.cost.convolutions import convolution_kind, convolution_product
 from tilewright.cost.nests import nest_bytes
 from tilewright.cost.operators import counted
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.hardware.profiles import DeviceProfile
-from tilewright.loops.nest import Nest
+from tilewright.loops.nest import Level, Nest
 from tilewright.operators.table import row_of
 from tilewright.records.program import Cost
 
@@ -71,19 +72,29 @@ def region_work(lowered: Lowered, members: Sequence[Node]) -> Work:
         transcendentals=sum(transcendentals for _, transcendentals in counts),
         dtype=_dtype(value),
         programs=nest.row_count if reduces else -(-nest.row_count * nest.col_count // ELEMENTS_PER_PROGRAM),
+        doubles=sum(_count(nest, step.level) for step in nest.steps if step.dtype == "float64"),
+        draws=sum(_count(nest, step.level) for step in nest.steps if step.name == "draw"),
     )
 
 
+def _count(nest: Nest, level: Level) -> int:
+    """How often a step of this level is computed."""
+    rows = nest.row_count if level in (Level.FULL, Level.ROW) else 1
+    columns = nest.col_count if level in (Level.FULL, Level.COL) else 1
+    return rows * columns
+
+
 def call_kind(node: Node) -> str:
-    """The kind of a call: one of `work.MATRIX`, or the operator's name."""
+    """The kind of a call: one of `work.MATRIX`, with how the library computes it, or the operator's name."""
     name = calls.operator_name(node.target)
     row = row_of(node.target)
     if row is not None and row.own:
         return name
     if "attention" in name:
-        return "attention backward" if "backward" in name else "attention"
+        library = next((f", {library}" for library in ("cudnn", "efficient", "flash") if library in name), "")
+        return ("attention backward" if "backward" in name else "attention") + library
     if "convolution" in name:
-        return "convolution"
+        return convolution_kind(node) if name in ("convolution", "convolution_backward") else "convolution"
     return "product" if row is not None and row.operator_class == "compute" else name
 
 
@@ -107,8 +118,11 @@ def _dtype(value: Tensor | None) -> str:
 
 
 def _product(node: Node) -> tuple[int, int, int, int] | None:
-    """Batch, M, N, K of a plain product; None for any other call."""
-    places = PRODUCTS.get(calls.operator_name(node.target))
+    """Batch, M, N, K of a plain product or of a convolution's forward; None for any other call."""
+    name = calls.operator_name(node.target)
+    if name == "convolution":
+        return convolution_product(node)
+    places = PRODUCTS.get(name)
     if places is None:
         return None
     left, right = (_shape(node.args[place]) for place in places)

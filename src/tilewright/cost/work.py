@@ -14,9 +14,16 @@ OWN_PRODUCTS = (
     "attention", "attention_backward", "attention_prefix", "linear_gelu", "linear_dropout_add", "skinny_linear",
 )  # fmt: skip
 MATRIX = frozenset(
-    {"product", "convolution", "attention", "attention backward", *(f"tilewright.{name}" for name in OWN_PRODUCTS)}
+    {
+        *("product", "convolution", "convolution backward", "attention", "attention backward"),
+        *(f"tilewright.{name}" for name in OWN_PRODUCTS),
+    }
 )
-"""Kinds that run on matrix units where the dtype has them."""
+"""Kinds that run on matrix units, without what follows a comma in them."""
+PHILOX_OPERATIONS = 40
+"""Of 32 bits, for a random number: ten rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3")."""
+HELD, MISSED = 0.6, 1.4
+"""Shares of the last-level cache: kernels that move less find all there, kernels that move more find nothing."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,21 @@ class Work:
     programs: int | None = None
     """Independent parts; None where they are many."""
     product: tuple[int, int, int, int] | None = None
-    """Batch, M, N and K of a matrix product."""
+    """Batch, M, N and K of a matrix product, or of a convolution as one."""
+    doubles: int = 0
+    """Operations in float64 among those of a generated kernel."""
+    draws: int = 0
+    """Random numbers that a generated kernel draws."""
 
     @property
     def is_priced_by_arithmetic(self) -> bool:
         """Whether its time follows its arithmetic too. A reduction's is as its bytes: no fit tells them apart."""
-        return self.kind in MATRIX or self.kind.startswith("pointwise")
+        return self.is_matrix or self.kind.startswith(("pointwise", "gather"))
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it runs on matrix units where the dtype has them."""
+        return self.kind.partition(",")[0] in MATRIX
 
     @property
     def bytes(self) -> int:
@@ -46,17 +62,30 @@ class Work:
 
 def terms(work: Work, profile: DeviceProfile) -> Sequence[float]:
     """The times that `kernel_times.TERMS` names."""
-    cached = cache_us(work.bytes, work.bytes_written, profile) if work.bytes <= profile.l2_bytes else None
-    dram = dram_us(work.bytes, work.bytes_written, profile) if cached is None else 0.0
+    cached = cache_us(work.bytes, work.bytes_written, profile)
+    missed = min(max((work.bytes / (profile.l2_bytes or 1) - HELD) / (MISSED - HELD), 0.0), 1.0)
+    if cached is None:
+        cached, missed = 0.0, 1.0
+    dram = dram_us(work.bytes, work.bytes_written, profile)
     narrow = 0.0
     if work.programs is not None and work.programs < profile.sms:
         narrow = one_sm_us(work.bytes, work.bytes_written, profile) / max(work.programs, 1)
-    return 1.0, cached or 0.0, dram, _arithmetic_us(work, profile), narrow
+    vector = profile.vector_TFLOPs * 1e6
+    return (
+        1.0,
+        float(work.bytes_read > 0),
+        cached * (1 - missed),
+        dram * missed,
+        _arithmetic_us(work, profile),
+        2 * work.doubles / vector,
+        PHILOX_OPERATIONS * work.draws / vector,
+        narrow,
+    )
 
 
 def _arithmetic_us(work: Work, profile: DeviceProfile) -> float:
     vector = profile.vector_TFLOPs
-    rate = profile.matmul_TFLOPs.get(work.dtype, vector) if work.kind in MATRIX else vector
+    rate = profile.matmul_TFLOPs.get(work.dtype, vector) if work.is_matrix else vector
     if work.product is not None and profile.device == "cuda":
         return product_us(*work.product, rate, profile.sms)
     return max(work.flops / rate, work.transcendentals * profile.flops_per_transcendental / vector) / 1e6
@@ -75,5 +104,7 @@ def is_fitted(work: Work, profile: DeviceProfile) -> bool:
 
 
 def _coefficients(work: Work, profile: DeviceProfile) -> Coefficients | None:
-    times = profile.kernel_times
-    return times.get(work.kind) or times.get(work.kind.removesuffix(", transposed"))
+    kind, times = work.kind, profile.kernel_times
+    while kind not in times and ", " in kind:
+        kind = kind.rpartition(", ")[0]
+    return times.get(kind)
