@@ -119,8 +119,7 @@ def run(request: Request) -> None:
     except Missing as missing:
         print(f"left out: {missing}")
         return
-    _register()
-    _silence()
+    prepare()
     on_gpu = request.device != "cpu"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     kinds = [kind for kind in KINDS if kind in request.kinds and (kind == "decode") == decodes]
@@ -149,22 +148,19 @@ def placed(workload: Workload, device: str, dtype: torch.dtype) -> Workload:
     return Workload(workload.model.to(device).to(dtype), inputs, workload.shape)
 
 
-def _register() -> None:
-    """Make the backend known by its name where the package is not installed."""
+def prepare() -> None:
+    """Make the backend known by its name where the package is not installed; let packages keep their remarks."""
     if "tilewright" not in torch._dynamo.list_backends():
         import tilewright.backend
 
         torch._dynamo.register_backend(tilewright.backend.backend, name="tilewright")
     # Every entrant compiles the same code, for inference and for training.
     torch._dynamo.config.cache_size_limit = 64
-
-
-def _silence() -> None:
-    """Transformers' remarks on configurations are no finding."""
     try:
         import transformers
     except ImportError:
         return
+    # Remarks on configurations are no finding.
     transformers.logging.set_verbosity_error()
 
 

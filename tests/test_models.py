@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
+from benchmarks.curves import distance, train
 from benchmarks.model_runs import Request, run
 from benchmarks.model_table import lines, table
-from benchmarks.model_zoo import DECODERS, Size
+from benchmarks.model_zoo import DECODERS, Scored, Size
 from tilewright.measure.racing.results import read_results
 from tilewright.records.measurement import Direction, Measurement
 
@@ -42,6 +44,28 @@ def test_decoding_attends_to_the_token_that_it_writes() -> None:
     assert torch.equal(workload.model(**workload.inputs), first)
     cached[:, :, 0] = 7.0  # type: ignore[index,operator]
     assert not torch.equal(workload.model(**workload.inputs), first)
+
+
+class Dropped(nn.Module):
+    """Least squares behind dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(8, 1), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Scored:
+        found = self.dropout(self.linear(x))
+        return Scored((found - 1).square().mean(), found)
+
+
+def test_runs_of_a_model_begin_with_the_same_weights_and_differ_by_what_is_drawn() -> None:
+    torch.manual_seed(0)
+    model, inputs = Dropped(), {"x": torch.randn(64, 8)}
+    first, again, other = (train(model, model, inputs, 25, seed) for seed in (0, 0, 1))
+    assert first.losses == again.losses and first.losses[-1] < first.losses[0] and len(first.seconds) == 25
+    assert distance(first.losses, again.losses) == 0 < distance(first.losses, other.losses)
+    # The last five of 25 steps are a window, too.
+    assert distance([1.0] * 25, [1.0] * 20 + [1.5] * 5) == 0.5
 
 
 def test_table_pairs_entrants_of_one_means_and_lists_the_slowest_first() -> None:
