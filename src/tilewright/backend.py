@@ -320,7 +320,9 @@ class _Compiler:
     def _note_unknown(self, graph: fx.Graph) -> None:
         """Record the operators that the table does not know; the rest of the graph is compiled all the same."""
         for node in graph.nodes:
-            known = not isinstance(node.target, OpOverload) or row_of(node.target) or written(node)
+            # A size that depends on data is read from its tensor.
+            is_number = isinstance(node.meta.get("val"), torch.SymInt)
+            known = not isinstance(node.target, OpOverload) or row_of(node.target) or written(node) or is_number
             if node.op == "call_function" and not known:
                 why = "it has no row in the operator table"
                 self.record.fallbacks.append(Fallback(str(node.target), source_line(node) or node.name, why))

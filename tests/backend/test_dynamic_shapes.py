@@ -208,13 +208,13 @@ def test_a_graph_break_is_an_error_where_that_is_wished() -> None:
         compiled(branching)(torch.randn(4, 4))
 
 
-def test_a_captured_shape_that_depends_on_data(lenient: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_captured_shape_that_depends_on_data(capsys: pytest.CaptureFixture[str]) -> None:
     run = compiled(picking)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         for rows in (8, 9):
             x = torch.randn(rows, 20)
             assert_same(run(x), picking(x))
-    assert "is unknown before it runs" in capsys.readouterr().err
+    assert "tilewright: " not in capsys.readouterr().err
 
 
 def test_the_last_variant_before_pytorch_s_limit_is_announced(capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,11 +91,20 @@ def number(size: int | SymInt) -> int:
     """
     if isinstance(size, int):
         return size
-    known = size.node.maybe_as_int()
-    hint = size.node.hint if known is None else known
+    hint = _hint(size)
     if hint is None:
         raise CaptureError(f"the size {size} depends on the data: it is not known before the program runs")
     return int(hint)
+
+
+def is_known(size: int | SymInt) -> bool:
+    """Whether `number` knows this size."""
+    return isinstance(size, int) or _hint(size) is not None
+
+
+def _hint(size: SymInt) -> int | None:
+    known: int | None = size.node.maybe_as_int()
+    return size.node.hint if known is None else known
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:

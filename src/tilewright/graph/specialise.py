@@ -48,14 +48,14 @@ def specialise(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
         n = sym_size(x, 0); m = n * 4; y = view(x, [m])      →   y = view(x, [32])
 
     Numbers computed from sizes become constants, and metadata are those of `args`. Other numbers
-    (a learning rate) stay values of the graph. Runs on fake tensors. Raises CaptureError if a shape
-    depends on data.
+    (a learning rate) stay values of the graph; so do sizes that depend on data (of a `nonzero`), which are symbols in
+    the metadata. Runs on fake tensors. Raises CaptureError where such a size would have to be known.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # Sizes are static; the shape environment is for the symbolic offsets of nested tensors.
-    symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    # Sizes are static; the shape environment is for those that depend on data, and for offsets of nested tensors.
+    symbols = ShapeEnv()
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols) as mode, torch.no_grad():
         return _Specialiser(module, mode).run(list(args))
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeGuard
 import torch
 from torch import fx
 
+from tilewright.graph.specialise import has_symbols
 from tilewright.operators.table import row_of
 
 aten = torch.ops.aten
@@ -24,11 +25,12 @@ class Part(NamedTuple):
 
 
 def lies_as_told(meta: object) -> TypeGuard[torch.Tensor]:
-    """Whether this is a tensor that lies in memory as its strides say."""
+    """Whether this is a tensor that lies in memory as its strides say; not one whose size depends on data."""
     return (
         isinstance(meta, torch.Tensor)
         and meta.device.type in ("cpu", "cuda")
         and meta.layout is torch.strided
+        and not has_symbols(meta)
         and meta.numel() > 0
     )
 

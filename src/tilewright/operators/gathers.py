@@ -87,6 +87,9 @@ calls(
     priced=False,
 )
 
+# How many there are depends on data: what they move has no formula.
+calls("nonzero.default(self)", "library", shapes=None, priced=False)
+
 
 calls(
     "value_selecting_reduction_backward.default(grad, dim, indices, sizes, keepdim)",

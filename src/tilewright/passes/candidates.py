@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from torch import fx
 
 from tilewright.cost.work import predicted_us
+from tilewright.graph import calls
 from tilewright.graph.source import source_line
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
@@ -22,6 +23,7 @@ from tilewright.kernels.cross_entropy.candidate import CANDIDATE as CROSS_ENTROP
 from tilewright.kernels.linear.candidate import CANDIDATE as LINEAR_GELU
 from tilewright.kernels.norm.candidate import CANDIDATE as NORM
 from tilewright.kernels.softmax.candidate import CANDIDATE as SOFTMAX
+from tilewright.loops.trace import results
 from tilewright.passes.generated import Groups
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views
@@ -37,7 +39,7 @@ def choose_candidates(graph: fx.Graph, target: Target, candidates: Iterable[Cand
     groups = Groups(graph)
     decisions: list[Decision] = []
     for candidate in candidates:
-        for node in [node for node in graph.nodes if str(node.target) in candidate.roots]:
+        for node in [n for n in graph.nodes if str(n.target) in candidate.roots and _sizes_are_known(n)]:
             if offers := candidate.offers(node, target, groups.backward):
                 decision = _decide(node, candidate, offers, groups, target)
                 decisions.append(decision)
@@ -45,6 +47,12 @@ def choose_candidates(graph: fx.Graph, target: Target, candidates: Iterable[Cand
                     drop_unread(graph)
                     groups = Groups(graph)
     return decisions
+
+
+def _sizes_are_known(node: fx.Node) -> bool:
+    """Whether no size of the operands and results depends on data; those that change from call to call have a hint."""
+    tensors = [value for one in (node, *node.all_input_nodes) for value in results(one)]
+    return all(calls.is_known(size) for value in tensors for size in value.shape)
 
 
 def _decide(node: fx.Node, candidate: Candidate, offers: Sequence[Offer], groups: Groups, target: Target) -> Decision:
