@@ -38,6 +38,8 @@ from tilewright.launch.triton import hash_ahead
 from tilewright.operators.table import row_of
 from tilewright.records.errors import CaptureError, KernelError, TilewrightError, UsageError, warn_once
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
+from tilewright.records.progress import tell
+from tilewright.report.progress import progress_of
 from tilewright.runtime.assemble import Scheduled, assemble
 from tilewright.runtime.by_size import MOST_SIZES, CompiledBySize, ExecutableBySize
 from tilewright.runtime.compiler import load
@@ -109,7 +111,8 @@ def backend(
     untouched = fx.Graph()
     untouched.output(untouched.graph_copy(module.graph, {}))
     try:
-        compiled = through_aot(compiler, module, list(inputs))
+        with progress_of(f"tilewright compiles the graph at {_place(untouched)}"):
+            compiled = through_aot(compiler, module, list(inputs))
         places = [place for place, x in enumerate(inputs) if has_symbols(x)]
         if not places:
             return compiled
@@ -291,6 +294,7 @@ class _Compiler:
             for region in graph.fusion.regions
             if language_of(region.device) == "c++"
         ]
+        tell("C++ kernels compiled", 0, len(in_cpp))
         library = load(translation_unit(list(dict.fromkeys(in_cpp)))) if in_cpp else None
         in_triton = [
             (kernel_of(region.lowered.nest, graph.sources[region.name]), region.device)

@@ -145,7 +145,7 @@ class _Recorder(TorchFunctionMode):
             raise _NotRecorded("another mode")
         number = len(self.calls.calls)
         if number % 1000 == 0:
-            tell("recording calls", number)
+            tell("calls recorded", number)
         self.calls.calls.append(FunctionCall(function, read, by_name, specs, _place(sys._getframe(1))))
         self.tensors.append(several)
         for place, tensor in enumerate(several):

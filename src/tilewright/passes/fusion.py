@@ -39,6 +39,7 @@ from tilewright.passes.units import (
     with_results,
 )
 from tilewright.records.program import Decision, GraphName, Verdict
+from tilewright.records.progress import tell
 
 MOST_BUFFERS = 24
 """A nest that streams from more tensors than this at once defeats the prefetchers."""
@@ -142,7 +143,9 @@ class _Fuser:
                 except Unfusable as error:
                     reason = str(error)
             self.impossible[node] = reason or "nobody reads it"
-        for node in self.operators:
+        for number, node in enumerate(self.operators):
+            if not number % 100:
+                tell("operators tried for fusion", number, len(self.operators))
             if node in self.region:
                 # The producer that saves most first: a merge can make the next one impossible.
                 for producer in sorted(self._producers(node), key=nbytes, reverse=True):

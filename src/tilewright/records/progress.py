@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Observer = Callable[[str, int, int | None], None]
-"""Called with what is being done, how many are done, and of how many, where that is known."""
+"""Called with what is being counted, how many are done, and of how many, where that is known."""
 
 _observers: list[Observer] = []
 
@@ -14,12 +14,16 @@ _observers: list[Observer] = []
 def tell(what: str, done: int, of: int | None = None) -> None:
     """Say that `done` of `of` are done; nothing happens where nobody watches.
 
-    >>> with watched(lambda what, done, of: print(f"{what}: {done} of {of}")):
-    ...     tell("kernels built", 3, 12)
-    kernels built: 3 of 12
+    >>> with watched(lambda what, done, of: print(f"{done} of {of} {what}")):
+    ...     tell("kernels compiled", 3, 12)
+    3 of 12 kernels compiled
     """
     if _observers:
         _observers[-1](what, done, of)
+
+
+def is_watched() -> bool:
+    return bool(_observers)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from tilewright.launch.triton import POINTERS_LAST, loaded
 from tilewright.loops.nest import Nest
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError, KernelError
+from tilewright.records.progress import tell
 from tilewright.records.recipe import Argument, Launch, Layout, Number, Pointer, Recipe
 from tilewright.runtime.blocking import (
     INTERPRETED_TILE,
@@ -172,7 +173,8 @@ def compile_together(wanted: Sequence[tuple[TritonKernel, torch.device]]) -> Non
             for kernel, device in missing:
                 with contextlib.suppress(KernelError):
                     kernel.submit(device)
-        for kernel, device in missing:
+        for number, (kernel, device) in enumerate(missing):
+            tell("kernels compiled", number, len(missing))
             with contextlib.suppress(KernelError):
                 kernel.finish(device)
 
