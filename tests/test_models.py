@@ -61,8 +61,9 @@ class Dropped(nn.Module):
 def test_runs_of_a_model_begin_with_the_same_weights_and_differ_by_what_is_drawn() -> None:
     torch.manual_seed(0)
     model, inputs = Dropped(), {"x": torch.randn(64, 8)}
-    first, again, other = (train(model, model, inputs, 25, seed) for seed in (0, 0, 1))
-    assert first.losses == again.losses and first.losses[-1] < first.losses[0] and len(first.seconds) == 25
+    first, again, other = (train(model, model, inputs, 200, seed) for seed in (0, 0, 1))
+    assert first.losses == again.losses and len(first.seconds) == 200
+    assert sum(first.losses[-50:]) < sum(first.losses[:50])
     assert distance(first.losses, again.losses) == 0 < distance(first.losses, other.losses)
     # The last five of 25 steps are a window, too.
     assert distance([1.0] * 25, [1.0] * 20 + [1.5] * 5) == 0.5
