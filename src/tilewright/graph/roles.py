@@ -21,13 +21,9 @@ from tilewright.operators.table import row_of
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
-PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "matmul", "linear"])
-WEIGHTED = frozenset(["mm", "addmm", "linear"])
-ACTIVATIONS = frozenset(["gelu", "relu", "silu"])
-COPIES = frozenset(["clone", "_to_copy"])
-SCORING = frozenset(["mul", "div", "add", "sub", "where", "masked_fill"])
+    from tilewright.operators.row import Row
+
 GRADIENTS = {"linear": "linear backward", "residual": "gradient sum", "add": "gradient sum"}
-ATTENTION = ("_scaled_dot_product_", "tilewright.attention")
 
 Passes = Callable[["Node"], bool]
 
@@ -37,14 +33,16 @@ def roles(graph: Graph) -> dict[Node, str]:
     found: dict[Node, str] = {}
     backward = any(node.op == "placeholder" and node.name.startswith("tangents_") for node in graph.nodes)
     for node in graph.nodes:
-        name = _name(node)
-        if name == "_softmax":
+        row = _row(node)
+        if row is None:
+            continue
+        if row.role == "softmax":
             _unfused_attention(node, found)
-        elif name.startswith(ATTENTION) and not name.endswith("_backward"):
+        elif row.role == "attention":
             _fused_attention(node, found)
-        elif name in ACTIVATIONS:
+        elif row.part == "activation":
             _feed_forward(node, found)
-        elif name == "add" and _is_residual(node):
+        elif row.part == "sum" and _is_residual(node):
             found[node] = "residual"
     operators = [node for node in graph.nodes if node.op == "call_function"]
     for node in operators:
@@ -58,16 +56,26 @@ def roles(graph: Graph) -> dict[Node, str]:
     return found
 
 
-def _name(node: Node) -> str:
-    return calls.operator_name(node.target) if node.op == "call_function" else ""
+def _row(node: Node) -> Row | None:
+    return row_of(node.target) if node.op == "call_function" else None
+
+
+def _is_pointwise(node: Node) -> bool:
+    row = _row(node)
+    return row is not None and row.operator_class == "pointwise"
+
+
+def _is_product(node: Node) -> bool:
+    """Whether the node is a product of matrices; other compute has a role of its own."""
+    row = _row(node)
+    return row is not None and row.operator_class == "compute" and not row.role
 
 
 def _operator_role(node: Node) -> str:
-    name = _name(node)
     row = row_of(node.target)
     if row is not None and row.role:
         return row.role if isinstance(row.role, str) else row.role(calls.arguments(node))
-    return "linear" if _is_linear(node) else _words(name.removeprefix("tilewright."))
+    return "linear" if _is_linear(node) else _words(calls.operator_name(node.target).removeprefix("tilewright."))
 
 
 def _words(name: str) -> str:
@@ -76,7 +84,8 @@ def _words(name: str) -> str:
 
 
 def _is_layout(node: Node) -> bool:
-    return calls.is_view(node) or _name(node) in COPIES
+    row = _row(node)
+    return calls.is_view(node) or (row is not None and row.part == "copy")
 
 
 def _is_step(node: Node) -> bool:
@@ -84,11 +93,17 @@ def _is_step(node: Node) -> bool:
     return _is_layout(node) or node.target is operator.getitem
 
 
+def _is_dropout(node: Node) -> bool:
+    row = _row(node)
+    return row is not None and row.operator_class == "random"
+
+
 def _is_linear(node: Node) -> bool:
-    """Whether the node is a product with a parameter: one operand is a graph input or a view of one."""
-    if _name(node) not in WEIGHTED:
+    """Whether the node is a product with a parameter: a matrix that is a graph input or a view of one."""
+    if not _is_product(node):
         return False
-    return any(_source(operand).op in ("placeholder", "get_attr") for operand in node.all_input_nodes[-2:])
+    matrices = [x for x in node.all_input_nodes[-2:] if (value := calls.output(x)) is not None and value.dim() == 2]
+    return any(_source(operand).op in ("placeholder", "get_attr") for operand in matrices)
 
 
 def _source(node: Node) -> Node:
@@ -118,12 +133,11 @@ def _downstream(node: Node, passes: Passes) -> Iterable[tuple[list[Node], Node]]
 
 def _unfused_attention(softmax: Node, found: dict[Node, str]) -> None:
     """Name the operators of unfused attention around a softmax: the products of the scores and of the weights."""
-    scoring, scores = _upstream(softmax.all_input_nodes[0], lambda n: _is_layout(n) or _name(n) in SCORING)
-    if _name(scores) not in PRODUCTS or _is_linear(scores):
+    scoring, scores = _upstream(softmax.all_input_nodes[0], lambda n: _is_layout(n) or _is_pointwise(n))
+    if not _is_product(scores) or _is_linear(scores):
         return
-    drops = ("native_dropout", "getitem")
-    for passed, mixed in _downstream(softmax, lambda n: _is_layout(n) or _name(n) in drops):
-        if _name(mixed) not in PRODUCTS or _is_linear(mixed):
+    for passed, mixed in _downstream(softmax, lambda n: _is_step(n) or _is_dropout(n)):
+        if not _is_product(mixed) or _is_linear(mixed):
             continue
         found[scores] = "QKᵀ/√d"
         found.update(dict.fromkeys(scoring, "QKᵀ/√d"))
@@ -138,7 +152,7 @@ def _fused_attention(attention: Node, found: dict[Node, str]) -> None:
     arguments = calls.arguments(attention)
     found[attention] = "attention"
     names = ("query", "key", "value") if "query" in arguments else ("q", "k", "v")
-    operands = [arguments[name] for name in names]
+    operands = [arguments[name] for name in names if name in arguments]
     _projections([node for node in operands if isinstance(node, type(attention))], found)
     _merged(attention, found)
 
@@ -146,7 +160,7 @@ def _fused_attention(attention: Node, found: dict[Node, str]) -> None:
 def _projections(operands: list[Node], found: dict[Node, str]) -> None:
     """Name the linear layers that compute queries, keys and values, and the layout operators in between."""
     for role, operand in zip("QKV", operands, strict=False):
-        passed, linear = _upstream(operand, lambda n: _is_layout(n) or _name(n) in ("mul", "div"))
+        passed, linear = _upstream(operand, lambda n: _is_layout(n) or _is_pointwise(n))
         if _is_linear(linear):
             # One linear layer may compute all three.
             found[linear] = role if linear not in found else f"{found[linear]},{role}"
@@ -169,7 +183,7 @@ def _merged(attention: Node, found: dict[Node, str]) -> None:
 
 def _feed_forward(activation: Node, found: dict[Node, str]) -> None:
     _, before = _upstream(activation.all_input_nodes[0], _is_layout)
-    paths = _downstream(activation, lambda node: _is_step(node) or _name(node) == "native_dropout")
+    paths = _downstream(activation, lambda node: _is_step(node) or _is_dropout(node))
     behind = [end for _, end in paths if _is_linear(end)]
     if not _is_linear(before) or len(behind) != 1:
         return
@@ -205,8 +219,8 @@ def _neighbour_role(node: Node, found: dict[Node, str]) -> str:
     A `getitem` has the role of its operand.
     """
     made_from = node.all_input_nodes[0] if node.all_input_nodes else None
-    if made_from in found and (node.target is operator.getitem or _name(made_from) in PRODUCTS):
+    if made_from in found and (node.target is operator.getitem or _is_product(made_from)):
         return found[made_from]
-    products = (found[end] for _, end in _downstream(node, _is_layout) if _name(end) in PRODUCTS)
+    products = (found[end] for _, end in _downstream(node, _is_layout) if _is_product(end))
     beside = (found[neighbour] for neighbour in (made_from, *node.users) if neighbour in found)
     return next(products, None) or next(beside, None) or _operator_role(node)

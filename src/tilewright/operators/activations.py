@@ -22,7 +22,7 @@ SIXTH = 0.1666666716337204
 """Rounded to fp32, as PyTorch has it for every dtype."""
 
 
-@body("relu.default(self)", role="ReLU")
+@body("relu.default(self)", role="ReLU", part="activation")
 def relu(c: Call, x: Value) -> Value:
     return call("maximum", x, 0)
 
@@ -50,7 +50,7 @@ def _tanh_gate(x: Value) -> Value:
     return call("tanh", TANH_GAIN * (x + TANH_CUBIC * (x * x * x)))
 
 
-@body("gelu.default(self, approximate)", role="GELU")
+@body("gelu.default(self, approximate)", role="GELU", part="activation")
 def gelu(c: Call, x: Value, approximate: str = "none") -> Value:
     """x·Φ(x); with `tanh`, Φ is approximated as in Hendrycks and Gimpel, arXiv:1606.08415."""
     if approximate == "tanh":
@@ -67,7 +67,7 @@ def gelu_backward(c: Call, g: Value, x: Value, approximate: str = "none") -> Val
     return g * (_normal_cdf(x) + x * GAUSSIAN * call("exp", -0.5 * (x * x)))
 
 
-@body("silu.default(self)", arithmetic=per_result(4, 1), role="SiLU")
+@body("silu.default(self)", arithmetic=per_result(4, 1), role="SiLU", part="activation")
 def silu(c: Call, x: Value) -> Value:
     """x·σ(x), counted as it is written."""
     return x / (1 + call("exp", -x))

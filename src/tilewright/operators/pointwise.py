@@ -109,7 +109,7 @@ def bitwise_not(c: Call, x: Value) -> Value:
 # Arithmetic. `alpha` scales the second operand.
 
 
-@body("add.Tensor(self, other, alpha)", "add.Scalar(self, other, alpha)")
+@body("add.Tensor(self, other, alpha)", "add.Scalar(self, other, alpha)", part="sum")
 def add(c: Call, x: Value, y: Value | Scalar, alpha: Scalar = 1) -> Value:
     return x + y if alpha == 1 else x + y * alpha
 
@@ -359,7 +359,7 @@ def _convert(c: Call, x: Value) -> Value:
     return x.cast(c.dtype)
 
 
-body("_to_copy.default(self, ...)", promotion="none", discontinuous=True, priced=False)(
+body("_to_copy.default(self, ...)", promotion="none", discontinuous=True, priced=False, part="copy")(
     lambda c, x, **_: _convert(c, x)
 )
 declare(
@@ -372,6 +372,6 @@ declare(
         priced=False,
     )
 )
-body("clone.default(self, memory_format)", promotion="none", priced=False)(lambda c, x, **_: x)
+body("clone.default(self, memory_format)", promotion="none", priced=False, part="copy")(lambda c, x, **_: x)
 # Dynamo's, for `addcmul_` and its like.
 declare(Row("prims.fma.default(a, b, c)", "pointwise", lambda c, x, y, z: x * y + z))

@@ -129,6 +129,7 @@ calls(
     arithmetic=Arithmetic(_convolution_flops, nothing),
     shapes=_convolution,
     priced=False,
+    role="convolution",
 )
 calls(
     "convolution_backward.default(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, "
@@ -138,4 +139,5 @@ calls(
     shapes=_convolution_backward,
     dtypes=("input", "weight", "weight"),
     priced=False,
+    role="convolution backward",
 )

@@ -104,6 +104,8 @@ class Row:
     it moves depends on values."""
     role: str | Callable[[Mapping[str, Any]], str] = ""
     """What people call it in a drawing of a model, by its arguments; nothing: its name."""
+    part: Literal["", "activation", "copy", "sum"] = ""
+    """What it is in a drawing of a model that no class says."""
     own: bool = False
     """One of tilewright's hand-written kernels."""
 
@@ -164,6 +166,7 @@ class Says(TypedDict, total=False):
     dtypes: tuple[str, ...]
     priced: bool
     role: str | Callable[[Mapping[str, Any]], str]
+    part: Literal["", "activation", "copy", "sum"]
 
 
 def body(*texts: str, operator_class: OperatorClass = "pointwise", **says: Unpack[Says]) -> Callable[[F], F]:
