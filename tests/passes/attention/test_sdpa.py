@@ -588,3 +588,60 @@ def test_readers_that_need_the_layout_get_it() -> None:
     settled = Settled(function, *inputs)
     assert settled.call.target is EFFICIENT
     check_numbers(function, settled.run, inputs)
+
+
+def apart(x: Tensor) -> Tensor:
+    """[B, S, H · D] → [B, H, S, D]."""
+    return x.unflatten(-1, (H, -1)).transpose(1, 2)
+
+
+def projected(*width: int) -> list[Tensor]:
+    return [torch.randn(B, S, H * D + more, requires_grad=True) for more in (0, *width)]
+
+
+def copied(x: Tensor, y: Tensor) -> Tensor:
+    q, k, v = apart(x).contiguous(), apart(x.sin()).clone(), apart(y).contiguous()
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def test_operands_are_not_copied_to_lie_densely() -> None:
+    settled = Settled(copied, *projected(0))
+    check_numbers(copied, settled.run, projected(0))
+    assert not any(node.users for node in settled.graph.nodes if str(node.target) in ("contiguous", "clone"))
+    assert "not copied" in settled.reason
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_lengths_that_vary_need_no_copies_either(dynamic: bool) -> None:
+    inputs = projected(0)
+    if dynamic:
+        for x in inputs:
+            torch._dynamo.mark_dynamic(x, 1)
+    settled = Settled(copied, *inputs)
+    assert not any(node.users for node in settled.graph.nodes if str(node.target) in ("contiguous", "clone"))
+
+
+def written_before_it_is_read(x: Tensor, y: Tensor) -> Tensor:
+    wide = y * 1
+    k = apart(wide).contiguous()
+    wide.mul_(2)
+    return F.scaled_dot_product_attention(apart(x), k, k)
+
+
+def with_odd_rows(x: Tensor, y: Tensor) -> Tensor:
+    k = apart(y[..., 1:]).contiguous()
+    return F.scaled_dot_product_attention(apart(x), k, k)
+
+
+def along_keys(x: Tensor, y: Tensor) -> Tensor:
+    k = apart(y).mT.contiguous().mT.contiguous()
+    return F.scaled_dot_product_attention(apart(x), k, k)
+
+
+@pytest.mark.parametrize(
+    ("function", "more"), [(written_before_it_is_read, 0), (with_odd_rows, 1), (along_keys, 0)], ids=lambda x: str(x)
+)
+def test_copies_that_are_needed_stay(function: Function, more: int) -> None:
+    settled = Settled(function, *projected(more))
+    check_numbers(function, settled.run, projected(more))
+    assert any(node.users for node in settled.graph.nodes if str(node.target) == "contiguous")

@@ -5,6 +5,7 @@
 
     y = sdpa(q, k, v, (q_places >= 0) & padding) →   y = sdpa(q, k, v, padding)            [B, 1, 1, S]
     y = sdpa(q, k, v, bias.permute(2, 0, 1))     →   y = sdpa(q, k, v, bias.permute(2, 0, 1).contiguous())
+    y = sdpa(q.transpose(1, 2).contiguous(), …)  →   y = sdpa(q.transpose(1, 2), …)
 
 PyTorch chooses its kernel where AOTAutograd traces the call, and takes products and a softmax in fp32 ("math") for
 what none of its fused kernels accepts: a mask whose last stride is not 1 (an expanded one, a permuted bias) or that
@@ -25,7 +26,16 @@ from tilewright.passes.attention.acceptable import SdpaCall, accepted, fused_ker
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.form import Writer, layout_may_change
 from tilewright.passes.attention.pinned import is_pinned
-from tilewright.passes.attention.spelling import Refusal, argument, example, same_shape, spelled, static, tensor_of
+from tilewright.passes.attention.spelling import (
+    Refusal,
+    argument,
+    example,
+    mutates,
+    same_shape,
+    spelled,
+    static,
+    tensor_of,
+)
 from tilewright.passes.attention.visible import EVERYWHERE, Band, Visible, visible
 from tilewright.records.program import Decision, Verdict
 
@@ -78,6 +88,9 @@ def _settle(node: Node, constants: Constants) -> Decision | None:
         call = _read(node)
         write = Writer(node.graph, node)
         told, call = _masked(write, call, constants)
+        uncopied = call._replace(q=_uncopied(call.q, node), k=_uncopied(call.k, node), v=_uncopied(call.v, node))
+        if uncopied != call:
+            told, call = [*told, "its operands are read where they lie, and not copied before"], uncopied
         call = _in_one_dtype(write, call, told)
         grouped = _grouped(write, call)
         if grouped is not None:
@@ -176,6 +189,29 @@ def _stored(value: torch.Tensor) -> int:
     for size, stride in zip(value.shape, value.stride(), strict=True):
         count *= int(size) if stride != 0 else 1
     return count
+
+
+def _uncopied(node: Node, call: Node) -> Node:
+    """x of `x.contiguous()`, where the kernels take rows as they lie in x and nothing is written to in between."""
+    source = node.args[0] if spelled(node) == "contiguous" and node.args else None
+    x = example(source)
+    if not isinstance(source, Node) or x is None or x.dtype != tensor_of(node).dtype or x.stride(-1) != 1:
+        return node
+    if not all(_is_aligned(place, x.itemsize) for place in (*x.stride()[:-1], x.storage_offset())):
+        return node
+    between = node
+    while between is not call:
+        between = between.next
+        if mutates(between):
+            return node
+    return _uncopied(source, call)
+
+
+def _is_aligned(elements: int | torch.SymInt, itemsize: int) -> bool:
+    """Whether so many elements are a multiple of 16 bytes, whatever value a symbol has."""
+    if isinstance(elements, int):
+        return elements * itemsize % 16 == 0
+    return bool((elements.node.expr * itemsize / 16).is_integer)
 
 
 def _grouped(write: Writer, call: SdpaCall) -> SdpaCall | None:
