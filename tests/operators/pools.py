@@ -67,9 +67,14 @@ def results(function: Callable[[Tensor], Any], x: Tensor) -> list[Tensor]:
 
 
 def differences(function: Callable[[Tensor], Any], compiled: Callable[[Tensor], Any], x: Tensor) -> list[str]:
-    """Results that are not eager's: positions of maxima are exactly those, sums within fp32."""
+    """Results that are not eager's on a CPU: positions of maxima are exactly those, sums within fp32.
+
+    Not on a GPU: there PyTorch 2.11 gives a wrong gradient of an average pool with padding where channels are last
+    (https://github.com/pytorch/pytorch/issues/188344).
+    """
     wrong = []
-    for number, (ours, eager) in enumerate(zip(results(compiled, x), results(function, x), strict=True)):
+    found, wanted = results(compiled, x), results(function, x.cpu())
+    for number, (ours, eager) in enumerate(zip((y.cpu() for y in found), wanted, strict=True)):
         exact = not eager.is_floating_point()
         close = torch.allclose(ours, eager, rtol=0 if exact else 3e-6, atol=0 if exact else 1e-5, equal_nan=True)
         if not close or ours.stride() != eager.stride():
