@@ -12,7 +12,7 @@ from torch import fx
 from tilewright.hardware.language import language_of
 from tilewright.operators.language import COMPUTE_DTYPE, Trace, Unfusable, Value
 from tilewright.operators.row import Call, Row
-from tilewright.operators.table import row_of
+from tilewright.operators.table import row_of, rows
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -20,6 +20,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 SUPPORTED = frozenset(["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"])
+
+
+CONVERSION = rows()["aten._to_copy.default"].body
 
 
 @dataclass(frozen=True)
@@ -173,9 +176,17 @@ def _feeding_discontinuous(members: Sequence[fx.Node]) -> set[fx.Node]:
     needed = set[fx.Node]()
     for node in reversed(members):
         users = {u for user in node.users for u in _through_views(user)}
-        if any(u in needed or ((row := row_of(u.target)) and row.discontinuous) for u in users):
+        if any(u in needed or _is_discontinuous(u) for u in users):
             needed.add(node)
     return needed
+
+
+def _is_discontinuous(node: fx.Node) -> bool:
+    """Whether its row says so; a conversion is where it gives no floating-point number."""
+    row = row_of(node.target)
+    if row is None or not row.discontinuous:
+        return False
+    return row.body is not CONVERSION or not all(value.is_floating_point() for value in results(node))
 
 
 def _through_views(node: fx.Node) -> list[fx.Node]:

@@ -20,7 +20,7 @@ from tilewright.passes.fusion import Region
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views, escaping, is_view, nbytes, readers, values_of
 
-MOST_OPERATORS = 12
+MOST_OPERATORS = 24
 """Of a chain that is computed again."""
 LEAST_BYTES = 2**20
 """Smaller values come back from a cache."""
@@ -106,6 +106,8 @@ def _copy_for(value: fx.Node, region: Region, reader: Region) -> None:
         at = _copied(node, at, copies)
     for member in reader.members:
         _redirect(member, copies)
+    # So that a chain of the reader, whose values others read in turn, goes on through them.
+    reader.members += [copy for copy in copies.values() if not is_view(copy)]
 
 
 def _copied(node: fx.Node, after: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
