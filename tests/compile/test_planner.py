@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from examples import attention, gelu_dropout_residual, transformer_block
 from tests.passes import norms
@@ -89,3 +91,29 @@ def test_a_gpu_that_nobody_measured_is_priced_by_the_nearest_datasheet(
 ) -> None:
     found = nearest_profile(name, capability)
     assert found.name == nearest and found.capability == capability
+
+
+class Dropping(nn.Module):
+    """Equal layers with dropout, [B, D] → [B, D]."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + F.dropout(F.gelu(layer(x)), 0.1)
+        return x
+
+
+def test_layers_that_draw_other_numbers_share_their_kernels() -> None:
+    def drawing(layers: int) -> tuple[list[str], list[tuple[int, ...]]]:
+        case = Case("drop", lambda: Dropping(layers), InputSpec.parse_many("bf16[128,256]"), training=True)
+        graphs = price_case(case, target_named("h200")).plan.graphs
+        found = [(g.sources[r.name], r.lowered.numbers) for g in graphs for r in g.fusion.regions if r.lowered.numbers]
+        return [source for source, _ in found], [numbers for _, numbers in found]
+
+    few, more = drawing(4), drawing(7)
+    assert len(set(more[0])) == len(set(few[0])) < len(few[0]) < len(more[0])
+    # One draw a layer, and each a number of its own.
+    assert len({n for numbers in more[1] for n in numbers}) == 7

@@ -51,9 +51,10 @@ def compiled(nest: Nest) -> dict[str, dict[str, int]]:
             continue
         names = function.arg_names
         constants = {name: size for name, size in (sizes or {}).items() if name in names}
-        pointers = [name for name in names if name not in constants]
+        numbers = [f"skip{number}" for number in range(nest.numbers)]
+        pointers = [name for name in names if name not in constants and name not in numbers]
         signature = {name: POINTERS[d] for name, d in zip(pointers, dtypes, strict=True)}
-        signature |= dict.fromkeys(constants, "constexpr")
+        signature |= dict.fromkeys(numbers, "i64") | dict.fromkeys(constants, "constexpr")
         aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers}
         source = ASTSource(function, signature, constants, aligned)
         code = triton.compile(source, target=H200, options={"num_warps": warps})

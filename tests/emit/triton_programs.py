@@ -305,7 +305,7 @@ Choice = Callable[[Lowered], Blocking | None]
 
 def by_triton(choose: Choice = lambda _: None) -> Runner:
     def run(lowered: Lowered, tensors: list[torch.Tensor]) -> None:
-        TritonKernel(lowered.nest, emit_triton(lowered.nest)).launch(tensors, choose(lowered))
+        TritonKernel(lowered.nest, emit_triton(lowered.nest)).launch(tensors, choose(lowered), lowered.numbers)
 
     return run
 

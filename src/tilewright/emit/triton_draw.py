@@ -23,11 +23,11 @@ def _below(words: tl.tensor, THRESHOLD: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _words(
-    state: tl.tensor, call: tl.tensor, thread: tl.tensor, SKIP: tl.constexpr
+    state: tl.tensor, call: tl.tensor, thread: tl.tensor, skip: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """The words of call number `call` of each thread; `state` points to seed and offset."""
+    """The words of call number `call` of each thread; `state` points to seed and offset, which `skip` advances."""
     seed = tl.load(state).to(tl.uint64)
-    counter = (tl.load(state + 1).to(tl.uint64) >> 2) + SKIP + call.to(tl.uint64)
+    counter = ((tl.load(state + 1) + skip).to(tl.uint64) >> 2) + call.to(tl.uint64)
     key0, key1 = (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
     low, high = (counter & 0xFFFFFFFF).to(tl.uint32), (counter >> 32).to(tl.uint32)
     thread = thread.to(tl.uint32)
@@ -36,7 +36,7 @@ def _words(
 
 @triton.jit
 def in_fours(
-    state: tl.tensor, first: tl.tensor, THRESHOLD: tl.constexpr, SKIP: tl.constexpr, VECTOR: tl.constexpr,
+    state: tl.tensor, first: tl.tensor, skip: tl.tensor, THRESHOLD: tl.constexpr, VECTOR: tl.constexpr,
     THREADS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Whether the numbers of elements first … first + 3 are below the threshold, along the last axis of `first`.
@@ -45,7 +45,7 @@ def in_fours(
     """
     chunk = first // VECTOR
     call = chunk // THREADS * (VECTOR // 4) + first % VECTOR // 4
-    w0, w1, w2, w3 = _words(state, call, chunk % THREADS, SKIP)
+    w0, w1, w2, w3 = _words(state, call, chunk % THREADS, skip)
     kept = _below(tl.join(tl.join(w0, w2), tl.join(w1, w3)), THRESHOLD)
     if len(first.shape) == 1:
         return tl.reshape(kept, [first.shape[0] * 4])
@@ -55,7 +55,7 @@ def in_fours(
 
 @triton.jit
 def one_by_one(
-    state: tl.tensor, element: tl.tensor, THRESHOLD: tl.constexpr, SKIP: tl.constexpr, VECTOR: tl.constexpr,
+    state: tl.tensor, element: tl.tensor, skip: tl.tensor, THRESHOLD: tl.constexpr, VECTOR: tl.constexpr,
     THREADS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Whether each element's number is below the threshold."""
@@ -66,5 +66,5 @@ def one_by_one(
     else:
         call = chunk // THREADS * max(VECTOR // 4, 1) + element % VECTOR // 4
         word = element % VECTOR % 4
-    w0, w1, w2, w3 = _words(state, call, chunk % THREADS, SKIP)
+    w0, w1, w2, w3 = _words(state, call, chunk % THREADS, skip)
     return _below(tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3)), THRESHOLD)

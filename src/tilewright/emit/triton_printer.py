@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +15,7 @@ RESERVED = frozenset(
      "found", "four", "draw", "tl", "tw", "float", "range"]
 )  # fmt: skip
 """Names that the emitted code uses, besides those that start with one of `NUMBERED`."""
-NUMBERED = ("row", "col", "four", "total", "acc", "part")
+NUMBERED = ("row", "col", "four", "total", "acc", "part", "skip")
 BYTES = ("bool", "int8", "uint8")
 FOUR = 4
 """Words of a call of Philox."""
@@ -49,12 +50,17 @@ class Printer:
 
     def define(self, name: str, sizes: Iterable[str]) -> str:
         pointers = [f"{n}_ptr" for n in self.names] + [f"part{i}_ptr" for i in self.schedule.scratch]
+        numbers = [f"skip{number}" for number in range(self.nest.numbers)]
+        pointers += [f"{number}: tl.int64" for number in numbers]
         constants = [f"{size}: tl.constexpr" for size in sizes]
         signature = f"def {name}({', '.join(pointers + constants)}):"
         if len(signature) > LINE:
             lines = [*textwrap.wrap(", ".join(pointers) + ",", LINE - 4), ", ".join(constants) + ","]
             signature = "\n    ".join([f"def {name}(", *lines]) + "\n):"
-        return f"@triton.jit\n{signature}\n" + "\n".join(self._with_origin()) + "\n"
+        # One kernel for all numbers, whatever divides them.
+        quoted = json.dumps(numbers)
+        jit = f"triton.jit(do_not_specialize={quoted}, do_not_specialize_on_alignment={quoted})"
+        return f"@{jit if numbers else 'triton.jit'}\n{signature}\n" + "\n".join(self._with_origin()) + "\n"
 
     def _with_origin(self) -> list[str]:
         """Declare `origin`, the index of single elements as a block: the interpreter mishandles scalar pointers."""
@@ -157,7 +163,7 @@ class Printer:
         """Whether each element's random number is below the threshold."""
         assert step.access and step.philox and step.strides is not None
         state, threshold, drawn = f"{self.names[step.access.buffer]}_ptr", int(step.constant or 0), step.philox
-        numbering = f"{threshold}, {drawn.skip // 4}, {drawn.vector}, {drawn.threads}"
+        numbering = f"skip{step.number}, {threshold}, {drawn.vector}, {drawn.threads}"
         if not self.draws_in_fours(step):
             return f"draw.one_by_one({state}, {self.index(step.strides)}, {numbering})"
         axes = self.row_axes + _axes("four", len(self.nest.cols))

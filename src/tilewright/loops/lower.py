@@ -33,6 +33,8 @@ class Lowered:
     nest: Nest
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
+    numbers: tuple[int, ...] = ()
+    """What a launch gives beside the buffers: by how much the offset of each of a GPU's draws is advanced."""
 
 
 def lower(members: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str) -> Lowered:
@@ -209,6 +211,7 @@ class _Lowering:
         steps: list[Step] = []
         place: dict[int, int] = {}
         maps: list[Strides] = []
+        numbers: list[int] = []
         reduced = {r.position: r for r in self.reductions}
         for position, op in enumerate(self.ops):
             args = tuple(place[a] for a in op.args)
@@ -229,12 +232,15 @@ class _Lowering:
             elif op.name == "draw":
                 drawn: Drawn = op.detail
                 places = strides_of([drawn.axes], [1])
+                if drawn.philox is not None and drawn.skip not in numbers:
+                    numbers.append(drawn.skip)
                 step = replace(
                     step,
                     access=Access(keys.index(drawn.key), (0,) * len(rows + cols)),
                     strides=tuple(places.get(a, 0) for a in rows + cols),
                     constant=drawn.below,
                     philox=drawn.philox,
+                    number=None if drawn.philox is None else numbers.index(drawn.skip),
                 )
             elif op.name in ("const", "check"):
                 step = replace(step, constant=op.detail)
@@ -252,7 +258,7 @@ class _Lowering:
             Store(place[self.ids[value.id]], Access(len(keys) + i, tuple(s.get(a, 0) for a in rows + cols)))
             for i, ((_, value), s) in enumerate(zip(self.outputs, self.output_strides, strict=True))
         ]
-        return self._finish(rows, cols, keys, steps, stores)
+        return replace(self._finish(rows, cols, keys, steps, stores), numbers=tuple(numbers))
 
     def _reduce(
         self,

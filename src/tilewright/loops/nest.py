@@ -62,7 +62,8 @@ class Step:
     `name`: `load` (`access`; the operand after the indices says where it reads, and elsewhere it is 0), `check` (an
     index that must be in [0, `constant`), where its second operand says so), `const` (`constant`), `index`
     (`strides`, one per axis), `draw` (the stream's buffer in `access`, the element's position in the stream by
-    `strides`, the threshold in `constant`, a GPU's generator in `philox`), `reduce_cols` and `reduce_rows` (`kind`),
+    `strides`, the threshold in `constant`, a GPU's generator in `philox`,
+    by which of the launch's numbers its offset is advanced in `number`), `reduce_cols` and `reduce_rows` (`kind`),
     `round` and `cast` (`to`), or a scalar function.
     `dtype` is the dtype of the computation.
     """
@@ -79,6 +80,7 @@ class Step:
     kind: str | None = None
     to: str | None = None
     philox: Philox | None = None
+    number: int | None = None
     approximate: bool = False
     """Of `exp`, `sigmoid` and `div`: 18 bits are enough, since eager rounds the operator's result to 16 bits."""
 
@@ -122,6 +124,11 @@ class Nest:
 
     def reductions(self, name: Literal["reduce_cols", "reduce_rows"]) -> Iterator[tuple[int, Step]]:
         return ((i, step) for i, step in enumerate(self.steps) if step.name == name)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a launch takes beside its buffers: what differs between nests that share a kernel."""
+        return 1 + max((step.number for step in self.steps if step.number is not None), default=-1)
 
     def condition(self, step: Step) -> int | None:
         """The operand of a load that says where it reads."""
@@ -169,6 +176,7 @@ def describe(nest: Nest) -> str:
             shift += "".join(f"+%{a}*{stride}" for a, stride in zip(step.args, step.access.by, strict=False))
             extra.append(f"b{step.access.buffer}{list(step.access.strides)}{shift}")
         extra += [str(x) for x in (step.constant, step.strides, step.kind, step.to, step.philox) if x is not None]
+        extra += [] if step.number is None else [f"number {step.number}"]
         place = f"stage {step.stage}" if step.where == "body" else "after"
         lines.append(f"  %{number} = {step.name} {', '.join(extra)} : {step.dtype}, {step.level.value}, {place}")
     for store in nest.stores:

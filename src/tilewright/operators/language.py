@@ -74,8 +74,6 @@ class Philox:
     """Neighbouring elements that a thread takes at once."""
     threads: int
     """Threads of PyTorch's kernel."""
-    skip: int
-    """By how much the offset in the state is advanced before the draw."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +86,8 @@ class Drawn:
     """True where the number, a whole one of 53 bits, or of 32 from a GPU's generator, is below this."""
     philox: Philox | None = None
     """Of a GPU's generator, whose state is seed and offset; None: the CPU's."""
+    skip: int = 0
+    """By how much that offset is advanced before the draw."""
 
 
 @dataclass
@@ -115,7 +115,13 @@ class Trace:
         return self.const(value, compute_dtype(dtype), tuple(group(extent) for extent in shape))
 
     def draw(
-        self, stream: Value, shape: Sequence[int], order: Sequence[int], below: int, philox: Philox | None = None
+        self,
+        stream: Value,
+        shape: Sequence[int],
+        order: Sequence[int],
+        below: int,
+        philox: Philox | None = None,
+        skip: int = 0,
     ) -> Value:
         """Whether each element's random number is below `below`; numbers go to elements along the
         dimensions in `order`, the last one fastest. `stream` is the state that the draw begins with."""
@@ -124,7 +130,7 @@ class Trace:
             raise Unfusable("a draw begins with a state in memory")
         dims = tuple(group(extent) for extent in shape)
         axes = tuple(axis for d in order for axis in dims[d])
-        return self.emit("draw", (), "bool", dims, Drawn(source.key, axes, below, philox))
+        return self.emit("draw", (), "bool", dims, Drawn(source.key, axes, below, philox, skip))
 
     def arange(self, extent: int) -> Value:
         """0, 1, …, extent - 1 as int64."""

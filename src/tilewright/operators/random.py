@@ -60,7 +60,7 @@ def word_threshold(p: float) -> int:
 def keep_philox(
     c: Call, state: Value, size: Sequence[int], order: Sequence[int], p: float, vector: int, threads: int, skip: int
 ) -> Value:
-    return c.trace.draw(state, c.shape, order, word_threshold(p), Philox(vector, threads, skip))
+    return c.trace.draw(state, c.shape, order, word_threshold(p), Philox(vector, threads), skip)
 
 
 UNREAD = Traffic(unread=(ALL,))

@@ -41,7 +41,8 @@ def _identity(op: Op) -> Any:
     if op.name == "index":
         return frozenset(strides_of([op.detail], [1]).items())
     if op.name == "draw":
-        return op.detail.key, frozenset(strides_of([op.detail.axes], [1]).items()), op.detail.below, op.detail.philox
+        places = frozenset(strides_of([op.detail.axes], [1]).items())
+        return op.detail.key, places, op.detail.below, op.detail.philox, op.detail.skip
     if op.name == "const":
         # repr distinguishes 1, 1.0 and True, and 0.0 and -0.0; NaN's equals itself.
         return repr(op.detail)

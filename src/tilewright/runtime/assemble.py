@@ -243,7 +243,9 @@ class _Assembler:
             kernel.compile(region.device)
             places = [n.meta["val"].device for n in region.lowered.inputs]
             elsewhere = tuple(i for i, place in enumerate(places) if place != region.device)
-            return TritonStep(region.name, kernel, inputs, tuple(outputs), region.device, elsewhere)
+            return TritonStep(
+                region.name, kernel, inputs, tuple(outputs), region.device, elsewhere, region.lowered.numbers
+            )
         function = getattr(self.library, region.kernel)
         function.restype = ctypes.c_int
         function.argtypes = (ctypes.c_void_p, ctypes.c_int)

@@ -84,8 +84,9 @@ class TritonKernel:
         """Compile for `device`, or, in Triton's `AsyncCompileMode`, begin to; `finish` ends it."""
         chosen = self.plan(device)
         dtypes = [getattr(torch, b.dtype) for b in self.nest.buffers] + [getattr(torch, d) for _, d in chosen.scratch]
+        given = [*dtypes, *[0] * self.nest.numbers]
         with self._named_failure(), torch.cuda.device(device):
-            self._submitted[device] = self._run(chosen, dtypes, lambda kernel, _: partial(kernel.warmup, grid=(1,)))
+            self._submitted[device] = self._run(chosen, given, lambda kernel, _: partial(kernel.warmup, grid=(1,)))
 
     def finish(self, device: torch.device) -> None:
         with self._named_failure():
@@ -103,20 +104,22 @@ class TritonKernel:
         except Exception as error:  # Triton, LLVM and ptxas each raise their own
             raise KernelError(self.nest.name, f"Triton failed on {self.nest.name}: {error}") from error
 
-    def launch(self, tensors: Sequence[torch.Tensor], chosen: Blocking | None = None) -> None:
-        """Run over one tensor for each buffer of the nest, in order, all on one device."""
+    def launch(
+        self, tensors: Sequence[torch.Tensor], chosen: Blocking | None = None, numbers: Sequence[int] = ()
+    ) -> None:
+        """Run over one tensor for each buffer of the nest, in order, all on one device, and the launch's numbers."""
         device = tensors[-1].device
         if device.type != "cuda" and not interpreted():
             raise CompilerError("CPU tensors need TRITON_INTERPRET=1 set before Triton is first imported")
         chosen = chosen or self.plan(device)
         scratch = [torch.empty(n, dtype=getattr(torch, d), device=device) for n, d in chosen.scratch]
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            self._run(chosen, [*tensors, *scratch], lambda kernel, programs: kernel[(programs,)])
+            self._run(chosen, [*tensors, *scratch, *numbers], lambda kernel, programs: kernel[(programs,)])
 
-    def recipe(self, device: torch.device, results: Sequence[Layout]) -> Recipe | None:
+    def recipe(self, device: torch.device, results: Sequence[Layout], numbers: Sequence[int] = ()) -> Recipe | None:
         """What a launch allocates and sends, for pointers at multiples of `ALIGNED`; None where Triton must launch.
 
-        Its inputs are the nest's; `results` is how the nest's outputs lie.
+        Its inputs are the nest's; `results` is how the nest's outputs lie, `numbers` the launch's.
         """
         if device not in self._compiled:
             return None
@@ -125,7 +128,8 @@ class TritonKernel:
             kernels = [(loaded(compiled), programs) for compiled, programs in self._compiled[device]]
         scratch = [Layout((n,), (1,), getattr(torch, d), device) for n, d in chosen.scratch]
         pointers = [Pointer(i) for i in range(len(self.nest.inputs) + len(results) + len(scratch))]
-        arguments: tuple[Argument, ...] = (*pointers, *[Number("P", 0)] * POINTERS_LAST)
+        given = [Number("q", number) for number in numbers]
+        arguments: tuple[Argument, ...] = (*pointers, *given, *[Number("P", 0)] * POINTERS_LAST)
         launches = [Launch(kernel, (programs, 1, 1), arguments) for kernel, programs in kernels if kernel]
         if len(launches) < len(kernels):
             return None
@@ -134,7 +138,7 @@ class TritonKernel:
         return Recipe(self.nest.name, device, residues, ALIGNED, buffers, tuple(range(len(results))), launches)
 
     def _run(
-        self, chosen: Blocking, pointers: Sequence[object], on: Callable[[Any, int], Callable[..., object]]
+        self, chosen: Blocking, arguments: Sequence[object], on: Callable[[Any, int], Callable[..., object]]
     ) -> list[tuple[Any, int]]:
         """Hand each kernel its arguments through `on`; what comes back is the kernel that fits them."""
         calls = [(self.main, chosen.programs, chosen.sizes, chosen.warps)]
@@ -142,12 +146,12 @@ class TritonKernel:
             calls.append((self.after, chosen.after_programs, chosen.after_sizes, 4))
         done = []
         for kernel, programs, sizes, warps in calls:
-            constants = {name: sizes[name] for name in kernel.arg_names[len(pointers) :]}
+            constants = {name: sizes[name] for name in kernel.arg_names[len(arguments) :]}
             options = {"num_warps": warps, "enable_fp_fusion": self.allows_fma}
             if self.nest.checks:
                 # Triton leaves assertions out of kernels that are not for debugging.
                 options |= {"debug": True, "sanitize_overflow": False}
-            fitting = on(kernel, programs)(*pointers, **constants, **options)
+            fitting = on(kernel, programs)(*arguments, **constants, **options)
             done.append((fitting, programs))
         return done
 
@@ -192,6 +196,8 @@ class TritonStep:
     device: torch.device
     elsewhere: tuple[int, ...] = ()
     """Inputs, by their place, that are on the CPU beside operands on a GPU, as a 0-d tensor may be."""
+    numbers: tuple[int, ...] = ()
+    """What the launch gives beside the buffers (`Lowered.numbers`)."""
     frees: tuple[int, ...] = ()
 
     @property
@@ -204,7 +210,7 @@ class TritonStep:
 
     def recipe(self) -> Recipe | None:
         """What the executor does for this step; None where Triton must launch."""
-        return self.kernel.recipe(self.device, [spec.layout for _, spec, _ in self.outputs])
+        return self.kernel.recipe(self.device, [spec.layout for _, spec, _ in self.outputs], self.numbers)
 
     def run(self, slots: Slots) -> None:
         tensors = [slots[i] for i in self.inputs]
@@ -213,7 +219,7 @@ class TritonStep:
         for slot, spec, over in self.outputs:
             slots[slot] = self._empty(spec) if over is None else spec.over(slots[over])
             tensors.append(slots[slot])
-        self.kernel.launch(tensors)
+        self.kernel.launch(tensors, numbers=self.numbers)
 
     def _empty(self, spec: TensorSpec) -> torch.Tensor:
         return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self.device)

@@ -73,7 +73,7 @@ class _Program:
             kernel.compile(region.device)
             places = [n.meta["val"].device for n in lowered.inputs]
             elsewhere = tuple(i for i, place in enumerate(places) if place != region.device)
-            return TritonStep(name, kernel, inputs, outputs, region.device, elsewhere)
+            return TritonStep(name, kernel, inputs, outputs, region.device, elsewhere, lowered.numbers)
         function: Any = getattr(library, name)
         function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int), None
         return KernelStep(name, function, inputs, outputs)
