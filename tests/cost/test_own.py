@@ -163,6 +163,11 @@ COUNTS = {
     "scatter_sums": Counts(
         lambda x, at: own.scatter_sums(x, at.expand(6, 10), 22), (MATRIX, "int64[M]"), "N·M + M", "22·N", "N·M"
     ),
+    "add_embedding_sums_": Counts(
+        lambda table, dout, keys, order: own.add_embedding_sums_(table, dout, keys, order, -1),
+        ("bfloat16[V,M]", MATRIX, "int64[N]", "int64[N]"),
+        *("2·N·M + 2·N", "N·M", "N·M"),
+    ),
     "embedding_sums": Counts(
         lambda dout, keys, order: own.embedding_sums(dout, keys, order, 22, -1),
         (MATRIX, "int64[N]", "int64[N]"),

@@ -39,6 +39,8 @@ def test_operators_are_registered_well() -> None:
     torch.library.opcheck(torch.ops.tilewright.embedding_backward.default, (torch.randn(4, 3, 6), indices, 5, -1))
     keys, order = indices.flatten().sort(stable=True)
     torch.library.opcheck(torch.ops.tilewright.embedding_sums.default, (torch.randn(4, 3, 6), keys, order, 5, -1))
+    given = torch.randn(5, 6), torch.randn(4, 3, 6), keys, order, -1
+    torch.library.opcheck(torch.ops.tilewright.add_embedding_sums_.default, given)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -63,13 +65,14 @@ def test_kernels_compile_without_spills(dtype: str) -> None:
     types |= {"columns": "i32"} | dict.fromkeys(("count", "entries", "weight_row", "padding"), "i64")
     aligned = ("columns", "weight_row")
     forward = {"ROWS": kernels.ELEMENTS // kernels.COLUMNS, "COLUMNS": kernels.COLUMNS}
-    backward = {"CHUNK": kernels.CHUNK, "ROWS": kernels.PART_ROWS, "COLUMNS": kernels.BACKWARD_COLUMNS}
+    backward = {"CHUNK": kernels.CHUNK, "ROWS": kernels.PART_ROWS, "COLUMNS": kernels.BACKWARD_COLUMNS, "ADD": False}
     codes = [
         compiled(kernels.forward, types, forward, aligned),
         compiled(kernels.backward, types, backward, aligned),
+        compiled(kernels.backward, types, backward | {"ADD": True}, aligned),
         compiled(kernels.long_runs, types, backward, aligned),
     ]
     bounds = compiled(kernels.find_bounds, types, {"STEPS": 20, "ENTRIES": kernels.BOUNDS})
     assert spilled(bounds) == 0
-    assert [spilled(code) for code in codes] == [0, 0, 0]
+    assert [spilled(code) for code in codes] == [0, 0, 0, 0]
     assert all("ld.global.v4.b32" in code.asm["ptx"] for code in codes)

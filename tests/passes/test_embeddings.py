@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from tests.passes.test_candidates import priced
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target
 from tilewright.passes import embeddings
-from tilewright.passes.embeddings import sum_sorted
+from tilewright.passes.embeddings import add_sums_in_place, sum_sorted
 
 H200 = Target(profile_for("h200"), False)
 
@@ -63,3 +65,43 @@ def test_numbers_stay(padding: int, expanded: bool, monkeypatch: pytest.MonkeyPa
     rows = F.embedding(indices, wide, None if padding < 0 else padding)
     (exact,) = torch.autograd.grad(rows, wide, dout.double())
     torch.testing.assert_close(run(graph, dout, indices).double(), exact, rtol=1e-5, atol=1e-5)
+
+
+class Tied(nn.Module):
+    """A language model of one layer whose table is the weight of its output, too."""
+
+    def __init__(self, entries: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(entries, 64, dtype=torch.bfloat16)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return (self.table(indices).sin() @ self.table.weight.t()).sum()
+
+
+@pytest.mark.parametrize("entries", [4096, 4099])
+def test_sums_go_into_the_product_that_they_are_added_to(entries: int) -> None:
+    """Of a vocabulary that is padded, too, into the part that counts."""
+    found = priced(Tied(entries), "int64[8,1024]", "h200")
+    taken = [d for d in found.program.decisions if "added to the product" in d.reason and d.passed_by == "embeddings"]
+    assert [(d.graph, d.verdict) for d in taken] == [("backward", "taken")]
+    ran = [kernel for _, _, kernel in found.plan.launches()]
+    assert "tilewright.add_embedding_sums_.default" in ran and "tilewright.embedding_sums.default" not in ran
+
+
+def test_where_sums_are_not_added_in_place() -> None:
+    """The product is read by somebody else, or what they are added to is not a product."""
+    programs: dict[str, tuple[Callable[..., object], int]] = {
+        "read": (lambda product, sums: (product + sums, product), 0),
+        "no product": (lambda product, sums: product.sin() + sums, 0),
+        "in place": (lambda product, sums: (product + sums).sin(), 1),
+    }
+    keys, order = torch.arange(12, dtype=torch.int32) // 2, torch.arange(12)
+    given = torch.randn(6, 6), torch.randn(6, 6), torch.randn(12, 6), keys, order
+    for function, count in programs.values():
+
+        def gradient(x: Tensor, w: Tensor, *sent: Tensor, function: Callable[..., object] = function) -> object:
+            return function(x @ w, torch.ops.tilewright.embedding_sums(*sent, 6, -1))
+
+        graph = aten(lambda *tensors, gradient=gradient: gradient(*tensors), *given)
+        assert len(add_sums_in_place(graph, "backward")) == count
+        torch.testing.assert_close(run(graph, *given), gradient(*given))

@@ -20,6 +20,7 @@ from tilewright.loops.nest import Nest, nameless
 from tilewright.passes.cache_writes import write_caches
 from tilewright.passes.compute_twice import compute_in_each_reader
 from tilewright.passes.convolution_bias import split_bias
+from tilewright.passes.embeddings import add_sums_in_place
 from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.group_norm import split_group_norms
 from tilewright.passes.in_place import write_in_place
@@ -81,7 +82,7 @@ class Planner:
         split_bias(graph, self.target)
         written = write_in_place(graph, name)
         if self.hand_written:
-            written += write_caches(graph, name)
+            written += write_caches(graph, name) + add_sums_in_place(graph, name)
         write_back_together(graph, self.target)
         proposed = fuse(graph, name)
         if compute_in_each_reader(graph, proposed.regions):

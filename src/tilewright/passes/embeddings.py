@@ -3,6 +3,11 @@
 dw = embedding_dense_backward(dy, indices, …)   →   keys, order = sort(to_copy(view(indices), int32))
                                                     dw = embedding_sums(dy, keys, order, …)
 
+dw = add(slice(mm(…)), embedding_sums(dy, …))   →   add_embedding_sums_(slice(mm(…)), dy, …)
+
+The second in the backward graph, for a table that is the weight of the output layer, too: only rows that were looked up
+are read and written again (DeBERTa, 128,100 × 768 in bf16 on an H200: the sums 49 µs and the addition 138).
+
 PyTorch's kernels sort, too, and then reach 0.08 of a copy (H200, bf16, 65536 positions in 50257 × 4096; the sums 0.75,
 with their sort). Few positions it adds up without sorting: those stay.
 """
@@ -18,11 +23,14 @@ from torch import fx
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
 from tilewright.graph.source import source_line
+from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
-from tilewright.passes.units import behind_views
-from tilewright.records.program import Decision
+from tilewright.operators.table import row_of
+from tilewright.passes.units import behind_views, nbytes, readers
+from tilewright.records.program import Decision, GraphName
 
 aten = torch.ops.aten
+SUMS, ADDED = "tilewright.embedding_sums.default", "tilewright.add_embedding_sums_.default"
 UNSORTED = 3072
 """PyTorch sorts where there are more positions (`Embedding.cu`)."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -67,3 +75,38 @@ def _apply(node: fx.Node, dout: fx.Node, indices: fx.Node, entries: Any, padding
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
     return new
+
+
+def add_sums_in_place(graph: fx.Graph, name: GraphName) -> list[Decision]:
+    """Rewrite a backward graph in place: sums go into the product that they are added to, where that is all it is for;
+    a decision for each."""
+    sums = [node for node in graph.nodes if str(node.target) == SUMS]
+    return [decision for node in sums if (decision := _added(node, name)) is not None]
+
+
+def _added(sums: fx.Node, name: GraphName) -> Decision | None:
+    total = next(iter(sums.users), None)
+    if len(sums.users) != 1 or total is None or total.target is not aten.add.Tensor or total.kwargs:
+        return None
+    table = next(operand for operand in total.args if operand is not sums)
+    if not isinstance(table, fx.Node) or not _takes_sums(table, total):
+        return None
+    dout, keys, order, _, padding = sums.args
+    source, saved = source_line(total), 3 * nbytes(total)
+    insert_call(total, torch.ops.tilewright.add_embedding_sums_.default, table, dout, keys, order, padding)
+    total.replace_all_uses_with(table)
+    for node in (total, sums):
+        node.graph.erase_node(node)
+    reason = "is added to the product in place, where its rows were looked up"
+    return Decision(name, sums.name, table.name, "taken", reason, saved, source=source, passed_by="embeddings")
+
+
+def _takes_sums(table: fx.Node, total: fx.Node) -> bool:
+    """Whether a product's result, or a part of it, is like the sum, dense, and read by nobody else."""
+    own, wanted = calls.output(table), calls.output(total)
+    product = maker(table)
+    row = row_of(product.target) if product.op == "call_function" else None
+    if own is None or wanted is None or row is None or row.operator_class != "compute":
+        return False
+    alike = (own.dtype, own.shape) == (wanted.dtype, wanted.shape) and own.is_contiguous()
+    return alike and all(reader is total or str(reader.target) == ADDED for reader in readers(product))

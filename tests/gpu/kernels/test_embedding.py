@@ -47,6 +47,22 @@ def test_rows_and_misaligned_storage() -> None:
         assert all(row.ok for row in prove(suite("embedding"), embedding, inputs))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_are_added_in_place(dtype: torch.dtype) -> None:
+    """Rows that nobody asked for keep their bits; the others are rounded once."""
+    indices = torch.randint(5000, (9000,), device=GPU).clamp(max=3000).int()
+    dout, table = torch.randn(9000, 600, device=GPU).to(dtype), torch.randn(5003, 600, device=GPU).to(dtype)
+    keys, order = indices.sort(stable=True)
+    exact = table.double().index_add(0, indices, dout.double())
+    terms = table.double().abs().index_add(0, indices, dout.double().abs())
+    before = table.clone()
+    torch.ops.tilewright.add_embedding_sums_(table, dout, keys, order, -1)
+    asked = torch.bincount(indices, minlength=5003) > 0
+    assert torch.equal(table[~asked], before[~asked]) and asked.any() and not asked.all()
+    allowed = terms * 2**-20 + exact.abs() * torch.finfo(dtype).eps / 2
+    assert ((table.double() - exact).abs() <= allowed).all()
+
+
 def test_an_index_outside_of_the_table_stops_the_device() -> None:
     """In a process of its own: the assertion ends what the process can do with the device."""
     program = (

@@ -45,3 +45,18 @@ def test_any_shape_and_type_of_indices() -> None:
     assert torch.equal(out, weight[indices.long()])
     (found,) = torch.autograd.grad(out.sum(), weight)
     assert torch.equal(found, torch.bincount(indices.flatten().long(), minlength=4).float()[:, None].expand(4, 5))
+
+
+@pytest.mark.parametrize("padding", [-1, 2])
+def test_sums_are_added_in_place(monkeypatch: pytest.MonkeyPatch, padding: int) -> None:
+    """Rows that nobody asked for keep their bits; the others are rounded once."""
+    monkeypatch.setattr(kernels, "CHUNK", 4)
+    indices = torch.tensor([3, 0, 3, 5] + [2] * 9 + [3] * 14, dtype=torch.int32)
+    dout, table = torch.randn(len(indices), 70).bfloat16(), torch.randn(7, 70).bfloat16()
+    keys, order = indices.sort(stable=True)
+    exact = table.double().index_add(0, indices, torch.where(indices == padding, 0, dout.double().mT).mT)
+    before = table.clone()
+    torch.ops.tilewright.add_embedding_sums_(table, dout, keys, order, padding)
+    untouched = [row for row in range(7) if row not in indices or row == padding]
+    assert torch.equal(table[untouched], before[untouched])
+    torch.testing.assert_close(table.double(), exact, rtol=2**-8, atol=1e-5)

@@ -78,6 +78,20 @@ def _sums(dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, entries: 
     return total.to(dout.dtype)
 
 
+def _added_recipe(
+    call: RecipeBuilder, table: Operand, dout: Operand, keys: Operand, order: Operand, padding: int
+) -> Recipe | None:
+    dense = table.is_contiguous() and table.dtype == dout.dtype
+    return triton.added_recipe(call, table, dout, keys, order, padding) if runs_triton(dout) and dense else None
+
+
+def _add_sums(
+    table: torch.Tensor, dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, padding: int
+) -> torch.Tensor:
+    table.add_(_sums(dout, keys, order, table.shape[0], padding))
+    return dout.new_empty(0)
+
+
 def _gradient_fake(dout: torch.Tensor, *options: Any) -> torch.Tensor:
     return dout.new_empty((options[-2], dout.shape[-1]))
 
@@ -93,6 +107,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 _embedding_sums = define("embedding_sums", _sums, _gradient_fake, recipe=_sums_recipe)
+_add_embedding_sums = define(
+    "add_embedding_sums_", _add_sums, lambda table, dout, *_: dout.new_empty(0), recipe=_added_recipe
+)
 _embedding_backward = define("embedding_backward", _backward, _gradient_fake)
 _embedding = define(
     "embedding",

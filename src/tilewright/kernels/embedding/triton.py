@@ -125,20 +125,29 @@ def _sum_parts(
 @triton.jit(do_not_specialize=["padding"])
 def backward(
     dout: tl.tensor, order: tl.tensor, bounds: tl.tensor, parts: tl.tensor, dweight: tl.tensor, columns: tl.tensor,
-    padding: tl.int64, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    padding: tl.int64, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ADD: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Program (entry, c): Σ dout[order[i], :] for bounds[entry] ≤ i < bounds[entry + 1], 0 for the padding's entry."""
+    """Program (entry, c): Σ dout[order[i], :] for bounds[entry] ≤ i < bounds[entry + 1], 0 for the padding's entry.
+
+    With ADD what dweight holds is added, and rows without a position are left as they are.
+    """
     entry = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     start = tl.load(bounds + entry)
     last = tl.load(bounds + entry + 1)
     if entry == padding:
         last = start
+    if ADD:  # noqa: SIM102  Triton decides this one when it compiles
+        if last == start:
+            return
     if last - start > 2 * CHUNK:
         total = _sum_parts(parts, start, last, columns, column, CHUNK, ROWS, COLUMNS)
     else:
         total = _sum_rows(dout, order, start, last, columns, column, 1, COLUMNS)
-    tl.store(dweight + entry * columns + column, rounded(total, dweight.dtype.element_ty), mask=column < columns)
+    place = dweight + entry * columns + column
+    if ADD:
+        total += tl.load(place, mask=column < columns, other=0.0).to(tl.float32)
+    tl.store(place, rounded(total, dweight.dtype.element_ty), mask=column < columns)
 
 
 def forward_tile(count: int, columns: int) -> tuple[int, int]:
@@ -169,8 +178,24 @@ def sums_recipe(
 
     keys: the indices, int32 and sorted; order: their positions in dout.
     """
+    dweight = call.empty((entries, dout.shape[-1]), dout.dtype)
+    _launch_sums(call, dout, keys, order, dweight, padding, adds=False)
+    return call.finish(dweight)
+
+
+def added_recipe(
+    call: RecipeBuilder, table: Operand, dout: Operand, keys: Operand, order: Operand, padding: int
+) -> Recipe:
+    """`sums_recipe`, added to the dense table[entries, D] in place."""
+    _launch_sums(call, dout, keys, order, table, padding, adds=True)
+    return call.finish(call.empty((0,), dout.dtype))
+
+
+def _launch_sums(
+    call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, dweight: Operand, padding: int, *, adds: bool
+) -> None:
     dout, columns, count = call.contiguous(dout), dout.shape[-1], keys.numel()
-    dweight = call.empty((entries, columns), dout.dtype)
+    entries = dweight.shape[0]
     bounds = call.empty((entries + 1,), torch.int64)
     call.launch(
         find_bounds, (triton.cdiv(entries + 1, BOUNDS),),
@@ -183,5 +208,4 @@ def sums_recipe(
     if chunks > 2:
         grid = chunks, blocks, 2
         call.launch(long_runs, grid, dout, keys, order, bounds, parts, count, columns, padding, **sizes)
-    call.launch(backward, (entries, blocks), dout, order, bounds, parts, dweight, columns, padding, **sizes)
-    return call.finish(dweight)
+    call.launch(backward, (entries, blocks), dout, order, bounds, parts, dweight, columns, padding, ADD=adds, **sizes)

@@ -29,3 +29,14 @@ own(
     shapes=lambda call: table_gradient("entries", "dout", call),
     dtypes=("dout",),
 )
+# Of the table the rows that the keys name are read and written; the result is empty.
+own(
+    "add_embedding_sums_(Tensor(a!) table, Tensor dout, Tensor keys, Tensor order, SymInt padding) -> Tensor",
+    "library",
+    pure=False,
+    arithmetic=each(of_argument("dout"), 1),
+    traffic=Traffic(gathered={"table": of_argument("dout")}, written=of_argument("dout")),
+    shapes=lambda call: call.names.unknown_shape((0,)),
+    dtypes=("dout",),
+    priced=False,
+)
