@@ -55,9 +55,6 @@ class _CompiledOnly(nvrtc.Kernel):
     def registers(self) -> int:
         return self.built.resources.registers
 
-    def local_bytes(self) -> int:
-        return self.built.resources.stack_bytes
-
     def blocks_per_multiprocessor(self) -> int:
         sm = architecture(self.built.capability)
         return occupancy(sm, self.threads, self.registers(), self.shared_bytes).blocks

@@ -37,15 +37,14 @@ def translation_unit(kernels: list[str]) -> str:
     return "\n".join([prelude(), *([prelude("random.h")] if draws else []), *kernels])
 
 
-def emit_cpp(nest: Nest, comment: str = "") -> str:
+def emit_cpp(nest: Nest) -> str:
     """`extern "C" int NAME(void** buffers, int threads)`; buffers in the nest's order."""
-    return _Kernel(nest, comment).text()
+    return _Kernel(nest).text()
 
 
 class _Kernel(Printer):
-    def __init__(self, nest: Nest, comment: str) -> None:
+    def __init__(self, nest: Nest) -> None:
         super().__init__(nest)
-        self.comment = comment
         self.column_sums = list(nest.reductions("reduce_rows"))
         self.draws = cpp_draw.draws_of(nest)
 
@@ -66,9 +65,8 @@ class _Kernel(Printer):
         else:
             self._rows()
         self.put("return failed;" if nest.checks else "return 0;")
-        head = f"// {self.comment}\n" if self.comment else ""
         body = "\n".join(self.lines)
-        return f'{head}extern "C" int {nest.name}(void** buffers, int threads) {{\n{body}\n}}\n'
+        return f'extern "C" int {nest.name}(void** buffers, int threads) {{\n{body}\n}}\n'
 
     # Elementwise nests: no stages, no sums; threads share blocks of columns.
 

@@ -89,6 +89,6 @@ def vectors_of(columns: int, itemsize: int, alignment: Alignment) -> int:
     return -(-(columns + before) * itemsize // VECTOR)
 
 
-def period_of(pitch_bytes: int, line: int = VECTOR) -> int:
-    """After how many rows of that pitch a row begins at the same place within `line` bytes."""
-    return line // math.gcd(line, pitch_bytes)
+def period_of(pitch_bytes: int) -> int:
+    """After how many rows of that pitch a row begins at the same place within a vector."""
+    return VECTOR // math.gcd(VECTOR, pitch_bytes)

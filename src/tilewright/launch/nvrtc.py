@@ -79,10 +79,6 @@ class Kernel:
         """Registers a thread takes."""
         return self._attribute("CU_FUNC_ATTRIBUTE_NUM_REGS")
 
-    def local_bytes(self) -> int:
-        """Bytes a thread keeps in local memory: spilled registers and arrays indexed at run time."""
-        return self._attribute("CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES")
-
     def blocks_per_multiprocessor(self) -> int:
         """Blocks that one multiprocessor holds at once."""
         driver = _driver()

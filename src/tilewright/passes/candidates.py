@@ -9,7 +9,7 @@ the joint graph, before the cut, since what is saved for backward follows from i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch import fx
 
@@ -34,11 +34,11 @@ CLEAR = 0.98
 """A hand-written kernel is taken if the time predicted with it is below this share of that without it."""
 
 
-def choose_candidates(graph: fx.Graph, target: Target, candidates: Iterable[Candidate] = CANDIDATES) -> list[Decision]:
+def choose_candidates(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite `graph`, a joint or inference graph of ATen operators, in place; a decision for each match."""
     groups = Groups(graph)
     decisions: list[Decision] = []
-    for candidate in candidates:
+    for candidate in CANDIDATES:
         for node in [n for n in graph.nodes if str(n.target) in candidate.roots and _sizes_are_known(n)]:
             if offers := candidate.offers(node, target, groups.backward):
                 decision = _decide(node, candidate, offers, groups, target)

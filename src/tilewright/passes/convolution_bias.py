@@ -19,7 +19,7 @@ from tilewright.graph.insert import insert_call
 from tilewright.hardware.target import Target
 
 aten = torch.ops.aten
-BIAS, BIAS_SIZES, MASK = 2, 3, 10
+BIAS, MASK = 2, 10
 """Places of arguments: of a convolution, and of its gradient."""
 
 

@@ -7,10 +7,10 @@ import sys
 _warned: set[str] = set()
 
 
-def warn_once(line: str, key: str | None = None) -> None:
-    """Print `line` on standard error, once per process. Of lines with the same `key` only the first is printed."""
-    if (key or line) not in _warned:
-        _warned.add(key or line)
+def warn_once(line: str) -> None:
+    """Print `line` on standard error, once per process."""
+    if line not in _warned:
+        _warned.add(line)
         print(f"tilewright: {line}", file=sys.stderr, flush=True)
 
 

@@ -79,17 +79,17 @@ def time_operators(graph: fx.Graph, inputs: list[Any], device: str = "cpu") -> d
     return {name: median(values) for name, values in timed.laps.items()}
 
 
-def example_inputs(graph: fx.Graph, seed: int = 0) -> list[Any]:
+def example_inputs(graph: fx.Graph) -> list[Any]:
     """Random tensors that lie where and as the placeholders of `graph` say; numbers as captured."""
     generators: dict[torch.device, torch.Generator] = {}
-    return [_example(n.meta.get("val"), generators, seed) for n in graph.nodes if n.op == "placeholder"]
+    return [_example(n.meta.get("val"), generators) for n in graph.nodes if n.op == "placeholder"]
 
 
-def _example(meta: Any, generators: dict[torch.device, torch.Generator], seed: int) -> Any:
+def _example(meta: Any, generators: dict[torch.device, torch.Generator]) -> Any:
     if not isinstance(meta, torch.Tensor):
         return meta
     if meta.device not in generators:
-        generators[meta.device] = torch.Generator(meta.device).manual_seed(seed)
+        generators[meta.device] = torch.Generator(meta.device).manual_seed(0)
     generator = generators[meta.device]
     tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device)
     if meta.dtype.is_floating_point:

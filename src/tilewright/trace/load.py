@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -56,7 +56,6 @@ def trace_run(
     paths: Sequence[Path],
     *,
     command: str,
-    machine: Mapping[str, str] | None = None,
     tell: Callable[[str], None] = print,
 ) -> tuple[Path, list[Loaded]]:
     """A new run with the traces at `paths`; returns its path and the loaded files.
@@ -67,7 +66,7 @@ def trace_run(
     """
     target = " ".join(str(path) for path in paths)
     name = paths[0].name.partition(".")[0]
-    with Run.create(new_run_path(name), command=command, target=target, case=name, machine=machine) as run:
+    with Run.create(new_run_path(name), command=command, target=target, case=name) as run:
         loaded = load_traces(paths, run.connection, tell)
         tell("accounting for its time")
         analyse(run.connection)
