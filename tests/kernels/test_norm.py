@@ -56,7 +56,7 @@ def test_gradients_in_float64_are_slopes(name: str) -> None:
 def test_the_references_are_pytorchs_norms() -> None:
     x, weight, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((5, 33), (33,), (33,)))
     torch.testing.assert_close(reference.layer_norm(x, weight, bias), F.layer_norm(x, (33,), weight, bias))
-    torch.testing.assert_close(reference.rms_norm(x, weight), F.rms_norm(x, (33,), weight, 1e-6))
+    torch.testing.assert_close(reference.rms_norm(x, weight, 1e-6), F.rms_norm(x, (33,), weight, 1e-6))
 
 
 @pytest.mark.parametrize("optional", ["all", "weight", "none"])

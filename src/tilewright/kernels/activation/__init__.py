@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from tilewright.kernels.activation import triton
+from tilewright.kernels.arguments import expect_tensors
 from tilewright.kernels.registration import define
 from tilewright.launch.gradient import Given, Grad, Gradient
 
@@ -62,12 +63,16 @@ def _kind(approximate: str) -> str:
 
 
 def _floating(name: str, x: torch.Tensor) -> torch.Tensor:
+    if not isinstance(x, torch.Tensor):
+        expect_tensors(name, x=x)
     if not x.is_floating_point():
         raise TypeError(f"{name} takes floating-point tensors, not {x.dtype}")
     return x
 
 
 def _pair(name: str, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if not (isinstance(gate, torch.Tensor) and isinstance(up, torch.Tensor)):
+        expect_tensors(name, gate=gate, up=up)
     _floating(name, gate)
     if (gate.shape, gate.dtype, gate.device) != (up.shape, up.dtype, up.device):
         raise ValueError(

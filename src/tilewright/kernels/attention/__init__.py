@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tilewright.hardware.language import runs_on_gpu
+from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.attention import plain
 from tilewright.kernels.attention.reference import Window
 from tilewright.kernels.attention.registered import attend, known
@@ -79,6 +80,8 @@ def attention(
     >>> attention(q, k, v, causal=True, scale=0.0)[0, 0, 1]
     tensor([0.5000, 0.5000, 0.0000, 0.0000])
     """
+    if not isinstance(q, torch.Tensor):
+        expect_tensors("attention", q=q)
     left, right = window
     if causal:
         right = 0 if right is None else min(right, 0)
@@ -118,6 +121,8 @@ def _attention(
     deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """out and lse, None where it is not asked for and PyTorch's operators compute the call; checks the arguments."""
+    expect_tensors("attention", q=q, k=k, v=v, mask=mask, alibi_slopes=slopes)
+    expect_numbers("attention", scale=scale, softcap=softcap, dropout_p=dropout)
     starts_q, starts_k = starts
     longest_q = longest_k = 0
     if starts_q is not None or starts_k is not None:

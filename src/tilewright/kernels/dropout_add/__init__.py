@@ -13,6 +13,7 @@ import torch
 from tilewright.graph.capture import lies_in_memory
 from tilewright.hardware.language import runs_on_gpu
 from tilewright.kernels.activation import formula, formula_backward
+from tilewright.kernels.arguments import expect_tensors
 from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import DTYPES
 from tilewright.kernels.dropout_add import generator, triton
@@ -59,6 +60,8 @@ def dropout_add(
 
 
 def _check(x: torch.Tensor, residual: torch.Tensor, p: float, activation: str) -> None:
+    if not (isinstance(x, torch.Tensor) and isinstance(residual, torch.Tensor)):
+        expect_tensors("dropout_add", x=x, residual=residual)
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout_add takes a probability p in [0, 1], not {p}")
     if activation not in KINDS:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tilewright.kernels.arguments import expect_tensors
 from tilewright.kernels.device import runs_triton
 from tilewright.kernels.embedding import triton
 from tilewright.kernels.registration import define
@@ -29,6 +30,8 @@ def embedding(indices: torch.Tensor, weight: torch.Tensor, padding_idx: int | No
     tensor([[3., 4.],
             [1., 2.]])
     """
+    if not (isinstance(indices, torch.Tensor) and isinstance(weight, torch.Tensor)):
+        expect_tensors("embedding", indices=indices, weight=weight)
     if indices.dtype not in (torch.int64, torch.int32) or not weight.is_floating_point():
         raise TypeError(
             f"embedding takes int64 or int32 indices and a floating weight, not {indices.dtype} and {weight.dtype}"

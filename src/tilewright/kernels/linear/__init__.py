@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from tilewright.kernels.arguments import expect_tensors
 from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import autocast, autocast_dtype
 from tilewright.kernels.dropout_add import ALIGNED, generator
@@ -43,6 +44,7 @@ def linear_gelu(
     (`choice.py`); elsewhere two. Where a gradient is asked for, the value before the GELU is saved for the
     backward. Under autocast x, weight and bias are taken in its dtype.
     """
+    expect_tensors("linear_gelu", x=x, weight=weight, bias=bias)
     x, weight, bias = autocast(x), autocast(weight), None if bias is None else autocast(bias)
     _check("linear_gelu", x, weight, bias)
     if approximate not in APPROXIMATIONS:
@@ -80,6 +82,7 @@ def linear_dropout_add(
     not stored. One kernel or two, as for `linear_gelu`. Under autocast x, weight and bias are taken in its
     dtype; a residual of another is added to a result that is written before, in the wider of the two.
     """
+    expect_tensors("linear_dropout_add", x=x, weight=weight, bias=bias, residual=residual)
     x, weight, bias = autocast(x), autocast(weight), None if bias is None else autocast(bias)
     _check("linear_dropout_add", x, weight, bias)
     if residual.dtype != x.dtype and autocast_dtype(x) is not None:

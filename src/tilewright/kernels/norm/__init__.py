@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.device import runs_triton
 from tilewright.kernels.norm import cuda, plain
 from tilewright.kernels.norm.schedule import Backward, Direction, Forward
@@ -30,6 +31,7 @@ from tilewright.records.recipe import Recipe
 
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
 
+FLOAT_EPSILON, DOUBLE_EPSILON = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 SHORT = 128
 """Bytes of a row up to which Triton's forward is faster: a program reads the weights once for several rows."""
 
@@ -48,13 +50,16 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     return _normalized("layer_norm", x, weight, bias, eps, True)
 
 
-def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """x / √(mean of x² + eps) · weight over the last dimension of `x`; otherwise as `layer_norm`.
+
+    `eps` is by default what `torch.nn.functional.rms_norm` takes: the machine epsilon of the dtype that sums have,
+    1.19e-7 (2.22e-16 for fp64).
 
     >>> rms_norm(torch.tensor([[3.0, 4.0]]), eps=0.0).round(decimals=4)
     tensor([[0.8485, 1.1314]])
     """
-    return _normalized("rms_norm", x, weight, None, eps, False)
+    return _normalized("rms_norm", x, weight, None, _epsilon(x) if eps is None else eps, False)
 
 
 def add_layer_norm(
@@ -69,27 +74,38 @@ def add_layer_norm(
     (tensor([[-1.,  1.]]), tensor([[1., 3.]]))
     """
     _check("add_layer_norm", x, residual, weight, bias)
+    expect_numbers("add_layer_norm", eps=eps)
     y, total, _, _ = _add_norm(x, residual, weight, bias, eps, True)
     return y, total
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None
+) -> tuple[Tensor, Tensor]:
     """`rms_norm` of x + residual, and x + residual itself; otherwise as `add_layer_norm`."""
     _check("add_rms_norm", x, residual, weight, None)
+    expect_numbers("add_rms_norm", eps=eps)
+    eps = _epsilon(x) if eps is None else eps
     y, total, _, _ = _add_norm(x, residual, weight, None, eps, False)
     return y, total
+
+
+def _epsilon(x: Tensor) -> float:
+    return DOUBLE_EPSILON if getattr(x, "dtype", None) is torch.float64 else FLOAT_EPSILON
 
 
 def _normalized(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool) -> Tensor:
     results = _known_norm(x, weight, bias, eps, centered)
     if results is None:
         _check(name, x, None, weight, bias)
+        expect_numbers(name, eps=eps)
         results = _norm(x, weight, bias, eps, centered)
     y: Tensor = results[0]
     return y
 
 
 def _check(name: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> None:
+    expect_tensors(name, x=x, residual=residual, weight=weight, bias=bias)
     known = (*ELEMENTS, torch.float64)
     if x.dim() == 0 or x.dtype not in known:
         raise ValueError(f"{name} takes a tensor [..., columns] of {known}, not {list(x.shape)} {x.dtype}")

@@ -9,6 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FLOAT_EPSILON = torch.finfo(torch.float32).eps
+"""The epsilon of `rms_norm` where none is given, for every dtype up to fp32."""
+
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
     """(x - mean) / √(variance + eps) · weight + bias over the last dimension, the variance's mean over all of it."""
@@ -18,7 +21,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return y if bias is None else y + bias
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float = FLOAT_EPSILON) -> Tensor:
     """x / √(mean of x² + eps) · weight over the last dimension."""
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return y if weight is None else y * weight
@@ -32,7 +35,9 @@ def add_layer_norm(
     return layer_norm(total, weight, bias, eps), total
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float = FLOAT_EPSILON
+) -> tuple[Tensor, Tensor]:
     """`rms_norm` of x + residual, and x + residual."""
     total = x + residual
     return rms_norm(total, weight, eps), total

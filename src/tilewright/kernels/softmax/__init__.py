@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tilewright.kernels.arguments import expect_tensors
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
 from tilewright.kernels.row_schedule import kernels_for
@@ -45,6 +46,8 @@ def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 def by_impl(x: torch.Tensor, dim: int = -1, *, log: bool, impl: str = "auto") -> torch.Tensor:
     """Softmax or log-softmax by one of `row_schedule.IMPLS`, forward and backward; one that cannot take x raises."""
+    if not isinstance(x, torch.Tensor):
+        expect_tensors("log_softmax" if log else "softmax", x=x)
     if not x.is_floating_point():
         raise RuntimeError(f"softmax takes floating point, not {x.dtype}")
     last = dim in (-1, max(x.dim(), 1) - 1)
