@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from tests.cost.counted import assert_formulas_hold, cost_of, costs, program_costs
@@ -145,6 +146,29 @@ def test_flops_are_what_pytorch_counts(function: Callable[..., Tensor], inputs: 
     # PyTorch's counter decomposes mv into nothing that it knows.
     expected = counter.get_total_flops() if function is not torch.mv else 2 * 5 * 7
     assert cost_of(function, *inputs).flops == expected
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "shape"),
+    [
+        ((24, 16), (3, 16, 8), (24, 8)),
+        ((16, 24), (24, 8), (3, 16, 8)),
+        ((3, 16, 8), (8, 24), (16, 24)),
+        ((3, 8, 16), (3, 16, 8), (3, 8, 8)),
+    ],
+    ids=["rows", "inner", "columns", "batch"],
+)
+def test_a_product_in_groups_takes_each_row_once(
+    left: tuple[int, ...], right: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    ends = torch.tensor([8, 16, 24], dtype=torch.int32) if len(left) + len(right) < 6 else None
+    graph = make_fx(lambda x, y: torch._grouped_mm(x, y, ends), tracing_mode="fake", _allow_non_fake_inputs=True)(
+        torch.zeros(left, dtype=torch.bfloat16), torch.zeros(right, dtype=torch.bfloat16)
+    ).graph
+    (node,) = (node for node in graph.nodes if "grouped_mm" in str(node.target))
+    cost = operator_cost(node, symbolic_shapes(graph, {}, {}))
+    # 24 rows of 16 times 16 × 8 each; without groups three products of 8 × 16 times 16 × 8.
+    assert tuple(node.meta["val"].shape) == shape and cost.flops == 2 * 24 * 16 * 8
 
 
 @pytest.mark.parametrize("transposed", [False, True])

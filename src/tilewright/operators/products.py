@@ -83,6 +83,31 @@ calls(
 )
 
 
+def _grouped_flops(sizes: CallSizes) -> Count:
+    """Of products of groups of rows with a matrix each: as many as if one matrix were for all rows."""
+    left, right, result = sizes.operand(0), sizes.operand(1), sizes.result()
+    batch = left[0] if len(left) == len(right) == 3 else 1
+    return 2 * batch * elements(result[-2:]) * left[-1]
+
+
+def _grouped(call: CallAxes) -> Result:
+    """[T, K] × [E, K, N] → [T, N]; [E, M, K] × [K, T] → [M, T]; [M, T] × [T, N] → [E, M, N], of T in E groups."""
+    left, right = call.tensor("self"), call.tensor("mat2")
+    if len(left) == len(right) == 3:
+        return _multiplied(call, left, right)
+    call.names.unify(left[-1], right[-2])
+    groups = call.names.unknown_shape(call.shape[:1]) if len(left) == len(right) else ()
+    return (*groups, left[-2], right[-1])
+
+
+calls(
+    "_grouped_mm.default(self, mat2, offs, bias, out_dtype)",
+    "compute",
+    arithmetic=Arithmetic(_grouped_flops, nothing),
+    shapes=_grouped,
+)
+
+
 def _convolution_of(sizes: CallSizes, result: Shape) -> Count:
     # [N, C, …] with a kernel of [out, in / groups, …], or [in, out / groups, …] transposed.
     source, weight = sizes.shape("input"), sizes.shape("weight")
