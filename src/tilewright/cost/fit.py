@@ -23,6 +23,9 @@ LOAD = TERMS.index("load")
 START = TERMS.index("start")
 MOST_START_US = 15.0
 """Nor may a start be above twice the shortest kernel of its kind: what grows with the work is no start."""
+MEMORY = (TERMS.index("cached"), TERMS.index("DRAM"))
+LEAST_MEMORY = 0.3
+"""Some of what a kernel reads may be in a nearer cache, but more bytes always take longer."""
 ARITHMETIC = TERMS.index("arithmetic")
 SHORT_US = 1.5
 """Relative errors of shorter kernels count less."""
@@ -30,7 +33,7 @@ SMALL_ERROR = 0.03
 """Below it errors count by their squares."""
 ROUNDS = 12
 SWEEPS = 300
-SHOWN = 0.02
+SHOWN = 0.005
 """A term that is a smaller share of every kernel's time is not fitted: it would explain them by a huge coefficient."""
 LEAST_KERNELS = 4
 """Of a kind that is fitted."""
@@ -60,7 +63,8 @@ def _fit(rows: list[Timed], profile: DeviceProfile) -> Coefficients:
     constant = {LOAD} if all(row.work.bytes_read for row in rows) else set()
     unpriced = constant if rows[0].work.is_priced_by_arithmetic else constant | {ARITHMETIC}
     found = [0.0 if j in unpriced else c for j, c in enumerate(UNFITTED)]
-    is_fitted = [j not in unpriced and max(row[j] for row in relative) > SHOWN for j in range(len(TERMS))]
+    shown = {START} | {j for j in range(len(TERMS)) if max(row[j] for row in relative) > SHOWN}
+    is_fitted = [j in shown - unpriced for j in range(len(TERMS))]
     most_start = min(MOST_START_US, 2 * min(row.measured_us for row in rows))
     for _ in range(ROUNDS):
         errors = [abs(sum(c * x for c, x in zip(found, row, strict=True)) - 1) for row in relative]
@@ -84,7 +88,8 @@ def _descend(
             pull = PULL * products[j][j]
             slope = sums[j] - sum(products[j][i] * found[i] for i in range(size)) + pull * (UNFITTED[j] - found[j])
             most = most_start if j == START else math.inf
-            found[j] = min(max(found[j] + slope / ((products[j][j] + pull) or 1.0), 0.0), most)
+            least = LEAST_MEMORY if j in MEMORY else 0.0
+            found[j] = min(max(found[j] + slope / ((products[j][j] + pull) or 1.0), least), most)
 
 
 def errors(timed: Iterable[Timed], profile: DeviceProfile) -> Mapping[str, tuple[int, float, float]]:
