@@ -109,7 +109,7 @@ def first_calls(lab: Lab) -> tuple[float, float]:
 
 def warm_up(lab: Lab) -> Finding:
     first, steady = first_calls(lab)
-    return holds(first > 10 * steady, f"first {microseconds(first)}, later {microseconds(steady)}")
+    return holds(first > 2 * steady, f"first {microseconds(first)}, later {microseconds(steady)}")
 
 
 def submission(lab: Lab) -> Finding:

@@ -42,6 +42,7 @@ class Row:
     by: tuple[str, ...]
     """Commands and experiments."""
     device: str
+    threads: int
     torch: str
     date: str
 
@@ -97,6 +98,7 @@ def check_claims(
             claim.why,
             tuple(lab.used),
             name,
+            torch.get_num_threads(),
             str(torch.__version__),
             str(date.today()),
         )
