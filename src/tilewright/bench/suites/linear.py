@@ -84,27 +84,26 @@ def _draws(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[torch.Ten
     return (drawn_by_pytorch(x.new_empty(len(x), len(weight)), rest[-1]),)
 
 
-def _gelu_suite(name: str, approximate: str) -> Suite:
-    variants = [
+def _ours(operator: str, function: Callable[..., Any], fused: Callable[..., Any], limit: str) -> tuple[Variant, ...]:
+    """What a user gets, our kernel, and the one that it was chosen over."""
+    narrow = "products of 128 columns in place of 256: x is read twice, seven epilogue warps in place of three"
+    return (
         Variant(
-            "tilewright", "cuda", linear_gelu, "the fastest of the implementations below, as measured at these sizes"
+            "tilewright", "cuda", function, "the fastest of the implementations below, as measured at these sizes"
         ),
         Variant(
-            "tilewright-cuda",
-            "cuda",
-            lambda *inputs: gelu_fused(*inputs)[0],
-            "matrix rate under the power cap",
-            directions=FORWARD,
-            refuses=_refuses,
+            "tilewright-cuda", "cuda", lambda *inputs: fused(*inputs)[0], limit, directions=FORWARD, refuses=_refuses
         ),
         example(
-            "tilewright-narrow",
-            "cuda",
-            "kernels/linear_narrow.py:linear_gelu",
-            "products of 128 columns in place of 256: x is read twice, seven epilogue warps in place of three",
-            directions=FORWARD,
+            "tilewright-narrow", "cuda", f"kernels/linear_narrow.py:{operator}", narrow, directions=FORWARD,
             refuses=_refuses,
         ),
+    )  # fmt: skip
+
+
+def _gelu_suite(name: str, approximate: str) -> Suite:
+    variants = [
+        *_ours("linear_gelu", linear_gelu, gelu_fused, "matrix rate under the power cap"),
         Variant("tilewright-apart", "torch", lambda *inputs: gelu_apart(*inputs)[0], "the second pass over y"),
         Variant("eager", "torch", _eager_gelu, "the second pass over y"),
         generated(_eager_gelu, note="the second pass over y, where no epilogue is generated"),
@@ -132,6 +131,7 @@ def _gelu_suite(name: str, approximate: str) -> Suite:
     )
 
 
+_DROPOUT_LIMIT = "matrix rate; at K = 768 the random numbers"
 SUITES = {
     "linear_gelu": _gelu_suite("linear_gelu", "none"),
     "linear_gelu_tanh": _gelu_suite("linear_gelu_tanh", "tanh"),
@@ -141,28 +141,7 @@ SUITES = {
         reference=reference.linear_dropout_add,
         workload=_workload(residual=True),
         variants=(
-            Variant(
-                "tilewright",
-                "cuda",
-                linear_dropout_add,
-                "the fastest of the implementations below, as measured at these sizes",
-            ),
-            Variant(
-                "tilewright-cuda",
-                "cuda",
-                lambda *inputs: dropout_add_fused(*inputs)[0],
-                "matrix rate; at K = 768 the random numbers",
-                directions=FORWARD,
-                refuses=_refuses,
-            ),
-            example(
-                "tilewright-narrow",
-                "cuda",
-                "kernels/linear_narrow.py:linear_dropout_add",
-                "products of 128 columns in place of 256: x is read twice, seven epilogue warps in place of three",
-                directions=FORWARD,
-                refuses=_refuses,
-            ),
+            *_ours("linear_dropout_add", linear_dropout_add, dropout_add_fused, _DROPOUT_LIMIT),
             Variant(
                 "tilewright-apart",
                 "triton",
