@@ -17,6 +17,7 @@ from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.embeddings import sum_sorted
 from tilewright.passes.fold_constants import fold_constants
+from tilewright.passes.narrow_sorts import narrow_sorts
 from tilewright.passes.norm_results import compute_from_moments
 from tilewright.passes.pad_products import pad_products
 from tilewright.passes.permutations import gather_back
@@ -54,7 +55,7 @@ def optimise_joint(
     fold_constants(graph)
     drop_copies(graph)
     simplify(graph)
-    gathered = gather_back(graph)
+    gathered = gather_back(graph) + narrow_sorts(graph, target)
     decisions = choose_kernels(graph, raced) if hand_written else []
     skinny = skinny_products(graph, target) if hand_written else []
     summed = sum_sorted(graph, target) + sum_scattered(graph, target) if hand_written else []
