@@ -19,6 +19,8 @@ def _softmax(x, y, columns, BLOCK: tl.constexpr):
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Softmax over rows of x [N, M], contiguous, on a GPU: a program a row, by Triton's own launcher."""
+    # A recording prices what it captures, and a bare Triton kernel has no price.
+    torch._dynamo.graph_break()
     y = torch.empty_like(x)
     _softmax[(len(x),)](x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]), num_warps=8)
     return y
