@@ -66,7 +66,7 @@ def _operator(
         stage=stage,
         index=index,
         name=node.name,
-        target=row.name if (row := row_of(node.target)) else calls.operator_name(node.target),
+        target=row.name if (row := row_of(calls.launched(node))) else calls.operator_name(node.target),
         operator_class=kind,
         shape=calls.shape_of(value) if value is not None else (),
         dtype=_dtype(value),

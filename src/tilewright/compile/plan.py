@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from tilewright.compile.memory import memory, planned_steps
+from tilewright.graph.calls import launched
 from tilewright.hardware.target import Target
 from tilewright.passes.fusion import Fusion, Region
 from tilewright.passes.schedule import Unit, schedule
@@ -49,7 +50,7 @@ class GraphPlan:
             if isinstance(unit, Region):
                 yield unit.name, "kernel"
             elif unit.op == "call_function" and not is_view(unit):
-                yield unit.name, str(unit.target)
+                yield unit.name, str(launched(unit))
 
 
 @dataclass

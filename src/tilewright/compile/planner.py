@@ -17,6 +17,7 @@ from tilewright.cost.kinds import attention_us
 from tilewright.emit.source import language_of, source_of
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import Nest, nameless
+from tilewright.passes.attention.library import name_attention
 from tilewright.passes.cache_writes import write_caches
 from tilewright.passes.compute_twice import compute_in_each_reader
 from tilewright.passes.convolution_bias import split_bias
@@ -77,6 +78,7 @@ class Planner:
         return Plan(self.target, planned, list(self.decisions))
 
     def _plan(self, name: GraphName, graph: fx.Graph, kernels: _Kernels) -> GraphPlan:
+        name_attention(graph, self.target)
         split_norms(graph)
         split_group_norms(graph)
         split_bias(graph, self.target)

@@ -86,7 +86,7 @@ def _count(nest: Nest, level: Level) -> int:
 
 def call_kind(node: Node) -> str:
     """The kind of a call: one of `work.MATRIX`, with how the library computes it, or the operator's name."""
-    name = calls.operator_name(node.target)
+    name = calls.operator_name(calls.launched(node))
     row = row_of(node.target)
     if row is not None and row.own:
         return name

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from torch.fx.node import Argument
 
 
+LAUNCHED = "launched"
+"""In a node's metadata: the operator that it is on the device that a graph is planned for, where that is another."""
+
+
+def launched(node: Node) -> object:
+    """The operator that runs where the graph is planned for."""
+    return node.meta.get(LAUNCHED, node.target)
+
+
 def operator_name(target: object) -> str:
     """`mm` for an ATen operator, `tilewright.softmax` for one of tilewright's; else the function's name.
 

@@ -61,22 +61,19 @@ ON_CPU = Peer(
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     from_start=True,
 )
-PEERS = (
-    Peer(
-        "FlashAttention-2",
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_flash_attention_backward.default,
-        from_start=False,
-    ),
-    CUDNN,
-    Peer(
-        "PyTorch's memory-efficient attention",
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_efficient_attention_backward.default,
-        from_start=True,
-    ),
-    ON_CPU,
+FLASH = Peer(
+    "FlashAttention-2",
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    from_start=False,
 )
+EFFICIENT = Peer(
+    "PyTorch's memory-efficient attention",
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    from_start=True,
+)
+PEERS = (FLASH, CUDNN, EFFICIENT, ON_CPU)
 FILLS = {-math.inf: False, -65504.0: True, -65536.0: True}
 """Scores of hidden keys, and whether a query that sees no key weighs all of them as if it saw them: softmax is the same
 for scores that are all less by one number, beside which a float32 still tells them apart. bf16 rounds it to -65536."""
