@@ -89,6 +89,8 @@ class _Assembler:
         self.library = library
         self.slots: dict[fx.Node, int] = {}
         self.output = self.graph.output_node()
+        self.results = set(self.output.all_input_nodes)
+        self.restrided: dict[fx.Node, bool] = {}
         self.units = self._needed(scheduled.units)
         self.kernel_results = {n for u in self.units if isinstance(u, Region) for n in u.lowered.outputs}
         kernels = [u.lowered.nest for u in self.units if isinstance(u, Region)]
@@ -123,11 +125,14 @@ class _Assembler:
     def _is_restrided(self, unit: fx.Node) -> bool:
         """Whether a view is taken by its strides; one that leaves the graph or is written to stays the operator it was:
         PyTorch counts the versions of what it shows."""
-        if unit.target in PIECES:
-            return all(map(self._is_restrided, unit.users))
-        if any(unit in written(user) for user in unit.users):
-            return False
-        return part_of(unit).base is not unit and unit not in self.output.all_input_nodes
+        if unit not in self.restrided:
+            if unit.target in PIECES:
+                found = all(map(self._is_restrided, unit.users))
+            else:
+                is_written = any(unit in written(user) for user in unit.users)
+                found = not is_written and part_of(unit).base is not unit and unit not in self.results
+            self.restrided[unit] = found
+        return self.restrided[unit]
 
     def _slot(self, node: fx.Node) -> int:
         return self.slots.setdefault(node, len(self.slots))
