@@ -126,16 +126,17 @@ def optimize_case(
 
 
 def with_times(priced: PricedCase, recording: Recording, device: str = "cpu") -> Program:
-    """The program with the measured time of every launch on `device`, eager's and tilewright's."""
-    from tilewright.runtime.stopwatch import example_inputs, time_operators, time_steps
+    """The program with the measured time of every launch on `device`: eager's operators one by one, tilewright's as the
+    program runs, as they are predicted."""
+    from tilewright.runtime.stopwatch import example_inputs, time_in_place, time_operators
 
     times: dict[tuple[GraphName, Stage, str], float] = {}
     for name, graph in priced.eager.graphs.items():
         for operator, us in time_operators(graph, example_inputs(graph), device).items():
             times[name, "before", operator] = us
     for compiled in recording.graphs:
-        for step, us in time_steps(compiled.executable, example_inputs(compiled.plan.graph), device).items():
-            times[compiled.plan.name, "after", step] = us
+        for step, time in time_in_place(compiled.executable, example_inputs(compiled.plan.graph), device).items():
+            times[compiled.plan.name, "after", step] = time.us
     program = priced.program
     return replace(
         program,
