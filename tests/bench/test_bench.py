@@ -15,7 +15,7 @@ from tests.measure.racing.cheats import reference, skipped_rows, suite
 from tilewright import bench
 from tilewright.bench import RaceResult, bench_suite, benchmark, faults, races, remarks
 from tilewright.measure.racing.ceiling_probe import Limit
-from tilewright.measure.racing.race import Outcome
+from tilewright.measure.racing.race import VariantResult
 from tilewright.measure.racing.results import append_results, read_results
 from tilewright.measure.timing.benchmark import Timing
 from tilewright.records.errors import UsageError
@@ -164,7 +164,7 @@ def test_above_the_bandwidth_of_memory_the_level_is_named(
     monkeypatch: pytest.MonkeyPatch, rate: float, device: str, note: list[str], refusal: str | None
 ) -> None:
     monkeypatch.setattr(bench, "_l2_GBps", lambda *_: 9000.0)
-    outcome = Outcome("mine", TIMING)
+    outcome = VariantResult("mine", TIMING)
     bench._check_rate(outcome, rate, 4650.0, device, "copy")
     assert (outcome.notes, outcome.refusal, outcome.invalid) == (note, refusal, refusal is not None)
     assert (outcome.timing is None) == (refusal is not None)

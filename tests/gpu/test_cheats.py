@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.measure.racing.cheats import ON_GPU, Function, persisting_l2_cuda, reference, suite
-from tilewright.measure.racing.race import Outcome, Race
+from tilewright.measure.racing.race import Race, VariantResult
 from tilewright.measure.timing.cold import check_l2_flush, persisting_bytes
 from tilewright.measure.timing.crosscheck import clock_overheads, profile, replay_us
 from tilewright.measure.timing.stopwatch import CudaStopwatch
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 SIZES = [(64, 257), (8192, 8192)]
 
 
-def raced(function: Function, sizes: tuple[int, int], direction: Direction = "fwd") -> dict[str, Outcome]:
+def raced(function: Function, sizes: tuple[int, int], direction: Direction = "fwd") -> dict[str, VariantResult]:
     own = suite(function)
     race = Race(own, own.workload(sizes, "float32"), direction, "cuda", seconds=0.3, min_repeats=5)
     outcomes, _ = race.run(own.variants)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from tilewright.measure.racing.ceiling_probe import Limit
-    from tilewright.measure.racing.race import Outcome
+    from tilewright.measure.racing.race import VariantResult
     from tilewright.records.suite import Suite, Variant, Workload
 
 _GPU_LANGUAGES = ("triton", "gluon", "cuda")
@@ -51,7 +51,7 @@ class RaceResult:
     workload: Workload
     direction: Direction
     rows: Sequence[Measurement]
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[VariantResult]
     limit: float
     """The measured limit that `of_ceiling` is a share of, in `unit`."""
     device: str = "cpu"
@@ -110,7 +110,7 @@ def faults(result: RaceResult) -> list[str]:
     ]
 
 
-def _refusal(result: RaceResult, outcome: Outcome) -> str:
+def _refusal(result: RaceResult, outcome: VariantResult) -> str:
     return f"{result.suite.name} {result.workload.name} {result.direction}: {outcome.impl} refused: {outcome.refusal}"
 
 
@@ -249,7 +249,7 @@ def _run_race(
     )
 
 
-def _check_rate(outcome: Outcome, GBps: float, dram_GBps: float, device: str, limit: Limit) -> None:
+def _check_rate(outcome: VariantResult, GBps: float, dram_GBps: float, device: str, limit: Limit) -> None:
     """Note that a cache held the data if the rate is above that of DRAM; refuse a rate above that of L2."""
     if GBps <= DRAM_NOISE * dram_GBps:
         return
@@ -292,7 +292,7 @@ def _rows(
     suite: Suite,
     workload: Workload,
     direction: Direction,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[VariantResult],
     limit: float,
     device: str,
 ) -> list[Measurement]:

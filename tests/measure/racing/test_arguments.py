@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.measure.racing.arguments import Arguments
-from tilewright.measure.racing.candidate import Candidate
+from tilewright.measure.racing.candidate import RacedVariant
 from tilewright.measure.timing.benchmark import WARM_UP
 from tilewright.measure.timing.stopwatch import stopwatch_for
 from tilewright.records.suite import Variant, Work, Workload
@@ -41,7 +41,7 @@ class Seen(TorchDispatchMode):
 
 def test_a_call_with_its_backward_draws_nothing_while_it_is_timed() -> None:
     candidates = [
-        Candidate(Variant(name, "torch", double), "fwd+bwd", arguments, stopwatch_for("cpu"))
+        RacedVariant(Variant(name, "torch", double), "fwd+bwd", arguments, stopwatch_for("cpu"))
         for arguments in [Arguments(WORKLOAD, "cpu")]
         for name in ("first", "second")
     ]

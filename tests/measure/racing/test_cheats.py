@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.measure.racing.cheats import ON_CPU, ON_GPU, Function, cached_output, reference, suite
 from tests.waiting import HANG_S
-from tilewright.measure.racing.race import Outcome, Race
+from tilewright.measure.racing.race import Race, VariantResult
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Variant
 
@@ -30,7 +30,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def raced(
     function: Function, direction: Direction = "fwd", seconds: float = 0.05, min_repeats: int = 4
-) -> dict[str, Outcome]:
+) -> dict[str, VariantResult]:
     own = suite(function)
     race = Race(own, own.workload((64, 257), "float32"), direction, seconds=seconds, min_repeats=min_repeats)
     outcomes, _ = race.run(own.variants)

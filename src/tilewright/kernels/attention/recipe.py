@@ -17,7 +17,7 @@ from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.hopper import forward as hopper_forward
 from tilewright.kernels.attention.hopper import recipe as hopper
 from tilewright.kernels.attention.portable import launch as portable
-from tilewright.kernels.attention.portable.plan import BackwardStrides, TritonLaunch, backward_plan, forward_plan
+from tilewright.kernels.attention.portable.plan import BackwardStrides, LaunchPlan, backward_plan, forward_plan
 from tilewright.kernels.attention.request import Request, strides_of
 from tilewright.kernels.device import DTYPES, interpreted
 from tilewright.launch.builder import Operand, RecipeBuilder
@@ -160,7 +160,7 @@ def _draw(call: RecipeBuilder, state: Operand, advance: int) -> None:
     call.launch(remember, (1,), state, *call.draw(advance), num_warps=1)
 
 
-def _launch(call: RecipeBuilder, plan: TritonLaunch, *tensors: Operand | None) -> None:
+def _launch(call: RecipeBuilder, plan: LaunchPlan, *tensors: Operand | None) -> None:
     arguments = *portable.with_descriptors(plan, tensors), *plan.scalars
     call.launch(plan.kernel, (plan.grid,), *arguments, **plan.constants, num_warps=plan.warps, num_stages=plan.stages)
 

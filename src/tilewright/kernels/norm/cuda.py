@@ -10,7 +10,14 @@ import torch
 
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels import ring
-from tilewright.kernels.norm.schedule import Backward, Direction, Forward, NormCall, helper_warps, schedule_of
+from tilewright.kernels.norm.schedule import (
+    BackwardOperands,
+    Direction,
+    ForwardOperands,
+    NormCall,
+    helper_warps,
+    schedule_of,
+)
 from tilewright.kernels.row import ELEMENTS, VECTOR, RowLayout, layout_of, period_of
 from tilewright.kernels.row_schedule import Schedule, no_kernel
 from tilewright.launch import nvrtc
@@ -74,7 +81,7 @@ def _scheduled(call: NormCall, device: torch.device) -> Schedule:
     return found
 
 
-def forward(build: RecipeBuilder, operands: Forward) -> None:
+def forward(build: RecipeBuilder, operands: ForwardOperands) -> None:
     """The launch that fills y, total, mean and rstd."""
     x, residual, weight, bias, y, total, mean, rstd, eps, centered = operands
     matrices = (x,) if residual is None else (x, residual)
@@ -87,7 +94,7 @@ def forward(build: RecipeBuilder, operands: Forward) -> None:
     build.launch(kernel, (schedule.programs(rows),), *arguments, eps)
 
 
-def backward(build: RecipeBuilder, operands: Backward) -> None:
+def backward(build: RecipeBuilder, operands: BackwardOperands) -> None:
     """The launches that fill the gradients."""
     dy, x, dsum, weight, mean, rstd, dx, d_weight, d_bias, centered = operands
     matrices = (x, dy) if dsum is None else (x, dy, dsum)

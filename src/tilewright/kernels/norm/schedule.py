@@ -18,7 +18,7 @@ from tilewright.launch.builder import Operand
 Direction = Literal["forward", "backward"]
 
 
-class Forward(NamedTuple):
+class ForwardOperands(NamedTuple):
     """Norms of the rows of `x`, or of x + residual (to `total`): matrices [rows, columns]; y and total are dense."""
 
     x: Operand
@@ -33,7 +33,7 @@ class Forward(NamedTuple):
     centered: bool
 
 
-class Backward(NamedTuple):
+class BackwardOperands(NamedTuple):
     """dx (plus `dsum`), dweight and dbias of matrices [rows, columns]; dx is dense, an empty gradient is not wanted."""
 
     dy: Operand

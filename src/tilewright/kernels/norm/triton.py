@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from tilewright.hardware.architectures import limits_of
-from tilewright.kernels.norm.schedule import Backward, Forward
+from tilewright.kernels.norm.schedule import BackwardOperands, ForwardOperands
 from tilewright.launch.builder import RecipeBuilder
 
 LARGEST_BLOCK = {"forward": 16384, "backward": 8192}
@@ -270,7 +270,7 @@ def programs_of(rows: int, columns: int, tile: Tile, multiprocessors: int) -> in
     return max(1, min(-(-rows // tile.rows), PROGRAMS * multiprocessors // along))
 
 
-def forward(call: RecipeBuilder, operands: Forward) -> None:
+def forward(call: RecipeBuilder, operands: ForwardOperands) -> None:
     """The launch that fills y, total, mean and rstd."""
     x, residual, weight, bias, y, total, mean, rstd, eps, centered = operands
     rows, columns = x.shape
@@ -284,7 +284,7 @@ def forward(call: RecipeBuilder, operands: Forward) -> None:
     )  # fmt: skip
 
 
-def backward(call: RecipeBuilder, operands: Backward) -> None:
+def backward(call: RecipeBuilder, operands: BackwardOperands) -> None:
     """The launches that fill the gradients."""
     dy, x, dsum, weight, mean, rstd, dx, d_weight, d_bias, centered = operands
     rows, columns = x.shape

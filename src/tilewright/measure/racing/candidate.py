@@ -25,7 +25,7 @@ class InvalidRun(Exception):
     """The implementation was wrong or cheated, so its time does not count. The message says how."""
 
 
-class Candidate:
+class RacedVariant:
     """A variant in one direction on the arguments of a race."""
 
     def __init__(self, variant: Variant, direction: Direction, arguments: Arguments, watch: Stopwatch) -> None:

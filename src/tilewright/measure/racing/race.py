@@ -19,7 +19,7 @@ import torch
 
 from tilewright.measure.memory import peak_bytes
 from tilewright.measure.racing.arguments import Arguments, poison_free_memory, poison_freed_heap
-from tilewright.measure.racing.candidate import Candidate, InvalidRun
+from tilewright.measure.racing.candidate import InvalidRun, RacedVariant
 from tilewright.measure.timing import timers
 from tilewright.measure.timing.benchmark import WARM_UP, Timing, interleaved
 from tilewright.measure.timing.cold import check_l2_flush, persisting_bytes, set_persisting_bytes
@@ -45,7 +45,7 @@ _POISONED = 4
 
 
 @dataclass
-class Outcome:
+class VariantResult:
     """The result of one implementation in a race. With a `refusal` it has no timing."""
 
     impl: str
@@ -79,7 +79,7 @@ class Race:
 
     def run(
         self, variants: Sequence[Variant], *, probes: Mapping[str, Callable[[], object]] | None = None
-    ) -> tuple[list[Outcome], dict[str, Timing]]:
+    ) -> tuple[list[VariantResult], dict[str, Timing]]:
         """The outcome of each variant, and the timings of the `probes`: calls that measure the ceilings.
 
         A variant that does not support the workload, fails, or cheats has an outcome with a `refusal`.
@@ -101,14 +101,14 @@ class _Running:
         self.watch: Stopwatch = stopwatch_for(race.device)
         self.arguments = Arguments(race.workload, race.device)
         self.variants = {variant.name: variant for variant in variants}
-        self.outcomes = {variant.name: Outcome(variant.name) for variant in variants}
-        self.candidates = {v.name: Candidate(v, race.direction, self.arguments, self.watch) for v in variants}
+        self.outcomes = {variant.name: VariantResult(variant.name) for variant in variants}
+        self.candidates = {v.name: RacedVariant(v, race.direction, self.arguments, self.watch) for v in variants}
         self.probes = {f"probes {name}": partial(self._probe, call) for name, call in probes.items()}
         self.persisting = persisting_bytes()
         self.inspected: dict[int, dict[str, RunOutput]] = {}
         self.secret_round = secrets.randbelow(race.min_repeats)
 
-    def finish(self) -> tuple[list[Outcome], dict[str, Timing]]:
+    def finish(self) -> tuple[list[VariantResult], dict[str, Timing]]:
         for name in list(self.candidates):
             refused = self.candidates[name].variant.refuses(self.race.workload)
             if refused:
@@ -246,7 +246,7 @@ class _Running:
         if late_us > max(LATE_US, LATE * timing.median_us):
             raise InvalidRun(f"other streams were busy for {late_us:.0f} µs after it had ended")
 
-    def _crosschecked(self, candidate: Candidate, timing: Timing, number: int, watch: CudaStopwatch) -> list[str]:
+    def _crosschecked(self, candidate: RacedVariant, timing: Timing, number: int, watch: CudaStopwatch) -> list[str]:
         """Time the call by other clocks too; raise InvalidRun if the device did work that the events did not cover."""
         from tilewright.measure.timing.crosscheck import clock_overheads, crosscheck, profile, replay_us
 
@@ -287,7 +287,7 @@ class _Running:
                 self._check_contract(outcome)
             results.clear()
 
-    def _check_contract(self, outcome: Outcome) -> None:
+    def _check_contract(self, outcome: VariantResult) -> None:
         broken = [row for row in outcome.verified if not row.ok]
         if broken:
             worst = max(broken, key=lambda row: row.error)

@@ -36,7 +36,7 @@ Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 
 @dataclass(frozen=True)
-class Work:
+class DeviceWork:
     """The kernels, copies and fills of one device, in the order of their starts; times in nanoseconds."""
 
     slice_id: Ints
@@ -50,7 +50,7 @@ class Work:
     """When the host launched it; the latest possible time if unknown."""
 
 
-class Span(NamedTuple):
+class AccountSpan(NamedTuple):
     """A part of a device's time; `cause` is the slice of the work, of the wait, or of the late launch."""
 
     start: int
@@ -93,26 +93,26 @@ class Waits:
 
 
 def partition(
-    work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], start: int, end: int, starting: int | None = None
-) -> list[Span]:
+    work: DeviceWork, waits: Waits, pauses: Sequence[tuple[int, int]], start: int, end: int, starting: int | None = None
+) -> list[AccountSpan]:
     """The time of one device from `start` to `end`, divided into consecutive spans.
 
     `pauses` are the times, sorted, at which the host was outside every operator for longer than `PAUSE_NS`. `starting`
     is the cause of the time before the first work.
     """
-    spans: list[Span] = []
+    spans: list[AccountSpan] = []
     for span in _classified(work, waits, pauses, end):
         if start <= span.start and span.end <= end:
             spans.append(span)
         elif span.start < end and span.end > start:
-            spans.append(Span(max(span.start, start), min(span.end, end), span.kind, span.cause))
+            spans.append(AccountSpan(max(span.start, start), min(span.end, end), span.kind, span.cause))
     if not spans:
-        return [Span(start, end, "idle", None)] if start < end else []
-    head = [Span(start, spans[0].start, "idle", starting)] if start < spans[0].start else []
+        return [AccountSpan(start, end, "idle", None)] if start < end else []
+    head = [AccountSpan(start, spans[0].start, "idle", starting)] if start < spans[0].start else []
     return head + spans
 
 
-def _classified(work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], end: int) -> Iterator[Span]:
+def _classified(work: DeviceWork, waits: Waits, pauses: Sequence[tuple[int, int]], end: int) -> Iterator[AccountSpan]:
     """Busy spans and gaps from the first work to `end`."""
     reached: int | None = None
     starts, launches, slices = work.start.tolist(), work.launched.tolist(), work.slice_id.tolist()
@@ -126,7 +126,7 @@ def _classified(work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], end
             active = pause == len(pauses) or pauses[pause][0] >= span.start
             # The common case, handled first: a long trace has a million gaps.
             if active and span.start - reached <= PAUSE_NS and not waits.left(launched):
-                yield Span(reached, span.start, "launch-bound", slices[following])
+                yield AccountSpan(reached, span.start, "launch-bound", slices[following])
             else:
                 yield from _gap(reached, span.start, launched, slices[following], waits, pauses)
         yield span
@@ -134,41 +134,41 @@ def _classified(work: Work, waits: Waits, pauses: Sequence[tuple[int, int]], end
     if reached is not None and reached < end:
         taken = reached
         for waited, nanoseconds in waits.take(end - reached, end):
-            yield Span(taken, taken + nanoseconds, "synchronisation", waited)
+            yield AccountSpan(taken, taken + nanoseconds, "synchronisation", waited)
             taken += nanoseconds
-        yield Span(taken, end, "idle", None)
+        yield AccountSpan(taken, end, "idle", None)
 
 
 def _gap(
     start: int, end: int, launched: int, following: int, waits: Waits, pauses: Sequence[tuple[int, int]]
-) -> Iterator[Span]:
+) -> Iterator[AccountSpan]:
     """The spans of one gap, before the work `following` that the host launched at `launched`."""
     late = max(min(launched, end), start)
     at = start
     # If the work was queued before the device became idle, no wait of the host caused the gap.
     for waited, nanoseconds in waits.take(end - start if late > start else 0, launched):
-        yield Span(at, at + nanoseconds, "synchronisation", waited)
+        yield AccountSpan(at, at + nanoseconds, "synchronisation", waited)
         at += nanoseconds
     if late == start and end - start > PAUSE_NS:
-        yield Span(at, end, "idle", following)
+        yield AccountSpan(at, end, "idle", following)
         return
     first = max(bisect_left(pauses, (at, at)) - 1, 0)
     for low, high in pauses[first : bisect_right(pauses, (late, late))]:
         low, high = max(low, at), min(high, late)
         if low < high:
             if at < low:
-                yield Span(at, low, "launch-bound", following)
-            yield Span(low, high, "idle", following)
+                yield AccountSpan(at, low, "launch-bound", following)
+            yield AccountSpan(low, high, "idle", following)
             at = high
     if at < end:
-        yield Span(at, end, "launch-bound", following)
+        yield AccountSpan(at, end, "launch-bound", following)
 
 
-def busy_spans(work: Work) -> Iterator[Span]:
+def busy_spans(work: DeviceWork) -> Iterator[AccountSpan]:
     """The busy time by class in the order of `BUSY`; neighbours with the same class and cause are merged.
 
     >>> one = np.array([0, 2]), np.array([4, 6])
-    >>> [(s.start, s.end, s.kind) for s in busy_spans(Work(np.array([7, 8]), *one, np.array([0, 0]),
+    >>> [(s.start, s.end, s.kind) for s in busy_spans(DeviceWork(np.array([7, 8]), *one, np.array([0, 0]),
     ...                                                    np.array([0, 3]), np.array([0, 0])))]
     [(0, 4, 'kernel'), (4, 6, 'copy')]
     """
@@ -192,7 +192,7 @@ def busy_spans(work: Work) -> Iterator[Span]:
     begins, stops = edges[new].tolist(), edges[np.r_[new[1:], len(kind)]].tolist()
     for begin, stop, label, slice_id in zip(begins, stops, kind[new].tolist(), cause[new].tolist(), strict=True):
         if label < len(BUSY):
-            yield Span(begin, stop, BUSY[label], slice_id)
+            yield AccountSpan(begin, stop, BUSY[label], slice_id)
 
 
 def _alone(starts: Ints, ends: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -205,7 +205,7 @@ def _alone(starts: Ints, ends: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_
     return alone
 
 
-def _parts(work: Work) -> tuple[Ints, Ints, Ints, Ints]:
+def _parts(work: DeviceWork) -> tuple[Ints, Ints, Ints, Ints]:
     """Kernels in two parts, before their tail and the tail; empty parts are omitted."""
     body_end = work.end - work.tail
     tail = np.ones_like(work.kind)
@@ -259,7 +259,7 @@ def _longest_call(connection: DuckDBPyConnection, file_id: int, start: int, end:
     return int(found[0]) if found else None
 
 
-def _write(connection: DuckDBPyConnection, upid: int, spans: Sequence[Span]) -> None:
+def _write(connection: DuckDBPyConnection, upid: int, spans: Sequence[AccountSpan]) -> None:
     if not spans:
         return
     start, end, kind, cause = zip(*spans, strict=True)
@@ -272,7 +272,7 @@ def _write(connection: DuckDBPyConnection, upid: int, spans: Sequence[Span]) -> 
     connection.execute('INSERT INTO device_time SELECT ?, start, "end" - start, kind, cause FROM columns', [upid])
 
 
-def _work(connection: DuckDBPyConnection, upid: int) -> Work:
+def _work(connection: DuckDBPyConnection, upid: int) -> DeviceWork:
     columns = _columns(
         connection,
         """SELECT d.slice_id, d.ts, d.ts + d.dur, coalesce(w.tail_ns, 0),
@@ -282,7 +282,7 @@ def _work(connection: DuckDBPyConnection, upid: int) -> Work:
            WHERE d.upid = ? ORDER BY d.ts, d.slice_id""",
         upid,
     )
-    return Work(*columns)
+    return DeviceWork(*columns)
 
 
 def _waits(connection: DuckDBPyConnection, file_id: int, upid: int) -> Waits:

@@ -18,7 +18,7 @@ _ROOM = 1 << 62
 
 
 @dataclass(frozen=True)
-class Nest:
+class NestedSlices:
     """Slices sorted by track, begin, descending length, then position in the file; all arrays have that order.
 
     Attributes:
@@ -77,7 +77,7 @@ class Nest:
         return np.asarray(found, dtype=np.int64)
 
 
-def nest(track: Ints, ts: Ints, dur: Ints) -> Nest:
+def nest(track: Ints, ts: Ints, dur: Ints) -> NestedSlices:
     """The nest of slices given as int64[n] arrays in the order of the file; `dur` is -1 for a slice that never ended.
 
     A slice is inside another of its track if it begins no earlier and ends no later; an empty slice is outside a
@@ -113,7 +113,7 @@ def nest(track: Ints, ts: Ints, dur: Ints) -> Nest:
         parent[left[inner]] = left[group]
         left = left[inner]
     _one_by_one(left, ts, end, reach, parent, depth, overlaps)
-    return Nest(order, track, ts, end, parent, depth, overlaps)
+    return NestedSlices(order, track, ts, end, parent, depth, overlaps)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.trace.events.nesting import Ints, Nest
+from tilewright.trace.events.nesting import Ints, NestedSlices
 
 
-def self_times(nest: Nest) -> tuple[Ints, Ints]:
+def self_times(nest: NestedSlices) -> tuple[Ints, Ints]:
     """The self time of each slice, in the unit of its times, and its outer slice or -1; in the order of `nest`.
 
     Self times sum to the busy time of the track, which is the length of the union of its slices. Cut each slice where
@@ -26,7 +26,7 @@ def self_times(nest: Nest) -> tuple[Ints, Ints]:
     return own, outer
 
 
-def _cut(nest: Nest) -> tuple[Ints, Ints]:
+def _cut(nest: NestedSlices) -> tuple[Ints, Ints]:
     """The end of each slice, or the begin of the first slice that outlasts it; and its outer slice.
 
     The slice that cuts another is the next one with a later end: what a stack with falling ends finds. Slices that

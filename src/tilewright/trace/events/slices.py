@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from tilewright.trace.events.nesting import Ints, Nest, nest
+from tilewright.trace.events.nesting import Ints, NestedSlices, nest
 from tilewright.trace.events.pairing import Event, Paired, pair
 from tilewright.trace.events.rows import next_id
 from tilewright.trace.events.staging import ASYNC_PHASES, NESTED_PHASES, ROW, SLICE_PHASES, WIDE
@@ -41,7 +41,7 @@ class UnnestedSlices:
 class Slices:
     """The nest of a file, with the id in table `slice`, the seq of the event and the duration of each slice."""
 
-    nest: Nest
+    nest: NestedSlices
     ids: Ints
     seq: Ints
     dur: Ints
@@ -152,7 +152,7 @@ def _merge_arguments(connection: DuckDBPyConnection, ends: list[tuple[int, int]]
     )
 
 
-def _ids(nested: Nest, first: int, seq: Ints) -> Ints:
+def _ids(nested: NestedSlices, first: int, seq: Ints) -> Ints:
     """An id per slice, over all tracks: by time, descending length, then order in the file."""
     ids = np.empty(len(nested.ts), np.int64)
     ids[np.lexsort((seq[nested.order], -nested.end, nested.ts))] = np.arange(first, first + len(nested.ts))

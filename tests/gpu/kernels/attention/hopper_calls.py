@@ -38,7 +38,7 @@ def backward(
     inputs: tuple[torch.Tensor, ...],
     out: torch.Tensor,
     lse: torch.Tensor,
-    plan: hopper_backward.BackwardPlan | None = None,
+    plan: hopper_backward.BackwardLaunches | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """dq, dk and dv of (q, k, v, dout), in memory that held NaN; by a plan that is not the one that is chosen."""
     poison(*inputs)
@@ -47,7 +47,7 @@ def backward(
 
 def _backward(
     call: RecipeBuilder, q: Operand, k: Operand, v: Operand, dout: Operand, out: Operand, lse: Operand,
-    request: Request, plan: hopper_backward.BackwardPlan | None,
+    request: Request, plan: hopper_backward.BackwardLaunches | None,
 ) -> Recipe:  # fmt: skip
     made, limits = [call.empty_like(x) for x in (q, k, v)], limits_of(request.device)
     plan = plan or hopper_backward.plan(request, limits)

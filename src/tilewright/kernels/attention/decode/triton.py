@@ -11,7 +11,7 @@ import triton
 from tilewright.hardware.architectures import DeviceLimits
 from tilewright.kernels.attention.decode.triton_kernel import decode
 from tilewright.kernels.attention.portable.blocks import Blocks, fitted, loads_vectors, padded_widths
-from tilewright.kernels.attention.portable.plan import TritonLaunch, band_of, constants_of, descriptors_of, factors_of
+from tilewright.kernels.attention.portable.plan import LaunchPlan, band_of, constants_of, descriptors_of, factors_of
 from tilewright.kernels.attention.request import Request, Strides
 from tilewright.kernels.device import interpreted
 
@@ -51,7 +51,7 @@ def refuses(request: Request) -> str | None:
 class DecodePlan(NamedTuple):
     """The launch of a request and the scratch it takes."""
 
-    launch: TritonLaunch
+    launch: LaunchPlan
     """Tensors: q, k, v, out, lse, scratch, counters, mask, slopes, prefix."""
     scratch: int
     """Numbers of fp32 that the splits leave for the one that combines them; 0: there is one split."""
@@ -105,7 +105,7 @@ def plan(
         "TMA": bool(descriptors),
         "SPLITS": triton.next_power_of_2(splits),
     }
-    launch = TritonLaunch(decode, splits * kv_heads, scalars, constants, blocks.warps, blocks.stages, descriptors)
+    launch = LaunchPlan(decode, splits * kv_heads, scalars, constants, blocks.warps, blocks.stages, descriptors)
     return DecodePlan(launch, 0 if splits == 1 else splits * kv_heads * rows * (request.value_size + 1), kv_heads)
 
 

@@ -143,7 +143,7 @@ def _expanded(request: Request) -> bool:
 
 
 @dataclass(frozen=True)
-class BackwardPlan:
+class BackwardLaunches:
     """The launches of a request as plain data, but for its tensors."""
 
     shape: BackwardTiles
@@ -163,7 +163,7 @@ class BackwardPlan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(request: Request, limits: DeviceLimits) -> BackwardPlan:
+def plan(request: Request, limits: DeviceLimits) -> BackwardLaunches:
     """The launches of `request`, which `supports` takes, decided without a tensor."""
     head = next(head for head in HEADS if request.head_size <= head)
     shape = SHORT if head == SHORT.head and request.queries <= SHORTEST else SHAPES[head]
@@ -172,7 +172,7 @@ def plan(request: Request, limits: DeviceLimits) -> BackwardPlan:
 
 def planned(
     request: Request, limits: DeviceLimits, shape: BackwardTiles, dq_warps: bool, ping_pong: bool = False
-) -> BackwardPlan:
+) -> BackwardLaunches:
     """`plan` with a given shape, and with or without `dq_warps` and `ping_pong`; clusters have neither."""
     more = request.keys - request.queries
     k_blocks, heads = -(-request.keys // KEYS), request.kv_heads * request.batch
@@ -185,7 +185,7 @@ def planned(
         ahead = min(heads, 3 * -(-clusters // k_blocks) + 2)
     elif _is_persistent(request, shape):
         clusters = min(clusters, at_once)
-    return BackwardPlan(
+    return BackwardLaunches(
         shape=shape,
         dq_warps=dq_warps,
         ping_pong=ping_pong,
@@ -223,7 +223,7 @@ class Kernels(NamedTuple):
     finish: Kernel
 
 
-def built(made: BackwardPlan, request: Request) -> Kernels:
+def built(made: BackwardLaunches, request: Request) -> Kernels:
     """The kernels of a plan, compiled and loaded on the request's device."""
     shape, device = made.shape, request.device.index or 0
     ends = (("HEAD", shape.head), ("QUERIES", shape.queries), ("HALF", int(request.dtype == torch.float16)))

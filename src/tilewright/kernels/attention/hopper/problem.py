@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tilewright.kernels.attention.request import Request
 
 if TYPE_CHECKING:
-    from tilewright.kernels.attention.hopper.backward import BackwardPlan
+    from tilewright.kernels.attention.hopper.backward import BackwardLaunches
 
 LOG2_E = 1.4426950408889634
 COUNTERS, COUNTERS_OF_A_HEAD = 4, 2
@@ -46,7 +46,7 @@ class Problem(ctypes.Structure):
     )
 
 
-def problem_of(made: BackwardPlan, request: Request) -> Problem:
+def problem_of(made: BackwardLaunches, request: Request) -> Problem:
     """The problem of a plan, but for addresses and the strides of dq."""
     problem = Problem(width=request.head_size, ahead=made.ahead, heads=request.heads)
     problem.queries, problem.keys, problem.q_blocks = request.queries, request.keys, made.q_blocks
@@ -76,7 +76,7 @@ class Scratch(NamedTuple):
     """Of 32 bits, in all."""
 
 
-def scratch_of(made: BackwardPlan, request: Request) -> Scratch:
+def scratch_of(made: BackwardLaunches, request: Request) -> Scratch:
     """The scratch of a plan's launches."""
     heads = request.batch * request.heads
     rows = heads * made.q_blocks * made.shape.queries

@@ -59,7 +59,7 @@ def backward(
         call.launch(kernels.finish, grid, sums, dq, *dq.strides[:3], *sizes, scale_of(request))
 
 
-def _problem(made: hopper_backward.BackwardPlan, request: Request, scratch: Operand, dq: Operand) -> Structure:
+def _problem(made: hopper_backward.BackwardLaunches, request: Request, scratch: Operand, dq: Operand) -> Structure:
     problem, parts = problem_of(made, request), scratch_of(made, request)
     problem.dq_batch, problem.dq_head, problem.dq_position = dq.strides[:3]
     pointers = [(Problem.dq.offset, Pointer(dq.index))]

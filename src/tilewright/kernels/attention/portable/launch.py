@@ -8,7 +8,7 @@ from typing import Any
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewright.hardware.architectures import DeviceLimits
-from tilewright.kernels.attention.portable.plan import TritonLaunch
+from tilewright.kernels.attention.portable.plan import LaunchPlan
 from tilewright.kernels.attention.request import Request, TensorLike
 
 MOST_WIDTH = 256
@@ -21,7 +21,7 @@ def supports(request: Request, limits: DeviceLimits) -> str | None:
     return None
 
 
-def with_descriptors(plan: TritonLaunch, tensors: Sequence[TensorLike | None]) -> list[Any]:
+def with_descriptors(plan: LaunchPlan, tensors: Sequence[TensorLike | None]) -> list[Any]:
     """The tensors as the kernel takes them: descriptors where the plan has them."""
     arguments: list[Any] = list(tensors)
     for i, descriptor in enumerate(plan.descriptors):

@@ -44,7 +44,7 @@ class Descriptor(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class TritonLaunch:
+class LaunchPlan:
     """One launch without its tensors. Arguments: the tensors, `scalars`, then `constants`."""
 
     kernel: Any
@@ -58,7 +58,7 @@ class TritonLaunch:
 
 
 @functools.lru_cache(maxsize=1024)
-def forward_plan(request: Request, limits: DeviceLimits, out: Strides, mask: Strides) -> TritonLaunch:
+def forward_plan(request: Request, limits: DeviceLimits, out: Strides, mask: Strides) -> LaunchPlan:
     """Tensors: q, k, v, out, lse, lse64, mask, slopes, starts_q, starts_k, state."""
     widths = padded_widths(request, limits)
     blocks = blocks_of(request, limits, FORWARD, "keys", widths[:1])
@@ -72,17 +72,17 @@ def forward_plan(request: Request, limits: DeviceLimits, out: Strides, mask: Str
     )  # fmt: skip
     constants = {"NEGATED": factor < 0.0, **constants_of(request, blocks, widths, bool(descriptors))}
     grid = steps * sequences_of(request) * request.heads
-    return TritonLaunch(forward, grid, scalars, constants, blocks.warps, blocks.stages, descriptors)
+    return LaunchPlan(forward, grid, scalars, constants, blocks.warps, blocks.stages, descriptors)
 
 
 class BackwardPlan(NamedTuple):
     """The launches of a backward, in order."""
 
-    prepare: TritonLaunch | None
+    prepare: LaunchPlan | None
     """Tensors: out, dout, lse, dlse, delta, row_lse. None where `dq` computes delta itself."""
-    dq: TritonLaunch
+    dq: LaunchPlan
     """Tensors: q, k, v, dout, row_lse, delta, dlse, dq, mask, slopes, starts_q, starts_k, state."""
-    dk_dv: Sequence[TritonLaunch]
+    dk_dv: Sequence[LaunchPlan]
     """Tensors: q, k, v, dout, row_lse, delta, dk, dv, mask, slopes, starts_q, starts_k, state."""
     computes_delta: bool
     """Whether the launch for dq sums delta from P ∘ dP, which takes another pass over the keys and dlse."""
@@ -113,14 +113,14 @@ def backward_plan(
     )
 
 
-def _prepare_plan(request: Request, limits: DeviceLimits, strides: BackwardStrides) -> TritonLaunch:
+def _prepare_plan(request: Request, limits: DeviceLimits, strides: BackwardStrides) -> LaunchPlan:
     scalars = (request.heads, request.queries, request.value_size, *strides.out[:3], *strides.dout[:3])
     constants = {"ROWS": PREPARED_ROWS, "VALUE_WIDTH": padded_widths(request, limits)[1]}
     grid = triton.cdiv(request.queries, PREPARED_ROWS) * request.batch * request.heads
-    return TritonLaunch(backward_prepare, grid, scalars, constants, warps=4, stages=1)
+    return LaunchPlan(backward_prepare, grid, scalars, constants, warps=4, stages=1)
 
 
-def _dq_plan(request: Request, limits: DeviceLimits, strides: BackwardStrides, computes_delta: bool) -> TritonLaunch:
+def _dq_plan(request: Request, limits: DeviceLimits, strides: BackwardStrides, computes_delta: bool) -> LaunchPlan:
     blocks = blocks_of(request, limits, DQ, "keys", padded_widths(request, limits))
     steps = triton.cdiv(request.longest_q or request.queries, blocks.queries)
     gradients = (*strides.dout[:3], *strides.dq[:3])
@@ -128,7 +128,7 @@ def _dq_plan(request: Request, limits: DeviceLimits, strides: BackwardStrides, c
     return _backward_launch(request, limits, backward_dq, blocks, steps, request.heads, gradients, strides.mask, more)
 
 
-def _dk_dv_plans(request: Request, limits: DeviceLimits, strides: BackwardStrides) -> list[TritonLaunch]:
+def _dk_dv_plans(request: Request, limits: DeviceLimits, strides: BackwardStrides) -> list[LaunchPlan]:
     gradients = (*strides.dout[:3], *strides.dk[:3], *strides.dv[:3])
     full_precision = request.dtype == torch.float32 and not request.tf32
     widths = padded_widths(request, limits)
@@ -157,7 +157,7 @@ def _backward_launch(
     gradients: tuple[int, ...],
     mask: Strides,
     more: dict[str, bool],
-) -> TritonLaunch:
+) -> LaunchPlan:
     widths = padded_widths(request, limits)
     rows = (blocks.queries, blocks.keys, blocks.keys, blocks.queries)
     descriptors = descriptors_of(request, limits, rows, widths, gradients)
@@ -169,7 +169,7 @@ def _backward_launch(
     )  # fmt: skip
     constants = constants_of(request, blocks, widths, bool(descriptors)) | more
     grid = steps * sequences_of(request) * heads
-    return TritonLaunch(kernel, grid, scalars, constants, blocks.warps, blocks.stages, descriptors)
+    return LaunchPlan(kernel, grid, scalars, constants, blocks.warps, blocks.stages, descriptors)
 
 
 def sequences_of(request: Request) -> int:
