@@ -45,13 +45,6 @@ def _places(extent: int, *shape: int) -> torch.Tensor:
     return (torch.arange(math.prod(shape)) * 7 % extent).reshape(shape)
 
 
-def _lengths(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The norms that the forward of a weight norm keeps."""
-    beside = [d for d in range(x.dim()) if d != dim % x.dim()]
-    norms = torch.linalg.vector_norm(x, dim=beside, keepdim=True, dtype=torch.float64)
-    return norms.to(torch.float32 if x.dtype is torch.bfloat16 else x.dtype)
-
-
 def rows(dtype: torch.dtype) -> torch.Tensor:
     """Rows with a mean and a variance: ordinary, with a NaN, of zeros, of subnormals, all equal, large."""
     x = torch.randn(7, 24, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
@@ -487,15 +480,6 @@ CALLS: dict[str, list[Maker]] = {
     "diagonal_backward.default": [
         lambda o: call(o.x[0, :3], [3, 7], 2, 0, 1),
         lambda o: call(_image(o)[:, :, 0, :3], [*_image(o).shape[:2], 9, 3], -4, 2, 3),
-    ],
-    "_weight_norm_interface.default": [
-        lambda o: call(o.row, _lengths(o.row, 0).to(o.dtype) + 1),
-        lambda o: call(_image(o), _lengths(_image(o), 0).to(o.dtype).sin(), 0),
-        lambda o: call(o.row, _lengths(o.row, -1).to(o.dtype) + 1, o.row.dim() - 1),
-    ],
-    "_weight_norm_interface_backward.default": [
-        lambda o: call(o.row.sin(), o.row, _lengths(o.row, 0).to(o.dtype) + 1, _lengths(o.row, 0), 0),
-        lambda o: call(o.row.cos(), o.row, _lengths(o.row, -1).to(o.dtype) + 1, _lengths(o.row, -1), o.row.dim() - 1),
     ],
     "celu.default": [unary, lambda o: call(o.x, 0.7)],
     "threshold.default": [lambda o: call(o.x, 0.5, 2)],

@@ -8,7 +8,7 @@ from math import prod
 
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, elements, nothing, per_operand, wanted
 from tilewright.operators.language import Value, call, where
-from tilewright.operators.row import Call, Traffic, body
+from tilewright.operators.row import Call, Traffic, body, calls
 from tilewright.operators.shapes import Axes, CallAxes, Result, same
 
 
@@ -239,45 +239,28 @@ def rms_norm_backward(
     return (dx if wanted[0] else None), (dw if wanted[1] and weight is not None else None)
 
 
-# Weight norm: each slice of v along `dim` scaled to the length g.
+# Weight norm: each slice of v along `dim` scaled to the length g. PyTorch's kernels; its callers make v and g dense.
 
 
-def _weight_norm_shapes(call: CallAxes) -> Result:
+def _weight_norm(call: CallAxes) -> Result:
     return [call.tensor("v"), call.tensor("g")]
 
 
-def _weight_norm_backward_shapes(call: CallAxes) -> Result:
+def _weight_norm_backward(call: CallAxes) -> Result:
     return [call.tensor("saved_v"), call.tensor("saved_g")]
 
 
-def _beside(x: Value, dim: int) -> list[int]:
-    """All dimensions but one."""
-    return [d for d in range(len(x.dims)) if d != dim % len(x.dims)]
-
-
-@body(
+calls(
     "_weight_norm_interface.default(v, g, dim)",
-    operator_class="reduction",
-    promotion="none",
+    "library",
     arithmetic=Arithmetic(lambda sizes: 3 * elements(sizes.shape("v")), lambda sizes: elements(sizes.shape("g"))),
-    shapes=_weight_norm_shapes,
+    shapes=_weight_norm,
     dtypes=("v", "g"),
 )
-def weight_norm(c: Call, v: Value, g: Value, dim: int = 0) -> tuple[Value, Value]:
-    norm = call("sqrt", (v * v).sum(_beside(v, dim)))
-    return v * (g / norm), norm
-
-
-@body(
+calls(
     "_weight_norm_interface_backward.default(grad_w, saved_v, saved_g, saved_norms, dim)",
-    operator_class="reduction",
-    promotion="none",
+    "library",
     arithmetic=Arithmetic(lambda sizes: 5 * elements(sizes.shape("saved_v")), nothing),
-    shapes=_weight_norm_backward_shapes,
+    shapes=_weight_norm_backward,
     dtypes=("saved_v", "saved_g"),
 )
-def weight_norm_backward(c: Call, dw: Value, v: Value, g: Value, norm: Value, dim: int) -> tuple[Value, Value]:
-    """dg = Σ dw · v / ‖v‖; dv = g / ‖v‖ · (dw - v · Σ dw · v / ‖v‖²)."""
-    norm = norm.to_compute(c.dtype)
-    along = (dw * v).sum(_beside(v, dim)) / norm
-    return (g / norm) * (dw - v * (along / norm)), along
