@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from tilewright.emit import cpp_draw
 from tilewright.emit.cpp_schedule import CppSchedule
-from tilewright.emit.cpp_text import COMPUTED, from_storage, identifiers, scalar, to_storage
+from tilewright.emit.cpp_text import COMPUTED, STORED, from_storage, identifiers, scalar, to_storage
 from tilewright.loops.nest import Access, Level, Nest, Step
+from tilewright.operators.language import COMPUTE_DTYPE
 
 
 class Printer:
@@ -107,4 +108,18 @@ class Printer:
         return f"{self.pointers[access.buffer]}[{self.index(access.strides)}{shift}]"
 
     def store(self, value: int, access: Access) -> None:
-        self.put(f"{self._element(access)} = {to_storage(f'v{value}', self.nest.buffers[access.buffer].dtype)};")
+        dtype = self.nest.buffers[access.buffer].dtype
+        stored = self._copied(value, dtype) or to_storage(f"v{value}", dtype)
+        self.put(f"{self._element(access)} = {stored};")
+
+    def _copied(self, i: int, dtype: str) -> str | None:
+        """An element that goes from memory to memory as it is: 16 bits need no way through fp32."""
+        step = self.nest.steps[i]
+        if step.name != "load" or i in self.schedule.kept or dtype not in COMPUTE_DTYPE:
+            return None
+        assert step.access
+        if self.nest.buffers[step.access.buffer].dtype != dtype:
+            return None
+        condition = self.nest.condition(step)
+        element = self._element(step.access, [f"v{a}" for a in step.args])
+        return element if condition is None else f"v{condition} ? {element} : ({STORED[dtype]})0"

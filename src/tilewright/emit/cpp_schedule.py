@@ -86,7 +86,11 @@ class CppSchedule:
         step = self.nest.steps[i]
         if i in kept or step.level not in (Level.FULL, Level.COL):
             return i in kept
-        return step.name not in CHEAP or step.name == "div" or any(self._costly(a, kept) for a in step.args)
+        # Elements of 16 bits at computed places are loaded one by one, and no loop that loads them is vectorised.
+        scattered = step.access is not None and bool(step.access.by)
+        return (
+            scattered or step.name not in CHEAP or step.name == "div" or any(self._costly(a, kept) for a in step.args)
+        )
 
     def varies_by_row_only(self, i: int) -> bool:
         return self.nest.steps[i].level in (Level.ROW, Level.SCALAR)
