@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from tilewright.emit.triton_indices import fits_with, narrow_steps, ranges_of
 from tilewright.emit.triton_schedule import TritonSchedule, accumulator_dtype
 from tilewright.emit.triton_step import expression, identity, literal, to_storage, type_name
 from tilewright.loops.nest import Level, Nest, Step, Store
@@ -35,6 +36,10 @@ class Printer:
         taken = set(self.names) | RESERVED
         loads = [s.access.buffer for s in self.nest.steps if s.access]
         self.values = [_value_name(i, s, self.names, loads, taken) for i, s in enumerate(self.nest.steps)]
+        ranges = {} if schedule.wide_index else ranges_of(self.nest)
+        self.narrow = frozenset() if schedule.wide_index else narrow_steps(self.nest)
+        loading = [i for i, s in enumerate(self.nest.steps) if s.name == "load" and s.access and s.access.by]
+        self.far = frozenset(i for i in loading if not fits_with(self.nest, self.nest.steps[i], ranges))
         self.row_axes = _axes("row", len(self.nest.rows))
         self.col_axes = _axes("i" if schedule.kind == "flat" else "col", len(self.nest.cols))
 
@@ -138,7 +143,7 @@ class Printer:
             if step.access.offset:
                 place = f"{place} + {step.access.offset}"
             for a, stride in zip(step.args, step.access.by, strict=False):
-                place += f" + {self.values[a]}" + (f" * {stride}" if stride != 1 else "")
+                place += f" + {self.operand(a, wide=i in self.far)}" + (f" * {stride}" if stride != 1 else "")
             mask = self.mask_of(step)
             if (condition := self.nest.condition(step)) is not None:
                 inside = self.values[condition]
@@ -147,9 +152,9 @@ class Printer:
             return loaded if buffer.dtype == step.dtype else f"{loaded}.to({type_name(step.dtype)})"
         if step.name == "index":
             assert step.strides is not None
-            return f"({self.index(step.strides)}).to(tl.int64)"
+            return f"({self.index(step.strides)})" + ("" if i in self.narrow else ".to(tl.int64)")
         if step.name == "check":
-            return self.operand(step.args[0])
+            return self.operand(step.args[0], wide=True)
         if step.name == "draw":
             return self._draw(step)
         operands = [a for a in step.args if self.nest.steps[a].dtype == self.nest.steps[step.args[-1]].dtype]
@@ -157,7 +162,10 @@ class Printer:
             return f"tw.{step.name}_absolute({self.operand(step.args[0])})"
         varying = any(self.nest.steps[a].name != "const" for a in operands)
         last = self.nest.steps[step.args[-1]].dtype
-        return expression(step, lambda a, literals: self.operand(a, literals and varying), last)
+        wide = step.dtype == "int64" and i not in self.narrow
+        if step.name == "cast" and i in self.narrow:
+            return f"{self.operand(step.args[0])}.to(tl.int32)"
+        return expression(step, lambda a, literals: self.operand(a, literals and varying, wide), last)
 
     def _draw(self, step: Step) -> str:
         """Whether each element's random number is below the threshold."""
@@ -181,14 +189,16 @@ class Printer:
             self.put(f"four = {begin}{' + ' if begin else ''}tl.arange(0, {block} // {FOUR}){lanes} * {FOUR}")
             self.unravel("four", _axes("four", len(self.nest.cols)), self.nest.cols)
 
-    def operand(self, i: int, as_literal: bool = False) -> str:
+    def operand(self, i: int, as_literal: bool = False, wide: bool = False) -> str:
+        """The value of step `i`, or the number itself `as_literal`; `wide`: of 64 bits, where it is computed in 32."""
         step = self.nest.steps[i]
         if step.name != "const":
-            return self.values[i]
+            return self.values[i] + (".to(tl.int64)" if wide and i in self.narrow else "")
         assert step.constant is not None
         number = literal(step.constant, step.dtype)
         shape = "(1,)" if self.schedule.kind == "flat" else "(1, 1)"
-        return number if as_literal else f"tl.full({shape}, {number}, {type_name(step.dtype)})"
+        dtype = "int32" if i in self.narrow and not wide else step.dtype
+        return number if as_literal else f"tl.full({shape}, {number}, {type_name(dtype)})"
 
     def store(self, store: Store) -> None:
         buffer = self.nest.buffers[store.access.buffer]
