@@ -178,7 +178,7 @@ class _Main(Printer):
         cols = source.level in (Level.FULL, Level.COL)
         # Only the lanes outside the reduced axis must be masked.
         inside = self.bounds(rows, cols and axis == 1)
-        text = f"tl.where({inside}, {self.operand(step.args[0])}, {identity(step.kind or '', step.dtype)})"
+        text = f"tl.where({inside}, {self.operand(step.args[0], wide=True)}, {identity(step.kind or '', step.dtype)})"
         return text if accumulator_dtype(step) == step.dtype else f"{text}.to({type_name(accumulator_dtype(step))})"
 
     # Long rows: each stage loops over blocks of columns
@@ -336,17 +336,15 @@ class _After(Printer):
         kind, accumulated = step.kind or "", accumulator_dtype(step)
         wide = step.level is Level.COL
         start = identity(kind, step.dtype)
-        self.put(f"total{i} = {self.blank(step)}")
+        self.put(f"total{i} = {self.blank(step, 'BLOCK_PARTS')}")
         self.open("for start in range(0, PARTS, BLOCK_PARTS):")
         self.put("part = start + tl.arange(0, BLOCK_PARTS)[:, None]")
         self.put("part_ok = part < PARTS")
         place = f"part.to(tl.int64) * {self.nest.col_count} + col" if wide else "part"
         mask = "part_ok & col_ok" if wide else "part_ok"
         self.put(f"found = tl.load(part{i}_ptr + {place}, mask={mask}, other={start})")
-        gathered = reduce(kind, accumulated, "found", 0)
-        if step.dtype == "bool":
-            gathered = f"({gathered})"
-        self.put(f"total{i} = {combine(kind, step.dtype, f'total{i}', gathered)}")
+        self.put(f"total{i} = {combine(kind, step.dtype, f'total{i}', 'found')}")
         self.close()
         convert = f".to({type_name(step.dtype)})" if accumulated != step.dtype else ""
-        self.put(f"{self.values[i]} = total{i}{convert}")
+        gathered = reduce(kind, accumulated, f"total{i}", 0)
+        self.put(f"{self.values[i]} = {f'({gathered}){convert}' if convert else gathered}")

@@ -85,7 +85,8 @@ class _Tracer:
             wanted = dtype if row.promotion == "result" else call.common
             args = tuple(_converted(row, given, a, wanted) for given, a in zip(node.args, args, strict=True))
             kwargs = {k: a.to_compute(wanted) if isinstance(a, Value) else a for k, a in kwargs.items()}
-        self.trace.approximate = dtype in COMPUTE_DTYPE and node not in self.exact
+        rounds = all(dtype_name(result.dtype) in COMPUTE_DTYPE for result in results(node))
+        self.trace.approximate = rounds and node not in self.exact
         value = row.body(call, *args, **kwargs)
         self.trace.approximate = False
         return self._finish(node, value)

@@ -35,6 +35,10 @@ LEAST_SHARED_BYTES = 48 * 1024
 """What every program may have; PyTorch does not tell for AMD's."""
 REDUCTION_BYTES = 32 * 1024
 """Of it, what a program's reductions and changes of layout may take beside its tiles."""
+MOST_PARTS = 512
+"""Partial sums of a column that a program loads at once: one round trip to memory and one reduction for all of them."""
+MANY_LOADS = 6
+"""Of an element, beyond which a thread has eight and not sixteen: a max pool's gradient took 219 registers."""
 COLUMN_REGISTERS = 200
 """Of a thread, for what it keeps of its columns."""
 
@@ -124,9 +128,10 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     rows, columns = nest.row_count, nest.col_count
     wide = power_of_two(columns) if schedule.whole_row else LONG_BLOCK
     block_cols = _width(columns, tile) if schedule.splits_columns else wide
+    loads = [s.access.buffer for s in nest.steps if s.name == "load" and s.access and s.level is Level.FULL]
     if schedule.splits_columns:
-        # Each element has an accumulator for each sum.
-        many = len(schedule.sums) > 2
+        # Each element has an accumulator for each sum, and a register or two for each load.
+        many = len(schedule.sums) > 2 or len(loads) > MANY_LOADS
         block_rows = min(power_of_two(rows), max((2 if many else 4) * tile // block_cols, 2))
         elements = block_rows * block_cols
         warps = max(elements // ((8 if many else 16) * WARP), 1)
@@ -145,7 +150,6 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     most = 1 if schedule.one_strip else max(WAVES * processors // across, 1)
     strip = -(-tiles // min(tiles, most))
     strips = -(-tiles // strip)
-    loads = [s.access.buffer for s in nest.steps if s.name == "load" and s.access and s.level is Level.FULL]
     on_their_way = elements * sum(getattr(torch, nest.buffers[place].dtype).itemsize for place in loads)
     deepest = MOST_AHEAD if wide * schedule.registers_per_column <= REGISTERS or schedule.splits_columns else 1
     ahead = 1 + min(deepest, shared_bytes // max(on_their_way, 1)) if schedule.whole_row else 1
@@ -154,8 +158,8 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
         return Blocking(across, sizes, min(warps, 16))
     after = {
         "PARTS": strips,
-        "BLOCK_PARTS": min(power_of_two(strips), 128),
-        "BLOCK_COLS": min(power_of_two(columns), 16),
+        "BLOCK_PARTS": min(power_of_two(strips), MOST_PARTS),
+        "BLOCK_COLS": min(power_of_two(columns), 8),
     }
     after_programs = -(-columns // after["BLOCK_COLS"]) if schedule.late_columns else 1
     scratch = tuple(schedule.scratch_size(i, strips) for i in schedule.scratch)
