@@ -33,7 +33,7 @@ class Table(nn.Module):
     [
         (Table(torch.bfloat16), "int64[8,1024]", "h200", ["taken"]),
         (Table(torch.float32), "int32[8,1024]", "h200", ["taken"]),
-        (Table(torch.bfloat16), "int64[3,1024]", "h200", ["refused"]),
+        (Table(torch.bfloat16), "int64[3,256]", "h200", ["refused"]),
         (Table(torch.float64), "int64[8,1024]", "h200", ["refused"]),
         (Table(torch.bfloat16, scale_grad_by_freq=True), "int64[8,1024]", "h200", ["refused"]),
         (Table(torch.bfloat16), "int64[8,1024]", "cpu", []),
