@@ -51,6 +51,17 @@ def test_opens_without_an_error_and_fits(browser: Browser, sample: Path, width: 
     assert (paper == "rgb(20, 23, 26)") == (scheme == "dark")
 
 
+def test_a_narrow_window_cuts_no_table_and_no_heading_off(browser: Browser, sample: Path) -> None:
+    cut = "[...document.querySelectorAll('nav, .sheet')].filter((e) => e.scrollWidth > e.clientWidth).length"
+    shown = "[...document.querySelectorAll('#operators th')].filter((e) => e.clientWidth).map((e) => e.innerText)"
+    browser.open(sample, width=800)
+    assert browser.evaluate(cut) == 0
+    assert browser.evaluate(shown) == ["operator", "shape", "reads", "writes", "FLOPs", "floor", "measured"]
+    assert text(browser, "#operators .left-out") == "A wider window shows #, class, graph, FLOP/B, source too."
+    browser.open(sample)
+    assert len(browser.evaluate(shown)) == 12
+
+
 def test_a_header_sorts_down_then_up(browser: Browser, sample: Path) -> None:
     browser.open(sample)
     header = "#operators th:nth-child(10)"

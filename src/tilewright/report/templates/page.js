@@ -66,18 +66,18 @@ function panel(title, operators, tintOf, lit) {
 function operators() {
   const known = (row) => row.provenance === "formula";
   sortable(host("operators-table"), [
-    { key: "index", label: "#", number: true },
+    { key: "index", aside: true, label: "#", number: true },
     { key: "name", label: "operator", cell: (row) => [row.name, html("small", {}, row.target)], kind: "code" },
-    { key: "class", label: "class", cell: (row) => [html("span", { class: `class c-${row.class}` }, row.class), html("small", {}, row.region ? `in ${row.region}` : "")] },
-    { key: "graph", label: "graph", cell: (row) => [row.graph, html("small", {}, row.stage)] },
+    { key: "class", aside: true, label: "class", cell: (row) => [html("span", { class: `class c-${row.class}` }, row.class), html("small", {}, row.region ? `in ${row.region}` : "")] },
+    { key: "graph", aside: true, label: "graph", cell: (row) => [row.graph, html("small", {}, row.stage)] },
     { key: "shape", label: "shape", cell: shapeCell, order: (row) => row.shape.reduce((a, b) => a * b, 1), kind: "nowrap" },
     { key: "reads", label: "reads", number: true, cell: (row) => counted(row.reads, row.reads_symbolic, known(row)) },
     { key: "writes", label: "writes", number: true, cell: (row) => [...counted(row.writes, row.writes_symbolic, known(row)), ...unusedNote(row)] },
     { key: "flops", label: "FLOPs", number: true, cell: (row) => counted(row.flops, row.flops_symbolic, known(row)) },
-    { key: "intensity", label: "FLOP/B", number: true, cell: (row) => plainNumber(row.intensity) },
+    { key: "intensity", aside: true, label: "FLOP/B", number: true, cell: (row) => plainNumber(row.intensity) },
     { key: "floor_us", label: "floor", number: true, cell: (row) => [time(row.floor_us), html("small", {}, row.bound ?? ""), html("small", {}, row.predicted_us !== null ? `predicted ${time(row.predicted_us)}` : "")] },
     { key: "measured_us", label: "measured", number: true, cell: (row) => (row.measured_us !== null && row.floor_us > 0 ? [time(row.measured_us), html("small", {}, `${times(row.measured_us / row.floor_us)} floor`)] : time(row.measured_us)) },
-    { key: "source", label: "source", kind: "source", cell: sourceCell },
+    { key: "source", aside: true, label: "source", kind: "source", cell: sourceCell },
   ], rowsOf.operators, { label: "operators", search: true, filters: [{ key: "class", label: "class" }, { key: "graph", label: "graph" }, { key: "stage", label: "stage", first: "before" }] });
 }
 
@@ -90,9 +90,9 @@ function decisions() {
     { key: "bytes_saved", label: "saves", number: true, cell: (row) => (row.bytes_saved ? bytes(row.bytes_saved) : "–") },
     { key: "predicted_us", label: "predicted", number: true, cell: (row) => time(row.predicted_us) },
     { key: "measured_us", label: "measured", number: true, cell: (row) => time(row.measured_us) },
-    { key: "passed_by", label: "pass" },
-    { key: "graph", label: "graph" },
-    { key: "source", label: "source", kind: "source", cell: sourceCell },
+    { key: "passed_by", aside: true, label: "pass" },
+    { key: "graph", aside: true, label: "graph" },
+    { key: "source", aside: true, label: "source", kind: "source", cell: sourceCell },
   ], rowsOf.decisions, { label: "decisions", search: true, filters: [{ key: "verdict", label: "verdict" }, { key: "passed_by", label: "pass" }, { key: "graph", label: "graph" }] });
 }
 
@@ -104,15 +104,15 @@ function lost() {
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
   sortable(host("lost-table"), [
     { key: "name", label: "launch", cell: (row) => [row.launches > 1 ? `${row.launches} × ${row.name}` : row.name, html("small", {}, row.target)], kind: "code" },
-    { key: "shape", label: "shape", cell: (row) => `[${row.shape.join(", ")}]`, order: (row) => row.shape.reduce((a, b) => a * b, 1), kind: "nowrap" },
+    { key: "shape", aside: true, label: "shape", cell: (row) => `[${row.shape.join(", ")}]`, order: (row) => row.shape.reduce((a, b) => a * b, 1), kind: "nowrap" },
     { key: "measured_us", label: "measured", number: true, cell: (row) => time(row.measured_us) },
     { key: "floor_us", label: "floor", number: true, cell: (row) => [time(row.floor_us), html("small", {}, row.bound ?? "")] },
     { key: "lost_us", label: "lost", number: true, cell: (row) => time(row.lost_us) },
     { key: "share", label: "of all", number: true, cell: (row) => html("span", { class: row.share > 0.01 && row.why === null ? "failed" : "" }, percent(row.share)) },
     { key: "predicted_us", label: "predicted", number: true, cell: (row) => [time(row.predicted_us), html("small", { class: row.off > FAR_OFF ? "failed" : "" }, row.off > FAR_OFF ? `${times(row.off)} off` : "")] },
     { key: "why", label: "why", kind: "prose", cell: (row) => row.why ?? "no decision says why" },
-    { key: "graph", label: "graph" },
-    { key: "source", label: "source", kind: "source", cell: sourceCell },
+    { key: "graph", aside: true, label: "graph" },
+    { key: "source", aside: true, label: "source", kind: "source", cell: sourceCell },
   ], rowsOf.lost, { label: "launches that lose time" });
 }
 
@@ -151,9 +151,9 @@ function barCell(row) {
 
 function measurements() {
   sortable(host("measurements-table"), [
-    { key: "suite", label: "suite" },
+    { key: "suite", aside: true, label: "suite" },
     { key: "case", label: "case" },
-    { key: "direction", label: "direction" },
+    { key: "direction", aside: true, label: "direction" },
     { key: "impl", label: "implementation", cell: (row) => html("span", { class: row.impl === "tilewright" ? "strong" : "" }, row.impl) },
     { key: "median_us", label: "median", number: true, cell: (row) => time(row.median_us) },
     { key: "median_us", label: "", kind: "bars", cell: barCell },
@@ -161,8 +161,8 @@ function measurements() {
     { key: "times_eager", label: "× eager", number: true, cell: (row) => times(row.times_eager) },
     { key: "times_inductor", label: "× Inductor", number: true, cell: (row) => times(row.times_inductor) },
     { key: "peak_bytes", label: "peak memory", number: true, cell: (row) => bytes(row.peak_bytes) },
-    { key: "of_ceiling", label: "of ceiling", number: true, cell: (row) => (row.of_ceiling === null ? "–" : `${Math.round(row.of_ceiling * 100)} %`) },
-    { key: "repeats", label: "repeats", number: true },
+    { key: "of_ceiling", aside: true, label: "of ceiling", number: true, cell: (row) => (row.of_ceiling === null ? "–" : `${Math.round(row.of_ceiling * 100)} %`) },
+    { key: "repeats", aside: true, label: "repeats", number: true },
   ], rowsOf.speedups, { label: "measurements" });
 }
 

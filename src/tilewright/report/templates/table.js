@@ -3,8 +3,8 @@
 // A browser lays out some hundreds of rows at once without a pause; a button asks for the rest.
 const FIRST_ROWS = 400;
 
-// A column is {key, label, number, cell(row), order(row)}: `cell` gives a string or nodes, `order`
-// what to sort by, the value under `key` unless it is given.
+// A column is {key, label, number, cell(row), order(row), aside}: `cell` gives a string or nodes, `order`
+// what to sort by, the value under `key` unless it is given. A narrow window leaves out those `aside`, and says which.
 function sortable(host, columns, rows, { filters = [], search = false, label }) {
   let sorted = { column: null, descending: false };
   const chosen = new Map();
@@ -43,7 +43,7 @@ function sortable(host, columns, rows, { filters = [], search = false, label }) 
   const head = html("tr");
   for (const column of columns) {
     const button = html("button", { type: "button" }, column.label);
-    const cell = html("th", { scope: "col", class: column.number ? "number" : "", "aria-sort": "none" }, button);
+    const cell = html("th", { scope: "col", class: classes(column, ""), "aria-sort": "none" }, button);
     button.addEventListener("click", () => {
       sorted = { column, descending: sorted.column === column ? !sorted.descending : Boolean(column.number) };
       for (const other of head.children) other.setAttribute("aria-sort", "none");
@@ -71,14 +71,20 @@ function sortable(host, columns, rows, { filters = [], search = false, label }) 
   if (search || controls.children.length) { controls.append(tally); host.append(controls); }
   host.append(html("div", { class: "sheet", tabindex: "0", role: "region", "aria-label": label },
     html("table", {}, html("thead", {}, head), body)));
+  const left = columns.filter((column) => column.aside).map((column) => column.label).filter(Boolean);
+  if (left.length) host.append(html("p", { class: "left-out" }, `A wider window shows ${left.join(", ")} too.`));
   draw();
+}
+
+function classes(column, kind) {
+  return [column.number ? "number" : "", kind ?? "", column.aside ? "aside" : ""].filter(Boolean).join(" ");
 }
 
 function line(columns, row) {
   const tr = html("tr");
   for (const column of columns) {
     const content = column.cell ? column.cell(row) : (row[column.key] ?? "–");
-    const cell = html("td", { class: [column.number ? "number" : "", column.kind ?? ""].join(" ").trim() }, ...[content].flat());
+    const cell = html("td", { class: classes(column, column.kind) }, ...[content].flat());
     // A long name is cut short in its cell and whole on hover.
     if (column.kind === "code") cell.title = [...cell.childNodes].map((node) => node.textContent).join("\n");
     tr.append(cell);
