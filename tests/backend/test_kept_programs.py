@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.backend.compiling import assert_same, compiled, twin, with_grad
 from tests.processes import start
@@ -302,6 +303,7 @@ def test_what_cannot_be_described_is_not_kept(folder: Path) -> None:
         library.impl("twice", lambda x: torch.empty_like(x), "Meta")
         cases: dict[str, tuple[Callable[..., Any], list[Any]]] = {
             "shares memory": (lambda a, b: F.gelu(a) + b, [base[:-1], base[1:]]),
+            "is a TwoTensor": (lambda x: x * 2 + 1, [TwoTensor(base, base.clone())]),
             "nobody knows": (lambda x: F.gelu(torch.ops.tilewright_kept.twice(x)), [base]),
         }
         for reason, (function, inputs) in cases.items():
