@@ -91,6 +91,34 @@ def test_operators_keep_the_numbers_contract(checked: Mapping[str, list[tuple[st
     assert [entry for entry in checked[name] if not entry[1].ok and entry[0] not in FUSED] == []
 
 
+LOOKUPS = [
+    *("embedding", "layer norm of an embedding", "places from the end", "biased by places", "one of a long row"),
+    *("places beside zeros", "sums of rows at places"),
+]
+
+
+@pytest.fixture
+def assertions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter leaves assertions out, whatever a kernel is compiled with."""
+    from triton.runtime import interpreter
+
+    monkeypatch.setattr(interpreter.interpreter_builder, "options", interpreter.InterpreterOptions(debug=True))
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_an_index_outside_stops_a_kernel(name: str, assertions: None) -> None:
+    """And none that lanes beyond the tensor compute, or that is not read."""
+    program = PROGRAMS[name]
+    inputs = program.inputs(CPU)
+    graph = graph_of(program.function, *inputs)
+    results, _ = run_graph(graph, inputs, CPU, by_triton(in_small_blocks))
+    assert [figures for figures in verify(graph, inputs, results) if not figures.ok] == []
+    if any(lowered.nest.checks for lowered in nests_of(program.function, *inputs)):
+        inputs[-1].view(-1)[-1] = 10**6
+        with pytest.raises(Exception, match="index out of bounds for a dimension of size"):
+            run_graph(graph, inputs, CPU, by_triton(in_small_blocks))
+
+
 def test_column_sums_are_the_same_at_every_run() -> None:
     (lowered,) = nests_of(lambda x: x.sum(0), torch.randn(1000, 33))
     x, results = torch.randn(1000, 33), [torch.empty(33), torch.empty(33)]

@@ -163,6 +163,9 @@ PROGRAMS: dict[str, Program] = {
     "one of a long row": _with_places(
         lambda x, i: x.log_softmax(-1).gather(-1, i), (3, 16411), (3, 1), below=16411, dtype=torch.float32
     ),
+    "places beside zeros": _with_places(
+        lambda x, i: F.pad(F.embedding(i + 1, x), [0, 0, 2, 3]) * 2, (40, 33), (7,), below=39
+    ),
     "sums of rows at places": _with_places(lambda x, i: x.index_select(0, i).sum(0), (40, 33), (130,), below=40),
     # Reductions over the columns.
     "softmax": program(lambda x: x.softmax(-1), (33, 130)),
