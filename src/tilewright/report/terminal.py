@@ -191,7 +191,8 @@ def _sum(
         if all(formula is not None or not number for number, formula in added + taken):
             times = Counter(formula for _, formula in added)
             times.subtract(Counter(formula for _, formula in taken))
-            return pretty(sum(number * parse(formula or "0") for formula, number in times.items()), names)
+            formula = pretty(sum(number * parse(formula or "0") for formula, number in times.items()), names)
+            return count(int(formula)) if formula.isdigit() else formula
     except ValueError:
         pass
     return count(sum(number for number, _ in added) - sum(number for number, _ in taken))
