@@ -139,7 +139,8 @@ class _Positional(nn.Module):
         self.names = names
 
     def forward(self, *inputs: Tensor) -> Any:
-        return self.model(**dict(zip(self.names, inputs, strict=True)))
+        # A case's inputs want gradients in training; those of a model do not.
+        return self.model(**{name: x.detach() for name, x in zip(self.names, inputs, strict=True)})
 
 
 def explained(workload: Workload, trains: bool, profile: DeviceProfile) -> Explained:

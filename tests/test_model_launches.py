@@ -58,6 +58,12 @@ def test_a_plan_without_the_device_names_what_is_planned_on_it() -> None:
     assert isinstance(why, str) and "not one graph" in why
 
 
+def test_the_inputs_of_a_model_want_no_gradient() -> None:
+    planned = explained(Workload(nn.Linear(32, 8), {"input": torch.randn(4, 32)}, "B4"), True, profile_for("h200"))
+    products = [what for graph, _, what in planned if graph == "backward" and "mm" in what]
+    assert products == ["aten.mm.default"], "that of the weight alone"
+
+
 def test_each_name_that_differs_is_told() -> None:
     ran = [
         _row("forward0_gelu", True, ("forward0_gelu", "forward0_gelu_after")),
