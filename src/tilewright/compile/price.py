@@ -116,5 +116,7 @@ def tree_of(case: Case) -> Group:
     """The forward graph of `case` as eager runs it, as an annotated tree."""
     # Captured for inference, where views that only backward needs do not stand behind the result.
     case = replace(case, training=False)
-    captured = capture(case)
-    return annotated_tree(captured.graphs["forward"], _shapes(case, captured)["forward"], case.name)
+    part = repeated_part(case)
+    captured = capture(case, instead=part)
+    shown = "" if part is None else f" ({part.kept:,} of {part.cycle.count:,} equal iterations)"
+    return annotated_tree(captured.graphs["forward"], _shapes(case, captured)["forward"], case.name + shown)
