@@ -639,7 +639,9 @@ def along_keys(x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("function", "more"), [(written_before_it_is_read, 0), (with_odd_rows, 1), (along_keys, 0)], ids=lambda x: str(x)
+    ("function", "more"),
+    [(written_before_it_is_read, 0), (with_odd_rows, 1), (along_keys, 0)],
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_copies_that_are_needed_stay(function: Function, more: int) -> None:
     settled = Settled(function, *projected(more))
