@@ -21,14 +21,9 @@ from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import language_of
-from tilewright.graph.capture import (
-    Boxed,
-    CallableGraph,
-    compilations,
-    first_line,
-    through_aot,
-)
+from tilewright.graph.capture import Boxed, CallableGraph, first_line, through_aot
 from tilewright.graph.graph_breaks import graph_break
+from tilewright.graph.pytorch_state import compilations
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols, is_symbolic, specialise

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.records.errors import CaptureError
 
 MOST_CONSTANT_BYTES = 2**24

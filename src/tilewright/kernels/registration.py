@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from tilewright.graph.capture import has_forward_level
+from tilewright.graph.pytorch_state import has_forward_level
 from tilewright.kernels.by_recipe import RECIPES, RecipeOf, built, performed
 from tilewright.launch.eager import EagerOperator
 from tilewright.launch.gradient import Gradient

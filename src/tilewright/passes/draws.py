@@ -18,7 +18,7 @@ from functools import cache
 
 import torch
 
-from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.kernels.registration import define
 from tilewright.operators.random import threshold
 

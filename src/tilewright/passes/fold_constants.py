@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.graph.writes import written
 from tilewright.operators.table import row_of
 from tilewright.passes.simplify import is_pure

@@ -15,7 +15,8 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
 from tilewright.emit.source import language_of
-from tilewright.graph.capture import Boxed, carries_tangents
+from tilewright.graph.capture import Boxed
+from tilewright.graph.pytorch_state import carries_tangents
 from tilewright.graph.source import source_line
 from tilewright.graph.views import PIECES, base_of, lies_as_told, part_of
 from tilewright.graph.writes import written

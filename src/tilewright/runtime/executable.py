@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch._ops import OpOverload
 
-from tilewright.graph.capture import Boxed, carries_tangents, computes_nothing
+from tilewright.graph.capture import Boxed
+from tilewright.graph.pytorch_state import carries_tangents, computes_nothing
 from tilewright.records.errors import warn_once
 from tilewright.records.recipe import Layout, Recipe
 from tilewright.runtime.pool import pool

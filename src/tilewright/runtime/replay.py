@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.capture import Boxed, CallableGraph, carries_tangents
+from tilewright.graph.capture import Boxed, CallableGraph
 from tilewright.graph.cuda_graph import end_forward, recorded, records_here, unrecordable, written_inputs
+from tilewright.graph.pytorch_state import carries_tangents
 from tilewright.graph.specialise import binding, is_symbolic, reads_offsets
 from tilewright.runtime.by_size import MOST_SIZES
 

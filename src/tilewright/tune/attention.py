@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.measure.timing.contest import contest
 from tilewright.records import cache, outcomes
 from tilewright.records.outcomes import Outcome

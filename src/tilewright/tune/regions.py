@@ -12,7 +12,7 @@ from torch import fx
 
 from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import language_of, source_of
-from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.measure.timing.contest import contest
 from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region

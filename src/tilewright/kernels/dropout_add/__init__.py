@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tilewright.graph.capture import lies_in_memory
+from tilewright.graph.pytorch_state import lies_in_memory
 from tilewright.hardware.language import runs_on_gpu
 from tilewright.kernels.activation import formula, formula_backward
 from tilewright.kernels.arguments import expect_tensors

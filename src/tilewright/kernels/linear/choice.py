@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.kernels.linear import cuda
 from tilewright.launch.builder import Operand
 from tilewright.measure.timing.contest import contest

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.passes.attention.spelling import ALIASES, argument, mutates, spelled, static
 
 MOST_BYTES = 2**27

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.hardware.language import runs_on_gpu, stands_for_gpu
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.match import NEGLIGIBLE

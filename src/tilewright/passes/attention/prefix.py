@@ -12,8 +12,8 @@ import torch
 from torch.fx import Node
 
 from tilewright.graph.calls import shape_of
-from tilewright.graph.capture import in_real_tensors
 from tilewright.graph.insert import insert_call
+from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.passes.attention.constants import SAME, Constants, name_of, value_of
 from tilewright.passes.attention.places import count_of
 from tilewright.passes.attention.spelling import argument

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch.fx import Node
 
-from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.passes.attention.constants import SAME, Constants, name_of, once, value_of
 from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.places import Count, count_of

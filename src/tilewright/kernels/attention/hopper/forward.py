@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from tilewright.graph.capture import in_real_tensors
+from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.hardware.architectures import DeviceLimits
 from tilewright.kernels.attention.hopper.schedule import Span, table
 from tilewright.kernels.attention.hopper.tiles import NO_LIMIT, ROWS, WIDEST, Tiles, band, needs_wgmma, tiles_for

@@ -1,0 +1,84 @@
+"""What PyTorch is doing while this code runs: which modes, transforms, tracers and profilers are active."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def in_real_tensors() -> Iterator[None]:
+    """Compute with real tensors inside, also during a capture with fake tensors."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
+
+
+def watched() -> bool:
+    """Whether a dispatch mode, a functorch transform or a tracer observes operator calls (autograd not counted)."""
+    watching = torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
+    return bool(watching) or torch._C._functorch.peek_interpreter_stack() is not None or has_forward_level()
+
+
+def compiled_autograd_is_on() -> bool:
+    """Whether backward passes are traced: what autograd leaves undefined is no tensor there."""
+    from torch._dynamo import compiled_autograd
+
+    return bool(torch._dynamo.config.compiled_autograd or compiled_autograd.compiled_autograd_enabled)
+
+
+def computes_nothing() -> bool:
+    """Whether operators called now only say what they would give: under `FakeTensorMode` or a tracer."""
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _INFRASTRUCTURE)
+
+
+_MODES = torch._C._TorchDispatchModeKey
+_INFRASTRUCTURE = (_MODES.FAKE, _MODES.PROXY, _MODES.FUNCTIONAL)
+
+
+def has_forward_level() -> bool:
+    """Whether forward-mode differentiation is active: `torch.autograd.forward_ad.dual_level`, `torch.func.jvp`."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def carries_tangents(values: Sequence[Any]) -> bool:
+    """Whether forward-mode differentiation passes through one of these values."""
+    if not has_forward_level():
+        return False
+    unpack: Callable[..., Any] = torch.autograd.forward_ad.unpack_dual
+    return any(isinstance(x, torch.Tensor) and unpack(x).tangent is not None for x in values)
+
+
+def lies_in_memory(x: torch.Tensor) -> bool:
+    """Whether x has an address: it is neither a fake tensor nor a functorch wrapper."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not isinstance(x, FakeTensor) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def functions_watched() -> bool:
+    """Whether a `TorchFunctionMode` is active."""
+    return bool(torch._C._len_torch_function_stack())
+
+
+def profiled() -> bool:
+    """Whether a profiler is recording operators."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def below_autograd() -> bool:
+    """Whether this code runs inside an operator, below its autograd kernel."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+
+
+def compilations() -> tuple[int, int]:
+    """How often Dynamo has compiled the current function, this time included, and its recompile limit."""
+    from torch._dynamo import config
+    from torch._guards import CompileContext
+
+    context = CompileContext.current_compile_id()
+    return (context.frame_compile_id or 0) + 1 if context else 1, config.recompile_limit
