@@ -24,6 +24,7 @@ def range_of(value: Value) -> Range | None:
 
     What exceeds its dtype on the way could wrap around, and is taken for anything that the dtype holds.
 
+    >>> from tilewright.operators.language import Trace
     >>> trace = Trace()
     >>> place = trace.arange(10) - 3
     >>> range_of(place), range_of(place._call("maximum", 0))
