@@ -195,7 +195,7 @@ def test_gradients_are_the_same_at_every_run(columns: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_as_one_graph(name: str) -> None:
-    function: Callable[..., object] = getattr(norm, name)
+    function: Callable[..., object] = suite(name).variant("tilewright").function
     inputs = inputs_of(name, (64, 1024), "bfloat16")
     compiled = torch.compile(function, fullgraph=True)
     ours = prove(suite(name), compiled, inputs)
