@@ -7,7 +7,8 @@ A row of scores lies in one tile, so nothing is kept for the backward but q, k, 
 (head, mask, part) walks along its part of the windows that read one mask: windows m, m + M, m + 2 M, … of mask m of M.
 dmask is Σ dS over these windows; a second kernel adds the parts, always in the same order.
 
-Limit: memory; each operand is read once and each result written once.
+Limit: memory; each operand is read once and each result written once. On an H200, 4,096 windows of 49 places and 3
+heads of 32, bf16: forward 60 us where a copy of as many bytes takes 37, backward 145, with the gradient of a mask 183.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
