@@ -13,7 +13,7 @@ import { runInNewContext } from 'node:vm';
 import { gunzipSync } from 'node:zlib';
 
 const FIXTURES = fileURLToPath(new URL('fixtures/', import.meta.url));
-const TRACES = { eager_step: 'eager_step.json.gz', phases: 'phases.json', track_events: 'track_events.pftrace' };
+const TRACES = { eager_step: 'eager_step.json.gz', phases: 'phases.json' };
 const APPEND_TRACE = { method: 1, field: 101 };
 const FINALIZE = { method: 2 };
 const QUERY = { method: 3, field: 103 };

@@ -428,3 +428,10 @@ def test_needs_no_torch(tmp_path: Path) -> None:
         )
         assert ended.returncode == 0, ended.stderr
     assert "26" in ended.stdout
+
+
+def test_perfettos_own_format_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "trace.pftrace"
+    path.write_bytes(b"\n\x02\x08\x01")
+    with pytest.raises(TraceError, match="traceconv json"):
+        loaded(path)

@@ -18,7 +18,7 @@ from tilewright.store import query
 from tilewright.trace import trace_run
 
 FIXTURES = Path(__file__).parent / "fixtures"
-TRACES = {"eager_step": "eager_step.json.gz", "phases": "phases.json", "track_events": "track_events.pftrace"}
+TRACES = {"eager_step": "eager_step.json.gz", "phases": "phases.json"}
 ANSWERS: dict[str, list[list[object]]] = json.loads((FIXTURES / "perfetto_answers.json").read_text())
 QUERIES = re.findall(
     r"^-- (\w+) (\w+)\n(.*?)(?=\n\n-- |\s*\Z)", (FIXTURES / "perfetto_queries.sql").read_text(), re.M | re.S
@@ -29,8 +29,6 @@ class Runs(dict[str, Path]):
     """Of each trace, loaded when it is asked for first."""
 
     def __missing__(self, name: str) -> Path:
-        if name == "track_events":
-            pytest.importorskip("perfetto", reason="Perfetto's own format takes the package perfetto")
         self[name], _ = trace_run([FIXTURES / TRACES[name]], command="tilewright trace", tell=lambda _: None)
         return self[name]
 

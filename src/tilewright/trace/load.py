@@ -19,8 +19,7 @@ from tilewright.trace.events.rows import append, next_id
 from tilewright.trace.events.slices import Slices, find_slices, write_slices
 from tilewright.trace.events.staging import Header, drop_tables, make_tables
 from tilewright.trace.events.tracks import Tracks, add_metadata
-from tilewright.trace.formats import chrome, nsys, perfetto
-from tilewright.trace.formats.packets import is_perfetto
+from tilewright.trace.formats import chrome, nsys
 from tilewright.trace.formats.source import failing, unpacked
 
 if TYPE_CHECKING:
@@ -147,12 +146,12 @@ def _load(path: Path, connection: DuckDBPyConnection) -> Loaded:
 
 
 def _stage(path: Path, connection: DuckDBPyConnection) -> Header:
-    """Fill `staged`, `lane` and `event_reject` from a file of any format."""
+    """Fill `staged` and `event_reject` from a file of any format."""
     if nsys.is_nsys(path):
         return nsys.stage(path, connection)
+    if {".pftrace", ".perfetto-trace"} & set(path.suffixes):
+        raise TraceError(f"{path} is in Perfetto's own format, which is not read: `traceconv json` makes JSON of it")
     with unpacked(path) as plain:
-        if is_perfetto(plain):
-            return perfetto.stage(plain, path, connection)
         return chrome.stage(plain, path, connection)
 
 
@@ -167,7 +166,7 @@ def _place(path: Path, connection: DuckDBPyConnection, header: Header) -> Loaded
     tracks = Tracks(connection, file_id)
     tracks.find()
     counters = add_counters(connection, tracks)
-    slices, flow_points, clocks = _add_slices_and_flows(connection, tracks, header.prefix)
+    slices, flow_points, clocks = _add_slices_and_flows(connection, tracks)
     tracks.write()
     metadata = add_metadata(connection, tracks, header)
     connection.execute("INSERT INTO reject SELECT ?, ?, reason, event FROM event_reject", [file_id, str(path)])
@@ -193,9 +192,7 @@ def _place(path: Path, connection: DuckDBPyConnection, header: Header) -> Loaded
     return loaded
 
 
-def _add_slices_and_flows(
-    connection: DuckDBPyConnection, tracks: Tracks, prefix: str
-) -> tuple[Slices, int, str | None]:
+def _add_slices_and_flows(connection: DuckDBPyConnection, tracks: Tracks) -> tuple[Slices, int, str | None]:
     """Rows of slices and flows; returns the number of joined flow events and a note on their clocks.
 
     NumPy nests and joins on one processor, while DuckDB reads and writes on the others.
@@ -205,7 +202,7 @@ def _add_slices_and_flows(
         reading = beside.submit(find_points, connection)
         slices = found.nested()
         points = reading.result()
-        writing = beside.submit(write_slices, connection, slices, prefix)
+        writing = beside.submit(write_slices, connection, slices)
         flows = points.joined(slices)
         writing.result()
     return slices, len(points.seq) - flows.rejected, write_flows(connection, slices, flows)

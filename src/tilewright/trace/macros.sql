@@ -2,8 +2,8 @@
 
 CREATE OR REPLACE VIEW args AS
 SELECT arg_set_id AS id, arg_set_id,
-       prefix || regexp_replace(replace(substr(item.fullkey, 2), '"', ''), '\[\d+\]', '', 'g') AS flat_key,
-       prefix || replace(substr(item.fullkey, 2), '"', '') AS key,
+       'args' || regexp_replace(replace(substr(item.fullkey, 2), '"', ''), '\[\d+\]', '', 'g') AS flat_key,
+       'args' || replace(substr(item.fullkey, 2), '"', '') AS key,
        CASE WHEN item.type IN ('UBIGINT', 'BIGINT') THEN TRY_CAST(item.atom AS BIGINT)
             WHEN item.type = 'BOOLEAN' THEN (item.atom = 'true')::BIGINT END AS int_value,
        CASE WHEN item.type = 'VARCHAR' THEN json_extract_string(item.atom, '$') END AS string_value,
@@ -17,11 +17,11 @@ WHERE item.type NOT IN ('OBJECT', 'ARRAY', 'NULL');
 -- renamed, or the name that a caller gives, which stands in place of `wanted_set`, would mean them.
 CREATE OR REPLACE MACRO EXTRACT_ARG(wanted_set, wanted_key) AS (
     SELECT coalesce(
-        held.held_args -> ('$."' || substr(wanted_key, held.held_start) || '"'),
-        held.held_args -> ('$.' || regexp_replace(substr(wanted_key, held.held_start), '([^.\[\]]+)(\.|\[|$)', '"\1"\2', 'g'))
+        held.held_args -> ('$."' || substr(wanted_key, 6) || '"'),
+        held.held_args -> ('$.' || regexp_replace(substr(wanted_key, 6), '([^.\[\]]+)(\.|\[|$)', '"\1"\2', 'g'))
     ) ->> '$'
-    FROM (SELECT arg_set_id AS held_id, args AS held_args, prefix AS held_prefix, length(prefix) + 2 AS held_start FROM arg_set) AS held
-    WHERE held.held_id = wanted_set AND starts_with(wanted_key, held.held_prefix || '.')
+    FROM (SELECT arg_set_id AS held_id, args AS held_args FROM arg_set) AS held
+    WHERE held.held_id = wanted_set AND starts_with(wanted_key, 'args.')
 );
 
 CREATE OR REPLACE MACRO IIF(condition, yes, no) AS CASE WHEN condition THEN yes ELSE no END;

@@ -4,7 +4,7 @@
 CREATE TABLE IF NOT EXISTS trace_file (     -- ours: one row a file that was loaded
     id          BIGINT NOT NULL,
     path        VARCHAR NOT NULL,
-    format      VARCHAR NOT NULL,           -- chrome, perfetto, nsys
+    format      VARCHAR NOT NULL,           -- chrome, nsys
     rank        BIGINT,                     -- of a distributed job, where the file says so
     world_size  BIGINT,
     bytes       BIGINT NOT NULL,            -- of the file as it lies on the disk
@@ -69,8 +69,7 @@ CREATE TABLE IF NOT EXISTS overlap (        -- ours: slices that outlast one beg
 
 CREATE TABLE IF NOT EXISTS arg_set (        -- ours: what `args` is a view of
     arg_set_id  BIGINT NOT NULL,            -- the slice's
-    args        JSON NOT NULL USING COMPRESSION zstd,   -- a third of the time and a sixth of the size of the default
-    prefix      VARCHAR NOT NULL        -- of their keys: args; debug in Perfetto's own format
+    args        JSON NOT NULL USING COMPRESSION zstd    -- a third of the time and a sixth of the size of the default
 );
 
 CREATE TABLE IF NOT EXISTS flow (

@@ -19,28 +19,20 @@ def add_counters(connection: DuckDBPyConnection, tracks: Tracks) -> int:
     connection.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE reading AS
-        SELECT seq, ts, event.pid, coalesce(lane.tid, '') AS lane,
-               CASE WHEN lane.tid IS NULL THEN concat_ws(' ', event.name, event.id, item.key)
-                    ELSE coalesce(lane.name, '') END AS name,
+        SELECT seq, ts, event.pid, concat_ws(' ', event.name, event.id, item.key) AS name,
                TRY_CAST(item.atom AS DOUBLE) AS value
-        FROM (FROM event WHERE ph IN {COUNTER_PHASES}) AS event
-        LEFT JOIN lane ON event.pid = '' AND event.tid = lane.tid,
-             json_each(event.args) AS item
+        FROM (FROM event WHERE ph IN {COUNTER_PHASES}) AS event, json_each(event.args) AS item
         WHERE item.atom IS NOT NULL AND isfinite(TRY_CAST(item.atom AS DOUBLE))
         """
     )
-    names = connection.execute(
-        "SELECT pid, lane, name FROM reading GROUP BY pid, lane, name ORDER BY min(seq)"
-    ).fetchall()
+    names = connection.execute("SELECT pid, name FROM reading GROUP BY pid, name ORDER BY min(seq)").fetchall()
     made = [(*name, tracks.counter_track(*name)) for name in names]
-    connection.execute(
-        "CREATE OR REPLACE TEMP TABLE reading_track (pid VARCHAR, lane VARCHAR, name VARCHAR, track_id BIGINT)"
-    )
+    connection.execute("CREATE OR REPLACE TEMP TABLE reading_track (pid VARCHAR, name VARCHAR, track_id BIGINT)")
     append(connection, "reading_track", made)
     first = next_id(connection, "counter", "id")
     connection.execute(
         f"INSERT INTO counter SELECT {first} - 1 + row_number() OVER (ORDER BY ts, seq, track_id), ts, track_id, value "
-        "FROM reading JOIN reading_track USING (pid, lane, name)"
+        "FROM reading JOIN reading_track USING (pid, name)"
     )
     connection.execute(
         f"INSERT INTO event_reject SELECT '{_NO_NUMBER}', to_json({{ph: ph, name: name, pid: pid, ts: ts / 1000.0, "

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tilewright.trace.events.nesting import Ints
 from tilewright.trace.events.rows import next_id
 from tilewright.trace.events.slices import Slices, fetch, reject
-from tilewright.trace.events.staging import FLOW_PHASES, HERE
+from tilewright.trace.events.staging import FLOW_PHASES
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -27,12 +27,11 @@ def find_points(connection: DuckDBPyConnection) -> FlowPoints:
         connection,
         "SELECT seq, dense_rank() OVER (ORDER BY id, category, name), "
         f"CASE ph WHEN 's' THEN {START} WHEN 't' THEN {STEP} ELSE {END} END, track_id, ts, "
-        "(ph <> 'f' OR bp IS NOT DISTINCT FROM 'e')::INT, "
-        f"(bp IS NOT DISTINCT FROM '{HERE}')::INT "
+        "(ph <> 'f' OR bp IS NOT DISTINCT FROM 'e')::INT "
         f"FROM event JOIN place USING (pid, tid) WHERE ph IN {FLOW_PHASES}",
     )
-    seq, key, phase, track, ts, enclosing, here = columns
-    return FlowPoints(seq, key, phase, track, ts, enclosing.astype(np.bool_), here.astype(np.bool_))
+    seq, key, phase, track, ts, enclosing = columns
+    return FlowPoints(seq, key, phase, track, ts, enclosing.astype(np.bool_))
 
 
 def write_flows(connection: DuckDBPyConnection, slices: Slices, flows: Flows) -> str | None:
@@ -58,8 +57,7 @@ def write_flows(connection: DuckDBPyConnection, slices: Slices, flows: Flows) ->
 
 @dataclass(frozen=True)
 class FlowPoints:
-    """One flow event each: int64[n] arrays, and what it binds to: the slice around it (`enclosing`), the one staged
-    before it (`here`), or else the next one.
+    """One flow event each: int64[n] arrays, and what it binds to: the slice around it (`enclosing`), else the next.
 
     `key` is a small number, one for each (id, category, name); `phase` is START, STEP or END.
     """
@@ -70,7 +68,6 @@ class FlowPoints:
     track: Ints
     ts: Ints
     enclosing: NDArray[np.bool_]
-    here: NDArray[np.bool_]
 
     def joined(self, slices: Slices) -> Flows:
         return join_flows(self, self.places(slices))
@@ -78,9 +75,9 @@ class FlowPoints:
     def places(self, slices: Slices) -> Ints:
         """The index in the nest of the slice that each binds to, or -1."""
         place = slices.nest.holding(self.track, self.ts)
-        if not self.enclosing.all():
-            place = np.where(self.enclosing, place, slices.nest.following(self.track, self.ts))
-        return np.where(self.here, slices.staged_before(self.seq), place) if self.here.any() else place
+        if self.enclosing.all():
+            return place
+        return np.where(self.enclosing, place, slices.nest.following(self.track, self.ts))
 
 
 @dataclass(frozen=True)
@@ -103,8 +100,7 @@ def join_flows(points: FlowPoints, place: Ints) -> Flows:
 
     One start may have many ends: every kernel of a replayed CUDA graph points back to one launch. With a single
     start the order of time does not matter, since clocks of host and device disagree; where a key is used
-    again, each end belongs to the start before it. Without any start, as Perfetto's own format has it, the first
-    step in time begins a flow, and an end is the end of it.
+    again, each end belongs to the start before it.
     """
     has_slice = place >= 0
     kept = np.flatnonzero(has_slice)
@@ -113,14 +109,11 @@ def join_flows(points: FlowPoints, place: Ints) -> Flows:
     first = np.where(starts[key] == 1, phase, 0)
     order = np.lexsort((points.seq[kept], points.ts[kept], first, key))
     key, phase, kept = key[order], phase[order], kept[order]
-    ended = np.zeros(len(kept), np.bool_)
-    ended[1:] = (phase[:-1] == END) & (key[1:] == key[:-1]) & (starts[key[1:]] == 0)
-    phase = np.where(ended & (phase == STEP), START, phase)
     here = np.arange(len(kept))
     giver = np.maximum.accumulate(np.where(phase != END, here, -1)) if len(kept) else here
     # A step continues the event before it, not itself.
     giver = np.where(phase == STEP, np.concatenate([[-1], giver[:-1]]), giver) if len(kept) else giver
-    joined = (phase != START) & (giver >= 0) & ~ended
+    joined = (phase != START) & (giver >= 0)
     joined &= key[np.maximum(giver, 0)] == key
     taken = np.flatnonzero(joined)
     used = np.zeros(len(kept), np.bool_)

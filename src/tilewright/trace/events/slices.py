@@ -47,12 +47,6 @@ class Slices:
     dur: Ints
     paired: int
 
-    def staged_before(self, seq: Ints) -> Ints:
-        """For each seq the index of the last slice staged before it, or -1."""
-        order = np.argsort(self.seq, kind="stable")
-        before = np.searchsorted(self.seq[order], seq) - 1
-        return np.where(before >= 0, order[before], -1) if len(order) else before
-
 
 def find_slices(connection: DuckDBPyConnection, tracks: Tracks) -> UnnestedSlices:
     """The slices of the staged events, begins and ends paired; creates missing tracks."""
@@ -159,8 +153,8 @@ def _ids(nested: NestedSlices, first: int, seq: Ints) -> Ints:
     return ids
 
 
-def write_slices(connection: DuckDBPyConnection, slices: Slices, prefix: str) -> None:
-    """Rows of `slice`, `overlap` and `arg_set`; `prefix` is that of the arguments' keys."""
+def write_slices(connection: DuckDBPyConnection, slices: Slices) -> None:
+    """Rows of `slice`, `overlap` and `arg_set`."""
     nested, ids = slices.nest, slices.ids
     parent = np.ma.masked_array(ids[nested.parent] if len(ids) else ids, nested.parent < 0)
     placed = {  # noqa: F841  # DuckDB finds it by its name
@@ -180,8 +174,7 @@ def write_slices(connection: DuckDBPyConnection, slices: Slices, prefix: str) ->
         """
     )
     connection.execute(
-        "INSERT INTO arg_set SELECT p.id, e.args, ? FROM event e JOIN placed p USING (seq) WHERE e.args IS NOT NULL",
-        [prefix],
+        "INSERT INTO arg_set SELECT p.id, e.args FROM event e JOIN placed p USING (seq) WHERE e.args IS NOT NULL"
     )
     outlasting = {"id": np.sort(ids[nested.overlaps])}  # noqa: F841  # DuckDB finds it by its name
     connection.execute("INSERT INTO overlap SELECT id FROM outlasting")

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
 
 # `part` orders the pieces of a file that were read side by side. Times are nanoseconds. `pid` and `tid` are
 # text, empty where the file has none. `id` joins the events of one flow or asynchronous slice; `bp` says what an
-# end of a flow binds to: `e`, the slice around it; `here`, the slice staged before it; else the next one. `scope` is
-# an instant's: t, p or g.
+# end of a flow binds to: `e`, the slice around it; else the next one. `scope` is an instant's: t, p or g.
 COLUMNS = {
     "part": "SMALLINT",
     "ph": "VARCHAR",
@@ -33,7 +32,6 @@ ASYNC_PHASES = ("b", "n", "e", "S", "T", "p", "F")
 FLOW_PHASES = ("s", "t", "f")
 COUNTER_PHASES = ("C",)
 METADATA_PHASES = ("M",)
-HERE = "here"
 KNOWN_PHASES = SLICE_PHASES + NESTED_PHASES + ASYNC_PHASES + FLOW_PHASES + COUNTER_PHASES + METADATA_PHASES
 
 # Instants of a process or of the whole trace, which have no thread's track.
@@ -54,16 +52,12 @@ class Header:
     world_size: int | None = None
     metadata: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
-    prefix: str = "args"
-    """Of the arguments' keys, as in Perfetto for the format."""
 
 
 def make_tables(connection: DuckDBPyConnection) -> None:
     """Create the empty tables `staged` and `event_reject` (for invalid events), and the view `event`.
 
-    `event.seq` grows with the place in the file. `lane` has the tracks that are no thread's own, of formats that
-    know such: events on them have no `pid`, and the lane's name as `tid`; the lane's `pid` is the process that it
-    belongs to and `thread` the thread below which it stands, if any.
+    `event.seq` grows with the place in the file.
     """
     columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
     connection.execute(f"CREATE OR REPLACE TEMP TABLE staged ({columns})")
@@ -71,13 +65,10 @@ def make_tables(connection: DuckDBPyConnection) -> None:
         f"CREATE OR REPLACE TEMP VIEW event AS SELECT part * {_PART} + rowid AS seq, * EXCLUDE (part) FROM staged"
     )
     connection.execute("CREATE OR REPLACE TEMP TABLE event_reject (reason VARCHAR, event VARCHAR)")
-    connection.execute(
-        "CREATE OR REPLACE TEMP TABLE lane (tid VARCHAR, name VARCHAR, unit VARCHAR, pid VARCHAR, thread VARCHAR)"
-    )
 
 
 def drop_tables(connection: DuckDBPyConnection) -> None:
     """Drop the staging tables."""
     connection.execute("DROP VIEW IF EXISTS event")
-    for table in ("staged", "event_reject", "lane", "place"):
+    for table in ("staged", "event_reject", "place"):
         connection.execute(f"DROP TABLE IF EXISTS {table}")

@@ -43,23 +43,12 @@ class _Thread:
         return self.utid, self.utid, number, name, self.process.upid, int(self.key == self.process.key)
 
 
-@dataclass(frozen=True)
-class _Lane:
-    """A row of table `lane`."""
-
-    name: str | None
-    unit: str | None
-    pid: str | None
-    thread: str | None
-
-
 @dataclass
 class Tracks:
     """The processes, threads and tracks of one file; ids continue after those of earlier files."""
 
     connection: DuckDBPyConnection
     file_id: int
-    lanes: dict[str, _Lane] = field(default_factory=dict)
     processes: dict[str, _Process] = field(default_factory=dict)
     threads: dict[tuple[str, str], _Thread] = field(default_factory=dict)
 
@@ -103,29 +92,9 @@ class Tracks:
         self._process_tracks.append((number, name, upid))
         return number
 
-    def counter_track(self, pid: str, tid: str, name: str) -> int:
-        """The track of a counter; `tid` is a lane or empty."""
-        lane = self.lanes.get(tid)
-        if lane is None:
-            number = self._track(name, "json_counter")
-            self._counter_tracks.append((number, name, None, self.process(pid).upid))
-        elif lane.pid is None:
-            number = self._track(name, "global_counter_track_event")
-            self._counter_tracks.append((number, name, lane.unit, None))
-        else:
-            number = self._track(name, "process_counter_track_event")
-            self._counter_tracks.append((number, name, lane.unit, self.process(lane.pid).upid))
-        return number
-
-    def lane_track(self, lane: _Lane) -> int:
-        if lane.pid is None:
-            return self._track(lane.name, "global_merged_track_event")
-        if lane.thread is not None:
-            number = self._track(lane.name, "thread_merged_track_event")
-            self._thread_tracks.append((number, lane.name, self.thread(lane.pid, lane.thread).utid))
-            return number
-        number = self._track(lane.name, "process_merged_track_event" if lane.name else "process_track_event")
-        self._process_tracks.append((number, lane.name, self.process(lane.pid).upid))
+    def counter_track(self, pid: str, name: str) -> int:
+        number = self._track(name, "json_counter")
+        self._counter_tracks.append((number, name, None, self.process(pid).upid))
         return number
 
     def _track(self, name: str | None, kind: str) -> int:
@@ -137,10 +106,8 @@ class Tracks:
     def find(self) -> None:
         """Find all processes and threads of the staged events, and their names from metadata events.
 
-        Leaves table `place` (pid, tid, track_id) with a track for each thread or lane that has events.
+        Leaves table `place` (pid, tid, track_id) with a track for each thread that has events.
         """
-        lanes = self.connection.execute("SELECT tid, name, unit, pid, thread FROM lane").fetchall()
-        self.lanes = {tid: _Lane(*lane) for tid, *lane in lanes}
         metadata = self.connection.execute(
             "SELECT pid, tid, name, json_extract_string(args, '$.name'), json_extract_string(args, '$.labels') "
             f"FROM event WHERE ph IN {METADATA_PHASES} ORDER BY seq"
@@ -159,18 +126,13 @@ class Tracks:
         places = self.connection.execute(
             f"SELECT pid, tid FROM event WHERE ph NOT IN {without} AND NOT {WIDE} GROUP BY pid, tid ORDER BY min(seq)"
         ).fetchall()
-        tracks = [(pid, tid, self._place(pid, tid)) for pid, tid in places]
+        tracks = [(pid, tid, self.thread_track(self.thread(pid, tid).utid)) for pid, tid in places]
         for (pid,) in self.connection.execute(
-            f"SELECT pid FROM event WHERE ph IN {COUNTER_PHASES + ASYNC_PHASES} AND tid NOT IN (SELECT tid FROM lane) "
-            "GROUP BY pid ORDER BY min(seq)"
+            f"SELECT pid FROM event WHERE ph IN {COUNTER_PHASES + ASYNC_PHASES} GROUP BY pid ORDER BY min(seq)"
         ).fetchall():
             self.process(pid)
         self.connection.execute("CREATE OR REPLACE TEMP TABLE place (pid VARCHAR, tid VARCHAR, track_id BIGINT)")
         append(self.connection, "place", tracks)
-
-    def _place(self, pid: str, tid: str) -> int:
-        lane = None if pid else self.lanes.get(tid)
-        return self.thread_track(self.thread(pid, tid).utid) if lane is None else self.lane_track(lane)
 
     def write(self) -> None:
         """Write them to the tables of the schema."""
