@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from tilewright.backend import Recording, backend, recording
@@ -16,6 +17,11 @@ from tilewright.backend import Recording, backend, recording
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     result: Callable[..., Any] = torch.compile(function, backend=backend, **options)
     return result
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    """Two operators of a kind each, which make a kernel or two."""
+    return F.gelu(x * 2) + torch.softmax(x, -1)
 
 
 def kernels(record: Recording) -> list[str]:
@@ -47,28 +53,35 @@ def assert_same(ours: Any, eager: Any) -> None:
     torch.testing.assert_close(ours, eager, rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
-def agrees(
-    function: Callable[..., Any], inputs: Sequence[Any], *, backward: bool = False, runs: bool = True
-) -> Recording:
-    """Run `function` compiled and eager on equal inputs and the same seed; compare results, gradients and inputs.
+Step = Callable[..., Any]
+"""Uses a function, given first, with inputs; what it returns is compared."""
 
-    With `runs`, at least one compiled kernel must have run.
+
+def agrees(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    step: Step | None = None,
+    *,
+    backward: bool = False,
+    runs: bool = True,
+    **options: Any,
+) -> Recording:
+    """`step` with `function` compiled and eager on equal inputs and the same seed: results, gradients and inputs agree.
+
+    The step is one call, with `backward` a call and its backward. With `runs`, at least one compiled kernel must
+    have run. `options` are those of `torch.compile`.
     """
+    step = step or (_call_and_backward if backward else _call)
     mine, theirs = [twin(x) for x in inputs], [twin(x) for x in inputs]
     model = twin(function)
     with recording() as record:
         torch.manual_seed(3)
-        result = compiled(model)(*mine)
-        if backward:
-            differentiate(result)
+        result = step(compiled(model, **options), *mine)
     torch.manual_seed(3)
-    expected = function(*theirs)
-    if backward:
-        differentiate(expected)
+    expected = step(function, *theirs)
     assert_same(result, expected)
     assert_same(mine, theirs)
-    if backward:
-        assert_same([x.grad for x in tensors(mine)], [x.grad for x in tensors(theirs)])
+    assert_same([x.grad for x in tensors(mine)], [x.grad for x in tensors(theirs)])
     if isinstance(function, nn.Module):
         assert_same(dict(model.named_buffers()), dict(function.named_buffers()))
         assert_same([p.grad for p in model.parameters()], [p.grad for p in function.parameters()])
@@ -76,8 +89,17 @@ def agrees(
     return record
 
 
-def differentiate(result: Any) -> None:
-    """Backward of every floating result, each with its own gradient."""
+def _call(run: Callable[..., Any], *inputs: Any) -> Any:
+    return run(*inputs)
+
+
+def _call_and_backward(run: Callable[..., Any], *inputs: Any) -> Any:
+    return differentiate(run(*inputs))
+
+
+def differentiate(result: Any) -> Any:
+    """`result`, after backward of each of its floating tensors with a gradient of its own."""
     roots = [t for t in tensors(result) if t.requires_grad]
     grads = [torch.linspace(-1, 1, t.numel(), dtype=t.dtype).reshape(t.shape) for t in roots]
     torch.autograd.backward(roots, grads)
+    return result

@@ -10,18 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from tests.backend.compiling import assert_same, compiled
+from tests.backend.compiling import assert_same, chain, compiled
 from tests.waiting import HANG_S
 from tilewright.runtime.executable import threads
 from tilewright.runtime.pool import pool
-
-
-def chain(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x * 2) + torch.softmax(x, -1)
-
 
 RUN = compiled(chain, dynamic=False)
 X = torch.randn(400, 300)

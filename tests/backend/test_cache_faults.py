@@ -7,12 +7,13 @@ import errno
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from examples.transformer_block import Block
 from tests.backend.compiling import assert_same, compiled
 from tests.processes import start
 from tests.waiting import HANG_S
@@ -52,12 +53,8 @@ def test_one_entry_readable_by_its_owner_only(folder: Path) -> None:
     assert folder.stat().st_mode & 0o077 == 0
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("tilewright: ")]
-
-
 def test_an_unwritable_cache_is_said_once_and_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "file" / "cache"))
@@ -66,44 +63,39 @@ def test_an_unwritable_cache_is_said_once_and_done_without(
     x = torch.randn(20, 30)
     assert_same(compiled(lambda x: torch.softmax(x * number, -1))(x), torch.softmax(x * number, -1))
     assert_same(compiled(lambda x: torch.tanh(x) - number)(x), torch.tanh(x) - number)
-    (line,) = said(capsys)
+    (line,) = told()
     assert line.startswith("tilewright: kernels are compiled for this process alone: cannot use the cache")
     assert line.endswith("Not a directory; set TILEWRIGHT_CACHE to a writable folder")
     assert [p.name for p in tmp_path.iterdir()] == ["file"], "the temporary library is removed"
 
 
-def test_a_full_disk_at_the_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
-) -> None:
+def test_a_full_disk_at_the_end(monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]], folder: Path) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "replace", full)
     source, number = new_source()
     assert answer(source) == number
-    assert "No space left on device" in said(capsys)[0]
+    assert "No space left on device" in told()[0]
     assert entries(folder) == []
 
 
 def test_a_disk_that_is_full_for_the_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+    compiler: Callable[[str], str], told: Callable[[], list[str]], folder: Path
 ) -> None:
-    wrapper = tmp_path / "compiler"
-    wrapper.write_text(
-        f"#!/bin/sh\nout=; for a; do out=$a; done\ncase $out in {folder}/*) cat > /dev/null; echo half > $out; "
-        'echo "ld: final link failed: No space left on device"; exit 1;; esac\nexec g++ "$@"\n'
+    compiler(
+        f"out=; for a; do out=$a; done\ncase $out in {folder}/*) cat > /dev/null; echo half > $out; "
+        'echo "ld: final link failed: No space left on device"; exit 1;; esac\nexec g++ "$@"'
     )
-    wrapper.chmod(0o755)
-    monkeypatch.setenv("CXX", str(wrapper))
     source, number = new_source()
     assert answer(source) == number
-    assert "no space left for" in said(capsys)[0]
+    assert "no space left for" in told()[0]
     assert entries(folder) == []
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty", "another library", "one bit"])
 def test_a_damaged_entry_is_built_again(
-    damage: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    damage: str, folder: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
 ) -> None:
     other, _ = new_source()
     compiler.load(other)
@@ -127,7 +119,7 @@ def test_a_damaged_entry_is_built_again(
     )
     monkeypatch.setattr(compiler, "_loaded", {})
     assert answer(source) == number
-    assert entry.read_bytes()[-32:] == content[-32:] and not said(capsys)
+    assert entry.read_bytes()[-32:] == content[-32:] and not told()
 
 
 def test_what_a_killed_process_left_is_swept(folder: Path) -> None:
@@ -164,18 +156,30 @@ print(load(sys.argv[1]).answer(), flush=True)
 """
 
 
-def test_eight_processes_and_one_compiler(tmp_path: Path, folder: Path) -> None:
-    wrapper = tmp_path / "compiler"
-    wrapper.write_text(f'#!/bin/sh\necho x >> {tmp_path}/calls\nexec g++ "$@"\n')
-    wrapper.chmod(0o755)
+def test_eight_processes_and_one_compiler(compilations: Path, folder: Path) -> None:
     source, number = new_source()
-    env = {"CXX": str(wrapper), "TILEWRIGHT_CACHE": str(folder)}
-    processes = [start(["-c", COMPILE, source], env=env, stdin=True) for _ in range(8)]
+    processes = [start(["-c", COMPILE, source], stdin=True) for _ in range(8)]
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
     outcomes = [process.communicate(timeout=HANG_S) for process in processes]
     assert [output.strip() for output, _ in outcomes] == [str(number)] * 8, outcomes
-    assert (tmp_path / "calls").read_text() == "x\n"
+    assert compilations.read_text() == "x\n"
     assert len(entries(folder)) == 1
+
+
+def train() -> None:
+    torch._dynamo.reset()
+    compiled(Block(32, 4, 0.1))(torch.randn(2, 16, 32)).sum().backward()
+
+
+def test_one_compilation_for_each_graph_of_a_block_and_none_with_a_warm_cache(
+    compilations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train()
+    assert compilations.read_text() == "x\n" * 2, "the forward and the backward graph"
+    train()
+    monkeypatch.setattr(compiler, "_loaded", {})
+    train()
+    assert compilations.read_text() == "x\n" * 2

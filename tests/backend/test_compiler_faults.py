@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backend.compiling import assert_same, compiled, differentiate, twin, with_grad
+from tests.backend.compiling import agrees, compiled, with_grad
 from tests.processes import start
 from tests.waiting import HANG_S, until
 from tilewright.launch.cxx import compile_to
@@ -25,109 +25,92 @@ def new_function() -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: torch.softmax(x * number, -1) + number
 
 
-def compiler(folder: Path, script: str) -> str:
-    """A compiler made of shell commands."""
-    path = folder / "compiler"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
+@pytest.fixture
+def why(lenient: None, told: Callable[[], list[str]]) -> Callable[[], str]:
+    """Forward and backward run as eager runs them; gives the reason in the line that was said."""
+
+    def fall_back() -> str:
+        agrees(new_function(), [with_grad(40, 20)], backward=True, runs=False)
+        (line,) = told()
+        start, _, reason = line.partition(" runs as PyTorch runs it: ")
+        assert start.startswith("tilewright: the forward and backward graph at test_compiler_faults.py:")
+        return reason
+
+    return fall_back
 
 
-def falls_back(capsys: pytest.CaptureFixture[str]) -> str:
-    """Forward and backward run as eager runs them; gives the line that was said."""
-    function = new_function()
-    x = with_grad(40, 20)
-    y = twin(x)
-    ours, expected = compiled(function)(x), function(y)
-    differentiate(ours)
-    differentiate(expected)
-    assert_same(ours, expected)
-    assert_same(x.grad, y.grad)
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tilewright: ")]
-    assert len(lines) == 1
-    start, _, why = lines[0].partition(" runs as PyTorch runs it: ")
-    assert start.startswith("tilewright: the forward and backward graph at test_compiler_faults.py:")
-    return why
+Why = Callable[[], str]
+Compiler = Callable[[str], str]
 
 
-@pytest.mark.usefixtures("lenient")
-class TestFallback:
-    def test_no_compiler_on_the_path(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.delenv("CXX", raising=False)
-        assert falls_back(capsys) == "no C++ compiler: 'g++' is not on PATH; install g++ or set CXX"
+def test_no_compiler_on_the_path(why: Why, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert why() == "no C++ compiler: 'g++' is not on PATH; install g++ or set CXX"
 
-    def test_another_compiler_that_is_missing(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setenv("CXX", "missing-c++")
-        assert "'missing-c++' is not on PATH" in falls_back(capsys)
 
-    def test_a_compiler_that_fails(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        path = compiler(tmp_path, "cat > /dev/null; echo 'kernel.cpp:7: error: no such thing'; exit 3")
-        monkeypatch.setenv("CXX", path)
-        assert falls_back(capsys) == f"{path} failed with exit code 3: kernel.cpp:7: error: no such thing"
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("CXX", "missing-c++", "no C++ compiler: 'missing-c++' is not on PATH; install g++ or set CXX"),
+        ("TILEWRIGHT_COMPILE_LIMIT", "soon", "TILEWRIGHT_COMPILE_LIMIT=soon is no number of seconds"),
+    ],
+)
+def test_a_setting_that_names_nothing(
+    why: Why, variable: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert why() == reason
 
-    def test_a_compiler_that_reads_nothing_and_says_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setenv("CXX", compiler(tmp_path, "exit 1"))
-        assert "failed with exit code 1" in falls_back(capsys)
 
-    def test_a_compiler_that_is_no_program(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        path = tmp_path / "compiler"
-        path.write_bytes(b"\x7fELF nonsense")
-        path.chmod(0o755)
-        monkeypatch.setenv("CXX", str(path))
-        assert "does not start: Exec format error" in falls_back(capsys)
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (
+            "cat > /dev/null; echo 'kernel.cpp:7: error: no such thing'; exit 3",
+            "failed with exit code 3: kernel.cpp:7: error: no such thing",
+        ),
+        ("exit 1", "failed with exit code 1"),
+        ("cat > /dev/null", "the compiled library does not load"),
+    ],
+    ids=["fails", "reads nothing and says nothing", "makes no library"],
+)
+def test_a_compiler_that_does_not_compile(why: Why, script: str, reason: str, compiler: Compiler) -> None:
+    compiler(script)
+    assert reason in why()
 
-    def test_a_compiler_that_makes_no_library(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setenv("CXX", compiler(tmp_path, "cat > /dev/null"))
-        assert "the compiled library does not load" in falls_back(capsys)
 
-    def test_a_compiler_that_hangs(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        path = compiler(tmp_path, f"sleep 300 & echo $! > {tmp_path}/child; wait")
-        monkeypatch.setenv("CXX", path)
-        monkeypatch.setenv("TILEWRIGHT_COMPILE_LIMIT", "2")
-        why = falls_back(capsys)
-        assert why == f"{path} did not finish in 2 s and was stopped; TILEWRIGHT_COMPILE_LIMIT gives it more"
-        assert_gone(int((tmp_path / "child").read_text()))
+def test_a_compiler_that_is_no_program(why: Why, compiler: Compiler) -> None:
+    Path(compiler("")).write_bytes(b"\x7fELF nonsense")
+    assert "does not start: Exec format error" in why()
 
-    def test_a_limit_that_is_no_number(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setenv("TILEWRIGHT_COMPILE_LIMIT", "soon")
-        assert falls_back(capsys) == "TILEWRIGHT_COMPILE_LIMIT=soon is no number of seconds"
 
-    def test_a_fault_of_our_own(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        def broken(*_: object) -> None:
-            raise KeyError("nobody thought of this")
+def test_a_compiler_that_hangs(why: Why, compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = compiler(f"sleep 300 & echo $! > {tmp_path}/child; wait")
+    monkeypatch.setenv("TILEWRIGHT_COMPILE_LIMIT", "2")
+    assert why() == f"{path} did not finish in 2 s and was stopped; TILEWRIGHT_COMPILE_LIMIT gives it more"
+    assert_gone(int((tmp_path / "child").read_text()))
 
-        monkeypatch.setattr("tilewright.backend.assemble", broken)
-        assert falls_back(capsys) == "KeyError: 'nobody thought of this'"
 
-    def test_a_rewrite_that_fails_halfway(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        def broken(module: torch.fx.GraphModule, *_: object) -> None:
-            for node in module.graph.nodes:
-                node.args = ()
-            raise ValueError("halfway")
+def test_a_fault_of_our_own(why: Why, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("nobody thought of this")
 
-        monkeypatch.setattr("tilewright.compile.planner.optimise_module", broken)
-        function, x = new_function(), torch.randn(4, 5)
-        assert_same(compiled(function)(x), function(x))
-        assert "it cannot be traced: ValueError: halfway" in capsys.readouterr().err
+    monkeypatch.setattr("tilewright.backend.assemble", broken)
+    assert why() == "KeyError: 'nobody thought of this'"
+
+
+def test_a_rewrite_that_fails_halfway(
+    lenient: None, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
+) -> None:
+    def broken(module: torch.fx.GraphModule, *_: object) -> None:
+        for node in module.graph.nodes:
+            node.args = ()
+        raise ValueError("halfway")
+
+    monkeypatch.setattr("tilewright.compile.planner.optimise_module", broken)
+    agrees(new_function(), [torch.randn(4, 5)], runs=False)
+    assert "it cannot be traced: ValueError: halfway" in "".join(told())
 
 
 def test_strict_makes_it_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +119,10 @@ def test_strict_makes_it_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         compiled(new_function())(torch.randn(4, 5))
 
 
-def test_an_interrupt_while_the_compiler_starts_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", compiler(tmp_path, "exec sleep 300"))
+def test_an_interrupt_while_the_compiler_starts_stops_it(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler("exec sleep 300")
     started: list[subprocess.Popen[str]] = []
     start = subprocess.Popen
 
@@ -167,11 +152,11 @@ load("int x;" + sys.argv[1])
 """
 
 
-def test_an_interrupt_leaves_no_entry_and_no_compiler(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_no_entry_and_no_compiler(tmp_path: Path, compiler: Compiler) -> None:
     child = tmp_path / "child"
-    path = compiler(tmp_path, f"out=; for a; do out=$a; done; echo half > $out; sleep 300 & echo $! > {child}; wait")
+    compiler(f"out=; for a; do out=$a; done; echo half > $out; sleep 300 & echo $! > {child}; wait")
     cache = tmp_path / "cache"
-    process = start(["-c", INTERRUPTED, "// 1"], env={"CXX": path, "TILEWRIGHT_CACHE": str(cache)})
+    process = start(["-c", INTERRUPTED, "// 1"], env={"TILEWRIGHT_CACHE": str(cache)})
     until(lambda: child.exists() and bool(child.read_text().strip()))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=HANG_S)

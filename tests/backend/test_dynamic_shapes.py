@@ -12,33 +12,25 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
-from tests.backend.compiling import assert_same, compiled, differentiate, kernels, twin, with_grad
+from tests.backend.compiling import agrees, assert_same, chain, compiled, differentiate, twin, with_grad
 from tilewright.backend import Recording, recording
 from tilewright.runtime.by_size import AT_ONCE, MOST_SIZES
-
-
-def chain(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x * 2) + torch.softmax(x, -1)
 
 
 def run_at(function: Callable[..., Any], shapes: list[tuple[int, ...]], **options: Any) -> Recording:
     """One compiled function at each shape in turn, forward and backward held against eager."""
     counters.clear()
-    run = compiled(function, **options)
-    with recording() as record:
-        for shape in shapes:
-            x = with_grad(*shape)
-            y = twin(x)
-            for each, leaf in ((run, x), (function, y)):
-                torch.manual_seed(1)
-                result = each(leaf)
-                differentiate(result)
-                if each is run:
-                    ours = result
-            assert_same(ours, result)
-            assert_same(x.grad, y.grad)
-    assert kernels(record) and not any("graph" in fallback.what for fallback in record.fallbacks)
+
+    def step(run: Callable[..., Any], *leaves: torch.Tensor) -> list[Any]:
+        return [differentiate(run(x)) for x in leaves]
+
+    record = agrees(function, [with_grad(*shape) for shape in shapes], step, **options)
+    assert not any("graph" in fallback.what for fallback in record.fallbacks)
     return record
+
+
+def of_each(run: Callable[..., Any], *inputs: torch.Tensor) -> list[Any]:
+    return [run(x) for x in inputs]
 
 
 def traces() -> int:
@@ -73,42 +65,31 @@ def test_attention_written_out() -> None:
         scores = scores.masked_fill(torch.ones(S, S, dtype=torch.bool).triu(1), float("-inf"))
         return (torch.softmax(scores, -1) @ q).transpose(1, 2).reshape(B, S, D) + x
 
-    run = compiled(attention)
-    for shape in ((2, 8, 16), (2, 9, 16), (3, 10, 16)):
-        x = torch.randn(shape)
-        assert_same(run(x), attention(x))
+    run_at(attention, [(2, 8, 16), (2, 9, 16), (3, 10, 16)])
 
 
 def test_a_size_that_backward_needs_for_a_view_alone() -> None:
     def heads(x: torch.Tensor, w: torch.Tensor, rows: int, again: int) -> torch.Tensor:
         return F.gelu((x @ w).view(2, rows, 4, 16)).sum((2, 3)) + x.view(2, again, 64).sum(-1)
 
-    run = compiled(heads, dynamic=True)
-    for rows in (40, 41):
-        x, w = with_grad(2, rows, 64), with_grad(64, 64)
-        y, v = twin(x), twin(w)
-        ours, eager = run(x, w, rows, rows), heads(y, v, rows, rows)
-        differentiate(ours)
-        differentiate(eager)
-        assert_same([ours, x.grad, w.grad], [eager, y.grad, v.grad])
+    def step(run: Callable[..., torch.Tensor], w: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        return [differentiate(run(x, w, x.shape[1], x.shape[1])) for x in inputs]
+
+    agrees(heads, [with_grad(64, 64), with_grad(2, 40, 64), with_grad(2, 41, 64)], step, dynamic=True)
 
 
 def test_sizes_as_results() -> None:
     def function(x: torch.Tensor) -> tuple[Any, ...]:
         return F.gelu(x), x.shape[0], x.numel() * 2, x.shape[0] / 2, x.new_zeros(x.shape[0] + 1)
 
-    run = compiled(function)
-    for rows in (8, 9, 10):
-        x = torch.randn(rows, 20)
-        assert_same(run(x), function(x))
+    agrees(function, [torch.randn(rows, 20) for rows in (8, 9, 10)], of_each)
 
 
 def test_strides_and_offsets_that_change() -> None:
     run = compiled(chain)
     whole = torch.randn(100, 20)
     inputs = [whole[:8], whole[3:12], whole[40:48], whole.t(), whole[:11].t(), whole[:, ::2], torch.randn(0, 5)]
-    for x in inputs:
-        assert_same(run(x), chain(x))
+    assert_same(of_each(run, *inputs), of_each(chain, *inputs))
 
 
 def test_a_written_input_of_changing_size() -> None:
@@ -116,12 +97,7 @@ def test_a_written_input_of_changing_size() -> None:
         x.mul_(2)
         return F.gelu(x)
 
-    run = compiled(function)
-    for rows in (8, 9, 10):
-        x = torch.randn(rows, 4)
-        y = twin(x)
-        assert_same(run(x), function(y))
-        assert_same(x, y)
+    agrees(function, [torch.randn(rows, 4) for rows in (8, 9, 10)], of_each)
 
 
 def test_numbers_that_change() -> None:
@@ -141,16 +117,16 @@ def test_numbers_that_change() -> None:
 
 
 def test_past_sixteen_sizes_one_line_and_pytorch(
-    lenient: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    lenient: None, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = compiled(chain, dynamic=True)
+    run = compiled(lambda x: F.gelu(x) * 2, dynamic=True)
     with torch.no_grad(), recording() as record:
         for rows in 2 * [*range(2, MOST_SIZES + 5)]:
             x = torch.randn(rows, 20)
-            assert_same(run(x), chain(x))
+            assert_same(run(x), F.gelu(x) * 2)
     assert len(record.graphs) == MOST_SIZES
-    lines = [line for line in capsys.readouterr().err.splitlines() if "different sizes" in line]
-    assert len(lines) == 1 and "test_dynamic_shapes.py" in lines[0]
+    (line,) = [line for line in told() if "different sizes" in line]
+    assert "test_dynamic_shapes.py" in line
     monkeypatch.setenv("TILEWRIGHT_STRICT", "1")
     with torch.no_grad(), pytest.raises(Exception, match="compiled for 16 different sizes"):
         run(torch.randn(MOST_SIZES + 4, 20))
@@ -166,8 +142,7 @@ def test_a_growing_sequence_is_not_compiled_for_each_length() -> None:
             results = []
             for each, leaf in ((run, x), (model, y)):
                 torch.manual_seed(1)
-                results.append(each(leaf))
-                differentiate(results[-1])
+                results.append(differentiate(each(leaf)))
             assert_same(*results)
             assert_same(x.grad, y.grad)
         lengths = len({graph.plan.graph for graph in record.graphs}) // 2
@@ -190,17 +165,11 @@ def picking(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("function", [branching, picking])
 def test_what_only_the_data_know_breaks_the_graph(
-    function: Callable[..., torch.Tensor], lenient: None, capsys: pytest.CaptureFixture[str]
+    function: Callable[..., torch.Tensor], lenient: None, told: Callable[[], list[str]]
 ) -> None:
-    with recording() as record:
-        run = compiled(function)
-        for rows in (8, 9, 10):
-            x = torch.randn(rows, 20)
-            assert_same(run(x), function(x))
-    assert kernels(record)
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tilewright: ")]
-    assert len(lines) == 1
-    assert lines[0].startswith("tilewright: the call that breaks the graph at test_dynamic_shapes.py:")
+    agrees(function, [torch.randn(rows, 20) for rows in (8, 9, 10)], of_each)
+    (line,) = told()
+    assert line.startswith("tilewright: the call that breaks the graph at test_dynamic_shapes.py:")
 
 
 def test_a_graph_break_is_an_error_where_that_is_wished() -> None:
@@ -208,16 +177,7 @@ def test_a_graph_break_is_an_error_where_that_is_wished() -> None:
         compiled(branching)(torch.randn(4, 4))
 
 
-def test_a_captured_shape_that_depends_on_data(capsys: pytest.CaptureFixture[str]) -> None:
-    run = compiled(picking)
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        for rows in (8, 9):
-            x = torch.randn(rows, 20)
-            assert_same(run(x), picking(x))
-    assert "tilewright: " not in capsys.readouterr().err
-
-
-def test_the_last_variant_before_pytorch_s_limit_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_variant_before_pytorch_s_limit_is_announced(told: Callable[[], list[str]]) -> None:
     def function(x: torch.Tensor, text: str) -> torch.Tensor:
         return F.gelu(x) + len(text)
 
@@ -226,6 +186,5 @@ def test_the_last_variant_before_pytorch_s_limit_is_announced(capsys: pytest.Cap
     with torch._dynamo.config.patch(recompile_limit=3):
         for text in ("", "a", "ab", "abc", "abcd"):
             assert_same(run(x, text), function(x, text))
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tilewright: ")]
-    assert len(lines) == 1
-    assert "test_dynamic_shapes.py" in lines[0] and "compiled 3 times" in lines[0]
+    (line,) = told()
+    assert "test_dynamic_shapes.py" in line and "compiled 3 times" in line

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from tests.backend.compiling import agrees, assert_same, compiled, with_grad
+from tests.backend.compiling import agrees, assert_same, chain, compiled, with_grad
 from tilewright.runtime.pool import pool
 
 LARGE = (200, 300)  # 240 kB: comes from the pool
-
-
-def chain(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x * 2) + torch.softmax(x, -1)
 
 
 def test_structures_of_results() -> None:
@@ -35,33 +32,20 @@ def test_fifty_results_held_while_the_model_runs_on() -> None:
 
 
 def test_what_is_saved_for_backward_survives_other_calls() -> None:
-    run = compiled(chain)
-    leaves = [with_grad(*LARGE) for _ in range(12)]
-    results = [run(x) for x in leaves]
-    for result in reversed(results):
-        result.sum().backward()
-    for x in leaves:
-        y = x.detach().requires_grad_()
-        chain(y).sum().backward()
-        assert_same(x.grad, y.grad)
+    def step(run: Callable[[torch.Tensor], torch.Tensor], *leaves: torch.Tensor) -> None:
+        for result in reversed([run(x) for x in leaves]):
+            result.sum().backward()
+
+    agrees(chain, [with_grad(*LARGE) for _ in range(12)], step)
 
 
-def test_a_view_keeps_the_memory_of_a_result() -> None:
+def test_a_view_and_an_array_keep_the_memory_of_their_results() -> None:
     run = compiled(chain)
     x = torch.randn(LARGE)
-    row = run(x)[7]
+    row, array = run(x)[7], run(x).numpy()
     for _ in range(5):
         run(torch.randn(LARGE))
-    assert_same(row, chain(x)[7])
-
-
-def test_an_array_keeps_the_memory_of_a_result() -> None:
-    run = compiled(chain)
-    x = torch.randn(LARGE)
-    array = run(x).numpy()
-    for _ in range(5):
-        run(torch.randn(LARGE))
-    assert_same(torch.from_numpy(array), chain(x))
+    assert_same([row, torch.from_numpy(array)], [chain(x)[7], chain(x)])
 
 
 def test_results_may_be_written_shared_saved_and_shrunk() -> None:

@@ -29,37 +29,33 @@ def prints_in_a_loop(x: Tensor) -> Tensor:
     return x
 
 
-def lines_of(captured: pytest.CaptureFixture[str]) -> list[str]:
-    return [line for line in captured.readouterr().err.splitlines() if line.startswith("tilewright: ")]
-
-
 @pytest.mark.usefixtures("lenient")
-def test_a_model_around_a_module_that_is_not_traced(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_around_a_module_that_is_not_traced(told: Callable[[], list[str]]) -> None:
     model, x = Recurrent(), torch.randn(3, 2, 8)
     with recording() as record:
         fast = compiled(model)
         for _ in range(3):
             assert_same(fast(x), model(x))
-    (line,) = lines_of(capsys)
+    (line,) = told()
     assert line.startswith("tilewright: the function forward at test_skipped.py:")
     assert line.endswith("runs as PyTorch runs it: Attempted to wrap RNN, GRU, or LSTM: LSTM(8, 8)")
     assert not record.graphs and [found.what for found in record.fallbacks] == ["the function forward"]
 
 
 @pytest.mark.usefixtures("lenient")
-def test_such_a_module_alone_is_named_by_the_line_that_calls_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_such_a_module_alone_is_named_by_the_line_that_calls_it(told: Callable[[], list[str]]) -> None:
     model, x = nn.GRU(8, 8), torch.randn(3, 2, 8)
     fast = compiled(model)
     fast(x)
-    (line,) = lines_of(capsys)
+    (line,) = told()
     assert line.startswith("tilewright: the call at test_skipped.py:") and ": fast(x) runs as PyTorch runs it" in line
 
 
 @pytest.mark.usefixtures("lenient")
-def test_a_break_in_a_loop(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_break_in_a_loop(told: Callable[[], list[str]]) -> None:
     x = torch.randn(8)
     assert_same(compiled(prints_in_a_loop)(x), prints_in_a_loop(x))
-    (line,) = lines_of(capsys)
+    (line,) = told()
     assert "the function prints_in_a_loop at test_skipped.py:" in line and ": print(i) runs as PyTorch runs it" in line
 
 
@@ -75,21 +71,21 @@ def test_it_is_an_error_where_falling_back_is_forbidden() -> None:
 
 
 @pytest.mark.usefixtures("lenient")
-def test_what_is_compiled_by_others_is_theirs_to_tell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_compiled_by_others_is_theirs_to_tell(told: Callable[[], list[str]]) -> None:
     torch.compile(prints_in_a_loop, backend="eager")(torch.randn(8))
     with pytest.raises(torch._dynamo.exc.Unsupported):
         # All of it, or an error: PyTorch's own.
         compiled(Recurrent(), fullgraph=True)(torch.randn(3, 2, 8))
-    assert lines_of(capsys) == []
+    assert told() == []
 
 
 @pytest.mark.usefixtures("lenient")
-def test_in_another_thread_and_mode(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_another_thread_and_mode(told: Callable[[], list[str]]) -> None:
     fast = compiled(prints_in_a_loop, mode="reduce-overhead")
     thread = threading.Thread(target=fast, args=(torch.randn(8),))
     thread.start()
     thread.join()
-    assert len(lines_of(capsys)) == 1
+    assert len(told()) == 1
 
 
 def branching(x: torch.Tensor) -> torch.Tensor:
@@ -111,9 +107,9 @@ def stepping(x: torch.Tensor) -> torch.Tensor:
     [(branching, "which branch is taken depends on a tensor's value"), (stepping, "TORCH_LOGS=graph_breaks says why")],
 )
 def test_a_break_is_told_in_the_users_words(
-    function: Callable[[torch.Tensor], torch.Tensor], reason: str, lenient: None, capsys: pytest.CaptureFixture[str]
+    function: Callable[[torch.Tensor], torch.Tensor], reason: str, lenient: None, told: Callable[[], list[str]]
 ) -> None:
     x = torch.randn(8)
     assert_same(compiled(function)(x), function(x))
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tilewright")]
+    (line,) = told()
     assert line.endswith(reason), line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.backend.compiling import assert_same, compiled, twin, with_grad
+from tests.backend.compiling import agrees, assert_same, chain, compiled, differentiate, twin, with_grad
 from tests.waiting import HANG_S
 from tilewright.runtime.pool import pool
 
@@ -20,10 +19,6 @@ several_tracing = pytest.mark.skipif(
     torch.torch_version.TorchVersion(torch.__version__) < "2.13",
     reason="PyTorch refuses any compiled call while another thread traces",
 )
-
-
-def chain(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x * 2) + torch.softmax(x, -1)
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:
@@ -35,10 +30,7 @@ def check(run: Callable[..., torch.Tensor], eager: Callable[..., torch.Tensor], 
     for _ in range(times):
         x = torch.randn(LARGE, generator=generator, requires_grad=True)
         y = twin(x)
-        ours, expected = run(x), eager(y)
-        ours.sum().backward()
-        expected.sum().backward()
-        assert_same(ours, expected)
+        assert_same(differentiate(run(x)), differentiate(eager(y)))
         assert_same(x.grad, y.grad)
 
 
@@ -74,14 +66,11 @@ def test_new_sizes_from_several_threads() -> None:
 
 
 def test_backward_from_another_thread() -> None:
-    x = with_grad(*LARGE)
-    y = twin(x)
-    result = compiled(chain)(x)
-    thread = threading.Thread(target=lambda: result.sum().backward())
-    thread.start()
-    thread.join(HANG_S)
-    chain(y).sum().backward()
-    assert_same(x.grad, y.grad)
+    def step(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+        result = run(x)
+        in_threads([lambda: result.sum().backward()])
+
+    agrees(chain, [with_grad(*LARGE)], step)
 
 
 def test_a_result_that_dies_on_another_thread_returns_its_memory() -> None:
@@ -89,9 +78,7 @@ def test_a_result_that_dies_on_another_thread_returns_its_memory() -> None:
     before = pool.live_bytes
     held = [run(torch.randn(LARGE))]
     assert pool.live_bytes > before
-    thread = threading.Thread(target=held.clear)
-    thread.start()
-    thread.join(HANG_S)
+    in_threads([held.clear])
     assert pool.live_bytes == before
 
 
