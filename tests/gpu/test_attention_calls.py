@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,22 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.gpu.test_compiled_attention import compiled, on_hopper
-from tilewright.backend import Recording
-from tilewright.measure.truth.verify import verify
+from tests.contract import check, keeps_contract, recorded, targets
+from tests.gpu.test_compiled_attention import on_hopper
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
 GPU = "cuda:0"
 B, H, S, D = 4, 8, 384, 64
 UNFUSED = ("aten.bmm.default", "aten._softmax.default", "aten._safe_softmax.default")
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 def heads(count: int = H, length: int = S, width: int = D, trained: bool = True) -> Tensor:
@@ -123,19 +114,12 @@ CALLS: dict[str, tuple[Callable[..., Tensor], Callable[[], list[Tensor]], bool]]
 """By name: the function, its operands, and whether Hopper's kernels take it."""
 
 
-def targets(record: Recording) -> list[str]:
-    return [str(node.target) for graph in record.graphs for node in graph.plan.graph.nodes]
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_fused_and_right(name: str) -> None:
     function, make, ours = CALLS[name]
     operands = make()
     training = any(x.requires_grad for x in operands)
-    call, record = compiled(function)
-    broken = [row for row in verify(function, call, operands, training=training) if not row.ok]
-    assert broken == []
-    ran = targets(record)
+    ran = targets(keeps_contract(function, operands, training=training))
     assert not set(UNFUSED) & set(ran)
     if on_hopper():
         assert (OURS in ran) == ours
@@ -150,8 +134,8 @@ def test_a_bias_for_each_query(trained: bool) -> None:
         return F.scaled_dot_product_attention(q, k, v, bias.expand(B, 1, S, S).contiguous())
 
     operands = [*triple(), bias(B, 1, S, 1).detach().requires_grad_(trained)]
-    call, record = compiled(added)
-    assert [row for row in verify(by_rows, call, operands) if not row.ok] == []
+    call, record = recorded(added)
+    check(by_rows, call, operands)
     assert not set(UNFUSED) & set(targets(record))
 
 
@@ -164,8 +148,8 @@ def test_a_bias_that_alone_is_trained(count: int, queries: int) -> None:
         return added(q.detach().requires_grad_(), k, v, bias)
 
     operands = [heads(count, queries, trained=False), *(heads(count, trained=False) for _ in range(2))]
-    call, record = compiled(added)
-    assert [row for row in verify(with_query, call, [*operands, bias(1, count, queries, S)]) if not row.ok] == []
+    call, record = recorded(added)
+    check(with_query, call, [*operands, bias(1, count, queries, S)])
     assert not set(UNFUSED) & set(targets(record))
 
 
@@ -179,9 +163,7 @@ def test_a_token_against_a_static_cache(position: int, kv_heads: int) -> None:
     q = heads(length=1, trained=False)
     cache = [heads(kv_heads, 1024, trained=False).contiguous() for _ in range(2)]
     operands = [q, *cache, torch.tensor(position, device=GPU)]
-    call, record = compiled(decode)
-    with torch.no_grad():
-        assert [row for row in verify(decode, call, operands, training=False) if not row.ok] == []
+    record = keeps_contract(decode, operands, training=False)
     assert targets(record).count("tilewright.attention_prefix.default") == 1
     (choice,) = (d for d in record.decisions if d.passed_by == "attention")
     assert "split over the keys" in choice.reason
@@ -196,7 +178,7 @@ def test_dropout_beside_a_bias_that_is_trained() -> None:
     q = torch.zeros(B, H, S, D, device=GPU, dtype=torch.bfloat16)
     ones = torch.ones_like(q)
     zeros = torch.zeros(1, H, S, S, device=GPU, dtype=torch.bfloat16, requires_grad=True)
-    call, record = compiled(function)
+    call, record = recorded(function)
     out = call(q, q, ones, zeros)
     assert not set(UNFUSED) & set(targets(record))
     torch.testing.assert_close(out.float().mean(), torch.ones((), device=GPU), rtol=0.01, atol=0)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.contract import keeps_contract, recorded, targets
 from tests.gpu.kernels.launching import replayed, values_of
-from tilewright.backend import Recording, backend, recording
+from tilewright.backend import Recording
 from tilewright.launch.executor import EXTENSION
-from tilewright.measure.truth.verify import verify
 from tilewright.records.program import Decision
 from tilewright.runtime.executable import CallStep
 from tilewright.tune.attention import race
@@ -63,20 +62,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def compiled(model: Any) -> tuple[Callable[..., Any], Recording]:
-    """The model under the backend, and what its compilations learn."""
-    found = Recording()
-
-    def noting(module: Any, inputs: Any, **options: Any) -> Callable[..., Any]:
-        with recording() as record:
-            made = backend(module, inputs, **options)
-        found.graphs += record.graphs
-        found.decisions += record.decisions
-        return made
-
-    return torch.compile(model, backend=noting, dynamic=False), found
-
-
 def on_kernels(record: Recording) -> list[Decision]:
     """The decisions on whose kernel an attention is."""
     return [d for d in record.decisions if d.passed_by == "attention" and "N² tensor" not in d.reason]
@@ -93,16 +78,14 @@ def on_hopper() -> bool:
 @pytest.mark.parametrize(("name", "training"), [*((name, True) for name in MODELS), ("causal", False)])
 def test_the_numbers_contract_of_a_block(name: str, training: bool) -> None:
     model = MODELS[name]().to(GPU, torch.bfloat16)
-    call, record = compiled(model)
-    broken = [row for row in verify(model, call, [inputs()], training=training) if not row.ok]
-    assert broken == []
+    record = keeps_contract(model, [inputs()], training=training)
     (decision,) = on_kernels(record)
-    targets = [str(node.target) for graph in record.graphs for node in graph.plan.graph.nodes]
+    ran = targets(record)
     if on_hopper():
         assert decision.verdict == "taken" and "Gluon, for Hopper" in decision.reason
-        assert targets.count("tilewright.attention.default") == 1
-        assert targets.count("tilewright.attention_backward.default") == training
-        assert not any("scaled_dot_product" in target for target in targets)
+        assert ran.count("tilewright.attention.default") == 1
+        assert ran.count("tilewright.attention_backward.default") == training
+        assert not any("scaled_dot_product" in target for target in ran)
     else:
         assert decision.verdict == "refused" and "compute capability 9.0" in decision.reason
 
@@ -121,8 +104,7 @@ def test_what_stays_with_pytorch_says_why() -> None:
         (masked, q, "a mask"),
         (lambda q: F.scaled_dot_product_attention(q, q, q), q.float(), "float32"),
     ):
-        torch._dynamo.reset()
-        call, record = compiled(function)
+        call, record = recorded(function)
         torch.manual_seed(0)
         out = call(operand)
         torch.manual_seed(0)
@@ -133,7 +115,7 @@ def test_what_stays_with_pytorch_says_why() -> None:
 
 def test_a_captured_graph_gives_the_same() -> None:
     model = Block(True).to(GPU, torch.bfloat16)
-    call, record = compiled(model)
+    call, record = recorded(model)
     x = inputs(length=256)
     once = values_of(call, [x])
     again = replayed(call, [x])
@@ -145,7 +127,7 @@ def test_a_captured_graph_gives_the_same() -> None:
 
 def test_recipes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor is built in the background: a compiled model goes over to it between two steps."""
-    call, record = compiled(Block(True).to(GPU, torch.bfloat16))
+    call, record = recorded(Block(True).to(GPU, torch.bfloat16))
     x = inputs()
     with monkeypatch.context() as without:
         without.setattr(EXTENSION, "found", None)
@@ -168,10 +150,8 @@ def test_recipes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_autocast() -> None:
     model = Block(True).to(GPU)
-    call, record = compiled(model)
-    x = inputs(torch.float32)
     with torch.autocast("cuda", torch.bfloat16):
-        assert [row for row in verify(model, call, [x]) if not row.ok] == []
+        record = keeps_contract(model, [inputs(torch.float32)])
     (decision,) = on_kernels(record)
     assert decision.verdict == ("taken" if on_hopper() else "refused")
 
@@ -187,8 +167,7 @@ def test_a_race_settles_what_the_portable_kernels_take(
     monkeypatch.setattr("tilewright.compile.planner.raced", race)
     q = torch.randn(2, 4, 512, 64, device=GPU, dtype=torch.bfloat16, requires_grad=training)
     seen = torch.rand(512, 512, device=GPU) > 0.2
-    call, record = compiled(masked)
-    assert [row for row in verify(masked, call, [q, seen], training=training) if not row.ok] == []
+    record = keeps_contract(masked, [q, seen], training=training)
     (decision,) = on_kernels(record)
     assert decision.verdict in ("taken", "tried and lost")
     assert decision.reason.startswith("forward and backward took" if training else "forward took")

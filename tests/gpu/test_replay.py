@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilewright.backend import Recording, backend, recording
-from tilewright.measure.truth.verify import verify
+from tests.contract import check, recorded
+from tilewright.backend import Recording
 from tilewright.records.errors import CaptureError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
@@ -56,17 +56,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def replaying(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], Recording]:
     """The function under the backend with CUDA graphs, and what its compilations learn."""
-    found = Recording()
-
-    def noting(module: Any, inputs: Any, **rest: Any) -> Callable[..., Any]:
-        with recording() as record:
-            made = backend(module, inputs, **rest)
-        found.decisions += record.decisions
-        found.graphs += record.graphs
-        record.decisions = found.decisions
-        return made
-
-    return torch.compile(function, backend=noting, mode="reduce-overhead", **options), found
+    return recorded(function, mode="reduce-overhead", **options)
 
 
 def inputs(dtype: torch.dtype, length: int = 128, *, grad: bool = True) -> Tensor:
@@ -78,12 +68,11 @@ def inputs(dtype: torch.dtype, length: int = 128, *, grad: bool = True) -> Tenso
 def test_the_numbers_contract_of_each_step(dtype: torch.dtype, training: bool, replays: list[object]) -> None:
     """Fresh inputs in each step, and parameters that an optimizer moves in place between them."""
     model = Block().to(GPU, dtype).train(training)
-    call, record = replaying(model, dynamic=False)
+    call, record = replaying(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(STEPS):
         before = len(replays)
-        broken = [row for row in verify(model, call, [inputs(dtype)], seed=step, training=training) if not row.ok]
-        assert broken == [], step
+        check(model, call, [inputs(dtype)], seed=step, training=training)
         assert len(replays) - before == (0 if step < 2 else 2 if training else 1), step
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)
@@ -119,7 +108,7 @@ def test_each_step_draws_eagers_mask(
             found += [y.detach().clone(), *(g.clone() for g in torch.autograd.grad(y.sum(), (x, residual)))]
         return [*found, torch.cuda.get_rng_state()]
 
-    ours, eager = steps(replaying(function, dynamic=False)[0]), steps(function)
+    ours, eager = steps(replaying(function)[0]), steps(function)
     assert len(replays) == 2 * (STEPS - 2)
     for mine, theirs in zip(ours, eager, strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -143,7 +132,7 @@ def test_training_ends_where_eagers_ends(replays: list[object]) -> None:
 
     eager = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8)).to(GPU)
     ours = copy.deepcopy(eager)
-    mine, theirs = train(ours, replaying(ours, dynamic=False)[0]), train(eager, eager)
+    mine, theirs = train(ours, replaying(ours)[0]), train(eager, eager)
     assert len(replays) == 2 * (STEPS - 2)
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -158,10 +147,10 @@ def test_graphs_on_both_sides_of_a_break(replays: list[object], monkeypatch: pyt
         torch._dynamo.graph_break()
         return F.softmax(y, -1) + y
 
-    call, _ = replaying(broken, dynamic=False)
+    call, _ = replaying(broken, fullgraph=False)
     for step in range(STEPS):
         x = torch.randn(64, 64, device=GPU, requires_grad=True)
-        assert [row for row in verify(broken, call, [x], seed=step) if not row.ok] == [], step
+        check(broken, call, [x], seed=step)
     assert len(replays) == 4 * (STEPS - 2)
 
 
@@ -170,20 +159,17 @@ def test_two_shapes_take_turns(replays: list[object]) -> None:
     call, _ = replaying(model, dynamic=True)
     for step in range(4):
         for length in (64, 96):
-            broken = [row for row in verify(model, call, [inputs(torch.bfloat16, length)], seed=step) if not row.ok]
-            assert broken == [], (step, length)
+            check(model, call, [inputs(torch.bfloat16, length)], seed=step)
     assert len(replays) == 2 * 2 * 2
 
 
 def test_a_parameter_that_moves_is_followed(replays: list[object]) -> None:
     model = Block(0.0).to(GPU).eval()
-    call, _ = replaying(model, dynamic=False)
+    call, _ = replaying(model)
     for step in range(7):
         if step == 4:
             model.down.weight.data = torch.randn_like(model.down.weight)
-        with torch.no_grad():
-            broken = [row for row in verify(model, call, [inputs(torch.float32)], training=False) if not row.ok]
-        assert broken == [], step
+        check(model, call, [inputs(torch.float32)], training=False)
     assert len(replays) == 5
 
 
@@ -193,10 +179,10 @@ def test_a_query_against_a_long_cache(replays: list[object]) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v)
 
-    call, _ = replaying(attend, dynamic=False)
-    for step in range(STEPS):
+    call, _ = replaying(attend)
+    for _ in range(STEPS):
         q, k, v = (torch.randn(2, 4, s, 64, device=GPU, dtype=torch.bfloat16) for s in (1, 4096, 4096))
-        assert [row for row in verify(attend, call, [q, k, v], training=False) if not row.ok] == [], step
+        check(attend, call, [q, k, v], training=False)
     assert len(replays) == STEPS - 2
 
 
@@ -219,13 +205,12 @@ def test_what_waits_for_the_device_stays_with_calls(
         return result
 
     x = torch.randn(64, device=GPU)
-    call, _ = replaying(function, dynamic=False)
+    call, _ = replaying(function)
     call(x)
     with pytest.raises(CaptureError, match="one of its operators waits for the device"):
         call(x)
-    torch._dynamo.reset()
     monkeypatch.delenv("TILEWRIGHT_STRICT")
-    call, record = replaying(function, dynamic=False)
+    call, record = replaying(function)
     for _ in range(STEPS):
         torch.testing.assert_close(call(x), function(x))
     assert replays == []
@@ -241,7 +226,7 @@ def test_an_input_that_is_written_is_written_where_it_lies(replays: list[object]
         kept[2:4] = x
         return kept * 2
 
-    call, _ = replaying(function, dynamic=False)
+    call, _ = replaying(function)
     caches = [torch.zeros(8, 64, device=GPU) for _ in range(2)]
     for turn in range(2):
         for number, kept in enumerate(caches):
@@ -254,7 +239,7 @@ def test_an_input_that_is_written_is_written_where_it_lies(replays: list[object]
 
 
 def test_results_live_until_the_next_step(replays: list[object]) -> None:
-    call, _ = replaying(lambda x: x.sin() + 1, dynamic=False)
+    call, _ = replaying(lambda x: x.sin() + 1)
     x = torch.randn(64, device=GPU)
     for _ in range(4):
         call(x)
@@ -267,7 +252,7 @@ def test_results_live_until_the_next_step(replays: list[object]) -> None:
 
 def test_memory_does_not_grow(replays: list[object]) -> None:
     model = Block().to(GPU, torch.bfloat16)
-    call, _ = replaying(model, dynamic=False)
+    call, _ = replaying(model)
     taken = []
     for step in range(110):
         call(inputs(torch.bfloat16)).sum().backward()

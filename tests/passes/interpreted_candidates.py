@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.contract import keeps_contract, own
 from tests.kernels.interpreter import install
 from tests.passes import norms
 from tests.passes.losses import LOSSES, Head, inputs
-from tilewright.backend import Recording, backend, recording
-from tilewright.measure.truth.verify import verify
+from tilewright.backend import Recording
 from tilewright.passes import candidates
 
 install()
@@ -31,16 +31,8 @@ def in_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def check(model: nn.Module, arguments: Sequence[Any], expected: set[str], training: bool = True) -> Recording:
     """Compiled, `model` runs those operators of tilewright's and keeps the numbers contract."""
-    with recording() as record, torch.set_grad_enabled(training):
-        compiled = torch.compile(model, backend=backend, fullgraph=True)
-        result = compiled(*arguments)
-        if training:
-            result.sum().backward()
-    model.zero_grad()
-    ran = {kernel for graph in record.graphs for _, kernel in graph.plan.launches() if "tilewright" in kernel}
-    assert ran == {f"tilewright.{name}.default" for name in expected}
-    broken = [row for row in verify(model, compiled, arguments, training=training) if not row.ok]
-    assert broken == []
+    record = keeps_contract(model, arguments, training=training)
+    assert own(record) == expected
     return record
 
 

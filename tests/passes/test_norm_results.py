@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from tilewright.backend import backend, recording
-from tilewright.measure.truth.verify import verify
+from tests.contract import keeps_contract
+from tilewright.backend import Recording
 
 CHANNELS, PLACES = 24, 13 * 11
 
@@ -28,7 +26,7 @@ class Gated(nn.Module):
         return found
 
 
-def large(record: Any) -> list[str]:
+def large(record: Recording) -> list[str]:
     """What backward gets of all channels and places, without the model's input."""
     graph = record.graphs[1].plan.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
@@ -37,12 +35,9 @@ def large(record: Any) -> list[str]:
 
 def test_backward_gets_operands_of_convolutions_and_of_norms() -> None:
     torch.manual_seed(0)
-    torch._dynamo.reset()
     model = Gated().to(memory_format=torch.channels_last)
     x = torch.randn(8, CHANNELS, 13, 11).contiguous(memory_format=torch.channels_last)
-    with recording() as record:
-        rows = verify(model, torch.compile(model, backend=backend, fullgraph=True), [x], training=True)
-    assert [row for row in rows if not row.ok] == []
+    record = keeps_contract(model, [x])
     assert record.fallbacks == []
     # The input, what the first convolution gives and what the last one takes: not the norm's result, nor SiLU's.
     assert len(large(record)) == 3

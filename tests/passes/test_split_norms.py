@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.contract import keeps_contract
 from tilewright.backend import backend, recording
 from tilewright.measure.truth.contract import compare
-from tilewright.measure.truth.verify import verify
 from tilewright.passes.fusion import STRIDED_BYTES
 
 SHAPES = {
@@ -47,11 +47,7 @@ def nests(record: Any) -> list[Any]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_two_kernels_each_way_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    torch._dynamo.reset()
-    norm, x = model(shape, dtype), laid(torch.randn(shape) * 2 + 3).to(dtype).requires_grad_()
-    with recording() as record:
-        rows = verify(norm, torch.compile(norm, backend=backend, fullgraph=True), [x], training=True)
-    assert [row for row in rows if not row.ok] == []
+    record = keeps_contract(model(shape, dtype), [laid(torch.randn(shape) * 2 + 3).to(dtype).requires_grad_()])
     assert record.fallbacks == []
     assert len(nests(record)) == 4
     # Channels are the columns: nothing is walked with a stride.
@@ -86,12 +82,8 @@ def test_what_stays_one_nest(what: str) -> None:
 
 
 def test_a_gradient_in_another_layout_is_copied_by_its_maker() -> None:
-    torch._dynamo.reset()
     norm, x = model((4, 33, 17, 19), torch.float32), laid(torch.randn(4, 33, 17, 19)).requires_grad_()
-    ours = torch.compile(lambda x: norm(x).mean((2, 3)), backend=backend, fullgraph=True)
-    with recording() as record:
-        rows = verify(lambda x: norm(x).mean((2, 3)), ours, [x], training=True)
-    assert [row for row in rows if not row.ok] == []
+    record = keeps_contract(lambda x: norm(x).mean((2, 3)), [x])
     backward = next(graph for graph in record.graphs if graph.plan.name == "backward")
     assert all(
         node.meta["val"].is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,57 @@
+"""Compiled programs against the numbers contract, and what they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tilewright.backend import Recording, backend, recording
+from tilewright.measure.truth.verify import verify
+
+
+def recorded(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], Recording]:
+    """The function under the backend, with `options` of `torch.compile`, and what its compilations learn.
+
+    Nothing compiled before is used; sizes are fixed and graph breaks errors unless the options say otherwise.
+    """
+    found = Recording()
+
+    def noting(module: Any, inputs: Any, **rest: Any) -> Callable[..., Any]:
+        with recording() as record:
+            # What is compiled or decided later, too, goes to these lists.
+            record.graphs, record.decisions, record.fallbacks = found.graphs, found.decisions, found.fallbacks
+            return backend(module, inputs, **rest)
+
+    torch._dynamo.reset()
+    return torch.compile(function, backend=noting, **{"fullgraph": True, "dynamic": False, **options}), found
+
+
+def keeps_contract(
+    function: Callable[..., Any], inputs: Sequence[Any], *, training: bool = True, **options: Any
+) -> Recording:
+    """Compiled whole, `function` gives results and, with `training`, gradients within the contract."""
+    call, record = recorded(function, **options)
+    check(function, call, inputs, training=training)
+    return record
+
+
+def check(function: Callable[..., Any], call: Callable[..., Any], inputs: Sequence[Any], **options: Any) -> None:
+    """`call`, compiled of `function`, keeps the contract on these inputs; options of `verify`."""
+    assert [row for row in verify(function, call, inputs, **options) if not row.ok] == []
+
+
+def targets(record: Recording) -> list[str]:
+    """The operators of all graphs, in order."""
+    return [str(node.target) for graph in record.graphs for node in graph.plan.graph.nodes]
+
+
+def launched(record: Recording) -> list[str]:
+    """What the graphs launch, in order: `kernel`, or the library's or hand-written operator."""
+    return [what for graph in record.graphs for _, what in graph.plan.launches()]
+
+
+def own(record: Recording) -> set[str]:
+    """Names of the hand-written operators that are launched."""
+    return {what.split(".")[1] for what in launched(record) if what.startswith("tilewright.")}
