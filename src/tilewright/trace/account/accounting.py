@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from tilewright.trace.events.nesting import PENDING
 from tilewright.trace.events.rows import append
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 PAUSE_NS = 500_000
 """Python between two operators takes about 10 µs; a longer gap means that the host is not launching."""
-BUSY = ("kernel", "wave tail", "communication", "copy")
-"""In the order of precedence, for overlaps."""
+CLASSES = ("kernel", "wave tail", "communication", "copy", "synchronisation", "launch-bound", "idle")
+"""First those of a busy device, in the order of precedence for overlaps."""
 
 Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
@@ -45,7 +46,7 @@ class DeviceWork:
     tail: Ints
     """The length in nanoseconds of the tail of a kernel's last wave."""
     kind: Ints
-    """Index into `BUSY`."""
+    """Index into `CLASSES`."""
     launched: Ints
     """When the host launched it; the latest possible time if unknown."""
 
@@ -57,6 +58,60 @@ class AccountSpan(NamedTuple):
     end: int
     kind: str
     cause: int | None
+
+
+@dataclass(frozen=True)
+class AccountSpans:
+    """Parts of a device's time as int64[n] arrays: `kind` is an index into `CLASSES`, `cause` a slice or -1."""
+
+    start: Ints
+    end: Ints
+    kind: Ints
+    cause: Ints
+
+    @classmethod
+    def of(cls, spans: Sequence[AccountSpan]) -> AccountSpans:
+        start, end, kind, cause = zip(*spans, strict=True) if spans else ((), (), (), ())
+        codes = [CLASSES.index(name) for name in kind]
+        causes = [-1 if slice_id is None else slice_id for slice_id in cause]
+        return cls(*(np.array(column, np.int64) for column in (start, end, codes, causes)))
+
+    @classmethod
+    def joined(cls, *parts: AccountSpans) -> AccountSpans:
+        """All of them in the order of their starts."""
+        start = np.concatenate([part.start for part in parts])
+        order = np.argsort(start, kind="stable")
+        rest = ([getattr(part, name) for part in parts] for name in ("end", "kind", "cause"))
+        return cls(start[order], *(np.concatenate(column)[order] for column in rest))
+
+    def clipped(self, start: int, end: int) -> AccountSpans:
+        """What of them lies between `start` and `end`."""
+        starts, ends = np.maximum(self.start, start), np.minimum(self.end, end)
+        some = starts < ends
+        return AccountSpans(starts[some], ends[some], self.kind[some], self.cause[some])
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """The times between busy spans, as int64[n] arrays: the work after each, and when the host launched that."""
+
+    start: Ints
+    end: Ints
+    following: Ints
+    launched: Ints
+
+    @classmethod
+    def between(cls, busy: AccountSpans, work: DeviceWork) -> Gaps:
+        before = np.flatnonzero(busy.start[1:] > busy.end[:-1])
+        end = busy.start[before + 1]
+        following = np.searchsorted(work.start, end)
+        return cls(busy.end[before], end, work.slice_id[following], np.minimum(work.launched[following], end))
+
+    def irregular(self, pauses: Sequence[tuple[int, int]]) -> Ints:
+        """Which are longer than `PAUSE_NS` or overlap a pause of the host."""
+        begun = np.array([start for start, _ in pauses] + [PENDING], np.int64)
+        after = np.searchsorted(np.array([end for _, end in pauses], np.int64), self.start, side="right")
+        return np.flatnonzero((self.end - self.start > PAUSE_NS) | (begun[after] < self.end))
 
 
 @dataclass
@@ -71,9 +126,14 @@ class Waits:
     _debts: list[list[int]] = field(default_factory=list)
     """The waits that are not used up: slice, remaining nanoseconds."""
 
-    def left(self, before: int) -> bool:
-        """Whether a wait that ended by `before` is not used up."""
-        return bool(self._debts) or (self._next < len(self.end) and self.end[self._next] <= before)
+    def first_affected(self, launched: Ints, at: int) -> int:
+        """The first place from `at` on whose work was launched after a wait that is not used up.
+
+        `launched` is the running maximum of the launches; all waits that ended by that of `at - 1` were taken.
+        """
+        if self._debts:
+            return at
+        return int(np.searchsorted(launched, self.end[self._next])) if self._next < len(self.end) else len(launched)
 
     def take(self, gap: int, before: int) -> Iterator[tuple[int, int]]:
         """Up to `gap` nanoseconds of the waits that ended by `before`, the latest first: (slice, nanoseconds)."""
@@ -94,56 +154,56 @@ class Waits:
 
 def partition(
     work: DeviceWork, waits: Waits, pauses: Sequence[tuple[int, int]], start: int, end: int, starting: int | None = None
-) -> list[AccountSpan]:
+) -> AccountSpans:
     """The time of one device from `start` to `end`, divided into consecutive spans.
 
     `pauses` are the times, sorted, at which the host was outside every operator for longer than `PAUSE_NS`. `starting`
     is the cause of the time before the first work.
     """
+    busy = busy_spans(work)
+    if not len(busy.start):
+        return AccountSpans.of([AccountSpan(start, end, "idle", None)]).clipped(start, end)
+    before = AccountSpan(start, int(busy.start[0]), "idle", starting)
+    gaps = Gaps.between(busy, work)
+    between = _gap_spans(gaps, waits, pauses)
+    after = AccountSpans.of([before, *_after(int(busy.end[-1]), end, waits)])
+    return AccountSpans.joined(busy, between, after).clipped(start, end)
+
+
+def _gap_spans(gaps: Gaps, waits: Waits, pauses: Sequence[tuple[int, int]]) -> AccountSpans:
+    """All gaps by class. Most are launch-bound as a whole: a long trace has a million gaps, so those take no loop."""
+    irregular, launched = gaps.irregular(pauses), np.maximum.accumulate(gaps.launched)
+    plain = np.ones(len(gaps.start), np.bool_)
     spans: list[AccountSpan] = []
-    for span in _classified(work, waits, pauses, end):
-        if start <= span.start and span.end <= end:
-            spans.append(span)
-        elif span.start < end and span.end > start:
-            spans.append(AccountSpan(max(span.start, start), min(span.end, end), span.kind, span.cause))
-    if not spans:
-        return [AccountSpan(start, end, "idle", None)] if start < end else []
-    head = [AccountSpan(start, spans[0].start, "idle", starting)] if start < spans[0].start else []
-    return head + spans
+    at = 0
+    while at < len(plain):
+        coming = np.searchsorted(irregular, at)
+        next_irregular = int(irregular[coming]) if coming < len(irregular) else len(plain)
+        at = min(next_irregular, waits.first_affected(launched, at))
+        if at < len(plain):
+            plain[at] = False
+            spans.extend(_gap(gaps, at, waits, pauses))
+            at += 1
+    late = np.full(int(plain.sum()), CLASSES.index("launch-bound"), np.int64)
+    whole = AccountSpans(gaps.start[plain], gaps.end[plain], late, gaps.following[plain])
+    return AccountSpans.joined(whole, AccountSpans.of(spans))
 
 
-def _classified(work: DeviceWork, waits: Waits, pauses: Sequence[tuple[int, int]], end: int) -> Iterator[AccountSpan]:
-    """Busy spans and gaps from the first work to `end`."""
-    reached: int | None = None
-    starts, launches, slices = work.start.tolist(), work.launched.tolist(), work.slice_id.tolist()
-    following = pause = 0
-    for span in busy_spans(work):
-        if reached is not None and span.start > reached:
-            following = bisect_left(starts, span.start, following)
-            launched = min(launches[following], span.start)
-            while pause < len(pauses) and pauses[pause][1] <= reached:
-                pause += 1
-            active = pause == len(pauses) or pauses[pause][0] >= span.start
-            # The common case, handled first: a long trace has a million gaps.
-            if active and span.start - reached <= PAUSE_NS and not waits.left(launched):
-                yield AccountSpan(reached, span.start, "launch-bound", slices[following])
-            else:
-                yield from _gap(reached, span.start, launched, slices[following], waits, pauses)
-        yield span
-        reached = span.end
-    if reached is not None and reached < end:
-        taken = reached
+def _after(reached: int, end: int, waits: Waits) -> Iterator[AccountSpan]:
+    """The time after the last work."""
+    if reached < end:
         for waited, nanoseconds in waits.take(end - reached, end):
-            yield AccountSpan(taken, taken + nanoseconds, "synchronisation", waited)
-            taken += nanoseconds
-        yield AccountSpan(taken, end, "idle", None)
+            yield AccountSpan(reached, reached + nanoseconds, "synchronisation", waited)
+            reached += nanoseconds
+        yield AccountSpan(reached, end, "idle", None)
 
 
-def _gap(
-    start: int, end: int, launched: int, following: int, waits: Waits, pauses: Sequence[tuple[int, int]]
-) -> Iterator[AccountSpan]:
+def _gap(gaps: Gaps, place: int, waits: Waits, pauses: Sequence[tuple[int, int]]) -> Iterator[AccountSpan]:
     """The spans of one gap, before the work `following` that the host launched at `launched`."""
-    late = max(min(launched, end), start)
+    start, end, launched, following = (
+        int(column[place]) for column in (gaps.start, gaps.end, gaps.launched, gaps.following)
+    )
+    late = max(launched, start)
     at = start
     # If the work was queued before the device became idle, no wait of the host caused the gap.
     for waited, nanoseconds in waits.take(end - start if late > start else 0, launched):
@@ -164,19 +224,19 @@ def _gap(
         yield AccountSpan(at, end, "launch-bound", following)
 
 
-def busy_spans(work: DeviceWork) -> Iterator[AccountSpan]:
-    """The busy time by class in the order of `BUSY`; neighbours with the same class and cause are merged.
+def busy_spans(work: DeviceWork) -> AccountSpans:
+    """The busy time by class in the order of `CLASSES`; neighbours with the same class and cause are merged.
 
     >>> one = np.array([0, 2]), np.array([4, 6])
-    >>> [(s.start, s.end, s.kind) for s in busy_spans(DeviceWork(np.array([7, 8]), *one, np.array([0, 0]),
-    ...                                                    np.array([0, 3]), np.array([0, 0])))]
+    >>> busy = busy_spans(DeviceWork(np.array([7, 8]), *one, np.array([0, 0]), np.array([0, 3]), np.array([0, 0])))
+    >>> [(int(start), int(end), CLASSES[kind]) for start, end, kind in zip(busy.start, busy.end, busy.kind)]
     [(0, 4, 'kernel'), (4, 6, 'copy')]
     """
     starts, ends, kinds, causes = _parts(work)
     edges = np.unique(np.concatenate([starts, ends]))
     if len(edges) < 2:
-        return
-    kind = np.full(len(edges) - 1, len(BUSY))
+        return AccountSpans.of([])
+    kind = np.full(len(edges) - 1, len(CLASSES))
     cause = np.zeros(len(edges) - 1, np.int64)
     firsts, lasts = np.searchsorted(edges, starts), np.searchsorted(edges, ends)
     alone = _alone(starts, ends)
@@ -189,10 +249,9 @@ def busy_spans(work: DeviceWork) -> Iterator[AccountSpan]:
         kind[first:last] = kinds[part]
         cause[first:last] = causes[part]
     new = np.flatnonzero(np.r_[True, (np.diff(kind) != 0) | (np.diff(cause) != 0)])
-    begins, stops = edges[new].tolist(), edges[np.r_[new[1:], len(kind)]].tolist()
-    for begin, stop, label, slice_id in zip(begins, stops, kind[new].tolist(), cause[new].tolist(), strict=True):
-        if label < len(BUSY):
-            yield AccountSpan(begin, stop, BUSY[label], slice_id)
+    stops = edges[np.r_[new[1:], len(kind)]]
+    busy = kind[new] < len(CLASSES)
+    return AccountSpans(edges[new][busy], stops[busy], kind[new][busy], cause[new][busy])
 
 
 def _alone(starts: Ints, ends: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -259,17 +318,17 @@ def _longest_call(connection: DuckDBPyConnection, file_id: int, start: int, end:
     return int(found[0]) if found else None
 
 
-def _write(connection: DuckDBPyConnection, upid: int, spans: Sequence[AccountSpan]) -> None:
-    if not spans:
-        return
-    start, end, kind, cause = zip(*spans, strict=True)
+def _write(connection: DuckDBPyConnection, upid: int, spans: AccountSpans) -> None:
     columns = {  # noqa: F841  # DuckDB finds it by its name
-        "start": np.array(start, np.int64),
-        "end": np.array(end, np.int64),
-        "kind": np.array(kind, object),
-        "cause": np.ma.masked_array([slice_id or 0 for slice_id in cause], [slice_id is None for slice_id in cause]),
+        "start": spans.start,
+        "end": spans.end,
+        "kind": spans.kind,
+        "cause": np.ma.masked_array(spans.cause, spans.cause < 0),
     }
-    connection.execute('INSERT INTO device_time SELECT ?, start, "end" - start, kind, cause FROM columns', [upid])
+    connection.execute(
+        'INSERT INTO device_time SELECT $upid, start, "end" - start, $classes[kind + 1], cause FROM columns',
+        {"upid": upid, "classes": list(CLASSES)},
+    )
 
 
 def _work(connection: DuckDBPyConnection, upid: int) -> DeviceWork:
