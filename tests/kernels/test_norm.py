@@ -146,16 +146,12 @@ def test_what_does_not_fit_is_refused() -> None:
         norm.layer_norm(x, weight.to("meta"))
 
 
-@pytest.mark.parametrize("columns", [256, 16384, 65536])
-def test_triton_kernels_compile_without_spills(columns: int) -> None:
+@pytest.mark.parametrize(
+    "direction, columns", [("forward", 256), ("forward", 16384), ("backward", 256), ("backward", 8192)]
+)
+def test_triton_kernels_compile_without_spills(direction: str, columns: int) -> None:
     pytest.importorskip("triton")
-    taken = {}
-    for direction, kernels in TRITON_KERNELS.items():
-        whole = columns <= triton_module().LARGEST_BLOCK[direction]
-        for name in kernels[:1] if whole else kernels[1:]:
-            taken[name] = triton_usage(name, direction, columns)
-    assert len(taken) in (2, 3)
-    assert [name for name, usage in taken.items() if usage["spilled"]] == []
+    assert triton_usage(f"{direction}_rows", direction, columns)["spilled"] == 0
 
 
 def test_the_sum_over_tritons_programs_compiles() -> None:
@@ -165,11 +161,6 @@ def test_the_sum_over_tritons_programs_compiles() -> None:
     assert machine_code.spilled(machine_code.compiled(kernels.column_sums, types, sizes)) == 0
 
 
-TRITON_KERNELS = {
-    "forward": ("forward_rows", "forward_blocks"),
-    "backward": ("backward_rows", "backward_sums", "backward_columns"),
-}
-"""The kernel of rows that a program holds, then those of longer ones."""
 FLAGS = {"CENTERED": True, "HAS_WEIGHT": True, "HAS_BIAS": True, "RESIDUAL": False}
 
 
@@ -191,7 +182,7 @@ def triton_usage(name: str, direction: str, columns: int) -> dict[str, int]:
     block_rows, block, warps = triton_module().tile_of(columns, direction)
     constants = {**FLAGS, "BLOCK_ROWS": block_rows, "BLOCK": block}
     narrow = ("x", "residual", "y", "total", "weight", "bias", "dy", "dsum", "dx")
-    wide = ("means", "rstds", "partial", "averages")
+    wide = ("means", "rstds", "partial")
     types = dict.fromkeys(narrow, "*bf16") | dict.fromkeys(wide, "*fp32") | {"eps": "fp32"}
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}

@@ -17,13 +17,12 @@ NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=[4096, 32], ids=["whole rows", "rows in blocks"])
-def largest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Rows longer than this go block by block."""
-    monkeypatch.setattr(triton, "LARGEST_BLOCK", dict.fromkeys(("forward", "backward"), request.param))
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Several programs for few rows."""
     monkeypatch.setattr(triton, "TILE", 128)
     by_recipe._built.cache_clear()
-    yield request.param
+    yield
     by_recipe._built.cache_clear()
 
 
@@ -32,7 +31,6 @@ def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ..
     return inputs
 
 
-@pytest.mark.usefixtures("largest")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(7, 37), (5, 1), (3, 97)], ids=str)
 @pytest.mark.parametrize("name", NAMES)
@@ -41,7 +39,6 @@ def test_kernels_keep_the_numbers_contract(name: str, shape: tuple[int, int], dt
     assert [row for row in rows if not row.ok] == []
 
 
-@pytest.mark.usefixtures("largest")
 def test_rows_at_a_distance_and_misaligned() -> None:
     storage = torch.randn(5000, dtype=torch.float32).bfloat16()
     x = storage[1:].as_strided((8, 45), (60, 1)).requires_grad_()
@@ -50,7 +47,6 @@ def test_rows_at_a_distance_and_misaligned() -> None:
     assert [row for row in rows if row.tensor != "output 0" and not row.ok] == []
 
 
-@pytest.mark.usefixtures("largest")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_specials_are_where_eagers_are(name: str, value: float) -> None:
@@ -61,7 +57,6 @@ def test_specials_are_where_eagers_are(name: str, value: float) -> None:
     assert [row for row in rows if not row.ok] == []
 
 
-@pytest.mark.usefixtures("largest")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("value", [3.7, 1000.0, 1e-3])
 @pytest.mark.parametrize("columns", [5, 97, 999])

@@ -119,6 +119,11 @@ def _no_clusters(name: str) -> Callable[[Workload], str | None]:
     return refuses
 
 
+def _too_long(workload: Workload) -> str | None:
+    longer = workload.sizes[1] > norm.LONGEST
+    return f"rows of more than {norm.LONGEST} columns are PyTorch's" if longer else None
+
+
 def _suite(
     name: str, summary: str, function: Callable[..., Any], torch_way: Callable[..., Any], *peers: Variant
 ) -> Suite:
@@ -133,7 +138,11 @@ def _suite(
         variants=(
             Variant("tilewright", "cuda", function, note="each element moved once; DRAM bandwidth"),
             Variant(
-                "tilewright-triton", "triton", _by("triton", name), note="rows beyond 16384 columns are read twice"
+                "tilewright-triton",
+                "triton",
+                _by("triton", name),
+                note="rows in the registers of a program",
+                refuses=_too_long,
             ),
             Variant(
                 "tilewright-cuda",

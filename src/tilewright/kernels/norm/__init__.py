@@ -4,7 +4,8 @@ Ba, Kiros and Hinton, "Layer Normalization", 2016; Zhang and Sennrich, "Root Mea
 Normalization", 2019. Gradients as in `backward.cu`.
 
 On a GPU with thread-block clusters the CUDA C++ kernels run where they take the tensors (`schedule.py`), except for the
-forward of short rows; elsewhere Triton's; on a CPU, and in float64, PyTorch's operators (`plain.py`).
+forward of short rows; elsewhere Triton's, to `LONGEST` columns; on a CPU, of longer rows, and in float64, PyTorch's
+operators (`plain.py`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
 FLOAT_EPSILON, DOUBLE_EPSILON = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 SHORT = 128
 """Bytes of a row up to which Triton's forward is faster: a program reads the weights once for several rows."""
+LONGEST = 32768
+"""Columns of a row that Triton's kernels take: a program holds all of them."""
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -135,7 +138,7 @@ def _chosen(
         call = cuda.call_of(direction, matrices, weights, has_bias, centered)
         if cuda.refusal(call, x.device) is None:
             return "cuda"
-    return "triton"
+    return "triton" if x.shape[1] <= LONGEST else "torch"
 
 
 def _kernels(impl: str) -> ModuleType:

@@ -1,9 +1,9 @@
-"""Layer norm and RMS norm in Triton: a row in one program's registers, or in blocks read twice where it is longer.
+"""Layer norm and RMS norm in Triton: rows of up to `LONGEST` columns in one program's registers.
 
-Takes any matrix whose columns are adjacent: any row pitch, any alignment, rows of any length. Limit: DRAM for short
-rows; alignment that Triton does not know (5000 columns); the second read beyond `LARGEST_BLOCK` columns, since programs
-cannot share a row. H200, of a copy's bandwidth: forward 0.96 to 0.98 at 256 to 4096 columns, 0.24 to 0.79 at 5000;
-backward of bf16 layer norm 0.66 to 0.83 up to 8192.
+Takes any matrix whose columns are adjacent, at any row pitch and alignment. Limit: DRAM for short rows; alignment that
+Triton does not know (5000 columns); registers that spill beyond 16384 columns forward, 8192 backward. H200, of a copy's
+bandwidth: forward 0.96 to 0.98 at 256 to 4096 columns, 0.24 to 0.79 at 5000; backward of bf16 layer norm 0.66 to 0.83
+up to 8192.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
@@ -19,8 +19,6 @@ from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.norm.schedule import BackwardOperands, ForwardOperands
 from tilewright.launch.builder import RecipeBuilder
 
-LARGEST_BLOCK = {"forward": 16384, "backward": 8192}
-"""Columns a program holds at once; more would spill."""
 TILE = 4096
 """Elements a program takes of short rows."""
 PROGRAMS = 4
@@ -74,63 +72,6 @@ def forward_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def forward_blocks(  # type: ignore[no-untyped-def]
-    x, x_pitch, residual, residual_pitch, y, total, weight, bias, means, rstds, rows, columns, eps,
-    CENTERED: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One row a program, block by block; the moments of the blocks merge by Chan's rule."""
-    row = tl.program_id(0).to(tl.int64)
-    out = row * columns
-    mean, squares = 0.0, 0.0
-    start = 0
-    while start < columns:
-        column = start + tl.arange(0, BLOCK)
-        within = column < columns
-        values = _load(x, row * x_pitch + column, within)
-        if RESIDUAL:
-            values += _load(residual, row * residual_pitch + column, within)
-            rounded = values.to(total.dtype.element_ty)
-            tl.store(total + out + column, rounded, mask=within)
-            values = rounded.to(tl.float32)
-        if CENTERED:
-            count = tl.minimum(columns - start, BLOCK).to(tl.float32)
-            own = tl.sum(values / count, 0)
-            own += tl.sum(tl.where(within, values - own, 0.0) / count, 0)
-            values = tl.where(within, values - own, 0.0)
-            off = own - mean
-            mean += off * (count / (start + count))
-            squares += off * off * (start * (count / (start + count)))
-        squares += tl.sum(values * values, 0)
-        start += BLOCK
-    rstd = 1 / tl.sqrt_rn(squares / columns + eps)
-    if CENTERED:
-        tl.store(means + row, mean)
-    tl.store(rstds + row, rstd)
-    start = 0
-    while start < columns:
-        column = start + tl.arange(0, BLOCK)
-        within = column < columns
-        values = _load(total, out + column, within) if RESIDUAL else _load(x, row * x_pitch + column, within)
-        normal = _scaled(((values - mean) * rstd)[None, :], weight, bias, column, within, HAS_WEIGHT, HAS_BIAS)
-        tl.store(y + out + column[None, :], normal.to(y.dtype.element_ty), mask=within[None, :])
-        start += BLOCK
-
-
-@triton.jit
-def _normal_and_gradient(  # type: ignore[no-untyped-def]
-    x, x_pitch, dy, dy_pitch, scale, means, rstds, row, column, live, inside, CENTERED: tl.constexpr
-):  # fmt: skip
-    """The normalised values, dy, dy * weight and rstd of a tile of rows."""
-    normal = _load(x, row[:, None] * x_pitch + column[None, :], inside)
-    incoming = _load(dy, row[:, None] * dy_pitch + column[None, :], inside)
-    rstd = tl.load(rstds + row, mask=live, other=0.0)
-    if CENTERED:
-        normal = tl.where(inside, normal - tl.load(means + row, mask=live, other=0.0)[:, None], 0.0)
-    return normal * rstd[:, None], incoming, incoming * scale[None, :], rstd
-
-
-@triton.jit
 def backward_rows(  # type: ignore[no-untyped-def]
     x, x_pitch, dy, dy_pitch, dsum, dsum_pitch, dx, weight, means, rstds, partial, rows, columns,
     CENTERED: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
@@ -148,9 +89,13 @@ def backward_rows(  # type: ignore[no-untyped-def]
         row = tile.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         live = row < rows
         inside = live[:, None] & within[None, :]
-        normal, incoming, gradient, rstd = _normal_and_gradient(
-            x, x_pitch, dy, dy_pitch, scale, means, rstds, row, column, live, inside, CENTERED
-        )
+        normal = _load(x, row[:, None] * x_pitch + column[None, :], inside)
+        incoming = _load(dy, row[:, None] * dy_pitch + column[None, :], inside)
+        rstd = tl.load(rstds + row, mask=live, other=0.0)
+        if CENTERED:
+            normal = tl.where(inside, normal - tl.load(means + row, mask=live, other=0.0)[:, None], 0.0)
+        normal *= rstd[:, None]
+        gradient = incoming * scale[None, :]
         if HAS_WEIGHT:
             d_weight += incoming * normal
         if HAS_BIAS:
@@ -163,67 +108,6 @@ def backward_rows(  # type: ignore[no-untyped-def]
             result += _load(dsum, row[:, None] * dsum_pitch + column[None, :], inside)
         tl.store(dx + row[:, None] * columns + column[None, :], result.to(dx.dtype.element_ty), mask=inside)
         tile += programs
-    to = partial + program.to(tl.int64) * columns + column
-    if HAS_WEIGHT:
-        tl.store(to, tl.sum(d_weight, 0), mask=within)
-        to += programs.to(tl.int64) * columns
-    if HAS_BIAS:
-        tl.store(to, tl.sum(d_bias, 0), mask=within)
-
-
-@triton.jit
-def backward_sums(  # type: ignore[no-untyped-def]
-    x, x_pitch, dy, dy_pitch, weight, means, rstds, averages, rows, columns,
-    CENTERED: tl.constexpr, HAS_WEIGHT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """For one long row: the averages of dy * weight and of dy * weight * normal, to `averages` [2, rows]."""
-    row = tl.program_id(0).to(tl.int64)
-    first = row + tl.zeros([1], tl.int64)
-    plain, along = tl.zeros([1, BLOCK], tl.float32), tl.zeros([1, BLOCK], tl.float32)
-    start = 0
-    while start < columns:
-        column = start + tl.arange(0, BLOCK)
-        within = column < columns
-        scale = _load(weight, column, within) if HAS_WEIGHT else tl.full([BLOCK], 1.0, tl.float32)
-        normal, _, gradient, _ = _normal_and_gradient(
-            x, x_pitch, dy, dy_pitch, scale, means, rstds, first, column, first < rows, within[None, :], CENTERED
-        )
-        plain += gradient
-        along += gradient * normal
-        start += BLOCK
-    tl.store(averages + first, tl.sum(plain, 1) / columns)
-    tl.store(averages + rows + first, tl.sum(along, 1) / columns)
-
-
-@triton.jit
-def backward_columns(  # type: ignore[no-untyped-def]
-    x, x_pitch, dy, dy_pitch, dsum, dsum_pitch, dx, weight, means, rstds, averages, partial, rows, columns,
-    CENTERED: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A block of the columns of every `programs`-th long row, given the rows' averages."""
-    program, programs = tl.program_id(1), tl.num_programs(1)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    within = column < columns
-    scale = _load(weight, column, within) if HAS_WEIGHT else tl.full([BLOCK], 1.0, tl.float32)
-    d_weight, d_bias = tl.zeros([1, BLOCK], tl.float32), tl.zeros([1, BLOCK], tl.float32)
-    index = program
-    while index < rows:
-        row = index.to(tl.int64) + tl.zeros([1], tl.int64)
-        normal, incoming, gradient, rstd = _normal_and_gradient(
-            x, x_pitch, dy, dy_pitch, scale, means, rstds, row, column, row < rows, within[None, :], CENTERED
-        )
-        d_weight += incoming * normal
-        d_bias += incoming
-        off = gradient - normal * tl.load(averages + rows + row)[:, None]
-        if CENTERED:
-            off -= tl.load(averages + row)[:, None]
-        result = off * rstd[:, None]
-        if RESIDUAL:
-            result += _load(dsum, row[:, None] * dsum_pitch + column[None, :], within[None, :])
-        to = dx + row[:, None] * columns + column[None, :]
-        tl.store(to, result.to(dx.dtype.element_ty), mask=within[None, :])
-        index += programs
     to = partial + program.to(tl.int64) * columns + column
     if HAS_WEIGHT:
         tl.store(to, tl.sum(d_weight, 0), mask=within)
@@ -259,15 +143,9 @@ class Tile(NamedTuple):
 
 def tile_of(columns: int, direction: str) -> Tile:
     """For rows of so many columns: 16 bytes a load at every size."""
-    block = min(triton.next_power_of_2(columns), LARGEST_BLOCK[direction])
-    rows = max(1, TILE // block) if columns <= block else 1
-    return Tile(rows, block, min(16, max(4, rows * block // (2048 if direction == "forward" else 512))))
-
-
-def programs_of(rows: int, columns: int, tile: Tile, multiprocessors: int) -> int:
-    """Persistent programs of the backward, that share the rows."""
-    along = -(-columns // tile.columns)
-    return max(1, min(-(-rows // tile.rows), PROGRAMS * multiprocessors // along))
+    block = triton.next_power_of_2(columns)
+    rows = max(1, TILE // block)
+    return Tile(rows, block, min(32, max(4, rows * block // (2048 if direction == "forward" else 512))))
 
 
 def forward(call: RecipeBuilder, operands: ForwardOperands) -> None:
@@ -275,9 +153,8 @@ def forward(call: RecipeBuilder, operands: ForwardOperands) -> None:
     x, residual, weight, bias, y, total, mean, rstd, eps, centered = operands
     rows, columns = x.shape
     tile = tile_of(columns, "forward")
-    kernel = forward_rows if columns <= tile.columns else forward_blocks
     call.launch(
-        kernel, (triton.cdiv(rows, tile.rows),),
+        forward_rows, (triton.cdiv(rows, tile.rows),),
         x, x.stride(0), residual, 0 if residual is None else residual.stride(0), y, total, weight, bias, mean, rstd,
         rows, columns, eps, centered, weight is not None, bias is not None, residual is not None, tile.rows,
         tile.columns, num_warps=tile.warps,
@@ -289,27 +166,15 @@ def backward(call: RecipeBuilder, operands: BackwardOperands) -> None:
     dy, x, dsum, weight, mean, rstd, dx, d_weight, d_bias, centered = operands
     rows, columns = x.shape
     tile = tile_of(columns, "backward")
-    programs = programs_of(rows, columns, tile, limits_of(x.device).multiprocessors)
-    gradients, along = [each for each in (d_weight, d_bias) if each.numel()], triton.cdiv(columns, tile.columns)
+    # Persistent programs, that share the rows.
+    programs = min(triton.cdiv(rows, tile.rows), PROGRAMS * limits_of(x.device).multiprocessors)
+    gradients = [each for each in (d_weight, d_bias) if each.numel()]
     partial = call.empty((len(gradients), programs, columns), torch.float32)
-    pitches = (x, x.stride(0), dy, dy.stride(0))
-    more = (dsum, 0 if dsum is None else dsum.stride(0), dx, weight, mean, rstd)
-    flags = (centered, weight is not None, d_bias.numel() > 0, dsum is not None)
-    if along == 1:
-        call.launch(
-            backward_rows, (programs,),
-            *pitches, *more, partial, rows, columns, *flags, tile.rows, tile.columns, num_warps=tile.warps,
-        )  # fmt: skip
-    else:
-        averages = call.empty((2, rows), torch.float32)
-        call.launch(
-            backward_sums, (rows,),
-            *pitches, weight, mean, rstd, averages, rows, columns, *flags[:2], tile.columns, num_warps=tile.warps,
-        )  # fmt: skip
-        call.launch(
-            backward_columns, (along, programs),
-            *pitches, *more, averages, partial, rows, columns, *flags, tile.columns, num_warps=tile.warps,
-        )  # fmt: skip
+    call.launch(
+        backward_rows, (programs,), x, x.stride(0), dy, dy.stride(0), dsum, 0 if dsum is None else dsum.stride(0), dx,
+        weight, mean, rstd, partial, rows, columns, centered, weight is not None, d_bias.numel() > 0, dsum is not None,
+        tile.rows, tile.columns, num_warps=tile.warps,
+    )  # fmt: skip
     if gradients:
         grid = triton.cdiv(columns, SUM_COLUMNS), len(gradients)
         ends = gradients[0], gradients[-1]
