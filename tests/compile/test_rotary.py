@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import tilewright
-from tilewright import backend
-from tilewright.measure.truth.contract import compare
+from tests.contract import keeps_contract, launched
 
 
 def rotate_half(x: Tensor) -> Tensor:
@@ -53,16 +52,4 @@ def test_one_kernel_for_each_tensor_is_planned(device: str, function: Callable[.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("function", "angles"), [(rotary, 48), (partial_rotary, 32)])
 def test_results_and_gradients(dtype: torch.dtype, function: Callable[..., Any], angles: int) -> None:
-    given = inputs(dtype, angles)
-
-    def both(run: Callable[..., Any], tensors: list[Tensor]) -> list[Tensor]:
-        results = run(*tensors)
-        return [*results, *torch.autograd.grad([y.square().sum() for y in results], tensors[:2])]
-
-    truth = both(function, [x.detach().double().requires_grad_() for x in given])
-    with backend.recording() as compiled:
-        ours = both(torch.compile(function, backend="tilewright"), given)
-    launches = [kind for graph in compiled.graphs for _, kind in graph.plan.launches()]
-    assert launches == ["kernel"] * 4
-    for mine, eager, exact in zip(ours, both(function, given), truth, strict=True):
-        assert compare(mine, eager, exact).ok
+    assert launched(keeps_contract(function, inputs(dtype, angles))) == ["kernel"] * 4

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.contract import launched
 from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, differences, image
-from tests.passes.test_channels_last import Classifier
-from tests.passes.test_group_norm import Block, gradients
+from tests.passes.test_channels_last import Classifier, trains_as_eager
+from tests.passes.test_group_norm import Block
 from tilewright.backend import recording
-from tilewright.measure.truth.contract import compare
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
 GPU = torch.device("cuda:0")
@@ -29,23 +27,10 @@ NETS = {
 def test_training_keeps_the_contract(name: str, layout: torch.memory_format) -> None:
     model, shape = NETS[name]()
     model = model.to(GPU, torch.bfloat16).to(memory_format=layout)
-    mine, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     x = (torch.randn(shape, device=GPU) + 1).bfloat16().contiguous(memory_format=layout)
-    with recording() as record:
-        y, ours = gradients(torch.compile(mine, backend="tilewright", fullgraph=True), x)  # type: ignore[arg-type]
-    eager, theirs = gradients(model, x)
-    truth, true = gradients(exact, x.double())
+    record = trains_as_eager(model, x)
     assert record.fallbacks == []
-    assert compare(y, eager, truth, tensor="y").ok and y.stride() == eager.stride()
-    for (what, mine_), (_, other), (_, exact_) in zip(ours, theirs, true, strict=True):
-        assert mine_ is not None and other is not None and exact_ is not None
-        figures = compare(mine_, other, exact_, tensor=what)
-        assert figures.ok, figures
-    for (what, buffer), other, exact_ in zip(mine.named_buffers(), model.buffers(), exact.buffers(), strict=True):
-        figures = compare(buffer, other, exact_, tensor=what)
-        assert figures.ok, figures
-    launched = [call for graph in record.graphs for _, call in graph.plan.launches()]
-    assert not [call for call in launched if "pool" in call or "norm" in call or "index_put" in call]
+    assert not [call for call in launched(record) if "pool" in call or "norm" in call or "index_put" in call]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -55,8 +40,7 @@ def test_pools_give_eagers_values_positions_and_gradients(name: str, layout: str
     x = image(layout).to(GPU, memory_format=LAYOUTS[layout])
     with recording() as record:
         assert differences(function, torch.compile(function, backend="tilewright", fullgraph=True), x) == []
-    launched = [call for graph in record.graphs for _, call in graph.plan.launches()]
-    assert not [call for call in launched if "pool" in call]
+    assert not [call for call in launched(record) if "pool" in call]
 
 
 def test_biases_are_no_part_of_convolutions() -> None:

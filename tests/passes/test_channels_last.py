@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Container
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from tilewright.backend import backend, recording
+from tests.contract import targets
+from tilewright.backend import Recording, backend, recording
 from tilewright.graph import calls
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
@@ -71,27 +74,49 @@ def stored(graph: Any) -> list[torch.fx.Node]:
     return [node for node in written + library if node.op == "call_function" and "clone" not in str(node.target)]
 
 
+def keeps_layout(record: Recording, channels: Container[int], longer_than: int = 0) -> None:
+    """Every value of four dimensions and so many channels that is stored lies channels last."""
+    for graph in record.graphs:
+        for node in stored(graph):
+            for value in calls.outputs(node):
+                if value is not None and value.dim() == 4 and value.shape[1] in channels:
+                    assert value.is_contiguous(memory_format=torch.channels_last) or value.shape[-1] <= longer_than, (
+                        node
+                    )
+
+
+def trains_as_eager(model: nn.Module, x: Tensor) -> Recording:
+    """Results, gradients and buffers keep the numbers contract, and lie as eager's do.
+
+    The float64 model takes its own branches (`verify` gives it eager's): they are as close to ours as to eager's.
+    """
+    mine, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    with recording() as record:
+        ours = _trained(torch.compile(mine, backend=backend, fullgraph=True), mine, x)
+    for (name, value), eager, true in zip(
+        ours.items(), _trained(model, model, x).values(), _trained(exact, exact, x.double()).values(), strict=True
+    ):
+        figures = compare(value, eager, true, tensor=name)
+        assert figures.ok and wide_strides(value) == wide_strides(eager), figures
+    return record
+
+
+def _trained(call: Any, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Results, the gradients of their mean squares, and buffers."""
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    results = tree_leaves(call(x))
+    leaves = {"x": x, **dict(model.named_parameters())}
+    torch.autograd.backward([y.to(torch.promote_types(y.dtype, torch.float32)).square().mean() for y in results])
+    found = {str(number): y.detach() for number, y in enumerate(results)} | dict(model.named_buffers())
+    return found | {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+
+
 def test_results_gradients_and_strides_are_eagers(planned_for_h200: list[Decision]) -> None:
     torch.manual_seed(0)
-    model = Block(32).bfloat16()
-    mine, exact = copy.deepcopy(model), copy.deepcopy(model).double()
-    x = torch.randn(2, 32, 8, 10).bfloat16()
-    with recording() as record:
-        call = torch.compile(mine, backend=backend)
-        got = call(x)
-        sum(y.float().sum() for y in got).backward()
-    wanted, true = model(x), exact(x.double())
-    sum(y.float().sum() for y in wanted).backward()
-    sum(y.sum() for y in true).backward()
+    model, x = Block(32).bfloat16(), torch.randn(2, 32, 8, 10).bfloat16()
+    record = trains_as_eager(model, x)
     assert [(d.verdict, d.reason) for d in planned_for_h200] == [("taken", "2 convolutions share the layout")]
     assert all(y.is_contiguous(memory_format=torch.channels_last) for y in convolutions(record))
-    for y, eager, reference in zip(got, wanted, true, strict=True):
-        assert y.stride() == eager.stride() and y.dtype == eager.dtype
-        assert (y.double() - reference).norm() <= 2 * (eager.double() - reference).norm() + 1e-2 * reference.norm()
-    for ours, theirs in zip(mine.parameters(), model.parameters(), strict=True):
-        assert ours.grad is not None and theirs.grad is not None
-        assert wide_strides(ours.grad) == wide_strides(theirs.grad)
-        torch.testing.assert_close(ours.grad.float(), theirs.grad.float(), rtol=0.05, atol=0.25)
 
 
 @pytest.mark.parametrize(
@@ -162,29 +187,11 @@ def test_training_keeps_the_layout_forward_and_backward(
     """No value of four dimensions lies otherwise, and no batch norm is left whole."""
     torch.manual_seed(1)
     model = Classifier(32).bfloat16().to(memory_format=layout)
-    mine, exact = copy.deepcopy(model), copy.deepcopy(model).double()
-    x = torch.randn(8, 32, 14, 14).bfloat16().contiguous(memory_format=layout).requires_grad_()
-    mine_x, exact_x = x.detach().clone().requires_grad_(), x.detach().double().requires_grad_()
-    with recording() as record:
-        got = torch.compile(mine, backend=backend, fullgraph=True)(mine_x)
-        got.float().square().sum().backward()
-    model(x).float().square().sum().backward()
-    exact(exact_x).square().sum().backward()
+    x = torch.randn(8, 32, 14, 14).bfloat16().contiguous(memory_format=layout)
+    record = trains_as_eager(model, x)
     assert planned_for_h200[0].verdict == "taken"
-    for graph in record.graphs:
-        assert not [node for node in graph.plan.graph.nodes if "batch_norm" in str(node.target)]
-        for node in stored(graph):
-            for value in calls.outputs(node):
-                if value is not None and value.dim() == 4 and value.shape[1] == 32:
-                    assert value.is_contiguous(memory_format=torch.channels_last), node
-    named = [("x", mine_x, x, exact_x)]
-    pairs = zip(mine.named_parameters(), model.parameters(), exact.parameters(), strict=True)
-    named += [(name, ours, theirs, true) for (name, ours), theirs, true in pairs]
-    for name, ours, theirs, true in named:
-        assert ours.grad is not None and theirs.grad is not None and true.grad is not None
-        assert wide_strides(ours.grad) == wide_strides(theirs.grad), name
-        figures = compare(ours.grad, theirs.grad, true.grad, tensor=name)
-        assert figures.ok, figures
+    assert not [target for target in targets(record) if "batch_norm" in target]
+    keeps_layout(record, (32,))
 
 
 class Turned(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.passes.test_channels_last import planned_for_h200, stored, wide_strides
-from tilewright.backend import backend, recording
-from tilewright.graph import calls
-from tilewright.measure.truth.contract import compare
+from tests.contract import targets
+from tests.passes.test_channels_last import keeps_layout, planned_for_h200, trains_as_eager
+from tilewright.backend import backend
 from tilewright.passes.group_norm import group_norm
 from tilewright.records.program import Decision
 
@@ -36,39 +34,17 @@ class Block(nn.Module):
         return torch.cat([F.interpolate(y, scale_factor=2.0), kept], 1)
 
 
-def gradients(model: nn.Module, x: Tensor) -> tuple[Tensor, list[tuple[str, Tensor | None]]]:
-    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    y = model(x)
-    y.to(torch.promote_types(y.dtype, torch.float32)).square().mean().backward()
-    return y.detach(), [("x", x.grad), *((name, p.grad) for name, p in model.named_parameters())]
-
-
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("groups", [4, 32, 1])
 def test_training_keeps_the_layout_and_the_contract(
     groups: int, affine: bool, planned_for_h200: list[Decision]
 ) -> None:
     torch.manual_seed(groups)
-    model = Block(32, groups, affine).bfloat16()
-    mine, exact = copy.deepcopy(model), copy.deepcopy(model).double()
-    x = (torch.randn(2, 32, 14, 18) + 3).bfloat16()
-    with recording() as record:
-        y, ours = gradients(torch.compile(mine, backend=backend, fullgraph=True), x)  # type: ignore[arg-type]
-    eager, theirs = gradients(model, x)
-    truth, true = gradients(exact, x.double())
+    model, x = Block(32, groups, affine).bfloat16(), (torch.randn(2, 32, 14, 18) + 3).bfloat16()
+    record = trains_as_eager(model, x)
     assert planned_for_h200[0].verdict == "taken" and record.fallbacks == []
-    assert compare(y, eager, truth, tensor="y").ok and y.stride() == eager.stride()
-    for (name, mine_), (_, other), (_, exact_) in zip(ours, theirs, true, strict=True):
-        assert mine_ is not None and other is not None and exact_ is not None
-        figures = compare(mine_, other, exact_, tensor=name)
-        assert figures.ok, figures
-        assert wide_strides(mine_) == wide_strides(other), name
-    for graph in record.graphs:
-        assert not [node for node in graph.plan.graph.nodes if "group_norm" in str(node.target)]
-        for node in stored(graph):
-            for value in calls.outputs(node):
-                if value is not None and value.dim() == 4 and value.shape[1] in (32, 64) and value.shape[-1] > 3:
-                    assert value.is_contiguous(memory_format=torch.channels_last), node
+    assert not [target for target in targets(record) if "group_norm" in target]
+    keeps_layout(record, (32, 64), longer_than=3)
 
 
 def test_inference_and_uncompiled_calls(planned_for_h200: list[Decision]) -> None:
