@@ -26,7 +26,6 @@ from tilewright.compile.capture import capture
 from tilewright.compile.launches import works
 from tilewright.compile.planner import Planner
 from tilewright.cost.work import Work, predicted_us
-from tilewright.hardware.language import planned_for
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import absent
 from tilewright.passes.fusion import Region
@@ -155,8 +154,7 @@ def explained(workload: Workload, trains: bool, profile: DeviceProfile) -> Expla
     model = _Positional(workload.model.train(trains), tuple(workload.inputs))
     case = Case("model", lambda: model, inputs, training=trains)
     try:
-        with planned_for(profile.device, profile.capability):
-            plan = capture(case, Planner(absent(profile)), device="cpu").plan
+        plan = capture(case, Planner(absent(profile))).plan
     except TilewrightError as error:
         return str(error).splitlines()[0]
     assert plan is not None

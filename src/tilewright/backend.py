@@ -20,7 +20,6 @@ from tilewright.compile.identity import keeps_programs, versions
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
-from tilewright.emit.source import language_of
 from tilewright.graph.capture import Boxed, CallableGraph, first_line, through_aot
 from tilewright.graph.graph_breaks import graph_break
 from tilewright.graph.pytorch_state import compilations
@@ -287,7 +286,7 @@ class _Compiler:
             graph.sources[region.name]
             for graph in graphs
             for region in graph.fusion.regions
-            if language_of(region.device) == "c++"
+            if region.language == "c++"
         ]
         tell("C++ kernels compiled", 0, len(in_cpp))
         library = load(translation_unit(list(dict.fromkeys(in_cpp)))) if in_cpp else None

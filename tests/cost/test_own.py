@@ -17,7 +17,7 @@ from tilewright import functional
 from tilewright.cost.operators import operator_cost, total
 from tilewright.cost.symbols import pretty
 from tilewright.graph import calls
-from tilewright.hardware.language import planned_for
+from tilewright.kernels.device import traced_for_gpu
 from tilewright.records.program import Cost
 
 all_operators()
@@ -181,7 +181,7 @@ COUNTS = {
 def test_counts_in_closed_form(name: str) -> None:
     expected = COUNTS[name]
     # The size of what no input's axis names is the number in the call.
-    with planned_for("cuda"):
+    with traced_for_gpu(True):
         cost = own_cost(expected.function, expected.inputs, name, SIZES)
     found = [pretty(text or "?", NAMES) for text in (cost.reads_symbolic, cost.writes_symbolic, cost.flops_symbolic)]
     assert found == [expected.reads, expected.writes, expected.flops]
@@ -331,7 +331,7 @@ def test_a_mask_is_stored_where_pytorch_draws_it(device: str, mask: int) -> None
     def program(x: Tensor, r: Tensor) -> tuple[Tensor, ...]:
         return own.dropout_add(x, r, 0.1, "none", 16)  # type: ignore[no-any-return]
 
-    with planned_for("cuda" if device == "cuda" else "cpu"):
+    with traced_for_gpu(device == "cuda"):
         cost = own_cost(program, (MATRIX, MATRIX), "dropout_add", SIZES)
     assert cost.bytes_written == 2 * 6 * 10 + mask
 

@@ -20,7 +20,6 @@ from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, differences, imag
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.backend import backend, recording
 from tilewright.emit.cpp import emit_cpp, translation_unit
-from tilewright.emit.source import language_of
 from tilewright.emit.triton import emit_triton
 from tilewright.hardware.target import target_named
 from tilewright.loops.lower import Lowered
@@ -163,9 +162,10 @@ def test_cpu_tensors_need_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_device_chooses_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TILEWRIGHT_TARGET", raising=False)
-    assert (language_of(CPU), language_of(torch.device("cuda"))) == ("c++", "triton")
+    target = target_named("cpu")
+    assert (target.language_of(CPU), target.language_of(torch.device("cuda"))) == ("c++", "triton")
     monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
-    assert language_of(CPU) == "triton"
+    assert target.language_of(CPU) == "triton"
 
 
 def test_a_kernel_that_does_not_compile_takes_its_own_operators_alone(monkeypatch: pytest.MonkeyPatch) -> None:

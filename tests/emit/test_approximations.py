@@ -11,13 +11,12 @@ import torch.nn.functional as F
 
 from tests.passes.graphs import aten
 from tilewright.emit.triton import emit_triton
-from tilewright.hardware.language import planned_for
+from tilewright.hardware.target import target_named
 from tilewright.passes.fusion import fuse
 
 
 def source(function: Callable[..., Any], dtype: torch.dtype) -> str:
-    with planned_for("cuda"):
-        (region,) = fuse(aten(function, torch.randn(64, 96).to(dtype)), "forward").regions
+    (region,) = fuse(aten(function, torch.randn(64, 96).to(dtype)), "forward", target_named("h200")).regions
     return emit_triton(region.lowered.nest)
 
 

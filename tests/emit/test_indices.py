@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from tests.passes.graphs import aten
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.triton_indices import ranges_of
-from tilewright.hardware.language import planned_for
+from tilewright.hardware.target import target_named
 from tilewright.loops.nest import Nest
 from tilewright.passes.fusion import fuse
 
 
 def nest_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Nest:
-    with planned_for("cuda"):
-        return fuse(aten(function, *inputs), "forward").regions[-1].lowered.nest
+    return fuse(aten(function, *inputs), "forward", target_named("h200")).regions[-1].lowered.nest
 
 
 def test_places_of_a_pool_take_32_bits() -> None:

@@ -20,6 +20,7 @@ from tests.loops.test_nests import rotary, rotary_backward
 from tests.operators.samples import CALLS, VIEWS, combinations
 from tests.operators.test_table import Program as Table
 from tilewright.emit.triton import emit_triton
+from tilewright.hardware.target import target_named
 from tilewright.loops.lower import Lowered
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
@@ -298,7 +299,7 @@ def graph_of(function: Function, *inputs: torch.Tensor) -> fx.Graph:
 
 def nests_of(function: Function, *inputs: torch.Tensor) -> list[Lowered]:
     """The nests that fusion makes of a function."""
-    return [region.lowered for region in fuse(graph_of(function, *inputs), "forward").regions]
+    return [region.lowered for region in fuse(graph_of(function, *inputs), "forward", target_named("cpu")).regions]
 
 
 Runner = Callable[[Lowered, list[torch.Tensor]], None]
@@ -319,7 +320,7 @@ def run_graph(
     """All results of a graph whose regions `run` computes; and the kernel that made each value."""
     values: dict[fx.Node, Any] = dict(zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True))
     made: dict[fx.Node, str] = {}
-    for unit in schedule(graph, fuse(graph, "forward").regions):
+    for unit in schedule(graph, fuse(graph, "forward", target_named("cpu")).regions):
         if isinstance(unit, Region):
             results = list(_results(unit.lowered, device))
             run(unit.lowered, [values[n] for n in unit.lowered.inputs] + results)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.passes.graphs import aten
 from tilewright.hardware.profiles import profile_for
-from tilewright.hardware.target import Target
+from tilewright.hardware.target import Target, target_of
 from tilewright.passes.fusion import apart, fuse
 from tilewright.tune.regions import APART, FUSED, race_regions
 from tilewright.tune.settle import settle
@@ -25,7 +25,9 @@ def normalised(x: Tensor) -> Tensor:
 
 
 def test_a_region_is_raced_on_a_gpu() -> None:
-    (region,) = fuse(aten(normalised, torch.zeros(4096, 4096, device="cuda")), "forward").regions
+    (region,) = fuse(
+        aten(normalised, torch.zeros(4096, 4096, device="cuda")), "forward", target_of(torch.device("cuda"))
+    ).regions
     parts = apart(region)
     assert parts is not None and len(parts) == 5
     (outcome,) = race_regions([(region, parts)])
@@ -37,7 +39,7 @@ def test_an_outcome_is_kept_and_followed(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     # Nothing was timed on such a device, so that prediction cannot tell.
     target = Target(replace(profile_for("h200"), kernel_times={}))
-    proposed = fuse(aten(normalised, torch.zeros(512, 4096, device="cuda")), "forward")
+    proposed = fuse(aten(normalised, torch.zeros(512, 4096, device="cuda")), "forward", target_of(torch.device("cuda")))
     settled = settle(proposed, target, measure=True)
     assert len(list(tmp_path.rglob("*.race.json"))) == 1
     assert {decision.measured_us is not None for decision in settled.decisions} == {True}

@@ -51,7 +51,7 @@ def capture(function: Callable[..., Any], *inputs: Tensor, name: str = "kernel")
         if node.op == "call_function" and (row is None or row.operator_class != "layout" or row.name == "getitem"):
             members.append(node)
     results = [node for node in graph.output_node().all_input_nodes if node.op != "placeholder"]
-    return Captured(graph, lower(members, results, name))
+    return Captured(graph, lower(members, results, name, "c++"))
 
 
 def run(captured: Captured, inputs: Sequence[Tensor]) -> list[Tensor]:

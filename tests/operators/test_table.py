@@ -14,6 +14,7 @@ from torch import fx
 
 from tests.operators.samples import CALLS, VIEWS, Maker, Operands, combinations
 from tilewright.emit.cpp import emit_cpp, translation_unit
+from tilewright.hardware.target import target_named
 from tilewright.loops.lower import lower
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
@@ -56,7 +57,7 @@ def overload(name: str) -> Any:
 
 def compiled(graph: fx.Graph) -> tuple[Executable, dict[fx.Node, str]]:
     """A graph as the backend would run it, and the kernel that computes each value in memory."""
-    fusion = fuse(graph, "forward")
+    fusion = fuse(graph, "forward", target_named("cpu"))
     sources = {region.name: emit_cpp(region.lowered.nest) for region in fusion.regions}
     library = load(translation_unit(list(sources.values())))
     executable = assemble(Scheduled(graph, schedule(graph, fusion.regions)), sources, library)
@@ -151,7 +152,7 @@ def test_kernels_keep_the_numbers_contract(checked: Mapping[str, Sequence[Checke
         if result.kernel is None:
             call = result.node.args[0] if result.node.target is operator.getitem else result.node
             with pytest.raises(Unfusable, match=BY_PYTORCH):
-                lower([call], [result.node], "alone")
+                lower([call], [result.node], "alone", "c++")
 
 
 def test_rms_norm_backward_against_autograd() -> None:

@@ -30,7 +30,7 @@ def fused(function: Callable[..., Any], *inputs: Tensor) -> tuple[fx.Graph, Fusi
     graph = aten(function, *inputs)
     simplify(graph)
     split_dropout(graph, target_of(torch.device("cpu")))
-    return graph, fuse(graph, "forward")
+    return graph, fuse(graph, "forward", target_named("cpu"))
 
 
 def members(fusion: Fusion) -> list[list[str]]:
@@ -195,7 +195,7 @@ def block(dropout: float) -> Captured:
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_every_pair_of_neighbours_in_the_block_has_one_row(name: Any, dropout: float) -> None:
     graph = block(dropout).graphs[name]
-    fusion = fuse(graph, name)
+    fusion = fuse(graph, name, target_named("cpu"))
     assert len(fusion.decisions) > 20
     assert_complete(graph, fusion)
     assert {d.verdict for d in fusion.decisions} == {"taken", "impossible"}
@@ -206,13 +206,13 @@ def test_every_pair_of_neighbours_in_the_block_has_one_row(name: Any, dropout: f
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_the_block_fuses_what_a_person_would(dropout: float) -> None:
-    forward = fuse(block(dropout).graphs["forward"], "forward")
+    forward = fuse(block(dropout).graphs["forward"], "forward", target_named("cpu"))
     together = [{str(n.target).split(".")[1] for n in r.members if "." in str(n.target)} for r in forward.regions]
     # The residual and the norm behind it; the tail of the feed-forward layer.
     assert any({"add", "native_layer_norm"} <= names for names in together)
     if dropout:
         assert sum({"native_dropout_backward", "add"} <= names for names in together) == 2
-    backward = fuse(block(dropout).graphs["backward"], "backward")
+    backward = fuse(block(dropout).graphs["backward"], "backward", target_named("cpu"))
     together = [{str(n.target).split(".")[1] for n in r.members if "." in str(n.target)} for r in backward.regions]
     # A bias' gradient is summed where the gradient of its product is made.
     assert any({"gelu_backward", "sum"} <= names for names in together)
@@ -221,4 +221,6 @@ def test_the_block_fuses_what_a_person_would(dropout: float) -> None:
 
 def test_planning_twice_gives_the_same_rows() -> None:
     graph = block(0.1).graphs["forward"]
-    assert fuse(graph, "forward").decisions == fuse(graph, "forward").decisions
+    assert (
+        fuse(graph, "forward", target_named("cpu")).decisions == fuse(graph, "forward", target_named("cpu")).decisions
+    )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from tests.passes.graphs import aten, is_view
+from tilewright.hardware.target import target_named
 from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.schedule import Unit, schedule
 from tilewright.passes.simplify import is_pure, simplify
@@ -102,7 +103,7 @@ def test_any_program_runs_in_its_schedule(program: Any, backward: bool) -> None:
     simplify(graph)
     if backward:
         second_is_a_gradient(graph)
-    regions = fuse(graph, "forward").regions
+    regions = fuse(graph, "forward", target_named("cpu")).regions
     units = schedule(graph, regions)
     assert_whole(units, graph, regions)
 
@@ -143,7 +144,7 @@ def test_draws_keep_their_order_though_nobody_reads_the_first() -> None:
         return early.exp(), late.sin()
 
     graph = aten(program, torch.zeros(3))
-    at = positions(schedule(graph, fuse(graph, "forward").regions))
+    at = positions(schedule(graph, fuse(graph, "forward", target_named("cpu")).regions))
     assert at["rand_like"] < at["randn_like"]
 
 
@@ -155,7 +156,7 @@ def test_what_reads_an_input_runs_before_it_is_written() -> None:
         return kept
 
     graph = aten(program, torch.zeros(3, 3), torch.zeros(3, 3))
-    regions = fuse(graph, "forward").regions
+    regions = fuse(graph, "forward", target_named("cpu")).regions
     at = positions(schedule(graph, regions))
     assert at[regions[0].name] < at["copy_"]
 
@@ -167,7 +168,7 @@ def test_a_region_runs_late_but_before_its_reader() -> None:
         return early @ product
 
     graph = aten(program, torch.zeros(3, 3), torch.zeros(3, 3))
-    regions = fuse(graph, "forward").regions
+    regions = fuse(graph, "forward", target_named("cpu")).regions
     at = positions(schedule(graph, regions))
     assert at[regions[0].name] < at["mm_1"] and at["mm"] < at["mm_1"]
 
@@ -182,7 +183,7 @@ def test_the_gradient_of_a_weight_comes_first_and_takes_what_it_reads_along() ->
 
     graph = aten(program, torch.zeros(6, 5), torch.zeros(6, 3), torch.zeros(5, 3))
     second_is_a_gradient(graph)
-    regions = fuse(graph, "backward").regions
+    regions = fuse(graph, "backward", target_named("cpu")).regions
     assert [[node.name for node in region.members] for region in regions] == [["gelu"], ["gelu_backward"]]
     at = positions(schedule(graph, regions))
     assert at[regions[0].name] < at["mm_1"] < at["mm"] < at[regions[1].name]
@@ -190,6 +191,6 @@ def test_the_gradient_of_a_weight_comes_first_and_takes_what_it_reads_along() ->
 
 def test_a_view_inside_a_kernel_does_not_run() -> None:
     graph = aten(lambda x, w: (x.exp().t().sin(), w.t() @ w), torch.zeros(3, 4), torch.zeros(5, 2))
-    units = schedule(graph, fuse(graph, "forward").regions)
+    units = schedule(graph, fuse(graph, "forward", target_named("cpu")).regions)
     views = [unit for unit in units if isinstance(unit, fx.Node) and is_view(unit)]
     assert [view.all_input_nodes[0].name for view in views] == ["w_1"]

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from tests.passes.graphs import aten
 from tilewright import functional
-from tilewright.hardware.language import planned_for
+from tilewright.hardware.target import target_named
 from tilewright.passes.units import (
     Reachability,
     behind_views,
@@ -20,6 +20,7 @@ from tilewright.passes.units import (
     readers,
     sources,
     values_of,
+    whose_kernel,
     with_results,
 )
 
@@ -85,15 +86,14 @@ def test_why_a_node_cannot_be_part_of_a_kernel() -> None:
 
 
 def test_whose_kernel_runs_for_an_operator_of_tilewrights() -> None:
-    def reason(x: Tensor) -> str | None:
+    def reason(x: Tensor, device: str) -> str | None:
         (node,) = (n for n in aten(lambda x: functional.layer_norm(x), x).nodes if "norm" in str(n.target))
-        return is_fusible(node)
+        return whose_kernel(node, target_named(device))
 
     by_pytorch = "tilewright.norm.default is computed by PyTorch's operators: its hand-written kernel is "
-    assert reason(X) == by_pytorch + "for GPUs"
-    with planned_for("cuda"):
-        assert reason(X) == "tilewright.norm.default runs tilewright's own hand-written kernel"
-        assert reason(X.double()) == by_pytorch + "not for float64"
+    assert reason(X, "cpu") == by_pytorch + "for GPUs"
+    assert reason(X, "h200") == "tilewright.norm.default runs tilewright's own hand-written kernel"
+    assert reason(X.double(), "h200") == by_pytorch + "not for float64"
 
 
 def test_cycles_are_those_that_a_walk_finds() -> None:

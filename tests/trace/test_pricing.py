@@ -16,7 +16,7 @@ from tests.kernels.registered import all_operators
 from tilewright.cost.operators import operator_cost
 from tilewright.graph import calls
 from tilewright.graph.dims import symbolic_shapes
-from tilewright.hardware.language import planned_for
+from tilewright.kernels.device import traced_for_gpu
 from tilewright.operators.shapes import CallAxes, NumberAxes, UnknownShape
 from tilewright.operators.table import rows
 from tilewright.records.program import Cost
@@ -154,7 +154,7 @@ def test_tilewrights_operators_cost_in_a_trace_what_they_cost_in_a_graph(
     function: Callable[..., object], inputs: tuple[str, ...], tmp_path: Path
 ) -> None:
     program = Program(function, inputs)
-    with planned_for("cuda"):
+    with traced_for_gpu(True):
         shapes = program.shapes(program.graph(SIZES), SIZES)
     (node,) = (node for node in shapes.graph.nodes if str(node.target).startswith("tilewright."))
     ((name, args),) = (

@@ -35,7 +35,7 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def proposal(width: int = 8, function: Callable[..., Any] = softmax) -> Fusion:
-    return fuse(aten(function, torch.zeros(5, width)), "forward")
+    return fuse(aten(function, torch.zeros(5, width)), "forward", target_named("cpu"))
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_a_fusion_that_loses_is_taken_apart_and_says_so(races: dict[str, Any]) -
 def test_what_was_taken_apart_still_runs(races: dict[str, Any]) -> None:
     graph = aten(softmax, torch.zeros(5, 8))
     races["outcome"] = LOST
-    units = schedule(graph, settle(fuse(graph, "forward"), CPU, measure=True).regions)
+    units = schedule(graph, settle(fuse(graph, "forward", target_named("cpu")), CPU, measure=True).regions)
     assert sum(isinstance(unit, Region) for unit in units) == 5
 
 

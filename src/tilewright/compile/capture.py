@@ -21,6 +21,8 @@ from tilewright.graph.capture_errors import capture_error
 from tilewright.graph.function_calls import function_calls
 from tilewright.graph.source import source_line
 from tilewright.graph.undefined import copied
+from tilewright.hardware.target import Target
+from tilewright.kernels.device import traced_for_gpu
 from tilewright.measure.inputs import make_inputs, on_device
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError
@@ -41,22 +43,26 @@ class Captured:
 
 
 def capture(
-    case: Case, planner: Planner | None = None, *, device: str = "cpu", instead: Folded | None = None
+    case: Case, planner: Planner | None = None, *, target: Target | None = None, instead: Folded | None = None
 ) -> Captured:
-    """The forward graph (and, in training, the backward graph) of `case`, captured on `device`.
+    """The forward graph (and, in training, the backward graph) of `case`.
 
-    With a planner they are rewritten and planned for its target; else they are those that eager runs. `instead` of the
+    With a planner they are rewritten and planned for its target; else they are those that eager runs, on `target` where
+    one is given and on a CPU else. `instead` of the
     whole program, with equal iterations left out, is captured where it is given. Raises CaptureError where the program
     is not one graph, or one whose sizes depend on the data, and InputError where the model refuses its inputs.
     """
     captured = Captured()
+    target = planner.target if planner is not None else target
+    device = "cpu" if target is None else target.tensor_device
+    stands_for_gpu = target is not None and target.is_planned_gpu
 
     def observe(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         return through_aot(_Observer(captured, planner), module, list(examples))
 
     torch._dynamo.reset()
     try:
-        with torch.set_grad_enabled(case.training), _without_log():
+        with torch.set_grad_enabled(case.training), _without_log(), traced_for_gpu(stands_for_gpu):
             if instead is None:
                 function, inputs = built(case, device)
                 torch.compile(_called(function), backend=observe, fullgraph=True, dynamic=False)(*inputs)

@@ -16,7 +16,7 @@ from tilewright.cost.nests import nest_cost
 from tilewright.cost.operators import operator_cost
 from tilewright.cost.symbols import pretty
 from tilewright.cost.work import Work, predicted_us
-from tilewright.emit.source import language_of, source_of
+from tilewright.emit.source import source_of
 from tilewright.graph import calls
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
 from tilewright.graph.source import source_line
@@ -136,7 +136,7 @@ def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: De
         name=region.name,
         members=tuple(n.name for n in region.members),
         cost=cost,
-        language=language_of(region.device),
+        language=region.language,
         source_code=source_of(region),
         floor_us=floor,
         bound=bound,

@@ -14,7 +14,7 @@ from torch import fx
 
 from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.cost.kinds import attention_us
-from tilewright.emit.source import language_of, source_of
+from tilewright.emit.source import source_of
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import Nest, nameless
 from tilewright.passes.attention.library import name_attention
@@ -84,11 +84,11 @@ class Planner:
         split_bias(graph, self.target)
         written = write_in_place(graph, name)
         if self.hand_written:
-            written += write_caches(graph, name) + add_sums_in_place(graph, name)
+            written += write_caches(graph, name, self.target) + add_sums_in_place(graph, name)
         write_back_together(graph, self.target)
-        proposed = fuse(graph, name)
+        proposed = fuse(graph, name, self.target)
         if compute_in_each_reader(graph, proposed.regions):
-            proposed = fuse(graph, name)
+            proposed = fuse(graph, name, self.target)
         fusion = settle(proposed, self.target, measure=self.measure)
         fusion.decisions[:0] = written
         for region in fusion.regions:
@@ -115,7 +115,7 @@ class _Kernels:
         """The source of the region's kernel, which from now on is that of the first of its kind."""
         nest = region.lowered.nest
         # Not the nests themselves: 0.0 equals -0.0, and True equals 1.
-        key = repr(nameless(nest)) + language_of(region.device)
+        key = repr(nameless(nest)) + region.language
         if key not in self.known:
             self.known[key] = nest, source_of(region)
         shared, source = self.known[key]

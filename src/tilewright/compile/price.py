@@ -15,7 +15,6 @@ from tilewright.compile.repetition import Irregular, iterations, with_all_iterat
 from tilewright.graph.call_cycles import Folded
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
 from tilewright.graph.tree import Group, annotated_tree
-from tilewright.hardware.language import planned_for
 from tilewright.hardware.target import Target
 from tilewright.records import program as records
 from tilewright.records.case import Case
@@ -42,7 +41,7 @@ def price_case(case: Case, target: Target, *, measure: bool = False) -> PricedCa
 
 def price_program(case: Case, target: Target) -> Program:
     """The program of `price_case`; of a long one that repeats, a few iterations are captured and all are counted."""
-    part = repeated_part(case, _device(target))
+    part = repeated_part(case, target.tensor_device)
     if part is not None:
         priced = _priced(case, target, instead=part)
         eager = {name: iterations(graph.nodes) for name, graph in priced.eager.graphs.items()}
@@ -53,23 +52,17 @@ def price_program(case: Case, target: Target) -> Program:
     return price_case(case, target).program
 
 
-def _device(target: Target) -> str:
-    return target.profile.device if target.is_present else "cpu"
-
-
 def _priced(case: Case, target: Target, *, measure: bool = False, instead: Folded | None = None) -> PricedCase:
     program = Program()
     profile = target.profile
-    device = _device(target)
-    with planned_for(profile.device, profile.capability):
-        eager = capture(case, device=device, instead=instead)
-        shapes = _shapes(case, eager)
-        for name, graph in eager.graphs.items():
-            program.operators += operators_before(name, graph, shapes[name], profile)
-            program.memory += memory(name, "before", eager.graphs, eager_steps(graph))
-        planned = capture(case, Planner(target, measure=measure), device=device, instead=instead)
-        assert planned.plan is not None
-        _add_plan(program, planned.plan, _shapes(case, planned))
+    eager = capture(case, target=target, instead=instead)
+    shapes = _shapes(case, eager)
+    for name, graph in eager.graphs.items():
+        program.operators += operators_before(name, graph, shapes[name], profile)
+        program.memory += memory(name, "before", eager.graphs, eager_steps(graph))
+    planned = capture(case, Planner(target, measure=measure), instead=instead)
+    assert planned.plan is not None
+    _add_plan(program, planned.plan, _shapes(case, planned))
     return PricedCase(program, eager, planned.plan)
 
 

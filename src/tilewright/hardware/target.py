@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from tilewright.hardware.language import Language
 from tilewright.hardware.profiles import DeviceProfile, kept_profile, profile_for
 
 if TYPE_CHECKING:
     import torch
+
+Language = Literal["c++", "triton"]
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,29 @@ class Target:
     @property
     def language(self) -> Language:
         """What its kernels are generated in; `TILEWRIGHT_TARGET=triton` forces Triton, for its interpreter."""
-        return "triton" if self.is_gpu or os.environ.get("TILEWRIGHT_TARGET") == "triton" else "c++"
+        return _language(self.is_gpu)
 
     @property
     def is_planned_gpu(self) -> bool:
         """Whether the program is planned for a GPU that its tensors are not on."""
         return self.is_gpu and not self.is_present
+
+    @property
+    def tensor_device(self) -> str:
+        """Where the program's tensors are: `cpu` or `cuda`."""
+        return self.profile.device if self.is_present else "cpu"
+
+    def runs_on_gpu(self, device: torch.device) -> bool:
+        """Whether what `device` holds is on a GPU, or is planned as if it were."""
+        return device.type == "cuda" or self.is_planned_gpu
+
+    def language_of(self, device: torch.device) -> Language:
+        """What kernels are generated in whose results are on `device`."""
+        return _language(self.runs_on_gpu(device))
+
+
+def _language(on_gpu: bool) -> Language:
+    return "triton" if on_gpu or os.environ.get("TILEWRIGHT_TARGET") == "triton" else "c++"
 
 
 def target_named(name: str) -> Target:

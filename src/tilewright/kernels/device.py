@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 import torch
 
@@ -15,6 +17,27 @@ DTYPES = (*NARROW, torch.float32)
 
 
 interpreted = is_interpreted
+
+_traced_for_gpu: ContextVar[bool] = ContextVar("_traced_for_gpu", default=False)
+
+
+@contextlib.contextmanager
+def traced_for_gpu(stands_for_gpu: bool) -> Iterator[None]:
+    """Whether tensors on a CPU stand for a GPU's while a program is captured in this block.
+
+    The two operators whose calls and results differ by device ask for it. They are called by the user's code, which
+    hands no `Target` on; all that plans the captured graph gets one as an argument.
+    """
+    token = _traced_for_gpu.set(stands_for_gpu)
+    try:
+        yield
+    finally:
+        _traced_for_gpu.reset(token)
+
+
+def runs_on_gpu(device: torch.device) -> bool:
+    """Whether what `device` holds is on a GPU, or traced as if it were."""
+    return device.type == "cuda" or _traced_for_gpu.get()
 
 
 def runs_triton(tensor: torch.Tensor | Operand) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from tilewright.hardware.target import Language
 from tilewright.loops.collapse import AxisCollapser
 from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where
 from tilewright.loops.trace import dtype_name, trace_nodes
@@ -31,30 +32,33 @@ class Lowered:
     """A nest and the graph nodes of its buffers, in buffer order."""
 
     nest: Nest
+    language: Language
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
     numbers: tuple[int, ...] = ()
     """What a launch gives beside the buffers: by how much the offset of each of a GPU's draws is advanced."""
 
 
-def lower(members: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str) -> Lowered:
-    """One nest that computes `outputs` from the inputs of `members`.
+def lower(members: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str, language: Language) -> Lowered:
+    """One nest that computes `outputs` from the inputs of `members`, to be printed in `language`.
 
     `members` are in topological order; outputs keep the strides of their metadata. Raises `Unfusable` with the
     reason if the members cannot share a nest.
     """
     try:
-        return _lower(members, outputs, name, share_loads=True)
+        return _lower(members, outputs, name, language, share_loads=True)
     except AxisUsedTwice:
-        return _lower(members, outputs, name, share_loads=False)
+        return _lower(members, outputs, name, language, share_loads=False)
 
 
-def _lower(members: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str, *, share_loads: bool) -> Lowered:
-    traced = trace_nodes(members, outputs, share_loads=share_loads)
+def _lower(
+    members: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str, language: Language, *, share_loads: bool
+) -> Lowered:
+    traced = trace_nodes(members, outputs, language, share_loads=share_loads)
     for node in outputs:
         if node not in traced.values:
             raise Unfusable(f"{node.name} has several results")
-    return _Lowering(traced.trace.ops, [(n, traced.values[n]) for n in outputs], name).build()
+    return _Lowering(traced.trace.ops, [(n, traced.values[n]) for n in outputs], name, language).build()
 
 
 class AxisUsedTwice(Unfusable):
@@ -69,8 +73,9 @@ class _Reduction:
 
 
 class _Lowering:
-    def __init__(self, ops: list[Op], outputs: list[tuple[fx.Node, Value]], name: str) -> None:
+    def __init__(self, ops: list[Op], outputs: list[tuple[fx.Node, Value]], name: str, language: Language) -> None:
         self.name = name
+        self.language = language
         self.outputs = outputs
         self.ops, self.ids = eliminate_redundant(ops, [value.id for _, value in outputs])
         self.output_strides = [
@@ -334,7 +339,7 @@ class _Lowering:
             tuple(collapser.steps),
             tuple(collapser.stores),
         )
-        return Lowered(nest, tuple(keys), tuple(nodes))
+        return Lowered(nest, self.language, tuple(keys), tuple(nodes))
 
     def _touched(self, key: Any) -> int:
         """Distinct elements that the nest reads of a tensor: expanded (stride 0) axes count once.

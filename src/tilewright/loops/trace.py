@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.hardware.language import language_of
+from tilewright.hardware.target import Language
 from tilewright.operators.language import COMPUTE_DTYPE, Trace, Unfusable, Value
 from tilewright.operators.row import Call, Row
 from tilewright.operators.table import row_of, rows
@@ -40,19 +40,22 @@ def results(node: fx.Node) -> list[torch.Tensor]:
     return [v for v in many if isinstance(v, torch.Tensor)]
 
 
-def trace_nodes(members: Sequence[fx.Node], outputs: Sequence[fx.Node], *, share_loads: bool) -> Traced:
+def trace_nodes(
+    members: Sequence[fx.Node], outputs: Sequence[fx.Node], language: Language, *, share_loads: bool
+) -> Traced:
     """Run the bodies of `members` (topological order) and of the views between them and the outputs.
 
     Operands that no member computes are loaded from memory. With `share_loads` all uses of a tensor share their
     axes; without, each use gets separate axes, so that a tensor can be combined with its transpose. Raises
     `Unfusable` if the bodies cannot share a nest.
     """
-    return _Tracer(members, share_loads).run(outputs)
+    return _Tracer(members, language, share_loads).run(outputs)
 
 
 class _Tracer:
-    def __init__(self, members: Sequence[fx.Node], share_loads: bool) -> None:
+    def __init__(self, members: Sequence[fx.Node], language: Language, share_loads: bool) -> None:
         self.trace = Trace()
+        self.language = language
         self.share_loads = share_loads
         self.members = members
         self.inside = set(members)
@@ -79,8 +82,8 @@ class _Tracer:
         args = fx.node.map_arg(node.args, self._operand)
         kwargs = fx.node.map_arg(node.kwargs, self._operand)
         dtype = dtype_name(first.dtype)
-        common, in_cpp = _common_dtype(node, row, dtype), language_of(first.device) == "c++"
-        call = Call(self.trace, dtype, tuple(int(s) for s in first.shape), common, in_cpp)
+        sizes = tuple(int(s) for s in first.shape)
+        call = Call(self.trace, dtype, sizes, _common_dtype(node, row, dtype), self.language == "c++")
         if row.promotion != "none":
             wanted = dtype if row.promotion == "result" else call.common
             args = tuple(_converted(row, given, a, wanted) for given, a in zip(node.args, args, strict=True))

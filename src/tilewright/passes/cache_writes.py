@@ -20,7 +20,7 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
 from tilewright.graph.source import source_line
 from tilewright.graph.views import part_of
-from tilewright.hardware.language import language_of
+from tilewright.hardware.target import Target
 from tilewright.passes.simplify import drop_unread, is_pure
 from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision, GraphName
@@ -49,8 +49,10 @@ class _Rotary(NamedTuple):
     sin: fx.Node
 
 
-def write_caches(graph: fx.Graph, name: GraphName) -> list[Decision]:
+def write_caches(graph: fx.Graph, name: GraphName, target: Target) -> list[Decision]:
     """Rewrite an inference graph of ATen operators in place; a decision for each pair of writes that became one."""
+    if target.language != "triton":
+        return []
     decisions = []
     writes = [write for node in graph.nodes if (write := _write(node)) is not None]
     while len(writes) > 1:
@@ -78,7 +80,7 @@ def _write(node: fx.Node) -> _Write | None:
     if axis != 2 or node.users or not all(isinstance(x, fx.Node) for x in given):
         return None
     memory, at, new = (calls.output(x) for x in given)
-    if memory is None or at is None or new is None or language_of(memory.device) != "triton":
+    if memory is None or at is None or new is None:
         return None
     batch, heads, _, width = memory.shape if memory.dim() == 4 else (0, 0, 0, 0)
     tokens = at.shape[0] if at.dim() == 1 and at.dtype in (torch.int64, torch.int32) else 0

@@ -21,6 +21,7 @@ from torch import fx
 
 from tilewright.graph.calls import shape_of
 from tilewright.graph.source import source_line
+from tilewright.hardware.target import Language, Target
 from tilewright.loops.lower import Lowered, lower
 from tilewright.loops.nest import Level, Nest
 from tilewright.operators.axes import Unfusable
@@ -36,6 +37,7 @@ from tilewright.passes.units import (
     readers,
     sources,
     values_of,
+    whose_kernel,
     with_results,
 )
 from tilewright.records.program import Decision, GraphName, Verdict
@@ -69,6 +71,10 @@ class Region:
         value: torch.Tensor = self.lowered.outputs[0].meta["val"]
         return value.device
 
+    @property
+    def language(self) -> Language:
+        return self.lowered.language
+
     def rename(self, name: str) -> None:
         self.name = name
         self.share(replace(self.lowered.nest, name=name))
@@ -98,13 +104,13 @@ class Fusion:
     """Merges that would have been possible and were not made, so that their cost can be told."""
 
 
-def fuse(graph: fx.Graph, graph_name: GraphName) -> Fusion:
-    """Partition the operators of `graph` into regions; the rest stay library calls."""
+def fuse(graph: fx.Graph, graph_name: GraphName, target: Target) -> Fusion:
+    """Partition the operators of `graph` into regions, kernels for `target`; the rest stay library calls."""
     try:
-        return _Fuser(graph, graph_name).run()
+        return _Fuser(graph, graph_name, target).run()
     except Unfusable:
         # Elementwise operators that one nest does not hold all the same.
-        return _Fuser(graph, graph_name, lower_each=True).run()
+        return _Fuser(graph, graph_name, target, lower_each=True).run()
 
 
 def apart(region: Region) -> list[Region] | None:
@@ -113,7 +119,8 @@ def apart(region: Region) -> list[Region] | None:
     parts: list[Region] = []
     for number, node in enumerate(region.members):
         try:
-            lowered = lower(with_results([node], order), escaping([node]), f"{region.name}_part{number}")
+            name = f"{region.name}_part{number}"
+            lowered = lower(with_results([node], order), escaping([node]), name, region.language)
         except Unfusable:
             return None
         parts.append(Region([node], lowered))
@@ -121,8 +128,9 @@ def apart(region: Region) -> list[Region] | None:
 
 
 class _Fuser:
-    def __init__(self, graph: fx.Graph, graph_name: GraphName, *, lower_each: bool = False) -> None:
+    def __init__(self, graph: fx.Graph, graph_name: GraphName, target: Target, *, lower_each: bool = False) -> None:
         self.graph = graph
+        self.target = target
         self.lower_each = lower_each
         self.graph_name = graph_name
         self.reach = Reachability(graph)
@@ -135,7 +143,7 @@ class _Fuser:
 
     def run(self) -> Fusion:
         for node in self.operators:
-            reason = is_fusible(node)
+            reason = whose_kernel(node, self.target) or is_fusible(node)
             if reason is None and any(value.users for value in values_of(node)):
                 try:
                     self.region[node] = Region([node], self._lower([node]))
@@ -161,8 +169,9 @@ class _Fuser:
         return [p for p in dict.fromkeys(sources(node)) if p in self.region]
 
     def _lower(self, members: list[fx.Node]) -> Lowered:
-        name = kernel_name(members, self.graph_name, 0)
-        return lower(with_results(members, self.reach.order), escaping(members), name)
+        name, outputs = kernel_name(members, self.graph_name, 0), escaping(members)
+        language = self.target.language_of(outputs[0].meta["val"].device)
+        return lower(with_results(members, self.reach.order), outputs, name, language)
 
     def _lowered(self, region: Region | _Elementwise) -> Region:
         return region if isinstance(region, Region) else Region(region.members, self._lower(region.members))

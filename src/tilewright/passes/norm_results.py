@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from tilewright.graph.insert import insert_call, insert_formula
-from tilewright.hardware.language import stands_for_gpu
+from tilewright.hardware.target import Target
 from tilewright.operators.channels import GROUP_NORM
 from tilewright.passes.group_norm import normalised as group_normalised
 from tilewright.passes.split_norms import is_by_columns, normalised
@@ -26,17 +26,17 @@ aten = torch.ops.aten
 BATCH_NORM = aten._native_batch_norm_legit_functional.default
 
 
-def compute_from_moments(graph: fx.Graph) -> None:
+def compute_from_moments(graph: fx.Graph, target: Target) -> None:
     """Rewrite a joint graph of ATen operators, in place."""
     for node in list(graph.nodes):
         batch_norm = node.target is BATCH_NORM and node.args[5] is True and is_by_columns(node.args[0])
         if batch_norm or str(node.target) == GROUP_NORM:
-            _replace(node)
+            _replace(node, target)
 
 
-def _replace(norm: fx.Node) -> None:
+def _replace(norm: fx.Node, target: Target) -> None:
     results = {user.args[1]: user for user in norm.users}
-    if 0 not in results or not _keeps_its_moments(norm):
+    if 0 not in results or not _keeps_its_moments(norm, target):
         return
     y, after = results[0], norm.next
     mean, rstd = (results.get(place) or insert_call(after, operator.getitem, norm, place) for place in (1, 2))
@@ -48,10 +48,9 @@ def _replace(norm: fx.Node) -> None:
     norm.graph.erase_node(y)
 
 
-def _keeps_its_moments(norm: fx.Node) -> bool:
+def _keeps_its_moments(norm: fx.Node, target: Target) -> bool:
     """Whether they are wider than 16 bits, as a GPU always has them."""
-    mean = norm.meta["val"][1]
-    return bool(mean.dtype.itemsize > 2 or stands_for_gpu(mean.device))
+    return bool(norm.meta["val"][1].dtype.itemsize > 2 or target.is_planned_gpu)
 
 
 def _batch_norm(norm: fx.Node, before: fx.Node, mean: fx.Node, rstd: fx.Node) -> fx.Node:

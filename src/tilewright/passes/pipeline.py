@@ -36,7 +36,7 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
     `price` predicts the time of an attention.
     """
     mark_pinned(module)
-    decisions = recognise_attention(module, price) + settle_calls(module)
+    decisions = recognise_attention(module, target, price) + settle_calls(module, target)
     settle_shifts(module)
     sum_windows(module)
     return decisions + norm_as_one(module, target) + channels_last(module, target)
@@ -56,7 +56,7 @@ def optimise_joint(
     drop_copies(graph)
     simplify(graph)
     gathered = gather_back(graph) + narrow_sorts(graph, target)
-    decisions = choose_kernels(graph, raced) if hand_written else []
+    decisions = choose_kernels(graph, target, raced) if hand_written else []
     skinny = skinny_products(graph, target) if hand_written else []
     summed = sum_sorted(graph, target) + sum_scattered(graph, target) if hand_written else []
     chosen = choose_candidates(graph, target) if hand_written else []
@@ -67,6 +67,6 @@ def optimise_joint(
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)
     keep_positions_in_windows(graph, target)
-    compute_from_moments(graph)
+    compute_from_moments(graph, target)
     split_dropout(graph, target)
     return [*gathered, *decisions, *skinny, *summed, *chosen, *padded]

@@ -11,7 +11,7 @@ from torch import fx
 
 from tilewright.graph.calls import shape_of
 from tilewright.graph.specialise import has_symbols
-from tilewright.hardware.language import runs_on_gpu
+from tilewright.hardware.target import Target
 from tilewright.loops.trace import SUPPORTED, dtype_name, results
 from tilewright.operators.table import row_of
 from tilewright.passes.dropout import keep_mask
@@ -49,7 +49,7 @@ def is_fusible(node: fx.Node) -> str | None:
     if row is None:
         return f"{node.target} has no row in the operator table"
     if row.own:
-        return f"{node.target} {_ours(node)}"
+        return f"{node.target} is tilewright's own"
     if row.operator_class in ("compute", "library", "random"):
         return f"{node.target} is a library call"
     if row.body is None:
@@ -83,14 +83,17 @@ def is_elementwise(node: fx.Node) -> bool:
     return not computed_views and all(shape_of(t) == shape or not t.dim() for t in operands)
 
 
-def _ours(node: fx.Node) -> str:
-    """What runs for one of tilewright's own operators, as a predicate."""
+def whose_kernel(node: fx.Node, target: Target) -> str | None:
+    """What runs for one of tilewright's own operators; None for the others."""
+    row = row_of(node.target)
+    if row is None or not row.own:
+        return None
     tensor = next(tensor for value in (node, *node.all_input_nodes) for tensor in results(value))
     if dtype_name(tensor.dtype) == "float64":
-        return "is computed by PyTorch's operators: its hand-written kernel is not for float64"
-    if not runs_on_gpu(tensor.device):
-        return "is computed by PyTorch's operators: its hand-written kernel is for GPUs"
-    return "runs tilewright's own hand-written kernel"
+        return f"{node.target} is computed by PyTorch's operators: its hand-written kernel is not for float64"
+    if not target.runs_on_gpu(tensor.device):
+        return f"{node.target} is computed by PyTorch's operators: its hand-written kernel is for GPUs"
+    return f"{node.target} runs tilewright's own hand-written kernel"
 
 
 def sources(node: fx.Node) -> Iterator[fx.Node]:

@@ -14,7 +14,6 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
-from tilewright.emit.source import language_of
 from tilewright.graph.capture import Boxed
 from tilewright.graph.pytorch_state import carries_tangents
 from tilewright.graph.source import source_line
@@ -244,7 +243,7 @@ class _Assembler:
             (self._slot(node), TensorSpec.of(node.meta["val"]), None if over is None else self._slot(base_of(over)))
             for node, over in zip(region.lowered.outputs, self.takeovers(position, region), strict=True)
         ]
-        if language_of(region.device) == "triton":
+        if region.language == "triton":
             kernel = kernel_of(region.lowered.nest, self.sources[region.name])
             kernel.compile(region.device)
             places = [n.meta["val"].device for n in region.lowered.inputs]

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from tilewright.emit.cpp import translation_unit
-from tilewright.emit.source import language_of, source_of
+from tilewright.emit.source import source_of
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.measure.timing.contest import contest
 from tilewright.passes.draws import draw_stream
@@ -26,7 +26,7 @@ FUSED, APART = "fused", "apart"
 
 def race_regions(pairs: Sequence[tuple[Region, Sequence[Region]]]) -> list[Outcome]:
     """Time each region against its parts on random inputs; one call of the C++ compiler for all that need it."""
-    regions = [r for fused, parts in pairs for r in (fused, *parts) if language_of(r.device) == "c++"]
+    regions = [r for fused, parts in pairs for r in (fused, *parts) if r.language == "c++"]
     library = load(translation_unit(list(dict.fromkeys(map(source_of, regions))))) if regions else None
     return [_race(library, fused, parts) for fused, parts in pairs]
 
@@ -68,7 +68,7 @@ class _Program:
     def _kernel(self, library: ctypes.CDLL | None, region: Region, inputs: tuple[int, ...]) -> Step:
         name, lowered = region.name, region.lowered
         outputs = tuple((self.slots[n], TensorSpec.of(n.meta["val"]), None) for n in lowered.outputs)
-        if language_of(region.device) == "triton":
+        if region.language == "triton":
             kernel = TritonKernel(lowered.nest, source_of(region))
             kernel.compile(region.device)
             places = [n.meta["val"].device for n in lowered.inputs]

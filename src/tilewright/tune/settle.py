@@ -15,7 +15,6 @@ import torch
 
 from tilewright.cost.kinds import region_work
 from tilewright.cost.work import is_fitted, predicted_us
-from tilewright.emit.source import language_of
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import describe, nameless
@@ -47,7 +46,7 @@ def settle(fusion: Fusion, target: Target, *, measure: bool) -> Fusion:
 
 def _is_here(region: Region) -> bool:
     """Whether its kernel runs on a device of this machine."""
-    return region.device.type == "cuda" or language_of(region.device) == "c++"
+    return region.device.type == "cuda" or region.language == "c++"
 
 
 def _close(

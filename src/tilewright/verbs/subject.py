@@ -96,9 +96,13 @@ class Subject:
 
 def _eager_with_sdpa(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Eager, but with attention as `scaled_dot_product_attention`: the best that a user writes by hand."""
+    import torch
+
+    from tilewright.hardware.target import target_of
     from tilewright.passes.attention.recognise import recognise_attention
 
-    recognise_attention(module)
+    device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
+    recognise_attention(module, target_of(device))
     return module.forward
 
 

@@ -225,7 +225,7 @@ def test_a_race_decides(times: tuple[float, float], verdict: str, monkeypatch: p
         asked.append(training)
         return times
 
-    monkeypatch.setattr(pipeline, "choose_kernels", lambda graph, _: choose_kernels(graph, raced))
+    monkeypatch.setattr(pipeline, "choose_kernels", lambda graph, target, _: choose_kernels(graph, target, raced))
     compiled = Compiled(causal)
     value_and_gradients(compiled.call, with_gradients(heads(d=16)))
     (choice,) = compiled.choices

@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.passes.graphs import aten, calls, run
 from tests.processes import run_interpreted
 from tilewright.hardware.architectures import stated_limits
+from tilewright.hardware.target import target_named
 from tilewright.kernels.attention.request import Request
 from tilewright.passes.attention import kernel
 from tilewright.passes.attention.constants import Constants
@@ -39,7 +40,7 @@ def test_in_the_interpreter() -> None:
 def test_on_a_cpu_pytorch_computes_it_and_the_graph_stays() -> None:
     graph = aten(attention, *(torch.randn(shape) for shape in SHAPES))
     before = calls(graph)
-    (decision,) = choose_kernels(graph)
+    (decision,) = choose_kernels(graph, target_named("cpu"))
     assert calls(graph) == before
     assert decision.verdict == "refused" and "captured on a CPU" in decision.reason
     assert decision.consumer == "_scaled_dot_product_flash_attention_for_cpu" and decision.producer == "q_1"
@@ -53,7 +54,7 @@ def refusal(function: object, monkeypatch: pytest.MonkeyPatch, *inputs: Tensor) 
     monkeypatch.setattr("tilewright.kernels.device.interpreted", lambda: True)
     graph = aten(function, *(inputs or tuple(torch.randn(shape) for shape in SHAPES)))  # type: ignore[arg-type]
     before = calls(graph)
-    (decision,) = choose_kernels(graph)
+    (decision,) = choose_kernels(graph, target_named("cpu"))
     assert decision.verdict == "refused" and calls(graph) == before
     run(graph, *(inputs or tuple(torch.randn(shape) for shape in SHAPES)))
     return decision.reason
@@ -88,7 +89,7 @@ def test_the_number_that_hides_a_key_from_cudnn_is_read_as_a_band(fill: float, m
         inputs = (torch.randn(2, 3, 24, 16, dtype=torch.bfloat16) for _ in range(3))
         graph = aten(through_cudnn(mask, fill), *inputs)
         (node,) = graph.find_nodes(op="call_function", target=CUDNN.forward)
-        return FusedAttention(node, replace(peer, backward=CUDNN.backward), Constants(graph))
+        return FusedAttention(node, replace(peer, backward=CUDNN.backward), Constants(graph), target_named("cpu"))
 
     window = of(lambda i, j: (j <= i) & (j > i - 5))
     assert window.band == Band(4, 0) and window.masks == ()

@@ -45,6 +45,7 @@ from tests.passes.attention.spellings import (
     training_dropout,
     written_softmax,
 )
+from tilewright.hardware.target import target_named
 from tilewright.passes.attention.recognise import recognise_attention
 from tilewright.records.program import Cost, Decision
 
@@ -59,7 +60,7 @@ class Compiled:
         self.call = torch.compile(fn, backend=self.backend, fullgraph=True)
 
     def backend(self, gm: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        self.decisions = recognise_attention(gm)
+        self.decisions = recognise_attention(gm, target_named("cpu"))
         gm.graph.lint()
         self.graph = gm.graph
         return gm if self.finish is None else self.finish(gm, inputs)
@@ -265,7 +266,7 @@ def test_taken_and_refused_alike_carry_the_time_of_the_fused_kernel(fn: Function
     decisions: list[Decision] = []
 
     def backend(gm: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        decisions.extend(recognise_attention(gm, price))
+        decisions.extend(recognise_attention(gm, target_named("cpu"), price))
         return gm
 
     torch._dynamo.reset()
@@ -371,7 +372,7 @@ def test_dynamic_sizes() -> None:
     decisions: list[Decision] = []
 
     def backend(gm: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        decisions.extend(recognise_attention(gm))
+        decisions.extend(recognise_attention(gm, target_named("cpu")))
         return gm
 
     call = torch.compile(plain, backend=backend, fullgraph=True, dynamic=True)
@@ -389,7 +390,9 @@ def work(blocks: int, others: int) -> tuple[int, int]:
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
         nodes = len(gm.graph.nodes)
-        counted.append((nodes, calls_made(lambda: recognise_attention(gm), within="passes/attention")))
+        counted.append(
+            (nodes, calls_made(lambda: recognise_attention(gm, target_named("cpu")), within="passes/attention"))
+        )
         return gm
 
     model = nn.Sequential(*[Block(masked=True) for _ in range(blocks)])

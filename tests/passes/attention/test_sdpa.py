@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from tilewright.hardware.language import planned_for
+from tilewright.hardware.target import Target, target_named
 from tilewright.passes.attention.acceptable import EFFICIENT, _Reached
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.sdpa import settle_calls
@@ -25,11 +25,13 @@ UNFUSED = ("bmm", "_softmax", "_safe_softmax", "matmul", "baddbmm")
 Function = Callable[..., Tensor]
 
 
+TARGET = target_named("h200")
+
+
 @pytest.fixture(autouse=True)
-def for_a_gpu() -> Iterator[None]:
+def compiled_anew() -> Iterator[None]:
     torch._dynamo.reset()
-    with planned_for("cuda", "9.0"):
-        yield
+    yield
     torch._dynamo.reset()
 
 
@@ -42,12 +44,12 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *options: 
 class Settled:
     """A function whose calls were rewritten; `run` computes the rewritten graph."""
 
-    def __init__(self, function: Function, *inputs: Tensor) -> None:
+    def __init__(self, function: Function, *inputs: Tensor, target: Target = TARGET) -> None:
         found: list[GraphModule] = []
 
         def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
             mark_pinned(gm)
-            self.decisions: list[Decision] = settle_calls(gm)
+            self.decisions: list[Decision] = settle_calls(gm, target)
             gm.graph.lint()
             found.append(gm)
             return self.runnable(gm)
@@ -88,7 +90,7 @@ def traced(function: Function, *inputs: Tensor) -> list[str]:
     inner = aot_autograd(fw_compiler=keep)
 
     def backend(gm: GraphModule, examples: Sequence[Tensor]) -> Callable[..., object]:
-        settle_calls(gm)
+        settle_calls(gm, TARGET)
         compiled: Callable[..., object] = inner(gm, examples)
         return compiled
 
@@ -111,9 +113,8 @@ def value_and_gradients(function: Function, inputs: Sequence[Tensor]) -> list[Te
 
 def check_numbers(function: Function, settled: Function, inputs: Sequence[Tensor]) -> None:
     """No further from float64 than twice eager, and than rounding."""
-    with planned_for("cpu"):
-        exact = value_and_gradients(function, [x.double() if x.is_floating_point() else x for x in inputs])
-        eager = value_and_gradients(function, inputs)
+    exact = value_and_gradients(function, [x.double() if x.is_floating_point() else x for x in inputs])
+    eager = value_and_gradients(function, inputs)
     found = value_and_gradients(settled, inputs)
     assert len(found) == len(exact)
     for ours, theirs, truth in zip(found, eager, exact, strict=True):
@@ -193,7 +194,7 @@ def test_a_mask_made_outside_of_an_activation_checkpoint_is_known_inside() -> No
     reasons: list[str] = []
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
-        reasons.extend(decision.reason for decision in settle_calls(gm))
+        reasons.extend(decision.reason for decision in settle_calls(gm, TARGET))
         return gm.forward
 
     settled = torch.compile(function, backend=backend, fullgraph=True)
@@ -482,7 +483,7 @@ def test_a_batch_that_varies_is_compiled_once(function: Function, reason: str) -
     reasons: list[str] = []
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
-        reasons.append("; ".join(decision.reason for decision in settle_calls(gm)))
+        reasons.append("; ".join(decision.reason for decision in settle_calls(gm, TARGET)))
         gm.graph.lint()
         return gm.forward
 
@@ -534,7 +535,7 @@ def test_lengths_that_vary_stay_symbols(mask: Callable[[Tensor], Tensor], causal
     options: list[bool] = []
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
-        settle_calls(gm)
+        settle_calls(gm, TARGET)
         (call,) = (node for node in gm.graph.nodes if node.target is F.scaled_dot_product_attention)
         options.append(bool(call.kwargs.get("is_causal")))
         return gm.forward
@@ -574,8 +575,7 @@ def test_on_a_cpu_nothing_changes() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, (columns(S) <= rows()).expand(B, 1, S, S))
 
-    with planned_for("cpu"):
-        assert Settled(function, *square()).decisions == []
+    assert Settled(function, *square(), target=target_named("cpu")).decisions == []
 
 
 def test_readers_that_need_the_layout_get_it() -> None:

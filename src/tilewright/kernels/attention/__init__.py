@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
-from tilewright.hardware.language import runs_on_gpu
 from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.attention import plain
 from tilewright.kernels.attention.reference import Window
 from tilewright.kernels.attention.registered import attend, known
-from tilewright.kernels.device import DTYPES, NARROW, autocast, autocast_dtype, interpreted
+from tilewright.kernels.device import DTYPES, NARROW, autocast, autocast_dtype, interpreted, runs_on_gpu
 
 MOST_WIDTH = 256
 _DEVICES = ("cuda", "cpu") if interpreted() else ("cuda",)

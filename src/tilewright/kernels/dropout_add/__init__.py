@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from tilewright.graph.pytorch_state import lies_in_memory
-from tilewright.hardware.language import runs_on_gpu
 from tilewright.kernels.activation import formula, formula_backward
 from tilewright.kernels.arguments import expect_tensors
 from tilewright.kernels.by_recipe import perform_part
-from tilewright.kernels.device import DTYPES
+from tilewright.kernels.device import DTYPES, runs_on_gpu
 from tilewright.kernels.dropout_add import generator, triton
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder

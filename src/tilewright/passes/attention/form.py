@@ -29,7 +29,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from tilewright.hardware.language import language_of
+from tilewright.hardware.target import Language, Target
 from tilewright.passes.attention.mask import Masking
 from tilewright.passes.attention.match import Attention
 from tilewright.passes.attention.spelling import (
@@ -120,7 +120,7 @@ def _check_aligned(result: torch.Tensor, attention: Attention) -> None:
             raise Refusal(f"a head size of {depth}: fused attention on a GPU takes multiples of 16 bytes")
 
 
-def write_attention(graph: Graph, attention: Attention, masking: Masking) -> Node:
+def write_attention(graph: Graph, attention: Attention, masking: Masking, target: Target) -> Node:
     """Write the fused form before `attention.result` and give the node that takes its place."""
     write = Writer(graph, attention.result)
     rank = len(attention.lead) + 2
@@ -135,7 +135,8 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking) -> Nod
     q, k, v = _of_one_depth(write, q, k, v)
     dropped, mask = _dropped(write, masking, rank), None
     signs: list[Node] = []
-    if language_of(tensor_of(q).device) == "c++" or not masking.steady:
+    language = target.language_of(tensor_of(q).device)
+    if language == "c++" or not masking.steady:
         wide = torch.promote_types(tensor_of(q).dtype, torch.float32)
         signs.append(write.method("sum", write.method("detach", q), -1, dtype=wide))
     if masking.added:
@@ -145,7 +146,7 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking) -> Nod
             signs.append(write.method("squeeze", top, -1))
     elif dropped is not None:
         mask = write.call(torch.where, dropped, -math.inf, 0.0)
-    out = _fused(write, q, k, v, mask, signs, masking, attention.scale)
+    out = _fused(write, q, k, v, mask, signs, masking, attention.scale, language)
     if dropped is not None and masking.some_row_dropped and not masking.added:
         out = _fill_dropped_rows(write, out, v, dropped, masking)
     if str(tensor_of(out).shape[-1]) != str(value_depth):
@@ -254,9 +255,10 @@ def _fused(
     signs: list[Node],
     masking: Masking,
     scale: float,
+    language: Language,
 ) -> Node:
     """out [B, H, Nq, dv], NaN where a row of scores or of `signs` [..., Nq] is all NaN or infinite."""
-    if language_of(tensor_of(q).device) == "c++":
+    if language == "c++":
         # scaled_dot_product_attention would call the same kernel, and keep its log-sum-exp to itself.
         both = write.call(
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,

@@ -19,7 +19,7 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.pytorch_state import in_real_tensors
-from tilewright.hardware.language import runs_on_gpu, stands_for_gpu
+from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated
@@ -84,8 +84,8 @@ BY_FORWARD = {peer.forward: peer for peer in PEERS}
 class FusedAttention:
     """One fused attention of a graph and its backward, read and found to fit; raises Refusal where it does not."""
 
-    def __init__(self, node: fx.Node, peer: Peer, constants: Constants) -> None:
-        self.node, self.peer = node, peer
+    def __init__(self, node: fx.Node, peer: Peer, constants: Constants, target: Target) -> None:
+        self.node, self.peer, self.target = node, peer, target
         named = calls.arguments(node)
         self.q, self.k, self.v = (_node(named[name]) for name in ("query", "key", "value"))
         mask = named.get("attn_bias", named.get("attn_mask"))
@@ -140,7 +140,7 @@ class FusedAttention:
         from tilewright.kernels.device import DTYPES, interpreted
 
         operands = q, k, v = value_of(self.q), value_of(self.k), value_of(self.v)
-        if not runs_on_gpu(q.device) and not interpreted():
+        if not self.target.runs_on_gpu(q.device) and not interpreted():
             raise Refusal("tilewright's own kernels are for GPUs, and this was captured on a CPU")
         if any(getattr(x, "fake_mode", None) is None for x in operands):
             raise Refusal("the graph was not traced with fake tensors")
@@ -230,7 +230,7 @@ class FusedAttention:
         operands = (self.q, self.k, self.v, last, self.prefix.more, self.prefix.else_all, zeros, self.scale)
         new = _call(self.node, torch.ops.tilewright.attention_prefix.default, *operands)
         if 0 in self.results:
-            _replace(self.results[0], new)
+            self._replace(self.results[0], new)
         _erase(self.node)
         return new
 
@@ -251,15 +251,32 @@ class FusedAttention:
             grad = backward.args[0]
             own = _call(backward, ours.attention_backward.default, grad, None, *operands, out, *saved, *options)
             for index, result in _results(backward).items():
-                _replace(result, _call(backward, operator.getitem, own, index))
+                self._replace(result, _call(backward, operator.getitem, own, index))
             _erase(backward)
         if 0 in self.results:
-            _replace(self.results[0], out)
+            self._replace(self.results[0], out)
         _erase(self.node)
         for unused in (out, *saved):
             if not unused.users:
                 unused.graph.erase_node(unused)
         return new
+
+    def _replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Let `new` take the place of `old`, laid out in memory as that: views further on were traced for it.
+
+        Not in a plan for a GPU: there FlashAttention-2 and cuDNN lay gradients out as the operands, as ours do.
+        """
+        was, lies = value_of(old), value_of(new)
+        shape, strides = calls.shape_of(was), calls.strides_of(was)
+        alike = all(n == 1 or a == b for n, a, b in zip(shape, strides, calls.strides_of(lies), strict=True))
+        if not alike and not self.target.is_planned_gpu:
+            order = _order(was)
+            back = [order.index(axis) for axis in range(len(order))]
+            ordered = _call(old, aten.permute.default, new, order)
+            dense = _contiguous(old, ordered)
+            new = _call(old, aten.permute.default, dense, back)
+        old.replace_all_uses_with(new)
+        old.graph.erase_node(old)
 
 
 def _node(argument: object) -> fx.Node:
@@ -316,24 +333,6 @@ def _order(value: torch.Tensor) -> list[int]:
             raise Refusal("PyTorch's kernel leaves gaps in its result")
         step *= sizes[axis]
     return order
-
-
-def _replace(old: fx.Node, new: fx.Node) -> None:
-    """Let `new` take the place of `old`, laid out in memory as that: views further on were traced for it.
-
-    Not in a plan for a GPU: there FlashAttention-2 and cuDNN lay gradients out as the operands, as ours do.
-    """
-    was, lies = value_of(old), value_of(new)
-    shape, strides = calls.shape_of(was), calls.strides_of(was)
-    alike = all(n == 1 or a == b for n, a, b in zip(shape, strides, calls.strides_of(lies), strict=True))
-    if not alike and not stands_for_gpu(was.device):
-        order = _order(was)
-        back = [order.index(axis) for axis in range(len(order))]
-        ordered = _call(old, aten.permute.default, new, order)
-        dense = _contiguous(old, ordered)
-        new = _call(old, aten.permute.default, dense, back)
-    old.replace_all_uses_with(new)
-    old.graph.erase_node(old)
 
 
 def _erase(node: fx.Node) -> None:

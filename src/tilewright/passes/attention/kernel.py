@@ -30,7 +30,7 @@ from torch import fx
 
 from tilewright.graph.source import source_line
 from tilewright.hardware.architectures import known, limits_of
-from tilewright.hardware.language import language_of, planned_capability, stands_for_gpu
+from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import BY_FORWARD, CUDNN, ON_CPU, FusedAttention, value_of
 from tilewright.passes.attention.pinned import is_pinned
@@ -71,17 +71,17 @@ def not_raced(request: Request, training: bool) -> None:
     return None
 
 
-def choose_kernels(graph: fx.Graph, raced: Raced = not_raced) -> list[Decision]:
+def choose_kernels(graph: fx.Graph, target: Target, raced: Raced = not_raced) -> list[Decision]:
     """Rewrite `graph`, a joint or inference graph of ATen operators, in place; one decision for each attention."""
     nodes = [node for node in graph.nodes if node.target in BY_FORWARD]
     constants = Constants(graph)
-    decisions = [_decide(node, constants, raced) for node in nodes]
+    decisions = [_decide(node, constants, target, raced) for node in nodes]
     if any(decision.verdict == "taken" for decision in decisions):
         drop_unread(graph)
     return decisions
 
 
-def _decide(node: fx.Node, constants: Constants, raced: Raced) -> Decision:
+def _decide(node: fx.Node, constants: Constants, target: Target, raced: Raced) -> Decision:
     peer = BY_FORWARD[node.target]
     theirs = peer.name
     source, producer = source_line(node), behind_views(node.all_input_nodes[0]).name
@@ -89,20 +89,20 @@ def _decide(node: fx.Node, constants: Constants, raced: Raced) -> Decision:
     verdict: Verdict = "refused"
     try:
         device = value_of(node.all_input_nodes[0]).device
-        absent = stands_for_gpu(device)
+        absent = target.is_planned_gpu
         if absent and peer is ON_CPU:
             theirs = "PyTorch's attention, seen here as its kernel for CPUs"
-        if language_of(device) != "triton":
+        if target.language_of(device) != "triton":
             raise Refusal("tilewright's own kernels are for GPUs, and this was captured on a CPU")
         if is_pinned(node):
             raise Refusal("the user chose among PyTorch's attention kernels")
-        call = FusedAttention(node, peer, constants)
+        call = FusedAttention(node, peer, constants, target)
         if _splits_prefix(call):
             reason = f"tilewright's kernel in place of {theirs}: {WRITTEN_IN[SPLIT]}, of those seen alone"
             consumer = call.rewrite_by_prefix().name
             return Decision("forward", producer, consumer, "taken", reason, source=source, passed_by="attention")
         training = bool(call.backwards)
-        ways = _planned_ways(call.request, training) if absent else _ways(call.request, training)
+        ways = _planned_ways(call.request, training, target) if absent else _ways(call.request, training)
         times = None if absent else raced(call.request, training)
         if times is not None:
             faster = times[0] <= times[1] * 1.02
@@ -138,14 +138,14 @@ def _ways(request: Request, training: bool) -> list[str]:
     return [module.__name__.removeprefix(f"{KERNELS}.") for module in modules]
 
 
-def _planned_ways(request: Request, training: bool) -> list[str]:
+def _planned_ways(request: Request, training: bool, target: Target) -> list[str]:
     """`_ways` on a GPU that a program is planned for and that is not there; Refusal where none is known to be fast."""
     if importlib.util.find_spec("triton") is None:
         raise Refusal("Triton is not installed")
     from tilewright.kernels.attention.decode import triton as decode
     from tilewright.kernels.attention.hopper import backward, forward
 
-    planned = known(planned_capability())
+    planned = known(target.profile.capability)
     if planned is None or not planned.wgmma:
         raise Refusal("the kernels that are known to be as fast take the matrix instructions of a warpgroup (wgmma)")
     if not training and _splits_masked(request):

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable
 from math import prod
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from tilewright.graph.source import source_line
+from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import CONSTANT, Constants
 from tilewright.passes.attention.form import check_form, write_attention
 from tilewright.passes.attention.mask import Masking, settle_masks
@@ -53,7 +54,7 @@ def unpriced(cost: Cost, dtype: str) -> None:
     return None
 
 
-def recognise_attention(gm: GraphModule, price: Price = unpriced) -> list[Decision]:
+def recognise_attention(gm: GraphModule, target: Target, price: Price = unpriced) -> list[Decision]:
     """Replace every attention in `gm`, a torch-level graph from Dynamo, in place.
 
     Each softmax between two matrix products gives one decision (`passed_by="attention"`): taken
@@ -65,7 +66,7 @@ def recognise_attention(gm: GraphModule, price: Price = unpriced) -> list[Decisi
     if not candidates:
         return []
     constants = Constants(gm.graph)
-    decisions = [_decide(gm, *candidate, constants, price) for candidate in candidates]
+    decisions = [_decide(gm, *candidate, constants, target, price) for candidate in candidates]
     gm.recompile()
     return decisions
 
@@ -96,19 +97,22 @@ def _products_around(root: Node) -> tuple[Node, Node] | None:
     return None if above is None or below is None else (above, below)
 
 
-def _decide(gm: GraphModule, root: Node, above: Node, below: Node, constants: Constants, price: Price) -> Decision:
+def _decide(
+    gm: GraphModule, root: Node, above: Node, below: Node, constants: Constants, target: Target, price: Price
+) -> Decision:
     producer, consumer, source = above.name, below.name, source_line(root)
     predicted = _predicted(above, below, price)
     try:
         attention = match_attention(root, constants.scalar)
         masking = settle_masks(attention, constants)
-        within = in_windows(attention, masking)
+        within = in_windows(attention, masking, target)
         if not within:
             check_form(attention, masking)
         _check_order(attention)
         doomed = _needless(attention, masking)
         saved = sum(_nbytes(node, attention.scores) for node in attention.inside)
-        _replace(gm, attention, masking, doomed, write_windows if within else write_attention)
+        write = write_windows if within else write_attention
+        _replace(gm, attention, masking, doomed, lambda: write(gm.graph, attention, masking, target))
     except Refusal as refusal:
         reason = str(refusal)
         return Decision(
@@ -218,11 +222,11 @@ def _replace(
     attention: Attention,
     masking: Masking,
     doomed: set[Node],
-    write: Callable[[Graph, Attention, Masking], Node],
+    write: Callable[[], Node],
 ) -> None:
     result, before = attention.result, set(gm.graph.nodes)
     try:
-        new = write(gm.graph, attention, masking)
+        new = write()
     except Refusal:
         _erase(gm, (node for node in gm.graph.nodes if node not in before))
         raise

@@ -21,7 +21,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tilewright.graph.source import source_line
-from tilewright.hardware.language import runs_on_gpu
+from tilewright.hardware.target import Target
 from tilewright.passes.attention.acceptable import SdpaCall, accepted, fused_kernel
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.form import Writer, layout_may_change
@@ -46,15 +46,15 @@ CHECKPOINTS = frozenset({"tag_activation_checkpoint", "wrap_activation_checkpoin
 NOTHING = (None, None, None, None, 0.0, False, None, False)
 
 
-def settle_calls(gm: GraphModule) -> list[Decision]:
+def settle_calls(gm: GraphModule, target: Target) -> list[Decision]:
     """Rewrite the calls in `gm`, a torch-level graph from Dynamo, in place; a decision for each that was changed, or
     that no fused kernel of PyTorch takes. Bodies of activation checkpoints are graphs of their own in it."""
-    return _settle_graph(gm, {})
+    return _settle_graph(gm, target, {})
 
 
-def _settle_graph(gm: GraphModule, given: dict[Node, torch.Tensor]) -> list[Decision]:
+def _settle_graph(gm: GraphModule, target: Target, given: dict[Node, torch.Tensor]) -> list[Decision]:
     """`settle_calls` of a graph some of whose inputs are known."""
-    nodes = [node for node in gm.graph.nodes if _is_call(node)]
+    nodes = [node for node in gm.graph.nodes if _is_call(node, target)]
     bodies = [node for node in gm.graph.nodes if spelled(node) in CHECKPOINTS]
     if not nodes and not bodies:
         return []
@@ -70,15 +70,15 @@ def _settle_graph(gm: GraphModule, given: dict[Node, torch.Tensor]) -> list[Deci
                 for x, operand in zip(inputs, operands, strict=False)
                 if isinstance(operand, Node)
             )
-            decisions += _settle_graph(body, {x: value for x, value in known if value is not None})
+            decisions += _settle_graph(body, target, {x: value for x, value in known if value is not None})
     gm.recompile()
     return decisions
 
 
-def _is_call(node: Node) -> bool:
+def _is_call(node: Node, target: Target) -> bool:
     value = example(node)
     found = node.op == "call_function" and spelled(node) == SDPA
-    return found and value is not None and runs_on_gpu(value.device) and not is_pinned(node)
+    return found and value is not None and target.runs_on_gpu(value.device) and not is_pinned(node)
 
 
 def _settle(node: Node, constants: Constants) -> Decision | None:

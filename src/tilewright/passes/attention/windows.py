@@ -17,7 +17,7 @@ from math import prod
 import torch
 from torch.fx import Graph, Node
 
-from tilewright.hardware.language import language_of
+from tilewright.hardware.target import Target
 from tilewright.passes.attention.form import Writer, batched, ordered, restored, scaled
 from tilewright.passes.attention.mask import Masking
 from tilewright.passes.attention.match import Attention, Shape
@@ -27,13 +27,13 @@ FEWEST = 128
 """Windows times heads: a program each must keep a large GPU busy."""
 
 
-def in_windows(attention: Attention, masking: Masking) -> bool:
+def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
     """Whether the kernel for windows takes an attention."""
     result, scores = tensor_of(attention.result), tensor_of(attention.scores)
     operands = (attention.q, attention.k, attention.v)
     depths = [tensor_of(x.node).shape[-1 if x.order is None else x.order[-1]] for x in operands]
     sizes = (*attention.lead, *attention.weights_lead, *scores.shape, *depths)
-    if not static(sizes) or language_of(result.device) != "triton" or importlib.util.find_spec("triton") is None:
+    if not static(sizes) or target.language_of(result.device) != "triton" or importlib.util.find_spec("triton") is None:
         return False
     if masking.causal or masking.filled or prod(attention.lead) < FEWEST or len(attention.lead) not in (1, 2, 3):
         return False
@@ -43,7 +43,7 @@ def in_windows(attention: Attention, masking: Masking) -> bool:
     return refuses(result.dtype, queries, keys, int(depths[0]), int(depths[2])) is None
 
 
-def write_windows(graph: Graph, attention: Attention, masking: Masking) -> Node:
+def write_windows(graph: Graph, attention: Attention, masking: Masking, target: Target) -> Node:
     """Write the fused form before `attention.result` and give the node that takes its place."""
     write = Writer(graph, attention.result)
     q = scaled(write, attention, ordered(write, attention.q))
