@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tilewright.trace.events.nesting import nest
+from tilewright.trace.events.nesting import Ints, nest
 from tilewright.trace.events.self_time import self_times
 
 if TYPE_CHECKING:
@@ -96,25 +96,39 @@ def add_operator_table(connection: DuckDBPyConnection) -> None:
 
 def _add_host_calls(connection: DuckDBPyConnection) -> None:
     """Table `host_call`: the rows of `host_slice` with their self time, their outer call and their step."""
-    found = connection.execute("SELECT id, utid, ts, dur FROM host_slice").fetchnumpy()
-    ids, utid, ts, dur = (np.asarray(column, np.int64) for column in found.values())
+    found = connection.execute("SELECT id, file_id, utid, ts, dur FROM host_slice").fetchnumpy()
+    ids, file_id, utid, ts, dur = (np.asarray(column, np.int64) for column in found.values())
     nested = nest(utid, ts, dur)
     own, outer = self_times(nested)
-    ids = ids[nested.order]
+    place = np.argsort(nested.order)
+    outer_id = np.r_[ids[nested.order], 0][outer][place]
+    steps = connection.execute("SELECT file_id, ts, name FROM operator_step ORDER BY file_id, ts").fetchall()
     timed = {  # noqa: F841  # DuckDB finds it by its name
-        "id": ids,
-        "outer_id": np.ma.masked_array(ids[outer] if len(ids) else ids, outer < 0),
-        "self_ns": own,
+        "outer_id": np.ma.masked_array(outer_id, (outer < 0)[place]),
+        "self_ns": own[place],
+        "step": _steps_of(file_id, ts, [(file, begun) for file, begun, _ in steps]),
     }
+    # Both in the order of the table.
     connection.execute(
         """
         CREATE OR REPLACE TEMP TABLE host_call AS
-        SELECT host_slice.*, timed.outer_id, timed.self_ns, step.name AS step
-        FROM host_slice JOIN timed USING (id)
-        ASOF LEFT JOIN (SELECT file_id, name, ts FROM operator_step) AS step
-          ON step.file_id = host_slice.file_id AND host_slice.ts >= step.ts
-        """
+        SELECT host_slice.*, timed.outer_id, timed.self_ns, ($names::VARCHAR[])[timed.step] AS step
+        FROM host_slice POSITIONAL JOIN timed
+        """,
+        {"names": [name for _, _, name in steps]},
     )
+
+
+def _steps_of(file_id: Ints, ts: Ints, steps: Sequence[tuple[int, int]]) -> Ints:
+    """The number, from 1, of the last of the `steps`, sorted (file, begin), of the file that began by `ts`; else 0."""
+    found = np.zeros(len(ts), np.int64)
+    for file in {file for file, _ in steps}:
+        before = sum(other < file for other, _ in steps)
+        begins = np.array([begin for other, begin in steps if other == file], np.int64)
+        own = file_id == file
+        count = np.searchsorted(begins, ts[own], side="right")
+        found[own] = np.where(count > 0, before + count, 0)
+    return found
 
 
 def _execute(connection: DuckDBPyConnection, script: str) -> None:
