@@ -235,10 +235,13 @@ class Classifier(nn.Module):
         return Scored(functional.cross_entropy(logits, labels), logits)
 
 
-def _classified(package: str, build: Callable[[Any], nn.Module]) -> Build:
+def _classified(package: str, build: Callable[[Any, int], nn.Module]) -> Build:
+    """`build` gets the package and the pixels along an edge of an image."""
+
     def workload(n: Size) -> Workload:
         images, labels, shape = _images(n)
-        return Workload(Classifier(build(_package(package))), {"images": images, "labels": labels}, shape)
+        model = build(_package(package), images.shape[-1])
+        return Workload(Classifier(model), {"images": images, "labels": labels}, shape)
 
     return workload
 
@@ -300,10 +303,12 @@ MODELS: Mapping[str, Build] = {
     "whisper": whisper,
     "vit": vit,
     "convnext": convnext,
-    "swin": _classified("timm", lambda timm: timm.create_model("swin_tiny_patch4_window7_224", num_classes=1000)),
-    "efficientnet": _classified("timm", lambda timm: timm.create_model("efficientnet_b0", num_classes=1000)),
-    "resnet50": _classified("torchvision.models", lambda models: models.resnet50()),
-    "mobilenet": _classified("torchvision.models", lambda models: models.mobilenet_v3_large()),
+    "swin": _classified(
+        "timm", lambda timm, size: timm.create_model("swin_tiny_patch4_window7_224", num_classes=1000, img_size=size)
+    ),
+    "efficientnet": _classified("timm", lambda timm, size: timm.create_model("efficientnet_b0", num_classes=1000)),
+    "resnet50": _classified("torchvision.models", lambda models, size: models.resnet50()),
+    "mobilenet": _classified("torchvision.models", lambda models, size: models.mobilenet_v3_large()),
     "unet": unet,
 }
 """Those that run inference and training."""

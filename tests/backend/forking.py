@@ -18,7 +18,7 @@ from tilewright.runtime.executable import threads
 from tilewright.runtime.pool import pool
 
 RUN = compiled(chain, dynamic=False)
-X = torch.randn(400, 300)
+X = torch.randn(1000, 300)
 
 
 def step() -> torch.Tensor:
@@ -75,7 +75,7 @@ def fork_while_others_allocate() -> None:
 
     def allocate() -> None:
         while not stop.is_set():
-            pool.empty((300, 300), (300, 1), torch.float32, 90000)
+            pool.empty((900, 300), (300, 1), torch.float32, 270000)
 
     workers = [threading.Thread(target=allocate) for _ in range(3)]
     for worker in workers:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tests.backend.compiling import agrees, assert_same, chain, compiled, with_grad
 from tilewright.runtime.pool import pool
 
-LARGE = (200, 300)  # 240 kB: comes from the pool
+LARGE = (1000, 300)  # 1.2 MB: comes from the pool
 
 
 def test_structures_of_results() -> None:

@@ -14,7 +14,7 @@ from tests.backend.compiling import agrees, assert_same, chain, compiled, differ
 from tests.waiting import HANG_S
 from tilewright.runtime.pool import pool
 
-LARGE = (150, 300)
+LARGE = (1000, 300)
 several_tracing = pytest.mark.skipif(
     torch.torch_version.TorchVersion(torch.__version__) < "2.13",
     reason="PyTorch refuses any compiled call while another thread traces",

@@ -13,8 +13,9 @@ from torch import nn
 from tests.backend.compiling import compiled
 from tilewright.backend import recording
 from tilewright.launch.executor import EXTENSION
-from tilewright.runtime.executable import CallStep, Executable
+from tilewright.runtime.executable import CallStep, Executable, IndexOutOfBounds, KernelStep
 from tilewright.runtime.native import Native
+from tilewright.runtime.pool import pool
 
 CPU = torch.device("cpu")
 
@@ -74,7 +75,7 @@ def test_an_operator_that_breaks_its_promise_falls_back_with_one_line(capsys: py
     wanted = torch.relu(x @ x.mT) + 1
     (product,) = [step for step in executable.steps if isinstance(step, CallStep) and "mm" in step.name]
     assert product.spec is not None or product.out is not None
-    product.target, product.out = torch.ops.aten.mul.Tensor, None
+    product.target, product.out, product.operator = torch.ops.aten.mul.Tensor, None, None
     product.spec = product.spec or executable.inputs[0][1]
     product.args = (product.args[0], product.args[0])
     executable._was_right = False
@@ -98,3 +99,29 @@ def test_tensors_without_memory_go_pytorchs_way(by: str) -> None:
         (y,) = executable([mode.from_tensor(x)])
     assert y.shape == (8, 8) and type(y) is not torch.Tensor
     torch.testing.assert_close(mine(x), torch.softmax(x + 1, -1))
+
+
+def test_an_index_outside_is_the_same_error_as_in_python() -> None:
+    table, indices = torch.randn(10, 4), torch.tensor([1, 12])
+    mine, (executable,) = native(lambda t, i: torch.nn.functional.embedding(i % 16, t) + 1, [table, indices % 10])
+    assert any(isinstance(step, KernelStep) for step in executable.steps)
+    for _ in range(2):
+        with pytest.raises(IndexOutOfBounds, match="index out of bounds for a dimension of size 10"):
+            mine(table, indices)
+        torch.testing.assert_close(mine(table, indices % 10), table[indices % 10] + 1)
+
+
+def test_kernels_and_products_of_a_cpu_run_without_python() -> None:
+    """A profiler is told of the kernels by their regions' names; large results come from the pool."""
+    x = torch.randn(600, 500)
+    mine, (executable,) = native(lambda x: torch.relu(x @ x.mT) + 1, [x])
+    assert any(isinstance(step, KernelStep) for step in executable.steps)
+    for step in executable.steps:
+        step.run = None  # type: ignore[method-assign, assignment]
+    pool.trim()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        result = mine(x)
+    torch.testing.assert_close(result, torch.relu(x @ x.mT) + 1)
+    names = {event.key for event in profiler.key_averages()}
+    assert {"aten::mm", *(step.name for step in executable.kernels)} <= names
+    assert pool.live_bytes >= result.nbytes

@@ -33,6 +33,7 @@ from tilewright.records.recipe import LINE, Recipe
 from tilewright.runtime import attention_backward
 from tilewright.runtime.draw import DrawStep
 from tilewright.runtime.executable import (
+    CPU,
     CallStep,
     ConstantStep,
     Executable,
@@ -106,14 +107,21 @@ class _Assembler:
                 self.slots[n] for n, last in self.last_use.items() if last == position and n in self.slots
             )
         results = [self._argument(a) for a in self.output.args[0]]  # type: ignore[union-attr]
-        native = Native(self.device) if self.device is not None and holds_values(self.graph) else None
+        native = Native(self.device or CPU) if self._on_one_device() and holds_values(self.graph) else None
         return Executable(steps, len(self.slots), inputs, results, interpreted(self.graph), native)
 
     def _device(self) -> torch.device | None:
-        """The GPU whose executor runs the whole graph: the one that its tensors are on; None on a CPU."""
+        """The GPU that the graph's tensors are on; None on a CPU, or where there are several."""
+        gpus = self._gpus()
+        return gpus.pop() if len(gpus) == 1 else None
+
+    def _on_one_device(self) -> bool:
+        """Whether one executor can run the whole graph."""
+        return len(self._gpus()) <= 1
+
+    def _gpus(self) -> set[torch.device]:
         tensors = (node.meta.get("val") for node in self.graph.nodes)
-        devices = {x.device for x in tensors if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
-        return devices.pop() if len(devices) == 1 else None
+        return {x.device for x in tensors if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
 
     def _needed(self, units: Sequence[Unit]) -> list[Unit]:
         """Without the views that only kernels and other views read: these read what is behind them."""
@@ -185,10 +193,12 @@ class _Assembler:
         if self._is_restrided(unit):
             base, offset = part_of(unit)
             return ViewStep(unit.name, self._slot(base), spec, self._slot(unit), offset)
-        # The executor on a GPU calls operators by name; Python calls PyTorch's functions at half the cost.
+        # The executor calls operators by name; Python calls PyTorch's functions at half the cost.
         call = PRODUCTS.get(unit.target, target) if meta.device.type == "cpu" else target
-        if unit.target in PRODUCTS and not kwargs and meta.is_contiguous() and meta.device.type == "cpu":
-            return CallStep(unit.name, call, args, {}, self._slot(unit), out=spec)
+        if call is not target:
+            stands_for = target
+            if not kwargs and meta.is_contiguous():
+                return CallStep(unit.name, call, args, {}, self._slot(unit), out=spec, operator=target)
         # A view of a tensor that lies as the graph says lies as the graph says; one result of several may not.
         lies = is_view(unit) and unit.target is not operator.getitem
         return CallStep(

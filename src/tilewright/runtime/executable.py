@@ -1,8 +1,8 @@
 """A compiled graph: kernels, library calls and views over a list of slots, run in order.
 
 Kernels write to pooled storage; a slot is cleared after its last use, so that storage goes back as
-early as it can. A kernel may write in place of an operand that dies with it. A graph on a GPU runs as one
-program of the executor in C++ (`native.py`); the steps here are its Python twin.
+early as it can. A kernel may write in place of an operand that dies with it. A graph runs as one program of the
+executor in C++ (`native.py`); the steps here are its Python twin.
 """
 
 from __future__ import annotations
@@ -156,8 +156,13 @@ class KernelStep:
             tensors.append(slots[slot])
         pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
         if self.function(pointers, threads()):
-            sizes = " or ".join(map(str, self.checks))
-            raise IndexOutOfBounds(f"index out of bounds for a dimension of size {sizes} (kernel {self.name})")
+            raise IndexOutOfBounds(self.outside)
+
+    @property
+    def outside(self) -> str:
+        """What is said of an index that is outside."""
+        sizes = " or ".join(map(str, self.checks))
+        return f"index out of bounds for a dimension of size {sizes} (kernel {self.name})"
 
 
 @dataclass
@@ -176,7 +181,7 @@ class CallStep:
     recipe: Recipe | None = None
     """Of one of tilewright's operators on a GPU: what the executor does instead; its inputs are `reads`."""
     operator: OpOverload | None = None
-    """With a recipe: the operator that it stands for."""
+    """What `target` runs, where that is no operator itself."""
     frees: tuple[int, ...] = ()
 
     @property

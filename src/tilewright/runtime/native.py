@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -21,17 +23,23 @@ from tilewright.runtime.executable import (
     CallStep,
     ConstantStep,
     Executable,
+    IndexOutOfBounds,
+    KernelStep,
     PlanMismatch,
     Slot,
     Step,
+    TensorSpec,
     ViewStep,
 )
 from tilewright.runtime.gpu import TritonStep
+from tilewright.runtime.pool import SMALL
 
 Run = Callable[[list[Any]], Any]
 """Runs a program on a list of arguments, which is emptied; None, and nothing done, where they are not plain tensors."""
-RECIPE, CALL, VIEW, CONSTANT, PYTHON = range(5)
+RECIPE, CALL, VIEW, CONSTANT, PYTHON, KERNEL = range(6)
 """Kinds of steps, as in launch/native/program.h."""
+CALLS_IN_PYTHON = 2
+"""Of a graph on a CPU, before the executor is built for it: a program that calls it once or twice needs none."""
 
 
 class Native:
@@ -41,10 +49,15 @@ class Native:
         self.device = device
         self._run: Run | None = None
         self._failed = False
-        EXTENSION.module()
+        self._calls_in_python = CALLS_IN_PYTHON if device.type == "cpu" else 0
+        if not self._calls_in_python:
+            EXTENSION.module()
 
     def program(self, executable: Executable) -> Run | None:
         """What runs `executable`; None while its steps must run in Python."""
+        if self._run is None and self._calls_in_python and EXTENSION.found is None:
+            self._calls_in_python -= 1
+            return None
         if self._run is None and not self._failed and (module := EXTENSION.module()) is not None:
             try:
                 self._run = _program(module, executable, self.device)
@@ -52,7 +65,8 @@ class Native:
             except (CompilerError, RuntimeError, TypeError) as error:
                 self._failed = True
                 warn_once(f"compiled models cost the host more in Python: {error}")
-        return None if launches_are_watched() else self._run
+        is_watched = self.device.type == "cuda" and launches_are_watched()
+        return None if is_watched else self._run
 
 
 def _program(module: ModuleType, executable: Executable, device: torch.device) -> Run:
@@ -73,6 +87,8 @@ def _program(module: ModuleType, executable: Executable, device: torch.device) -
             return module.run(program, args)
         except module.PlanMismatch as error:
             raise PlanMismatch(str(error)) from None
+        except module.IndexOutOfBounds as error:
+            raise IndexOutOfBounds(str(error)) from None
 
     return run
 
@@ -92,6 +108,9 @@ def holds_values(graph: fx.Graph) -> bool:
         value = node.meta.get("val")
         if node.op == "placeholder" and not _is_value(value):
             return False
+        # A branch of a higher-order operator is a module.
+        if node.op == "get_attr" and not isinstance(attrgetter(str(node.target))(graph.owning_module), torch.Tensor):
+            return False
         if node.op == "call_function" and not _is_value(value):
             if not isinstance(value, (tuple, list)) or not all(map(_is_value, value)):
                 return False
@@ -109,6 +128,11 @@ def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]
     if isinstance(step, TritonStep) and (recipe := step.recipe()) is not None:
         outputs = [(slot, -1 if over is None else over) for slot, _, over in step.outputs]
         return RECIPE, (native_recipe(module, recipe), step.inputs, outputs, _in_python(step))
+    if isinstance(step, KernelStep):
+        outputs = [(slot, -1 if over is None else over) for slot, _, over in step.outputs]
+        results = [_fresh(spec) for _, spec, _ in step.outputs]
+        address = ctypes.cast(step.function, ctypes.c_void_p).value  # type: ignore[arg-type]
+        return KERNEL, (address, step.inputs, outputs, results, step.outside)
     outputs = [(slot, -1) for slot in step.writes]
     if isinstance(step, ViewStep):
         return VIEW, (step.base, outputs, native_layout(step.spec.layout), step.offset)
@@ -150,8 +174,11 @@ def _recorded(step: CallStep) -> tuple[Any, ...] | None:
 
 def _call(step: CallStep, parts: Sequence[CallStep] | None) -> tuple[Any, ...] | None:
     """A call through the dispatcher; None where it is no operator of PyTorch's, or one that gives a list."""
-    target = step.target
-    if not isinstance(target, OpOverload) or step.out is not None or (operands := _operands(target, step)) is None:
+    # With a recipe, `target` is what the operator runs.
+    target = step.target if step.operator is None or step.recipe is not None else step.operator
+    if step.out is not None and isinstance(target, OpOverload):
+        target = target.overloadpacket.out
+    if not isinstance(target, OpOverload) or (operands := _operands(target, step)) is None:
         return None
     results = [(0, step.output, _checked(step))] if target._schema.returns else []
     if parts is not None:
@@ -169,12 +196,20 @@ def _operands(target: OpOverload, step: CallStep) -> list[tuple[str, Any]] | Non
     """One for each argument of the operator's schema; None where the executor has no form for one."""
     values = []
     for place, argument in enumerate(target._schema.arguments):
+        if argument.is_out and step.out is not None:
+            values.append(("fresh", _fresh(step.out)))
+            continue
         given = step.args[place] if place < len(step.args) else step.kwargs.get(argument.name, argument.default_value)
         operand = _operand(given)
         if operand is None:
             return None
         values.append(operand)
     return values
+
+
+def _fresh(spec: TensorSpec) -> tuple[Any, ...]:
+    """A tensor's layout, and what allocates it where that is not PyTorch."""
+    return native_layout(spec.layout), spec.empty if spec.extent * spec.dtype.itemsize >= SMALL else None
 
 
 def _operand(value: Any) -> tuple[str, Any] | None:

@@ -1,5 +1,6 @@
 // The executor's face to Python: `recipe`; `program` and `run`; `operator`, `call`, `known` and `below`.
 
+#include <pthread.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Exceptions.h>
@@ -11,6 +12,7 @@ namespace {
 using namespace tilewright;
 
 PyObject* mismatch_error = nullptr;
+PyObject* index_error = nullptr;
 
 // ---------------------------------------------------------------- plain data from Python
 
@@ -90,15 +92,23 @@ RecipePointer recipe_from(const py::tuple& told) {
     return recipe;
 }
 
-// An argument of an operator: ("slot", n), ("slots", [n, …]) or ("constant", value), of the schema's type.
+// (layout, a function that gives a pooled tensor, or None)
+Fresh fresh_from(py::handle x) {
+    py::tuple told = py::reinterpret_borrow<py::tuple>(x);
+    return {layout_from(told[0]), told[1].is_none() ? py::object() : py::object(told[1])};
+}
+
+// An argument of an operator, of the schema's type: ("slot", n), ("slots", [n, …]), ("fresh", as above) or
+// ("constant", value).
 Operand operand_from(const py::tuple& told, const c10::TypePtr& type) {
     auto kind = told[0].cast<std::string>();
-    if (kind == "constant") return {true, torch::jit::toIValue(told[1], type), {}, false, false};
-    if (kind == "slot") return {false, {}, {told[1].cast<int>()}, false, false};
+    if (kind == "constant") return {true, torch::jit::toIValue(told[1], type), {}, false, false, {}};
+    if (kind == "slot") return {false, {}, {told[1].cast<int>()}, false, false, {}};
+    if (kind == "fresh") return {false, {}, {}, false, false, fresh_from(told[1])};
     c10::TypePtr list = type->kind() == c10::TypeKind::OptionalType ? type->castRaw<c10::OptionalType>()->getElementType()
                                                                      : type;
     bool is_optional = list->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::OptionalType;
-    return {false, {}, told[1].cast<std::vector<int>>(), true, is_optional};
+    return {false, {}, told[1].cast<std::vector<int>>(), true, is_optional, {}};
 }
 
 // (name, overload, operands): an operator and its arguments.
@@ -128,7 +138,7 @@ void fill_call(Step& step, const py::tuple& told) {
 // (kind, name, frees, detail); what `detail` is depends on the kind.
 Step step_from(const py::tuple& told) {
     Step step{told[0].cast<int>(), told[1].cast<std::string>(), told[2].cast<std::vector<int>>(), {}, {}, {}, {}, {},
-              {}, {}, {{}, {}, at::kByte, at::kCPU}, 0, {}};
+              {}, {}, {{}, {}, at::kByte, at::kCPU}, 0, {}, nullptr, {}, {}};
     py::tuple detail = told[3];
     auto outputs = [&](py::handle list) {
         for (auto [slot, reuses] : list.cast<std::vector<std::pair<int, int>>>()) step.outputs.push_back({slot, reuses});
@@ -152,6 +162,13 @@ Step step_from(const py::tuple& told) {
         case CONSTANT:
             step.constant = THPVariable_Unpack(py::object(detail[0]).ptr());
             outputs(detail[1]);
+            break;
+        case KERNEL:
+            step.kernel = (Kernel)detail[0].cast<uint64_t>();
+            step.inputs = detail[1].cast<std::vector<int>>();
+            outputs(detail[2]);
+            for (py::handle x : detail[3]) step.results_of_kernel.push_back(fresh_from(x));
+            step.outside = detail[4].cast<std::string>();
             break;
         default:
             step.function = detail[0];
@@ -214,6 +231,9 @@ PyObject* run_program(PyObject*, PyObject* const* given, Py_ssize_t) {
         return run(*program, given[1]);
     } catch (const PlanMismatch& error) {
         PyErr_SetString(mismatch_error, error.what());
+        return nullptr;
+    } catch (const IndexOutOfBounds& error) {
+        PyErr_SetString(index_error, error.what());
         return nullptr;
     }
     END_HANDLE_TH_ERRORS
@@ -287,5 +307,8 @@ PyMODINIT_FUNC PyInit_tilewright_executor() {
     if (!module) return nullptr;
     mismatch_error = PyErr_NewException("tilewright_executor.PlanMismatch", PyExc_RuntimeError, nullptr);
     if (PyModule_AddObjectRef(module, "PlanMismatch", mismatch_error)) return nullptr;
+    index_error = PyErr_NewException("tilewright_executor.IndexOutOfBounds", PyExc_IndexError, nullptr);
+    if (PyModule_AddObjectRef(module, "IndexOutOfBounds", index_error)) return nullptr;
+    pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
     return module;
 }

@@ -1,10 +1,11 @@
 // A program: a compiled graph as a list of steps over slots, run without returning to Python.
 //
-// Built from `tilewright.launch.program`. A step is a recipe, a call of an operator through the dispatcher, a view,
-// a constant, or a call of a Python function.
+// Built from `tilewright.runtime.native`. A step is a recipe, a call of an operator through the dispatcher, a view,
+// a constant, a call of a Python function, or a generated kernel on a CPU.
 
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_like.h>
@@ -24,6 +25,17 @@ struct PlanMismatch : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// A kernel on a CPU was given an index that names no element.
+struct IndexOutOfBounds : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Memory that a step fills: PyTorch's, or, where it is large, what `pooled` gives.
+struct Fresh {
+    Layout layout;
+    py::object pooled;  // null: small
+};
+
 struct Result {
     int index, slot;  // which result of the operator, where it goes
     bool is_checked;
@@ -35,21 +47,24 @@ struct Operand {
     IValue value;            // a constant
     std::vector<int> slots;  // of a list; -1: an absent element
     bool is_list, is_optional;
+    std::optional<Fresh> fresh;  // for `out=`
 };
 
 struct Output {
     int slot, reuses;  // `reuses`: the slot whose memory the result takes over, or -1
 };
 
-enum StepKind : int { RECIPE, CALL, VIEW, CONSTANT, PYTHON };  // as in `native.py`
+using Kernel = int (*)(void** buffers, int threads);  // 1: an index was outside
+
+enum StepKind : int { RECIPE, CALL, VIEW, CONSTANT, PYTHON, KERNEL };  // as in `native.py`
 
 struct Step {
     int kind;
     std::string name;
     std::vector<int> frees;
     std::shared_ptr<const Recipe> recipe;  // RECIPE
-    std::vector<int> inputs;               // RECIPE, PYTHON; VIEW: the base
-    std::vector<Output> outputs;           // RECIPE, PYTHON, VIEW, CONSTANT
+    std::vector<int> inputs;               // RECIPE, PYTHON, KERNEL; VIEW: the base
+    std::vector<Output> outputs;           // all but CALL
     py::object function;                   // PYTHON; RECIPE: for addresses that the recipe does not hold for
     std::optional<c10::OperatorHandle> handle;  // CALL; RECIPE: the operator that it stands for
     std::vector<Operand> operands;
@@ -57,6 +72,9 @@ struct Step {
     Layout layout;  // VIEW
     int64_t offset = 0;  // VIEW: elements from the base's first one
     Tensor constant;
+    Kernel kernel = nullptr;
+    std::vector<Fresh> results_of_kernel;
+    std::string outside;  // KERNEL: what is said of an index that is
 };
 
 struct Program {
@@ -126,6 +144,31 @@ inline IValue from_python(PyObject* value) {
 
 // ---------------------------------------------------------------- steps
 
+inline Tensor allocated(const Fresh& fresh) {
+    if (!fresh.pooled) return empty(fresh.layout);
+    py::gil_scoped_acquire held;
+    py::object made = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(fresh.pooled.ptr()));
+    if (!made) throw python_error();
+    return THPVariable_Unpack(made.ptr());
+}
+
+// Threads of OpenMP do not survive a fork: the child runs on the calling thread alone.
+inline bool is_forked = false;
+
+inline void run_kernel(const Step& step, Slots& slots) {
+    c10::SmallVector<void*, 24> buffers;
+    for (int slot : step.inputs) buffers.push_back(slots[slot].toTensor().data_ptr());
+    for (size_t i = 0; i < step.outputs.size(); ++i) {
+        const auto& [slot, reuses] = step.outputs[i];
+        const Fresh& fresh = step.results_of_kernel[i];
+        Tensor made = reuses < 0 ? allocated(fresh) : restrided(slots[reuses].toTensor(), fresh.layout);
+        buffers.push_back(made.data_ptr());
+        slots[slot] = std::move(made);
+    }
+    RECORD_USER_SCOPE(step.name);
+    if (step.kernel(buffers.data(), is_forked ? 1 : at::get_num_threads())) throw IndexOutOfBounds(step.outside);
+}
+
 inline void call_python(const Step& step, Slots& slots) {
     py::gil_scoped_acquire held;
     py::tuple arguments(step.inputs.size());
@@ -140,6 +183,7 @@ inline void call_python(const Step& step, Slots& slots) {
 
 inline IValue value_of(const Operand& operand, const Slots& slots) {
     if (operand.is_constant) return operand.value;
+    if (operand.fresh) return allocated(*operand.fresh);
     if (!operand.is_list) return slots[operand.slots[0]];
     if (operand.is_optional) {
         c10::List<std::optional<Tensor>> list;
@@ -202,6 +246,7 @@ inline void run_step(const Step& step, Slots& slots) {
         case VIEW:
             slots[step.outputs[0].slot] = restrided(slots[step.inputs[0]].toTensor(), step.layout, step.offset);
             break;
+        case KERNEL: run_kernel(step, slots); break;
         case CONSTANT: slots[step.outputs[0].slot] = step.constant; break;
         default: call_python(step, slots);
     }

@@ -107,9 +107,10 @@ inline uintptr_t address(const Tensor& x) { return (uintptr_t)x.const_data_ptr()
 
 // On the current device of the layout's type.
 inline Tensor empty(const Layout& x) {
+    // Without the dispatcher, which costs as much as the allocation.
+    if (x.device.type() == at::kCPU) return Tensor(at::detail::empty_strided_cpu(x.sizes, x.strides, x.dtype));
     if (x.device.type() != at::kCUDA)
         return at::empty_strided(x.sizes, x.strides, at::TensorOptions().device(x.device).dtype(x.dtype));
-    // Without the dispatcher, which costs as much as the allocation.
     return at::detail::empty_strided_generic(x.sizes, x.strides, c10::GetAllocator(at::kCUDA),
                                              c10::DispatchKeySet(c10::DispatchKey::CUDA), x.dtype);
 }
