@@ -6,8 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
-import torch.nn.functional as F
 
 import tilewright
 from tilewright import functional
@@ -35,11 +33,3 @@ def test_importing_it_loads_no_kernel() -> None:
     heavy = "[m for m in sys.modules if m == 'torch' or m.startswith('tilewright.kernels')]"
     loads = f"import sys, tilewright.functional; print({heavy})"
     assert subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-def test_it_computes_what_pytorch_computes() -> None:
-    x, w = torch.randn(5, 7), torch.randn(7)
-    torch.testing.assert_close(functional.softmax(x, -1), F.softmax(x, -1))
-    torch.testing.assert_close(functional.layer_norm(x, w, None), F.layer_norm(x, (7,), w))
-    torch.testing.assert_close(functional.gelu(x), F.gelu(x))
-    torch.testing.assert_close(functional.weighted_sum(x, w), x @ w)

@@ -69,11 +69,6 @@ def test_what_is_explained_for_a_gpu_is_what_the_backend_would_assemble_there(mo
     assert "add_norm" in assembled[0] and any("norm_backward" in name for name in assembled[1])
 
 
-def test_a_target_that_is_not_here_is_planned_and_not_touched() -> None:
-    assert target_named("h200").is_planned_gpu and not target_named("cpu").is_planned_gpu
-    assert target_of(torch.zeros(1).device).profile.device == "cpu"
-
-
 @pytest.mark.parametrize(
     ("name", "capability", "nearest"),
     [

@@ -7,15 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
-from tilewright.compile.capture import capture
-from tilewright.compile.planner import Planner
-from tilewright.hardware.target import target_named
 from tilewright.passes.copies import drop_copies
-from tilewright.records.case import Case, InputSpec
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 
@@ -84,14 +79,3 @@ def test_a_copy_of_what_is_written_later_stays() -> None:
 
 def test_a_copy_that_is_written_stays() -> None:
     assert copies(lambda x: (e := x.exp()).clone().mul_(2) + e, X) == 1
-
-
-@pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.5, False)])
-def test_a_dropout_that_draws_nothing_leaves_nothing(p: float, training: bool) -> None:
-    def program(x: Tensor, w: Tensor) -> Tensor:
-        return F.dropout(x @ w, p, training) @ w
-
-    case = Case("case", lambda: program, InputSpec.parse_many("fp32[N=4,M=4],fp32[M=4,K=4]"))
-    graphs = capture(case, Planner(target_named("cpu"))).graphs
-    for graph in graphs.values():
-        assert {name for name in calls(graph) if name != "t.default"} <= {"mm.default", "add.Tensor"}

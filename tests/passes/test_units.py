@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import combinations
 
-import pytest
 import torch
 from torch import Tensor, fx
 
@@ -13,61 +12,11 @@ from tilewright import functional
 from tilewright.hardware.target import target_named
 from tilewright.passes.units import (
     Reachability,
-    behind_views,
-    escaping,
     is_fusible,
-    nbytes,
-    readers,
-    sources,
-    values_of,
     whose_kernel,
-    with_results,
 )
 
 X = torch.zeros(4, 6)
-
-
-def program(x: Tensor) -> tuple[Tensor, Tensor]:
-    values, _ = x.exp().t().max(dim=0)
-    return values[:, None] * x, values.reshape(2, 2).sin()
-
-
-@pytest.fixture(scope="module")
-def graph() -> fx.Graph:
-    return aten(program, X)
-
-
-@pytest.fixture(scope="module")
-def node(graph: fx.Graph) -> dict[str, fx.Node]:
-    return {n.name: n for n in graph.nodes}
-
-
-def test_who_reads_whom_through_views(node: dict[str, fx.Node]) -> None:
-    assert behind_views(node["t"]) is node["exp"]
-    assert behind_views(node["getitem"]) is node["max_1"]
-    assert list(sources(node["max_1"])) == [node["exp"]]
-    assert list(sources(node["mul"])) == [node["max_1"], node["x_1"]]
-    assert list(readers(node["exp"])) == [node["max_1"]]
-    assert {n.name for n in readers(node["getitem"])} == {"mul", "sin"}
-    assert [n.op for n in readers(node["sin"])] == ["output"]
-
-
-def test_several_results(graph: fx.Graph, node: dict[str, fx.Node]) -> None:
-    order = {n: i for i, n in enumerate(graph.nodes)}
-    assert node["getitem"] in values_of(node["max_1"])
-    assert values_of(node["exp"]) == [node["exp"]]
-    both = with_results([node["exp"], node["max_1"]], order)
-    assert both[:2] == [node["exp"], node["max_1"]] and node["getitem"] in both
-    # The maxima and their indices, 4 of each.
-    assert nbytes(node["max_1"]) == 4 * 4 + 4 * 8
-    assert nbytes(node["exp"]) == 4 * 6 * 4
-
-
-def test_what_must_be_in_memory(node: dict[str, fx.Node]) -> None:
-    chain = [node["exp"], node["max_1"]]
-    assert escaping(chain) == [node["getitem"]]
-    assert escaping([*chain, node["mul"]]) == [node["getitem"], node["mul"]]
-    assert escaping([*chain, node["mul"], node["sin"]]) == [node["mul"], node["sin"]]
 
 
 def test_why_a_node_cannot_be_part_of_a_kernel() -> None:

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import time
-from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -23,7 +22,6 @@ from tilewright.records.errors import StoreError
 from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Cost, Decision, Fallback, MemoryPoint, Operator, Program, Region
 from tilewright.store import Run, SavedRun, latest_run, new_run_path, runs_dir
-from tilewright.store.rows import TABLES, columns
 
 HOSTILE = "</script><script>alert(1)</script> '; DROP TABLE run; -- \" \x00 \u2028 é 🙂"
 
@@ -121,26 +119,6 @@ def test_rows_added_in_several_calls_keep_their_order(tmp_path: Path) -> None:
         for index in range(5):
             run.add_program(Program(memory=[MemoryPoint("forward", "before", index, f"v{index}", index)]))
     assert [point.index for point in SavedRun(tmp_path / "a.duckdb").program().memory] == list(range(5))
-
-
-@pytest.mark.parametrize("kind", TABLES)
-def test_schema_has_the_fields_of_the_dataclass_in_order(kind: Any, tmp_path: Path) -> None:
-    import duckdb
-
-    schema = Path(sys.modules["tilewright.store.run"].__file__ or "").with_name("schema.sql")
-    connection = duckdb.connect()
-    connection.execute(schema.read_text())
-    declared = connection.execute(
-        "SELECT column_name, is_nullable FROM duckdb_columns() WHERE table_name = ?", [TABLES[kind]]
-    ).fetchall()
-    stored = [name for name, _ in declared if name not in ("bytes", "intensity") or kind is Measurement]
-    assert stored == list(columns(kind))
-    required = {field.name for field in fields(kind) if _required(field)}
-    assert required <= {name for name, nullable in declared if not nullable} | {"cost"}
-
-
-def _required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def test_an_exception_leaves_nothing(tmp_path: Path) -> None:

@@ -6,9 +6,7 @@ library is interpreted. `TILEWRIGHT_TARGET=triton` makes the graphs those of a G
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.cli.commands import Tilewright
-from tests.cli.conftest import home, tilewright  # noqa: F401
 from tests.kernels.interpreter import install
 from tests.passes.attention.spellings import (
     CAUSAL,
@@ -271,52 +267,6 @@ def test_a_model_that_calls_the_function_itself(name: str) -> None:
     actual, eager = value_and_gradients(call, inputs), value_and_gradients(own, inputs)
     for mine, plainly in zip(actual, eager, strict=True):
         torch.testing.assert_close(mine, plainly)
-
-
-CASES = """
-import torch.nn.functional as F
-from tilewright.records.case import Case, InputSpec
-
-def attention(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-def wide(q, k, v):
-    return F.scaled_dot_product_attention(q.double(), k.double(), v.double())
-
-def case(function):
-    return Case(function.__name__, lambda: function, [InputSpec.parse("fp32[B=2,H=3,N=21,d=16]")] * 3)
-
-taken, refused = case(attention), case(wide)
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "verdict", "words"),
-    [
-        ("taken", "taken", "tilewright's kernels in place of PyTorch's attention for CPUs: portable Triton"),
-        ("refused", "refused", "float64: the kernels take bfloat16, float16 and float32"),
-    ],
-)
-def test_the_command_line_says_whose_kernel(
-    name: str,
-    verdict: str,
-    words: str,
-    tmp_path: Path,
-    tilewright: Tilewright,  # noqa: F811
-) -> None:
-    path = tmp_path / "cases.py"
-    path.write_text(CASES)
-    ended = tilewright("explain", f"{path}:{name}", "--on", "cpu", "--json")
-    assert ended.code == 0, ended.err
-    program = json.loads(ended.out)
-    (row,) = [row for row in program["decisions"] if row["passed_by"] == "attention"]
-    assert row["verdict"] == verdict and words in row["reason"] and row["source"].startswith("cases.py:")
-    (launch,) = [
-        o for o in program["operators"] if (o["stage"], o["graph"], o["name"]) == ("after", "forward", row["consumer"])
-    ]
-    assert launch["target"].startswith("tilewright.attention" if name == "taken" else "aten._scaled_dot_product")
-    assert row["predicted_us"] == launch["predicted_us"] > 0
-    assert all(o["cost"]["provenance"] == "formula" for o in program["operators"])
 
 
 def test_rows_that_see_nothing_are_zeros_where_attention_is_called() -> None:

@@ -46,6 +46,7 @@ from tests.passes.attention.spellings import (
     written_softmax,
 )
 from tilewright.hardware.target import target_named
+from tilewright.measure.truth.contract import compare
 from tilewright.passes.attention.recognise import recognise_attention
 from tilewright.records.program import Cost, Decision
 
@@ -88,15 +89,20 @@ def value_and_gradients(fn: Function, inputs: Sequence[Tensor], dtype: torch.dty
 
 
 def check_numbers(actual: list[Tensor], eager: list[Tensor], truth: list[Tensor]) -> None:
-    """The numbers contract: relative norm error and largest error at most 2× eager's + 4 ulp."""
+    """The numbers contract."""
     for got, unfused, exact in zip(actual, eager, truth, strict=True):
-        assert got.shape == unfused.shape and got.dtype == unfused.dtype and got.device == unfused.device
-        assert torch.equal(got.isnan(), unfused.isnan()) and torch.equal(got.isinf(), unfused.isinf())
-        ulp = torch.finfo(got.dtype).eps
-        exact = exact.double().nan_to_num()
-        error, bound = ((x.double().nan_to_num() - exact) for x in (got, unfused))
-        assert error.norm() <= 2 * bound.norm() + 4 * ulp * exact.norm()
-        assert error.abs().max() <= 2 * bound.abs().max() + 4 * ulp * exact.abs().max()
+        figures = compare(got, unfused, exact)
+        assert figures.ok, figures
+
+
+def check_fused(fn: Function, inputs: Sequence[Tensor], truth: Function | None = None) -> Compiled:
+    """One attention is fused, and value and gradients keep the contract with the formula of `truth` in float64."""
+    compiled = Compiled(fn)
+    actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(fn, inputs)
+    assert compiled.taken(), compiled.decisions
+    check_numbers(actual, eager, value_and_gradients(truth or fn, inputs, torch.float64))
+    assert actual[0].stride() == eager[0].stride()
+    return compiled
 
 
 def with_gradients(inputs: Sequence[Tensor], count: int = 3) -> list[Tensor]:
@@ -105,10 +111,7 @@ def with_gradients(inputs: Sequence[Tensor], count: int = 3) -> list[Tensor]:
 
 @pytest.mark.parametrize("fn", [*SPELLINGS, *CAUSAL], ids=lambda fn: fn.__name__)
 def test_spelling_is_fused(fn: Function) -> None:
-    inputs = with_gradients(heads())
-    compiled = Compiled(fn)
-    actual = value_and_gradients(compiled.call, inputs)
-    assert compiled.taken(), compiled.decisions
+    compiled = check_fused(fn, with_gradients(heads()))
     (decision,) = compiled.decisions
     assert decision.passed_by == "attention" and decision.bytes_saved >= 4 * N
     assert decision.source is not None and decision.source.startswith("spellings.py:")
@@ -118,31 +121,19 @@ def test_spelling_is_fused(fn: Function) -> None:
     assert fused.args[4] is (fn in CAUSAL) and fused.kwargs["attn_mask"] is None
     for node in compiled.graph.nodes:
         assert not node.users or "example_value" in node.meta
-    eager = value_and_gradients(fn, inputs)
-    assert actual[0].stride() == eager[0].stride()
-    check_numbers(actual, eager, value_and_gradients(fn, inputs, torch.float64))
 
 
 @pytest.mark.parametrize(("fn", "mask"), MASKED, ids=[f"{fn.__name__}-{i}" for i, (fn, _) in enumerate(MASKED)])
 def test_mask_is_passed_on(fn: Function, mask: Tensor) -> None:
-    inputs = [*with_gradients(heads()), mask]
-    compiled = Compiled(fn)
-    actual = value_and_gradients(compiled.call, inputs)
-    assert compiled.taken(), compiled.decisions
+    compiled = check_fused(fn, [*with_gradients(heads()), mask])
     (fused,) = (node for node in compiled.graph.nodes if "scaled_dot_product" in str(node.target))
     assert fused.args[4] is False and fused.kwargs["attn_mask"] is not None
-    eager = value_and_gradients(fn, inputs)
-    check_numbers(actual, eager, value_and_gradients(fn, inputs, torch.float64))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("fn", "truth"), [*IN_FP32, (plain, plain), (causal_tril, causal_tril)])
 def test_narrow_dtype(fn: Function, truth: Function, dtype: torch.dtype) -> None:
-    inputs = with_gradients(heads(dtype))
-    compiled = Compiled(fn)
-    actual = value_and_gradients(compiled.call, inputs)
-    assert compiled.taken(), compiled.decisions
-    check_numbers(actual, value_and_gradients(fn, inputs), value_and_gradients(truth, inputs, torch.float64))
+    check_fused(fn, with_gradients(heads(dtype)), truth)
 
 
 @pytest.mark.parametrize("fn", [plain, causal_tril, filled_where], ids=lambda fn: fn.__name__)
@@ -159,22 +150,12 @@ def test_float64_stays_float64(fn: Function) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_mask_in_narrow_dtype(fn: Function, dtype: torch.dtype) -> None:
     mask = LOST_ROW.to(dtype) if fn is added else DROPPED_ROW
-    inputs = [*with_gradients(heads(dtype)), mask]
-    compiled = Compiled(fn)
-    actual = value_and_gradients(compiled.call, inputs)
-    assert compiled.taken(), compiled.decisions
-    check_numbers(actual, value_and_gradients(fn, inputs), value_and_gradients(fn, inputs, torch.float64))
+    check_fused(fn, [*with_gradients(heads(dtype)), mask])
 
 
 def test_autocast() -> None:
-    inputs = with_gradients(heads())
-    compiled = Compiled(in_autocast)
-    actual = value_and_gradients(compiled.call, inputs)
-    assert compiled.taken() and actual[0].dtype == torch.bfloat16 and actual[1].dtype == torch.float32
-    exact = value_and_gradients(plain, inputs, torch.float64)
-    eager = value_and_gradients(in_autocast, inputs)
     # The gradients are fp32 in name only: eager's error is bf16's, and so is the bound.
-    check_numbers(actual, eager, exact)
+    check_fused(in_autocast, with_gradients(heads()), plain)
 
 
 def test_long_rows() -> None:
@@ -183,11 +164,7 @@ def test_long_rows() -> None:
     def fn(q, k, v):
         return torch.softmax(q @ k.mT / math.sqrt(33), -1) @ v
 
-    inputs = with_gradients(draw((1, 2, 601, 33), (1, 2, 530, 33), (1, 2, 530, 33), seed=1))
-    compiled = Compiled(fn)
-    actual = value_and_gradients(compiled.call, inputs)
-    assert compiled.taken()
-    check_numbers(actual, value_and_gradients(fn, inputs), value_and_gradients(fn, inputs, torch.float64))
+    check_fused(fn, with_gradients(draw((1, 2, 601, 33), (1, 2, 530, 33), (1, 2, 530, 33), seed=1)))
 
 
 WITH_NAN = [plain, written_softmax, causal_tril, causal_triu, added, filled]
@@ -286,11 +263,7 @@ def test_written_constant_is_no_constant() -> None:
         mask.triu_(1)
         return torch.softmax(q @ k.mT + mask, -1) @ v
 
-    inputs = with_gradients(heads())
-    compiled = Compiled(fn)
-    actual = value_and_gradients(compiled.call, inputs)
-    assert compiled.taken()
-    check_numbers(actual, value_and_gradients(fn, inputs), value_and_gradients(fn, inputs, torch.float64))
+    check_fused(fn, with_gradients(heads()))
 
 
 def test_what_is_no_attention_leaves_no_row() -> None:

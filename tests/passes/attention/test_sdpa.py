@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from tests.passes.attention.test_recognise import check_numbers, value_and_gradients
 from tilewright.hardware.target import Target, target_named
 from tilewright.passes.attention.acceptable import EFFICIENT, _Reached
 from tilewright.passes.attention.pinned import mark_pinned
@@ -102,26 +103,10 @@ def traced(function: Function, *inputs: Tensor) -> list[str]:
     return names
 
 
-def value_and_gradients(function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
-    leaves = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
-    wanted = [x for x in leaves if x.requires_grad]
-    out = function(*leaves)
-    torch.manual_seed(3)
-    grads = torch.autograd.grad(out, wanted, torch.randn(out.shape).to(out.dtype)) if wanted else ()
-    return [out.detach(), *grads]
-
-
-def check_numbers(function: Function, settled: Function, inputs: Sequence[Tensor]) -> None:
-    """No further from float64 than twice eager, and than rounding."""
-    exact = value_and_gradients(function, [x.double() if x.is_floating_point() else x for x in inputs])
-    eager = value_and_gradients(function, inputs)
-    found = value_and_gradients(settled, inputs)
-    assert len(found) == len(exact)
-    for ours, theirs, truth in zip(found, eager, exact, strict=True):
-        ulp = torch.finfo(ours.dtype).eps
-        error, allowed = ((x.double() - truth).norm() / truth.norm() for x in (ours, theirs))
-        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
-        assert error <= 2 * allowed + 4 * ulp
+def check_fused(function: Function, settled: Function, inputs: Sequence[Tensor]) -> None:
+    """The rewritten function keeps the numbers contract, gradients too."""
+    exact, eager = value_and_gradients(function, inputs, torch.float64), value_and_gradients(function, inputs)
+    check_numbers(value_and_gradients(settled, inputs), eager, exact)
 
 
 def heads(*extra: int, grad: bool = True, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -159,7 +144,7 @@ def test_a_mask_that_hides_nothing_is_dropped() -> None:
     settled = Settled(vit, *heads())
     assert settled.call.kwargs["attn_mask"] is None and not settled.call.kwargs["is_causal"]
     assert settled.reason == "its mask hides nothing"
-    check_numbers(vit, settled.run, heads())
+    check_fused(vit, settled.run, heads())
 
 
 @pytest.mark.parametrize(
@@ -178,7 +163,7 @@ def test_a_causal_mask_is_an_option(mask: Callable[[], Tensor]) -> None:
 
     settled = Settled(function, *square())
     assert settled.call.kwargs["attn_mask"] is None and settled.call.kwargs["is_causal"]
-    check_numbers(function, settled.run, square())
+    check_fused(function, settled.run, square())
 
 
 def test_a_mask_made_outside_of_an_activation_checkpoint_is_known_inside() -> None:
@@ -198,7 +183,7 @@ def test_a_mask_made_outside_of_an_activation_checkpoint_is_known_inside() -> No
         return gm.forward
 
     settled = torch.compile(function, backend=backend, fullgraph=True)
-    check_numbers(function, settled, square())
+    check_fused(function, settled, square())
     assert reasons == ["its mask is causal, and none is written"] * 2
 
 
@@ -221,7 +206,7 @@ def test_padding_is_not_expanded_over_queries() -> None:
     mask = settled.call.kwargs["attn_mask"]
     assert isinstance(mask, Node) and mask.meta["example_value"].shape == (B, 1, 1, K)
     assert settled.reason == "a mask of 18 elements in place of 108"
-    check_numbers(bert, settled.run, inputs)
+    check_fused(bert, settled.run, inputs)
 
 
 def test_two_small_masks_stay_small() -> None:
@@ -232,7 +217,7 @@ def test_two_small_masks_stay_small() -> None:
     inputs = [*heads(), padding()]
     settled = Settled(function, *inputs)
     assert settled.call.kwargs["attn_mask"].meta["example_value"].shape == (B, 1, 1, K)
-    check_numbers(function, settled.run, inputs)
+    check_fused(function, settled.run, inputs)
 
 
 @pytest.mark.parametrize("way", [repeat, lambda x: x.repeat_interleave(2, 1)], ids=["expand", "repeat_interleave"])
@@ -246,7 +231,7 @@ def test_heads_that_share_keys_are_not_repeated(way: Callable[[Tensor], Tensor],
     inputs = [q, k[:, :2].detach().requires_grad_(), v[:, :2].detach().requires_grad_(), padding()]
     settled = Settled(llama, *inputs)
     assert settled.call.kwargs["enable_gqa"] and settled.call.args[1].meta["example_value"].shape == (B, 2, K, D)
-    check_numbers(llama, settled.run, inputs)
+    check_fused(llama, settled.run, inputs)
 
 
 def test_heads_repeated_in_another_order_stay_repeated() -> None:
@@ -271,7 +256,7 @@ def test_a_bias_over_heads_is_fused_with_its_gradient(trained: bool) -> None:
     assert settled.call.target is (EFFICIENT if trained else F.scaled_dot_product_attention)
     assert "a mask of 216 elements in place of 432" in settled.reason
     assert ("for the gradient of the mask" in settled.reason) == trained
-    check_numbers(t5, settled.run, inputs)
+    check_fused(t5, settled.run, inputs)
 
 
 OTHERS: list[tuple[str, Function, Callable[[], list[Tensor]], str]] = [
@@ -350,7 +335,7 @@ def test_what_pytorch_leaves_to_products_is_fused(
 ) -> None:
     settled = Settled(function, *make())
     assert reason in settled.reason and "fused in place of products and a softmax" in settled.reason
-    check_numbers(function, settled.run, make())
+    check_fused(function, settled.run, make())
     names = traced(function, *make())
     assert any(name.startswith("_scaled_dot_product_") for name in names)
     assert not set(UNFUSED) & set(names)
@@ -381,7 +366,7 @@ def test_a_number_for_all_keys_is_written_for_each(dtype: torch.dtype) -> None:
     mask = settled.call.kwargs["attn_mask"].meta["example_value"]
     assert mask.shape == (B, 1, S, K) and mask.is_contiguous()
     assert "the mask copied by rows" in settled.reason
-    check_numbers(lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias), settled.run, inputs)
+    check_fused(lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias), settled.run, inputs)
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -405,7 +390,7 @@ def test_a_mask_that_alone_needs_a_gradient_keeps_the_log_sum_exp(
         assert settled.decisions == []
     else:
         assert settled.call.target is EFFICIENT and settled.call.args[4] is True
-        check_numbers(function, settled.run, inputs)
+        check_fused(function, settled.run, inputs)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -426,7 +411,7 @@ def test_rows_of_operands_begin_at_multiples_of_16_bytes(late: bool, spaced: boo
     for value in (node.meta["example_value"] for node in settled.call.args[:3]):
         assert not any(x % 4 for x in (value.storage_offset(), *value.stride()[:-1]))
     assert ("rows copied to multiples of 16 bytes" in settled.reason) == (late or spaced)
-    check_numbers(function, settled.run, [q, k, v])
+    check_fused(function, settled.run, [q, k, v])
 
 
 @pytest.mark.parametrize("begin", [0, 3])
@@ -587,7 +572,7 @@ def test_readers_that_need_the_layout_get_it() -> None:
     inputs = [*heads(), torch.randn(1, H, S, K, requires_grad=True)]
     settled = Settled(function, *inputs)
     assert settled.call.target is EFFICIENT
-    check_numbers(function, settled.run, inputs)
+    check_fused(function, settled.run, inputs)
 
 
 def apart(x: Tensor) -> Tensor:
@@ -606,7 +591,7 @@ def copied(x: Tensor, y: Tensor) -> Tensor:
 
 def test_operands_are_not_copied_to_lie_densely() -> None:
     settled = Settled(copied, *projected(0))
-    check_numbers(copied, settled.run, projected(0))
+    check_fused(copied, settled.run, projected(0))
     assert not any(node.users for node in settled.graph.nodes if str(node.target) in ("contiguous", "clone"))
     assert "not copied" in settled.reason
 
@@ -645,5 +630,5 @@ def along_keys(x: Tensor, y: Tensor) -> Tensor:
 )
 def test_copies_that_are_needed_stay(function: Function, more: int) -> None:
     settled = Settled(function, *projected(more))
-    check_numbers(function, settled.run, projected(more))
+    check_fused(function, settled.run, projected(more))
     assert any(node.users for node in settled.graph.nodes if str(node.target) == "contiguous")
