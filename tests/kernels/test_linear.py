@@ -128,22 +128,6 @@ def test_operators_are_registered_well() -> None:
     assert torch.Tag.nondeterministic_seeded in dropout_add.tags
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_as_one_graph(backend: str) -> None:
-    x, weight, bias, residual = matrices(5, 24, 24, torch.float32)
-
-    def both(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return linear_dropout_add(linear_gelu(x, weight, bias), weight, bias, residual, 0.25)
-
-    found = []
-    for function in (both, torch.compile(both, fullgraph=True, backend=backend)):
-        torch.manual_seed(0)
-        y = function(x, residual)
-        found.append([y, *torch.autograd.grad(y.square().sum(), (x, residual, weight, bias))])
-    for plain, compiled in zip(*found, strict=True):
-        torch.testing.assert_close(plain, compiled)
-
-
 def test_what_does_not_fit_is_refused() -> None:
     x, weight, bias, residual = matrices(5, 8, 16, torch.float32)
     with pytest.raises(ValueError, match=r"linear_gelu takes x \[..., in\].*not \[5, 16\], \[8, 16\], \[7\]"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -74,21 +73,6 @@ def test_operators_are_registered_well(centered: bool, optional: str) -> None:
     torch.library.opcheck(ops.norm_backward.default, detached)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_compiled_as_one_graph(name: str) -> None:
-    function: Callable[..., object] = getattr(norm, name)
-    inputs = inputs_of(name, (6, 24), "float32")
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-
-    def gradients(call: Callable[..., object]) -> list[Tensor]:
-        results = call(*inputs)
-        results = results if isinstance(results, tuple) else (results,)
-        return [*results, *torch.autograd.grad(sum(r.square().sum() for r in results), inputs)]
-
-    for compiled_result, result in zip(gradients(compiled), gradients(function), strict=True):
-        torch.testing.assert_close(compiled_result, result, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("shape", [(0, 16), (4, 0), (2, 0, 16)], ids=str)
 def test_empty(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, requires_grad=True)
@@ -123,13 +107,6 @@ def test_a_result_may_be_written_to() -> None:
         found.append([*ends, *torch.autograd.grad(ends[0].sum() + ends[1].square().sum(), (x, weight))])
     for written, new in zip(*found, strict=True):
         torch.testing.assert_close(written, new)
-
-
-def test_a_second_derivative_is_refused() -> None:
-    x = torch.randn(3, 8, requires_grad=True)
-    (gradient,) = torch.autograd.grad(norm.rms_norm(x).sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivative"):
-        gradient.sum().backward()
 
 
 def test_what_does_not_fit_is_refused() -> None:

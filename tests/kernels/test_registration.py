@@ -40,7 +40,7 @@ def test_every_operator_has_its_row_and_every_row_its_operator() -> None:
         assert row.pure == (not draws and not overload._schema.is_mutable)
 
 
-INDICES = torch.arange(12).view(4, 3) % 5
+INDICES, CLASSES = torch.arange(12).view(4, 3) % 5, torch.tensor([0, 8, -100, 3])
 DROPOUTS = {
     kind: partial(functional.dropout_add, p=0.3, activation=kind) for kind in ("none", "gelu", "gelu_tanh", "silu")
 }
@@ -51,12 +51,29 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "embedding": (lambda weight: functional.embedding(INDICES, weight, 1), ((5, 6),)),
     "rotary": (lambda q, k: functional.rotary(q, k, *torch.ones(2, 5, 6) / 2), ((2, 3, 5, 12), (2, 1, 5, 12))),
     "weighted_sum": (functional.weighted_sum, ((6, 24), (24,))),
-}
+    "softmax": (partial(functional.softmax, dim=0), ((6, 24),)),
+    "log_softmax": (functional.log_softmax, ((6, 24),)),
+    "layer_norm": (functional.layer_norm, ((6, 24), (24,), (24,))),
+    "rms_norm": (functional.rms_norm, ((6, 24), (24,))),
+    "add_layer_norm": (functional.add_layer_norm, ((6, 24), (6, 24), (24,), (24,))),
+    "add_rms_norm": (functional.add_rms_norm, ((6, 24), (6, 24), (24,))),
+    "cross_entropy": (lambda x: functional.cross_entropy(x, CLASSES, z_loss=1e-3), ((4, 9),)),
+    "linear_gelu": (functional.linear_gelu, ((5, 24), (8, 24), (8,))),
+    "linear_dropout_add": (
+        partial(functional.linear_dropout_add, p=0.25), ((5, 24), (8, 24), (8,), (5, 8)),
+    ),
+    "linear_cross_entropy": (
+        lambda x, weight: functional.linear_cross_entropy(x, weight, CLASSES, label_smoothing=0.1), ((4, 5), (9, 5)),
+    ),
+}  # fmt: skip
 ONCE = {
     "gelu": "activation",
     "dropout_add gelu": "dropout_add",
     "embedding": "embedding",
     "weighted_sum": "weighted_sum",
+    "softmax": "softmax",
+    "rms_norm": "norm",
+    "cross_entropy": "cross_entropy",
 }
 """Cases without a second derivative, and what the operator is called."""
 

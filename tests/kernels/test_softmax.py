@@ -61,25 +61,6 @@ def test_opcheck(log: bool) -> None:
     torch.library.opcheck(operators.softmax.default, (x.transpose(0, 2), log, "auto"))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_compiles_as_one_graph(name: str, backend: str) -> None:
-    function = FUNCTIONS[name][0]
-    x = torch.randn(4, 9, requires_grad=True)
-    result = torch.compile(function, backend=backend, fullgraph=True)(x, 0)
-    assert torch.equal(result, function(x, 0))
-    weights = torch.randn(4, 9)
-    gradients = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (result, function(x, 0))]
-    assert torch.equal(*gradients)
-
-
-def test_no_second_derivative() -> None:
-    x = torch.randn(3, 5, requires_grad=True)
-    (gradient,) = torch.autograd.grad(softmax(x).square().sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivative"):
-        gradient.sum().backward()
-
-
 def test_an_unknown_way_is_said() -> None:
     with pytest.raises(ValueError, match="auto, torch, triton, cuda, not 'metal'"):
         by_impl(torch.randn(3, 5), log=False, impl="metal")
