@@ -41,16 +41,6 @@ struct Statistics {
     float mean, rstd;
 };
 
-// Mean and mean square of a row, or a thread's part of them.
-struct Moments {
-    float mean, square;
-    static __device__ __forceinline__ Moments identity() { return {0.f, 0.f}; }
-    __device__ __forceinline__ void combine(Moments other) { mean += other.mean, square += other.square; }
-};
-
-// Squared mean over variance up to which the mean square tells the variance to within 2^-13 in 16 bits, 2^-21 in 32.
-constexpr float CANCELLATION = sizeof(ELEMENT) == 4 ? 4.f : 1024.f;
-
 // For a row of one value of 16 bits rstd is rounded to 13 binary digits: its product with a value of 11 is exact, so
 // that fmaf(x, rstd, -mean * rstd) is 0. rstd moves by 2^-13.
 __device__ __forceinline__ float rstd_of(float variance, float eps) {

@@ -164,14 +164,12 @@ __device__ __forceinline__ void fence_registers(u32 (&d)[N]) {
 #define OUT16 OUT8(0), OUT8(8)
 #define OUT24 OUT16, OUT8(16)
 #define OUT32 OUT24, OUT8(24)
-#define OUT40 OUT32, OUT8(32)
-#define OUT48 OUT40, OUT8(40)
+#define OUT48 OUT32, OUT8(32), OUT8(40)
 #define OUT64 OUT48, OUT8(48), OUT8(56)
 #define NAMES16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES24 NAMES16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define NAMES32 NAMES24 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES40 NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define NAMES48 NAMES40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define NAMES48 NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define NAMES64 NAMES48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define OUT128 OUT64, OUT8(64), OUT8(72), OUT8(80), OUT8(88), OUT8(96), OUT8(104), OUT8(112), OUT8(120)
 #define NAMES128 NAMES64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
@@ -210,7 +208,6 @@ __device__ __forceinline__ void mma(float (&d)[R], const u32* a, u64 b, int accu
 PRODUCTS(32, 16, 16, 17, 18, 19, 20, 21, 22)
 PRODUCTS(48, 24, 24, 25, 26, 27, 28, 29, 30)
 PRODUCTS(64, 32, 32, 33, 34, 35, 36, 37, 38)
-PRODUCTS(80, 40, 40, 41, 42, 43, 44, 45, 46)
 PRODUCTS(96, 48, 48, 49, 50, 51, 52, 53, 54)
 PRODUCTS(128, 64, 64, 65, 66, 67, 68, 69, 70)
 PRODUCTS(256, 128, 128, 129, 130, 131, 132, 133, 134)
