@@ -26,7 +26,7 @@ from tilewright.passes.rms_norm import as_aten, norm_as_one
 from tilewright.passes.scatters import sum_scattered
 from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.passes.skinny_products import skinny_products
-from tilewright.passes.upsampling import sum_windows
+from tilewright.passes.upsampling import gather_gradients
 from tilewright.records.program import Decision
 
 
@@ -38,7 +38,7 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
     mark_pinned(module)
     decisions = recognise_attention(module, target, price) + settle_calls(module, target)
     settle_shifts(module)
-    sum_windows(module)
+    gather_gradients(module)
     return decisions + norm_as_one(module, target) + channels_last(module, target)
 
 
