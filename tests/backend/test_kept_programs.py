@@ -6,6 +6,7 @@ Most tests stay in one process: `torch._dynamo.reset` forgets what was compiled,
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tests.waiting import HANG_S
 from tilewright.backend import _Compiler
 from tilewright.compile import identity
 from tilewright.graph import kept
-from tilewright.records import outcomes
+from tilewright.records import eviction, outcomes
 from tilewright.records.errors import CompilerError
 from tilewright.records.outcomes import Outcome
 
@@ -276,6 +277,24 @@ def test_a_damaged_entry_is_made_again(folder: Path, damage: str) -> None:
     for expected in ({"compiled": 1, "kept": 1}, {"loaded": 1}):
         again()
         torch.testing.assert_close(run(chain, x), first, rtol=0, atol=0)
+        assert kept.counts == expected
+
+
+def test_a_program_that_a_full_cache_lost_is_compiled_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "_unchecked", {})
+    first = run(chain, torch.randn(40, 200))
+    for path in folder.glob("??/*"):
+        os.utime(path, (1, 1))
+    again()
+    monkeypatch.setenv(eviction.VARIABLE, "1K")
+    monkeypatch.setattr(eviction, "_unchecked", {})
+    run(drops, torch.randn(40, 200))
+    (kept_last,) = programs(folder)
+    assert kept_last.stat().st_mtime > 1
+    for expected in ({"compiled": 1, "kept": 1}, {"loaded": 1}):
+        again()
+        x = first[1][0]
+        torch.testing.assert_close(run(chain, x)[0], first[0], rtol=0, atol=0)
         assert kept.counts == expected
 
 

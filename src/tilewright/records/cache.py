@@ -1,4 +1,7 @@
-"""The disk cache: one file per key, the key being a hash of the file's inputs. Safe with many processes."""
+"""The disk cache: one file per key, the key being a hash of the file's inputs. Safe with many processes.
+
+Its size has a limit (`eviction.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tilewright.records import eviction
 from tilewright.records.errors import CacheError
 from tilewright.records.home import cache_dir
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def key_of(*parts: str) -> str:
@@ -30,15 +36,19 @@ def build(key: str, suffix: str, make: Callable[[Path], object]) -> Path:
     """The entry of `key`. If it is absent, `make(path)` writes a temporary file, which is then renamed.
 
     One process builds, the others wait for it. An exception or a signal leaves no entry. Raises
-    CacheError if the directory cannot be written, is full, or belongs to another user.
+    CacheError if the directory cannot be written, is full, or belongs to another user, or its limit is no size.
     """
     path = entry(key, suffix)
     _check_owner()
     if path.exists():
+        eviction.touch(path)
         return path
+    most = eviction.limit()
     with _locked(path):
         if not path.exists():
             _write(path, make)
+            with _errors():
+                eviction.note_written(cache_dir(), path, most)
     return path
 
 
@@ -68,12 +78,15 @@ def content_with_digest(key: str, suffix: str) -> bytes | None:
     """
     path = entry(key, suffix)
     _check_owner()
-    if not path.exists():
+    try:
+        content = path.read_bytes()
+    except OSError:
         return None
-    if not _digest_matches(path, key):
+    if not _ends_with_digest(content, key):
         discard(path)
         return None
-    return path.read_bytes()[: -hashlib.sha256().digest_size]
+    eviction.touch(path)
+    return content[:-_DIGEST_BYTES]
 
 
 def ensure_usable() -> None:
@@ -105,8 +118,11 @@ def _digest_matches(path: Path, key: str) -> bool:
         content = path.read_bytes()
     except OSError:
         return False
-    size = hashlib.sha256().digest_size
-    return content[-size:] == _digest(content[:-size], key)
+    return _ends_with_digest(content, key)
+
+
+def _ends_with_digest(content: bytes, key: str) -> bool:
+    return content[-_DIGEST_BYTES:] == _digest(content[:-_DIGEST_BYTES], key)
 
 
 def _digest(content: bytes, key: str) -> bytes:
