@@ -71,13 +71,12 @@ def test_rows_that_a_device_cannot_hold_are_tritons() -> None:
 
 
 @pytest.mark.parametrize("capability", WITH_CLUSTERS)
-@pytest.mark.parametrize("direction, columns", [("forward", 5000), ("forward", 2**20), ("backward", 2**20)])
+@pytest.mark.parametrize("direction, columns", [("forward", 5000), ("forward", 100000), ("backward", 50000)])
 def test_softmax_compiles(direction: softmax.Direction, columns: int, capability: str) -> None:
     layouts = (RowLayout(0, 50, columns),) * 2
     found = softmax.schedule_of(direction, columns, BF16, layouts, False, limits(capability))
-    source, ending = softmax.SOURCES[found.storage]
     definitions = (("ELEMENT", ELEMENTS[BF16]), ("LOG", 0))
-    fits(found, softmax.HERE / source, f"{direction}{ending}", definitions, capability)
+    fits(found, softmax.HERE / softmax.SOURCES[found.storage], direction, definitions, capability)
 
 
 @pytest.mark.parametrize("capability", WITH_CLUSTERS)

@@ -86,9 +86,8 @@ def macros(schedule: Schedule, dtype: torch.dtype) -> Definitions:
 @pytest.mark.parametrize(("columns", "dtype"), [(4096, torch.bfloat16), (262144, torch.float32)])
 def test_cuda_does_not_spill(direction: cuda.Direction, columns: int, dtype: torch.dtype) -> None:
     found = scheduled(direction, columns, dtype, address=4)
-    source, ending = cuda.SOURCES[found.storage]
     assert found.alignment == "PEELED"
-    assert spilled(cuda.HERE / source, macros(found, dtype))[f"{direction}{ending}"] == 0
+    assert spilled(cuda.HERE / cuda.SOURCES[found.storage], macros(found, dtype))[direction] == 0
 
 
 def test_the_ring_of_long_rows_does_not_spill() -> None:
@@ -111,9 +110,10 @@ def test_triton_does_not_spill(columns: int) -> None:
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_schedule_holds_its_row(direction: cuda.Direction, capability: str) -> None:
     device = limits(capability)
-    for columns in (1, 2, 17, 64, 65, 520, 8000, 50257, 131080, 2**20, 2**23):
+    for columns in (1, 2, 17, 64, 65, 520, 8000, 50257, 131000, 2**20, 2**23):
         layouts = (RowLayout(2, 50, columns),) * 2
+        if columns * 2 > cuda.longest(direction, device):
+            continue
         found = cuda.schedule_of(direction, columns, torch.bfloat16, layouts, False, device)
         assert found.threads % found.row_threads == 0 and found.cluster <= device.largest_cluster
-        assert (found.storage == "stream") or found.row_threads * found.cluster * found.vectors * 8 >= columns + 7
-        assert found.storage == ("stream" if columns == 2**23 else found.storage)
+        assert found.row_threads * found.cluster * found.vectors * 8 >= columns + 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
@@ -85,17 +86,21 @@ def no_kernel(device: torch.device) -> str | None:
     return None if nvrtc.available(device.index) else "the package cuda-bindings is missing"
 
 
-def kernels_for(package: str, x: Operand, impl: str) -> ModuleType | None:
+def kernels_for(package: str, x: Operand, impl: str, longest: float = math.inf) -> ModuleType | None:
     """The module of `package` whose kernels take rows like those of x; None where PyTorch's operators do.
 
+    `longest`: bytes of a row that its CUDA C++ kernels take.
     Raises ValueError where `impl` is not of `IMPLS`.
     """
     if impl not in IMPLS:
         raise ValueError(f"{package.rpartition('.')[2]}: impl must be one of {', '.join(IMPLS)}, not {impl!r}")
     if x.numel() == 0 or impl == "torch" or (impl == "auto" and not runs_triton(x)):
         return None
+    holds = x.shape[-1] * x.itemsize <= longest
+    if impl == "cuda" and not holds:
+        raise NotImplementedError(f"the CUDA C++ kernels take rows of up to {longest} bytes")
     if impl == "auto":
-        impl = "cuda" if x.is_cuda and not interpreted() and no_kernel(x.device) is None else "triton"
+        impl = "cuda" if holds and x.is_cuda and not interpreted() and no_kernel(x.device) is None else "triton"
     # Imported here, since Triton exists on Linux alone.
     return importlib.import_module(f"{package}.{impl}")
 

@@ -9,7 +9,8 @@ import torch
 
 from tilewright.bench.peers import example, generated, inductor, library, no_cuda_cpp
 from tilewright.bench.workloads import Draw, workloads
-from tilewright.kernels.softmax import by_impl, log_softmax, reference, softmax
+from tilewright.hardware.architectures import limits_of
+from tilewright.kernels.softmax import by_impl, cuda, log_softmax, reference, softmax
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
@@ -43,6 +44,12 @@ def _small(workload: Workload) -> str | None:
     return None if rows * columns <= LONGEST_LOOP else f"{7 * columns + 5} kernel launches a call"
 
 
+def _too_long(workload: Workload) -> str | None:
+    limits = limits_of(torch.device("cuda", torch.cuda.current_device()))
+    nbytes = workload.sizes[1] * getattr(torch, workload.dtype).itemsize
+    return None if nbytes <= cuda.longest("backward", limits) else "no cluster holds such a row"
+
+
 def _ours(log: bool, function: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Variant, ...]:
     return (
         Variant("tilewright", "cuda", function, note="one trip through HBM: bandwidth"),
@@ -57,7 +64,7 @@ def _ours(log: bool, function: Callable[[torch.Tensor], torch.Tensor]) -> tuple[
             "cuda",
             functools.partial(by_impl, log=log, impl="cuda"),
             note="one trip; a long row lies in the registers of a cluster",
-            refuses=no_cuda_cpp,
+            refuses=lambda workload: no_cuda_cpp(workload) or _too_long(workload),
         ),
     )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.arguments import expect_tensors
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
 from tilewright.kernels.row_schedule import kernels_for
+from tilewright.kernels.softmax import cuda
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.launch.gradient import Given, Grad, Gradient, Kept
 from tilewright.records.recipe import Recipe
@@ -56,7 +58,7 @@ def by_impl(x: torch.Tensor, dim: int = -1, *, log: bool, impl: str = "auto") ->
 
 
 def _recipe(call: RecipeBuilder, x: Operand, log: bool, impl: str) -> Recipe | None:
-    kernels = kernels_for(__name__, x, impl)
+    kernels = kernels_for(__name__, x, impl, cuda.longest("forward", limits_of(x.device)))
     if kernels is None:
         return None
     y = call.empty(x.shape, x.dtype)
@@ -65,7 +67,7 @@ def _recipe(call: RecipeBuilder, x: Operand, log: bool, impl: str) -> Recipe | N
 
 
 def _backward_recipe(call: RecipeBuilder, y: Operand, dy: Operand, log: bool, impl: str) -> Recipe | None:
-    kernels = kernels_for(__name__, y, impl)
+    kernels = kernels_for(__name__, y, impl, cuda.longest("backward", limits_of(y.device)))
     if kernels is None:
         return None
     dx = call.empty(y.shape, y.dtype)

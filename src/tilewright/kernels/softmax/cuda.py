@@ -28,12 +28,8 @@ from tilewright.launch.builder import Operand, RecipeBuilder
 
 Direction = Literal["forward", "backward"]
 HERE = Path(__file__).parent
-SOURCES = {
-    "registers": ("registers.cu", ""),
-    "stream": ("registers.cu", "_two_pass"),
-    "ring": ("persistent_cluster.cu", ""),
-}
-"""By storage: the file, and what follows the direction in the name of the entry point."""
+SOURCES = {"registers": "registers.cu", "ring": "persistent_cluster.cu"}
+"""By storage."""
 SIGNATURES = {"forward": "PPqiqq", "backward": "PPPqiqqq"}
 RING_BYTES = 512 * 1024
 """Of a row, from which rings are faster forward than the registers of a cluster."""
@@ -84,17 +80,23 @@ def schedule_of(
     return replace(found, alignment=alignment, line=line_of(columns, size))
 
 
+def longest(direction: Direction, limits: DeviceLimits) -> int:
+    """Bytes of the longest row that a cluster holds; longer ones are Triton's."""
+    return _steps(direction, limits)[-1][0] * VECTOR
+
+
+def _steps(direction: Direction, limits: DeviceLimits) -> list[tuple[int, int, int]]:
+    return [step for step in STEPS[direction] if step[2] <= limits.largest_cluster]
+
+
 def _registers(direction: Direction, vectors: int, log: bool, limits: DeviceLimits) -> Schedule:
-    """For rows of so many 16-byte vectors; those that no cluster holds are read twice."""
+    """For rows of so many 16-byte vectors; the longest may begin anywhere and take a few more than its step says."""
     if vectors <= 64:
         found = short_rows(vectors, 2)
     else:
-        steps = (step for step in STEPS[direction] if vectors <= step[0] and step[2] <= limits.largest_cluster)
-        if step := next(steps, None):
-            _, threads, cluster = step
-            found = Schedule(threads, threads, -(-vectors // (threads * cluster)), cluster)
-        else:
-            found = Schedule(512, 512, 4, min(16, limits.largest_cluster), storage="stream")
+        steps = _steps(direction, limits)
+        _, threads, cluster = next((step for step in steps if vectors <= step[0]), steps[-1])
+        found = Schedule(threads, threads, -(-vectors // (threads * cluster)), cluster)
     return replace(found, blocks=_blocks(found, 1 if direction == "forward" else 2, log))
 
 
@@ -112,9 +114,8 @@ def _kernel(
     direction: Direction, device: int, dtype: torch.dtype, log: bool, schedule: Schedule
 ) -> tuple[nvrtc.Kernel, int]:
     """The kernel, and the programs that run at once."""
-    source, ending = SOURCES[schedule.storage]
     kernel = nvrtc.kernel(
-        HERE / source, f"{direction}{ending}", SIGNATURES[direction],
+        HERE / SOURCES[schedule.storage], direction, SIGNATURES[direction],
         device=device, threads=schedule.threads, shared_bytes=schedule.shared_bytes, cluster=schedule.cluster,
         definitions=(*schedule.definitions(), ("ELEMENT", ELEMENTS[dtype]), ("LOG", int(log))),
     )  # fmt: skip

@@ -1,8 +1,7 @@
 // Softmax and log-softmax over rows, forward and backward, one trip through DRAM.
 //
 // A row lies in the registers of ROW_THREADS threads (several rows a block), of a block, or of a cluster, VECTORS
-// vectors of 16 bytes a thread; all loads are issued before the first is used. Longer rows (`*_two_pass`) are read
-// twice by a cluster, the second time partly from L2.
+// vectors of 16 bytes a thread; all loads are issued before the first is used.
 //
 // Macros: those of a schedule (row_schedule.py), ELEMENT (float, bf16, fp16), LOG (1: log-softmax).
 //
@@ -43,18 +42,18 @@ __device__ __forceinline__ State across_row(State state, RowReduce<THREADS, CLUS
 
 // Vectors outside of the row are `fill`. `Once`: they are not read again.
 template <bool Once = false>
-__device__ __forceinline__ void load(const Elements &row, int first, float fill, uint4 (&loaded)[VECTORS]) {
+__device__ __forceinline__ void load(const Elements &row, float fill, uint4 (&loaded)[VECTORS]) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
-        const int v = vector_number(first + i);
+        const int v = vector_number(i);
         loaded[i] = row.holds(v) ? (Once ? row.load_once(v) : row.load(v)) : Elements::filled(fill);
     }
 }
 // Sets lanes outside of the row to `fill`; call after the last load, since it waits for the data.
-__device__ __forceinline__ void mask_edges(const Elements &row, int first, float fill, uint4 (&loaded)[VECTORS]) {
+__device__ __forceinline__ void mask_edges(const Elements &row, float fill, uint4 (&loaded)[VECTORS]) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
-        const int v = vector_number(first + i);
+        const int v = vector_number(i);
         if (row.holds(v)) loaded[i] = row.masked(v, loaded[i], fill);
     }
 }
@@ -87,14 +86,14 @@ __device__ __forceinline__ void accumulate(uint4 (&loaded)[VECTORS], MaxSum &sta
     }
 }
 
-// Writes the row. With `Exponentials`, `loaded` holds exp(x - thread_max).
-template <bool Exponentials>
-__device__ __forceinline__ void write(const Elements &row, int first, const uint4 (&loaded)[VECTORS], MaxSum state,
+// Writes the row. With KEEPS_EXPONENTIALS, `loaded` holds exp(x - thread_max).
+__device__ __forceinline__ void write(const Elements &row, const uint4 (&loaded)[VECTORS], MaxSum state,
                                      float thread_max) {
-    const float scale = LOG ? logf(state.sum) : (Exponentials ? exp_of(thread_max - state.max) : 1.f) / state.sum;
+    const float factor = KEEPS_EXPONENTIALS ? exp_of(thread_max - state.max) : 1.f;
+    const float scale = LOG ? logf(state.sum) : factor / state.sum;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
-        const int v = vector_number(first + i);
+        const int v = vector_number(i);
         if (!row.holds(v)) continue;
         float a[LANES];
         unpack<ELEMENT>(loaded[i], a);
@@ -103,7 +102,7 @@ __device__ __forceinline__ void write(const Elements &row, int first, const uint
             if (LOG)
                 a[k] = a[k] - state.max - scale;
             else
-                a[k] = (Exponentials ? a[k] : exp_of(a[k] - state.max)) * scale;
+                a[k] = (KEEPS_EXPONENTIALS ? a[k] : exp_of(a[k] - state.max)) * scale;
         }
         row.store(v, pack<ELEMENT>(a));
     }
@@ -116,45 +115,23 @@ KERNEL forward(const ELEMENT *x, ELEMENT *y, long long rows, int columns, long l
     const int here = row < rows ? columns : 0;
     const Elements in(x + row * x_stride, here), out(y + row * y_stride, in);
     uint4 loaded[VECTORS];
-    load<true>(in, 0, minus_infinity(), loaded);
-    mask_edges(in, 0, minus_infinity(), loaded);
+    load<true>(in, minus_infinity(), loaded);
+    mask_edges(in, minus_infinity(), loaded);
     MaxSum state{LOWEST, 0.f};
     accumulate(loaded, state);
     drop_unpacked(loaded);
     const float thread_max = state.max;
     row_reduce.ready();
-    write<KEEPS_EXPONENTIALS>(out, 0, loaded, across_row(state, row_reduce), thread_max);
-}
-
-// Reads the row forwards, then backwards: what was read last is still in L2.
-KERNEL forward_two_pass(const ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_stride,
-                        long long y_stride) {
-    __shared__ RowReduce<THREADS, CLUSTER, MaxSum> row_reduce;
-    row_reduce.start();
-    const Elements in(x + row_number() * x_stride, columns), out(y + row_number() * y_stride, in);
-    MaxSum state{LOWEST, 0.f};
-    uint4 loaded[VECTORS];
-    int first = 0;
-    for (; vector_number(first) < in.vectors; first += VECTORS) {
-        load(in, first, minus_infinity(), loaded);
-        mask_edges(in, first, minus_infinity(), loaded);
-        accumulate(loaded, state);
-    }
-    row_reduce.ready();
-    state = across_row(state, row_reduce);
-    for (first -= VECTORS; first >= 0; first -= VECTORS) {
-        load(in, first, 0.f, loaded);
-        write<false>(out, first, loaded, state, 0.f);
-    }
+    write(out, loaded, across_row(state, row_reduce), thread_max);
 }
 
 // sum y dy, or sum dy.
-__device__ __forceinline__ void accumulate(const Elements &row, int first, const uint4 (&results)[VECTORS],
+__device__ __forceinline__ void accumulate(const Elements &row, const uint4 (&results)[VECTORS],
                                      const uint4 (&gradients)[VECTORS], Sum &state) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         // Without this branch the compiler unpacks all vectors at once and runs out of registers.
-        if (!row.holds(vector_number(first + i))) continue;
+        if (!row.holds(vector_number(i))) continue;
         float a[LANES], g[LANES];
         unpack<ELEMENT>(results[i], a);
         unpack<ELEMENT>(gradients[i], g);
@@ -164,11 +141,11 @@ __device__ __forceinline__ void accumulate(const Elements &row, int first, const
 }
 
 // dx = y (dy - sum y dy), or dx = dy - exp(y) sum dy.
-__device__ __forceinline__ void write(const Elements &row, int first, const uint4 (&results)[VECTORS],
+__device__ __forceinline__ void write(const Elements &row, const uint4 (&results)[VECTORS],
                                      const uint4 (&gradients)[VECTORS], Sum state) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
-        const int v = vector_number(first + i);
+        const int v = vector_number(i);
         if (!row.holds(v)) continue;
         float a[LANES], g[LANES];
         unpack<ELEMENT>(results[i], a);
@@ -188,38 +165,13 @@ KERNEL backward(const ELEMENT *y, const ELEMENT *dy, ELEMENT *dx, long long rows
     const Elements result(y + row * y_stride, here), gradient(dy + row * dy_stride, result);
     const Elements out(dx + row * dx_stride, result);
     uint4 results[VECTORS], gradients[VECTORS];
-    load(gradient, 0, 0.f, gradients);
-    load(result, 0, 0.f, results);
-    mask_edges(gradient, 0, 0.f, gradients);
-    mask_edges(result, 0, 0.f, results);
+    load(gradient, 0.f, gradients);
+    load(result, 0.f, results);
+    mask_edges(gradient, 0.f, gradients);
+    mask_edges(result, 0.f, results);
     Sum state{0.f};
-    accumulate(result, 0, results, gradients, state);
+    accumulate(result, results, gradients, state);
     drop_unpacked(results), drop_unpacked(gradients);
     row_reduce.ready();
-    write(out, 0, results, gradients, across_row(state, row_reduce));
-}
-
-KERNEL backward_two_pass(const ELEMENT *y, const ELEMENT *dy, ELEMENT *dx, long long rows, int columns,
-                         long long y_stride, long long dy_stride, long long dx_stride) {
-    __shared__ RowReduce<THREADS, CLUSTER, Sum> row_reduce;
-    row_reduce.start();
-    const Elements result(y + row_number() * y_stride, columns), gradient(dy + row_number() * dy_stride, result);
-    const Elements out(dx + row_number() * dx_stride, result);
-    uint4 results[VECTORS], gradients[VECTORS];
-    Sum state{0.f};
-    int first = 0;
-    for (; vector_number(first) < result.vectors; first += VECTORS) {
-        load(gradient, first, 0.f, gradients);
-        load(result, first, 0.f, results);
-        mask_edges(gradient, first, 0.f, gradients);
-        mask_edges(result, first, 0.f, results);
-        accumulate(result, first, results, gradients, state);
-    }
-    row_reduce.ready();
-    state = across_row(state, row_reduce);
-    for (first -= VECTORS; first >= 0; first -= VECTORS) {
-        load(gradient, first, 0.f, gradients);
-        load(result, first, 0.f, results);
-        write(out, first, results, gradients, state);
-    }
+    write(out, results, gradients, across_row(state, row_reduce));
 }
