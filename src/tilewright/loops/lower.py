@@ -23,6 +23,8 @@ FEW_COLUMNS = 1024
 """A reduction over all axes is cut into rows of at least this many elements, if it has several axes left."""
 LEAST_COLUMNS = 64
 """The same when only one axis is left for the rows."""
+MOST_REPEATS = 4
+"""A nest computes one reduction at most this many times: where its result is broadcast, each copy reduces again."""
 
 Strides = dict[Axis, int]
 
@@ -295,6 +297,7 @@ class _Lowering:
         by_position = {r.position: r for r in self.reductions}
         for position, op in enumerate(self.ops):
             if r := by_position.get(position):
+                self._refuse_repeats(r, op, rows, cols)
                 if r.axes & rows and r.axes & rows != rows & self.deps[op.args[0]] | (r.axes & rows):
                     raise Unfusable("a reduction covers only some of the rows")
                 if r.axes & rows and rows - r.axes:
@@ -319,6 +322,13 @@ class _Lowering:
                 raise Unfusable(f"{node.name} varies with only some of the columns")
             if self.deps[position] - axes:
                 raise Unfusable(f"{node.name} varies with more than its own axes")
+
+    def _refuse_repeats(self, r: _Reduction, op: Op, rows: frozenset[Axis], cols: frozenset[Axis]) -> None:
+        """Refuse a reduction over the columns in many rows that its operand does not vary with, or the reverse."""
+        outside = (rows if r.axes & cols else frozenset()) | (cols if r.axes & rows else frozenset())
+        repeats = prod(axis.extent for axis in outside - r.axes - self.deps[op.args[0]])
+        if repeats > MOST_REPEATS:
+            raise Unfusable(f"each reduction would be computed {repeats} times, once for each copy of its result")
 
     def _finish(
         self, rows: list[Axis], cols: list[Axis], keys: list[Any], steps: list[Step], stores: list[Store]
