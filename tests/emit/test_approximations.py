@@ -26,6 +26,11 @@ def test_a_silu_of_16_bits_takes_the_hardwares_functions(dtype: torch.dtype) -> 
     assert "tw.exp_approximate(" in text and " / " in text and "div_rn" not in text
 
 
+def test_an_fp32_softmax_that_is_only_rounded_takes_them_too() -> None:
+    text = source(lambda x: (2 * F.softmax(x.float(), -1)).to(x.dtype), torch.bfloat16)
+    assert "tw.exp_approximate(" in text and "div_rn" not in text and "float64" not in text
+
+
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [
@@ -33,8 +38,9 @@ def test_a_silu_of_16_bits_takes_the_hardwares_functions(dtype: torch.dtype) -> 
         (lambda x: F.silu(x.float()), torch.bfloat16),
         (lambda x: F.silu(x) > 0.5, torch.bfloat16),
         (lambda x: F.silu(x) + F.silu(x.float()), torch.bfloat16),
+        (lambda x: (F.silu(x.float()) - 1).to(x.dtype), torch.bfloat16),
     ],
-    ids=["fp32", "widened", "compared", "shared"],
+    ids=["fp32", "widened", "compared", "shared", "subtracted"],
 )
 def test_other_results_are_accurate(function: Callable[..., Any], dtype: torch.dtype) -> None:
     text = source(function, dtype)

@@ -132,6 +132,16 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
         "a part of a dimension that memory does not walk through with one stride",
     ),
     "view across axes": (lambda x: x.exp().view(6, 4) + 1, [given(4, 6)], "a view cuts an axis of 6 elements at 4"),
+    "part of a softmax": (
+        lambda x: torch.softmax(x, -1)[:, 1:] * 2,
+        [given(4, 9)],
+        "each reduction would be computed 8 times, once for each copy of its result",
+    ),
+    "sum for each of many": (
+        lambda x, y: x.sum(-1)[:, None] * y,
+        [given(4, 9), given(4, 5)],
+        "each reduction would be computed 5 times, once for each copy of its result",
+    ),
     "expanded operand": (
         lambda x: x.expand(4, 6).sum(0),
         [given(6)],

@@ -46,13 +46,20 @@ def subtracted_from(x: Tensor) -> Tensor:
     return torch.tensor(2.0) - x
 
 
+def chosen(x: Tensor) -> Tensor:
+    return torch.where(x > 0, torch.tensor(0.25, dtype=x.dtype), x) + torch.where(x < 1, x, torch.tensor(0.25))
+
+
 RTOL = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float64: 1e-12}
 
 
 @pytest.mark.parametrize("dtype", list(RTOL))
 @pytest.mark.parametrize(
     "function, reads",
-    [(scaled, 1), (promoted, 2), (both, None), (added_to, None), (assigned, 1), (clipped, None), (subtracted_from, 1)],
+    [
+        (scaled, 1), (promoted, 1), (both, None), (added_to, None), (assigned, 1), (clipped, 1), (subtracted_from, 1),
+        (chosen, 1),
+    ],  # fmt: skip
 )
 def test_results_are_eagers(function: Callable[[Tensor], Tensor], reads: int | None, dtype: torch.dtype) -> None:
     torch._dynamo.reset()

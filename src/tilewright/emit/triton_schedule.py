@@ -19,7 +19,7 @@ MANY_COLUMNS = 2**17
 """Blocks of so many columns are a program for each multiprocessor, without a division of the rows among programs. T5's
 bias of relative positions, 4 sums over 8 rows of 2,097,152 columns, took 177 + 80 us in two kernels on an H200."""
 WIDE = {"float32": "float64", "float64": "float64"}
-"""Accumulator dtypes of sums; integers accumulate in their own dtype."""
+"""Accumulator dtypes of sums; integers, and sums whose results are rounded to 16 bits, accumulate in their own."""
 
 DISCONTINUOUS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "floor", "ceil", "trunc", "round_even", "sign", "pow"})
 """Discontinuous functions; and `pow`, whose error terms are exact products."""
@@ -38,7 +38,7 @@ def power_of_two(count: int) -> int:
 
 def accumulator_dtype(step: Step) -> str:
     """The dtype that a reduction accumulates in."""
-    return WIDE.get(step.dtype, step.dtype) if step.kind == "sum" else step.dtype
+    return WIDE.get(step.dtype, step.dtype) if step.kind == "sum" and not step.approximate else step.dtype
 
 
 def _is_discontinuous(step: Step) -> bool:
@@ -112,7 +112,8 @@ class TritonSchedule:
             if step.name == "load" and step.level in (Level.FULL, Level.COL):
                 count += 2 if step.dtype in ("float64", "int64") else 1
             elif step.name == "reduce_rows" and step.level is Level.COL:
-                count += 4  # a double that is live across rows, and its next value
+                # The sum is live across rows, with its next value.
+                count += 4 if accumulator_dtype(step) == "float64" else 2
         return count
 
     @cached_property

@@ -60,7 +60,8 @@ def _lower(
     for node in outputs:
         if node not in traced.values:
             raise Unfusable(f"{node.name} has several results")
-    return _Lowering(traced.trace.ops, [(n, traced.values[n]) for n in outputs], name, language).build()
+    found = [(n, traced.values[n]) for n in outputs]
+    return _Lowering(traced.trace.ops, found, name, language, divisible=len(members) > 1).build()
 
 
 class AxisUsedTwice(Unfusable):
@@ -75,9 +76,12 @@ class _Reduction:
 
 
 class _Lowering:
-    def __init__(self, ops: list[Op], outputs: list[tuple[fx.Node, Value]], name: str, language: Language) -> None:
+    def __init__(
+        self, ops: list[Op], outputs: list[tuple[fx.Node, Value]], name: str, language: Language, *, divisible: bool
+    ) -> None:
         self.name = name
         self.language = language
+        self.divisible = divisible
         self.outputs = outputs
         self.ops, self.ids = eliminate_redundant(ops, [value.id for _, value in outputs])
         self.output_strides = [
@@ -288,7 +292,8 @@ class _Lowering:
             if _is_after(source):
                 raise Unfusable("a column sum is reduced again")
             stage = source.stage + (source.name == "reduce_cols")
-            steps.append(Step(name, (value,), op.dtype, _level(deps, rows, cols), "body", stage, kind=kind))
+            level, approximate = _level(deps, rows, cols), op.approximate
+            steps.append(Step(name, (value,), op.dtype, level, "body", stage, kind=kind, approximate=approximate))
             value = len(steps) - 1
         return value
 
@@ -297,7 +302,8 @@ class _Lowering:
         by_position = {r.position: r for r in self.reductions}
         for position, op in enumerate(self.ops):
             if r := by_position.get(position):
-                self._refuse_repeats(r, op, rows, cols)
+                if self.divisible:
+                    self._refuse_repeats(r, op, rows, cols)
                 if r.axes & rows and r.axes & rows != rows & self.deps[op.args[0]] | (r.axes & rows):
                     raise Unfusable("a reduction covers only some of the rows")
                 if r.axes & rows and rows - r.axes:

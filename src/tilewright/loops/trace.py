@@ -14,6 +14,8 @@ from tilewright.operators.language import COMPUTE_DTYPE, Trace, Unfusable, Value
 from tilewright.operators.row import Call, Row
 from tilewright.operators.table import row_of, rows
 
+aten = torch.ops.aten
+
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
@@ -23,6 +25,9 @@ SUPPORTED = frozenset(["float16", "bfloat16", "float32", "float64", "int8", "uin
 
 
 CONVERSION = rows()["aten._to_copy.default"].body
+SCALING = frozenset(
+    {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default, aten.clone.default}
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,10 @@ class _Tracer:
         self.inside = set(members)
         self.values: dict[fx.Node, Any] = {}
         self.exact = _feeding_discontinuous(members)
+        self.rounded: set[fx.Node] = set()
 
     def run(self, outputs: Sequence[fx.Node]) -> Traced:
+        self.rounded = _rounded(self.members, set(outputs))
         for node in self.members:
             self.values[node] = self._run(node)
         for node in outputs:
@@ -88,8 +95,7 @@ class _Tracer:
             wanted = dtype if row.promotion == "result" else call.common
             args = tuple(_converted(row, given, a, wanted) for given, a in zip(node.args, args, strict=True))
             kwargs = {k: a.to_compute(wanted) if isinstance(a, Value) else a for k, a in kwargs.items()}
-        rounds = all(dtype_name(result.dtype) in COMPUTE_DTYPE for result in results(node))
-        self.trace.approximate = rounds and node not in self.exact
+        self.trace.approximate = node in self.rounded and node not in self.exact
         value = row.body(call, *args, **kwargs)
         self.trace.approximate = False
         return self._finish(node, value)
@@ -185,6 +191,26 @@ def _feeding_discontinuous(members: Sequence[fx.Node]) -> set[fx.Node]:
     return needed
 
 
+def _rounded(members: Sequence[fx.Node], outputs: set[fx.Node]) -> set[fx.Node]:
+    """Members whose results are of 16 bits, or are scaled and then rounded to 16 bits by their only readers here."""
+    found = set[fx.Node]()
+    for node in reversed(members):
+        readers = {u for user in node.users for u in _through_views(user)}
+        operators = {u for u in readers if not _is_layout(u)}
+        stays_here = operators <= found and not outputs & ({node} | readers - operators)
+        if all(dtype_name(result.dtype) in COMPUTE_DTYPE for result in results(node)) or (
+            stays_here and all(map(_scales, operators))
+        ):
+            found.add(node)
+    return found
+
+
+def _scales(node: fx.Node) -> bool:
+    """Whether a relative error of its operands is one of its result too; that of a sum can be far larger."""
+    row = row_of(node.target)
+    return row is not None and (row.body is CONVERSION or node.target in SCALING)
+
+
 def _is_discontinuous(node: fx.Node) -> bool:
     """Whether its row says so; a conversion is where it gives no floating-point number."""
     row = row_of(node.target)
@@ -193,9 +219,13 @@ def _is_discontinuous(node: fx.Node) -> bool:
     return row.body is not CONVERSION or not all(value.is_floating_point() for value in results(node))
 
 
-def _through_views(node: fx.Node) -> list[fx.Node]:
+def _is_layout(node: fx.Node) -> bool:
     row = row_of(node.target)
-    if row is None or row.operator_class != "layout":
+    return row is not None and row.operator_class == "layout"
+
+
+def _through_views(node: fx.Node) -> list[fx.Node]:
+    if not _is_layout(node):
         return [node]
     return [node, *(u for user in node.users for u in _through_views(user))]
 

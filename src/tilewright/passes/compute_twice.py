@@ -23,7 +23,7 @@ from tilewright.passes.units import behind_views, escaping, is_view, nbytes, rea
 MOST_OPERATORS = 24
 """Of a chain that is computed again."""
 LEAST_BYTES = 2**20
-"""Smaller values come back from a cache."""
+"""Smaller values come back from a cache. A value that is made of nothing, as a constant is, may have any size."""
 SMALL = 16
 """A reduction's result is an operand of the chain if it has this many times fewer bytes than the chain's."""
 
@@ -46,7 +46,8 @@ def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region]) -> bool:
 
 def _readers_that_pay(value: fx.Node, region: Region, region_of: dict[fx.Node, Region]) -> list[Region]:
     """The regions that shall compute `value` themselves."""
-    chain = _chain(value, region) if nbytes(value) >= LEAST_BYTES else None
+    is_made = value.op == "call_function" and not value.all_input_nodes
+    chain = _chain(value, region) if is_made or nbytes(value) >= LEAST_BYTES else None
     if chain is None:
         return []
     operands = _operands(chain)

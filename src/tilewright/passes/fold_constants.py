@@ -2,8 +2,10 @@
 
     s = sqrt(lift_fresh_copy(_tensor_constant0)); y = div(x, s)     →   y = div(x, 8.0)
 
+    w = where(m, lift_fresh_copy(_tensor_constant1), x)         →   w = where(m, scalar_tensor(0.0), x)
+
 A single number in a tensor on the CPU would be copied to the GPU before each kernel that reads it, and the host would
-wait for each copy.
+wait for each copy. A number that no argument can be becomes a tensor that is made in the kernel of its reader.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.graph.insert import insert_known
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.graph.writes import written
 from tilewright.operators.table import row_of
@@ -28,18 +31,39 @@ def fold_constants(graph: fx.Graph) -> None:
     """Rewrite `graph` in place."""
     known: dict[fx.Node, torch.Tensor] = {}
     for node in list(graph.nodes):
-        value = _constant(node) if node.op == "get_attr" else _computed(node, known)
+        if node.op == "get_attr":
+            value = _constant(node)
+        else:
+            value = _given(node) if node.target is aten.scalar_tensor.default else _computed(node, known)
         if value is not None:
             known[node] = value
     for node, value in known.items():
         with in_real_tensors():
             number = value.item()
-        for user in [user for user in node.users if user not in known and _takes_number(user, node)]:
-            user.args = tuple(number if argument is node else argument for argument in user.args)
-            user.target = _of_numbers(user.target)
+        for user in [user for user in node.users if user not in known]:
+            if _takes_number(user, node):
+                user.args = tuple(number if argument is node else argument for argument in user.args)
+                user.target = _of_numbers(user.target)
+            elif _reads_in_kernel(user) and (node.target is not aten.scalar_tensor.default or len(node.users) > 1):
+                user.replace_input_with(node, _made(number, node, user))
     for node in reversed(list(known)):
         if not node.users:
             graph.erase_node(node)
+
+
+def _made(number: Any, node: fx.Node, user: fx.Node) -> fx.Node:
+    """A tensor of `number` in front of `user` and on its device, with the dtype of `node`."""
+    value, device = node.meta["val"], user.meta["val"].device
+    with value.fake_mode:
+        fake = torch.empty((), dtype=value.dtype, device=device)
+    return insert_known(user, aten.scalar_tensor.default, fake, number, dtype=value.dtype, device=device)
+
+
+def _reads_in_kernel(user: fx.Node) -> bool:
+    """Whether it is a pointwise operator, for which a tensor without dimensions may be on any device."""
+    row = row_of(user.target) if user.op == "call_function" else None
+    given = isinstance(user.meta.get("val"), torch.Tensor)
+    return given and row is not None and row.body is not None and row.operator_class == "pointwise"
 
 
 def _constant(node: fx.Node) -> torch.Tensor | None:
@@ -47,6 +71,15 @@ def _constant(node: fx.Node) -> torch.Tensor | None:
     if node.graph.owning_module is None or any(node in written(user) for user in node.users):
         return None
     return _number(attrgetter(str(node.target))(node.graph.owning_module))
+
+
+def _given(node: fx.Node) -> torch.Tensor | None:
+    """The number that the program made a tensor of, on any device."""
+    number = node.args[0]
+    if not isinstance(number, bool | int | float) or any(node in written(user) for user in node.users):
+        return None
+    with in_real_tensors():
+        return torch.tensor(number, dtype=node.meta["val"].dtype)
 
 
 def _number(value: Any) -> torch.Tensor | None:
