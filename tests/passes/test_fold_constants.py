@@ -53,14 +53,12 @@ def chosen(x: Tensor) -> Tensor:
 RTOL = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float64: 1e-12}
 
 
+READS = {scaled: 1, promoted: 1, both: None, added_to: None, assigned: 1, clipped: 1, subtracted_from: 1, chosen: 1}
+"""Functions, and what their kernel reads where they become one."""
+
+
 @pytest.mark.parametrize("dtype", list(RTOL))
-@pytest.mark.parametrize(
-    "function, reads",
-    [
-        (scaled, 1), (promoted, 1), (both, None), (added_to, None), (assigned, 1), (clipped, 1), (subtracted_from, 1),
-        (chosen, 1),
-    ],  # fmt: skip
-)
+@pytest.mark.parametrize("function, reads", READS.items())
 def test_results_are_eagers(function: Callable[[Tensor], Tensor], reads: int | None, dtype: torch.dtype) -> None:
     torch._dynamo.reset()
     x = torch.randn(5, 16, dtype=dtype)
