@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilewright.graph import calls
@@ -58,6 +59,32 @@ def insert_formula(before: Node, formula: Callable[..., Any], *args: Any) -> Any
             given, named = fx.node.map_arg((step.args, step.kwargs), found.__getitem__)
             found[step] = insert_known(before, step.target, step.meta["val"], *given, **named)
     return fx.node.map_arg(traced.output_node().args[0], found.__getitem__)
+
+
+def replace(node: Node, new: Node) -> None:
+    """Let `new` take the place of `node`, which goes."""
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+
+
+def insert_results(before: Node, call: Node, count: int) -> list[Node]:
+    """The first `count` of the results of `call`, in front of `before`."""
+    return [insert_call(before, operator.getitem, call, index) for index in range(count)]
+
+
+def replace_results(node: Node, results: Sequence[Node | None]) -> None:
+    """Let these take the places of the results of `node`, which goes, in the dtypes with which those were captured."""
+    import torch
+
+    for user in list(node.users):
+        index: Any = user.args[1]
+        if (result := results[index]) is not None:
+            dtype = user.meta["val"].dtype
+            if result.meta["val"].dtype != dtype:
+                result = insert_call(node, torch.ops.aten._to_copy.default, result, dtype=dtype)
+            user.replace_all_uses_with(result)
+        node.graph.erase_node(user)
+    node.graph.erase_node(node)
 
 
 def retrace_views(node: Node) -> bool:

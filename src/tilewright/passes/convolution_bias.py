@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.insert import insert_call
+from tilewright.graph.insert import insert_call, replace
 from tilewright.hardware.target import Target
 
 aten = torch.ops.aten
@@ -40,8 +40,7 @@ def _add_apart(node: fx.Node) -> None:
     bare = insert_call(node, node.target, *node.args[:BIAS], None, *node.args[BIAS + 1 :])  # type: ignore[arg-type]
     along = insert_call(node, aten.view.default, bias, [-1, *[1] * places])
     total = insert_call(node, aten.add.Tensor, bare, along)
-    node.replace_all_uses_with(total)
-    node.graph.erase_node(node)
+    replace(node, total)
 
 
 def _sum_apart(node: fx.Node) -> None:
@@ -50,8 +49,7 @@ def _sum_apart(node: fx.Node) -> None:
     dims = [d for d in range(gradient.meta["val"].dim()) if d != 1]
     for user in [user for user in node.users if user.target is operator.getitem and user.args[1] == 2]:
         total = insert_call(user, aten.sum.dim_IntList, gradient, dims)
-        user.replace_all_uses_with(total)
-        node.graph.erase_node(user)
+        replace(user, total)
     if mask[0] or mask[1]:
         node.update_arg(MASK, [mask[0], mask[1], False])
         node.meta["val"] = (*node.meta["val"][:2], None)

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
+from tilewright.graph.insert import replace
 from tilewright.graph.writes import shows_operand, written
 from tilewright.passes.dropout import layout
 
@@ -24,8 +25,7 @@ def drop_copies(graph: fx.Graph) -> None:
     """Rewrite `graph` in place."""
     for node in list(graph.nodes):
         if node.target is torch.ops.aten.clone.default and _is_needless(node):
-            node.replace_all_uses_with(node.all_input_nodes[0])
-            graph.erase_node(node)
+            replace(node, node.all_input_nodes[0])
 
 
 def _is_needless(copy: fx.Node) -> bool:

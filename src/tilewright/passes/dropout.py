@@ -21,13 +21,13 @@ that applies the mask. A dropout with p = 0, or not in training, is the identity
 
 from __future__ import annotations
 
-import operator
 from math import prod
 
 import torch
 from torch import fx
 
 from tilewright.graph import calls
+from tilewright.graph.insert import replace_results
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
@@ -205,8 +205,4 @@ def split_dropout(graph: fx.Graph, target: Target) -> None:
             mask.meta = {**node.meta, "val": mask_meta}
             kept = graph.call_function(torch.ops.aten.native_dropout_backward.default, (x, mask, _scale(value, p)))
             kept.meta = {**node.meta, "val": value}
-        for user in list(node.users):
-            assert user.target is operator.getitem
-            user.replace_all_uses_with(kept if user.args[1] == 0 else mask)
-            graph.erase_node(user)
-        graph.erase_node(node)
+        replace_results(node, (kept, mask))

@@ -15,14 +15,13 @@ with their sort). Few positions, of at most 3072, it adds up without sorting:
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call
+from tilewright.graph.insert import insert_call, insert_results, replace
 from tilewright.graph.source import source_line
 from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
@@ -72,10 +71,9 @@ def _apply(node: fx.Node, dout: fx.Node, indices: fx.Node, entries: Any, padding
     keys = insert_call(node, aten._to_copy.default, indices, dtype=torch.int32, memory_format=torch.contiguous_format)
     keys = insert_call(node, aten.view.default, keys, [-1])
     ranked = insert_call(node, aten.sort.stable, keys, stable=True)
-    parts = [insert_call(node, operator.getitem, ranked, i) for i in range(2)]
+    parts = insert_results(node, ranked, 2)
     new = insert_call(node, torch.ops.tilewright.embedding_sums.default, dout, *parts, entries, padding)
-    node.replace_all_uses_with(new)
-    node.graph.erase_node(node)
+    replace(node, new)
     return new
 
 
@@ -96,9 +94,8 @@ def _added(sums: fx.Node, name: GraphName) -> Decision | None:
     dout, keys, order, _, padding = sums.args
     source, saved = source_line(total), 3 * nbytes(total)
     insert_call(total, torch.ops.tilewright.add_embedding_sums_.default, table, dout, keys, order, padding)
-    total.replace_all_uses_with(table)
-    for node in (total, sums):
-        node.graph.erase_node(node)
+    replace(total, table)
+    sums.graph.erase_node(sums)
     reason = "is added to the product in place, where its rows were looked up"
     return Decision(name, sums.name, table.name, "taken", reason, saved, source=source, passed_by="embeddings")
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tilewright.graph.insert import insert_formula
+from tilewright.graph.insert import insert_formula, replace_results
 from tilewright.kernels.registration import define
 from tilewright.operators.channels import GROUP_NORM, GROUP_NORM_BACKWARD
 from tilewright.passes.simplify import drop_unread
@@ -123,14 +123,5 @@ def split_group_norms(graph: fx.Graph) -> None:
     """Replace these operators by those of their formulas in a forward, backward or inference graph, in place."""
     for node in list(graph.nodes):
         if formula := FORMULAS.get(str(node.target)):
-            _replace(node, formula)
+            replace_results(node, insert_formula(node, formula, *node.args))
     drop_unread(graph)
-
-
-def _replace(node: fx.Node, formula: Callable[..., Norm]) -> None:
-    results = insert_formula(node, formula, *node.args)
-    for user in list(node.users):
-        place: Any = user.args[1]
-        user.replace_all_uses_with(results[place])
-        node.graph.erase_node(user)
-    node.graph.erase_node(node)

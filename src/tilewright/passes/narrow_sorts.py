@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call
+from tilewright.graph.insert import insert_call, insert_results, replace_results
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.units import behind_views
@@ -72,14 +72,7 @@ def _apply(node: fx.Node, dtype: torch.dtype) -> Decision:
     narrow = insert_call(node, aten._to_copy.default, keys, dtype=dtype)
     target: Any = node.target
     new = insert_call(node, target, narrow, *options, **node.kwargs)
-    values, order = (insert_call(node, operator.getitem, new, i) for i in range(2))
-    for user in list(node.users):
-        if user.args[1] == 1:
-            user.replace_all_uses_with(order)
-        else:
-            user.replace_all_uses_with(insert_call(user, aten._to_copy.default, values, dtype=torch.int64))
-        node.graph.erase_node(user)
-    node.graph.erase_node(node)
+    replace_results(node, insert_results(node, new, 2))
     bits = torch.iinfo(dtype).bits
     reason = f"its keys are at most {torch.iinfo(dtype).max}: {bits} bits of them are sorted, and not 64"
     producer, source = behind_views(keys).name, source_line(new)

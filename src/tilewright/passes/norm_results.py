@@ -11,12 +11,11 @@ EfficientNet's four tensors a block, one for each norm is neither written nor ke
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
 
-from tilewright.graph.insert import insert_call, insert_formula
+from tilewright.graph.insert import insert_call, insert_formula, replace
 from tilewright.hardware.target import Target
 from tilewright.operators.channels import GROUP_NORM
 from tilewright.passes.group_norm import normalised as group_normalised
@@ -43,24 +42,12 @@ def _replace(norm: fx.Node, target: Target) -> None:
     # Behind the moments, wherever they stand.
     order = {node: place for place, node in enumerate(norm.graph.nodes)}
     after = max((mean, rstd), key=order.__getitem__).next
-    made = _batch_norm(norm, after, mean, rstd) if norm.target is BATCH_NORM else _group_norm(norm, after, mean, rstd)
-    y.replace_all_uses_with(made)
-    norm.graph.erase_node(y)
+    x = norm.args[0]
+    weight, bias = norm.args[1:3] if norm.target is BATCH_NORM else norm.args[2:4]
+    formula = normalised if norm.target is BATCH_NORM else group_normalised
+    replace(y, insert_formula(after, formula, x, weight, bias, mean, rstd))
 
 
 def _keeps_its_moments(norm: fx.Node, target: Target) -> bool:
     """Whether they are wider than 16 bits, as a GPU always has them."""
     return bool(norm.meta["val"][1].dtype.itemsize > 2 or target.is_planned_gpu)
-
-
-def _batch_norm(norm: fx.Node, before: fx.Node, mean: fx.Node, rstd: fx.Node) -> fx.Node:
-    x, weight, bias = norm.args[:3]
-    y = normalised(before, x, mean, rstd, weight, bias)  # type: ignore[arg-type]
-    dtype = norm.meta["val"][0].dtype
-    return y if y.meta["val"].dtype == dtype else insert_call(before, aten._to_copy.default, y, dtype=dtype)
-
-
-def _group_norm(norm: fx.Node, before: fx.Node, mean: fx.Node, rstd: fx.Node) -> fx.Node:
-    x, _, weight, bias, _ = norm.args
-    made: Any = insert_formula(before, group_normalised, x, weight, bias, mean, rstd)
-    return made  # type: ignore[no-any-return]

@@ -21,18 +21,16 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, insert_known
+from tilewright.graph.insert import insert_call, insert_known, replace
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
+from tilewright.passes.shared_zeros import is_zeros
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision
 
 aten: Any = torch.ops.aten
 SORTS = (aten.sort.default, aten.sort.stable)
-ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
-FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
-"""By operator, the place of the number."""
 
 
 def gather_back(graph: fx.Graph) -> list[Decision]:
@@ -64,7 +62,7 @@ class _Scatter:
             return None
         index = _only(indices)
         values = [calls.output(one) for one in (into, rows, index) if one is not None]
-        if index is None or not _is_zero(into) or any(x is None or has_symbols(x) for x in values):
+        if index is None or not is_zeros(into) or any(x is None or has_symbols(x) for x in values):
             return None
         shape, given, places = (tuple(x.shape) for x in values if x is not None)
         fits = len(places) == 1 and given == (places[0], *shape[1:])
@@ -75,11 +73,6 @@ def _only(indices: Any) -> fx.Node | None:
     """The index, where the first axis alone has one."""
     first, *rest = indices if isinstance(indices, Sequence) and indices else [None]
     return first if isinstance(first, fx.Node) and not any(rest) else None
-
-
-def _is_zero(node: fx.Node) -> bool:
-    place = FILLED.get(node.target)
-    return node.target in ZEROS if place is None else bool(node.args[place] == 0)
 
 
 @dataclass
@@ -163,8 +156,7 @@ def _apply(scatter: _Scatter, inverse: fx.Node, times: int) -> Decision:
         value: Any = calls.output(new)
         shape = [scatter.extent, times, *value.shape[1:]]
         new = insert_call(node, aten.sum.dim_IntList, insert_call(node, aten.view.default, new, shape), [1])
-    node.replace_all_uses_with(new)
-    node.graph.erase_node(node)
+    replace(node, new)
     reason = "its indices are a permutation: the gradient is gathered by the inverse"
     producer, source = behind_views(rows).name, source_line(new)
     return Decision("backward", producer, new.name, "taken", reason, source=source, passed_by="permutations")

@@ -13,34 +13,25 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call
+from tilewright.graph.insert import insert_call, replace
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
+from tilewright.passes.shared_zeros import is_zeros
 from tilewright.passes.units import behind_views, gradients
 from tilewright.records.program import Decision, GraphName
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ZEROS = {aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default}
-FILLED: dict[object, int] = {aten.full.default: 1, aten.new_full.default: 2, aten.full_like.default: 1}
-"""With the place of the value."""
 
 
 def sum_scattered(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite `graph`, a joint graph of ATen operators, in place; a decision for each scatter that adds to zeros."""
     if target.language != "triton":
         return []
-    found = [n for n in graph.find_nodes(op="call_function", target=aten.scatter_add.default) if _is_zero(n.args[0])]
+    found = [n for n in graph.find_nodes(op="call_function", target=aten.scatter_add.default) if is_zeros(n.args[0])]
     behind = gradients(graph) if found else set()
     return [_decide(node, "backward" if node in behind else "forward") for node in found]
-
-
-def _is_zero(node: object) -> bool:
-    if not isinstance(node, fx.Node):
-        return False
-    place = FILLED.get(node.target)
-    return node.target in ZEROS or (place is not None and node.args[place] in (0, 0.0, False))
 
 
 def _decide(node: fx.Node, side: GraphName) -> Decision:
@@ -72,8 +63,7 @@ def _decide(node: fx.Node, side: GraphName) -> Decision:
 
 def _apply(node: fx.Node, zeros: fx.Node, index: fx.Node, source: fx.Node, extent: int) -> fx.Node:
     new = insert_call(node, torch.ops.tilewright.scatter_sums.default, source, index, extent)
-    node.replace_all_uses_with(new)
-    node.graph.erase_node(node)
+    replace(node, new)
     if not zeros.users:
         zeros.graph.erase_node(zeros)
     return new

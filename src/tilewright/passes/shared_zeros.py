@@ -1,4 +1,4 @@
-"""Zeros in which programs of a kernel count each other: one tensor for all calls of a graph, left as it was."""
+"""Zeros: which calls make them; and those in which programs of a kernel count each other, one tensor for a graph."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ aten: Any = torch.ops.aten
 MARK = "tilewright_zeros"
 """Metadata key of such zeros: how many there are."""
 LEAST = 4096
+ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
+FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
+"""By operator, the place of the number."""
+
+
+def is_zeros(node: object) -> bool:
+    """Whether a call makes a tensor of zeros."""
+    if not isinstance(node, fx.Node):
+        return False
+    place = FILLED.get(node.target)
+    return node.target in ZEROS if place is None else bool(node.args[place] == 0)
 
 
 def shared_zeros(like: fx.Node, count: int) -> fx.Node:

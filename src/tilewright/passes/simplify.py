@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.graph.insert import replace
 from tilewright.graph.views import is_relabelled
 from tilewright.graph.writes import maker, shows_operand
 from tilewright.operators.table import row_of
@@ -55,8 +56,7 @@ def simplify(graph: fx.Graph) -> int:
                 returned.add(original)
             if node in shown:
                 shown.add(original)
-            node.replace_all_uses_with(original)
-            graph.erase_node(node)
+            replace(node, original)
     drop_unread(graph)
     return before - len(graph.nodes)
 

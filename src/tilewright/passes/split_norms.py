@@ -15,28 +15,28 @@ After the cut into forward and backward; what a norm gives is computed from its 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from tilewright.graph.insert import insert_call
+from tilewright.graph.insert import insert_formula, replace_results
 from tilewright.passes.fusion import STRIDED_BYTES
 from tilewright.passes.simplify import drop_unread
 
 aten = torch.ops.aten
+FORWARD, BACKWARD = aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def split_norms(graph: fx.Graph) -> None:
     """Rewrite `graph`, a forward, backward or inference graph of ATen operators, in place."""
     for node in list(graph.nodes):
-        kind, operand, training = NORMS.get(node.target, (None, 0, 0))
-        if kind is not None and node.args[training] is True and is_by_columns(node.args[operand]):
-            kind(node).replace()
+        args: tuple[Any, ...] = node.args
+        if node.target is FORWARD and args[5] is True and is_by_columns(args[0]):
+            replace_results(node, insert_formula(node, _forward, *args[:5], *args[6:]))
+        elif node.target is BACKWARD and args[7] is True and is_by_columns(args[1]):
+            replace_results(node, insert_formula(node, _backward, *args[:3], *args[5:7], args[9][0]))
     drop_unread(graph)
 
 
@@ -50,119 +50,61 @@ def is_by_columns(operand: Any) -> bool:
     return x.movedim(1, -1).is_contiguous()
 
 
-def along(before: fx.Node, vector: fx.Node, value: Tensor) -> fx.Node:
-    """[C] → [C, 1, …], which meets the second dimension of `value` [N, C, …]."""
-    return insert_call(before, aten.view.default, vector, [value.shape[1], *[1] * (value.dim() - 2)])
+def _along(vector: Tensor, x: Tensor) -> Tensor:
+    """[C] → [C, 1, …], which meets the second dimension of x [N, C, …]."""
+    return vector.view(x.shape[1], *[1] * (x.dim() - 2))
 
 
-def normalised(before: fx.Node, x: fx.Node, mean: fx.Node, rstd: fx.Node, weight: Any, bias: Any) -> fx.Node:
-    """(x - mean) · (rstd · weight) + bias in the dtype of the moments; all but `x` [N, C, …] are [C], or None."""
-    value: Tensor = x.meta["val"]
-    scale = rstd if weight is None else insert_call(before, aten.mul.Tensor, rstd, weight)
-    y = insert_call(before, aten.sub.Tensor, x, along(before, mean, value))
-    y = insert_call(before, aten.mul.Tensor, y, along(before, scale, value))
-    return y if bias is None else insert_call(before, aten.add.Tensor, y, along(before, bias, value))
+def _sums(x: Tensor) -> Tensor:
+    """One a channel, in the dtype of x."""
+    return x.sum([d for d in range(x.dim()) if d != 1])
 
 
-class _Split:
-    """The calls that replace one norm are inserted in front of it."""
-
-    def __init__(self, node: fx.Node, x: fx.Node) -> None:
-        self.node = node
-        self.x = x
-        self.value: Tensor = x.meta["val"]
-        self.channels = self.value.shape[1]
-        self.count = prod(self.value.shape) // self.channels
-
-    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return insert_call(self.node, target, *args, **kwargs)
-
-    def cast(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
-        return x if x.meta["val"].dtype == dtype else self.call(aten._to_copy.default, x, dtype=dtype)
-
-    def sums(self, x: fx.Node) -> fx.Node:
-        """One a channel, in the dtype of `x`."""
-        return self.call(aten.sum.dim_IntList, x, [d for d in range(self.value.dim()) if d != 1])
-
-    def along(self, vector: fx.Node) -> fx.Node:
-        return along(self.node, vector, self.value)
-
-    def give(self, results: Sequence[fx.Node | None]) -> None:
-        """These in place of the norm's, in the dtypes with which they were captured."""
-        for user in list(self.node.users):
-            assert user.target is operator.getitem
-            result = results[user.args[1]]  # type: ignore[index]
-            if result is not None:
-                user.replace_all_uses_with(self.cast(result, user.meta["val"].dtype))
-            self.node.graph.erase_node(user)
-        self.node.graph.erase_node(self.node)
+def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
+    """(x - mean) · (rstd · weight) + bias in the dtype of x [N, C, …]; the others are [C]."""
+    scale = rstd if weight is None else rstd * weight
+    y = (x - _along(mean, x)) * _along(scale, x)
+    return (y if bias is None else y + _along(bias, x)).to(x.dtype)
 
 
-class _Forward(_Split):
-    def __init__(self, node: fx.Node) -> None:
-        super().__init__(node, node.args[0])  # type: ignore[arg-type]
-        self.weight, self.bias, self.running_mean, self.running_var = node.args[1:5]
-        self.momentum, self.eps = node.args[6:]
-
-    def replace(self) -> None:
-        wide = self.cast(self.x, torch.float64)
-        mean = self.call(aten.div.Tensor, self.sums(wide), self.count)
-        squares = self.call(aten.div.Tensor, self.sums(self.call(aten.mul.Tensor, wide, wide)), self.count)
-        spread = self.call(aten.sub.Tensor, squares, self.call(aten.mul.Tensor, mean, mean))
-        var = self.call(aten.clamp_min.default, spread, 0)
-        rstd = self.call(aten.rsqrt.default, self.call(aten.add.Tensor, var, self.eps))
-        mean, rstd = self.cast(mean, torch.float32), self.cast(rstd, torch.float32)
-        whole = self.call(aten.mul.Tensor, var, self.count / (self.count - 1))
-        moved = self._moved(self.running_mean, mean), self._moved(self.running_var, whole)
-        y = normalised(self.node, self.x, mean, rstd, self.weight, self.bias)
-        self.give([y, mean, rstd, *moved])
-
-    def _moved(self, running: Any, new: fx.Node) -> fx.Node:
-        """A running moment after this batch."""
-        old = self.call(aten.mul.Tensor, self.cast(running, torch.float32), 1 - self.momentum)  # type: ignore[operator]
-        share = self.call(aten.mul.Tensor, self.cast(new, torch.float32), self.momentum)
-        return self.call(aten.add.Tensor, old, share)
+def _forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """What the norm gives, its moments, and the running ones after this batch."""
+    count = x.numel() // x.shape[1]
+    wide = x.double()
+    mean = _sums(wide) / count
+    squares = _sums(wide * wide) / count
+    var = (squares - mean * mean).clamp_min(0)
+    rstd = (var + eps).rsqrt()
+    mean, rstd = mean.float(), rstd.float()
+    whole = var * (count / (count - 1))
+    moments = (running_mean, mean), (running_var, whole)
+    moved = [old.float() * (1 - momentum) + new.float() * momentum for old, new in moments]
+    return normalised(x, weight, bias, mean, rstd), mean, rstd, *moved
 
 
-class _Backward(_Split):
-    def __init__(self, node: fx.Node) -> None:
-        super().__init__(node, node.args[1])  # type: ignore[arg-type]
-        self.weight, self.mean, self.rstd = node.args[2], node.args[5], node.args[6]
-        self.wanted: Any = node.args[9]
-
-    def replace(self) -> None:
-        gradient = self._gradient()
-        mean, rstd = self.cast(self.mean, torch.float32), self.cast(self.rstd, torch.float32)  # type: ignore[arg-type]
-        total = self.sums(self.cast(gradient, torch.float32))
-        products = self.call(aten.mul.Tensor, gradient, self._centred(mean))
-        slope = self.call(aten.mul.Tensor, self.sums(products), rstd)
-        dx = self._towards_x(gradient, mean, rstd, slope, total) if self.wanted[0] else None
-        self.give([dx, slope, total])
-
-    def _gradient(self) -> fx.Node:
-        """The incoming gradient, which lies as x does: a copy of it otherwise, which its maker can write."""
-        given: Any = self.node.args[0]
-        layout = FORMATS.get(self.value.dim())
-        if layout is None or given.meta["val"].movedim(1, -1).is_contiguous():
-            return given  # type: ignore[no-any-return]
-        return self.call(aten.clone.default, given, memory_format=layout)
-
-    def _centred(self, mean: fx.Node) -> fx.Node:
-        """x - mean in fp32. Each kernel computes it: shared, it would be written to memory."""
-        return self.call(aten.sub.Tensor, self.x, self.along(mean))
-
-    def _towards_x(self, g: fx.Node, mean: fx.Node, rstd: fx.Node, slope: fx.Node, total: fx.Node) -> fx.Node:
-        """(g - Σg / n - (x - mean) · (slope · rstd / n)) · (rstd · w)."""
-        scale = rstd if self.weight is None else self.call(aten.mul.Tensor, rstd, self.weight)
-        tilt = self.call(aten.div.Tensor, self.call(aten.mul.Tensor, slope, rstd), self.count)
-        level = self.call(aten.div.Tensor, total, self.count)
-        dx = self.call(aten.sub.Tensor, g, self.along(level))
-        dx = self.call(aten.sub.Tensor, dx, self.call(aten.mul.Tensor, self._centred(mean), self.along(tilt)))
-        return self.call(aten.mul.Tensor, dx, self.along(scale))
-
-
-NORMS: dict[Any, tuple[type[_Forward] | type[_Backward], int, int]] = {
-    aten._native_batch_norm_legit_functional.default: (_Forward, 0, 5),
-    aten.native_batch_norm_backward.default: (_Backward, 1, 7),
-}
-"""What replaces a norm, and the places of its operand and of `training` among its arguments."""
+def _backward(
+    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, wants_dx: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """dx = (g - Σg / n - (x - mean) · (dw · rstd / n)) · (rstd · w), dw = Σ g·(x - mean) · rstd, and db = Σg."""
+    if x.dim() in FORMATS and not g.movedim(1, -1).is_contiguous():
+        # A copy that its maker can write.
+        g = g.clone(memory_format=FORMATS[x.dim()])
+    mean, rstd = mean.float(), rstd.float()
+    count = x.numel() // x.shape[1]
+    db = _sums(g.float())
+    # Each kernel computes the difference: shared, it would be written to memory.
+    dw = _sums(g * (x - _along(mean, x))) * rstd
+    if not wants_dx:
+        return None, dw, db
+    scale = rstd if weight is None else rstd * weight
+    tilt, level = dw * rstd / count, db / count
+    dx = g - _along(level, x) - (x - _along(mean, x)) * _along(tilt, x)
+    return dx * _along(scale, x), dw, db

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
+from tilewright.graph.insert import insert_call, insert_results, replace
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
@@ -228,7 +228,7 @@ class FusedAttention:
         last = self.prefix.write(self.node, request.batch, request.queries)
         zeros = shared_zeros(self.q, request.batch * request.kv_heads)
         operands = (self.q, self.k, self.v, last, self.prefix.more, self.prefix.else_all, zeros, self.scale)
-        new = _call(self.node, torch.ops.tilewright.attention_prefix.default, *operands)
+        new = insert_call(self.node, torch.ops.tilewright.attention_prefix.default, *operands)
         if 0 in self.results:
             self._replace(self.results[0], new)
         _erase(self.node)
@@ -241,17 +241,17 @@ class FusedAttention:
         ours = torch.ops.tilewright
         mask = self.masks[0] if self.masks else None
         for part in self.masks[1:]:
-            mask = _call(self.node, aten.logical_and.default, mask, part)
+            mask = insert_call(self.node, aten.logical_and.default, mask, part)
         if mask is not None and not self._fits(mask):
-            mask = _call(self.node, aten.expand.default, mask, list(self._scores()))
+            mask = insert_call(self.node, aten.expand.default, mask, list(self._scores()))
         operands, options = (self.q, self.k, self.v), (mask, *self._options())
-        new = _call(self.node, ours.attention.default, *operands, *options)
-        out, *saved = (_call(self.node, operator.getitem, new, i) for i in range(4))
+        new = insert_call(self.node, ours.attention.default, *operands, *options)
+        out, *saved = insert_results(self.node, new, 4)
         for backward in self.backwards:
             grad = backward.args[0]
-            own = _call(backward, ours.attention_backward.default, grad, None, *operands, out, *saved, *options)
+            own = insert_call(backward, ours.attention_backward.default, grad, None, *operands, out, *saved, *options)
             for index, result in _results(backward).items():
-                self._replace(result, _call(backward, operator.getitem, own, index))
+                self._replace(result, insert_call(backward, operator.getitem, own, index))
             _erase(backward)
         if 0 in self.results:
             self._replace(self.results[0], out)
@@ -272,11 +272,10 @@ class FusedAttention:
         if not alike and not self.target.is_planned_gpu:
             order = _order(was)
             back = [order.index(axis) for axis in range(len(order))]
-            ordered = _call(old, aten.permute.default, new, order)
-            dense = _contiguous(old, ordered)
-            new = _call(old, aten.permute.default, dense, back)
-        old.replace_all_uses_with(new)
-        old.graph.erase_node(old)
+            ordered = insert_call(old, aten.permute.default, new, order)
+            dense = insert_call(old, aten.clone.default, ordered, memory_format=torch.contiguous_format)
+            new = insert_call(old, aten.permute.default, dense, back)
+        replace(old, new)
 
 
 def _node(argument: object) -> fx.Node:
@@ -307,22 +306,6 @@ def _without_data(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(calls.shape_of(value), calls.strides_of(value), dtype=value.dtype, device="meta")
 
 
-def _call(before: fx.Node, target: Callable[..., Any], *args: Any) -> fx.Node:
-    """A call written before `before`, as part of what that computes, with the fake tensors of its results."""
-    with before.graph.inserting_before(before):
-        name = calls.operator_name(target).rpartition(".")[2]
-        node = before.graph.create_node("call_function", target, args, name=name)
-    mode = next(mode for x in _tensors_of(args) if (mode := getattr(x, "fake_mode", None)) is not None)
-    node.meta = {key: value for key, value in before.meta.items() if key not in ("val", "tensor_meta")}
-    with mode, torch.no_grad():
-        node.meta["val"] = target(*fx.map_arg(args, lambda x: x.meta["val"]))
-    return node
-
-
-def _tensors_of(args: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [x for node in args if isinstance(node, fx.Node) for x in calls.outputs(node) if x is not None]
-
-
 def _order(value: torch.Tensor) -> list[int]:
     """The axes of a dense tensor from the outermost in memory to the innermost."""
     sizes, strides = calls.shape_of(value), calls.strides_of(value)
@@ -340,13 +323,3 @@ def _erase(node: fx.Node) -> None:
     for result in list(node.users):
         node.graph.erase_node(result)
     node.graph.erase_node(node)
-
-
-def _contiguous(before: fx.Node, node: fx.Node) -> fx.Node:
-    copied = _call(before, _contiguous_clone, node)
-    copied.target, copied.kwargs = aten.clone.default, {"memory_format": torch.contiguous_format}
-    return copied
-
-
-def _contiguous_clone(x: torch.Tensor) -> torch.Tensor:
-    return x.clone(memory_format=torch.contiguous_format)
