@@ -7,7 +7,7 @@ from math import prod
 
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, each, elements, nothing, of_argument, wanted
 from tilewright.operators.language import Unfusable, Value, call
-from tilewright.operators.normalization import affine, layer_norm_flops, roots_of_rows
+from tilewright.operators.normalization import affine, layer_norm_flops, norm, roots_of_rows
 from tilewright.operators.row import Call, Row, body, calls, declare
 from tilewright.operators.shapes import CallAxes, Result
 
@@ -82,12 +82,9 @@ def batch_norm_inference(
     return _normalised(c, centred, rstd, weight, bias), None, None
 
 
-@body(
+@norm(
     "_native_batch_norm_legit_functional.default(input, weight, bias, running_mean, running_var, "
     "training, momentum, eps)",
-    operator_class="reduction",
-    promotion="none",
-    discontinuous=True,
     arithmetic=Arithmetic(layer_norm_flops, roots_of_rows),
     shapes=_channel_norm,
 )
@@ -118,12 +115,9 @@ def batch_norm(
     return y, mean, rstd, *running  # type: ignore[return-value]
 
 
-@body(
+@norm(
     "native_batch_norm_backward.default(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, "
     "train, eps, output_mask)",
-    operator_class="reduction",
-    promotion="none",
-    discontinuous=True,
     arithmetic=Arithmetic(_batch_norm_backward_flops, nothing),
     shapes=None,
 )
@@ -161,11 +155,8 @@ def _group_norm_shapes(call: CallAxes) -> Result:
     return [source, statistics, statistics]
 
 
-@body(
+@norm(
     "native_group_norm.default(input, weight, bias, N, C, HxW, group, eps)",
-    operator_class="reduction",
-    promotion="none",
-    discontinuous=True,
     arithmetic=Arithmetic(layer_norm_flops, roots_of_rows),
     shapes=_group_norm_shapes,
     dtypes=("input", "input", "input"),

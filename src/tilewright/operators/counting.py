@@ -15,23 +15,8 @@ FREE = {
     *("and", "or", "xor", "not", "bitnot"),
 }
 FLOP = {
-    *(
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "idiv",
-        "neg",
-        "abs",
-        "minimum",
-        "maximum",
-        "sign",
-        "floor",
-        "ceil",
-        "trunc",
-        "round_even",
-    ),
-    *("round_even", "lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf"),
+    *("add", "sub", "mul", "div", "idiv", "neg", "abs", "minimum", "maximum", "sign"),
+    *("floor", "ceil", "trunc", "round_even", "lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf"),
 }
 SEVERAL = {"sigmoid": (3, 1)}
 """1 / (1 + exp(-x))."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from tilewright.operators.arithmetic import (
-    NOTHING,
-    each,
-    of_argument,
-    per_operand,
-)
+from functools import partial
+
+from tilewright.operators.arithmetic import NOTHING, each, of_argument, per_operand
 from tilewright.operators.pieces import like_the_input
 from tilewright.operators.row import Traffic, calls
 from tilewright.operators.shapes import CallAxes, Result, factory, kept, no_result, same
@@ -32,64 +29,27 @@ calls(
 )
 
 
-calls(
-    "index_put.default(self, indices, values, accumulate)",
-    "library",
+at_places = partial(calls, operator_class="library", shapes=same, dtypes=("self",), priced=False)
+at_places(
+    "index_put.default(self, indices, values, accumulate)\nindex_copy.default(self, dim, index, source)",
     arithmetic=NOTHING,
-    shapes=same,
-    dtypes=("self",),
-    priced=False,
 )
 # What is written is as large as the values, unless they broadcast over the indices.
-calls(
+at_places(
     "index_put_.default(self, indices, values, accumulate)",
-    "library",
-    pure=False,
     arithmetic=NOTHING,
-    shapes=same,
-    dtypes=("self",),
     traffic=Traffic(unread=("self",), written=of_argument("values")),
-    priced=False,
 )
-calls(
-    "index_copy.default(self, dim, index, source)",
-    "library",
-    arithmetic=NOTHING,
-    shapes=same,
-    dtypes=("self",),
-    priced=False,
-)
-calls(
+at_places(
     "index_copy_.default(self, dim, index, source)",
-    "library",
-    pure=False,
     arithmetic=NOTHING,
-    shapes=same,
-    dtypes=("self",),
     traffic=Traffic(unread=("self",), written=of_argument("source")),
-    priced=False,
 )
-calls(
-    "scatter_add.default(self, dim, index, src)",
-    "library",
-    arithmetic=each(of_argument("src"), 1),
-    shapes=same,
-    dtypes=("self",),
-    priced=False,
-)
-
-calls(
-    "index_add.default(self, dim, index, source, alpha)",
-    "library",
-    arithmetic=each(of_argument("source"), 1),
-    shapes=same,
-    dtypes=("self",),
-    priced=False,
-)
+at_places("scatter_add.default(self, dim, index, src)", arithmetic=each(of_argument("src"), 1))
+at_places("index_add.default(self, dim, index, source, alpha)", arithmetic=each(of_argument("source"), 1))
 
 # How many there are depends on data: what they move has no formula.
 calls("nonzero.default(self)", "library", shapes=None, priced=False)
-
 
 calls(
     "value_selecting_reduction_backward.default(grad, dim, indices, sizes, keepdim)",
@@ -147,42 +107,25 @@ def _copied(call: CallAxes) -> Result:
 
 OVERWRITTEN = Traffic(unread=("self",))
 calls(
-    "copy.default(self, src, non_blocking)",
+    "copy.default(self, src, non_blocking)\ncopy_.default(self, src, non_blocking)",
     "library",
     arithmetic=NOTHING,
     shapes=_copied,
     dtypes=("self",),
     traffic=OVERWRITTEN,
 )
-calls(
-    "copy_.default(self, src, non_blocking)",
-    "library",
-    pure=False,
-    arithmetic=NOTHING,
-    shapes=_copied,
-    dtypes=("self",),
-    traffic=OVERWRITTEN,
+reserves = partial(
+    calls, operator_class="library", arithmetic=NOTHING, traffic=Traffic(unread=("*",), reserves=True), priced=False
 )
-calls(
+reserves(
     """
     empty.memory_format(size, ...)
     new_empty.default(self, size, ...)
     new_empty_strided.default(self, size, stride, ...)
     """,
-    "library",
-    arithmetic=NOTHING,
     shapes=factory,
-    traffic=Traffic(unread=("*",), reserves=True),
-    priced=False,
 )
-calls(
-    "empty_like.default(self, ...)",
-    "library",
-    arithmetic=NOTHING,
-    shapes=same,
-    traffic=Traffic(unread=("*",), reserves=True),
-    priced=False,
-)
+reserves("empty_like.default(self, ...)", shapes=same)
 calls(
     "_local_scalar_dense.default(self)",
     "library",

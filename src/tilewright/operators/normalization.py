@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, elements, nothing, per_operand, wanted
@@ -128,17 +129,15 @@ def _row_norm_backward(call: CallAxes) -> Result:
 
 # Of two nearly equal elements, what is left of x - mean hangs on the rounding of x. The moments of forward meet the
 # x of backward, which was in memory or is computed again: all of them must see eager's x.
+norm = partial(body, operator_class="reduction", promotion="none", discontinuous=True)
 
 
 def _last(x: Value, shape: Sequence[int]) -> list[int]:
     return list(range(len(x.dims) - len(shape), len(x.dims)))
 
 
-@body(
+@norm(
     "native_layer_norm.default(input, normalized_shape, weight, bias, eps)",
-    operator_class="reduction",
-    promotion="none",
-    discontinuous=True,
     arithmetic=Arithmetic(layer_norm_flops, roots_of_rows),
     shapes=_row_norm,
     dtypes=("input", "statistic", "statistic"),
@@ -160,11 +159,8 @@ def layer_norm(
     return y, mean, rstd
 
 
-@body(
+@norm(
     "native_layer_norm_backward.default(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)",
-    operator_class="reduction",
-    promotion="none",
-    discontinuous=True,
     arithmetic=Arithmetic(_layer_norm_backward_flops, nothing),
     shapes=_row_norm_backward,
     dtypes=("input", "weight", "weight"),
@@ -193,11 +189,8 @@ def layer_norm_backward(
     return tuple(v if want else None for v, want in zip((dx, dw, db), wanted, strict=True))  # type: ignore[return-value]
 
 
-@body(
+@norm(
     "_fused_rms_norm.default(input, normalized_shape, weight, eps)",
-    operator_class="reduction",
-    promotion="none",
-    discontinuous=True,
     arithmetic=Arithmetic(_rms_norm_flops, roots_of_rows),
     shapes=_row_norm,
     dtypes=("input", "statistic"),
@@ -212,11 +205,8 @@ def rms_norm(c: Call, x: Value, shape: Sequence[int], weight: Value | None, eps:
     return (y if weight is None else y * weight.to_compute(c.dtype)), rstd
 
 
-@body(
+@norm(
     "_fused_rms_norm_backward.default(grad_out, input, normalized_shape, rstd, weight, output_mask)",
-    operator_class="reduction",
-    promotion="none",
-    discontinuous=True,
     arithmetic=Arithmetic(_rms_norm_backward_flops, nothing),
     shapes=_row_norm_backward,
     dtypes=("input", "weight"),

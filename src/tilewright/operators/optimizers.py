@@ -21,7 +21,6 @@ calls(
     arithmetic=each(ELEMENTS, 14, 1),
     shapes=no_result,
     traffic=MOMENTS,
-    pure=False,
 )
 calls(
     "_fused_adam_.default(self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, ...)",
@@ -29,7 +28,6 @@ calls(
     arithmetic=each(ELEMENTS, 13, 1),
     shapes=no_result,
     traffic=MOMENTS,
-    pure=False,
 )
 calls(
     "_fused_sgd_.default(self, grads, momentum_buffer_list, ...)",
@@ -37,6 +35,5 @@ calls(
     arithmetic=each(ELEMENTS, 4),
     shapes=no_result,
     traffic=BUFFERS,
-    pure=False,
 )
 calls("_foreach_norm.Scalar(self, ord, dtype)", "library", arithmetic=each(ELEMENTS, 2), shapes=_norms)

@@ -112,7 +112,6 @@ calls(
     shapes=same,
     traffic=UNREAD,
     arithmetic=NOTHING,
-    pure=False,
 )
 declare(
     # The mask of a dropout, drawn as PyTorch would draw it now (`passes/dropout.py`).

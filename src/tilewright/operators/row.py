@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
@@ -173,7 +173,7 @@ def body(*texts: str, operator_class: OperatorClass = "pointwise", **says: Unpac
     """Declare rows `aten.<text>` that share the decorated body; `says` is what else they say."""
 
     def register(function: F) -> F:
-        declare(*(Row(f"aten.{text}", operator_class, function, **says) for text in texts))
+        declare(*(_row(f"aten.{text}", operator_class, function, says) for text in texts))
         return function
 
     return register
@@ -182,10 +182,16 @@ def body(*texts: str, operator_class: OperatorClass = "pointwise", **says: Unpac
 def calls(texts: str, operator_class: OperatorClass, **says: Unpack[Says]) -> None:
     """Declare rows `aten.<text>`, one after the other, of operators that stay calls of a library."""
     found = [" ".join(text.split()) for text in re.findall(r"[^()]+\([^()]*\)", texts)]
-    declare(*(Row(f"aten.{text}", operator_class, **says) for text in found))
+    declare(*(_row(f"aten.{text}", operator_class, None, says) for text in found))
 
 
 def own(schema: str, operator_class: OperatorClass, **says: Unpack[Says]) -> None:
     """Declare the row of one of tilewright's own operators by its schema: `softmax(Tensor x, bool log) -> Tensor`."""
     name, parenthesis, rest = schema.partition("(")
-    declare(Row(f"tilewright.{name}.default{parenthesis}{rest}", operator_class, own=True, **says))
+    declare(replace(_row(f"tilewright.{name}.default{parenthesis}{rest}", operator_class, None, says), own=True))
+
+
+def _row(text: str, operator_class: OperatorClass, function: Body | None, says: Says) -> Row:
+    """A row; by PyTorch's convention an operator whose name ends in an underscore writes to an operand."""
+    said: Says = {"pure": not text.split(".")[1].endswith("_"), **says}
+    return Row(text, operator_class, function, **said)

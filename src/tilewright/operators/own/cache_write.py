@@ -17,7 +17,6 @@ own(
     "write_cache_(Tensor(a!) keys, Tensor(b!) values, Tensor k, Tensor v, Tensor place, Tensor? q, Tensor? cos, "
     "Tensor? sin) -> Tensor",
     "pointwise",
-    pure=False,
     arithmetic=each(of_argument("k"), 3),
     traffic=Traffic(unread=("keys", "values"), written=of_argument("k", "v", "q")),
     shapes=_shapes,

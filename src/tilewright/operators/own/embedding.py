@@ -33,7 +33,6 @@ own(
 own(
     "add_embedding_sums_(Tensor(a!) table, Tensor dout, Tensor keys, Tensor order, SymInt padding) -> Tensor",
     "library",
-    pure=False,
     arithmetic=each(of_argument("dout"), 1),
     traffic=Traffic(gathered={"table": of_argument("dout")}, written=of_argument("dout")),
     shapes=lambda call: call.names.unknown_shape((0,)),

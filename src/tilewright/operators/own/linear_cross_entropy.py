@@ -114,7 +114,6 @@ own(
 own(
     "scale_gradient_(Tensor(a!) gradient, Tensor factor) -> ()",
     "pointwise",
-    pure=False,
     arithmetic=each(of_argument("gradient"), 1),
     shapes=no_result,
     priced=False,
