@@ -33,7 +33,7 @@ from tilewright.records.measurement import Verified
 from tilewright.runtime import gpu
 from tilewright.runtime.blocking import Blocking, plan
 from tilewright.runtime.compiler import load
-from tilewright.runtime.executable import TensorSpec
+from tilewright.runtime.executable import layout_of
 from tilewright.runtime.gpu import TritonKernel, TritonStep
 
 CPU = torch.device("cpu")
@@ -130,8 +130,8 @@ def test_a_step_writes_where_it_is_told() -> None:
     """Results into fresh storage in the asked layout, or over an operand that dies."""
     (lowered,) = nests_of(lambda x: (x * 2, x.exp()), torch.randn(7, 33))
     kernel = TritonKernel(lowered.nest, emit_triton(lowered.nest))
-    spec = TensorSpec.of(torch.empty(7, 33))
-    step = TritonStep("doubled", kernel, (0,), ((1, spec, 0), (2, spec, None)), CPU)
+    spec = layout_of(torch.empty(7, 33))
+    step = TritonStep("doubled", (0,), ((1, spec, 0), (2, spec, None)), kernel, CPU)
     x = torch.randn(7, 33)
     slots = [x.clone(), None, None]
     address = slots[0].data_ptr()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 LINE = 128
@@ -28,7 +29,7 @@ class Layout:
     device: Any
     """A `torch.device` with its index."""
 
-    @property
+    @cached_property
     def extent(self) -> int:
         """Elements that its storage spans."""
         if 0 in self.shape:

@@ -29,7 +29,7 @@ from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
 from tilewright.passes.units import is_view
-from tilewright.records.recipe import LINE, Recipe
+from tilewright.records.recipe import LINE, Layout, Recipe
 from tilewright.runtime import attention_backward
 from tilewright.runtime.draw import DrawStep
 from tilewright.runtime.executable import (
@@ -37,11 +37,12 @@ from tilewright.runtime.executable import (
     CallStep,
     ConstantStep,
     Executable,
+    GeneratedStep,
     KernelStep,
     Slot,
     Step,
-    TensorSpec,
     ViewStep,
+    layout_of,
 )
 from tilewright.runtime.gpu import TritonStep, kernel_of
 from tilewright.runtime.native import Native, holds_values
@@ -81,6 +82,27 @@ def taken_over(scheduled: Scheduled) -> dict[fx.Node, fx.Node]:
         for node, over in zip(unit.lowered.outputs, assembler.takeovers(position, unit), strict=True)
         if over is not None
     }
+
+
+def kernel_step(
+    region: Region,
+    source: str,
+    library: ctypes.CDLL | None,
+    inputs: tuple[int, ...],
+    outputs: tuple[tuple[int, Layout, int | None], ...],
+) -> GeneratedStep:
+    """A region's kernel over these slots, compiled. Raises KernelError where it does not compile."""
+    lowered, device = region.lowered, region.device
+    if region.language == "triton":
+        kernel = kernel_of(lowered.nest, source)
+        kernel.compile(device)
+        places = [n.meta["val"].device for n in lowered.inputs]
+        elsewhere = tuple(i for i, place in enumerate(places) if place != device)
+        return TritonStep(region.name, inputs, outputs, kernel, device, elsewhere, lowered.numbers)
+    function: Any = getattr(library, region.kernel)
+    function.restype = ctypes.c_int
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    return KernelStep(region.name, inputs, outputs, function, lowered.nest.checks)
 
 
 class _Assembler:
@@ -172,11 +194,11 @@ class _Assembler:
         if isinstance(unit, Region):
             return self._kernel(position, unit)
         if unit.op == "get_attr":
-            return ConstantStep(unit.name, attrgetter(str(unit.target))(self.graph.owning_module), self._slot(unit))
+            return ConstantStep(unit.name, self._slot(unit), attrgetter(str(unit.target))(self.graph.owning_module))
         args = tuple(self._argument(a) for a in unit.args)
         if unit.target is draw_stream and self.draws:
             assert self.library is not None
-            return DrawStep(unit.name, DrawStep.taker(self.library), args[0], self._slot(unit))
+            return DrawStep(unit.name, self._slot(unit), DrawStep.taker(self.library), args[0])
         kwargs = {k: self._argument(v) for k, v in unit.kwargs.items()}
         target: Any = unit.target
         if target is attention_backward.OPERATOR:
@@ -188,29 +210,21 @@ class _Assembler:
         recipe = self._recipe(unit)
         stands_for: Any = None if recipe is None else unit.target
         if not lies_as_told(meta):
-            return CallStep(unit.name, target, args, kwargs, self._slot(unit), recipe=recipe, operator=stands_for)
-        spec = TensorSpec.of(meta)
+            return CallStep(unit.name, self._slot(unit), target, args, kwargs, recipe=recipe, operator=stands_for)
+        spec = layout_of(meta)
         if self._is_restrided(unit):
             base, offset = part_of(unit)
-            return ViewStep(unit.name, self._slot(base), spec, self._slot(unit), offset)
+            return ViewStep(unit.name, self._slot(unit), self._slot(base), spec, offset)
         # The executor calls operators by name; Python calls PyTorch's functions at half the cost.
         call = PRODUCTS.get(unit.target, target) if meta.device.type == "cpu" else target
         if call is not target:
             stands_for = target
             if not kwargs and meta.is_contiguous():
-                return CallStep(unit.name, call, args, {}, self._slot(unit), out=spec, operator=target)
+                return CallStep(unit.name, self._slot(unit), call, args, {}, out=spec, operator=target)
         # A view of a tensor that lies as the graph says lies as the graph says; one result of several may not.
         lies = is_view(unit) and unit.target is not operator.getitem
-        return CallStep(
-            unit.name,
-            call,
-            args,
-            kwargs,
-            self._slot(unit),
-            spec=None if lies else spec,
-            recipe=recipe,
-            operator=stands_for,
-        )
+        given = None if lies else spec
+        return CallStep(unit.name, self._slot(unit), call, args, kwargs, given, recipe=recipe, operator=stands_for)
 
     def _recipe(self, unit: fx.Node) -> Recipe | None:
         """The recipe of one of tilewright's operators, all on the GPU of the graph; None where it has none."""
@@ -228,7 +242,7 @@ class _Assembler:
         results = unit.meta["val"] if isinstance(unit.meta["val"], (tuple, list)) else [unit.meta["val"]]
         # A call's results are made to lie as the graph says; those of a recipe must lie so.
         found = [] if recipe is None else [recipe.buffers[number] for number in recipe.results]
-        return recipe if [TensorSpec.of(result).layout for result in results] == found else None
+        return recipe if [layout_of(result) for result in results] == found else None
 
     def _operand(self, number: int, node: fx.Node) -> Operand:
         """A tensor of the graph, at the address that it has if its memory begins on a line."""
@@ -250,21 +264,10 @@ class _Assembler:
     def _kernel(self, position: int, region: Region) -> Step:
         inputs = tuple(self._slot(base_of(n)) for n in region.lowered.inputs)
         outputs = [
-            (self._slot(node), TensorSpec.of(node.meta["val"]), None if over is None else self._slot(base_of(over)))
+            (self._slot(node), layout_of(node.meta["val"]), None if over is None else self._slot(base_of(over)))
             for node, over in zip(region.lowered.outputs, self.takeovers(position, region), strict=True)
         ]
-        if region.language == "triton":
-            kernel = kernel_of(region.lowered.nest, self.sources[region.name])
-            kernel.compile(region.device)
-            places = [n.meta["val"].device for n in region.lowered.inputs]
-            elsewhere = tuple(i for i, place in enumerate(places) if place != region.device)
-            return TritonStep(
-                region.name, kernel, inputs, tuple(outputs), region.device, elsewhere, region.lowered.numbers
-            )
-        function = getattr(self.library, region.kernel)
-        function.restype = ctypes.c_int
-        function.argtypes = (ctypes.c_void_p, ctypes.c_int)
-        return KernelStep(region.name, function, inputs, tuple(outputs), region.lowered.nest.checks)
+        return kernel_step(region, self.sources[region.name], self.library, inputs, tuple(outputs))
 
     def takeovers(self, position: int, region: Region) -> list[fx.Node | None]:
         """For each output of the region, the operand whose storage it overwrites."""
@@ -361,9 +364,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _input_spec(node: fx.Node) -> TensorSpec | None:
+def _input_spec(node: fx.Node) -> Layout | None:
     meta = node.meta.get("val")
-    return TensorSpec.of(meta) if lies_as_told(meta) else None
+    return layout_of(meta) if lies_as_told(meta) else None
 
 
 def writes_after_reads(nest: Nest, source: int, target: int) -> bool:

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from tilewright.emit.cpp import translation_unit
+from tilewright.records.recipe import Layout
 from tilewright.runtime.compiler import load
-from tilewright.runtime.executable import TensorSpec, threads
+from tilewright.runtime.executable import CPU, empty, threads
 
 OPERATOR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -135,7 +136,7 @@ def _like_eager(x: torch.Tensor) -> torch.Tensor:
     """fp32 in pooled storage for a gradient [B, H, N, d], laid out as [B, N, H, d] like PyTorch's."""
     batch, heads, rows, depth = x.shape
     strides = (rows * heads * depth, depth, heads * depth, 1)
-    return TensorSpec((batch, heads, rows, depth), strides, torch.float32, x.numel()).empty()
+    return empty(Layout((batch, heads, rows, depth), strides, torch.float32, CPU))
 
 
 def _scratch(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, int, int]:
@@ -144,4 +145,4 @@ def _scratch(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, int, int]:
     rows = min(max(SCRATCH_BYTES // (2 * 4 * keys), LEAST_ROWS), MOST_ROWS, q.shape[2])
     row = keys + PAD
     shape = (threads(), 2 * rows * row)
-    return TensorSpec(shape, (shape[1], 1), torch.float32, shape[0] * shape[1]).empty(), rows, row
+    return empty(Layout(shape, (shape[1], 1), torch.float32, CPU)), rows, row

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from tilewright.passes.draws import SHAPE
-from tilewright.runtime.executable import Slots, fill, slots_in
+from tilewright.runtime.executable import OneResult, Slots, fill, slots_in
 
 _one_at_a_time = threading.Lock()
 
@@ -31,24 +31,16 @@ Taker = Callable[[int, int, int], None]
 
 
 @dataclass
-class DrawStep:
+class DrawStep(OneResult):
     """Moves PyTorch's generator by a draw, and keeps the state that the draw begins with."""
 
-    generated: ClassVar[bool] = False
-    name: str
     take: Taker
     size: Any
     """The shape that is drawn; an extent may be a slot."""
-    output: int
-    frees: tuple[int, ...] = ()
 
     @property
     def reads(self) -> tuple[int, ...]:
         return tuple(slots_in(self.size))
-
-    @property
-    def writes(self) -> tuple[int, ...]:
-        return (self.output,)
 
     @staticmethod
     def taker(library: ctypes.CDLL) -> Taker:

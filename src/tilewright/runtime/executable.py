@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch._ops import OpOverload
@@ -50,96 +50,84 @@ class IndexOutOfBounds(IndexError, RuntimeError):
     """An index names no element; PyTorch's `gather` raises a RuntimeError, its other lookups an IndexError."""
 
 
-@dataclass(frozen=True)
-class TensorSpec:
-    """How a kernel's result lies in memory; `extent` is the elements its storage spans."""
+def layout_of(meta: torch.Tensor) -> Layout:
+    return Layout(tuple(map(int, meta.shape)), tuple(map(int, meta.stride())), meta.dtype, meta.device)
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    extent: int
-    device: torch.device = CPU
 
-    @staticmethod
-    def of(meta: torch.Tensor) -> TensorSpec:
-        shape, strides = tuple(map(int, meta.shape)), tuple(map(int, meta.stride()))
-        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if meta.numel() else 0
-        return TensorSpec(shape, strides, meta.dtype, extent, meta.device)
+def empty(layout: Layout) -> torch.Tensor:
+    """A tensor that lies so; on a CPU in pooled storage."""
+    if layout.device.type == "cpu":
+        return pool.empty(layout.shape, layout.strides, layout.dtype, layout.extent)
+    return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=layout.device)
 
-    @property
-    def layout(self) -> Layout:
-        return Layout(self.shape, self.strides, self.dtype, self.device)
 
-    def empty(self) -> torch.Tensor:
-        return pool.empty(self.shape, self.strides, self.dtype, self.extent)
+def over(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in the storage of one that nobody needs any more: that one itself where it lies as this shall.
 
-    def over(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor in the storage of one that nobody needs any more: that one itself where it lies as this does.
+    It is not a view of that one: autograd forbids a caller to write to a result that is a view.
+    """
+    if tensor.dtype == layout.dtype and tensor.shape == layout.shape and tensor.stride() == layout.strides:
+        return tensor
+    fresh = torch.empty(0, dtype=layout.dtype, device=tensor.device)
+    return fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), layout.shape, layout.strides)
 
-        It is not a view of that one: autograd forbids a caller to write to a result that is a view.
-        """
-        if tensor.dtype == self.dtype and tensor.shape == self.shape and tensor.stride() == self.strides:
-            return tensor
-        fresh = torch.empty(0, dtype=self.dtype, device=tensor.device)
-        return fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), self.shape, self.strides)
 
-    def conform(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` itself, or a copy where its strides are not those planned; PlanMismatch for another tensor."""
-        # A single number may be on the CPU where the plan has it on the GPU, as the seeds of PyTorch's attention are.
-        elsewhere = tensor.dim() > 0 and tensor.device.type != self.device.type
-        if tensor.dtype != self.dtype or tensor.shape != self.shape or elsewhere:
-            raise PlanMismatch(
-                f"a result is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, "
-                f"planned as {self.dtype} {list(self.shape)} on {self.device}"
-            )
-        if tensor.stride() == self.strides or tensor.numel() == 0 or self._has_strides(tensor):
-            return tensor
-        fresh = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=tensor.device)
-        return fresh.copy_(tensor)
+def conform(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` itself, or a copy where its strides are not those planned; PlanMismatch for another tensor."""
+    # A single number may be on the CPU where the plan has it on the GPU, as the seeds of PyTorch's attention are.
+    elsewhere = tensor.dim() > 0 and tensor.device.type != layout.device.type
+    if tensor.dtype != layout.dtype or tensor.shape != layout.shape or elsewhere:
+        raise PlanMismatch(
+            f"a result is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, "
+            f"planned as {layout.dtype} {list(layout.shape)} on {layout.device}"
+        )
+    if tensor.stride() == layout.strides or tensor.numel() == 0 or _has_strides(tensor, layout):
+        return tensor
+    fresh = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=tensor.device)
+    return fresh.copy_(tensor)
 
-    def _has_strides(self, tensor: torch.Tensor) -> bool:
-        """Whether strides differ only where there is one element."""
-        triples = zip(self.shape, self.strides, tensor.stride(), strict=True)
-        return all(mine == theirs or size == 1 for size, mine, theirs in triples)
+
+def _has_strides(tensor: torch.Tensor, layout: Layout) -> bool:
+    """Whether strides differ only where there is one element."""
+    triples = zip(layout.shape, layout.strides, tensor.stride(), strict=True)
+    return all(mine == theirs or size == 1 for size, mine, theirs in triples)
 
 
 Slots = list[Any]
 
 
-class Step(Protocol):
+@dataclass
+class Step:
     """What an executable runs one after another."""
 
-    name: str
-    frees: tuple[int, ...]
-    """Slots whose last use this step is."""
-    generated: ClassVar[bool]
+    generated: ClassVar[bool] = False
     """Whether it launches a kernel that tilewright wrote."""
+    name: str
+    frees: tuple[int, ...] = field(default=(), kw_only=True)
+    """Slots whose last use this step is."""
 
     @property
     def reads(self) -> tuple[int, ...]:
         """Slots that it reads."""
+        return ()
 
     @property
     def writes(self) -> tuple[int, ...]:
         """Slots that it fills."""
+        raise NotImplementedError
 
-    def run(self, slots: Slots) -> None: ...
+    def run(self, slots: Slots) -> None:
+        raise NotImplementedError
 
 
 @dataclass
-class KernelStep:
-    """One compiled C++ kernel."""
+class GeneratedStep(Step):
+    """One generated kernel."""
 
     generated: ClassVar[bool] = True
-    name: str
-    function: Callable[..., int]
-    """Gives 0, or 1 if an index was outside."""
     inputs: tuple[int, ...]
-    outputs: tuple[tuple[int, TensorSpec, int | None], ...]
+    outputs: tuple[tuple[int, Layout, int | None], ...]
     """Slot, layout, and the slot whose storage it takes over (or None)."""
-    checks: tuple[int, ...] = ()
-    """The extents that its indices must stay below."""
-    frees: tuple[int, ...] = ()
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -149,11 +137,26 @@ class KernelStep:
     def writes(self) -> tuple[int, ...]:
         return tuple(slot for slot, *_ in self.outputs)
 
+    def results(self, slots: Slots) -> list[torch.Tensor]:
+        """Tensors to write to, which fill their slots."""
+        found = []
+        for slot, layout, taken in self.outputs:
+            slots[slot] = empty(layout) if taken is None else over(layout, slots[taken])
+            found.append(slots[slot])
+        return found
+
+
+@dataclass
+class KernelStep(GeneratedStep):
+    """One compiled C++ kernel."""
+
+    function: Callable[..., int]
+    """Gives 0, or 1 if an index was outside."""
+    checks: tuple[int, ...] = ()
+    """The extents that its indices must stay below."""
+
     def run(self, slots: Slots) -> None:
-        tensors = [slots[i] for i in self.inputs]
-        for slot, spec, over in self.outputs:
-            slots[slot] = spec.empty() if over is None else spec.over(slots[over])
-            tensors.append(slots[slot])
+        tensors = [slots[i] for i in self.inputs] + self.results(slots)
         pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
         if self.function(pointers, threads()):
             raise IndexOutOfBounds(self.outside)
@@ -166,62 +169,57 @@ class KernelStep:
 
 
 @dataclass
-class CallStep:
+class OneResult(Step):
+    """A step that fills one slot."""
+
+    output: int
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.output,)
+
+
+@dataclass
+class CallStep(OneResult):
     """A PyTorch operator (or a view); arguments name slots by `Slot`."""
 
-    generated: ClassVar[bool] = False
-    name: str
     target: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    output: int
-    spec: TensorSpec | None = None
-    out: TensorSpec | None = None
-    """Layout of a pooled `out=` tensor, where the operator can write into one."""
+    spec: Layout | None = None
+    out: Layout | None = None
+    """Of a pooled `out=` tensor, where the operator can write into one."""
     recipe: Recipe | None = None
     """Of one of tilewright's operators on a GPU: what the executor does instead; its inputs are `reads`."""
     operator: OpOverload | None = None
     """What `target` runs, where that is no operator itself."""
-    frees: tuple[int, ...] = ()
 
     @property
     def reads(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(slots_in((self.args, self.kwargs))))
 
-    @property
-    def writes(self) -> tuple[int, ...]:
-        return (self.output,)
-
     def run(self, slots: Slots) -> None:
         args = [fill(a, slots) for a in self.args]
         if self.out is not None:
-            slots[self.output] = self.target(*args, out=self.out.empty())
+            slots[self.output] = self.target(*args, out=empty(self.out))
             return
         kwargs = {k: fill(v, slots) for k, v in self.kwargs.items()} if self.kwargs else {}
         result = self.target(*args, **kwargs)
-        slots[self.output] = self.spec.conform(result) if self.spec is not None else result
+        slots[self.output] = conform(self.spec, result) if self.spec is not None else result
 
 
 @dataclass
-class ViewStep:
+class ViewStep(OneResult):
     """Elements of another tensor under other strides: a chain of views in one."""
 
-    generated: ClassVar[bool] = False
-    name: str
     base: int
-    spec: TensorSpec
-    output: int
+    spec: Layout
     offset: int = 0
     """Elements from the other tensor's first one to its own."""
-    frees: tuple[int, ...] = ()
 
     @property
     def reads(self) -> tuple[int, ...]:
         return (self.base,)
-
-    @property
-    def writes(self) -> tuple[int, ...]:
-        return (self.output,)
 
     def run(self, slots: Slots) -> None:
         base = slots[self.base]
@@ -229,22 +227,10 @@ class ViewStep:
 
 
 @dataclass
-class ConstantStep:
+class ConstantStep(OneResult):
     """A tensor that the program itself holds."""
 
-    generated: ClassVar[bool] = False
-    name: str
     value: Any
-    output: int
-    frees: tuple[int, ...] = ()
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def writes(self) -> tuple[int, ...]:
-        return (self.output,)
 
     def run(self, slots: Slots) -> None:
         slots[self.output] = self.value
@@ -295,7 +281,7 @@ class Executable:
         self,
         steps: Sequence[Step],
         slots: int,
-        inputs: Sequence[tuple[int, TensorSpec | None]],
+        inputs: Sequence[tuple[int, Layout | None]],
         outputs: Sequence[Any],
         otherwise: Boxed,
         native: Native | None = None,
@@ -338,7 +324,7 @@ class Executable:
     def _run_in_python(self, args: list[Any]) -> Sequence[Any]:
         slots: Slots = [None] * self.slots
         for (slot, spec), value in zip(self.inputs, args, strict=True):
-            slots[slot] = value if spec is None else spec.conform(value)
+            slots[slot] = value if spec is None else conform(spec, value)
         args.clear()
         for step in self.steps:
             step.run(slots)
@@ -354,20 +340,3 @@ class Executable:
 def is_plain(value: Any) -> bool:
     """Whether this is no tensor, or one that has memory of its own and is of PyTorch's own classes."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor)
-
-
-__all__ = [
-    "CallStep",
-    "ConstantStep",
-    "Executable",
-    "IndexOutOfBounds",
-    "KernelStep",
-    "PlanMismatch",
-    "Slot",
-    "Step",
-    "TensorSpec",
-    "ViewStep",
-    "fill",
-    "slots_in",
-    "threads",
-]

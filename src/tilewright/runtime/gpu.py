@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -35,7 +35,7 @@ from tilewright.runtime.blocking import (
     Blocking,
     plan,
 )
-from tilewright.runtime.executable import Slots, TensorSpec
+from tilewright.runtime.executable import GeneratedStep, Slots
 
 ALIGNED = 16
 """Bytes; Triton compiles a kernel anew for pointers that are no multiples of it."""
@@ -184,45 +184,25 @@ def compile_together(wanted: Sequence[tuple[TritonKernel, torch.device]]) -> Non
 
 
 @dataclass
-class TritonStep:
+class TritonStep(GeneratedStep):
     """One Triton kernel among the steps of an executable."""
 
-    generated: ClassVar[bool] = True
-    name: str
     kernel: TritonKernel
-    inputs: tuple[int, ...]
-    outputs: tuple[tuple[int, TensorSpec, int | None], ...]
-    """Slot, layout, and the slot whose storage it takes over (or None)."""
     device: torch.device
     elsewhere: tuple[int, ...] = ()
     """Inputs, by their place, that are on the CPU beside operands on a GPU, as a 0-d tensor may be."""
     numbers: tuple[int, ...] = ()
     """What the launch gives beside the buffers (`Lowered.numbers`)."""
-    frees: tuple[int, ...] = ()
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        return self.inputs
-
-    @property
-    def writes(self) -> tuple[int, ...]:
-        return tuple(slot for slot, *_ in self.outputs)
 
     def recipe(self) -> Recipe | None:
         """What the executor does for this step; None where Triton must launch."""
-        return self.kernel.recipe(self.device, [spec.layout for _, spec, _ in self.outputs], self.numbers)
+        return self.kernel.recipe(self.device, [layout for _, layout, _ in self.outputs], self.numbers)
 
     def run(self, slots: Slots) -> None:
         tensors = [slots[i] for i in self.inputs]
         for place in self.elsewhere:
             tensors[place] = tensors[place].to(self.device)
-        for slot, spec, over in self.outputs:
-            slots[slot] = self._empty(spec) if over is None else spec.over(slots[over])
-            tensors.append(slots[slot])
-        self.kernel.launch(tensors, numbers=self.numbers)
-
-    def _empty(self, spec: TensorSpec) -> torch.Tensor:
-        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self.device)
+        self.kernel.launch(tensors + self.results(slots), numbers=self.numbers)
 
 
 def interpreted() -> bool:

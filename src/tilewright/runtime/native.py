@@ -6,6 +6,7 @@ import ctypes
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from tilewright.launch import driver
 from tilewright.launch.executor import EXTENSION, native_layout, native_recipe
 from tilewright.launch.triton import launches_are_watched
 from tilewright.records.errors import CompilerError, warn_once
-from tilewright.records.recipe import Recipe
+from tilewright.records.recipe import Layout, Recipe
 from tilewright.runtime.executable import (
     CallStep,
     ConstantStep,
@@ -28,8 +29,8 @@ from tilewright.runtime.executable import (
     PlanMismatch,
     Slot,
     Step,
-    TensorSpec,
     ViewStep,
+    empty,
 )
 from tilewright.runtime.gpu import TritonStep
 from tilewright.runtime.pool import SMALL
@@ -70,7 +71,7 @@ class Native:
 
 
 def _program(module: ModuleType, executable: Executable, device: torch.device) -> Run:
-    inputs = [(slot, None if spec is None else native_layout(spec.layout)) for slot, spec in executable.inputs]
+    inputs = [(slot, None if spec is None else native_layout(spec)) for slot, spec in executable.inputs]
     parts = _parts(executable)
     taken = {id(part) for found in parts.values() for part in found}
     steps = []
@@ -135,7 +136,7 @@ def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]
         return KERNEL, (address, step.inputs, outputs, results, step.outside)
     outputs = [(slot, -1) for slot in step.writes]
     if isinstance(step, ViewStep):
-        return VIEW, (step.base, outputs, native_layout(step.spec.layout), step.offset)
+        return VIEW, (step.base, outputs, native_layout(step.spec), step.offset)
     if isinstance(step, ConstantStep) and isinstance(step.value, torch.Tensor):
         return CONSTANT, (step.value, outputs)
     if isinstance(step, CallStep):
@@ -189,7 +190,7 @@ def _call(step: CallStep, parts: Sequence[CallStep] | None) -> tuple[Any, ...] |
 
 
 def _checked(step: CallStep) -> tuple[Any, ...] | None:
-    return None if step.spec is None else native_layout(step.spec.layout)
+    return None if step.spec is None else native_layout(step.spec)
 
 
 def _operands(target: OpOverload, step: CallStep) -> list[tuple[str, Any]] | None:
@@ -207,9 +208,10 @@ def _operands(target: OpOverload, step: CallStep) -> list[tuple[str, Any]] | Non
     return values
 
 
-def _fresh(spec: TensorSpec) -> tuple[Any, ...]:
+def _fresh(layout: Layout) -> tuple[Any, ...]:
     """A tensor's layout, and what allocates it where that is not PyTorch."""
-    return native_layout(spec.layout), spec.empty if spec.extent * spec.dtype.itemsize >= SMALL else None
+    is_pooled = layout.extent * layout.dtype.itemsize >= SMALL
+    return native_layout(layout), partial(empty, layout) if is_pooled else None
 
 
 def _operand(value: Any) -> tuple[str, Any] | None:

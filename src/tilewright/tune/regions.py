@@ -17,9 +17,9 @@ from tilewright.measure.timing.contest import contest
 from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
 from tilewright.records.outcomes import Outcome
+from tilewright.runtime.assemble import kernel_step
 from tilewright.runtime.compiler import load
-from tilewright.runtime.executable import CallStep, KernelStep, Slot, Slots, Step, TensorSpec
-from tilewright.runtime.gpu import TritonKernel, TritonStep
+from tilewright.runtime.executable import CallStep, Slot, Slots, Step, layout_of
 
 FUSED, APART = "fused", "apart"
 
@@ -59,24 +59,13 @@ class _Program:
         self.steps: list[Step] = []
         for region in regions:
             inputs = tuple(self._slot(n) for n in region.lowered.inputs)
-            for node in region.lowered.outputs:
+            results_of = region.lowered.outputs
+            for node in results_of:
                 self.slots.setdefault(node, len(self.slots))
-            self.steps.append(self._kernel(library, region, inputs))
+            outputs = tuple((self.slots[n], layout_of(n.meta["val"]), None) for n in results_of)
+            self.steps.append(kernel_step(region, source_of(region), library, inputs, outputs))
         self.filled: Slots = [*values.values(), *([None] * (len(self.slots) - len(values)))]
         self.results = [self._slot(node) for node in results]
-
-    def _kernel(self, library: ctypes.CDLL | None, region: Region, inputs: tuple[int, ...]) -> Step:
-        name, lowered = region.name, region.lowered
-        outputs = tuple((self.slots[n], TensorSpec.of(n.meta["val"]), None) for n in lowered.outputs)
-        if region.language == "triton":
-            kernel = TritonKernel(lowered.nest, source_of(region))
-            kernel.compile(region.device)
-            places = [n.meta["val"].device for n in lowered.inputs]
-            elsewhere = tuple(i for i, place in enumerate(places) if place != region.device)
-            return TritonStep(name, kernel, inputs, outputs, region.device, elsewhere, lowered.numbers)
-        function: Any = getattr(library, name)
-        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int), None
-        return KernelStep(name, function, inputs, outputs)
 
     def _slot(self, node: fx.Node) -> int:
         """Where the value of `node` is; a view of a part's result is made first."""
@@ -84,7 +73,7 @@ class _Program:
             args: Any = tuple(Slot(self._slot(a)) if isinstance(a, fx.Node) else a for a in node.args)
             self.slots[node] = len(self.slots)
             target: Any = node.target
-            self.steps.append(CallStep(node.name, target, args, dict(node.kwargs), self.slots[node]))
+            self.steps.append(CallStep(node.name, self.slots[node], target, args, dict(node.kwargs)))
         return self.slots[node]
 
     def run(self) -> list[torch.Tensor]:
