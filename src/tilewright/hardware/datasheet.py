@@ -29,7 +29,7 @@ class Datasheet:
     """Shared memory of all multiprocessors at the clock that `vector_TFLOPs` states."""
 
 
-_DATASHEETS = {
+DATASHEETS = {
     # NVIDIA H200 datasheet (SXM; figures with sparsity halved). Shared memory: 132 SMs × 128 bytes × 1.98 GHz.
     "NVIDIA H200": Datasheet(
         dram_GBps=4800.0,
@@ -68,7 +68,7 @@ def datasheet_of(device_name: str) -> Datasheet | None:
     >>> datasheet_of("NVIDIA GeForce RTX 4090 D") is None
     True
     """
-    return _DATASHEETS.get(device_name)
+    return DATASHEETS.get(device_name)
 
 
 def stated(ceiling: Ceiling, datasheet: Datasheet | None, gpu: Gpu | None) -> float | None:

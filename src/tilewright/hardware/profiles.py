@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from tilewright.hardware import kernel_times
-from tilewright.hardware.architectures import DeviceLimits, known, stated_limits
+from tilewright.hardware.architectures import DeviceLimits, architecture, known, stated_limits
+from tilewright.hardware.datasheet import DATASHEETS
 from tilewright.hardware.kernel_times import KernelTimes
 from tilewright.records.errors import CacheError, UsageError, warn_once
 from tilewright.records.measurement import Ceiling
@@ -69,7 +70,38 @@ class DeviceProfile:
 # No datasheet states a launch. Back to back, a small kernel of a GPU queue costs about 2 µs on all of these.
 _GPU_LAUNCH_US = 2.0
 
-_DATASHEETS = (
+
+def _stated(
+    name: str,
+    driver_name: str,
+    capability: str,
+    *,
+    sms: int,
+    l2_bytes: int,
+    l2_GBps: float | None = None,
+    **matmul: float,
+) -> DeviceProfile:
+    """By the datasheet of a GPU, and what that does not say; `matmul` in TFLOP/s by dtype."""
+    sheet = DATASHEETS[driver_name]
+    return DeviceProfile(
+        name=name,
+        device="cuda",
+        copy_GBps=sheet.dram_GBps,
+        read_GBps=sheet.dram_GBps,
+        write_GBps=sheet.dram_GBps,
+        l2_GBps=l2_GBps,
+        l2_bytes=l2_bytes,
+        matmul_TFLOPs={**sheet.matmul_TFLOPs, **matmul},
+        vector_TFLOPs=sheet.vector_TFLOPs,
+        flops_per_transcendental=architecture(capability).flops_per_transcendental,
+        launch_us=_GPU_LAUNCH_US,
+        sms=sms,
+        origin="datasheet",
+        capability=capability,
+    )
+
+
+_PROFILED = (
     DeviceProfile(
         name="h200",
         device="cuda",
@@ -107,65 +139,12 @@ _DATASHEETS = (
         sm_write_GBps=63.7,
         capability="9.0",
     ),
-    DeviceProfile(
-        name="a100",
-        device="cuda",
-        # NVIDIA A100 datasheet, 80GB SXM: 2,039 GB/s; FP16 and BF16 Tensor Core 312, FP64 Tensor Core 19.5,
-        # FP32 19.5 TFLOP/s, all dense.
-        copy_GBps=2039.0,
-        read_GBps=2039.0,
-        write_GBps=2039.0,
-        # "NVIDIA A100 Tensor Core GPU Architecture": L2 of 40 MB, 5120 bytes per cycle, at 1410 MHz boost.
-        l2_GBps=7219.0,
-        l2_bytes=40 * MIB,
-        matmul_TFLOPs={"bfloat16": 312.0, "float16": 312.0, "float32": 19.5, "float64": 19.5},
-        vector_TFLOPs=19.5,
-        # 64 multiply-adds and 16 special functions per SM and cycle (CUDA C++ Programming Guide, 8.0).
-        flops_per_transcendental=8,
-        launch_us=_GPU_LAUNCH_US,
-        sms=108,
-        origin="datasheet",
-        capability="8.0",
-    ),
-    DeviceProfile(
-        name="rtx4090",
-        device="cuda",
-        # "NVIDIA Ada GPU Architecture", table of the GeForce RTX 4090: 1008 GB/s; FP16 and BF16 tensor with
-        # FP32 accumulation 165.2, FP32 82.6, FP64 1/64 of that (TFLOP/s, dense); L2 of 73728 KB.
-        copy_GBps=1008.0,
-        read_GBps=1008.0,
-        write_GBps=1008.0,
-        l2_GBps=None,
-        l2_bytes=72 * MIB,
-        matmul_TFLOPs={"bfloat16": 165.2, "float16": 165.2, "float32": 82.6, "float64": 1.29},
-        vector_TFLOPs=82.6,
-        # 128 multiply-adds and 16 special functions per SM and cycle (CUDA C++ Programming Guide, 8.9).
-        flops_per_transcendental=16,
-        launch_us=_GPU_LAUNCH_US,
-        sms=128,
-        origin="datasheet",
-        capability="8.9",
-    ),
-    DeviceProfile(
-        name="2080ti",
-        device="cuda",
-        # "NVIDIA Turing GPU Architecture", table of the GeForce RTX 2080 Ti at reference clocks: 616 GB/s;
-        # FP16 tensor with FP32 accumulation 53.8, FP32 13.4, FP64 1/32 of that (TFLOP/s); L2 of 5632 KB.
-        copy_GBps=616.0,
-        read_GBps=616.0,
-        write_GBps=616.0,
-        l2_GBps=None,
-        l2_bytes=5632 * KIB,
-        # bf16 has no matrix unit on Turing: at best it runs at the fp32 rate.
-        matmul_TFLOPs={"bfloat16": 13.4, "float16": 53.8, "float32": 13.4, "float64": 0.42},
-        vector_TFLOPs=13.4,
-        # 64 multiply-adds and 16 special functions per SM and cycle (CUDA C++ Programming Guide, 7.5).
-        flops_per_transcendental=8,
-        launch_us=_GPU_LAUNCH_US,
-        sms=68,
-        origin="datasheet",
-        capability="7.5",
-    ),
+    # "NVIDIA A100 Tensor Core GPU Architecture": L2 of 40 MB, 5120 bytes per cycle, at 1410 MHz boost.
+    _stated("a100", "NVIDIA A100-SXM4-80GB", "8.0", sms=108, l2_bytes=40 * MIB, l2_GBps=7219.0),
+    # "NVIDIA Ada GPU Architecture": L2 of 73728 KB.
+    _stated("rtx4090", "NVIDIA GeForce RTX 4090", "8.9", sms=128, l2_bytes=72 * MIB),
+    # "NVIDIA Turing GPU Architecture": L2 of 5632 KB. bf16 has no matrix unit: at best it runs at the fp32 rate.
+    _stated("2080ti", "NVIDIA GeForce RTX 2080 Ti", "7.5", sms=68, l2_bytes=5632 * KIB, bfloat16=13.4),
     DeviceProfile(
         name="cpu",
         device="cpu",
@@ -188,7 +167,7 @@ _DATASHEETS = (
     ),
 )
 _PROFILES = tuple(
-    replace(profile, kernel_times=kernel_times.H200) if profile.device == "cuda" else profile for profile in _DATASHEETS
+    replace(profile, kernel_times=kernel_times.H200) if profile.device == "cuda" else profile for profile in _PROFILED
 )
 _BY_NAME = {profile.name: profile for profile in _PROFILES}
 
