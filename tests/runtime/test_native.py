@@ -77,6 +77,7 @@ def test_an_operator_that_breaks_its_promise_falls_back_with_one_line(capsys: py
     assert product.spec is not None or product.out is not None
     product.target, product.out, product.operator = torch.ops.aten.mul.Tensor, None, None
     product.spec = product.spec or executable.inputs[0][1]
+    assert product.spec is not None
     product.args = (product.args[0], product.args[0])
     executable._was_right = False
     if product.spec.shape == (4, 6):
