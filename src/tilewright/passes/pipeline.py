@@ -21,6 +21,7 @@ from tilewright.passes.narrow_sorts import narrow_sorts
 from tilewright.passes.norm_results import compute_from_moments
 from tilewright.passes.pad_products import pad_products
 from tilewright.passes.permutations import gather_back
+from tilewright.passes.picked_losses import compute_from_rows
 from tilewright.passes.pool_positions import keep_positions_in_windows
 from tilewright.passes.rms_norm import as_aten, norm_as_one
 from tilewright.passes.scatters import sum_scattered
@@ -63,6 +64,7 @@ def optimise_joint(
     if any(decision.verdict == "taken" for decision in chosen):
         drop_round_trips(graph)
         drop_unread(graph)
+    compute_from_rows(graph, target)
     padded = pad_products(graph, target)
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 import tempfile
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from tilewright.launch import cxx
 from tilewright.records import cache
 from tilewright.records.errors import CacheError, CompilerError, warn_once
 
+WIDEST = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
+"""g++ takes 256 bits on most machines that have 512: cross entropy of 124 × 2000 logits took 173 µs so, and 113 now."""
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
+    *WIDEST,
 )  # fmt: skip
 """No product is contracted into a sum: fp32 rounds where eager rounds, a value that backward computes again is
 the value forward had, and what cancels in eager cancels here. Zeros keep their signs: without them g++ 12

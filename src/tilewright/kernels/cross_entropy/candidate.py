@@ -30,7 +30,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class _Match:
+class Match:
     """log_softmax and its loss, and in training their gradients."""
 
     softmax: Node
@@ -51,17 +51,17 @@ def offers(node: Node, target: Target, _: Container[Node]) -> list[Offer]:
     logits = calls.output(softmax.all_input_nodes[0])
     if logits is None or logits.dim() != 2 or softmax.args[1] not in (1, -1):
         return []
-    match, refusal = _matched(node, softmax)
+    match, refusal = matched(node, softmax)
     refusal = refusal or _refusal(node, logits, target)
     return [Offer(tuple(_with_casts(match)), _work(match, logits), lambda: _apply(match), refusal)]
 
 
-def _matched(node: Node, softmax: Node) -> tuple[_Match, str | None]:
+def matched(node: Node, softmax: Node) -> tuple[Match, str | None]:
     """The pattern around a loss, and why it is not whole."""
     readers = [user for user in softmax.users if user is not node]
     of_loss = [user for user in readers if calls.operator_name(user.target) == "nll_loss_backward"]
     of_softmax = [user for user in readers if calls.operator_name(user.target) == "_log_softmax_backward_data"]
-    match = _Match(softmax, node, None)
+    match = Match(softmax, node, None)
     if len(of_loss) == len(of_softmax) == 1 and of_softmax[0].args[0] is of_loss[0] and len(of_loss[0].users) == 1:
         match = replace(match, backward=(of_loss[0], of_softmax[0]))
     counts = [user for result in node.users if result.args[1] == 1 for user in result.users]
@@ -91,7 +91,7 @@ def _reduction(loss: Node) -> int:
     return number
 
 
-def _work(match: _Match, logits: torch.Tensor) -> tuple[Work, ...]:
+def _work(match: Match, logits: torch.Tensor) -> tuple[Work, ...]:
     rows, columns = calls.shape_of(logits)
     cast = widening_below(match.softmax.all_input_nodes[0])
     source = calls.output(cast.all_input_nodes[0]) if cast is not None else logits
@@ -103,7 +103,7 @@ def _work(match: _Match, logits: torch.Tensor) -> tuple[Work, ...]:
     return (forward, backward) if match.backward else (forward,)
 
 
-def _with_casts(match: _Match) -> Iterator[Node]:
+def _with_casts(match: Match) -> Iterator[Node]:
     """What the kernels stand for: the match, the cast that widened its logits, and that which narrows the gradient."""
     yield from match.nodes
     cast = widening_below(match.softmax.all_input_nodes[0])
@@ -115,7 +115,7 @@ def _with_casts(match: _Match) -> Iterator[Node]:
         yield from (user for user in narrow if calls.operator_name(user.target) == "_to_copy")
 
 
-def _apply(match: _Match) -> Node:
+def _apply(match: Match) -> Node:
     from tilewright.kernels import cross_entropy as _defines_the_operators  # noqa: F401
 
     ours: Any = torch.ops.tilewright

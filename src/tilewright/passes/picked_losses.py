@@ -1,0 +1,89 @@
+"""Cross entropy on a CPU is computed from two numbers a row, and log_softmax is neither written nor kept.
+
+    y = _log_softmax(x, 1)                      [N, C]   →   top = amax(x, 1); total = log(sum(exp(x - top), 1))  [N, 1]
+    loss, count = nll_loss_forward(y, t, …)                  loss = mean(-((gather(x, t) - top) - total))
+    dy = nll_loss_backward(g, y, t, …, count)   [N, C]
+    dx = _log_softmax_backward_data(dy, y, 1)            →   dx = (exp((x - top) - total) - (arange == t)) · g / count
+
+In the joint graph, so that the cut keeps the logits, mostly a result anyway, and the two numbers. On a GPU a kernel
+does it (`kernels/cross_entropy`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_formula, replace, replace_results
+from tilewright.graph.layouts import before_widening
+from tilewright.hardware.target import Target
+from tilewright.kernels.cross_entropy.candidate import Match, matched
+
+aten = torch.ops.aten
+NONE, MEAN = 0, 1
+"""Reductions by ATen's numbers; 2 is the sum."""
+DTYPES = (torch.float32, torch.float64)
+
+
+def compute_from_rows(graph: fx.Graph, target: Target) -> None:
+    """Rewrite `graph`, a joint or inference graph of ATen operators, in place."""
+    if target.is_gpu:
+        return
+    for loss in graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default):
+        match, refusal = matched(loss, loss.args[0])
+        if refusal is None and _is_taken(match):
+            _replace(match)
+
+
+def _is_taken(match: Match) -> bool:
+    """Whether these are the rows of a matrix, each with the same weight."""
+    softmax, loss = match.softmax, match.loss
+    if calls.operator_name(softmax.target) != "_log_softmax" or loss.args[2] is not None:
+        return False
+    logits = calls.output(softmax.all_input_nodes[0])
+    if logits is None or logits.dim() != 2 or softmax.args[1] not in (1, -1):
+        return False
+    return logits.dtype in DTYPES and softmax.meta["val"].dtype == logits.dtype
+
+
+def _replace(match: Match) -> None:
+    loss = match.loss
+    logits, targets, (reduction, ignored) = match.softmax.args[0], loss.args[1], loss.args[3:5]
+    assert isinstance(logits, fx.Node)
+    made, top, total, count = insert_formula(loss, _loss, logits, before_widening(logits), targets, reduction, ignored)
+    if match.backward:
+        of_loss, of_softmax = match.backward
+        given: Any = of_loss.args[0]
+        dx = insert_formula(of_softmax, _gradient, given, logits, targets, top, total, count, reduction, ignored)
+        replace(of_softmax, dx)
+        of_loss.graph.erase_node(of_loss)
+    replace_results(loss, [made, count])
+    match.softmax.graph.erase_node(match.softmax)
+
+
+def _loss(
+    x: torch.Tensor, narrow: torch.Tensor, target: torch.Tensor, reduction: int, ignored: int
+) -> tuple[torch.Tensor, ...]:
+    """The loss, the two numbers of each row, and how many rows count; `narrow` holds the values of `x`."""
+    top = x.amax(1, keepdim=True)
+    total = (x - top).exp().sum(1, keepdim=True).log()
+    counts = target != ignored
+    picked = narrow.gather(1, torch.where(counts, target, 0).unsqueeze(1)).to(x.dtype)
+    each = torch.where(counts, -((picked - top) - total).squeeze(1), 0)
+    count = counts.sum().to(x.dtype)
+    if reduction == NONE:
+        return each, top, total, count
+    return (each.sum() / count if reduction == MEAN else each.sum()), top, total, count
+
+
+def _gradient(
+    g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, top: torch.Tensor, total: torch.Tensor,
+    count: torch.Tensor, reduction: int, ignored: int,
+) -> torch.Tensor:  # fmt: skip
+    """Of the logits; a row that does not count has the share 0."""
+    share = torch.where(target != ignored, g / count if reduction == MEAN else g, 0).unsqueeze(1)
+    here = torch.arange(x.shape[1], device=x.device) == target.unsqueeze(1)
+    return (((x - top) - total).exp() - here.to(x.dtype)) * share

@@ -1,0 +1,93 @@
+"""Cross entropy on a CPU from two numbers a row: the numbers, what is kept, what stays a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.backend.compiling import compiled
+from tests.passes.losses import CLASSES, LOSSES, Head, inputs
+from tilewright.backend import Recording, recording
+from tilewright.measure.truth.contract import compare
+
+LIBRARY = ("nll_loss", "_log_softmax")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+
+
+def names(record: Recording) -> list[str]:
+    return [step.name for graph in record.graphs for step in graph.executable.steps]
+
+
+def contract(function: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Recording:
+    """Value and gradient of a loss beside eager's and float64's; what was compiled."""
+
+    def run(function: Callable[..., Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        loss = function(x, *others)
+        (gradient,) = torch.autograd.grad(loss.sum(), x)
+        return loss.detach(), gradient
+
+    with recording() as record:
+        found = run(compiled(function), x)
+    eager, truth = run(function, x), run(function, x.double())
+    for name, mine, theirs, exact in zip(("loss", "gradient"), found, eager, truth, strict=True):
+        row = compare(mine, theirs, exact, tensor=name)
+        assert row.ok, row
+    assert any(graph.executable.kernels for graph in record.graphs)
+    return record
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_losses_and_gradients(loss: Callable[..., Tensor], scale: float) -> None:
+    target = inputs(torch.float32)[1]
+    logits = scale * torch.randn(2, 9, CLASSES, generator=torch.Generator().manual_seed(1))
+    record = contract(loss, logits, target)
+    assert not [name for name in names(record) if any(call in name for call in LIBRARY)]
+
+
+@pytest.mark.parametrize("classes", [1, 17, 2000])
+def test_rows_that_are_all_ignored_or_hold_infinities(classes: int) -> None:
+    logits = torch.randn(5, classes, generator=torch.Generator().manual_seed(1))
+    logits[1, 0] = -torch.inf
+    logits[2, -1] = torch.inf
+    logits[3, 0] = torch.nan
+    for target in (torch.full((5,), -100), torch.tensor([0, classes - 1, 0, 0, -100])):
+        x, y = (logits.clone().requires_grad_() for _ in range(2))
+        mine, eager = compiled(F.cross_entropy)(x, target), F.cross_entropy(y, target)
+        mine.backward()
+        eager.backward()
+        torch.testing.assert_close(mine, eager, equal_nan=True)
+        torch.testing.assert_close(x.grad, y.grad, equal_nan=True)
+
+
+def test_no_row_of_classes_is_kept_for_backward_beside_the_logits() -> None:
+    head, (x, target) = Head(LOSSES[0], torch.float32), inputs(torch.float32)
+    with recording() as record:
+        compiled(head)(x, target)
+    forward = next(graph for graph in record.graphs if graph.plan.name == "forward")
+    kept = [node.meta["val"] for node in forward.plan.graph.output_node().all_input_nodes]
+    assert sum(value.numel() >= 2 * 9 * CLASSES for value in kept) == 1
+
+
+def test_a_target_outside_is_an_error() -> None:
+    run = compiled(F.cross_entropy)
+    with pytest.raises(IndexError, match="out of bounds for a dimension of size 7"):
+        run(torch.randn(3, 7), torch.tensor([0, 7, 2]))
+
+
+def test_weighted_classes_and_a_log_softmax_that_is_read_stay_calls() -> None:
+    target, weight = torch.tensor([0, 4, 2, 6]), torch.rand(7, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(4, 7, generator=torch.Generator().manual_seed(1))
+    record = contract(lambda x, t, w: F.cross_entropy(x, t, weight=w.to(x.dtype)), x, target, weight)
+    assert any("nll_loss" in name for name in names(record))
+    record = contract(lambda x, t: F.nll_loss(y := x.log_softmax(1), t) + y.sum(), x, target)
+    assert any("nll_loss" in name for name in names(record))
