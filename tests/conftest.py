@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -42,6 +43,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _HOME in config.stash:
         config.stash[_HOME].cleanup()
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> None:
+    """Before a test nothing is compiled, and the generators are in the same state at every run."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture
+def in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs on a CPU are those of a GPU: their kernels are Triton's, interpreted."""
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
 
 
 def function_of(item: pytest.Item) -> str:

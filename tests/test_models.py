@@ -34,7 +34,6 @@ def test_rows_of_a_model_in_inference_and_training(tmp_path: Path) -> None:
 
 
 def test_decoding_attends_to_the_token_that_it_writes() -> None:
-    torch.manual_seed(0)
     workload = DECODERS["llama-B1"](Size(tiny=True))
     first = workload.model(**workload.inputs)
     cached = workload.model.blocks[0].keys  # type: ignore[index,union-attr]
@@ -59,7 +58,6 @@ class Dropped(nn.Module):
 
 
 def test_runs_of_a_model_begin_with_the_same_weights_and_differ_by_what_is_drawn() -> None:
-    torch.manual_seed(0)
     model, inputs = Dropped(), {"x": torch.randn(64, 8)}
     first, again, other = (train(model, model, inputs, 200, seed) for seed in (0, 0, 1))
     assert first.losses == again.losses and len(first.seconds) == 200

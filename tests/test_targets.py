@@ -177,11 +177,6 @@ def test_files_of_one_name_stay_apart(tmp_path: Path) -> None:
     assert labels == ["a", "b"]
 
 
-@pytest.mark.parametrize("target", ["model.py", "model", ":name", "model.py:", "", "some thing:name"])
-def test_malformed(target: str) -> None:
-    assert "file.py:NAME or package.module:NAME" in message(UsageError, target)
-
-
 def test_missing_file(model: str) -> None:
     said = message(TargetError, model.replace("model", "modle") + ":net")
     assert "no file" in said and f"did you mean {model}?" in said
@@ -192,22 +187,6 @@ def test_a_file_that_is_not_python(tmp_path: Path) -> None:
     (tmp_path / "model.txt").write_text("hello")
     assert "not a Python file" in message(TargetError, f"{tmp_path}/model.txt:net")
     assert "no file" in message(TargetError, f"{tmp_path}/:net")
-
-
-def test_missing_module() -> None:
-    assert "no module 'nowhere_at_all'" in message(TargetError, "nowhere_at_all.model:net")
-    assert "no module 'tilewright.nowhere'" in message(TargetError, "tilewright.nowhere:net")
-
-
-def test_missing_name(model: str) -> None:
-    assert f"{model} has no 'double_d'; did you mean doubled" in message(TargetError, f"{model}:double_d")
-    said = message(TargetError, f"{model}:xyzzy")
-    assert said == f"{model} has no 'xyzzy'; it has double, add, Net, Wide, net, doubled, factory, annotated, …"
-
-
-def test_a_file_without_a_name(model: str) -> None:
-    said = message(UsageError, model)
-    assert said.startswith(f"target {model} lacks a name: write {model}:NAME; it has double, add, Net")
 
 
 def test_a_file_with_nothing_in_it(tmp_path: Path) -> None:
@@ -255,48 +234,44 @@ def test_ctrl_c_during_import_is_no_fault_of_the_file(tmp_path: Path) -> None:
         load_case(f"{tmp_path}/stopped.py:net")
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("width", "of type int"), ("Plain", "the class Plain"), ("torch", "of type module")]
-)
-@pytest.mark.parametrize("inputs", [None, "fp32[N=4]"])
-def test_wrong_kind(model: str, name: str, kind: str, inputs: str | None) -> None:
-    said = message(TargetError, f"{model}:{name}", inputs)
-    assert said == f"{model}:{name} is {kind}, not a Case, an nn.Module or a function"
-
-
-def test_a_module_class_that_needs_arguments(model: str) -> None:
-    said = message(TargetError, f"{model}:Wide", "fp32[N=4]")
-    assert "needs arguments, Wide(width)" in said and "returns a Case" in said
+NOT_A_TARGET = "not a Case, an nn.Module or a function"
+THREE = "fp32[N=4], fp32[N=4], fp32[N=4]"
 
 
 @pytest.mark.parametrize(
-    ("name", "signature"),
-    [("add", "add(x, y, *, alpha=1.0)"), ("Net", "Net(x)"), ("net", "net(x)"), ("script", "script() -> None")],
+    ("target", "inputs", "error", "words"),
+    [
+        # Each `{m}` is the file.
+        *(
+            (target, None, UsageError, "file.py:NAME or package.module:NAME")
+            for target in ("model", ":name", "", "a b:c")
+        ),
+        ("model.py:", None, UsageError, "file.py:NAME or package.module:NAME"),
+        ("nowhere_at_all.model:net", None, TargetError, "no module 'nowhere_at_all'"),
+        ("tilewright.nowhere:net", None, TargetError, "no module 'tilewright.nowhere'"),
+        ("{m}:double_d", None, TargetError, "{m} has no 'double_d'; did you mean doubled"),
+        ("{m}:xyzzy", None, TargetError, "it has double, add, Net, Wide, net, doubled, factory, annotated, …"),
+        ("{m}", None, UsageError, "target {m} lacks a name: write {m}:NAME; it has double, add, Net"),
+        ("{m}:width", None, TargetError, "{m}:width is of type int, " + NOT_A_TARGET),
+        ("{m}:width", "fp32[N=4]", TargetError, "{m}:width is of type int, " + NOT_A_TARGET),
+        ("{m}:Plain", None, TargetError, "{m}:Plain is the class Plain, " + NOT_A_TARGET),
+        ("{m}:torch", "fp32[N=4]", TargetError, "{m}:torch is of type module, " + NOT_A_TARGET),
+        ("{m}:Wide", "fp32[N=4]", TargetError, "needs arguments, Wide(width)"),
+        ("{m}:add", None, UsageError, "for add(x, y, *, alpha=1.0), e.g. --inputs"),
+        ("{m}:Net", None, UsageError, "for Net(x), e.g. --inputs"),
+        ("{m}:net", None, UsageError, "for net(x), e.g. --inputs"),
+        ("{m}:script", None, UsageError, "for script() -> None, e.g. --inputs"),
+        ("{m}:doubled", "fp32[N=4]", UsageError, "leave out --inputs 'fp32[N=4]'"),
+        ("{m}:annotated", "fp32[N=4]", UsageError, "leave out --inputs 'fp32[N=4]'"),
+        ("{m}:double", "fp31[N=4]", UsageError, "fp31[N=4]"),
+        *((f"{{m}}:{name}", THREE, InputError, f"not the 3 inputs {THREE!r}") for name in ("add", "Net", "net")),
+        ("{m}:broken", None, TargetError, "{m}:broken() failed at {m}:"),
+    ],
 )
-def test_missing_inputs(model: str, name: str, signature: str) -> None:
-    said = message(UsageError, f"{model}:{name}")
-    assert "needs --inputs" in said and f"for {signature}, e.g. --inputs" in said
-
-
-@pytest.mark.parametrize("name", ["doubled", "annotated"])
-def test_inputs_that_nobody_wants(model: str, name: str) -> None:
-    assert "leave out --inputs 'fp32[N=4]'" in message(UsageError, f"{model}:{name}", "fp32[N=4]")
-
-
-def test_malformed_inputs(model: str) -> None:
-    assert "fp31[N=4]" in message(UsageError, f"{model}:double", "fp31[N=4]")
-
-
-@pytest.mark.parametrize("name", ["add", "Net", "net"])
-def test_wrong_number_of_inputs(model: str, name: str) -> None:
-    three = "fp32[N=4], fp32[N=4], fp32[N=4]"
-    said = message(InputError, f"{model}:{name}", three)
-    assert f"not the 3 inputs {three!r}" in said
-
-
-def test_a_factory_that_fails(model: str) -> None:
-    said = message(TargetError, f"{model}:broken")
-    assert said.startswith(f"{model}:broken() failed at {model}:") and "return [].pop()" in said
+def test_a_mistake_is_named(
+    model: str, target: str, inputs: str | None, error: type[TilewrightError], words: str
+) -> None:
+    assert words.format(m=model) in message(error, target.format(m=model), inputs)
 
 
 def inputs_of(*specs: str, seed: int = 0, requires_grad: bool = False) -> list[torch.Tensor]:

@@ -71,12 +71,18 @@ def agrees(
     The step is one call, with `backward` a call and its backward. With `runs`, at least one compiled kernel must
     have run. `options` are those of `torch.compile`.
     """
-    step = step or (_call_and_backward if backward else _call)
+    with recording() as record:
+        compare_steps(function, inputs, step or (_call_and_backward if backward else _call), **options)
+    assert bool(kernels(record)) == runs, kernels(record)
+    return record
+
+
+def compare_steps(function: Callable[..., Any], inputs: Sequence[Any], step: Step, **options: Any) -> None:
+    """As `agrees`, without a recording, under which no program is kept."""
     mine, theirs = [twin(x) for x in inputs], [twin(x) for x in inputs]
     model = twin(function)
-    with recording() as record:
-        torch.manual_seed(3)
-        result = step(compiled(model, **options), *mine)
+    torch.manual_seed(3)
+    result = step(compiled(model, **options), *mine)
     torch.manual_seed(3)
     expected = step(function, *theirs)
     assert_same(result, expected)
@@ -85,8 +91,6 @@ def agrees(
     if isinstance(function, nn.Module):
         assert_same(dict(model.named_buffers()), dict(function.named_buffers()))
         assert_same([p.grad for p in model.parameters()], [p.grad for p in function.parameters()])
-    assert bool(kernels(record)) == runs, kernels(record)
-    return record
 
 
 def _call(run: Callable[..., Any], *inputs: Any) -> Any:

@@ -1,23 +1,18 @@
-"""Every test starts with nothing traced and nothing said, and may choose to fall back."""
+"""Every test starts with nothing said, may choose to fall back, and to have a compiler of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tilewright.records import errors
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "_warned", set())
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

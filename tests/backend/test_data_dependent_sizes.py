@@ -15,7 +15,6 @@ from tilewright.backend import Recording, backend, recording
 @pytest.fixture(autouse=True)
 def whole_graphs() -> Iterator[None]:
     """Dynamo keeps operators whose results have such sizes in the graph."""
-    torch._dynamo.reset()
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         yield
 

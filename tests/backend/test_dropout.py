@@ -101,37 +101,32 @@ def test_two_backwards_use_one_mask() -> None:
     like_eager(lambda x: F.dropout(x.sin(), 0.3).exp(), [ones(N, M)], backwards=2, draws=1)
 
 
-def test_dropout_inside_dropout() -> None:
-    like_eager(lambda x: F.dropout(F.dropout(x, 0.3) * 2, 0.6), [ones(N, M)], draws=2)
-
-
-def test_layouts() -> None:
+def of_layouts(x: Tensor, y: Tensor) -> list[Tensor]:
     """Transposed, permuted, sliced, expanded: numbers go to elements along the mask's memory."""
-
-    def program(x: Tensor, y: Tensor) -> list[Tensor]:
-        views = [x.t(), y.permute(2, 0, 1), y[:, 1:], x[:, None].expand(-1, 2, -1), y.transpose(0, 1)]
-        return [F.dropout(view * 1.5, 0.4) for view in views] + [F.dropout(view, 0.4) for view in views]
-
-    like_eager(program, [ones(N, M), ones(31, 43, 53)], draws=10)
+    views = [x.t(), y.permute(2, 0, 1), y[:, 1:], x[:, None].expand(-1, 2, -1), y.transpose(0, 1)]
+    return [F.dropout(view * 1.5, 0.4) for view in views] + [F.dropout(view, 0.4) for view in views]
 
 
-def test_beside_row_reductions() -> None:
+def beside_row_reductions(x: Tensor, r: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The mask is needed in several walks over the columns, and by sums over the rows in backward."""
-
-    def program(x: Tensor, r: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.layer_norm(F.dropout(x, 0.2) + r, (M,), weight, bias)
-
-    like_eager(program, [ones(N, M), ones(N, M), ones(M), ones(M)], draws=1)
+    return F.layer_norm(F.dropout(x, 0.2) + r, (M,), weight, bias)
 
 
-def test_after_a_softmax_and_before_a_sum() -> None:
-    like_eager(lambda x: F.dropout(torch.softmax(x, -1), 0.1), [ones(5, 43, M)], draws=1)
-    like_eager(lambda x: F.dropout(x, 0.5).sum(-1), [ones(N, M)], draws=1)
-    like_eager(lambda x: F.dropout(x, 0.5).sum(0), [ones(N, M)], draws=1)
-
-
-def test_rows_longer_than_a_block() -> None:
-    like_eager(lambda x, r: F.dropout(x, 0.5) * r + r.amax(-1, keepdim=True), [ones(3, 20011), ones(20011)], draws=1)
+@pytest.mark.parametrize(
+    ("program", "shapes", "draws"),
+    [
+        (lambda x: F.dropout(F.dropout(x, 0.3) * 2, 0.6), [(N, M)], 2),
+        (of_layouts, [(N, M), (31, 43, 53)], 10),
+        (beside_row_reductions, [(N, M), (N, M), (M,), (M,)], 1),
+        (lambda x: F.dropout(torch.softmax(x, -1), 0.1), [(5, 43, M)], 1),
+        (lambda x: F.dropout(x, 0.5).sum(-1), [(N, M)], 1),
+        (lambda x: F.dropout(x, 0.5).sum(0), [(N, M)], 1),
+        (lambda x, r: F.dropout(x, 0.5) * r + r.amax(-1, keepdim=True), [(3, 20011), (20011,)], 1),
+    ],
+    ids=["inside", "layouts", "norm", "softmax", "row sums", "column sums", "rows longer than a block"],
+)
+def test_masks_beside_other_operators(program: Callable[..., Any], shapes: list[tuple[int, ...]], draws: int) -> None:
+    like_eager(program, [ones(*shape) for shape in shapes], draws=draws)
 
 
 def test_another_order_than_memorys_needs_the_mask() -> None:
@@ -193,13 +188,3 @@ def test_threads_that_draw_at_once_share_the_numbers() -> None:
     eager = [F.dropout(x, 0.5) for _ in range(12)]
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(sum(torch.equal(a, b) for b in mine) == 1 for a in eager)
-
-
-def test_one_call_after_another_draws_on() -> None:
-    call = compiled(lambda x: F.dropout(x, 0.5))
-    x = ones(N, M)
-    torch.manual_seed(2)
-    mine = [call(x) for _ in range(3)] + [torch.rand(3)]
-    torch.manual_seed(2)
-    eager = [F.dropout(x, 0.5) for _ in range(3)] + [torch.rand(3)]
-    assert all(map(torch.equal, mine, eager))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.backend.compiling import assert_same, compiled, twin, with_grad
+from tests.backend.compiling import assert_same, compare_steps, compiled, differentiate, twin, with_grad
+from tests.backend.test_autograd import retained_after_one_that_was_not
 from tests.processes import start
 from tests.waiting import HANG_S
 from tilewright.backend import _Compiler
@@ -114,63 +116,32 @@ def test_constants_and_attention_are_found_again() -> None:
 
 
 def test_a_module_finds_its_own_parameters() -> None:
-    def train(model: nn.Module) -> list[Any]:
-        x = torch.linspace(-1, 1, 24).reshape(3, 8)
-        result = compiled(model)(x)
-        result.sum().backward()
-        return [result, *(p.grad for p in model.parameters()), *model.buffers()]
-
-    torch.manual_seed(0)
-    models = [nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU()) for _ in range(2)]
-    for number, model in enumerate(models):
-        assert_same(train(model), train_eager(twin(models[number])))
+    for number in range(2):
+        again()
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU())
+        compare_steps(model, [torch.randn(3, 8)], lambda run, x: differentiate(run(x)))
         assert kept.counts == ({"loaded": 1} if number else {"compiled": 1, "kept": 1})
-        again()
 
 
-def train_eager(model: nn.Module) -> list[Any]:
-    model.train()
-    for p in model.parameters():
-        p.grad = None
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm1d):
-            module.reset_running_stats()
-    result = model(torch.linspace(-1, 1, 24).reshape(3, 8))
-    result.sum().backward()
-    return [result, *(p.grad for p in model.parameters()), *model.buffers()]
+def loss_and_logits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = F.gelu(x) * 3
+    return logits.square().sum(), logits
 
 
-def test_all_gradients_come_to_a_program_that_expected_those_of_its_loss() -> None:
-    def loss_and_logits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = F.gelu(x) * 3
-        return logits.square().sum(), logits
-
-    for _ in range(2):
-        x = with_grad(6, 50)
-        y = twin(x)
-        for function, leaf in ((compiled(loss_and_logits), x), (loss_and_logits, y)):
-            loss, _ = function(leaf)
-            loss.backward()
-            loss, logits = function(leaf)
-            (loss + logits.sum()).backward()
-        assert_same(x.grad, y.grad)
-        counts = dict(kept.counts)
-        again()
-    assert counts == {"loaded": 1}
+def all_gradients_after_those_of_the_loss(run: Callable[..., Any], x: torch.Tensor) -> None:
+    run(x)[0].backward()
+    loss, logits = run(x)
+    (loss + logits.sum()).backward()
 
 
-def test_a_graph_is_retained_by_a_program_that_was_found() -> None:
+@pytest.mark.parametrize(
+    ("function", "step"),
+    [(loss_and_logits, all_gradients_after_those_of_the_loss), (chain, retained_after_one_that_was_not)],
+)
+def test_backward_of_a_program_that_was_found(function: Callable[..., Any], step: Callable[..., None]) -> None:
     for _ in range(2):
         again()
-        x = with_grad(40, 20)
-        run_twice = compiled(chain)
-        run_twice(x).sum().backward()
-        result = run_twice(x)
-        result.sum().backward(retain_graph=True)
-        result.sum().backward()
-        y = twin(x)
-        (3 * chain(y)).sum().backward()
-        assert_same(x.grad, y.grad)
+        compare_steps(function, [with_grad(40, 50)], step)
     assert kept.counts == {"loaded": 1}
 
 
@@ -187,10 +158,11 @@ def test_compiled_autograd_traces_the_backward_of_a_program_that_was_found() -> 
     assert_same(x.grad, y.grad)
 
 
-OTHERS: dict[str, Callable[[], list[Any]]] = {
+OTHERS: dict[str, Callable[[], object]] = {
     "strides": lambda: run(chain, torch.randn(200, 40).t()),
     "shape": lambda: run(chain, torch.randn(40, 201), dynamic=False),
-    "offset": lambda: run(chain, torch.randn(41, 200)[1:]),
+    # `run` copies its inputs, to where they begin at their storage.
+    "offset": lambda: compiled(chain)(torch.randn(41, 200)[1:]),
     "dtype": lambda: run(chain, torch.randn(40, 200, dtype=torch.float64)),
     "requires_grad": lambda: run(chain, with_grad(40, 200)),
     "constant": lambda: run(lambda x: F.gelu(x) * 2.0000001 + x, torch.randn(40, 200)),
@@ -202,12 +174,17 @@ OTHERS: dict[str, Callable[[], list[Any]]] = {
 def test_another_program_is_not_found(other: str) -> None:
     run(chain, torch.randn(40, 200))
     again()
-    if other == "offset":
-        shifted = torch.randn(41, 200)[1:]
-        compiled(chain)(shifted)
-    else:
-        OTHERS[other]()
+    OTHERS[other]()
     assert kept.counts["compiled"] == 1 and not kept.counts["loaded"], kept.counts
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_other_modes_and_settings_are_other_programs() -> None:
@@ -219,19 +196,13 @@ def test_other_modes_and_settings_are_other_programs() -> None:
         torch.no_grad,
         lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
         lambda: torch._functorch.config.patch(treat_parameters_as_free_to_save=False),
+        deterministic,
     ]
     for number, context in enumerate(contexts):
         again()
         with context():
             run(chain, x)
         assert kept.counts["compiled"] == 1, (number, kept.counts)
-    again()
-    torch.use_deterministic_algorithms(True)
-    try:
-        run(chain, x)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert kept.counts["compiled"] == 1
 
 
 def test_other_versions_and_other_code_are_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ def small(name: str) -> tuple[int, ...]:
 @pytest.mark.parametrize("name", sorted(set(SUITES) - WITHOUT_GENERATED))
 def test_the_generated_program_is_compiled_whole_and_right(name: str) -> None:
     """Nothing is left to PyTorch, and no operator of tilewright's own is called."""
-    torch._dynamo.reset()
     found = suite(name)
     inputs = found.workload(small(name), "float32").make(torch.device("cpu"), torch.Generator().manual_seed(0))
     with backend.recording() as record:

@@ -192,9 +192,7 @@ def test_a_kernel_that_does_not_compile_takes_its_own_operators_alone(monkeypatc
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [*APART, *OVERLAPPING])
-def test_pools_give_eagers_values_and_gradients(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
-    torch._dynamo.reset()
+def test_pools_give_eagers_values_and_gradients(name: str, layout: str, in_triton: None) -> None:
     function = {**APART, **OVERLAPPING}[name]
     with recording() as record:
         assert differences(function, torch.compile(function, backend=backend, fullgraph=True), image(layout)) == []
@@ -208,7 +206,6 @@ def test_positions_of_maxima_are_kept_in_16_bits(name: str, layout: str, monkeyp
     monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
     h200 = target_named("h200")
     monkeypatch.setattr(pipeline, "keep_positions_in_windows", lambda graph, _: keep_positions_in_windows(graph, h200))
-    torch._dynamo.reset()
     pool = {**APART, **OVERLAPPING}[name]
 
     def values(x: torch.Tensor) -> torch.Tensor:

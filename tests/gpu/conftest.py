@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -15,12 +13,3 @@ def registered() -> None:
     """The backend by its name, where the package is not installed."""
     if "tilewright" not in torch._dynamo.list_backends():
         torch._dynamo.register_backend(backend, name="tilewright")
-
-
-@pytest.fixture
-def afresh() -> Iterator[None]:
-    """Nothing compiled before, and one state of the generators."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()

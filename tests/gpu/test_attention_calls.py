@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.contract import check, keeps_contract, recorded, targets
 from tests.gpu.test_compiled_attention import on_hopper
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
+pytestmark = pytest.mark.gpu
 GPU = "cuda:0"
 B, H, S, D = 4, 8, 384, 64
 UNFUSED = ("aten.bmm.default", "aten._softmax.default", "aten._safe_softmax.default")

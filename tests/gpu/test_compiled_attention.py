@@ -19,7 +19,7 @@ from tilewright.records.program import Decision
 from tilewright.runtime.executable import CallStep
 from tilewright.tune.attention import race
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
+pytestmark = pytest.mark.gpu
 GPU = "cuda:0"
 WIDTH, HEADS = 256, 4
 

@@ -51,7 +51,6 @@ def test_norms_with_the_residual_stream(dtype: torch.dtype, training: bool) -> N
 
 
 def test_a_loss_beside_logits_whose_gradient_nobody_gives() -> None:
-    torch._dynamo.reset()
     head = torch.nn.Linear(768, 30522, dtype=torch.bfloat16, device="cuda")
 
     def both(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

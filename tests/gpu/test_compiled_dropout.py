@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tests.contract import keeps_contract
 from tilewright.backend import recording
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
+pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 SIZES = [(7, 13), (64, 33), (300, 768), (2048, 1030), (4096, 2048)]
 """One by one, in vectors of 2, of 8; several steps of PyTorch's kernel."""

@@ -12,7 +12,7 @@ from tests.passes.test_channels_last import Classifier, trains_as_eager
 from tests.passes.test_group_norm import Block
 from tilewright.backend import recording
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
+pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 NETS = {
     "batch norms": lambda: (Classifier(32), (8, 32, 14, 14)),

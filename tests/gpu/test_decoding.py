@@ -14,7 +14,7 @@ from tilewright.backend import Recording, backend, recording
 from tilewright.kernels import skinny_linear
 from tilewright.measure.truth.contract import compare
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
+pytestmark = pytest.mark.gpu
 GPU = "cuda:0"
 WIDTH, HEADS, KV_HEADS, HIDDEN, LENGTH = 512, 8, 2, 1408, 1024
 HEAD = WIDTH // HEADS
@@ -77,7 +77,6 @@ def targets(record: Recording) -> list[str]:
 @pytest.mark.parametrize("batch", [1, 3, 32])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_each_token_keeps_the_contract(batch: int, mode: str) -> None:
-    torch.manual_seed(0)
     model = Decoder(batch).to(GPU, torch.bfloat16)
     eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     record = Recording()
@@ -118,7 +117,6 @@ def test_each_token_keeps_the_contract(batch: int, mode: str) -> None:
 def test_products_of_few_rows(
     rows: int, columns: int, outputs: tuple[int, ...], gated: bool, dtype: torch.dtype
 ) -> None:
-    torch.manual_seed(0)
     x = torch.randn(rows, columns, device=GPU, dtype=dtype)
     gain = torch.randn(columns, device=GPU, dtype=dtype) if rows == 1 else None
     weights = [torch.randn(n, columns, device=GPU, dtype=dtype) / columns**0.5 for n in outputs]

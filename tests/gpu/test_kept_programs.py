@@ -21,11 +21,9 @@ pytestmark = pytest.mark.gpu
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TILEWRIGHT_KEEP_PROGRAMS", "1")
-    torch._dynamo.reset()
     kept.counts.clear()
     yield
     kept.counts.clear()
-    torch._dynamo.reset()
 
 
 class Block(nn.Module):

@@ -14,7 +14,7 @@ from tilewright.backend import backend
 from tilewright.launch.executor import EXTENSION
 from tilewright.runtime.gpu import TritonKernel
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
+pytestmark = pytest.mark.gpu
 GPU = "cuda:0"
 
 

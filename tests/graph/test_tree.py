@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -24,7 +23,6 @@ from tests.graph.captured import (
 from tests.kernels.registered import all_operators
 from tilewright import functional
 from tilewright.graph import calls
-from tilewright.graph.source import source_line
 from tilewright.graph.tree import Group, OperatorNote, annotated_tree, render, steps
 
 READING = (
@@ -238,41 +236,6 @@ def test_markup_in_a_users_line_is_shown_as_it_is() -> None:
 def test_an_operator_without_a_row_is_unknown() -> None:
     tree = program_tree(Program(lambda x: torch.linalg.pinv(x), ("float32[N,M]",)), N=2, M=3)
     assert "unknown" in {note.operator_class for note in tree.operators()}
-
-
-# Source lines.
-
-
-def node_with(trace: str | None) -> fx.Node:
-    node = fx.Graph().placeholder("x")
-    if trace is not None:
-        node.meta["stack_trace"] = trace
-    return node
-
-
-TORCH = str(Path(torch.__file__).parent / "nn" / "modules" / "module.py")
-BESIDE = str(Path(torch.__file__).parent.parent / "torchvision" / "ops.py")
-
-
-@pytest.mark.parametrize(
-    ("trace", "line"),
-    [
-        (None, None),
-        ("", None),
-        ("no frame here", None),
-        ('  File "/a/b.py", line 3, in f\n    y = x + 1\n', "b.py:3: y = x + 1"),
-        ('  File "/a/b.py", line 3, in f\n    y = x + 1\n        ~~^~~\n', "b.py:3: y = x + 1"),
-        ('  File "/a/b.py", line 3, in f\n', "b.py:3"),
-        ('  File "/a/b.py", line 3, in f\n  File "/a/c.py", line 4, in g\n    z\n', "c.py:4: z"),
-        (f'  File "/a/b.py", line 3, in f\n    m(x)\n  File "{TORCH}", line 9, in g\n    t\n', "b.py:3: m(x)"),
-        (f'  File "{TORCH}", line 9, in g\n    t\n', None),
-        (f'  File "{BESIDE}", line 9, in g\n    t\n', "ops.py:9: t"),
-        ('  File "/a/b.py", line 3, in f\n    m(x)\n  File "<eval_with_key>.3", line 5, in g\n    t\n', "b.py:3: m(x)"),
-        ('  File "/a/b.py", line 3, in f\n    m(x)\nGradient addition node due to multiple use:', "b.py:3: m(x)"),
-    ],
-)
-def test_the_source_line_is_the_innermost_of_the_users(trace: str | None, line: str | None) -> None:
-    assert source_line(node_with(trace)) == line
 
 
 # What a node was called with.

@@ -32,7 +32,6 @@ def model(shape: tuple[int, ...], training: bool, dtype: torch.dtype) -> nn.Modu
 def test_batch_norm_keeps_the_contract_in_one_kernel(
     shape: tuple[int, ...], training: bool, dtype: torch.dtype
 ) -> None:
-    torch._dynamo.reset()
     norm, x = model(shape, training, dtype), torch.randn(shape, dtype=dtype, requires_grad=training)
     with recording() as record, torch.set_grad_enabled(training):
         rows = verify(norm, torch.compile(norm, backend=backend, fullgraph=True), [x], training=training)
@@ -45,7 +44,6 @@ def test_batch_norm_keeps_the_contract_in_one_kernel(
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_running_moments_follow_the_batches(shape: tuple[int, ...]) -> None:
-    torch._dynamo.reset()
     ours, eager = model(shape, True, torch.float32), model(shape, True, torch.float32)
     truth = copy.deepcopy(eager).double()
     compiled = torch.compile(ours, backend=backend, fullgraph=True)

@@ -39,7 +39,6 @@ def compiled(function: Lookup) -> Lookup:
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_an_index_outside_raises_and_the_next_call_is_right(name: str) -> None:
     """An index counts from the end where eager's does, and is refused where eager refuses it."""
-    torch._dynamo.reset()
     x, function = torch.randn(7, 7), LOOKUPS[name]
     run = compiled(function)
     with backend.recording() as record:
@@ -61,7 +60,6 @@ def test_an_index_outside_raises_and_the_next_call_is_right(name: str) -> None:
 
 
 def test_a_dimension_of_one_element_is_checked_too() -> None:
-    torch._dynamo.reset()
     run = compiled(LOOKUPS["index"])
     assert torch.equal(run(torch.ones(1, 3), PLACES * 0), torch.full((2, 3, 3), 2.0))
     with pytest.raises(IndexError, match="of size 1 "):

@@ -20,7 +20,6 @@ def calls(record: Any) -> set[str]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [*APART, *OVERLAPPING, *LEFT])
 def test_values_positions_and_gradients_are_eagers(name: str, layout: str) -> None:
-    torch._dynamo.reset()
     function = {**APART, **OVERLAPPING, **LEFT}[name]
     with recording() as record:
         assert differences(function, torch.compile(function, backend=backend, fullgraph=True), image(layout)) == []
@@ -29,7 +28,6 @@ def test_values_positions_and_gradients_are_eagers(name: str, layout: str) -> No
 
 def test_a_costly_operand_is_computed_once() -> None:
     """The exponential of an element would be computed for each window that reads it."""
-    torch._dynamo.reset()
     function = LEFT["max of an exponential"]
     with recording() as record, torch.no_grad():
         torch.compile(function, backend=backend, fullgraph=True)(image("NCHW"))

@@ -6,8 +6,8 @@ library is interpreted. `TILEWRIGHT_TARGET=triton` makes the graphs those of a G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,17 +17,9 @@ from tests.kernels.interpreter import install
 from tilewright.backend import Recording, backend, recording
 from tilewright.measure.truth.contract import compare
 
+pytestmark = pytest.mark.usefixtures("in_triton")
 install()
 LENGTH, WIDTH = 12, 24
-
-
-@pytest.fixture(autouse=True)
-def in_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -51,12 +43,23 @@ def by_index(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, place: Tensor) 
     keys[:, :, place] = k
 
 
-def operands(batch: int, tokens: int, dtype: torch.dtype) -> list[Tensor]:
+class Operands(NamedTuple):
     """Caches within larger ones; q, k and v as a linear layer gives them; angles of each token."""
+
+    keys: Tensor
+    values: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+def operands(batch: int, tokens: int = 1, dtype: torch.dtype = torch.bfloat16) -> Operands:
     caches = [torch.randn(batch, 2, LENGTH + 3, WIDTH)[:, :, :LENGTH] for _ in range(2)]
     heads = [torch.randn(batch, tokens, count, WIDTH).transpose(1, 2) for count in (6, 2, 2)]
     angle = torch.randn(batch, tokens, WIDTH)
-    return [x.to(dtype) for x in (*caches, *heads, angle.cos(), angle.sin())]
+    return Operands(*(x.to(dtype) for x in (*caches, *heads, angle.cos(), angle.sin())))
 
 
 def calls(record: Recording, word: str) -> list[Any]:
@@ -64,20 +67,18 @@ def calls(record: Recording, word: str) -> list[Any]:
     return [node for node in nodes if node.op == "call_function" and word in str(node.target)]
 
 
-def check(function: Callable[..., Any], inputs: list[Tensor], place: Tensor) -> Recording:
-    """Results and caches keep the numbers contract; what is not turned is eager's, bit for bit."""
-    mine, theirs = [x.clone() for x in inputs], [x.clone() for x in inputs]
-    exact = [x.double() for x in inputs]
+def check(function: Callable[[Operands, Tensor], Tensor], inputs: Operands, place: Tensor) -> Recording:
+    """The result and the caches keep the numbers contract; what is not turned is eager's, bit for bit."""
+    mine, theirs, exact = (Operands(*(x.to(dtype, copy=True) for x in inputs)) for dtype in (None, None, torch.double))
     with recording() as record, torch.no_grad():
-        results = torch.compile(function, backend=backend, fullgraph=True)(*mine, place)
-        for found, eager, true in zip(
-            [*results, *mine[:2]], [*function(*theirs, place), *theirs[:2]], [*function(*exact, place), *exact[:2]],
-            strict=True,
-        ):  # fmt: skip
-            assert compare(found, eager, true).ok
-    assert torch.equal(mine[1], theirs[1])
+        result = torch.compile(function, backend=backend, fullgraph=True)(mine, place)
+    with torch.no_grad():
+        eager, truth = function(theirs, place), function(exact, place)
+    for found, expected, true in zip((result, *mine[:2]), (eager, *theirs[:2]), (truth, *exact[:2]), strict=True):
+        assert compare(found, expected, true).ok
+    assert torch.equal(mine.values, theirs.values)
     untouched = [n for n in range(LENGTH) if n not in place % LENGTH]
-    assert torch.equal(mine[0][:, :, untouched], theirs[0][:, :, untouched])
+    assert torch.equal(mine.keys[:, :, untouched], theirs.keys[:, :, untouched])
     return record
 
 
@@ -88,13 +89,11 @@ def check(function: Callable[..., Any], inputs: list[Tensor], place: Tensor) -> 
 def test_keys_queries_and_values_are_one_launch(
     write: Callable[..., None], batch: int, places: list[int], dtype: torch.dtype, turned: Callable[..., Tensor]
 ) -> None:
-    def function(
-        keys: Tensor, values: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, place: Tensor
-    ) -> tuple[Tensor, ...]:
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        q, k = turned(q.contiguous(), cos, sin), turned(k.contiguous(), cos, sin)
-        write(keys, values, k, v, place)
-        return (q * 2 + keys.sum(2, keepdim=True).repeat(1, 3, 1, 1),)
+    def function(x: Operands, place: Tensor) -> Tensor:
+        cos, sin = x.cos.unsqueeze(1), x.sin.unsqueeze(1)
+        q, k = turned(x.q.contiguous(), cos, sin), turned(x.k.contiguous(), cos, sin)
+        write(x.keys, x.values, k, x.v, place)
+        return q * 2 + x.keys.sum(2, keepdim=True).repeat(1, 3, 1, 1)
 
     record = check(function, operands(batch, len(places), dtype), torch.tensor(places))
     (launch,) = calls(record, "write_cache_")
@@ -105,60 +104,41 @@ def test_keys_queries_and_values_are_one_launch(
 
 
 def test_two_layers_turn_each_their_own_queries() -> None:
-    def function(
-        keys: Tensor, values: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, place: Tensor
-    ) -> tuple[Tensor, ...]:
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    def function(x: Operands, place: Tensor) -> Tensor:
+        angles, v = (x.cos[:1, None], x.sin[:1, None]), x.v
         for layer in range(2):
-            kept = keys[layer : layer + 1], values[layer : layer + 1]
-            x = (k[layer : layer + 1] * (layer + 1)).contiguous()
-            y = (q[layer : layer + 1] - layer).contiguous()
-            turns = cos[:1], sin[:1]
-            by_index_copy(*kept, turned(x, *turns), v[layer : layer + 1], place)
-            yield_ = turned(y, *turns) * 2
-            v = v + yield_.mean()
-        return (v,)
+            one = slice(layer, layer + 1)
+            k, q = (x.k[one] * (layer + 1)).contiguous(), (x.q[one] - layer).contiguous()
+            by_index_copy(x.keys[one], x.values[one], turned(k, *angles), v[one], place)
+            v = v + (turned(q, *angles) * 2).mean()
+        return v
 
-    check(function, operands(2, 1, torch.bfloat16), torch.tensor([5]))
+    check(function, operands(2), torch.tensor([5]))
 
 
-def test_places_from_the_end() -> None:
-    def function(
-        keys: Tensor, values: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, place: Tensor
-    ) -> tuple[Tensor, ...]:
-        by_index(keys, values, k, v, place)
-        return (q * 2,)
-
-    record = check(function, operands(2, 1, torch.bfloat16), torch.tensor([-2]))
-    (launch,) = calls(record, "write_cache_")
-    assert launch.args[5:8] == (None, None, None)
+def from_the_end(x: Operands, place: Tensor) -> Tensor:
+    by_index(x.keys, x.values, x.k, x.v, place - LENGTH)
+    return x.q * 2
 
 
-def test_angles_of_single_heads_are_left_to_generated_kernels() -> None:
-    def function(
-        keys: Tensor, values: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, place: Tensor
-    ) -> tuple[Tensor, ...]:
-        scale = torch.arange(1, 3)[:, None, None]
-        by_index_copy(keys, values, turned(k, cos[:, None] * scale, sin[:, None] * scale), v, place)
-        return (q * 2,)
+def with_angles_of_single_heads(x: Operands, place: Tensor) -> Tensor:
+    """Their turning is left to generated kernels."""
+    scale = torch.arange(1, 3)[:, None, None]
+    by_index_copy(x.keys, x.values, turned(x.k, x.cos[:, None] * scale, x.sin[:, None] * scale), x.v, place)
+    return x.q * 2
 
-    record = check(function, operands(2, 1, torch.bfloat16), torch.tensor([5]))
-    (launch,) = calls(record, "write_cache_")
+
+@pytest.mark.parametrize("function", [from_the_end, with_angles_of_single_heads])
+def test_what_is_written_is_not_turned(function: Callable[[Operands, Tensor], Tensor]) -> None:
+    (launch,) = calls(check(function, operands(2), torch.tensor([5])), "write_cache_")
     assert launch.args[6] is None
 
 
 def test_different_places_stay_two_writes() -> None:
-    def function(
-        keys: Tensor, values: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, place: Tensor
-    ) -> tuple[Tensor, ...]:
-        keys.index_copy_(2, place - 1, k)
-        values.index_copy_(2, place, v)
-        return (q * 2,)
+    def function(x: Operands, place: Tensor) -> Tensor:
+        x.keys.index_copy_(2, place[:1], x.k)
+        x.values.index_copy_(2, place[1:], x.v)
+        return x.q * 2
 
-    mine = operands(2, 1, torch.bfloat16)
-    theirs = [x.clone() for x in mine]
-    with recording() as record, torch.no_grad():
-        torch.compile(function, backend=backend)(*mine, torch.tensor([5]))
-        function(*theirs, torch.tensor([5]))
-    assert all(map(torch.equal, mine[:2], theirs[:2]))
+    record = check(function, operands(2), torch.tensor([4, 5]))
     assert not calls(record, "write_cache_") and len(calls(record, "index_copy_")) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -20,13 +20,9 @@ install()
 
 
 @pytest.fixture(autouse=True)
-def in_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
-    # Every offer is taken, also where small tensors make all times those of launches.
+def every_offer(in_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where small tensors make all times those of launches."""
     monkeypatch.setattr(candidates, "CLEAR", 100.0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def check(model: nn.Module, arguments: Sequence[Any], expected: set[str], training: bool = True) -> Recording:
@@ -56,7 +52,6 @@ def test_cross_entropy_without_gradients() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_layer_norm(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
     model = norms.Residual(dtype)
     record = check(model, norms.inputs(dtype), {"add_norm", "norm", "norm_backward"})
     check(model, norms.inputs(dtype), {"add_norm"}, training=False)
@@ -118,7 +113,6 @@ def test_a_norm_without_a_weight() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_norms_of_rows_that_lie_across(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
     x = torch.randn(2, norms.WIDTH, 7).to(dtype).requires_grad_()
     record = check(norms.Across(dtype), [x], {"norm", "norm_backward"})
     # Generated kernels lay the rows out for the norms.
@@ -129,7 +123,6 @@ def test_norms_of_rows_that_lie_across(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("norm", norms.WRITTEN, ids=lambda norm: norm.__name__)
 def test_rms_norm_that_is_written_out(norm: type[nn.Module], dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
     model = norms.Residual(dtype, norm=norm)
     record = check(model, norms.inputs(dtype), {"add_norm", "norm", "norm_backward"})
     assert sum(decision.passed_by == "rms_norm" for decision in record.decisions) == 2

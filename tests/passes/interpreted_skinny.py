@@ -6,7 +6,7 @@ library is interpreted. `TILEWRIGHT_TARGET=triton` makes the graphs those of a G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,14 +24,9 @@ install()
 
 
 @pytest.fixture(autouse=True)
-def in_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
-    # Prediction is for this machine's CPU, which has no such kernel.
+def slow_library(in_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prediction is for this machine's CPU, which has no such kernel."""
     monkeypatch.setattr(skinny_products, "_library_us", lambda product, profile: 1e9)
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 class Block(nn.Module):

@@ -107,29 +107,15 @@ def test_what_cross_entropy_does_not_take_says_why() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_norm_takes_the_residual_addition(training: bool) -> None:
-    found = priced(norms.Residual(torch.bfloat16, 4096), "bf16[8192,4096],bf16[8192,4096]", training=training)
+@pytest.mark.parametrize(("rows", "columns"), [(8192, 4096), (4096, 768)])
+def test_a_norm_takes_the_residual_addition(rows: int, columns: int, training: bool) -> None:
+    shapes = ",".join([f"bf16[{rows},{columns}]"] * 2)
+    found = priced(norms.Residual(torch.bfloat16, columns), shapes, training=training)
     assert chosen(found)[0].verdict == "taken" and ours(found)[0] == "add_norm"
     assert ("norm_backward" in ours(found)) == training
     # Backward adds the gradient of the stream.
     nodes = [node for graph in found.plan.graphs for node in graph.graph.nodes if "norm_backward" in str(node.target)]
     assert all(node.args[2] is not None for node in nodes if "tilewright" in str(node.target))
-
-
-@pytest.mark.parametrize(
-    ("model", "shapes", "device", "why"),
-    [
-        (norms.Alone(), "fp64[64,4096],fp64[8,4096]", "h200", "its kernels take"),
-        (norms.Alone(), "bf16[64,4096],bf16[8,4096]", "a100", "measured on Hopper alone"),
-        (norms.Alone(), "bf16[64,4096],bf16[8,4096]", "cpu", "for GPUs"),
-        (norms.Alone(), "bf16[64,65536],bf16[8,65536]", "h200", "longer than 64 KiB"),
-        (lambda x, r: F.layer_norm(x, x.shape[-2:]) + r, "bf16[4,64,64],bf16[64,64]", "h200", "over the last axis"),
-    ],
-)
-def test_norms_that_the_kernels_do_not_take(model: Callable[..., object], shapes: str, device: str, why: str) -> None:
-    found = priced(model, shapes, device)
-    (decision,) = chosen(found)
-    assert decision.verdict == "refused" and why in decision.reason and ours(found) == []
 
 
 @pytest.mark.parametrize("norm", norms.WRITTEN, ids=lambda norm: norm.__name__)
@@ -168,12 +154,6 @@ def test_what_is_no_rms_norm_stays_as_it_is_written(function: Callable[..., Tens
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_norms_of_a_small_model_run_in_the_kernel(training: bool) -> None:
-    found = priced(norms.Residual(torch.bfloat16, 768), "bf16[4096,768],bf16[4096,768]", training=training)
-    assert ours(found)[0] == "add_norm" and ("norm_backward" in ours(found)) == training
-
-
-@pytest.mark.parametrize("training", [False, True])
 def test_norms_of_rows_that_lie_across_run_in_the_kernel(training: bool) -> None:
     found = priced(norms.Across(torch.bfloat16, 512), "bf16[8,512,1500]", training=training)
     assert {decision.verdict for decision in chosen(found)} == {"taken"}
@@ -207,6 +187,10 @@ def of_products(x: Tensor, w: Tensor) -> Tensor:
     return torch.softmax(x @ w, -1)
 
 
+def over_two_axes(x: Tensor, r: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-2:]) + r
+
+
 def of_scores(x: Tensor, m: Tensor) -> Tensor:
     return torch.softmax(x * 0.125 + m, -1)
 
@@ -220,18 +204,29 @@ def test_softmax_of_long_rows_is_the_kernels_and_one_with_a_mask_before_it_gener
 
 
 @pytest.mark.parametrize(
-    ("model", "shapes", "device", "why"),
+    ("model", "shapes", "device", "training", "why"),
     [
-        (of_products, "fp64[64,64],fp64[64,512]", "h200", "its kernels take"),
-        (of_products, "bf16[64,64],bf16[64,512]", "a100", "measured on Hopper alone"),
-        (of_products, "fp32[64,64],fp32[64,512]", "cpu", "for GPUs"),
-        (lambda x: torch.softmax(x.mT, -1), "bf16[64,512]", "h200", "do not lie side by side"),
+        (norms.Alone(), "fp64[64,4096],fp64[8,4096]", "h200", True, "its kernels take"),
+        (norms.Alone(), "bf16[64,4096],bf16[8,4096]", "a100", True, "measured on Hopper alone"),
+        (norms.Alone(), "bf16[64,4096],bf16[8,4096]", "cpu", True, "for GPUs"),
+        (norms.Alone(), "bf16[64,65536],bf16[8,65536]", "h200", True, "longer than 64 KiB"),
+        (
+            lambda x, r: F.layer_norm(x, x.shape[-2:]) + r,
+            "bf16[4,64,64],bf16[64,64]",
+            "h200",
+            True,
+            "over the last axis",
+        ),
+        (of_products, "fp64[64,64],fp64[64,512]", "h200", False, "its kernels take"),
+        (of_products, "bf16[64,64],bf16[64,512]", "a100", False, "measured on Hopper alone"),
+        (of_products, "fp32[64,64],fp32[64,512]", "cpu", False, "for GPUs"),
+        (lambda x: torch.softmax(x.mT, -1), "bf16[64,512]", "h200", False, "do not lie side by side"),
     ],
 )
-def test_softmaxes_that_the_kernels_do_not_take(
-    model: Callable[..., Tensor], shapes: str, device: str, why: str
+def test_norms_and_softmaxes_that_the_kernels_do_not_take(
+    model: Callable[..., object], shapes: str, device: str, training: bool, why: str
 ) -> None:
-    found = priced(model, shapes, device, training=False)
+    found = priced(model, shapes, device, training)
     (decision,) = chosen(found)
     assert decision.verdict == "refused" and why in decision.reason and ours(found) == []
 

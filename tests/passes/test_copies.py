@@ -25,57 +25,38 @@ def copies(function: Callable[..., Any], *inputs: Tensor) -> int:
     return calls(graph).count("clone.default")
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        lambda x: x.exp().clone().sin(),
-        lambda x: (e := x.exp()).clone() @ e.t(),
-        lambda x: x.exp().t().clone().t().sin(),
-        lambda x: x.exp().clone().clone().clone().sum(),
-    ],
-)
-def test_a_copy_inside_is_needless(program: Callable[[Tensor], Tensor]) -> None:
-    assert copies(program, X) == 0
+def written_later(x: Tensor) -> Tensor:
+    e = x.exp()
+    before = e.clone()
+    e.t().add_(1)
+    return before * 2 + e
 
 
 @pytest.mark.parametrize(
-    "program",
+    ("left", "program"),
     [
-        lambda x: x.clone(),
-        lambda x: x.exp().clone(),
-        lambda x: x.clone().t(),
-        lambda x: x.clone().split(2, 1)[0],
-        lambda x: x.exp().t().clone().detach()[:1],
+        # Inside, a copy is needless.
+        (0, lambda x: x.exp().clone().sin()),
+        (0, lambda x: (e := x.exp()).clone() @ e.t()),
+        (0, lambda x: x.exp().t().clone().t().sin()),
+        (0, lambda x: x.exp().clone().clone().clone().sum()),
+        # A result is its own tensor.
+        (1, lambda x: x.clone()),
+        (1, lambda x: x.exp().clone()),
+        (1, lambda x: x.clone().t()),
+        (1, lambda x: x.clone().split(2, 1)[0]),
+        (1, lambda x: x.exp().t().clone().detach()[:1]),
+        # The caller may write to the original before backward looks at the copy.
+        (1, lambda x: (x.clone().sin(), x)),
+        (1, lambda x: ((e := x.exp()), e.clone().sin())),
+        # Another layout, and a beginning at a multiple of 16 bytes.
+        (1, lambda x: x.exp().t().clone(memory_format=torch.contiguous_format).sin()),
+        (1, lambda x: x.exp().flatten()[1:].clone().sin()),
+        (0, lambda x: x.exp().flatten()[4:].clone().sin()),
+        # Writes to the original or to the copy.
+        (1, written_later),
+        (1, lambda x: (e := x.exp()).clone().mul_(2) + e),
     ],
 )
-def test_a_result_of_its_own_stays(program: Callable[[Tensor], Tensor]) -> None:
-    assert copies(program, X) == 1
-
-
-@pytest.mark.parametrize("program", [lambda x: (x.clone().sin(), x), lambda x: ((e := x.exp()), e.clone().sin())])
-def test_a_copy_of_what_a_caller_holds_stays(program: Callable[[Tensor], Any]) -> None:
-    # The caller may write to the original before backward looks at the copy.
-    assert copies(program, X) == 1
-
-
-def test_a_copy_with_another_layout_stays() -> None:
-    assert copies(lambda x: x.exp().t().clone(memory_format=torch.contiguous_format).sin(), X) == 1
-
-
-@pytest.mark.parametrize(("begin", "left"), [(1, 1), (4, 0)])
-def test_a_copy_that_begins_at_a_multiple_of_16_bytes_stays(begin: int, left: int) -> None:
-    assert copies(lambda x: x.exp().flatten()[begin:].clone().sin(), X) == left
-
-
-def test_a_copy_of_what_is_written_later_stays() -> None:
-    def program(x: Tensor) -> Tensor:
-        e = x.exp()
-        before = e.clone()
-        e.t().add_(1)
-        return before * 2 + e
-
-    assert copies(program, X) == 1
-
-
-def test_a_copy_that_is_written_stays() -> None:
-    assert copies(lambda x: (e := x.exp()).clone().mul_(2) + e, X) == 1
+def test_copies_that_are_left(left: int, program: Callable[[Tensor], Any]) -> None:
+    assert copies(program, X) == left

@@ -60,7 +60,6 @@ READS = {scaled: 1, promoted: 1, both: None, added_to: None, assigned: 1, clippe
 @pytest.mark.parametrize("dtype", list(RTOL))
 @pytest.mark.parametrize("function, reads", READS.items())
 def test_results_are_eagers(function: Callable[[Tensor], Tensor], reads: int | None, dtype: torch.dtype) -> None:
-    torch._dynamo.reset()
     x = torch.randn(5, 16, dtype=dtype)
     with recording() as record:
         call = compiled(function)

@@ -107,20 +107,39 @@ def test_a_cycle_through_a_view_is_seen() -> None:
     assert decision(fusion, "sin", "add").verdict == "taken"
 
 
-def test_a_tensor_and_its_transpose_meet_in_one_kernel() -> None:
-    square = torch.zeros(5, 5)
-    graph, fusion = fused(lambda x: x + x.t(), square)
-    assert members(fusion) == [["add"]]
-    assert_complete(graph, fusion)
-    (load,) = {buffer.elements for buffer in fusion.regions[0].lowered.nest.inputs}
-    assert load == 25
+def gated(x: Tensor, w: Tensor, p: Tensor) -> Tensor:
+    gate, up = (x @ w).masked_fill(p, 0.0).split(8, 1)
+    result: Tensor = F.silu(gate) * up
+    return result
 
 
-def test_a_value_and_its_own_transpose_do_not() -> None:
-    graph, fusion = fused(lambda x: (e := x.exp()) + e.t(), torch.zeros(5, 5))
-    assert members(fusion) == [["exp"], ["add"]]
+SQUARE = torch.zeros(5, 5)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "names", "elements"),
+    [
+        # A tensor meets its transpose in one kernel, which reads it once; a value does not meet its own.
+        (lambda x: x + x.t(), [SQUARE], [["add"]], {25}),
+        (lambda x: (e := x.exp()) + e.t(), [SQUARE], [["exp"], ["add"]], {25}),
+        (lambda x: (e := x.exp(), e.sum(0), e.sum(1)), [X], [["exp", "sum_1", "sum_2"]], {60}),
+        (lambda x: (x.exp(), x.sin()), [X], [["exp", "sin"]], {60}),
+        # What is read in halves is computed in the kernel that reads both.
+        (
+            gated,
+            [torch.zeros(6, 4), torch.zeros(4, 16), torch.zeros(6, 1, dtype=torch.bool)],
+            [["masked_fill", "silu", "mul"]],
+            {96, 6},
+        ),
+    ],
+)
+def test_what_shares_a_kernel_and_what_it_reads(
+    function: Callable[..., Any], inputs: list[Tensor], names: list[list[str]], elements: set[int]
+) -> None:
+    graph, fusion = fused(function, *inputs)
+    assert members(fusion) == names
     assert_complete(graph, fusion)
-    assert decision(fusion, "exp", "add").verdict == "impossible"
+    assert {buffer.elements for buffer in fusion.regions[0].lowered.nest.inputs} == elements
 
 
 def test_normalising_over_two_axes_in_turn_is_impossible() -> None:
@@ -128,31 +147,6 @@ def test_normalising_over_two_axes_in_turn_is_impossible() -> None:
     assert_complete(graph, fusion)
     reasons = {d.reason for d in fusion.decisions if d.verdict == "impossible"}
     assert reasons and all("reductions" in reason and "different axes" in reason for reason in reasons), reasons
-
-
-def test_row_and_column_sums_of_one_tensor_share_a_kernel() -> None:
-    graph, fusion = fused(lambda x: (e := x.exp(), e.sum(0), e.sum(1)), X)
-    assert members(fusion) == [["exp", "sum_1", "sum_2"]]
-    assert_complete(graph, fusion)
-    assert {d.reason for d in fusion.decisions} == {"is not read back"}
-
-
-def test_readers_of_one_tensor_share_its_reading() -> None:
-    graph, fusion = fused(lambda x: (x.exp(), x.sin()), X)
-    assert members(fusion) == [["exp", "sin"]]
-    assert [buffer.elements for buffer in fusion.regions[0].lowered.nest.inputs] == [60]
-    assert_complete(graph, fusion)
-
-
-def gated(x: Tensor, w: Tensor, p: Tensor) -> Tensor:
-    gate, up = (x @ w).masked_fill(p, 0.0).split(8, 1)
-    result: Tensor = F.silu(gate) * up
-    return result
-
-
-def test_a_value_read_in_halves_is_in_the_kernel_that_reads_both() -> None:
-    _, fusion = fused(gated, torch.zeros(6, 4), torch.zeros(4, 16), torch.zeros(6, 1, dtype=torch.bool))
-    assert members(fusion) == [["masked_fill", "silu", "mul"]]
 
 
 def test_a_kernel_does_not_stream_from_too_many_tensors() -> None:

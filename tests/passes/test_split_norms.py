@@ -57,7 +57,6 @@ def test_two_kernels_each_way_keep_the_contract(shape: tuple[int, ...], dtype: t
 @pytest.mark.parametrize("offset", [0.0, 100.0, 1e4])
 def test_moments_far_from_zero(offset: float) -> None:
     """Squares of numbers far from zero cancel: in double nothing is lost."""
-    torch._dynamo.reset()
     ours = model((4, 33, 17, 19), torch.float32, affine=False)
     eager, truth = copy.deepcopy(ours), copy.deepcopy(ours).double()
     x = laid(torch.randn(4, 33, 17, 19) + offset)
@@ -70,7 +69,6 @@ def test_moments_far_from_zero(offset: float) -> None:
 
 @pytest.mark.parametrize("what", ["NCHW", "small", "float64", "evaluation"])
 def test_what_stays_one_nest(what: str) -> None:
-    torch._dynamo.reset()
     shape = (2, 5, 3, 4) if what == "small" else (4, 33, 17, 19)
     norm = model(shape, torch.float64 if what == "float64" else torch.float32).train(what != "evaluation")
     x = torch.randn(shape, dtype=next(norm.parameters()).dtype)

@@ -58,7 +58,6 @@ def together(record: Any) -> list[str]:
 
 @pytest.mark.parametrize("native", [False, True], ids=["Python", "C++"])
 def test_buffers_are_eagers(native: bool, as_on_a_gpu: None) -> None:
-    torch.manual_seed(0)
     model = Counting()
     mine = copy.deepcopy(model)
     with recording() as record:
@@ -80,7 +79,6 @@ def test_buffers_are_eagers(native: bool, as_on_a_gpu: None) -> None:
 
 
 def test_a_cpu_copies_one_by_one() -> None:
-    torch._dynamo.reset()
     with recording() as record:
         torch.compile(Counting(), backend=backend)(torch.randn(8, 6))
     assert together(record) == []

@@ -22,7 +22,6 @@ from tilewright.store.query import query
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path))
-    torch._dynamo.reset()
     return tmp_path
 
 

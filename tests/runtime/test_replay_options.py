@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,12 +22,9 @@ NOT_ASKING = [{}, {"mode": "default"}, {"mode": "max-autotune-no-cudagraphs"}, {
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "_warned", set())
     monkeypatch.delenv("TILEWRIGHT_STRICT", raising=False)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def about_replay(record: Recording) -> list[Decision]:

@@ -50,7 +50,6 @@ LEFT = (read_again, read_through_a_view, in_another_layout, of_an_input)
 
 @pytest.mark.parametrize("function", TAKEN + LEFT)
 def test_what_is_written_over(function: Callable[[Tensor, Tensor], Tensor]) -> None:
-    torch._dynamo.reset()
     x, w = torch.randn(2, 8, 6, 5), torch.randn(8, 8, 3, 3)
     if function is not after_a_product:
         x, w = x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last)

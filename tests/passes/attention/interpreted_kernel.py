@@ -6,7 +6,7 @@ library is interpreted. `TILEWRIGHT_TARGET=triton` makes the graphs those of a G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -40,6 +40,7 @@ from tilewright.passes import pipeline
 from tilewright.passes.attention.kernel import choose_kernels
 from tilewright.records.program import Decision
 
+pytestmark = pytest.mark.usefixtures("in_triton")
 install()
 WRITTEN_OUT = [
     plain, einsum_sequence_first, fewer_keys, five_axes, half_depth_values, merged_heads, one_query, three_axes,
@@ -47,14 +48,6 @@ WRITTEN_OUT = [
 ]  # fmt: skip
 
 HALF = MASKED[1::2]
-
-
-@pytest.fixture(autouse=True)
-def in_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Compiled:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,17 +18,10 @@ from tests.passes.attention.interpreted_kernel import Compiled
 from tests.passes.attention.test_recognise import check_numbers
 from tilewright.passes.attention import fused
 
+pytestmark = pytest.mark.usefixtures("in_triton")
 install()
 KEYS = 80
 PREFIX = "tilewright.attention_prefix"
-
-
-@pytest.fixture(autouse=True)
-def in_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def operands(queries: int = 1, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
@@ -179,7 +172,6 @@ class Decoder(nn.Module):
 
 
 def test_many_steps_leave_the_cache_that_eager_leaves() -> None:
-    torch.manual_seed(0)
     ours, theirs = Decoder().bfloat16(), Decoder().bfloat16()
     theirs.load_state_dict(ours.state_dict())
     compiled = Compiled(ours)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,17 +12,10 @@ from tests.kernels.interpreter import install
 from tests.passes.attention.interpreted_kernel import Compiled
 from tests.passes.attention.test_recognise import check_numbers, value_and_gradients
 
+pytestmark = pytest.mark.usefixtures("in_triton")
 install()
 B, M, H, N, D = 32, 4, 4, 9, 16
 Function = Callable[..., Tensor]
-
-
-@pytest.fixture(autouse=True)
-def in_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def split(x: Tensor) -> tuple[Tensor, ...]:

@@ -297,7 +297,6 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_module(masked: bool) -> None:
-    torch.manual_seed(0)
     block = Block(masked)
     compiled = Compiled(lambda x: block(block(x)))
     (x,) = draw((B, N, H * D))
@@ -341,7 +340,6 @@ def test_no_quadratic_tensor_after_autograd() -> None:
 
 
 def test_dynamic_sizes() -> None:
-    torch._dynamo.reset()
     decisions: list[Decision] = []
 
     def backend(gm: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:

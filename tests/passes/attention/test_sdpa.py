@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -27,13 +27,6 @@ Function = Callable[..., Tensor]
 
 
 TARGET = target_named("h200")
-
-
-@pytest.fixture(autouse=True)
-def compiled_anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *options: Any, scale: float) -> tuple[Tensor]:
