@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.report.browser import CHROMIUM, Browser
+from tests.report.drawings import marks, point_at
 from tests.report.large import write_large
 from tests.report.sample import program, write_sample
 from tests.report.test_page import HOSTILE, write_hostile
+from tests.waiting import until
 from tilewright.records.program import Program
 from tilewright.report.page import write_page
 from tilewright.store import Run
@@ -39,13 +41,18 @@ def text(browser: Browser, selector: str) -> str:
     return found
 
 
+def squares(browser: Browser) -> int:
+    """Fused regions on the roofline."""
+    return sum(mark["shape"] == "square" for mark in marks(browser, "#roofline-chart", "symbol"))
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 900, 420])
 def test_opens_without_an_error_and_fits(browser: Browser, sample: Path, width: int, scheme: str) -> None:
     browser.open(sample, width=width, scheme=scheme)
     assert browser.problems == []
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert browser.evaluate("document.querySelectorAll('#roofline-chart .mark').length") > 10
+    assert len(marks(browser, "#roofline-chart", "symbol")) > 10
     assert browser.evaluate("document.querySelectorAll('#graph-panels .row').length") == 25 + 12
     paper = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (paper == "rgb(20, 23, 26)") == (scheme == "dark")
@@ -129,15 +136,19 @@ def test_hovering_an_operator_tells_its_cost_and_lights_its_region(browser: Brow
     assert browser.evaluate("document.getElementById('tip').hidden") and browser.evaluate(lit) == []
 
 
-def test_hovering_the_roofline_and_the_charts(browser: Browser, sample: Path) -> None:
+@pytest.mark.parametrize(
+    ("chart", "words"),
+    [
+        ("#roofline-chart", ("intensity", "measured", "floor", "bound")),
+        ("#memory-chart", ("live bytes", " MB")),
+        ("#predicted-chart", ("predicted", "ratio")),
+    ],
+)
+def test_a_mark_of_a_chart_tells_its_figures(browser: Browser, sample: Path, chart: str, words: tuple[str]) -> None:
     browser.open(sample)
-    browser.hover("#roofline-chart rect.mark:last-of-type")
-    tip = text(browser, "#tip")
-    assert all(word in tip for word in ("intensity", "achieved", "floor", "bound"))
-    browser.hover("#memory-chart .dot.after:last-of-type")
-    assert "of the peak" in text(browser, "#tip")
-    browser.hover("#predicted-chart .mark:last-of-type")
-    assert "measured over predicted" in text(browser, "#tip")
+    mark = marks(browser, chart, "symbol")[-1]
+    tip = point_at(browser, chart, mark)
+    assert mark["row"]["name"] in tip and all(word in tip for word in words)
 
 
 def test_the_keyboard_walks_the_marks(browser: Browser, sample: Path) -> None:
@@ -156,9 +167,9 @@ def test_switches_between_graphs_and_stages(browser: Browser, sample: Path) -> N
     browser.open(sample)
     browser.click("#graph-pick button:nth-child(2)")
     assert "dropout_add_bwd" in text(browser, "#graph-panels .panel:last-child")
-    assert browser.evaluate("document.querySelectorAll('#roofline-chart rect.mark').length") == 10
-    browser.click("#roofline-stage button:nth-child(1)")
-    assert browser.evaluate("document.querySelectorAll('#roofline-chart rect.mark').length") == 0
+    assert squares(browser) == 10
+    browser.click("#roofline-chart input[type=radio]")
+    until(lambda: squares(browser) == 0)
     assert browser.problems == []
 
 
@@ -170,7 +181,7 @@ def test_hostile_text_runs_nothing(browser: Browser, tmp_path: Path) -> None:
     assert browser.evaluate("document.querySelectorAll('img').length") == 0
     browser.hover("#graph-panels .row")
     assert "<img src=x" in text(browser, "#tip")
-    assert browser.evaluate("document.querySelectorAll('script').length") == 2
+    assert browser.evaluate("document.querySelectorAll('script').length") == 4
 
 
 def test_a_plan_that_never_ran(browser: Browser, tmp_path: Path) -> None:
@@ -182,7 +193,7 @@ def test_a_plan_that_never_ran(browser: Browser, tmp_path: Path) -> None:
     assert browser.problems == []
     after = "#graph-panels .panel:last-child"
     assert browser.evaluate(f"document.querySelectorAll('{after} .row').length") == 15
-    assert browser.evaluate("document.querySelectorAll('#roofline-chart rect.mark').length") == 10
+    assert squares(browser) == 10
 
 
 def test_a_run_of_nothing(browser: Browser, tmp_path: Path) -> None:

@@ -1,15 +1,12 @@
-"""Merging keeps every slice in one block, every long slice whole, and every peak of a curve; packing loses nothing."""
+"""Merging keeps every slice in one block, every long slice whole, and every peak of a curve."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.report.unpacked import unpack, unzigzag
 from tilewright.report.coarsen import coarsen, thin
-from tilewright.report.packed import pack, zigzag
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10_000), st.integers(-1, 500)), max_size=80)
 
@@ -66,22 +63,3 @@ def test_thinning_keeps_extremes_and_ends(points: list[tuple[int, float]], most:
     assert kept.size <= max(most, 4) and (np.diff(kept) > 0).all()
     assert {0, ts.size - 1} <= set(kept.tolist())
     assert values[kept].max() == values.max() and values[kept].min() == values.min()
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 2**63 - 1)))
-def test_packed_numbers_come_back(values: list[int]) -> None:
-    assert unpack(pack(np.array(values, dtype=np.uint64))) == values
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(-(2**62), 2**62)))
-def test_signs_come_back(values: list[int]) -> None:
-    assert unzigzag(zigzag(np.array(values, dtype=np.int64)).tolist()) == values
-
-
-@pytest.mark.parametrize(("value", "size"), [(0, 1), (127, 1), (128, 2), (2**14 - 1, 2), (2**14, 3), (2**63 - 1, 9)])
-def test_a_number_takes_as_many_bytes_as_it_needs(value: int, size: int) -> None:
-    from base64 import b64decode
-
-    assert len(b64decode(pack(np.array([value], dtype=np.uint64)))) == size

@@ -1,17 +1,17 @@
-"""The packed timeline says what the run says: every slice, flow, counter and argument, or how many it leaves out."""
+"""The page's timeline says what the run says: every slice, flow, counter and argument, or how many it leaves out."""
 
 from __future__ import annotations
 
 import json
-from itertools import accumulate
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.report.unpacked import slices_of, unpack
 from tests.trace.training_trace import TrainingTrace, load
-from tilewright.report.timeline import DEEPEST, MOST_TRACKS, kind_of, timeline
+from tilewright.report.kinds import kind_of
+from tilewright.report.timeline import DEEPEST, MOST_TRACKS, laid_out, timeline
 from tilewright.store import Run
 from tilewright.store.query import query, reading
 from tilewright.trace import load_traces
@@ -21,7 +21,17 @@ def packed(run: Path, most: int = 50_000) -> dict[str, Any]:
     with reading(run) as connection:
         found = timeline(connection, most)
     assert found is not None
-    return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(laid_out(found)))  # type: ignore[no-any-return]
+
+
+def slices_of(lines: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every drawn slice of a page's timeline, by its place."""
+    columns = lines["slices"]
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    for row in rows:
+        row["name"], row["category"], row["kind"] = lines["names"][row["label"]]
+        row["ts"], row["dur"] = int(lines["origin"]) + row["begin"], row["length"]
+    return rows
 
 
 def run_of(events: list[dict[str, Any]], tmp_path: Path) -> Path:
@@ -42,7 +52,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_slice_is_drawn(training: Path) -> None:
     drawn = slices_of(packed(training))
-    keys = ("id", "ts", "dur", "depth", "name", "category")
+    keys = ("id", "ts", "dur", "name", "category")
     rows = query(training, f"SELECT {', '.join(keys)} FROM slice WHERE name <> '[memory]' ORDER BY id")[1]
     assert sorted(tuple(each[key] for key in keys) for each in drawn) == rows
     assert {each["count"] for each in drawn} == {1}
@@ -52,12 +62,12 @@ def test_every_flow_joins_its_slices(training: Path) -> None:
     found = packed(training)
     ids = [each["id"] for each in slices_of(found)]
     flows = found["flows"]
-    pairs = zip(accumulate(unpack(flows["out"])), unpack(flows["into"]), strict=True)
+    pairs = zip(flows["out"], flows["into"], strict=True)
     assert (
         sorted((ids[a], ids[b]) for a, b in pairs)
         == query(training, "SELECT slice_out, slice_in FROM flow ORDER BY ALL")[1]
     )
-    assert flows["kinds"] == ["ac2g"] and set(unpack(flows["kind"])) == {0}
+    assert flows["kinds"] == ["ac2g"] and set(flows["kind"]) == {0}
 
 
 def test_arguments_are_told_without_the_numbers_that_tie_events(training: Path) -> None:
@@ -73,7 +83,7 @@ def test_arguments_are_told_without_the_numbers_that_tie_events(training: Path) 
 
 
 def test_devices_come_as_streams(training: Path) -> None:
-    tracks = {(track["process"], track["name"], track["device"]) for track in packed(training)["tracks"]}
+    tracks = {(track["process"], track["name"], track["device"]) for track in packed(training)["homes"]}
     assert tracks == {("GPU 0", "stream 7", True), ("python 4000", "thread 4000 (python)", False)}
 
 
@@ -81,7 +91,7 @@ def test_devices_come_as_streams(training: Path) -> None:
 def test_fewer_slices_when_asked_and_it_says_so(training: Path, most: int) -> None:
     found = packed(training, most)
     drawn, every = slices_of(found), query(training, "SELECT count(*) FROM slice WHERE name <> '[memory]'")[1][0][0]
-    rows = sum(len(track["rows"]) for track in found["tracks"])
+    rows = len({(each["track"], each["row"]) for each in drawn}) * 2
     assert len(drawn) <= max(most, rows) and sum(each["count"] for each in drawn) == found["kept"]["slices"] == every
     merged = [each for each in drawn if each["count"] > 1]
     assert found["kept"]["blocks"] == len(merged)
@@ -90,11 +100,28 @@ def test_fewer_slices_when_asked_and_it_says_so(training: Path, most: int) -> No
     assert max(each["dur"] for each in drawn) >= longest
 
 
+def test_every_slice_has_a_row_below_the_slice_around_it(training: Path) -> None:
+    """No two slices of a row overlap, Python's frames are below the others, and so are the tracks below each other."""
+    drawn = slices_of(packed(training))
+    for each in drawn:
+        if each["outer"] >= 0:
+            outer = drawn[each["outer"]]
+            assert outer["ts"] <= each["ts"] and each["ts"] + each["dur"] <= outer["ts"] + outer["dur"]
+            if (outer["kind"] == "python") == (each["kind"] == "python"):
+                assert outer["row"] < each["row"]
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for each in sorted(drawn, key=lambda each: each["ts"]):
+        rows.setdefault(each["row"], []).append(each)
+    for row in rows.values():
+        assert len({(each["track"], each["kind"] == "python") for each in row}) == 1
+        assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(row))
+
+
 def test_counters_are_curves(tmp_path: Path) -> None:
     place = {"ph": "C", "name": "power", "pid": 1, "tid": 1}
     events = [slice_("a", 0, 100), *({**place, "ts": t, "args": {"watts": 7.5 * t}} for t in (10, 20))]
     (counter,) = packed(run_of(events, tmp_path))["counters"]
-    assert list(accumulate(unpack(counter["ts"]))) == [10_000, 20_000] and counter["values"] == [75.0, 150.0]
+    assert counter["ts"] == [10_000, 20_000] and counter["values"] == [75.0, 150.0]
 
 
 def test_a_slice_that_never_ended_and_an_instant(tmp_path: Path) -> None:
@@ -110,7 +137,7 @@ def test_what_is_too_deep_or_on_too_many_tracks_is_counted(tmp_path: Path) -> No
     events = [slice_(f"f{i}", i, 2 * deep - 2 * i, tid=0) for i in range(deep)]
     events += [slice_("one", 0, 1, tid=1 + i) for i in range(MOST_TRACKS + 5)]
     found = packed(run_of(events, tmp_path))
-    assert len(found["tracks"]) == MOST_TRACKS
+    assert len(found["homes"]) == MOST_TRACKS
     assert found["kept"]["left_out"] == 30 + 6 and found["kept"]["slices"] == len(events)
 
 
@@ -166,7 +193,7 @@ def test_processes_of_several_files_are_told_apart(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run.duckdb", command="c", target="t", case="both") as run:
         load_traces(paths, run.connection)
     found = packed(tmp_path / "run.duckdb")
-    assert [track["process"] for track in found["tracks"]] == ["process 1 (train.json)", "process 1 (infer.json)"]
+    assert [track["process"] for track in found["homes"]] == ["process 1 (train.json)", "process 1 (infer.json)"]
 
 
 def test_the_timed_steps_and_the_one_that_describes_them_are_told_apart(tmp_path: Path) -> None:
@@ -177,5 +204,5 @@ def test_the_timed_steps_and_the_one_that_describes_them_are_told_apart(tmp_path
     with Run.create(tmp_path / "run.duckdb", command="profile", target="case", case="case") as run:
         load_traces(paths, run.connection)
         run.connection.execute("CREATE TABLE description AS SELECT 0 AS file_id, 1 AS described_by")
-    names = {track["process"] for track in packed(tmp_path / "run.duckdb")["tracks"]}
+    names = {track["process"] for track in packed(tmp_path / "run.duckdb")["homes"]}
     assert names == {"process 1 (timed steps)", "process 1 (the step described)"}

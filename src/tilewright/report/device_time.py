@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.report.coarsen import coarsen
-from tilewright.report.packed import pack, zigzag
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_MOST_SPANS = 20_000
+_MOST_SPANS = 4_000
 CATEGORY = "accounting"
 _KINDS = {
     "kernel": "compute", "wave tail": "reduction", "communication": "library", "copy": "layout",
@@ -23,13 +22,12 @@ _SPANS = """
     FROM device_time WHERE upid = ? AND array_position(?::VARCHAR[], class) IS NOT NULL ORDER BY ts"""
 
 
-def add_device_time(connection: DuckDBPyConnection, timeline: dict[str, Any]) -> None:
-    """Append to the tracks and names of `timeline` (of `report.timeline`) one track for each device of `device_time`.
+def add_device_time(connection: DuckDBPyConnection, lines: dict[str, Any]) -> None:
+    """Add to `lines` of `report.timeline` one track for each device of `device_time`.
 
-    A slice's name is the class; its id is that of the slice that caused the span.
+    A slice's name is the class; its id is that of the slice that caused the span, and `caused` says so.
     """
-    origin = int(timeline["origin"])
-    names, tracks = timeline["names"], timeline["tracks"]
+    names, tracks, columns = lines["names"], lines["tracks"], lines["columns"]
     first_name = len(names)
     names.extend((name, CATEGORY, kind) for name, kind in _KINDS.items())
     devices = connection.execute(
@@ -40,6 +38,18 @@ def add_device_time(connection: DuckDBPyConnection, timeline: dict[str, Any]) ->
         ts, dur, cause, label = (np.asarray(column, dtype=np.int64) for column in found.values())
         spans = coarsen(np.zeros_like(ts), ts, dur, _MOST_SPANS)
         chosen = spans.longest
+        added = {
+            "begin": np.maximum(spans.ts - lines["origin"], 0),
+            "length": spans.dur,
+            "label": label[chosen] + first_name,
+            "count": spans.count,
+            "id": cause[chosen],
+            "outer": np.full_like(chosen, -1),
+            "caused": np.ones_like(chosen),
+        }
+        span = len(columns["begin"]), len(columns["begin"]) + chosen.size
+        for key, values in columns.items():
+            columns[key] = np.concatenate([values, added.get(key, np.zeros_like(chosen))])
         tracks.append(
             {
                 "name": "where its time went",
@@ -47,14 +57,7 @@ def add_device_time(connection: DuckDBPyConnection, timeline: dict[str, Any]) ->
                 "process": next((track["process"] for track in tracks if track["upid"] == upid), str(name)),
                 "upid": upid,
                 "device": True,
-                "rows": [[0, int(chosen.size)]],
                 "busy": int(dur.sum()),
-                "ts": pack(np.diff(np.maximum(spans.ts - origin, 0), prepend=0)),
-                "dur": pack(spans.dur + 1),
-                "label": pack(label[chosen] + first_name),
-                "args": pack(np.zeros_like(chosen)),
-                "count": pack(spans.count),
-                "id": pack(zigzag(np.diff(cause[chosen], prepend=0))),
-                "first": max((track["first"] + sum(n for _, n in track["rows"]) for track in tracks), default=0),
+                "span": span,
             }
         )

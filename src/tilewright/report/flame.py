@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tilewright.records.errors import StoreError
+from tilewright.report.kinds import kind_of
 from tilewright.report.page_budget import shortened
-from tilewright.report.timeline import kind_of
 from tilewright.store.query import reading
 from tilewright.trace.flame import Flame, flame
 
-MOST_NODES = 6_000
+MOST_NODES = 4_000
 TITLES = {"host": "Host time", "device": "Device time"}
 _LONGEST_NAME = 240
 _ROOM_OF_NAMES = 250_000
 
 
 class Node(NamedTuple):
-    """A node of a folded tree: `frame` indexes the tree's names; times are ns."""
+    """A node of a folded tree: `frame` indexes the tree's names; times are ns, `start` is the end of its sibling."""
 
     frame: int
     depth: int
+    start: int
     own: int
     total: int
     calls: int
@@ -55,16 +57,18 @@ def in_order(tree: Flame, most: int) -> Iterator[Node]:
     below: dict[int, list[int]] = {}
     for node in np.flatnonzero(kept)[1:].tolist():
         below.setdefault(int(tree.parent[node]), []).append(node)
-    waiting = [(0, 0)]
+    waiting = [(0, 0, 0)]
     while waiting:
-        node, depth = waiting.pop()
-        yield Node(int(tree.frame[node]), depth, int(tree.own[node]), int(tree.total[node]), int(tree.calls[node]))
-        children = sorted(below.get(node, []), key=lambda child: int(tree.total[child]))
-        waiting.extend((child, depth + 1) for child in children)
+        node, depth, start = waiting.pop()
+        own, total = int(tree.own[node]), int(tree.total[node])
+        yield Node(int(tree.frame[node]), depth, start, own, total, int(tree.calls[node]))
+        children = sorted(below.get(node, []), key=lambda child: -int(tree.total[child]))
+        starts = accumulate((int(tree.total[child]) for child in children), initial=start)
+        waiting.extend(reversed([(child, depth + 1, at) for child, at in zip(children, starts, strict=False)]))
 
 
 def drawn(tree: Flame, most: int = MOST_NODES) -> dict[str, Any]:
-    """`tree` as JSON for the page: nodes are [name, depth, own, total, calls], names are [text, kind]."""
+    """`tree` as JSON for the page: nodes are [name, depth, start, own, total, calls], names are [text, kind]."""
     place: dict[int, int] = {}
     nodes = [[place.setdefault(node.frame, len(place)), *node[1:]] for node in in_order(tree, most)]
     names = shortened([tree.names[frame] for frame in place], _LONGEST_NAME, _ROOM_OF_NAMES)

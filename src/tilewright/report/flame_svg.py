@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 from tilewright.report.flame import TITLES, Node, flames, in_order
+from tilewright.report.kinds import kind_of
 from tilewright.report.output import write_document
 from tilewright.report.quantity import duration
-from tilewright.report.timeline import kind_of
 from tilewright.trace.flame import Flame
 
 _WIDTH, _ROW, _TOP, _LETTER = 1400, 17, 46, 6.7
@@ -36,9 +35,9 @@ def write_flame(run: Path, out: Path) -> Path:
 def flame_svg(tree: Flame) -> str:
     """`tree` from the root down, a row per depth; frames too narrow to see are omitted and counted."""
     scale = _WIDTH / max(int(tree.total[0]), 1)
-    placed = [(node, x) for node, x in _placed(tree) if node.total * scale >= _NARROWEST]
-    height = _TOP + _ROW * (1 + max(node.depth for node, _ in placed)) + 8
-    boxes = "\n".join(_box(tree, node, x * scale, scale) for node, x in placed)
+    placed = [node for node in in_order(tree, _MOST_NODES) if node.total * scale >= _NARROWEST]
+    height = _TOP + _ROW * (1 + max(node.depth for node in placed)) + 8
+    boxes = "\n".join(_box(tree, node, scale) for node in placed)
     steps = f" over {tree.steps} steps" if tree.steps else ""
     hidden = tree.parent.size - len(placed)
     left_out = f"; {hidden:,} narrower frames are not drawn" if hidden else ""
@@ -58,20 +57,9 @@ rect:hover {{ stroke: #1c2024; stroke-width: 1 }}
 """
 
 
-def _placed(tree: Flame) -> Iterator[tuple[Node, int]]:
-    """Every node with its start in ns: the end of its previous sibling."""
-    starts = [0]
-    for node in in_order(tree, _MOST_NODES):
-        del starts[node.depth + 1 :]
-        start = starts[node.depth]
-        yield node, start
-        starts[node.depth] += node.total
-        starts.append(start)
-
-
-def _box(tree: Flame, node: Node, x: float, scale: float) -> str:
+def _box(tree: Flame, node: Node, scale: float) -> str:
     name = _NO_XML.sub("\ufffd", tree.names[node.frame])
-    width, y = node.total * scale, _TOP + node.depth * _ROW
+    x, width, y = node.start * scale, node.total * scale, _TOP + node.depth * _ROW
     share = 100 * node.total / max(int(tree.total[0]), 1)
     title = f"{name}\n{duration(node.total / 1000)}, {share:.2f} %; own {duration(node.own / 1000)}; {node.calls} calls"
     letters = int((width - 6) / _LETTER)

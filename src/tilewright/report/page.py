@@ -6,10 +6,13 @@ import hashlib
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tilewright.records.cache import build, key_of
+from tilewright.report.charts import live_memory, predicted, roofline
 from tilewright.report.optimised_findings import findings
 from tilewright.report.output import write_document
 from tilewright.report.page_budget import harmless_json
@@ -19,8 +22,8 @@ from tilewright.report.traced import traced
 from tilewright.store import SavedRun
 
 _SCRIPTS = (
-    *("dom.js", "table.js", "roofline.js", "charts.js", "graph.js", "page.js"),
-    *("timeline_data.js", "timeline_view.js", "timeline.js", "perfetto.js", "flame.js", "allocator.js", "trace.js"),
+    *("dom.js", "table.js", "draw.js", "graph.js", "page.js"),
+    *("timeline.js", "perfetto.js", "flame.js", "allocator.js", "trace.js"),
 )
 _STYLES = ("page.css", "trace.css")
 # A speedup of at least this is within the noise of 1.
@@ -70,7 +73,7 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = "\n".join(map(_asset, _STYLES))
+    style, drawing = "\n".join(map(_asset, _STYLES)), _vega()
     script = '"use strict";\n(() => {\n' + "\n".join(map(_asset, _SCRIPTS)) + "})();\n"
     return templates.get_template("page.html.j2").render(
         run=answers["run"].records()[0],
@@ -87,10 +90,35 @@ def render_page(
         trace_island=Markup(trace_island),
         script=Markup(script),
         script_hash=_hash(script),
+        drawing=Markup(drawing),
+        drawing_hash=_hash(drawing),
         style=Markup(style),
         style_hash=_hash(style),
         island=Markup(harmless_json({name: asdict(answers[name]) for name in DRAWN})),
+        charts=Markup(harmless_json(_charts(answers))),
     )
+
+
+def _vega() -> str:
+    """Vega, Vega-Lite and their embedding as one script, kept on disk: bundling takes seconds."""
+
+    def make(path: Path) -> None:
+        import vl_convert
+
+        path.write_text(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"), "utf-8")
+
+    return build(key_of("vega", version("vl-convert-python")), ".js", make).read_text("utf-8")
+
+
+def _charts(answers: Mapping[str, Answer]) -> dict[str, Any]:
+    """The charts of a program, each with the name of its answer."""
+    rows = {name: answers[name].records() for name in ("roofline", "ceilings", "memory", "predicted")}
+    charts = {"roofline": roofline(rows["roofline"], rows["ceilings"])} if rows["roofline"] else {}
+    if rows["memory"]:
+        charts["memory"] = live_memory(rows["memory"])
+    if rows["predicted"]:
+        charts["predicted"] = predicted(rows["predicted"])
+    return charts
 
 
 def _asset(name: str) -> str:

@@ -1,9 +1,9 @@
-"""The timeline of a run for the page: at most 50,000 slices with their flows, counters and arguments."""
+"""The timeline of a run for the page: at most 20,000 slices with their flows, counters and arguments."""
 
 from __future__ import annotations
 
 import json
-import re
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,22 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.report.coarsen import Blocks, Integers, coarsen, thin
-from tilewright.report.packed import pack, zigzag
+from tilewright.report.kinds import kind_of
 from tilewright.report.page_budget import cut, harmless_json, shortened
+from tilewright.report.quantity import count, nbytes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-MOST_SLICES = 50_000
-MOST_FLOWS = 50_000
+MOST_SLICES = 20_000
+MOST_FLOWS = 20_000
 # Most rows drawn per track; malicious traces can have millions.
 DEEPEST = 250
+_CURVE_ROWS = 3
 MOST_TRACKS = 250
 MOST_COUNTERS = 24
 MOST_POINTS = 4_000
-_POINTS_OF_ALL = 40_000
-_ROOM_OF_NAMES = 500_000
-_ROOM_OF_ARGUMENTS = 550_000
+_POINTS_OF_ALL = 20_000
+_ROOM_OF_NAMES = 350_000
+_ROOM_OF_ARGUMENTS = 400_000
 _LONGEST_VALUE = 300
 _LONGEST_NAME = 400
 # Arguments that only link or count events.
@@ -87,9 +89,12 @@ class Slices:
 
 
 def timeline(connection: DuckDBPyConnection, most: int = MOST_SLICES) -> dict[str, Any] | None:
-    """The timeline as JSON for the page; None if the run has no slice.
+    """The timeline of the page before `laid_out`; None if the run has no slice.
 
-    `most` bounds the slices; the answer's `kept` says in numbers what was merged or left out.
+    `columns` has for each slice `begin` and `length` (-1: never ended) in ns from `origin`, its `label` in `names`, its
+    `args` among those (plus one; 0: none), the `count` of slices that it stands for, its `id`, the place of the slice
+    around it (`outer`, or -1), whether it `is_python`, and its `level` among such slices of its track. `most` bounds
+    the slices; `kept` says in numbers what was merged or left out.
     """
     slices, labels, left_out = _read(connection)
     if not slices.id.size:
@@ -102,22 +107,28 @@ def timeline(connection: DuckDBPyConnection, most: int = MOST_SLICES) -> dict[st
     drawn = blocks.longest
     names, labels_of = _names(labels, slices.label[drawn])
     sets, args_of, without = _arguments(connection, slices, blocks)
-    columns = {
-        "ts": blocks.ts - origin,
-        # 0 means a slice that never ended.
-        "dur": np.maximum(blocks.dur, -1) + 1,
-        "label": labels_of,
-        "args": args_of,
-        "count": blocks.count,
-        "id": slices.id[drawn],
-    }
+    is_python = np.array([kind == "python" for _, _, kind in names], dtype=bool)[labels_of]
+    level, outer = _levels(slices.track[drawn], blocks.ts, slices.depth[drawn], is_python)
     flows, all_flows = _flows(connection, slices, blocks)
     return {
-        "origin": str(origin),
+        "origin": origin,
         "span": end - origin,
         "names": names,
         "args": sets,
-        "tracks": _tracks(connection, slices, drawn, columns),
+        "columns": {
+            "begin": blocks.ts - origin,
+            "length": np.maximum(blocks.dur, -1),
+            "label": labels_of,
+            "args": args_of,
+            "count": blocks.count,
+            "id": slices.id[drawn],
+            "outer": outer,
+            "level": level,
+            "is_python": is_python.astype(np.int64),
+            # Whether `id` is that of the slice that caused a span of a device's accounting.
+            "caused": np.zeros_like(level),
+        },
+        "tracks": _tracks(connection, slices, drawn),
         "flows": flows,
         "counters": _counters(connection, origin),
         "kept": {
@@ -131,6 +142,71 @@ def timeline(connection: DuckDBPyConnection, most: int = MOST_SLICES) -> dict[st
             "without_arguments": without,
         },
     }
+
+
+def laid_out(lines: dict[str, Any]) -> dict[str, Any]:
+    """`lines` of `timeline` as JSON: curves above devices above host threads, and every slice in its row.
+
+    A track's Python frames stand below its other slices. `slices` are the columns, `homes` the tracks that `track`
+    of a slice means, `tracks` the headings of the rows, `rows` their number.
+    """
+    columns, counters = lines.pop("columns"), lines["counters"]
+    headings = [(_CURVE_ROWS * place + 1, _scaled_name(counter)) for place, counter in enumerate(counters)]
+    rows, of_track = np.zeros_like(columns["begin"]), np.zeros_like(columns["begin"])
+    row, process = _CURVE_ROWS * len(counters), None
+    homes = sorted(lines.pop("tracks"), key=_order)
+    for place, track in enumerate(homes):
+        first, last = track.pop("span")
+        if track["process"] != process:
+            process = track["process"]
+            headings.append((row, process))
+            row += 1
+        level, is_python = columns["level"][first:last], columns["is_python"][first:last]
+        others = int(level[is_python == 0].max(initial=-1)) + 1
+        rows[first:last] = row + level + others * is_python
+        of_track[first:last] = place
+        headings.append((row, track["name"]))
+        row = int(rows[first:last].max()) + 1
+    shown = {key: values.tolist() for key, values in columns.items() if key not in ("level", "is_python")}
+    return lines | {
+        "origin": str(lines["origin"]),
+        "slices": shown | {"row": rows.tolist(), "track": of_track.tolist()},
+        "homes": homes,
+        "tracks": [{"mid": row + 0.5, "name": name} for row, name in headings],
+        "counters": [
+            counter | {"row": _CURVE_ROWS * place, "height": _CURVE_ROWS} for place, counter in enumerate(counters)
+        ],
+        "rows": row,
+    }
+
+
+def _scaled_name(counter: Mapping[str, Any]) -> str:
+    most = max(counter["values"], default=0.0)
+    return f"{counter['name']}, at most {nbytes(most) if counter['unit'] == 'bytes' else count(most)}"
+
+
+def _order(track: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Devices first, then the busiest threads."""
+    first, last = track["span"]
+    return not track["device"], 0 if track["device"] else first - last, track["upid"] or math.inf, -track["busy"]
+
+
+def _levels(track: Integers, ts: Integers, depth: Integers, is_python: NDArray[np.bool_]) -> tuple[Integers, Integers]:
+    """How many slices of its sort (Python frames, or others) lie around each, and the place of the next outer one."""
+    levels, outer = np.zeros_like(ts), np.full_like(ts, -1)
+    # Of each depth: the slice there, and how many of both sorts are around the next slice.
+    open_at: dict[int, int] = {}
+    around: dict[int, tuple[int, int]] = {}
+    last_track = None
+    for place in np.lexsort((depth, ts, track)).tolist():
+        if track[place] != last_track:
+            last_track, open_at, around = track[place], {}, {}
+        at, sort = int(depth[place]), int(is_python[place])
+        counts = around.get(at, (0, 0))
+        levels[place], outer[place] = counts[sort], open_at.get(at - 1, -1)
+        around[at + 1] = counts[0] + (1 - sort), counts[1] + sort
+        open_at[at] = place
+    return levels, outer
 
 
 def _read(connection: DuckDBPyConnection) -> tuple[Slices, list[tuple[str, str]], int]:
@@ -156,38 +232,6 @@ def _names(labels: list[tuple[str, str]], used: Integers) -> tuple[list[tuple[st
     categories = shortened([category for _, category in chosen], 40, _ROOM_OF_NAMES // 4)
     kinds = [kind_of(name, category) for name, category in chosen]
     return list(zip(names, categories, kinds, strict=True)), labels_of
-
-
-_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE))
-    for kind, pattern in (
-        ("library", r"nccl|all_?reduce|all_?gather|reduce_?scatter|broadcast|c10d::"),
-        ("random", r"dropout|rand|bernoulli|philox"),
-        ("compute", r"gemm|(?<![a-z])(b?add)?b?mm(backward\d*)?(?![a-z])|"
-                    r"matmul|linear|conv|attention|fmha|flash|einsum"),
-        ("reduction", r"norm|softmax|reduce|loss|entropy|"
-                      r"(^|[:_])(sum|mean|max|min|amax|var|std|cumsum|prod|argmax)(_|$)"),
-        ("layout", r"mem(cpy|set)|copy|transpose|permute|view|reshape|expand|clone|contiguous|stride|slice|select|"
-                   r"squeeze|empty|zeros|(^|[:_])(cat|t|to|fill|zero|resize|detach|alias|split|unbind|stack)_?$"),
-    )
-)  # fmt: skip
-
-
-def kind_of(name: str, category: str) -> str:
-    """The colour class of a slice, guessed from its name: an operator class, or a role on the host.
-
-    >>> kind_of("aten::addmm", "cpu_op"), kind_of("cudaStreamSynchronize", "cuda_runtime")
-    ('compute', 'wait')
-    """
-    if category in ("python_function", "thread"):
-        return "python"
-    if category in ("user_annotation", "gpu_user_annotation", "nvtx", "Trace"):
-        return "range"
-    if re.search(r"Synchronize|EventQuery|WaitEvent", name) and category.startswith("cuda"):
-        return "wait"
-    if category in ("cuda_runtime", "cuda_driver"):
-        return "launch"
-    return next((kind for kind, pattern in _KINDS if pattern.search(name)), "pointwise")
 
 
 def _arguments(
@@ -234,32 +278,24 @@ def _argument_texts(text: str) -> dict[str, str]:
     return told
 
 
-def _tracks(
-    connection: DuckDBPyConnection, slices: Slices, drawn: Integers, columns: Mapping[str, Integers]
-) -> list[dict[str, Any]]:
-    """Every track with its packed rows: devices first, then host threads, each by activity."""
+def _tracks(connection: DuckDBPyConnection, slices: Slices, drawn: Integers) -> list[dict[str, Any]]:
+    """Every track; `span` has the places of its drawn slices."""
     described = connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'description'").fetchone()
     rows_of = connection.execute(_TRACKS.format(parts=_PARTS if described else _NO_PARTS)).fetchall()
     about = {row[0]: row[1:] for row in rows_of}
-    track, depth = slices.track[drawn], slices.depth[drawn]
+    track, depth, dur = slices.track[drawn], slices.depth[drawn], np.maximum(slices.dur[drawn], 0)
     tracks = []
     for first, last in _runs(track):
         name, tid, process, pid, device, upid, file = about.get(int(track[first]), (None,) * 7)
-        rows = [(a + first, b + first) for a, b in _runs(depth[first:last])]
-        part: dict[str, NDArray[Any]] = {key: values[first:last] for key, values in columns.items()}
-        # Differences between neighbours, restarting in each row.
-        part["ts"] = np.concatenate([np.diff(columns["ts"][a:b], prepend=0) for a, b in rows])
-        part["id"] = zigzag(np.diff(part["id"], prepend=0))
+        outermost = depth[first:last] == depth[first]
         tracks.append(
             {
                 "name": cut(_stream(tid) if device is not None else str(name or tid or "events"), 80),
                 "process": cut(_process(process, pid, file), 80),
                 "upid": upid,
                 "device": device is not None,
-                "rows": [[int(depth[a]), b - a] for a, b in rows],
-                "busy": int(np.maximum(slices.dur[drawn][first : rows[0][1]], 0).sum()),
-                **{key: pack(values) for key, values in part.items()},
-                "first": int(first),
+                "busy": int(dur[first:last][outermost].sum()),
+                "span": (first, last),
             }
         )
     return tracks
@@ -298,9 +334,9 @@ def _flows(connection: DuckDBPyConnection, slices: Slices, blocks: Blocks) -> tu
     arrows = np.unique(np.stack([*columns, ends[:, 2]], axis=1)[known], axis=0)[:MOST_FLOWS]
     return {
         "kinds": [cut(kind, 40) for kind in kinds],
-        "out": pack(np.diff(arrows[:, 0], prepend=0)),
-        "into": pack(arrows[:, 1]),
-        "kind": pack(arrows[:, 2]),
+        "out": arrows[:, 0].tolist(),
+        "into": arrows[:, 1].tolist(),
+        "kind": arrows[:, 2].tolist(),
     }, len(found)
 
 
@@ -327,11 +363,10 @@ def curve(name: str, unit: str, ts: Integers, value: Any, most: int = MOST_POINT
     """A step curve for the page; `ts` in ns from the start of the trace."""
     values = np.nan_to_num(np.asarray(value, dtype=np.float64))
     kept = thin(ts, values, most)
-    ticks = np.maximum(ts[kept], 0)
     return {
         "name": cut(name, 80),
         "unit": cut(unit, 20),
-        "ts": pack(np.diff(ticks, prepend=0)),
+        "ts": np.maximum(ts[kept], 0).tolist(),
         "values": values[kept].tolist(),
         "points": int(ts.size),
     }

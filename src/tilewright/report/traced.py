@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tilewright.report.charts import allocated, boxes
 from tilewright.report.device_time import add_device_time
 from tilewright.report.flame import drawn
 from tilewright.report.page_budget import cut, fitting
 from tilewright.report.quantity import count, duration, nbytes
-from tilewright.report.timeline import curve, points_of_one, timeline
+from tilewright.report.timeline import curve, laid_out, points_of_one, timeline
 from tilewright.report.trace_tables import trace_tables
 from tilewright.store.query import reading
 from tilewright.trace.flame import flame
@@ -48,7 +49,7 @@ def traced(run: Path) -> dict[str, Any] | None:
         if lines is None:
             return None
         devices = memory(connection)[:MOST_DEVICES] if "memory_event" in present else []
-        origin = int(lines["origin"])
+        origin = lines["origin"]
         depths = _queue_depths(connection, origin) if "queue_depth" in present else []
         files = _files(connection)
         # A device's memory is drawn twice, and with what is reserved.
@@ -58,7 +59,9 @@ def traced(run: Path) -> dict[str, Any] | None:
         lines["counters"] = [*depths, *curves, *lines["counters"]]
         if "device_time" in present:
             add_device_time(connection, lines)
-        trees = [flame(connection, "host"), flame(connection, "device")]
+        lines = laid_out(lines)
+        trees = [flame(connection, weight) for weight in ("host", "device")]
+        flames = [drawn(tree) for tree in trees if tree.total[0] > 0]
         steps, step_us = connection.execute(_STEPS + (_TIMED if "step" in present else "")).fetchall()[0]
         slowest = connection.execute(_DEVICE_STEP).fetchall() if "step_account" in present else []
         return {
@@ -69,11 +72,27 @@ def traced(run: Path) -> dict[str, Any] | None:
             "steps": steps,
             "fused": "region" in present and connection.execute(_FUSED).fetchall()[0][0],
             "timeline": lines,
-            "flames": [drawn(tree) for tree in trees if tree.total[0] > 0],
+            "flames": flames,
             "memory": [_shown(device, origin, files, most, budget) for device in devices],
             "tables": trace_tables(connection, present),
             "files": list(files.values()),
+            "charts": {
+                "timeline": boxes(
+                    lines["rows"],
+                    lines["span"] / 1e9,
+                    "slices",
+                    [kind for _, _, kind in lines["names"]],
+                    curves=True,
+                ),
+                "flames": [_flame_chart(each) for each in flames],
+                "allocated": allocated(),
+            },
         }
+
+
+def _flame_chart(drawn: dict[str, Any]) -> dict[str, Any]:
+    rows = 1 + max(depth for _, depth, *_ in drawn["nodes"])
+    return boxes(rows, drawn["nodes"][0][4] / 1e9, "frames", [kind for _, kind in drawn["names"]])
 
 
 def _headlines(

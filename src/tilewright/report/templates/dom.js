@@ -119,18 +119,11 @@ function choice(label, options, pressed, pick) {
   return group;
 }
 
-// A region is a square, an operator a disc: told apart without their colour.
-function glyph(kind, cx, cy, size, attributes) {
-  return kind === "region"
-    ? svg("rect", { ...attributes, x: cx - size * 0.9, y: cy - size * 0.9, width: size * 1.8, height: size * 1.8, rx: 1 })
-    : svg("circle", { ...attributes, cx, cy, r: size });
-}
-
-function legend(entries) {
+function legend(kinds) {
   const list = html("div", { class: "legend" });
-  for (const [kind, label] of entries) {
-    const shape = glyph(kind, 5.5, 5.5, 4, { class: `ink c-${kind}` });
-    list.append(html("span", {}, svg("svg", { width: 11, height: 11, "aria-hidden": "true" }, shape), label));
+  for (const kind of kinds) {
+    const shape = svg("circle", { class: `ink c-${kind}`, cx: 5.5, cy: 5.5, r: 4 });
+    list.append(html("span", {}, svg("svg", { width: 11, height: 11, "aria-hidden": "true" }, shape), kind));
   }
   return list;
 }

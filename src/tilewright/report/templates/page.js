@@ -20,19 +20,6 @@ function unusedNote(row) {
   return [html("small", { class: "unused" }, `and ${row.unused_symbolic ? formula(row.unused_symbolic) : count(row.unused)} unused`)];
 }
 
-function roofline() {
-  const before = rowsOf.roofline.filter((p) => p.kind === "operator" && p.stage === "before");
-  const launched = rowsOf.roofline.filter((p) => p.kind === "operator" && p.stage === "after" && !p.region);
-  const unfused = launched.length ? launched : before.filter((p) => !p.region);
-  const fused = rowsOf.roofline.filter((p) => p.kind === "region");
-  const sets = { "before fusion": before, "after fusion": [...unfused, ...fused] };
-  let stage = fused.length ? "after fusion" : "before fusion";
-  const redraw = fitted(host("roofline-chart"), (width) => drawRoofline(width, sets[stage], rowsOf.ceilings));
-  if (fused.length) host("roofline-stage").append(choice("Stage", Object.keys(sets), stage, (picked) => { stage = picked; redraw(); }));
-  const present = CLASSES.filter((name) => rowsOf.roofline.some((p) => p.operator_class === name)).map((name) => [name, name]);
-  host("roofline-stage").append(legend(fused.length ? [...present, ["region", "fused region"]] : present));
-}
-
 function graph() {
   const graphs = [...new Set(rowsOf.operators.map((op) => op.graph))];
   const panels = host("graph-panels");
@@ -50,8 +37,7 @@ function graph() {
       panel("After fusion", after.length ? after : planned(before, regions), tintOf, lit));
   }
   if (graphs.length > 1) host("graph-pick").append(choice("Graph", graphs, graphs[0], show));
-  const present = CLASSES.filter((name) => rowsOf.operators.some((op) => op.class === name)).map((name) => [name, name]);
-  host("graph-pick").append(legend(present));
+  host("graph-pick").append(legend(CLASSES.filter((name) => rowsOf.operators.some((op) => op.class === name))));
   if (graphs.length) show(graphs[0]);
 }
 
@@ -117,9 +103,6 @@ function lost() {
 }
 
 function predicted() {
-  fitted(host("predicted-chart"), (width) => drawPredicted(width, rowsOf.predicted));
-  const origins = [...new Set(rowsOf.predicted.map((row) => row.what))];
-  host("predicted-legend").append(legend(origins.map((what) => [ORIGINS[what], what === "whole" ? "whole program" : what])));
   sortable(host("predicted-table"), [
     { key: "what", label: "what" },
     { key: "name", label: "name", kind: "code" },
@@ -176,12 +159,11 @@ function ceilings() {
   ], rowsOf.ceilings, { label: "ceilings" });
 }
 
-if (host("roofline")) roofline();
+for (const [name, spec] of Object.entries(JSON.parse(host("charts-data").textContent))) chart(`${name}-chart`, spec, { [name]: rowsOf[name] });
 if (host("ceilings-table")) ceilings();
 if (host("graph")) graph();
 if (host("operators")) operators();
 if (host("decisions")) decisions();
-if (host("memory")) fitted(host("memory-chart"), (width) => drawMemory(width, rowsOf.memory));
 if (host("lost")) lost();
 if (host("predicted")) predicted();
 if (host("verified")) verified();

@@ -5,26 +5,25 @@ const PATIENCE_MS = 20_000;
 
 // The trace as Chrome's JSON: times in µs from its start, to the nanosecond.
 function chromeTrace(model) {
-  const { ts, end, label, args, count: held, open } = model.slices;
+  const { begin, length, label, args, track, count: held } = model.slices;
   const events = [];
   const us = (ns) => ns / 1000;
-  model.tracks.forEach((track, tid) => {
-    const pid = track.upid ?? 1_000_000;
-    events.push({ ph: "M", name: "process_name", pid, args: { name: track.process } }, { ph: "M", name: "thread_name", pid, tid, args: { name: track.name } });
-    const order = Array.from({ length: track.to - track.from }, (_, i) => track.from + i).sort((a, b) => ts[a] - ts[b] || end[b] - end[a]);
-    for (const i of order) {
-      const [name, cat] = model.names[label[i]];
-      const event = { ph: open[i] ? "B" : "X", name: held[i] > 1 ? `${count(held[i])} short slices, longest ${name}` : name, cat, pid, tid, ts: us(ts[i]) };
-      if (!open[i]) event.dur = us(end[i] - ts[i]);
-      if (args[i]) event.args = model.args[args[i] - 1];
-      events.push(event);
-    }
+  const place = (i) => ({ pid: model.homes[track[i]].upid ?? 1_000_000, tid: track[i] });
+  model.homes.forEach(({ name, process, upid }, tid) => {
+    const pid = upid ?? 1_000_000;
+    events.push({ ph: "M", name: "process_name", pid, args: { name: process } }, { ph: "M", name: "thread_name", pid, tid, args: { name } });
   });
-  const place = (i) => ({ pid: model.tracks[model.slices.track[i]].upid ?? 1_000_000, tid: model.slices.track[i] });
+  for (const i of [...begin.keys()].sort((a, b) => begin[a] - begin[b] || length[b] - length[a])) {
+    const [name, cat] = model.names[label[i]];
+    const event = { ph: length[i] < 0 ? "B" : "X", name: held[i] > 1 ? `${count(held[i])} short slices, longest ${name}` : name, cat, ...place(i), ts: us(begin[i]) };
+    if (length[i] >= 0) event.dur = us(length[i]);
+    if (args[i]) event.args = model.args[args[i] - 1];
+    events.push(event);
+  }
   for (let flow = 0; flow < model.flows.out.length; flow += 1) {
     const [out, into] = [model.flows.out[flow], model.flows.into[flow]];
     const name = model.flows.kinds[model.flows.kind[flow]] || "flow";
-    events.push({ ph: "s", id: flow, name, cat: name, ...place(out), ts: us(ts[out]) }, { ph: "f", bp: "e", id: flow, name, cat: name, ...place(into), ts: us(ts[into]) });
+    events.push({ ph: "s", id: flow, name, cat: name, ...place(out), ts: us(begin[out]) }, { ph: "f", bp: "e", id: flow, name, cat: name, ...place(into), ts: us(begin[into]) });
   }
   for (const counter of model.counters) counter.values.forEach((value, i) => events.push({ ph: "C", name: counter.name, pid: 1_000_001, ts: us(counter.ts[i]), args: { value } }));
   return JSON.stringify({ displayTimeUnit: "ns", traceEvents: events });

@@ -1,21 +1,12 @@
-// Wires the run's trace to its drawings and tables.
+// Wires the run's trace to its charts and tables.
 
 function trace() {
   const data = JSON.parse(host("trace-data").textContent);
-  timeline(openTimeline(data.timeline));
+  timeline(data.timeline, data.charts.timeline);
   for (const table of data.tables) if (table.rows.length) answerTable(table);
-  if (data.flames.length) flameGraphs(data.flames);
-  if (data.memory.length) allocators(data.memory, data.steps);
+  data.flames.forEach((graph, place) => flame(graph, data.charts.flames[place], place));
+  data.memory.forEach((device, place) => allocator(device, data.steps, data.charts.allocated, place, besideInference(data.memory, device)));
 }
-
-// How a column is written follows from the end of its name.
-const UNITS = [
-  [/_ns$/, (ns) => nanos(ns)],
-  [/_us$/, (us) => time(us)],
-  [/_ms$/, (ms) => time(ms === null ? null : ms * 1000)],
-  [/bytes$/, (size) => bytes(size)],
-  [/percent$/, given((part) => `${part.toFixed(1)} %`)],
-];
 
 // Columns that hold names as programs write them; the others hold words.
 const CODE = new Set(["operator", "shapes", "source", "name", "kernel", "stack"]);
@@ -29,9 +20,9 @@ function answerTable(table) {
   const rows = records(table);
   // Without a device, or ceilings, whole columns are empty.
   const columns = table.columns.filter((key) => rows.some((row) => row[key] !== null)).map((key) => {
-    const [ending, show] = UNITS.find(([pattern]) => pattern.test(key)) ?? [null, null];
+    const [, show] = unitOf(key);
     const number = show !== null || rows.some((row) => typeof row[key] === "number");
-    const label = (ending && key !== "percent" ? key.replace(/_(ns|us|ms|percent)$/, "") : key).replaceAll("_", " ");
+    const label = labelOf(key);
     const write = show ?? (number ? given((value) => (Number.isInteger(value) ? count(value) : plainNumber(value))) : null);
     return write ? { key, label, number, cell: (row) => write(row[key]) } : { key, label, kind: kindOf(key, rows) };
   });
