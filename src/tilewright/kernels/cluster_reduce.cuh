@@ -6,12 +6,6 @@
 #pragma once
 #include "row.cuh"
 
-#if CLUSTER > 1
-#define ROW_KERNEL extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, BLOCKS)
-#else
-#define ROW_KERNEL extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-#endif
-
 // The states of a row's threads, posted in one pass and collected in the next.
 //
 // A warp may post number n + 2 once number n is complete, while another still reads number n - 1: hence four sets

@@ -10,6 +10,13 @@
 //   State     what is reduced: a struct of 4-byte words; identity() and combine(State), associative and commutative.
 #pragma once
 
+// A kernel of blocks of so many threads, BLOCKS of which a multiprocessor must hold; CLUSTER of them are a cluster.
+#if CLUSTER > 1
+#define ROW_KERNEL(threads) extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(threads, BLOCKS)
+#else
+#define ROW_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, BLOCKS)
+#endif
+
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LOWEST = -3.402823466e38f;  // finite, so that -inf minus it is no NaN
 #ifndef LINE
@@ -119,6 +126,14 @@ struct ElementMax {
         return a;
     }
 };
+
+// Stops the compiler from keeping unpacked copies live; they cost registers that the loads need.
+template <int N>
+__device__ __forceinline__ void drop_unpacked(uint4 (&vectors)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+r"(vectors[i].x), "+r"(vectors[i].y), "+r"(vectors[i].z), "+r"(vectors[i].w));
+}
 
 // Lane `lane` of a vector, which must be a constant after unrolling.
 template <class T>

@@ -88,8 +88,8 @@ __device__ __forceinline__ void accumulate(const Elements &in, int first, uint4 
 // `statistics` gets each row's maximum, then each row's log sum exp(x - maximum): kept apart, for their sum
 // would lose the digits that backward needs. `losses` gets each row's loss if it is not null, `block_sums` each block's
 // sum and count of losses.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    forward(const ELEMENT *logits, const long long *target, ELEMENT *losses, float *statistics, LossSum *block_sums,
+ROW_KERNEL(THREADS)
+forward(const ELEMENT *logits, const long long *target, ELEMENT *losses, float *statistics, LossSum *block_sums,
             long long rows, int columns, long long stride, long long ignored, float smoothing, float z_loss) {
     __shared__ RowReduce<THREADS, 1, State> row_reduce;
     const Reader reader{logits, rows, stride, columns};

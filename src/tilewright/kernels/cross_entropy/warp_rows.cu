@@ -86,8 +86,8 @@ __device__ __forceinline__ RowSum reduce_row(const Elements &row, int first, uin
 // `statistics` gets each row's maximum, then each row's log sum exp(x - maximum): kept apart, for their sum would lose
 // the digits that backward needs. `losses` gets each row's loss if it is not null. A label that is no column makes the
 // loss NaN, and nothing outside of the row is read.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    forward(const ELEMENT *logits, const long long *target, ELEMENT *losses, float *statistics, LossSum *block_sums,
+ROW_KERNEL(THREADS)
+forward(const ELEMENT *logits, const long long *target, ELEMENT *losses, float *statistics, LossSum *block_sums,
             long long rows, int columns, long long stride, long long ignored, float smoothing, float z_loss) {
     const int lane = threadIdx.x % ROW_THREADS;
     const long long step = (long long)gridDim.x * ROWS_PER_BLOCK, begin = (long long)blockIdx.x * ROWS_PER_BLOCK;

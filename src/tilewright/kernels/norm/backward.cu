@@ -176,7 +176,8 @@ __device__ __forceinline__ void write_partial(const float (&own)[VECTORS][LANES]
     }
 }
 
-ROW_KERNEL norm_backward(ELEMENT *x, ELEMENT *dy, ELEMENT *dsum, ELEMENT *dx, const WEIGHT *weight, const float *means,
+ROW_KERNEL(THREADS)
+norm_backward(ELEMENT *x, ELEMENT *dy, ELEMENT *dsum, ELEMENT *dx, const WEIGHT *weight, const float *means,
                        const float *rstds, float *partial, long long rows, int columns, long long x_stride,
                        long long dy_stride, long long dsum_stride) {
     __shared__ ClusterReduce<State> reduction;

@@ -184,12 +184,8 @@ __device__ __forceinline__ void sync_program() {
         __syncthreads();
 }
 
-#if CLUSTER > 1
-extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(ALL, BLOCKS)
-#else
-extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
-#endif
-    norm_backward_tma(const ELEMENT *x, const ELEMENT *dy, const ELEMENT *dsum, ELEMENT *dx, const WEIGHT *weight,
+ROW_KERNEL(ALL)
+norm_backward_tma(const ELEMENT *x, const ELEMENT *dy, const ELEMENT *dsum, ELEMENT *dx, const WEIGHT *weight,
                       const float *means, const float *rstds, float *partial, long long rows, int columns,
                       long long x_stride, long long dy_stride, long long dsum_stride) {
     __shared__ Pipeline pipeline;

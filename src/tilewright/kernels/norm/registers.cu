@@ -30,13 +30,6 @@ __device__ __forceinline__ float across_row(float sum, RowReduce<THREADS, 1, Sum
         return row_reduce(Sum{sum}, number).sum;
 }
 
-// Stop the compiler from keeping unpacked copies live; they cost registers that the loads need.
-__device__ __forceinline__ void drop_unpacked(uint4 (&vectors)[VECTORS]) {
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++)
-        asm volatile("" : "+r"(vectors[i].x), "+r"(vectors[i].y), "+r"(vectors[i].z), "+r"(vectors[i].w));
-}
-
 // A thread's part of the sum of x - mean, and of its squares.
 __device__ __forceinline__ float offsets_of_row(const Elements &in, int first, const uint4 (&vectors)[VECTORS],
                                                 float mean) {
@@ -63,8 +56,8 @@ __device__ __forceinline__ float squares_of_row(const Elements &in, int first, c
     return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    norm_registers(const ELEMENT *x, const ELEMENT *residual, ELEMENT *y, ELEMENT *sum, const WEIGHT *weight,
+ROW_KERNEL(THREADS)
+norm_registers(const ELEMENT *x, const ELEMENT *residual, ELEMENT *y, ELEMENT *sum, const WEIGHT *weight,
                  const WEIGHT *bias, float *means, float *rstds, long long rows, int columns, long long x_stride,
                  long long residual_stride, float eps) {
     __shared__ RowReduce<THREADS, 1, Sum> row_reduce;

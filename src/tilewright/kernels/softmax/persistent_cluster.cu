@@ -58,7 +58,8 @@ __device__ __forceinline__ void write(Ring &ring, const Elements &shape, const T
     }
 }
 
-ROW_KERNEL forward(ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_stride, long long y_stride) {
+ROW_KERNEL(THREADS)
+forward(ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_stride, long long y_stride) {
     __shared__ ClusterReduce<MaxSum> reduction;
     const Matrix inputs[INPUTS] = {{x, x_stride}};
     const ThreadRows at(rows);

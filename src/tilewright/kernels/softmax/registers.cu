@@ -10,12 +10,6 @@
 // 50257.
 #include "row.cuh"
 
-#if CLUSTER > 1
-#define KERNEL extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, BLOCKS)
-#else
-#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-#endif
-
 constexpr int LANES = lanes<ELEMENT>;
 // In fp32 a vector's registers take its exponentials; 16-bit elements stay packed and are exponentiated again, which
 // costs less than twice the registers.
@@ -56,13 +50,6 @@ __device__ __forceinline__ void mask_edges(const Elements &row, float fill, uint
         const int v = vector_number(i);
         if (row.holds(v)) loaded[i] = row.masked(v, loaded[i], fill);
     }
-}
-
-// Stop the compiler from keeping unpacked copies live; they cost registers that the loads need.
-__device__ __forceinline__ void drop_unpacked(uint4 (&loaded)[VECTORS]) {
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++)
-        asm volatile("" : "+r"(loaded[i].x), "+r"(loaded[i].y), "+r"(loaded[i].z), "+r"(loaded[i].w));
 }
 
 // Adds the vectors to `state`.
@@ -108,7 +95,8 @@ __device__ __forceinline__ void write(const Elements &row, const uint4 (&loaded)
     }
 }
 
-KERNEL forward(const ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_stride, long long y_stride) {
+ROW_KERNEL(THREADS)
+forward(const ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_stride, long long y_stride) {
     __shared__ RowReduce<THREADS, CLUSTER, MaxSum> row_reduce;
     row_reduce.start();
     const long long row = row_number();
@@ -156,7 +144,8 @@ __device__ __forceinline__ void write(const Elements &row, const uint4 (&results
     }
 }
 
-KERNEL backward(const ELEMENT *y, const ELEMENT *dy, ELEMENT *dx, long long rows, int columns, long long y_stride,
+ROW_KERNEL(THREADS)
+backward(const ELEMENT *y, const ELEMENT *dy, ELEMENT *dx, long long rows, int columns, long long y_stride,
                 long long dy_stride, long long dx_stride) {
     __shared__ RowReduce<THREADS, CLUSTER, Sum> row_reduce;
     row_reduce.start();
