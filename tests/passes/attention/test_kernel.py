@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,14 +13,10 @@ from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
 from tests.processes import run_interpreted
-from tilewright.hardware.architectures import stated_limits
 from tilewright.hardware.target import target_named
-from tilewright.kernels.attention.request import Request
-from tilewright.passes.attention import kernel
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import CUDNN, PEERS, FusedAttention, Peer
 from tilewright.passes.attention.kernel import choose_kernels
-from tilewright.passes.attention.spelling import Refusal
 from tilewright.passes.attention.visible import Band
 
 CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -115,50 +110,6 @@ def test_what_the_kernels_do_not_take(
     function: object, inputs: list[Tensor], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert reason in refusal(function, monkeypatch, *inputs)
-
-
-def request(batch: int, **others: Any) -> Request:
-    """A causal call in bf16 on a GPU: 2·B·12·1024²·64 FLOPs forward."""
-    strides = (1024 * 12 * 64, 64, 12 * 64, 1)
-    sizes = batch, 12, 12, 1024, 1024, 64, 64, strides, strides, strides
-    whole = Request(torch.device("cuda:0"), torch.bfloat16, *sizes, True, 0.125, None, 0)
-    return whole._replace(**others)
-
-
-def test_what_is_known_to_be_fast_without_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = stated_limits("9.0", multiprocessors=132, l2_bytes=60 << 20)
-    monkeypatch.setattr(kernel, "limits_of", lambda device: limits)
-    monkeypatch.setattr("tilewright.kernels.attention.hopper.backward.available", lambda device: True)
-    hopper = ["hopper.forward", "hopper.backward"]
-    kernel._check_fast(request(16), hopper)
-    kernel._check_fast(request(1), hopper[:1])
-    kernel._check_fast(request(1), hopper)
-    with pytest.raises(Refusal, match="a mask: not in these kernels, and what takes it was not raced"):
-        kernel._check_fast(request(16, mask="additive"), ["portable.launch", "portable.launch"])
-    with pytest.raises(Refusal, match="a deterministic order, and what takes it was not raced"):
-        kernel._check_fast(request(16, deterministic=True), ["hopper.forward", "portable.launch"])
-    with pytest.raises(Refusal, match="float32: the matrix instructions take 16-bit floats"):
-        kernel._check_fast(request(16, dtype=torch.float32), ["portable.launch"])
-
-
-def test_a_token_that_sees_a_cache_through_a_mask_is_split_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    split = ["decode.triton"]
-    kernel._check_fast(request(32, mask="boolean", queries=1, kv_heads=4), split)
-    kernel._check_fast(request(8, mask="boolean", queries=1), split)
-    monkeypatch.setattr(kernel, "limits_of", lambda device: None)
-    monkeypatch.setattr("tilewright.kernels.attention.hopper.forward.supports", lambda request, limits: None)
-    for refused in (request(32, mask="boolean", queries=1), request(8, mask="none", queries=1)):
-        with pytest.raises(Refusal, match="the kernel in Triton, split over the keys comes first, and what takes it"):
-            kernel._check_fast(refused, split)
-
-
-def test_many_short_sequences_that_fill_no_tiles_are_left_to_cudnn() -> None:
-    def of(batch: int, length: int) -> Request:
-        return request(batch, queries=length, keys=length)
-
-    assert kernel._fills_no_tiles(of(64, 197)) and kernel._fills_no_tiles(of(256, 50))
-    assert not any(kernel._fills_no_tiles(of(batch, length)) for batch, length in ((64, 128), (64, 1000), (1, 197)))
 
 
 def test_every_fused_attention_of_pytorch_is_known_with_its_backward() -> None:

@@ -47,23 +47,31 @@ from tests.passes.attention.spellings import (
 )
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.attention.recognise import recognise_attention
+from tilewright.passes.attention.recognise import recognise_attention, unpriced
 from tilewright.records.program import Cost, Decision
 
 
 class Compiled:
-    """`fn` through Dynamo and the pass. `decisions` and `graph` are of its last compilation."""
+    """`fn` through Dynamo and the pass. `decisions` and `graph` are of the last of its `graphs` compilations."""
 
-    def __init__(self, fn: Function, finish: Callable[..., Callable[..., object]] | None = None) -> None:
+    def __init__(
+        self,
+        fn: Function,
+        finish: Callable[..., Callable[..., object]] | None = None,
+        price: Callable[[Cost, str], float | None] = unpriced,
+        **options: bool,
+    ) -> None:
         torch._dynamo.reset()
         self.decisions: list[Decision] = []
-        self.finish = finish
-        self.call = torch.compile(fn, backend=self.backend, fullgraph=True)
+        self.finish, self.price = finish, price
+        self.graphs = 0
+        self.call = torch.compile(fn, backend=self.backend, fullgraph=True, **options)
 
     def backend(self, gm: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        self.decisions = recognise_attention(gm, target_named("cpu"))
+        self.decisions = recognise_attention(gm, target_named("cpu"), self.price)
         gm.graph.lint()
         self.graph = gm.graph
+        self.graphs += 1
         return gm if self.finish is None else self.finish(gm, inputs)
 
     def taken(self) -> bool:
@@ -240,15 +248,9 @@ def test_taken_and_refused_alike_carry_the_time_of_the_fused_kernel(fn: Function
         asked.append((cost, dtype))
         return 12.5
 
-    decisions: list[Decision] = []
-
-    def backend(gm: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        decisions.extend(recognise_attention(gm, target_named("cpu"), price))
-        return gm
-
-    torch._dynamo.reset()
-    torch.compile(fn, backend=backend, fullgraph=True)(*heads(n=7, m=7))
-    (decision,), ((cost, dtype),) = decisions, asked
+    compiled = Compiled(fn, price=price)
+    compiled.call(*heads(n=7, m=7))
+    (decision,), ((cost, dtype),) = compiled.decisions, asked
     assert decision.verdict == verdict and decision.predicted_us == 12.5 and dtype == "float32"
     # q, k and v are read once, the result and a sum for each row written.
     assert (cost.reads, cost.writes) == (3 * B * H * N * D, B * H * N * (D + 1))
@@ -340,18 +342,12 @@ def test_no_quadratic_tensor_after_autograd() -> None:
 
 
 def test_dynamic_sizes() -> None:
-    decisions: list[Decision] = []
-
-    def backend(gm: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        decisions.extend(recognise_attention(gm, target_named("cpu")))
-        return gm
-
-    call = torch.compile(plain, backend=backend, fullgraph=True, dynamic=True)
+    compiled = Compiled(plain, dynamic=True)
     for n in (7, 12, 31):
         inputs = with_gradients(heads(n=n, m=n + 2))
-        actual, eager = value_and_gradients(call, inputs), value_and_gradients(plain, inputs)
+        actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(plain, inputs)
         check_numbers(actual, eager, value_and_gradients(plain, inputs, torch.float64))
-    assert [decision.verdict for decision in decisions] == ["taken"]
+    assert compiled.taken() and compiled.graphs == 1
 
 
 @functools.cache
