@@ -55,6 +55,18 @@ def assert_complete(graph: fx.Graph, fusion: Fusion) -> None:
         assert (row.bytes_saved > 0) == together
 
 
+def test_a_wider_dtype_stays_in_the_kernel_that_reads_it() -> None:
+    """Two kernels, since exponentials would be computed again: bf16 is between them."""
+
+    def program(x: Tensor) -> Tensor:
+        wide = x.exp().float()
+        return torch.ops.aten.upsample_bilinear2d_backward(wide, [4, 6], [1, 2, 2, 6], False)
+
+    graph, fusion = fused(program, torch.zeros(1, 2, 4, 6, dtype=torch.bfloat16))
+    assert members(fusion) == [["exp"], ["_to_copy", "upsample_bilinear2d_backward"]]
+    assert_complete(graph, fusion)
+
+
 def test_naive_softmax_is_one_kernel() -> None:
     graph, fusion = fused(naive_softmax, X)
     assert members(fusion) == [["max_1", "sub", "exp", "sum_1", "div"]]

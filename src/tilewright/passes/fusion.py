@@ -19,7 +19,7 @@ from itertools import pairwise
 import torch
 from torch import fx
 
-from tilewright.graph.calls import shape_of
+from tilewright.graph.calls import operator_name, shape_of
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Language, Target
 from tilewright.loops.lower import Lowered, lower
@@ -154,16 +154,29 @@ class _Fuser:
         for number, node in enumerate(self.operators):
             if not number % 100:
                 tell("operators tried for fusion", number, len(self.operators))
-            if node in self.region:
-                # The producer that saves most first: a merge can make the next one impossible.
-                for producer in sorted(self._producers(node), key=nbytes, reverse=True):
-                    self._try(producer, node)
+            if node in self.region and not self._widens_for_reader(node):
+                self._try_producers(node)
+        for node in self.operators:
+            if node in self.region and self._widens_for_reader(node):
+                self._try_producers(node)
         self._retry()
         self._siblings()
         regions = [self._lowered(region) for region in dict.fromkeys(self.region.values())]
         for number, region in enumerate(regions):
             region.rename(kernel_name(region.members, self.graph_name, number))
         return Fusion(regions, list(self._decisions()), self.too_wide)
+
+    def _try_producers(self, node: fx.Node) -> None:
+        # The producer that saves most first: a merge can make the next one impossible.
+        for producer in sorted(self._producers(node), key=nbytes, reverse=True):
+            self._try(producer, node)
+
+    def _widens_for_reader(self, node: fx.Node) -> bool:
+        """Whether this casts to more bytes for one reader: where producer and reader are two kernels, it goes last."""
+        if operator_name(node.target) != "_to_copy" or len(found := list(readers(node))) != 1:
+            return False
+        narrow, wide = (x.meta["val"].element_size() for x in (node.all_input_nodes[0], node))
+        return narrow < wide and found[0] in self.region and not is_elementwise(found[0])
 
     def _producers(self, node: fx.Node) -> list[fx.Node]:
         return [p for p in dict.fromkeys(sources(node)) if p in self.region]
