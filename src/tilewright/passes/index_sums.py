@@ -1,0 +1,281 @@
+"""Sums at indices that may repeat are tilewright's kernels on a GPU: atomic additions in fp32, or sorted positions.
+
+    dx = index_put(zeros [n, m, …], [i, j], dy, accumulate)  →  dx = to_copy(index_sums(dy, i · m + j, n · m))
+    dx = index_add(zeros, dim, i, dy)                        →  dx = to_copy(index_sums(dy, i, n))
+    dx = scatter_add(zeros, dim, i, dy)                      →  dx = to_copy(index_sums(dy, i, n))
+
+    dx = index_put(zeros [n, …], [i], dy, accumulate)        →  dx = embedding_sums(dy, *sort(i), n)
+
+The last where that is predicted to take less.
+
+PyTorch sorts the indices of `index_put` in some 25 launches, and one warp adds up each index after the other: 712 µs in
+the mean for the gradients of eight experts' biases, 4096 rows of 1024 and of 5632 in bf16 (H200). Its others add by
+atomics in the dtype of the tensor.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_formula
+from tilewright.graph.source import source_line
+from tilewright.graph.specialise import has_symbols
+from tilewright.hardware.floor import floor_us
+from tilewright.hardware.profiles import DeviceProfile
+from tilewright.hardware.target import Target
+from tilewright.passes.shared_zeros import is_zeros
+from tilewright.passes.units import behind_views, gradients
+from tilewright.records.program import Decision, GraphName
+
+aten: Any = torch.ops.aten
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
+ADDS = (aten.index_add.default,)
+SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two)
+ATOMICS = 3e5
+"""Additions in a microsecond: Inductor's kernel in SegFormer's training step has 1.26e9 in 4184 µs (H200)."""
+CONTENDED = 1e3
+"""The same to one address; an estimate: about one a clock of L2."""
+SORT_US, SORT_POSITION_US = 25.0, 0.0009
+"""Of a sort with the kernels that find its runs: 84 µs for 65536 positions (H200)."""
+LAUNCH_US = 2.0
+
+
+class Refusal(Exception):
+    """Why PyTorch's call stays."""
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """`index_sums` of `source` [outer, positions, columns] over `extent`, and where its operands come from."""
+
+    node: fx.Node
+    values: fx.Node
+    indices: tuple[fx.Node, ...]
+    shape: tuple[int, ...]
+    """Of the result."""
+    start: int
+    """The first dimension that is indexed."""
+    by_element: bool = False
+    """Whether there is an index for each element."""
+    wraps: bool = False
+    """Whether a negative index counts from the end."""
+
+    @property
+    def value(self) -> Tensor:
+        found = calls.output(self.node)
+        assert found is not None
+        return found
+
+    @property
+    def extent(self) -> int:
+        return prod(self.shape[self.start : self.start + len(self.indices)])
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Outer, positions and columns."""
+        found = [calls.output(index) for index in self.indices]
+        shapes = [tuple(x.shape) for x in found if x is not None]
+        positions = shapes[0][self.start] if self.by_element else prod(torch.broadcast_shapes(*shapes))
+        return prod(self.shape[: self.start]), positions, prod(self.shape[self.start + len(self.indices) :])
+
+    @property
+    def can_be_sorted(self) -> bool:
+        """Whether rows are sent to rows."""
+        return not self.by_element and self.start == 0 and len(self.indices) == 1 and self.extent < 2**31
+
+
+def sum_by_index(graph: fx.Graph, target: Target) -> list[Decision]:
+    """Rewrite `graph`, a joint graph of ATen operators, in place; a decision for each call that adds at indices."""
+    if target.language != "triton":
+        return []
+    found = [node for node in graph.nodes if node.op == "call_function" and _accumulates(node)]
+    behind = gradients(graph) if found else set()
+    return [_decide(node, "backward" if node in behind else "forward", target.profile) for node in found]
+
+
+def _accumulates(node: fx.Node) -> bool:
+    if node.target in PUTS:
+        return bool(calls.arguments(node).get("accumulate"))
+    if node.target is aten.scatter_reduce.two:
+        return calls.arguments(node)["reduce"] == "sum"
+    return node.target in (*ADDS, *SCATTERS)
+
+
+def _decide(node: fx.Node, side: GraphName, profile: DeviceProfile) -> Decision:
+    name, line = calls.operator_name(node.target).partition(".")[0], source_line(node)
+    values = _values(node)
+    producer = behind_views(values).name
+    try:
+        sums = _matched(node, values)
+    except Refusal as refusal:
+        reason = f"tilewright.index_sums does not take {name}: {refusal}"
+        return Decision(side, producer, node.name, "refused", reason, source=line, passed_by="index sums")
+    atomic, by_order = _atomic_us(sums, profile), _sorted_us(sums, profile)
+    positions = sums.sizes[1]
+    if by_order < atomic:
+        new = _apply(sums, _by_order)
+        reason = f"{positions} positions are sorted and summed: {by_order:.0f} µs, by atomic additions {atomic:.0f}"
+    else:
+        new = _apply(sums, _by_atomics)
+        reason = f"{positions} positions are added by atomics in fp32: {atomic:.0f} µs, in place of {name}"
+        reason += f"; sorted {by_order:.0f}" if sums.can_be_sorted else ""
+    return Decision(
+        side, producer, new.name, "taken", reason,
+        predicted_us=min(atomic, by_order), source=line, passed_by="index sums",
+    )  # fmt: skip
+
+
+def _values(node: fx.Node) -> fx.Node:
+    given = calls.arguments(node)
+    values = given["values" if node.target in PUTS else "source" if node.target in ADDS else "src"]
+    assert isinstance(values, fx.Node)
+    return values
+
+
+def _matched(node: fx.Node, values: fx.Node) -> _Sums:
+    given, out = calls.arguments(node), calls.output(node)
+    assert out is not None
+    if torch.are_deterministic_algorithms_enabled():
+        raise Refusal("the same bits are wanted in every run")
+    if out.dtype not in DTYPES:
+        raise Refusal(f"its kernel is not for {out.dtype}")
+    if not is_zeros(node.args[0]):
+        raise Refusal("it adds to values that are not zeros")
+    sums = _put(node, values, given) if node.target in PUTS else _along(node, values, given)
+    known = [calls.output(operand) for operand in (node, values, *sums.indices)]
+    if any(x is None or has_symbols(x) for x in known):
+        raise Refusal("its sizes are not known yet")
+    if any(x is not None and not x.numel() for x in known):
+        raise Refusal("a tensor is empty")
+    if any(x is not None and x.dtype not in (torch.int64, torch.int32) for x in known[2:]):
+        raise Refusal("its indices are a mask")
+    return sums
+
+
+def _put(node: fx.Node, values: fx.Node, given: Any) -> _Sums:
+    places = [place for place, index in enumerate(given["indices"]) if index is not None]
+    if not places or places[-1] - places[0] + 1 != len(places):
+        raise Refusal("the dimensions that are indexed are not neighbours")
+    indices = tuple(given["indices"][place] for place in places)
+    return _Sums(node, values, indices, _shape(node), places[0], wraps=True)
+
+
+def _along(node: fx.Node, values: fx.Node, given: Any) -> _Sums:
+    shape, index = _shape(node), given["index"]
+    if not shape or calls.output(values).dim() != len(shape):  # type: ignore[union-attr]
+        raise Refusal("it has no dimensions")
+    dim = given["dim"] % len(shape)
+    if node.target in ADDS:
+        if given.get("alpha", 1) != 1:
+            raise Refusal("what it adds is scaled")
+        return _Sums(node, values, (index,), shape, dim)
+    if not given.get("include_self", True):
+        raise Refusal("it keeps what nothing is added to")
+    sent, places = _shape(values), _shape(index)
+    if sent != places or (*sent[:dim], *sent[dim + 1 :]) != (*shape[:dim], *shape[dim + 1 :]):
+        raise Refusal("the index does not cover all rows")
+    return _Sums(node, values, (index,), shape, dim, by_element=True)
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    found = calls.output(node)
+    assert found is not None
+    return tuple(found.shape)
+
+
+def _atomic_us(sums: _Sums, profile: DeviceProfile) -> float:
+    from tilewright.kernels.index_sums.triton import rows_of_tile
+
+    outer, positions, columns = sums.sizes
+    count, results = outer * positions * columns, sums.value.numel()
+    rows = 1 if sums.by_element else rows_of_tile(columns)
+    distinct = sums.extent * (1 - (1 - 1 / sums.extent) ** rows)
+    added = count * (min(distinct, 1.0) if _is_sorted(sums.indices) else distinct) / rows
+    moved = _moved_us(count * sums.value.itemsize, 0, profile)
+    adding = max(moved, added / ATOMICS, added / results / CONTENDED)
+    cast = _moved_us(results * 4, results * sums.value.itemsize, profile) if sums.value.dtype != torch.float32 else 0.0
+    return 2 * LAUNCH_US + _moved_us(0, results * 4, profile) + adding + cast
+
+
+def _sorted_us(sums: _Sums, profile: DeviceProfile) -> float:
+    if not sums.can_be_sorted:
+        return float("inf")
+    _, positions, columns = sums.sizes
+    itemsize = sums.value.itemsize
+    moved = _moved_us(positions * columns * itemsize, sums.value.numel() * itemsize, profile)
+    return SORT_US + SORT_POSITION_US * positions + moved
+
+
+def _moved_us(read: int, written: int, profile: DeviceProfile) -> float:
+    total = read + written
+    return floor_us(total, 0, 0, "", total, profile, "pointwise", bytes_written=written)[0]
+
+
+def _is_sorted(indices: Sequence[fx.Node]) -> bool:
+    """Whether one index grows with its position: values of a sort, through functions that keep their order."""
+    if len(indices) > 1:
+        return False
+    node = indices[0]
+    while node.target in (aten.clamp.default, aten._to_copy.default, aten.view.default, aten.floor_divide.default):
+        node = node.all_input_nodes[0]
+    sorts = (aten.sort.default, aten.sort.stable)
+    if node.target is not operator.getitem or node.args[1] != 0:
+        return False
+    return node.all_input_nodes[0].target in sorts
+
+
+def _apply(sums: _Sums, formula: Callable[..., Tensor]) -> fx.Node:
+    # They define the operators.
+    import tilewright.kernels.embedding
+    import tilewright.kernels.index_sums  # noqa: F401
+
+    node, zeros = sums.node, sums.node.args[0]
+    new = insert_formula(node, lambda *given: formula(sums, *given), sums.values, *sums.indices)
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+    assert isinstance(zeros, fx.Node) and isinstance(new, fx.Node)
+    if not zeros.users:
+        zeros.graph.erase_node(zeros)
+    return new
+
+
+def _by_atomics(sums: _Sums, values: Tensor, *indices: Tensor) -> Tensor:
+    sizes, extent, shape = sums.sizes, sums.extent, sums.shape
+    if sums.by_element:
+        places = indices[0].reshape(sizes)
+    else:
+        found = torch.broadcast_tensors(*indices)
+        ends = shape[sums.start : sums.start + len(found)]
+        flat = found[0] if len(found) == 1 else _numbered(found, ends)
+        places = flat.reshape(1, -1, 1).expand(sizes)
+        values = values.expand(*shape[: sums.start], *flat.shape, *shape[sums.start + len(found) :])
+    wraps = sums.wraps and len(indices) == 1
+    total: Tensor = torch.ops.tilewright.index_sums(values.reshape(sizes), places, extent, wraps)
+    return total.to(values.dtype).view(shape)
+
+
+def _numbered(indices: Sequence[Tensor], extents: Sequence[int]) -> Tensor:
+    """Places in the flattened dimensions; where an index is outside of its own, the place after the last."""
+    places = [torch.where(index < 0, index + n, index) for index, n in zip(indices, extents, strict=True)]
+    flat, inside = places[0], (places[0] >= 0) & (places[0] < extents[0])
+    for place, extent in zip(places[1:], extents[1:], strict=True):
+        flat, inside = flat * extent + place, inside & (place >= 0) & (place < extent)
+    return torch.where(inside, flat, prod(extents))
+
+
+def _by_order(sums: _Sums, values: Tensor, index: Tensor) -> Tensor:
+    _, positions, columns = sums.sizes
+    rows = values.expand(*index.shape, *sums.shape[1:]).reshape(positions, columns)
+    places = torch.where(index < 0, index + sums.extent, index) if sums.wraps else index
+    keys, order = places.reshape(-1).to(torch.int32).sort(stable=True)
+    total: Tensor = torch.ops.tilewright.embedding_sums(rows, keys, order, sums.extent, -1)
+    return total.view(sums.shape)

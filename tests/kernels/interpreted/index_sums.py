@@ -1,0 +1,53 @@
+"""The kernels that add at computed places in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.interpreter import install
+from tilewright.kernels.index_sums import index_sums
+from tilewright.kernels.index_sums import triton as kernels
+
+install()
+SHAPES = [(1, 40, 130), (3, 21, 96), (2, 17, 5), (1, 33, 1), (2, 0, 7), (0, 3, 5), (1, 70, 300)]
+
+
+def exact(source: Tensor, index: Tensor, extent: int) -> Tensor:
+    total = torch.zeros(source.shape[0], extent, source.shape[2], dtype=torch.float64)
+    return total.scatter_add_(1, index.long() % extent, source.double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["rows", "sorted", "rows of each", "elements", "one place", "negative"])
+def test_sums_are_those_of_float64(kind: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(4)
+    outer, positions, columns = shape
+    extent = 6
+    source = torch.randn(2 * outer, positions, columns + 3, generator=generator).to(dtype)[::2, :, 2:-1]
+    low, high = (-extent, extent) if kind == "negative" else (2, 3) if kind == "one place" else (0, extent)
+    drawn = {"rows of each": (outer, positions, 1), "elements": shape}.get(kind, (1, positions, 1))
+    index = torch.randint(low, high, drawn, generator=generator)
+    index = (index.sort(1)[0] if kind == "sorted" else index).expand(shape)
+    found = index_sums(source, index.int() if kind == "rows" else index, extent, kind == "negative")
+    assert found.dtype == torch.float32 and found.shape == (outer, extent, columns)
+    torch.testing.assert_close(found.double(), exact(source, index, extent), rtol=1e-5, atol=1e-5)
+
+
+def test_infinities_stay_where_they_are_added() -> None:
+    source, index = torch.ones(1, 4, 128), torch.tensor([1, 0, 1, 2]).view(1, 4, 1).expand(1, 4, 128)
+    source[0, 1, 5], source[0, 2, 7] = torch.inf, torch.nan
+    found = index_sums(source, index, 3)
+    assert found[0, 0, 5] == torch.inf and found[0, 1, 7].isnan()
+    assert int(found.isfinite().logical_not().sum()) == 2
+
+
+def test_tiles_end_where_rows_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and columns over several tiles."""
+    monkeypatch.setattr(kernels, "COLUMNS", 32)
+    monkeypatch.setattr(kernels, "TILE", 128)
+    source = torch.randn(2, 11, 97)
+    index = torch.tensor([3, 3, 3, 0, 1, 3, 0, 0, 0, 2, 2]).view(1, 11, 1).expand(2, 11, 97)
+    torch.testing.assert_close(index_sums(source, index, 5).double(), exact(source, index, 5), rtol=1e-5, atol=1e-5)

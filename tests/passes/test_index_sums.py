@@ -1,0 +1,163 @@
+"""Sums at indices that may repeat: which become tilewright's, by which kernel, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.passes.graphs import aten, calls, run
+from tilewright.hardware.target import target_named
+from tilewright.passes import index_sums
+from tilewright.passes.index_sums import sum_by_index
+
+put = torch.ops.aten.index_put
+H200 = target_named("h200")
+ROWS = torch.tensor([3, -1, 3, 0, 4, 3, -5])
+"""Of five."""
+
+PROGRAMS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
+    "rows": (lambda y, i: y.new_zeros(5, 4).index_put((i,), y, accumulate=True), ((7, 4), ROWS)),
+    "rows, wide": (lambda y, i: y.new_zeros(5, 300).index_put((i,), y, accumulate=True), ((7, 300), ROWS)),
+    "elements": (lambda y, i: y.new_zeros(5).index_put((i,), y, accumulate=True), ((7,), ROWS)),
+    "a broadcast row": (lambda y, i: y.new_zeros(5, 4).index_put((i,), y, accumulate=True), ((4,), ROWS)),
+    "an index of two dimensions": (
+        lambda y, i: y.new_zeros(5, 4).index_put((i.view(7, 1).expand(7, 3),), y, accumulate=True),
+        ((7, 3, 4), ROWS),
+    ),
+    "of 32 bits": (lambda y, i: y.new_zeros(5, 4).index_put((i.int(),), y, accumulate=True), ((7, 4), ROWS)),
+    "two indices": (
+        lambda y, i: y.new_zeros(5, 6, 2).index_put((i, i.flip(0)), y, accumulate=True),
+        ((7, 2), ROWS),
+    ),
+    "two that broadcast, behind two": (
+        lambda y, i: put(y.new_zeros(2, 3, 5, 5), [None, None, i.view(7, 1), i[:3]], y, True),
+        ((2, 3, 7, 3), ROWS),
+    ),
+    "one index in the middle": (
+        lambda y, i: put(y.new_zeros(2, 5, 3), [None, i], y, True),
+        ((2, 7, 3), ROWS),
+    ),
+    "a number": (lambda y, i: y.new_zeros(5, 4).index_put((i[1],), y, accumulate=True), ((4,), ROWS)),
+    "unsafe": (
+        lambda y, i: torch.ops.aten._unsafe_index_put(y.new_zeros(5, 4), [i], y, True),
+        ((7, 4), ROWS),
+    ),
+    "of a part": (lambda y, i: y.new_zeros(5, 4).index_put((i,), y[::2, 1:5], accumulate=True), ((14, 9), ROWS)),
+    "added": (lambda y, i: y.new_zeros(2, 5, 3).index_add(1, i % 5, y), ((2, 7, 3), ROWS)),
+    "scattered along the first": (
+        lambda y, i: y.new_zeros(5, 3).scatter_add(0, i.view(7, 1).expand(7, 3) % 5, y),
+        ((7, 3), ROWS),
+    ),
+    "scattered, by elements": (
+        lambda y, i: y.new_zeros(2, 5, 3).scatter_add(1, (i.view(1, 7, 1) + i[:3]).expand(2, 7, 3) % 5, y),
+        ((2, 7, 3), ROWS),
+    ),
+    "reduced": (
+        lambda y, i: y.new_zeros(7, 9).scatter_reduce(1, i[:4].expand(7, 4) % 5, y, "sum"),
+        ((7, 4), ROWS),
+    ),
+}
+
+
+def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_numbers_stay(name: str, dtype: torch.dtype) -> None:
+    function, (shape, index) = PROGRAMS[name]
+    y = drawn(shape, dtype)
+    graph = aten(function, y, index)
+    (decision,) = sum_by_index(graph, H200)
+    assert (decision.verdict, decision.graph, decision.passed_by) == ("taken", "forward", "index sums")
+    assert "tilewright.index_sums.default" in calls(graph) and not any("zeros" in call for call in calls(graph))
+    found, exact = run(graph, y, index), function(y.double(), index)
+    assert found.dtype == dtype and found.stride() == exact.stride()
+    torch.testing.assert_close(found.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+
+
+def test_many_rows_of_a_large_table_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradient(y: Tensor, i: Tensor) -> Tensor:
+        return y.new_zeros(20000, 2048).index_put((i,), y, accumulate=True)
+
+    small = torch.zeros(4096, 2048, dtype=torch.bfloat16)
+    graph = aten(gradient, small, torch.zeros(4096, dtype=torch.int64))
+    (decision,) = sum_by_index(graph, H200)
+    assert decision.verdict == "taken" and "sorted" in decision.reason
+    assert "tilewright.embedding_sums.default" in calls(graph)
+    y, index = drawn((7, 3), torch.float32), ROWS
+
+    def few(y: Tensor, i: Tensor) -> Tensor:
+        return y.new_zeros(5, 3).index_put((i,), y, accumulate=True)
+
+    monkeypatch.setattr(index_sums, "SORT_US", -1e6)
+    graph = aten(few, y, index)
+    sum_by_index(graph, H200)
+    assert "tilewright.embedding_sums.default" in calls(graph)
+    torch.testing.assert_close(run(graph, y, index), few(y, index))
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def rows(y: Tensor, i: Tensor) -> Tensor:
+    return y.new_zeros(5, 4).index_put((i,), y, accumulate=True)
+
+
+def test_the_same_bits_in_every_run_are_pytorchs(deterministic: None) -> None:
+    (decision,) = sum_by_index(aten(rows, drawn((7, 4), torch.float32), ROWS), H200)
+    assert decision.verdict == "refused" and "the same bits" in decision.reason
+
+
+def test_what_stays() -> None:
+    y = drawn((7, 4), torch.float32)
+    others: dict[str, Callable[..., Tensor]] = {
+        "not for torch.float64": lambda y, i: rows(y.double(), i),
+        "not for torch.int64": lambda y, i: rows(y.long(), i),
+        "values that are not zeros": lambda y, i: y.new_ones(5, 4).index_put((i,), y, accumulate=True),
+        "not neighbours": lambda y, i: put(y.new_zeros(5, 2, 5), [i, None, i], y[:, :2], True),
+        "a mask": lambda y, i: y.new_zeros(7, 4).index_put((i >= -9,), y, accumulate=True),
+        "is scaled": lambda y, i: y.new_zeros(5, 4).index_add(0, i % 5, y, alpha=2),
+        "does not cover all rows": lambda y, i: y.new_zeros(5, 6).scatter_add(0, i.view(7, 1).expand(7, 4) % 5, y),
+        "nothing is added to": lambda y, i: y.new_zeros(5, 4).scatter_reduce(
+            0, i.view(7, 1).expand(7, 4) % 5, y, "sum", include_self=False
+        ),
+        "is empty": lambda y, i: y.new_zeros(5, 0).index_put((i,), y[:, :0], accumulate=True),
+    }
+    for reason, function in others.items():
+        graph = aten(function, y, ROWS)
+        before = calls(graph)
+        (decision,) = sum_by_index(graph, H200)
+        assert decision.verdict == "refused" and reason in decision.reason
+        assert calls(graph) == before
+    assert sum_by_index(aten(rows, y, ROWS), target_named("cpu")) == []
+    for function in (
+        lambda y, i: y.new_zeros(5, 4).index_put((i,), y),
+        lambda y, i: y.new_zeros(5, 4).scatter_reduce(0, i.view(7, 1).expand(7, 4) % 5, y, "amax"),
+    ):
+        assert sum_by_index(aten(function, y, ROWS), H200) == []
+
+
+def test_indices_that_are_sorted_are_known_to_be() -> None:
+    """4096 rows for eight experts in their order: 16 rows of a tile go to one place."""
+    y = torch.zeros(4096, 5632, dtype=torch.bfloat16)
+
+    def gradient(y: Tensor, i: Tensor) -> Tensor:
+        return y.new_zeros(8, 5632).index_put((i.sort()[0].clamp(max=7),), y, accumulate=True)
+
+    def of_any(y: Tensor, i: Tensor) -> Tensor:
+        return y.new_zeros(8, 5632).index_put((i,), y, accumulate=True)
+
+    index = torch.zeros(4096, dtype=torch.int64)
+    in_order, in_none = (sum_by_index(aten(function, y, index), H200)[0] for function in (gradient, of_any))
+    assert in_order.predicted_us is not None and in_none.predicted_us is not None
+    assert in_order.predicted_us < in_none.predicted_us
