@@ -163,6 +163,11 @@ COUNTS = {
     "scatter_sums": Counts(
         lambda x, at: own.scatter_sums(x, at.expand(6, 10), 22), (MATRIX, "int64[M]"), "N·M + M", "22·N", "N·M"
     ),
+    "index_sums": Counts(
+        lambda x, at: own.index_sums(x, at.view(1, -1, 1).expand(x.shape), 22, False),
+        ("bfloat16[1,N,M]", "int64[N]"),
+        *("N·M + N", "22·M", "N·M"),
+    ),
     "add_embedding_sums_": Counts(
         lambda table, dout, keys, order: own.add_embedding_sums_(table, dout, keys, order, -1),
         ("bfloat16[V,M]", MATRIX, "int64[N]", "int64[N]"),
@@ -310,7 +315,7 @@ EVEN = DISTINCT | {"D": 14}
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in COUNTS if name not in ("embedding_backward", "embedding_sums", "scatter_sums")]
+    "name", [name for name in COUNTS if not name.endswith("_sums") and name != "embedding_backward"]
 )
 def test_formulas_found_where_sizes_are_equal_hold_where_they_differ(name: str) -> None:
     case = COUNTS[name]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilewright.operators.arithmetic import CallSizes, Count, each, elements, of_argument
-from tilewright.operators.row import Traffic, own
+from tilewright.operators.arithmetic import each, of_argument
+from tilewright.operators.row import own
 from tilewright.operators.shapes import CallAxes, Result
 
 
@@ -13,16 +13,10 @@ def _shapes(call: CallAxes) -> Result:
     return source[:1] + call.names.unknown_shape([extent], guess=True) + source[2:]
 
 
-def _sums(sizes: CallSizes) -> Count:
-    return elements(sizes.result())
-
-
-# Zeros are written first; an addition reads and writes the sum it adds to, once if the cache holds it.
 own(
     "index_sums(Tensor source, Tensor index, SymInt extent, bool wraps) -> Tensor",
     "library",
     arithmetic=each(of_argument("source"), 1),
-    traffic=Traffic(between=(_sums, _sums)),
     shapes=_shapes,
     dtypes=("float32",),
 )
