@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_formula
+from tilewright.graph.insert import insert_formula, replace
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.floor import floor_us
@@ -240,9 +240,8 @@ def _apply(sums: _Sums, formula: Callable[..., Tensor]) -> fx.Node:
 
     node, zeros = sums.node, sums.node.args[0]
     new = insert_formula(node, lambda *given: formula(sums, *given), sums.values, *sums.indices)
-    node.replace_all_uses_with(new)
-    node.graph.erase_node(node)
     assert isinstance(zeros, fx.Node) and isinstance(new, fx.Node)
+    replace(node, new)
     if not zeros.users:
         zeros.graph.erase_node(zeros)
     return new
