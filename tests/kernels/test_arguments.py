@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,22 +13,29 @@ from tilewright import functional
 X = torch.randn(4, 8)
 Q = torch.randn(1, 2, 16, 16)
 WEIGHT = torch.randn(5, 8)
+CLASSES = torch.zeros(4, dtype=torch.long)
+ANGLES = torch.randn(16, 8)
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("add_layer_norm", {"x": X, "residual": X, "weight": X[0], "bias": X[0], "eps": 1e-5}),
     ("add_rms_norm", {"x": X, "residual": X, "weight": X[0], "eps": 1e-5}),
     ("attention", {"q": Q, "k": Q, "v": Q, "scale": 1.0, "softcap": 0.0, "dropout_p": 0.0}),
-    ("dropout_add", {"x": X, "residual": X}),
-    ("embedding", {"indices": torch.zeros(3, dtype=torch.long), "weight": X}),
+    ("cross_entropy", {"logits": X, "target": CLASSES, "ignore_index": -1, "label_smoothing": 0.1, "z_loss": 0.1}),
+    ("dropout_add", {"x": X, "residual": X, "p": 0.5}),
+    ("embedding", {"indices": torch.zeros(3, dtype=torch.long), "weight": X, "padding_idx": 0}),
     ("geglu", {"gate": X, "up": X}),
     ("gelu", {"x": X}),
     ("layer_norm", {"x": X, "weight": X[0], "bias": X[0], "eps": 1e-5}),
+    ("linear_cross_entropy", {"x": X, "weight": WEIGHT, "target": CLASSES, "ignore_index": -1, "z_loss": 0.1}),
     ("linear_gelu", {"x": X, "weight": WEIGHT, "bias": WEIGHT[:, 0]}),
-    ("linear_dropout_add", {"x": X, "weight": WEIGHT, "bias": WEIGHT[:, 0], "residual": X[:, :5]}),
-    ("log_softmax", {"x": X}),
+    ("linear_dropout_add", {"x": X, "weight": WEIGHT, "bias": WEIGHT[:, 0], "residual": X[:, :5], "p": 0.5}),
+    ("log_softmax", {"x": X, "dim": 0}),
     ("rms_norm", {"x": X, "weight": X[0], "eps": 1e-5}),
+    ("rotary", {"q": Q, "k": Q, "cos": ANGLES, "sin": ANGLES}),
     ("silu", {"x": X}),
-    ("softmax", {"x": X}),
+    ("softmax", {"x": X, "dim": 0}),
     ("swiglu", {"gate": X, "up": X}),
+    ("weighted_sum", {"x": X, "w": X[0]}),
+    ("window_attention", {"q": Q, "k": Q, "v": Q, "mask": Q, "scale": 1.0}),
 ]
 
 
@@ -36,8 +44,29 @@ def test_an_argument_of_another_kind_is_named(name: str, arguments: dict[str, An
     function = getattr(functional, name)
     function(**arguments)
     for wrong in arguments:
-        with pytest.raises(TypeError, match=rf"^{name} takes a (tensor|number) for {wrong}, not str$"):
+        with pytest.raises(TypeError, match=rf"^{name} takes a (tensor|number|whole number) for {wrong}, not str$"):
             function(**arguments | {wrong: "abc"})
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"),
+    [
+        ("attention", {"window": 4}, "a pair (left, right) for window, not 4"),
+        ("attention", {"window": (1, 2, 3)}, "a pair (left, right) for window, not (1, 2, 3)"),
+        ("attention", {"window": (1.5, None)}, "a whole number for window's left side, not float"),
+        ("cross_entropy", {"ignore_index": None}, "a number for ignore_index, not None"),
+        ("cross_entropy", {"label_smoothing": 2.0}, "label_smoothing in [0, 1], not 2.0"),
+        ("cross_entropy", {"reduction": "avg"}, "one of mean, sum, none for reduction, not 'avg'"),
+        ("embedding", {"padding_idx": 99}, "padding_idx in [-4, 4), a row of weight, or None, not 99"),
+        ("linear_cross_entropy", {"reduction": "none"}, "one of mean, sum for reduction, not 'none'"),
+        ("linear_cross_entropy", {"z_loss": float("nan")}, "z_loss of at least 0, not nan"),
+        ("window_attention", {"mask": torch.ones(3, 3)}, "mask [M, H or 1, Sq, Sk], here [M, 2 or 1, 16, 16]"),
+    ],
+    ids=str,
+)
+def test_a_value_that_does_not_fit_is_said_with_what_is_allowed(name: str, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(f"{name} takes {said}")):
+        getattr(functional, name)(**dict(CALLS)[name] | wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)

@@ -82,9 +82,9 @@ def test_what_does_not_fit_is_said() -> None:
     for wrong, message in (
         (lambda: cross_entropy(logits, target[:2]), r"\[3, 5\] and \[2\]"),
         (lambda: cross_entropy(logits[:, :0], target), "C at least 1"),
-        (lambda: cross_entropy(logits, target.float()), "integers"),
+        (lambda: cross_entropy(logits, target.float()), "an integer target"),
         (lambda: cross_entropy(logits, target, reduction="max"), "mean, sum, none"),
-        (lambda: cross_entropy(logits, target, label_smoothing=1.5), "between 0 and 1"),
+        (lambda: cross_entropy(logits, target, label_smoothing=1.5), r"label_smoothing in \[0, 1\]"),
     ):
         with pytest.raises(ValueError, match=message):
             wrong()

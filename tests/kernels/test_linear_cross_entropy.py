@@ -131,9 +131,9 @@ def test_what_does_not_fit_is_refused() -> None:
         linear_cross_entropy(x, weight[:, :4], target)
     with pytest.raises(ValueError, match=r"int64 targets, not torch\.float32, torch\.bfloat16 and torch\.int64"):
         linear_cross_entropy(x, weight.bfloat16(), target)
-    with pytest.raises(ValueError, match="one of mean, sum, not 'none'"):
+    with pytest.raises(ValueError, match="one of mean, sum for reduction, not 'none'"):
         linear_cross_entropy(x, weight, target, reduction="none")
-    with pytest.raises(ValueError, match=r"between 0 and 1, not 2"):
+    with pytest.raises(ValueError, match=r"label_smoothing in \[0, 1\], not 2"):
         linear_cross_entropy(x, weight, target, label_smoothing=2.0)
     with pytest.raises(IndexError):
         linear_cross_entropy(x, weight, target + 9)

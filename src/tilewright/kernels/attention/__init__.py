@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels.arguments import expect_numbers, expect_tensors
+from tilewright.kernels.arguments import expect_numbers, expect_tensors, expect_whole_numbers
 from tilewright.kernels.attention import plain
 from tilewright.kernels.attention.reference import Window
 from tilewright.kernels.attention.registered import attend, known
@@ -23,6 +23,7 @@ from tilewright.kernels.device import DTYPES, NARROW, autocast, autocast_dtype, 
 MOST_WIDTH = 256
 _DEVICES = ("cuda", "cpu") if interpreted() else ("cuda",)
 """Where the kernels run; a constant, since `torch.compile` cannot trace the check."""
+_UNLIMITED: Window = (None, None)
 
 
 def attention(
@@ -73,7 +74,8 @@ def attention(
         zeros and a log-sum-exp of -inf.
 
     Raises:
-        ValueError: shapes, dtypes, devices or options that do not fit each other. TypeError: not floating point.
+        ValueError: shapes, dtypes, devices or options that do not fit each other. TypeError: not floating point, or an
+            argument of another kind.
 
     >>> q = k = v = torch.eye(4).reshape(1, 1, 4, 4)
     >>> attention(q, k, v, causal=True, scale=0.0)[0, 0, 1]
@@ -81,7 +83,7 @@ def attention(
     """
     if not isinstance(q, torch.Tensor):
         expect_tensors("attention", q=q)
-    left, right = window
+    left, right = window if window == _UNLIMITED else _band(window)
     if causal:
         right = 0 if right is None else min(right, 0)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
@@ -113,6 +115,15 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+def _band(window: object) -> Window:
+    """`window` as (left, right)."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(f"attention takes a pair (left, right) for window, not {window!r}")
+    left, right = window
+    expect_whole_numbers("attention", **{"window's left side": left, "window's right side": right})
+    return left, right
+
+
 def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Window, scale: float | None, softcap: float,
     mask: torch.Tensor | None, slopes: torch.Tensor | None, dropout: float,
@@ -120,8 +131,11 @@ def _attention(
     deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """out and lse, None where it is not asked for and PyTorch's operators compute the call; checks the arguments."""
-    expect_tensors("attention", q=q, k=k, v=v, mask=mask, alibi_slopes=slopes)
+    expect_tensors(
+        "attention", q=q, k=k, v=v, mask=mask, alibi_slopes=slopes, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1]
+    )
     expect_numbers("attention", scale=scale, softcap=softcap, dropout_p=dropout)
+    expect_whole_numbers("attention", max_seqlen_q=longest[0], max_seqlen_k=longest[1])
     starts_q, starts_k = starts
     longest_q = longest_k = 0
     if starts_q is not None or starts_k is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tilewright.kernels.arguments import expect_loss_options, expect_tensors
 from tilewright.kernels.cross_entropy import formula
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
@@ -68,29 +69,32 @@ def by_impl(
     impl: str = "auto",
 ) -> torch.Tensor:
     """Cross entropy by one of `row_schedule.IMPLS`, forward and backward; one that cannot take them raises."""
+    if not (isinstance(logits, torch.Tensor) and isinstance(target, torch.Tensor)):
+        expect_tensors("cross_entropy", logits=logits, target=target)
     options = (ignore_index, label_smoothing, z_loss, reduction, False, impl)
     results = _known(logits, target, *options) if target.dtype == torch.int64 else None
     if results is None:
-        _check(logits, target, label_smoothing, reduction)
+        _check(logits, target)
+        expect_loss_options("cross_entropy", REDUCTIONS, ignore_index, label_smoothing, z_loss, reduction)
         results = _forward(logits, target.long(), *options)
     loss: torch.Tensor = results[0]
     return loss
 
 
-def _check(logits: torch.Tensor, target: torch.Tensor, label_smoothing: float, reduction: str) -> None:
+def _check(logits: torch.Tensor, target: torch.Tensor) -> None:
     if logits.dim() != 2 or target.shape != logits.shape[:1] or logits.shape[1] == 0:
         raise ValueError(
             "cross_entropy takes logits [N, C], C at least 1, and target [N], "
             f"not {list(logits.shape)} and {list(target.shape)}"
         )
     if not logits.is_floating_point() or target.is_floating_point() or target.is_complex():
-        raise ValueError(f"cross_entropy takes floating-point logits and integers, not {logits.dtype}, {target.dtype}")
+        raise ValueError(
+            f"cross_entropy takes floating-point logits and an integer target, not {logits.dtype} and {target.dtype}"
+        )
     if logits.device != target.device:
-        raise ValueError(f"logits and target are on {logits.device} and {target.device}")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, not {reduction!r}")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be between 0 and 1, not {label_smoothing}")
+        raise ValueError(
+            f"cross_entropy takes logits and target on one device, not {logits.device} and {target.device}"
+        )
 
 
 def _recipe(

@@ -12,7 +12,7 @@ import torch
 
 from tilewright.graph.pytorch_state import lies_in_memory
 from tilewright.kernels.activation import formula, formula_backward
-from tilewright.kernels.arguments import expect_tensors
+from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import DTYPES, runs_on_gpu
 from tilewright.kernels.dropout_add import generator, triton
@@ -61,6 +61,8 @@ def dropout_add(
 def _check(x: torch.Tensor, residual: torch.Tensor, p: float, activation: str) -> None:
     if not (isinstance(x, torch.Tensor) and isinstance(residual, torch.Tensor)):
         expect_tensors("dropout_add", x=x, residual=residual)
+    if not isinstance(p, (int, float)):
+        expect_numbers("dropout_add", p=p)
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout_add takes a probability p in [0, 1], not {p}")
     if activation not in KINDS:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels.arguments import expect_tensors
+from tilewright.kernels.arguments import expect_tensors, expect_whole_numbers
 from tilewright.kernels.device import runs_triton
 from tilewright.kernels.embedding import triton
 from tilewright.kernels.registration import define
@@ -42,8 +42,11 @@ def embedding(indices: torch.Tensor, weight: torch.Tensor, padding_idx: int | No
             f"{tuple(weight.shape)} on {weight.device}"
         )
     entries = weight.shape[0]
+    expect_whole_numbers("embedding", padding_idx=padding_idx)
     if padding_idx is not None and not -entries <= padding_idx < entries:
-        raise ValueError(f"padding_idx {padding_idx} names none of the {entries} rows of weight")
+        raise ValueError(
+            f"embedding takes padding_idx in [{-entries}, {entries}), a row of weight, or None, not {padding_idx}"
+        )
     padding = NO_PADDING if padding_idx is None else padding_idx % entries
     return _embedding(indices, weight, padding)  # type: ignore[no-any-return]
 

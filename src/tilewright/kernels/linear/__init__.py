@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from tilewright.kernels.arguments import expect_tensors
+from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import autocast, autocast_dtype
 from tilewright.kernels.dropout_add import ALIGNED, generator
@@ -83,6 +83,7 @@ def linear_dropout_add(
     dtype; a residual of another is added to a result that is written before, in the wider of the two.
     """
     expect_tensors("linear_dropout_add", x=x, weight=weight, bias=bias, residual=residual)
+    expect_numbers("linear_dropout_add", p=p)
     x, weight, bias = autocast(x), autocast(weight), None if bias is None else autocast(bias)
     _check("linear_dropout_add", x, weight, bias)
     if residual.dtype != x.dtype and autocast_dtype(x) is not None:

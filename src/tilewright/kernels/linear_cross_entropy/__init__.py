@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tilewright.kernels.arguments import expect_loss_options, expect_tensors
 from tilewright.kernels.linear_cross_entropy import chunks, triton
 from tilewright.kernels.registration import define
 
@@ -50,7 +51,9 @@ def linear_cross_entropy(
     and backward on an H200: 38.7 ms, 683 TFLOP/s; the same chunks by hand under Inductor 46.0 ms, Liger 56.1,
     PyTorch with all logits 41.6 (and 5 GiB more).
     """
-    _check(x, weight, target, label_smoothing, reduction)
+    expect_tensors("linear_cross_entropy", x=x, weight=weight, target=target)
+    _check(x, weight, target)
+    expect_loss_options("linear_cross_entropy", REDUCTIONS, ignore_index, label_smoothing, z_loss, reduction)
     rows = x.reshape(-1, x.shape[-1])
     needs = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, weight)]
     options = (ignore_index, label_smoothing, z_loss, reduction == "mean")
@@ -58,7 +61,7 @@ def linear_cross_entropy(
     return loss
 
 
-def _check(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, label_smoothing: float, reduction: str) -> None:
+def _check(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> None:
     if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or target.shape != x.shape[:-1]:
         raise ValueError(
             "linear_cross_entropy takes x [..., hidden], weight [vocabulary, hidden] and target [...], "
@@ -70,11 +73,8 @@ def _check(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, label_sm
             f"not {x.dtype}, {weight.dtype} and {target.dtype}"
         )
     if not x.device == weight.device == target.device:
-        raise ValueError(f"x, weight and target are on {x.device}, {weight.device} and {target.device}")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, not {reduction!r}")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be between 0 and 1, not {label_smoothing}")
+        devices = f"{x.device}, {weight.device} and {target.device}"
+        raise ValueError(f"linear_cross_entropy takes x, weight and target on one device, not {devices}")
 
 
 def _loss_and_gradients(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tilewright.kernels.arguments import expect_tensors
 from tilewright.kernels.device import runs_triton
 from tilewright.kernels.registration import define
 from tilewright.kernels.rotary import triton
@@ -30,6 +31,7 @@ def rotary(
     >>> rotary(q, k, cos=torch.zeros(1, 1), sin=torch.ones(1, 1))[0].flatten()
     tensor([0., 1.])
     """
+    expect_tensors("rotary", q=q, k=k, cos=cos, sin=sin)
     if not q.is_floating_point():
         raise TypeError(f"rotary takes floating-point tensors, not {q.dtype}")
     angles = (q.shape[2], q.shape[3] // 2) if q.dim() == 4 else None

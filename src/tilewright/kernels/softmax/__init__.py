@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tilewright.hardware.architectures import limits_of
-from tilewright.kernels.arguments import expect_tensors
+from tilewright.kernels.arguments import expect_tensors, expect_whole_numbers
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of
 from tilewright.kernels.row_schedule import kernels_for
@@ -50,6 +50,8 @@ def by_impl(x: torch.Tensor, dim: int = -1, *, log: bool, impl: str = "auto") ->
     """Softmax or log-softmax by one of `row_schedule.IMPLS`, forward and backward; one that cannot take x raises."""
     if not isinstance(x, torch.Tensor):
         expect_tensors("log_softmax" if log else "softmax", x=x)
+    if not isinstance(dim, int):
+        expect_whole_numbers("log_softmax" if log else "softmax", dim=dim)
     if not x.is_floating_point():
         raise RuntimeError(f"softmax takes floating point, not {x.dtype}")
     last = dim in (-1, max(x.dim(), 1) - 1)

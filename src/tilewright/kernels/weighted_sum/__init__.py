@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tilewright.kernels.arguments import expect_tensors
 from tilewright.kernels.device import NARROW, runs_triton
 from tilewright.kernels.registration import define
 from tilewright.kernels.weighted_sum import triton
@@ -30,6 +31,8 @@ def weighted_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     >>> weighted_sum(torch.arange(6.0).reshape(2, 3), torch.tensor([1.0, 10.0, 100.0]))
     tensor([210., 543.])
     """
+    if not (isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)):
+        expect_tensors("weighted_sum", x=x, w=w)
     if not x.is_floating_point():
         raise TypeError(f"weighted_sum takes floating-point tensors, not {x.dtype}")
     if x.dim() == 0 or w.shape != x.shape[-1:] or (x.dtype, x.device) != (w.dtype, w.device):

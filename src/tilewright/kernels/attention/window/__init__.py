@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.attention.dispatch import strides_like
 from tilewright.kernels.device import runs_triton
 from tilewright.kernels.registration import define
@@ -40,21 +41,29 @@ def window_attention(
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
     """
+    expect_tensors("window_attention", q=q, k=k, v=v, mask=mask)
+    expect_numbers("window_attention", scale=scale)
     tensors = (q, k, v) if mask is None else (q, k, v, mask)
+    kinds = ", ".join(
+        f"{name} {x.dtype} on {x.device}" for name, x in zip(("q", "k", "v", "mask"), tensors, strict=False)
+    )
     if not all(x.is_floating_point() for x in tensors):
-        raise TypeError(f"window_attention takes floating-point tensors, not {[str(x.dtype) for x in tensors]}")
+        raise TypeError(f"window_attention takes floating-point tensors, not {kinds}")
     fits = q.dim() == k.dim() == v.dim() == 4 and q.shape[:2] == k.shape[:2] == v.shape[:2]
     if not fits or q.shape[3] != k.shape[3] or k.shape[2] != v.shape[2]:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(f"window_attention takes q [B, H, Sq, D], k [B, H, Sk, D] and v [B, H, Sk, Dv], not {shapes}")
     if len({(x.dtype, x.device) for x in (q, k, v)}) > 1 or any(x.device != q.device for x in tensors):
-        raise ValueError("window_attention takes q, k and v of one dtype, and all tensors on one device")
+        raise ValueError(f"window_attention takes q, k and v of one dtype, and all tensors on one device, not {kinds}")
     if mask is not None:
-        if mask.dim() != 4 or q.shape[0] % max(mask.shape[0], 1):
+        heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+        fits = mask.dim() == 4 and mask.shape[1] in (1, heads) and mask.shape[2:] == (queries, keys)
+        if not fits or q.shape[0] % max(mask.shape[0], 1):
             raise ValueError(
-                f"window_attention takes mask [M, H, Sq, Sk] whose M divides {q.shape[0]}, not {mask.shape}"
+                f"window_attention takes mask [M, H or 1, Sq, Sk], here [M, {heads} or 1, {queries}, {keys}] with M a "
+                f"divisor of {q.shape[0]}, not {list(mask.shape)}"
             )
-        mask = mask.expand(mask.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        mask = mask.expand(mask.shape[0], heads, queries, keys)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     return _window_attention(q, k, v, mask, scale)  # type: ignore[no-any-return]
 
