@@ -198,6 +198,13 @@ def test_floors_are_from_the_ceilings_that_were_kept(home: Path, monkeypatch: py
     assert str(source).endswith(f"{Path(__file__).name}:{line}")
 
 
+def test_a_python_without_pytorch(tilewright: Tilewright, train: str) -> None:
+    # Without the module `site` it finds no installed package.
+    ended = tilewright("profile", "--", sys.executable, "-I", "-S", train)
+    assert ended.code == 3
+    assert f"{sys.executable} cannot import torch" in ended.err and ended.err.count("\n") == 1
+
+
 def test_a_program_that_is_not_there_or_raises(tilewright: Tilewright, tmp_path: Path, train: str) -> None:
     """As Python says it, without a word of the recorder's."""
     script = tmp_path / "raises.py"

@@ -133,7 +133,8 @@ def test_nvtx_ranges_balance() -> None:
     training = Training()
     # The depth of the stack of ranges, before and after.
     before = torch.cuda.nvtx.range_push("outermost")
-    with Ranges(nvtx):
+    with Ranges() as ranges:
+        ranges.start(nvtx)
         training.step()
     assert torch.cuda.nvtx.range_pop() == before
 

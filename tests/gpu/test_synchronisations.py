@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from tests.trace.kineto import analysed, rows
+from tilewright.measure.recording.host_ranges import HostRanges
 from tilewright.measure.recording.synchronisations import marked_synchronisations
 
 pytestmark = pytest.mark.gpu
@@ -46,10 +47,13 @@ def trace_of(step: Callable[[], None], path: Path) -> Path:
     plan = schedule(wait=0, warmup=1, active=1, repeat=1)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], schedule=plan, with_stack=True) as profiler:
         for _ in range(2):
-            with marked_synchronisations():
+            ranges = HostRanges()
+            with marked_synchronisations(ranges.mark):
                 step()
             profiler.step()
-    profiler.export_chrome_trace(str(path))
+    bare = path.with_suffix(".bare")
+    profiler.export_chrome_trace(str(bare))
+    ranges.join(bare, path)
     return path
 
 

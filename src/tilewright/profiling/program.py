@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from tilewright.profiling.start import COMPILED, FOLDER, PLAN, RECORDING, STOP
 from tilewright.records.errors import TargetError, UsageError
 
 _STARTER = ["-m", "tilewright.profiling.start"]
+# What the recorder imports that another Python may lack.
+_LACKED = "import importlib.util as u; print(*(name for name in ('torch', 'tilewright') if u.find_spec(name) is None))"
 # Python's options that take a value.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
@@ -42,10 +44,7 @@ def profile_program(
     with tempfile.TemporaryDirectory(prefix="tilewright-profile-") as folder:
         environment = os.environ | {PLAN: plan.as_json(), FOLDER: folder, STOP: "1" if stop else ""}
         tell("running the program")
-        try:
-            code = subprocess.run(started, env=environment, check=False).returncode
-        except OSError as error:
-            raise TargetError(f"{started[0]} cannot be started: {error.strerror}") from error
+        code = _run(started, environment)
         recordings = [Recording.from_json(text) for text in _texts(folder, RECORDING)]
         if plan.nvtx and not code:
             return None
@@ -59,6 +58,22 @@ def profile_program(
         program = compiled.from_json(_texts(folder, COMPILED))
         done = save(recordings, name=name, command=command, target=" ".join(words), program=program, tell=tell)
     return replace(done, exit_code=code)
+
+
+def _run(started: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The exit code of a program under the recorder, whose Python must have what the recorder imports."""
+    try:
+        if Path(started[0]).name != "torchrun":
+            asking = [*started[: started.index("-m")], "-c", _LACKED]
+            lacked = subprocess.run(asking, env=environment, capture_output=True, text=True, check=False).stdout.split()
+            if lacked:
+                raise TargetError(
+                    f"{started[0]} cannot import {' and '.join(lacked)}, which recording needs: install what is "
+                    f"missing there, or name a Python that has it, such as {sys.executable}"
+                )
+        return subprocess.run(started, env=environment, check=False).returncode
+    except OSError as error:
+        raise TargetError(f"{started[0]} cannot be started: {error.strerror}") from error
 
 
 def _texts(folder: str, pattern: str) -> list[str]:

@@ -11,11 +11,10 @@ import runpy
 import sys
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from tilewright import backend
-from tilewright.measure.recording.recorder import Recorder, Recording, RecordingPlan
-from tilewright.profiling import compiled
-from tilewright.profiling.regions import marked_regions
+if TYPE_CHECKING:
+    from tilewright.measure.recording.recorder import Recording
 
 PLAN = "TILEWRIGHT_PROFILE_PLAN"
 FOLDER = "TILEWRIGHT_PROFILE_FOLDER"
@@ -26,6 +25,12 @@ COMPILED = "{}.compiled.json"
 
 def main() -> None:
     """Run the program of the command line as Python would, and write its trace to the folder."""
+    # Here, so that the process that starts this one, and imports the names above, does not import PyTorch.
+    from tilewright import backend
+    from tilewright.measure.recording.recorder import Recorder, RecordingPlan
+    from tilewright.profiling import compiled
+    from tilewright.profiling.regions import marked_regions
+
     plan, folder = RecordingPlan.from_json(os.environ.pop(PLAN)), Path(os.environ.pop(FOLDER))
     stop = bool(os.environ.pop(STOP, ""))
     name = f"rank{int(os.environ.get('RANK', '0')):05}"

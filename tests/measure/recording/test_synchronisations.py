@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import logging
 import os
 import warnings
@@ -13,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
+from tilewright.measure.recording.ranges import Marker
 from tilewright.measure.recording.synchronisations import MARK, line_of, marked_synchronisations
 
 MESSAGE = "called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:159.)"
@@ -31,14 +30,22 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     yield modes
 
 
-def marks(run: Callable[[], object], folder: Path) -> list[str]:
+def marks(run: Callable[[], object]) -> list[str]:
     """The places that `run` was marked at."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiler, marked_synchronisations():
+    names: list[str] = []
+    with marked_synchronisations(into(names)):
         run()
-    path = folder / "trace.json"
-    profiler.export_chrome_trace(str(path))
-    names = [event.get("name", "") for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
     return [name.removeprefix(MARK) for name in names if name.startswith(MARK)]
+
+
+def into(names: list[str]) -> Marker:
+    """A marker that keeps the names of its ranges."""
+
+    def mark(name: str) -> Callable[[], None]:
+        names.append(name)
+        return lambda: None
+
+    return mark
 
 
 def waits() -> None:
@@ -51,22 +58,22 @@ def line_within(function: Callable[[], object], text: str) -> str:
     return f"{Path(__file__).relative_to(Path.cwd())}:{first + offset}"
 
 
-def test_the_line_and_not_that_of_the_def(cuda: list[object], tmp_path: Path) -> None:
+def test_the_line_and_not_that_of_the_def(cuda: list[object]) -> None:
     def step() -> None:
         value = 1
         value += 1
         torch.cuda.synchronize()
 
-    assert marks(step, tmp_path) == [line_within(step, "torch.cuda.synchronize()")]
+    assert marks(step) == [line_within(step, "torch.cuda.synchronize()")]
 
 
-def test_an_operator_that_warns_each_time(cuda: list[object], tmp_path: Path) -> None:
+def test_an_operator_that_warns_each_time(cuda: list[object]) -> None:
     def loop() -> None:
         for _ in range(3):
             waits()
 
     # The warning's own frame is the test's `waits`: as innermost frame of the user's it is the place.
-    assert marks(loop, tmp_path) == 3 * [line_within(waits, "warnings.warn")]
+    assert marks(loop) == 3 * [line_within(waits, "warnings.warn")]
     assert cuda == [0, "warn", 0]
 
 
@@ -90,27 +97,27 @@ def test_a_frame_of_the_standard_library_is_not_the_users(
         def log() -> None:
             logger.warning("loss %s", Tensor())
 
-        assert marks(log, tmp_path) == [line_within(log, "logger.warning")]
+        assert marks(log) == [line_within(log, "logger.warning")]
 
 
 def test_other_warnings_are_shown_as_ever(cuda: list[object]) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with marked_synchronisations():
+        with marked_synchronisations(into([])):
             warnings.warn("something else", UserWarning, stacklevel=1)
             waits()
     assert [str(warning.message) for warning in caught] == ["something else"]
 
 
-def test_a_mode_that_the_user_set_stays(cuda: list[object], tmp_path: Path) -> None:
+def test_a_mode_that_the_user_set_stays(cuda: list[object]) -> None:
     cuda.append(2)
-    assert len(marks(lambda: torch.cuda.synchronize(), tmp_path)) == 1
+    assert len(marks(lambda: torch.cuda.synchronize())) == 1
     assert cuda == [0, 2]
 
 
 def test_everything_is_put_back_after_an_error(cuda: list[object]) -> None:
     before = (torch.cuda.synchronize, torch.cuda.Event.synchronize, torch.cuda.Stream.synchronize, warnings.showwarning)
-    with contextlib.suppress(ZeroDivisionError), marked_synchronisations():
+    with contextlib.suppress(ZeroDivisionError), marked_synchronisations(into([])):
         raise ZeroDivisionError
     after = (torch.cuda.synchronize, torch.cuda.Event.synchronize, torch.cuda.Stream.synchronize, warnings.showwarning)
     assert before == after and cuda[-1] == 0
@@ -120,7 +127,7 @@ def test_without_a_gpu_nothing_is_touched() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     before = torch.cuda.synchronize
-    with marked_synchronisations():
+    with marked_synchronisations(into([])):
         assert torch.cuda.synchronize is before
 
 

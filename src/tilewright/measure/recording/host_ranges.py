@@ -1,6 +1,7 @@
-"""Ranges by timestamps of the host, merged into a trace whose profiler records only the device.
+"""Ranges by timestamps of the host, merged into a trace of PyTorch's profiler.
 
-PyTorch's `record_function` takes several microseconds and requires that every operator is recorded too.
+PyTorch's `record_function` takes several microseconds, and requires that every operator is recorded too.
+Both clocks agree to a tenth of a microsecond, so that a range still holds the operators that ran in it.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ import sysconfig
 import threading
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
 
 LINES = "tilewright lines"
 """Key in the header of a trace; its value is the result of `LineTracer.stop`."""
@@ -23,23 +24,33 @@ _MOST = 100_000
 """About 1 MB in the header of the trace, which readers load as a whole."""
 _NOWHERE = -1
 _STARTERS = ("typer", "click")
+TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 _OF_INDUCTOR = re.compile(r"c[a-z0-9]{40,}\.py")
+
+
+class _UserFiles(dict[str, bool]):
+    """Whether a file, as code names it, is the user's; found out once."""
+
+    def __missing__(self, name: str) -> bool:
+        self[name] = found = is_user_file(Path(name))
+        return found
 
 
 class LineTracer:
     """Traces the calling thread through the user's functions, from `start` to `stop`.
 
-    It adds about 0.5 µs to each call of a Python function and 1 µs to each line of the user's. If the thread is
+    It adds about 0.3 µs to each call of a Python function and 0.4 µs to each line of the user's. If the thread is
     traced already (by a debugger or coverage), it does nothing.
     """
 
     def __init__(self) -> None:
         self._at = array("q")
         self._which = array("q")
-        self._places: dict[tuple[str, str, int], int] = {}
-        self._user_files: dict[str, bool] = {}
+        self._places: dict[tuple[CodeType, int], int] = {}
+        self._user_files = _UserFiles()
         self._thread = 0
         self._stopped = False
+        self._on_call, self._on_event = self._trace_functions()
 
     def start(self) -> None:
         if sys.gettrace() is not None:
@@ -48,7 +59,7 @@ class LineTracer:
         frame: FrameType | None = sys._getframe(1)
         self._return_to(frame)
         while frame is not None:
-            if self._is_user_frame(frame):
+            if self._user_files[frame.f_code.co_filename]:
                 frame.f_trace = self._on_event
             frame = frame.f_back
         sys.settrace(self._on_call)
@@ -60,67 +71,66 @@ class LineTracer:
         if self._thread == 0:
             return None
         self._stopped = True
-        if sys.gettrace() == self._on_call:
+        if sys.gettrace() is self._on_call:
             sys.settrace(None)
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if frame.f_trace == self._on_event:
+            if frame.f_trace is self._on_event:
                 frame.f_trace = None
             frame = frame.f_back
         before = [0, *self._at[:-1]]
         since = [at - last for at, last in zip(self._at, before, strict=True)] if self._at else []
         traced = {
             "thread": self._thread,
-            "places": list(self._places),
+            "places": [(code.co_filename, code.co_name, line) for code, line in self._places],
             "since": since,
             "which": self._which.tolist(),
         }
         return json.dumps(traced, separators=(",", ":"))
 
-    def _on_call(self, frame: FrameType, _: str, __: Any) -> Any:
-        if self._stopped:
-            # Another thread called `stop`; only this thread can end its tracing.
-            sys.settrace(None)
-            return None
-        return self._on_event if self._is_user_frame(frame) else None
+    def _trace_functions(self) -> tuple[TraceFunction, TraceFunction]:
+        """What Python calls for each call of a function, and for each line and return of one of the user's.
 
-    def _on_event(self, frame: FrameType, event: str, _: Any) -> Any:
-        if self._stopped:
-            return None
-        if event == "line":
-            self._enter_line(frame)
-        elif event == "return":
-            self._return_to(frame.f_back)
-        return self._on_event
+        Closures over local names: every Python function that the program calls passes through the first.
+        """
+        user_files, places, at, which, now = self._user_files, self._places, self._at, self._which, time.time_ns
 
-    def _enter_line(self, frame: FrameType) -> None:
-        at = time.time_ns()
-        code = frame.f_code
-        place = (code.co_filename, code.co_name, frame.f_lineno)
-        self._append(self._places.setdefault(place, len(self._places)), at)
+        def on_call(frame: FrameType, _: str, __: Any) -> TraceFunction | None:
+            return on_event if user_files[frame.f_code.co_filename] else None
+
+        def on_event(frame: FrameType, event: str, _: Any) -> TraceFunction | None:
+            if len(at) >= _MOST:
+                self._end()
+            if self._stopped:
+                # Another thread may have called `stop`; only this thread can end its tracing.
+                sys.settrace(None)
+                return None
+            if event == "line":
+                at.append(now())
+                place = (frame.f_code, frame.f_lineno)
+                found = places.get(place)
+                if found is None:
+                    found = places[place] = len(places)
+                which.append(found)
+            elif event == "return":
+                self._return_to(frame.f_back)
+            return on_event
+
+        return on_call, on_event
 
     def _return_to(self, frame: FrameType | None) -> None:
         """After a return, time belongs to the calling line: that of the innermost frame of the user's."""
-        while frame is not None and not self._is_user_frame(frame):
+        while frame is not None and not self._user_files[frame.f_code.co_filename]:
             frame = frame.f_back
-        if frame is not None:
-            self._enter_line(frame)
-        else:
-            self._append(_NOWHERE, time.time_ns())
+        self._at.append(time.time_ns())
+        place = frame and self._places.setdefault((frame.f_code, frame.f_lineno), len(self._places))
+        self._which.append(_NOWHERE if place is None else place)
 
-    def _append(self, place: int, at: int) -> None:
-        if len(self._at) >= _MOST:
-            place = _NOWHERE
-            sys.settrace(None)
-        self._which.append(place)
-        self._at.append(at)
-
-    def _is_user_frame(self, frame: FrameType) -> bool:
-        name = frame.f_code.co_filename
-        known = self._user_files.get(name)
-        if known is None:
-            known = self._user_files[name] = is_user_file(Path(name))
-        return known
+    def _end(self) -> None:
+        """Nothing is known of the time after the last line that there is room for."""
+        self._stopped = True
+        self._at.append(time.time_ns())
+        self._which.append(_NOWHERE)
 
 
 def is_user_file(path: Path) -> bool:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from tilewright.measure.recording.guard import RecordingGuard
 from tilewright.measure.recording.other_profilers import noticed, profiler_runs
-from tilewright.measure.recording.ranges import STEP, Marker, Ranges, nvtx, recorded
+from tilewright.measure.recording.ranges import STEP, Ranges
 from tilewright.measure.recording.synchronisations import marked_synchronisations
 from tilewright.measure.recording.windows import (
     Detail,
@@ -144,8 +144,7 @@ class Recorder:
         self._wanted = plan.active
         # Nsight Systems holds its events in another process.
         self._most_bytes = float("inf") if plan.nvtx else plan.events * _BYTES_AN_EVENT
-        self._mark: Marker = nvtx if plan.nvtx else recorded
-        self.ranges = Ranges(lambda name: self._mark(name), layers=plan.layers, after_step=self._after_optimizer)
+        self.ranges = Ranges(layers=plan.layers, after_step=self._after_optimizer)
         self._marked = ExitStack()
         self._hooks = ExitStack()
         self._within_windows = RangesWithinWindows()
@@ -178,7 +177,6 @@ class Recorder:
         self._hooks.enter_context(noticed(self._give_way))
         _started.append(self)
         self._hooks.callback(_started.remove, self)
-        self.ranges.on = False
         self.ranges.__enter__()
         self._within_windows.__enter__()
         with self._guard_paused():
@@ -338,14 +336,13 @@ class Recorder:
         elif self._state == "warmup":
             self._window = KinetoWindow(self._plan.detail, self._described, {DESCRIPTION: self._label})
         elif self.recording.description:
-            light = DeviceWindow(self._path, {DESCRIBED_BY: self._label})
-            self._window, self._mark = light, light.mark
+            self._window = DeviceWindow(self._path, {DESCRIBED_BY: self._label})
         else:
             self._window = KinetoWindow(self._plan.detail, self._path)
         self._window.start()
         self._within_windows.opened()
-        self._marked.enter_context(marked_synchronisations(self._mark))
-        self.ranges.on = True
+        self._marked.enter_context(marked_synchronisations(self._window.mark))
+        self.ranges.start(self._window.mark)
         if self._state != "settle":
             self._begin_step_range()
 
@@ -355,14 +352,15 @@ class Recorder:
             return
         self._end_step_range()
         self._marked.close()
+        self.ranges.stop()
         result, self._window = self._window.stop(), None
         self._within_windows.closed()
-        self.ranges.on = False
         self.recording.events = result.events
         self.recording.seconds_kept = result.seconds
 
     def _begin_step_range(self) -> None:
-        self._close_step = self._mark(f"{STEP}{self.recording.steps_seen}")
+        assert self._window, "a window is open"
+        self._close_step = self._window.mark(f"{STEP}{self.recording.steps_seen}")
 
     def _end_step_range(self) -> None:
         if self._close_step:

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from tilewright.measure.recording.line_tracer import is_user_file
-from tilewright.measure.recording.ranges import Marker, recorded
+from tilewright.measure.recording.ranges import Marker
 
 MARK = "synchronisation at "
 """Prefix of a mark in the trace; `file:line` follows. The mark is right after the wait."""
@@ -27,7 +27,7 @@ _SYNCHRONIZE = (("", "synchronize"), ("Stream", "synchronize"), ("Event", "synch
 
 
 @contextmanager
-def marked_synchronisations(mark: Marker = recorded) -> Iterator[None]:
+def marked_synchronisations(mark: Marker) -> Iterator[None]:
     """Mark every synchronisation of this process while inside; does nothing without a GPU.
 
     Other warnings are shown as usual. If the user has set a sync debug mode it is kept, and only calls of

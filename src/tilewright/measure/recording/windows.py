@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tilewright.measure.recording.host_ranges import HostRanges
 from tilewright.measure.recording.line_tracer import LINES, LineTracer
 from tilewright.measure.recording.other_profilers import starting_our_own
+from tilewright.measure.recording.ranges import nvtx
 
 if TYPE_CHECKING:
     import torch
@@ -41,75 +42,45 @@ class WindowResult:
 
 
 class Window(Protocol):
-    """A profiler that runs from `start` to `stop`, once."""
+    """A profiler that runs from `start` to `stop`, once; `mark` opens a range and returns what closes it."""
+
+    def mark(self, name: str) -> Callable[[], None]: ...
 
     def start(self) -> None: ...
 
     def stop(self) -> WindowResult: ...
 
 
-class KinetoWindow:
-    """PyTorch's profiler, which writes Kineto's JSON to `path`, with `labels` in its header."""
+class _TraceWindow:
+    """PyTorch's profiler, which writes Kineto's JSON to `path`, with `labels` in its header.
 
-    def __init__(self, detail: Detail, path: Path, labels: Mapping[str, str] | None = None) -> None:
-        from torch.profiler import ProfilerActivity
-
-        self._path = path
-        self._labels = labels or {}
-        activities = [ProfilerActivity.CPU]
-        if has_gpu():
-            activities.append(ProfilerActivity.CUDA)
-        self._profiler = _profiler(activities, detail)
-        self._lines = LineTracer() if detail.stacks else None
-        self._began = 0.0
-
-    def start(self) -> None:
-        self._began = _start(self._profiler, self._labels)
-        if self._lines is not None:
-            self._lines.start()
-
-    def stop(self) -> WindowResult:
-        synchronize()
-        seconds = time.perf_counter() - self._began
-        lines = self._lines.stop() if self._lines is not None else None
-        if lines is not None:
-            self._profiler.add_metadata_json(LINES, lines)
-        self._profiler.stop()
-        self._profiler.export_chrome_trace(str(self._path))
-        del self._profiler
-        return WindowResult(count_events(self._path), seconds)
-
-
-class DeviceWindow:
-    """PyTorch's profiler for the devices and the CUDA calls only.
-
-    `mark` keeps ranges as timestamps, which are merged into the trace at the end: with `record_function` the
-    profiler would have to record every operator.
+    `mark` keeps ranges as timestamps, which are merged into the trace at the end: `record_function` takes ten times as
+    long, and the profiler has to record operators for it.
     """
 
-    def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
-        from torch.profiler import ProfilerActivity
-
+    def __init__(
+        self,
+        activities: Sequence[torch.profiler.ProfilerActivity],
+        detail: Detail,
+        path: Path,
+        labels: Mapping[str, str],
+    ) -> None:
         self._path = path
         self._labels = labels
-        self._profiler = _profiler([ProfilerActivity.CUDA], Detail(shapes=False, stacks=False, memory=False))
+        self._profiler = _profiler(activities, detail)
         self._host_ranges = HostRanges()
         self._began = 0.0
 
     def mark(self, name: str) -> Callable[[], None]:
         return self._host_ranges.mark(name)
 
-    def settled(self) -> None:
-        """The window's time begins now; the profiler has had time to start since `start`."""
-        synchronize()
-        self._began = time.perf_counter()
-
     def start(self) -> None:
         self._began = _start(self._profiler, self._labels)
 
     def stop(self) -> WindowResult:
         synchronize()
         seconds = time.perf_counter() - self._began
+        self._ending()
         self._profiler.stop()
         bare = self._path.with_suffix(".bare")
         self._profiler.export_chrome_trace(str(bare))
@@ -117,6 +88,46 @@ class DeviceWindow:
         self._host_ranges.join(bare, self._path)
         bare.unlink()
         return WindowResult(count_events(self._path), seconds)
+
+    def _ending(self) -> None:
+        """The profiler still runs."""
+
+
+class KinetoWindow(_TraceWindow):
+    """The host's operators, in the detail given, and the devices."""
+
+    def __init__(self, detail: Detail, path: Path, labels: Mapping[str, str] | None = None) -> None:
+        from torch.profiler import ProfilerActivity
+
+        activities = [ProfilerActivity.CPU]
+        if has_gpu():
+            activities.append(ProfilerActivity.CUDA)
+        super().__init__(activities, detail, path, labels or {})
+        self._lines = LineTracer() if detail.stacks else None
+
+    def start(self) -> None:
+        super().start()
+        if self._lines is not None:
+            self._lines.start()
+
+    def _ending(self) -> None:
+        lines = self._lines.stop() if self._lines is not None else None
+        if lines is not None:
+            self._profiler.add_metadata_json(LINES, lines)
+
+
+class DeviceWindow(_TraceWindow):
+    """The devices and the CUDA calls only."""
+
+    def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
+        from torch.profiler import ProfilerActivity
+
+        super().__init__([ProfilerActivity.CUDA], Detail(shapes=False, stacks=False, memory=False), path, labels)
+
+    def settled(self) -> None:
+        """The window's time begins now; the profiler has had time to start since `start`."""
+        synchronize()
+        self._began = time.perf_counter()
 
 
 def _profiler(activities: Sequence[torch.profiler.ProfilerActivity], detail: Detail) -> torch.profiler.profile:
@@ -151,6 +162,9 @@ class NsightWindow:
 
     def __init__(self) -> None:
         self._began = 0.0
+
+    def mark(self, name: str) -> Callable[[], None]:
+        return nvtx(name)
 
     def start(self) -> None:
         from torch.cuda import profiler
