@@ -10,9 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.backend.compiling import compiled
+from tests.passes.graphs import aten, calls, run
 from tests.passes.losses import CLASSES, LOSSES, Head, inputs
 from tilewright.backend import Recording, recording
+from tilewright.graph.insert import replace
+from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
+from tilewright.passes.picked_losses import compute_from_rows
 
 LIBRARY = ("nll_loss", "_log_softmax")
 
@@ -76,6 +80,30 @@ def test_no_row_of_classes_is_kept_for_backward_beside_the_logits() -> None:
     forward = next(graph for graph in record.graphs if graph.plan.name == "forward")
     kept = [node.meta["val"] for node in forward.plan.graph.output_node().all_input_nodes]
     assert sum(value.numel() >= 2 * 9 * CLASSES for value in kept) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_classes_of_images_for_a_gpu(reduction: str, dtype: torch.dtype) -> None:
+    def program(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        loss = F.cross_entropy(x, target, reduction=reduction, ignore_index=2)
+        (gradient,) = torch.autograd.grad(loss.sum(), x)
+        return loss.detach(), gradient
+
+    generator = torch.Generator().manual_seed(1)
+    x, target = torch.randn(2, 7, 3, 5, generator=generator).to(dtype), torch.randint(7, (2, 3, 5), generator=generator)
+    graph = aten(program, x, target)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        replace(node, node.args[0])
+    compute_from_rows(graph, target_named("h200"))
+    assert not any("nll_loss" in call or "softmax" in call for call in calls(graph))
+    for name, mine, theirs, exact in zip(
+        ("loss", "gradient"), run(graph, x, target), program(x, target), program(x.double(), target), strict=True
+    ):
+        assert mine.dtype == theirs.dtype and mine.stride() == theirs.stride()
+        row = compare(mine, theirs, exact, tensor=name)
+        assert row.ok, row
 
 
 def test_a_target_outside_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""Cross entropy on a CPU is computed from two numbers a row, and log_softmax is neither written nor kept.
+"""Cross entropy is computed from two numbers a row, and log_softmax is neither written nor kept.
 
     y = _log_softmax(x, 1)                      [N, C]   →   top = amax(x, 1); total = log(sum(exp(x - top), 1))  [N, 1]
     loss, count = nll_loss_forward(y, t, …)                  loss = mean(-((gather(x, t) - top) - total))
@@ -6,11 +6,13 @@
     dx = _log_softmax_backward_data(dy, y, 1)            →   dx = (exp((x - top) - total) - (arange == t)) · g / count
 
 In the joint graph, so that the cut keeps the logits, mostly a result anyway, and the two numbers. On a GPU a kernel
-does it (`kernels/cross_entropy`).
+does it for rows (`kernels/cross_entropy`), and this for images, whose classes lie apart: there `nll_loss2d_backward`
+fills a tensor like the logits with zeros first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,27 +28,29 @@ aten = torch.ops.aten
 NONE, MEAN = 0, 1
 """Reductions by ATen's numbers; 2 is the sum."""
 DTYPES = (torch.float32, torch.float64)
+NARROW = (torch.bfloat16, torch.float16)
+"""Computed in fp32."""
 
 
 def compute_from_rows(graph: fx.Graph, target: Target) -> None:
     """Rewrite `graph`, a joint or inference graph of ATen operators, in place."""
-    if target.is_gpu:
-        return
-    for loss in graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default):
+    on_gpu = target.language == "triton"
+    kind, dims = (aten.nll_loss2d_forward.default, 4) if on_gpu else (aten.nll_loss_forward.default, 2)
+    for loss in graph.find_nodes(op="call_function", target=kind):
         match, refusal = matched(loss, loss.args[0])
-        if refusal is None and _is_taken(match):
+        if refusal is None and _is_taken(match, dims, NARROW if on_gpu else ()):
             _replace(match)
 
 
-def _is_taken(match: Match) -> bool:
-    """Whether these are the rows of a matrix, each with the same weight."""
+def _is_taken(match: Match, dims: int, narrow: Sequence[torch.dtype]) -> bool:
+    """Whether the classes are the second of `dims` dimensions, each with the same weight."""
     softmax, loss = match.softmax, match.loss
     if calls.operator_name(softmax.target) != "_log_softmax" or loss.args[2] is not None:
         return False
     logits = calls.output(softmax.all_input_nodes[0])
-    if logits is None or logits.dim() != 2 or softmax.args[1] not in (1, -1):
+    if logits is None or logits.dim() != dims or softmax.args[1] not in (1, 1 - dims):
         return False
-    return logits.dtype in DTYPES and softmax.meta["val"].dtype == logits.dtype
+    return logits.dtype in (*DTYPES, *narrow) and softmax.meta["val"].dtype == logits.dtype
 
 
 def _replace(match: Match) -> None:
@@ -68,6 +72,7 @@ def _loss(
     x: torch.Tensor, narrow: torch.Tensor, target: torch.Tensor, reduction: int, ignored: int
 ) -> tuple[torch.Tensor, ...]:
     """The loss, the two numbers of each row, and how many rows count; `narrow` holds the values of `x`."""
+    x = _wide(x)
     top = x.amax(1, keepdim=True)
     total = (x - top).exp().sum(1, keepdim=True).log()
     counts = target != ignored
@@ -84,6 +89,12 @@ def _gradient(
     count: torch.Tensor, reduction: int, ignored: int,
 ) -> torch.Tensor:  # fmt: skip
     """Of the logits; a row that does not count has the share 0."""
+    dtype, x = x.dtype, _wide(x)
     share = torch.where(target != ignored, g / count if reduction == MEAN else g, 0).unsqueeze(1)
-    here = torch.arange(x.shape[1], device=x.device) == target.unsqueeze(1)
-    return (((x - top) - total).exp() - here.to(x.dtype)) * share
+    classes = torch.arange(x.shape[1], device=x.device).view(-1, *[1] * (x.dim() - 2))
+    here = classes == target.unsqueeze(1)
+    return ((((x - top) - total).exp() - here.to(x.dtype)) * share).to(dtype)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in NARROW else x

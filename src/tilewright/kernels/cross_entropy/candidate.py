@@ -59,7 +59,8 @@ def offers(node: Node, target: Target, _: Container[Node]) -> list[Offer]:
 def matched(node: Node, softmax: Node) -> tuple[Match, str | None]:
     """The pattern around a loss, and why it is not whole."""
     readers = [user for user in softmax.users if user is not node]
-    of_loss = [user for user in readers if calls.operator_name(user.target) == "nll_loss_backward"]
+    gradient = calls.operator_name(node.target).replace("forward", "backward")
+    of_loss = [user for user in readers if calls.operator_name(user.target) == gradient]
     of_softmax = [user for user in readers if calls.operator_name(user.target) == "_log_softmax_backward_data"]
     match = Match(softmax, node, None)
     if len(of_loss) == len(of_softmax) == 1 and of_softmax[0].args[0] is of_loss[0] and len(of_loss[0].users) == 1:
