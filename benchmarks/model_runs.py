@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.kernel_times import KernelTimes, kernel_times
 from benchmarks.model_launches import Explained, differences, explained, launch_rows, write
 from benchmarks.model_zoo import DECODERS, MODELS, Missing, Size, Workload
 from tilewright.backend import Recording, recording
@@ -27,7 +28,6 @@ from tilewright.launch.executor import EXTENSION
 from tilewright.measure.memory import peak_bytes
 from tilewright.measure.racing.results import append_results, environment, measurement
 from tilewright.measure.timing.benchmark import Timing, benchmark
-from tilewright.measure.timing.kernel_times import KernelTimes, kernel_times
 from tilewright.measure.timing.stopwatch import CpuStopwatch, StepStopwatch
 from tilewright.measure.truth.contract import compare
 from tilewright.records.measurement import Measurement, Verified

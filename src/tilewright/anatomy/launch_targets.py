@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -145,16 +146,13 @@ def _value(text: str, device: torch.device) -> Any:
             raise UsageError(f"no dtype {tensor[1]!r}; known: {', '.join(DTYPES)}")
         shape = [int(size) for size in tensor[2].split(",") if size.strip()]
         return torch.zeros(shape, dtype=getattr(torch, DTYPES[tensor[1]]), device=device)
-    if text in ("True", "False", "None"):
-        return {"True": True, "False": False, "None": None}[text]
     try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"{text!r} is neither a tensor (bf16[1000,512]) nor a number") from None
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise UsageError(f"{text!r} is neither a tensor (bf16[1000,512]) nor a number")
 
 
 def grid_of(text: str) -> Grid:

@@ -187,15 +187,17 @@ def _sum(
         return [(getattr(cost, what), getattr(cost, f"{what}_symbolic")) for cost in costs]
 
     added, taken = terms(costs), terms(without)
+    number = count(sum(number for number, _ in added) - sum(number for number, _ in taken))
+    if any(formula is None and amount for amount, formula in added + taken):
+        return number
+    times = Counter(formula for _, formula in added)
+    times.subtract(Counter(formula for _, formula in taken))
     try:
-        if all(formula is not None or not number for number, formula in added + taken):
-            times = Counter(formula for _, formula in added)
-            times.subtract(Counter(formula for _, formula in taken))
-            formula = pretty(sum(number * parse(formula or "0") for formula, number in times.items()), names)
-            return count(int(formula)) if formula.isdigit() else formula
+        formula = pretty(sum(many * parse(formula or "0") for formula, many in times.items()), names)
     except ValueError:
-        pass
-    return count(sum(number for number, _ in added) - sum(number for number, _ in taken))
+        # A run may be somebody else's file: what `parse` refuses is no formula, and the number is right without it.
+        return number
+    return number if formula.isdigit() else formula
 
 
 def _by_reason(decisions: Sequence[Decision]) -> list[list[Decision]]:

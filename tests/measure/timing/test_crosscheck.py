@@ -13,11 +13,10 @@ from tilewright.measure.timing.crosscheck import (
     CrossCheck,
     Overheads,
     ProfiledCall,
-    Record,
-    _union,
     between_marks,
     crosscheck,
 )
+from tilewright.measure.timing.device_records import Record, union
 from tilewright.measure.timing.sm_clock import SmClock, throttled
 
 
@@ -50,7 +49,7 @@ def test_the_union_is_that_of_the_points() -> None:
     draws = random.Random(1)
     for _ in range(50):
         intervals = [(start, start + draws.randrange(9)) for start in (draws.randrange(40) for _ in range(6))]
-        assert _union(intervals) == len({point for start, end in intervals for point in range(start, end)})
+        assert union(intervals) == len({point for start, end in intervals for point in range(start, end)})
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,15 @@ Each call finds in L2 what the one before it left there, as in a program. Gaps b
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tilewright.measure.timing import timers
-from tilewright.measure.timing.crosscheck import Record, busy_us, is_mark
+from tilewright.measure.timing.device_records import CYCLES_PER_US, Record, busy_us, device_records, is_mark
 
 MARK_US = 3.0
 """A spin kernel between two calls, by which the records are divided."""
-_CYCLES_PER_US = 2000
 
 
 class CallTime(NamedTuple):
@@ -30,32 +28,19 @@ def kernel_times(calls: Sequence[Callable[[], object]], repeats: int = 7) -> lis
 
     The calls run in order, `repeats` times after a warm-up.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    from torch.profiler import ProfilerActivity, profile
-
     cuda = timers.cuda_timers()
 
     def run() -> None:
-        cuda.spin(int(MARK_US * _CYCLES_PER_US))
+        cuda.spin(int(MARK_US * CYCLES_PER_US))
         for call in calls:
             call()
-            cuda.spin(int(MARK_US * _CYCLES_PER_US))
+            cuda.spin(int(MARK_US * CYCLES_PER_US))
         cuda.synchronize()
 
     run()
     laps: list[list[float]] = [[] for _ in calls]
     names: list[tuple[str, ...]] = [() for _ in calls]
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-        for _ in range(repeats):
-            run()
-    session = profiler.profiler
-    assert session is not None and session.kineto_results is not None, "a profile that ended has results"
-    records = [
-        Record(event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in session.kineto_results.events()
-        if event.device_type().name == "CUDA"
-    ]
-    for number, inside in enumerate(divided(records)):
+    for number, inside in enumerate(divided(device_records(run, repeats))):
         place = number % (len(calls) + 1)
         if place < len(calls) and inside:
             laps[place].append(busy_us(inside))

@@ -7,15 +7,14 @@ it also shows work outside the stream that the events time.
 from __future__ import annotations
 
 import functools
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from tilewright.measure.timing import timers
+from tilewright.measure.timing.device_records import CYCLES_PER_US, Record, busy_us, device_records, is_mark, union
 from tilewright.measure.timing.stopwatch import CudaStopwatch
 
 AMBIGUOUS = 0.02
@@ -27,16 +26,6 @@ _MARK_US = 30.0
 _AHEAD_US = 300.0
 _RECORDING = 3.0
 """Upper bound of the slowdown of the host under the profiler."""
-_CYCLES_PER_US = 2000
-_SPIN = "spin_kernel"
-
-
-class Record(NamedTuple):
-    """The profiler's record of one kernel or copy on the device, in nanoseconds."""
-
-    name: str
-    start: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -82,28 +71,18 @@ def profile(
     Spin kernels before and after each call delimit it in the records. `lead_us` is the host time to queue a
     call without the profiler.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as recording
-
     spin = timers.cuda_timers().spin
-    with recording(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-        for _ in range(_CALLS):
-            function = prepare()
-            watch.flush()
-            spin(int((_RECORDING * lead_us + _AHEAD_US) * _CYCLES_PER_US))
-            result = function()
-            spin(int(_MARK_US * _CYCLES_PER_US))
-            timers.cuda_timers().synchronize()
-            del result
-    session = profiler.profiler
-    assert session is not None and session.kineto_results is not None, "a profile that ended has results"
-    records = [
-        Record(event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in session.kineto_results.events()
-        if event.device_type().name == "CUDA"
-    ]
-    calls = between_marks(records)
+
+    def call() -> None:
+        function = prepare()
+        watch.flush()
+        spin(int((_RECORDING * lead_us + _AHEAD_US) * CYCLES_PER_US))
+        result = function()
+        spin(int(_MARK_US * CYCLES_PER_US))
+        timers.cuda_timers().synchronize()
+        del result
+
+    calls = between_marks(device_records(call, _CALLS))
     if len(calls) < _CALLS:
         return None
     return ProfiledCall(*(statistics.median(values) for values in zip(*calls, strict=True)))
@@ -117,30 +96,10 @@ def between_marks(records: Sequence[Record]) -> list[tuple[float, float, float]]
     for opening, closing in zip(marks[::2], marks[1::2], strict=False):
         kernels = [r for r in ordered if opening.start <= r.start < closing.start and not is_mark(r)]
         if kernels:
-            early = _union([(r.start, min(r.end, opening.end)) for r in kernels if r.start < opening.end])
+            early = union([(r.start, min(r.end, opening.end)) for r in kernels if r.start < opening.end])
             span = max(r.end for r in kernels) - min(r.start for r in kernels)
             calls.append((span / 1e3, busy_us(kernels), early / 1e3))
     return calls
-
-
-def is_mark(record: Record) -> bool:
-    """Whether it is a spin kernel, which delimits calls."""
-    return _SPIN in record.name
-
-
-def busy_us(records: Sequence[Record]) -> float:
-    """Microseconds during which at least one of the kernels ran."""
-    return _union([(record.start, record.end) for record in records]) / 1e3
-
-
-def _union(intervals: Sequence[tuple[int, int]]) -> int:
-    """The length of the union of intervals."""
-    covered, reached = 0, None
-    for start, end in sorted(intervals):
-        begin = start if reached is None else max(start, reached)
-        covered += max(0, end - begin)
-        reached = end if reached is None else max(reached, end)
-    return covered
 
 
 def replay_us(function: Callable[[], object], watch: CudaStopwatch) -> float | None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -162,29 +161,17 @@ def _change(shift: float, variance: float, freedom: float, method: str) -> Chang
 
 
 def student(probability: float, freedom: float) -> float:
-    """Quantile of Student's t above the median (G. W. Hill, Algorithm 396, Comm. ACM 13, 1970): 10⁻³ near 2
-    degrees of freedom, better above; fewer than two count as two.
+    """Quantile of Student's t above the median; fewer than two degrees of freedom count as two.
 
     >>> round(student(0.995, 14), 2)
     2.98
     """
+    from mpmath import betainc, findroot
+
     n = max(freedom, 2.0)
-    tails = 2 * (1 - probability)
-    a = 1 / (n - 0.5)
-    b = 48 / a**2
-    c = ((20700 * a / b - 98) * a - 16) * a + 96.36
-    d = ((94.5 / (b + c) - 3) / b + 1) * math.sqrt(a * math.pi / 2) * n
-    y = (d * tails) ** (2 / n)
-    if y > 0.05 + a:
-        x = NormalDist().inv_cdf(tails / 2)
-        y = x * x
-        if n < 5:
-            c += 0.3 * (n - 4.5) * (x + 0.6)
-        c += (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b
-        y = (((((0.4 * y + 6.3) * y + 36) * y + 94.5) / c - y - 3) / b + 1) * x
-        y = math.expm1(a * y * y)
-    else:
-        y = ((1 / (((n + 6) / (n * y) - 0.089 * d - 0.822) * (n + 2) * 3) + 0.5 / (n + 4)) * y - 1) * (n + 1) / (
-            n + 2
-        ) + 1 / y
-    return math.sqrt(n * y)
+
+    def miss(t: float) -> float:
+        # The tail beyond t is half the regularised incomplete beta function at n / (n + t²).
+        return float(betainc(n / 2, 0.5, 0, n / (n + t * t), regularized=True)) / 2 - (1 - probability)
+
+    return float(findroot(miss, 3.0))

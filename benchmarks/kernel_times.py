@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from tilewright.measure.timing.device_records import device_records
 
 _CALLS = 3
 
@@ -36,25 +37,15 @@ class KernelTimes:
 
 def kernel_times(function: Callable[[], object]) -> KernelTimes:
     """The kernels of `function`, which has run before: means over three calls; none where CUPTI records none."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     import torch
-    from torch.profiler import ProfilerActivity, profile
+
+    def run() -> None:
+        function()
+        torch.cuda.synchronize()
 
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-        for _ in range(_CALLS):
-            function()
-            torch.cuda.synchronize()
-    session = profiler.profiler
-    assert session is not None and session.kineto_results is not None, "a profile that ended has results"
-    return totals(
-        (
-            (event.name(), event.duration_ns() / 1e3)
-            for event in session.kineto_results.events()
-            if event.device_type().name == "CUDA"
-        ),
-        _CALLS,
-    )
+    records = device_records(run, _CALLS)
+    return totals(((record.name, (record.end - record.start) / 1e3) for record in records), _CALLS)
 
 
 def totals(records: Iterable[tuple[str, float]], calls: int) -> KernelTimes:
