@@ -10,7 +10,6 @@ loop. A kernel that checks indices returns 1 if one was outside; it read element
 
 from __future__ import annotations
 
-from tilewright.emit import cpp_draw
 from tilewright.emit.cpp_printer import Printer
 from tilewright.emit.cpp_text import (
     COMPUTED,
@@ -46,7 +45,7 @@ class _Kernel(Printer):
     def __init__(self, nest: Nest) -> None:
         super().__init__(nest)
         self.column_sums = list(nest.reductions("reduce_rows"))
-        self.draws = cpp_draw.draws_of(nest)
+        self.draws = [i for i, step in enumerate(nest.steps) if step.name == "draw"]
 
     def text(self) -> str:
         nest = self.nest
@@ -263,16 +262,18 @@ class _Kernel(Printer):
                 f"total{i} = {combine(step.kind or '', f'total{i}', f'({self.schedule.sum_type(step)})({dirty})')};"
             )
 
-    # Random numbers
+    # Random numbers: `random.h` positions a thread's stream at its first element and reads on from there.
 
     def _open_streams(self, room: int) -> None:
+        """A copy of the stream for each thread, and a buffer for the draws of one innermost loop (`room` elements)."""
         for i in self.draws:
-            for line in cpp_draw.open_stream(i, room):
-                self.put(line)
+            self.put(f"tw_stream stream{i};")
+            self.put(f"stream{i}.block = -1;")
+            self.put(f"uint8_t* const drawn{i} = (uint8_t*)__builtin_malloc({room});")
 
     def _close_streams(self) -> None:
         for i in self.draws:
-            self.put(cpp_draw.close_stream(i))
+            self.put(f"__builtin_free(drawn{i});")
 
     def _draw(self, steps: list[int], count: str) -> None:
         """Draw for the next innermost loop."""
@@ -280,7 +281,8 @@ class _Kernel(Printer):
             step = self.nest.steps[i]
             assert step.access and step.strides
             first = self.index(step.strides, innermost=self.begin)
-            self.put(cpp_draw.draw(i, self.nest, self.pointers[step.access.buffer], first, count))
+            saved = self.pointers[step.access.buffer]
+            self.put(f"tw_draw(&stream{i}, {saved}, {first}, {count}, {step.constant}L, drawn{i});")
 
     def _accumulator(self, i: int, step: Step) -> list[str]:
         kind = "int32_t" if step.dtype == "bool" else self.schedule.accumulator_type(step)

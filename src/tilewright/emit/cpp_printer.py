@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.emit import cpp_draw
 from tilewright.emit.cpp_schedule import CppSchedule
 from tilewright.emit.cpp_text import COMPUTED, STORED, from_storage, identifiers, scalar, to_storage
 from tilewright.loops.nest import Access, Level, Nest, Step
@@ -75,7 +74,7 @@ class Printer:
         if kept:
             value = f"kept{i}[{self.column()}]"
         elif step.name == "draw":
-            value = cpp_draw.drawn(i, f"c{len(self.nest.cols) - 1} - {self.begin}")
+            value = f"drawn{i}[c{len(self.nest.cols) - 1} - {self.begin}] != 0"
         else:
             value = self._expression(step)
         self.put(f"const {COMPUTED[step.dtype]} v{i} = {value};")

@@ -100,17 +100,9 @@ class CppSchedule:
 
         With `stage`, a stage: values kept by earlier stages are read, and row values are already declared.
         """
-        needed: set[int] = set()
-        todo = list(roots)
-        while todo:
-            i = todo.pop()
-            step = self.nest.steps[i]
-            if i in needed:
-                continue
-            if stage is not None and step.level in (Level.ROW, Level.SCALAR):
-                continue
-            needed.add(i)
-            if step.name == "reduce_rows" or (stage is not None and i in self.kept and step.stage < stage):
-                continue
-            todo.extend(step.args)
-        return sorted(needed)
+        steps, rows = self.nest.steps, (Level.ROW, Level.SCALAR)
+        return self.nest.behind(
+            roots,
+            includes=lambda i: stage is None or steps[i].level not in rows,
+            passes=lambda i: steps[i].name != "reduce_rows" and not (stage is not None and self.kept_before(i, stage)),
+        )

@@ -42,7 +42,7 @@ class _Main(Printer):
     def text(self) -> str:
         self.stores = [s for s in self.nest.stores if not self.schedule.is_late(s.value)]
         roots = [s.value for s in self.stores] + list(self.schedule.sums + self.schedule.late_scalars)
-        self.needed = self.closure(roots)
+        self.needed = self.nest.behind(roots)
         if self.schedule.kind == "flat":
             self._flat()
             return self.define(self.nest.name, ["BLOCK"])
@@ -218,7 +218,8 @@ class _Main(Printer):
             self.put(f"acc{i} = {self.blank(step, rows)}")
         self.open(f"for start in range(0, {self.nest.col_count}, BLOCK_COLS):")
         self._place_columns("start")
-        for i in self._column_steps(roots):
+        # Row values are there already.
+        for i in self.nest.behind(roots, includes=lambda i: steps[i].level in (Level.FULL, Level.COL)):
             self.declare(i)
         for i in ends:
             self.put(f"acc{i} = {combine(steps[i].kind or '', steps[i].dtype, f'acc{i}', self._bounded(steps[i], 1))}")
@@ -229,17 +230,6 @@ class _Main(Printer):
         self.close()
         for i in ends:
             self._finish(i, reduce(steps[i].kind or "", accumulator_dtype(steps[i]), f"acc{i}", 1))
-
-    def _column_steps(self, roots: list[int]) -> list[int]:
-        """The steps that each block of columns computes for `roots`; row values are already available."""
-        needed: set[int] = set()
-        todo = list(roots)
-        while todo:
-            i = todo.pop()
-            if i not in needed and self.nest.steps[i].level in (Level.FULL, Level.COL):
-                needed.add(i)
-                todo.extend(self.nest.steps[i].args)
-        return sorted(needed)
 
     # Column sums
 
@@ -301,7 +291,7 @@ class _Main(Printer):
             step = self.nest.steps[i]
             self._finish(i, reduce(step.kind or "", accumulator_dtype(step), f"total{i}", 0))
         late = [s for s in self.nest.stores if self.schedule.is_late(s.value)]
-        for i in self.closure((s.value for s in late), known=sums):
+        for i in self.nest.behind((s.value for s in late), passes=lambda i: i not in sums):
             if i not in sums and i not in known:
                 self.declare(i)
         for store in late:
@@ -320,7 +310,7 @@ class _After(Printer):
             self.put(f"col_ok = col < {self.nest.col_count}")
             self.unravel("col", self.col_axes, self.nest.cols)
             self.put_fours(f"{self.program()} * BLOCK_COLS", "BLOCK_COLS", "[None, :]")
-        for i in self.closure((s.value for s in late), known=self.schedule.scratch):
+        for i in self.nest.behind((s.value for s in late), passes=lambda i: i not in self.schedule.scratch):
             if i in self.schedule.sums:
                 self._combine(i)
             elif i in self.schedule.late_scalars:

@@ -212,18 +212,6 @@ class Printer:
         dtype = type_name(accumulator_dtype(step))
         return f"tl.full(({rows}, {columns}), {identity(step.kind or '', step.dtype)}, {dtype})"
 
-    def closure(self, roots: Iterable[int], known: Sequence[int] = ()) -> list[int]:
-        """`roots` and their transitive operands, in order; operands of the `known` steps are left out."""
-        needed: set[int] = set()
-        todo = list(roots)
-        while todo:
-            i = todo.pop()
-            if i not in needed:
-                needed.add(i)
-                if i not in known:
-                    todo.extend(self.nest.steps[i].args)
-        return sorted(needed)
-
 
 def _axes(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}{number}" for number in range(count)]

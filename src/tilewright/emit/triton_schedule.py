@@ -69,15 +69,9 @@ class TritonSchedule:
     @cached_property
     def late_scalars(self) -> tuple[int, ...]:
         """Positions of scalars reduced over the columns that steps after all rows use."""
-        late = [s.value for s in self.nest.stores if self.is_late(s.value)]
-        found: set[int] = set()
-        while late:
-            i = late.pop()
-            if self.nest.steps[i].name == "reduce_cols":
-                found.add(i)
-            elif i not in self.sums:
-                late.extend(self.nest.steps[i].args)
-        return tuple(sorted(found))
+        steps, late = self.nest.steps, [s.value for s in self.nest.stores if self.is_late(s.value)]
+        behind = self.nest.behind(late, passes=lambda i: steps[i].name != "reduce_cols" and i not in self.sums)
+        return tuple(i for i in behind if steps[i].name == "reduce_cols")
 
     @property
     def scratch(self) -> tuple[int, ...]:
@@ -143,15 +137,7 @@ class TritonSchedule:
     @cached_property
     def _feeds_discontinuous(self) -> set[int]:
         """Positions of all steps on which a discontinuous operator depends."""
-        steps = self.nest.steps
-        found: set[int] = set()
-        todo = [i for i, step in enumerate(steps) if _is_discontinuous(step)]
-        while todo:
-            for i in steps[todo.pop()].args:
-                if i not in found:
-                    found.add(i)
-                    todo.append(i)
-        return found
+        return set(self.nest.behind(a for step in self.nest.steps if _is_discontinuous(step) for a in step.args))
 
     @cached_property
     def absolute_accuracy(self) -> frozenset[int]:

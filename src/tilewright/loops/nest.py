@@ -15,7 +15,7 @@ Steps are in SSA form; a step refers to its operands by position.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
@@ -122,6 +122,24 @@ class Nest:
     def stages(self) -> int:
         """How many times each row loops over its columns."""
         return 1 + max((s.stage for s in self.steps if s.where == "body"), default=0)
+
+    def behind(
+        self,
+        roots: Iterable[int],
+        *,
+        includes: Callable[[int], bool] = lambda _: True,
+        passes: Callable[[int], bool] = lambda _: True,
+    ) -> list[int]:
+        """`roots` and their transitive operands, in order: those that it includes, the operands of those it passes."""
+        found: set[int] = set()
+        todo = list(roots)
+        while todo:
+            i = todo.pop()
+            if i not in found and includes(i):
+                found.add(i)
+                if passes(i):
+                    todo.extend(self.steps[i].args)
+        return sorted(found)
 
     def reductions(self, name: Literal["reduce_cols", "reduce_rows"]) -> Iterator[tuple[int, Step]]:
         return ((i, step) for i, step in enumerate(self.steps) if step.name == name)
