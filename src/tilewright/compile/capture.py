@@ -69,6 +69,7 @@ def capture(
             else:
                 observe(copied(instead.module), instead.examples)
     except _Seen:
+        # Not an error: `_Observer` raises it once it has the graphs.
         pass
     except Exception as error:
         # Dynamo lets some errors of operators pass, with the user's lines added to their text.

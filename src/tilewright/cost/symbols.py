@@ -35,11 +35,11 @@ def parse(text: str) -> sympy.Expr:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         value = sympy.expand(_expression(tree)) if _terms(tree) <= MOST_TERMS else sympy.nan
-        if not value.has(sympy.nan, sympy.zoo):
-            return value
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        pass
-    raise ValueError(f"{text[:80]!r} is no formula of named dimensions")
+        if value.has(sympy.nan, sympy.zoo):
+            raise ValueError("it is too long, or divides by zero")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{text[:80]!r} is no formula of named dimensions: {error}") from error
+    return value
 
 
 def _expression(node: ast.expr) -> sympy.Expr:

@@ -12,14 +12,15 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from tilewright.graph.cut import IN_FORWARD
-from tilewright.graph.insert import insert_call, insert_known
+from tilewright.graph.insert import insert_formula
 from tilewright.hardware.target import Target
 
 aten = torch.ops.aten
 POOL, BACKWARD = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
+Pair = tuple[int, int]
 LARGEST = 2**15 - 1
 MOST_PLACES = 9
 """Of a window. On an H200 windows of 5 by 5 places, 3 apart, in NCHW, gave 10 of 2,340 gradients that are not eager's;
@@ -45,33 +46,33 @@ def _fits(backward: fx.Node) -> bool:
 
 
 def _keep(positions: fx.Node, readers: list[fx.Node]) -> None:
-    first = readers[0]
-    width = _value(first.args[1]).shape[-1]
-    after: Any = positions.next
-    kept = insert_call(after, aten.sub.Tensor, positions, _begins(after, positions, first, width))
-    kept = insert_call(after, aten._to_copy.default, kept, dtype=torch.int16)
+    pool = readers[0]
+    strides, pads = _pair(pool, 3) if pool.args[3] else _pair(pool, 2), _pair(pool, 4)
+    windows = (strides, pads, _value(pool.args[1]).shape[-1])
+    kept = insert_formula(positions.next, _within, positions, *windows)
     kept.meta[IN_FORWARD] = True
     for reader in readers:
-        wide = insert_call(reader, aten._to_copy.default, kept, dtype=torch.int64)
-        found = insert_call(reader, aten.add.Tensor, wide, _begins(reader, positions, reader, width))
-        reader.replace_input_with(positions, found)
+        reader.replace_input_with(positions, insert_formula(reader, _whole, kept, *windows))
 
 
-def _begins(before: fx.Node, positions: fx.Node, pool: fx.Node, width: int) -> fx.Node:
+def _within(positions: Tensor, strides: Pair, pads: Pair, width: int) -> Tensor:
+    return (positions - _begins(positions, strides, pads, width)).to(torch.int16)
+
+
+def _whole(kept: Tensor, strides: Pair, pads: Pair, width: int) -> Tensor:
+    return kept.to(torch.int64) + _begins(kept, strides, pads, width)
+
+
+def _begins(positions: Tensor, strides: Pair, pads: Pair, width: int) -> Tensor:
     """Of each window the position at which it begins, padding included: [OH, OW]."""
-    value = _value(positions)
-    strides, pads = _pair(pool, 3) if pool.args[3] else _pair(pool, 2), _pair(pool, 4)
-    found = []
-    for size, stride, pad, scale in zip(value.shape[-2:], strides, pads, (width, 1), strict=True):
-        with value.fake_mode:
-            numbers = torch.arange(size, device=value.device)
-        places = insert_known(before, aten.arange.default, numbers, size, device=value.device, pin_memory=False)
-        scaled = insert_call(before, aten.mul.Tensor, places, stride * scale)
-        found.append(insert_call(before, aten.sub.Tensor, scaled, pad * scale))
-    return insert_call(before, aten.add.Tensor, insert_call(before, aten.unsqueeze.default, found[0], 1), found[1])
+    rows, columns = (
+        torch.arange(size, device=positions.device) * (stride * scale) - pad * scale
+        for size, stride, pad, scale in zip(positions.shape[-2:], strides, pads, (width, 1), strict=True)
+    )
+    return rows.unsqueeze(1) + columns
 
 
-def _pair(pool: fx.Node, place: int) -> tuple[int, int]:
+def _pair(pool: fx.Node, place: int) -> Pair:
     given: Any = pool.args[place]
     return (given, given) if isinstance(given, int) else (given[0], given[-1])
 

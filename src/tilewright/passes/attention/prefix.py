@@ -16,7 +16,7 @@ from tilewright.graph.insert import insert_call
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.passes.attention.constants import SAME, Constants, name_of, value_of
 from tilewright.passes.attention.places import count_of
-from tilewright.passes.attention.spelling import argument
+from tilewright.passes.attention.spelling import argument, same_shape, static
 from tilewright.passes.attention.visible import MIRRORED
 
 aten: Any = torch.ops.aten
@@ -95,20 +95,40 @@ def _compared(node: Node, constants: Constants) -> tuple[Node, int] | None:
 
 
 def unrepeated(node: Node) -> Node:
-    """x [B, H, S, D] of a tensor that has each of its heads several times in a row; else the node itself."""
-    steps: list[Node] = []
-    x = node
-    for names in (("view", "_unsafe_view"), ("clone",), ("expand",), ("unsqueeze",)):
-        if name_of(x) not in names or not isinstance(x.args[0], Node):
-            return node
-        steps.append(x)
-        x = x.args[0]
-    source, wide, whole = (shape_of(_value(n)) for n in (x, steps[2], node))
-    if len(source) != 4 or len(wide) != 5 or steps[3].args[1] not in (2, -3):
+    """x [B, H, S, D] of a tensor that has each of its heads several times in a row; else the node itself.
+
+    Such as `x[:, :, None].expand(B, H, n, S, D).reshape(B, H n, S, D)` or `repeat_interleave(x, n, 1)`, in either kind
+    of graph.
+    """
+    whole, source = value_of(node), argument(node, 0, "input")
+    if whole is None or whole.dim() != 4 or not isinstance(source, Node):
         return node
-    batch, heads, times, keys, width = wide
-    fits = source == (batch, heads, keys, width) and whole == (batch, heads * times, keys, width)
-    return x if fits else node
+    if name_of(node) == "repeat_interleave" and argument(node, 2, "dim") in (1, -3):
+        return source if isinstance(argument(node, 1, "repeats"), int) else node
+    while name_of(source) == "contiguous" and isinstance(source.args[0], Node):
+        source = source.args[0]
+    new_axis = argument(source, 0, "input")
+    if name_of(node) != "view" or name_of(source) != "expand" or not isinstance(new_axis, Node):
+        return node
+    x = argument(new_axis, 0, "input")
+    wide, narrow = value_of(source), value_of(x)
+    if wide is None or wide.dim() != 5 or narrow is None or narrow.dim() != 4 or not _inserts_third(new_axis):
+        return node
+    batch, heads, times, keys, width = wide.shape
+    if not static((heads, times)):
+        return node
+    fits = same_shape(narrow.shape, (batch, heads, keys, width))
+    return x if fits and same_shape(whole.shape, (batch, heads * times, keys, width)) else node
+
+
+def _inserts_third(node: Node) -> bool:
+    """Whether a call gives [B, H, 1, S, D] of [B, H, S, D]."""
+    if name_of(node) == "unsqueeze":
+        return argument(node, 1, "dim") in (2, -3)
+    index: Any = node.args[1] if name_of(node) == "getitem" else None
+    everything = slice(None)
+    padded = (*index, *[everything] * (5 - len(index))) if isinstance(index, tuple) else ()
+    return padded == (everything, everything, None, everything, everything)
 
 
 def _value(node: Node) -> torch.Tensor:

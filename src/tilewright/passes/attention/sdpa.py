@@ -15,8 +15,6 @@ become ones that are accepted. A mask that is a band beside something else stays
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import GraphModule, Node
 
@@ -26,6 +24,7 @@ from tilewright.passes.attention.acceptable import SdpaCall, accepted, fused_ker
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.form import Writer, layout_may_change
 from tilewright.passes.attention.pinned import is_pinned
+from tilewright.passes.attention.prefix import unrepeated
 from tilewright.passes.attention.spelling import (
     Refusal,
     argument,
@@ -218,44 +217,8 @@ def _grouped(write: Writer, call: SdpaCall) -> SdpaCall | None:
     """The call on keys and values before they were repeated for each head, if a fused kernel takes that."""
     if call.grouped or tensor_of(call.q).dim() != 4:
         return None
-    k, v = _unrepeated(call.k), _unrepeated(call.v)
-    if k is None or v is None or not same_shape(tensor_of(k).shape[:2], tensor_of(v).shape[:2]):
+    k, v = unrepeated(call.k), unrepeated(call.v)
+    if k is call.k or v is call.v or not same_shape(tensor_of(k).shape[:2], tensor_of(v).shape[:2]):
         return None
     grouped = call._replace(k=k, v=v, grouped=True)
     return grouped if fused_kernel(write, grouped) is not None else None
-
-
-def _unrepeated(node: Node) -> Node | None:
-    """x [B, H, S, D] of `x[:, :, None].expand(B, H, n, S, D).reshape(B, H n, S, D)` or `repeat_interleave(x, n, 1)`."""
-    whole = tensor_of(node)
-    if whole.dim() != 4:
-        return None
-    name, source = spelled(node), argument(node, 0, "input")
-    if name == "repeat_interleave" and isinstance(source, Node) and argument(node, 2, "dim") in (1, -3):
-        return source if isinstance(argument(node, 1, "repeats"), int) else None
-    if name != "view" or not isinstance(source, Node):
-        return None
-    while spelled(source) == "contiguous" and isinstance(source.args[0], Node):
-        source = source.args[0]
-    wide, new_axis = example(source), argument(source, 0, "input")
-    if spelled(source) != "expand" or wide is None or wide.dim() != 5 or not isinstance(new_axis, Node):
-        return None
-    x = argument(new_axis, 0, "input")
-    narrow = example(x)
-    if not isinstance(x, Node) or narrow is None or narrow.dim() != 4 or not _inserts_third(new_axis):
-        return None
-    batch, heads, times, keys, width = wide.shape
-    if not static((heads, times)):
-        return None
-    fits = same_shape(narrow.shape, (batch, heads, keys, width))
-    return x if fits and same_shape(whole.shape, (batch, heads * times, keys, width)) else None
-
-
-def _inserts_third(node: Node) -> bool:
-    """Whether a call gives [B, H, 1, S, D] of [B, H, S, D]."""
-    if spelled(node) == "unsqueeze":
-        return argument(node, 1, "dim") in (2, -3)
-    index: Any = node.args[1] if spelled(node) == "getitem" else None
-    everything = slice(None)
-    padded = (*index, *[everything] * (5 - len(index))) if isinstance(index, tuple) else ()
-    return padded == (everything, everything, None, everything, everything)
