@@ -20,7 +20,7 @@ from tilewright.compile.identity import keeps_programs, versions
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
-from tilewright.graph.capture import Boxed, CallableGraph, first_line, through_aot
+from tilewright.graph.capture import Boxed, CallableGraph, Compiler, first_line, through_aot
 from tilewright.graph.graph_breaks import graph_break
 from tilewright.graph.pytorch_state import compilations
 from tilewright.graph.skipped import watch
@@ -144,7 +144,7 @@ if torch.cuda.is_initialized():
 watch(backend, lambda skipped: _leave_to_pytorch(_recording.get() or Recording(), skipped))
 
 
-class _Compiler:
+class _Compiler(Compiler):
     def __init__(self, record: Recording, planner: Planner, replays: bool) -> None:
         self.record = record
         self.planner = planner

@@ -16,7 +16,7 @@ from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
 from tilewright.graph import calls
 from tilewright.graph.call_cycles import Folded, folded
-from tilewright.graph.capture import Boxed, CallableGraph, through_aot
+from tilewright.graph.capture import Boxed, Compiler, through_aot
 from tilewright.graph.capture_errors import capture_error
 from tilewright.graph.function_calls import function_calls
 from tilewright.graph.source import source_line
@@ -138,7 +138,7 @@ def _refuse_unknown_sizes(name: str, graph: fx.Graph) -> None:
 
 
 @dataclass
-class _Observer:
+class _Observer(Compiler):
     """Keeps the graphs of one capture, and ends it."""
 
     captured: Captured
@@ -162,9 +162,6 @@ class _Observer:
     def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
         return self.planner is not None and self.planner.without_gradients(backward, places)
 
-    def compile_backward(self, module: fx.GraphModule) -> Boxed:
-        raise AssertionError("the capture has ended")
-
     def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
         self.captured.graphs = {"forward": forward.graph, "backward": backward.graph}
         raise _Seen
@@ -172,18 +169,3 @@ class _Observer:
     def compile_inference(self, module: fx.GraphModule) -> Boxed:
         self.captured.graphs = {"forward": module.graph}
         raise _Seen
-
-    def repeated(self, graph: CallableGraph, run: Boxed) -> Boxed:
-        return run
-
-    def identity(self) -> None:
-        return None
-
-    def planned(self) -> None:
-        return None
-
-    def compile_planned(self, plan: Any) -> list[Boxed]:
-        raise AssertionError("nothing is kept of a capture")
-
-    def compile_lost(self, error: Exception) -> None:
-        raise AssertionError("nothing is kept of a capture")

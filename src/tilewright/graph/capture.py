@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx
@@ -38,8 +38,8 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 Kind = Literal["forward", "backward", "inference"]
 
 
-class Compiler(Protocol):
-    """The hooks of a backend at each step of a capture."""
+class Compiler:
+    """The hooks of a backend at each step of a capture. This one leaves the program as it is, and keeps nothing."""
 
     def before_autograd(self, module: fx.GraphModule) -> None:
         """Rewrite the captured torch-level graph in place."""
@@ -49,27 +49,36 @@ class Compiler(Protocol):
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         """Of the forward values that backward needs, those to save; backward recomputes the others."""
+        return needed
 
     def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
         """Take the incoming gradients at these places out of `backward`; False where it stays as it is."""
+        return False
 
-    def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]: ...
+    def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
+        raise NotImplementedError
 
-    def compile_backward(self, module: fx.GraphModule) -> Boxed: ...
+    def compile_backward(self, module: fx.GraphModule) -> Boxed:
+        raise NotImplementedError
 
-    def compile_inference(self, module: fx.GraphModule) -> Boxed: ...
+    def compile_inference(self, module: fx.GraphModule) -> Boxed:
+        raise NotImplementedError
 
     def repeated(self, graph: CallableGraph, run: Boxed) -> Boxed:
         """The function to call instead of `run`, which computes `graph`: `run` itself, or a replay of it."""
+        return run
 
     def identity(self) -> Sequence[str] | None:
         """All but program and inputs that decides what is compiled; None where nothing shall be kept on disk."""
+        return None
 
     def planned(self) -> tuple[Any, Sequence[fx.Graph]] | None:
         """What was compiled last, as data over these graphs: forward and backward, or one for inference."""
+        return None
 
     def compile_planned(self, plan: Any) -> list[Boxed]:
         """What `planned` gave, compiled: a function for each of the graphs."""
+        raise NotImplementedError
 
     def compile_lost(self, error: Exception) -> None:
         """Note that a program which was kept cannot be used."""
