@@ -22,11 +22,6 @@ def _batch_norm_backward_flops(sizes: CallSizes) -> Count:
     return elements(sizes.shape("input")) * (5 + 4 * wanted(sizes, 3)[0])
 
 
-def _channels(sizes: CallSizes) -> Count:
-    """One root for each channel."""
-    return elements(sizes.shape("running_mean"))
-
-
 def _channel_norm(call: CallAxes) -> Result:
     source = call.tensor("input")
     vectors = [axes for axes in call.operands[1:] if len(axes) == 1]
@@ -65,7 +60,7 @@ def _normalised(c: Call, centred: Value, rstd: Value, weight: Value | None, bias
 @body(
     "_native_batch_norm_legit_no_training.default(input, weight, bias, running_mean, running_var, momentum, eps)",
     promotion="none",
-    arithmetic=Arithmetic(_batch_norm_inference_flops, _channels),
+    arithmetic=Arithmetic(_batch_norm_inference_flops, of_argument("running_mean")),
 )
 def batch_norm_inference(
     c: Call,

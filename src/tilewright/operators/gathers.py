@@ -7,7 +7,7 @@ from functools import partial
 from tilewright.operators.arithmetic import NOTHING, each, of_argument, per_operand
 from tilewright.operators.pieces import like_the_input
 from tilewright.operators.row import Traffic, calls
-from tilewright.operators.shapes import CallAxes, Result, factory, kept, no_result, same
+from tilewright.operators.shapes import CallAxes, Result, factory, kept, like, no_result, same
 
 
 def table_gradient(rows: str, gradient: str, call: CallAxes) -> Result:
@@ -16,15 +16,11 @@ def table_gradient(rows: str, gradient: str, call: CallAxes) -> Result:
     return call.names.unknown_shape([entries], guess=True) + call.tensor(gradient)[-1:]
 
 
-def _embedding_backward(call: CallAxes) -> Result:
-    return table_gradient("num_weights", "grad_output", call)
-
-
 calls(
     "embedding_dense_backward.default(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)",
     "library",
     arithmetic=per_operand(1),
-    shapes=_embedding_backward,
+    shapes=partial(table_gradient, "num_weights", "grad_output"),
     dtypes=("grad_output",),
 )
 
@@ -75,10 +71,6 @@ def _nll_loss(call: CallAxes) -> Result:
     return [call.tensor("target") if call.arguments.get("reduction") == 0 else (), ()]
 
 
-def _nll_loss_backward(call: CallAxes) -> Result:
-    return call.tensor("self")
-
-
 TARGETS = of_argument("target")
 calls(
     "nll_loss_forward.default(self, target, weight, reduction, ignore_index)",
@@ -92,7 +84,7 @@ calls(
     "nll_loss_backward.default(grad_output, self, target, weight, reduction, ignore_index, total_weight)",
     "library",
     arithmetic=each(TARGETS, 1),
-    shapes=_nll_loss_backward,
+    shapes=like("self"),
     dtypes=("self",),
     traffic=Traffic(unread=("self",)),
 )

@@ -7,10 +7,20 @@ from collections.abc import Sequence
 from functools import partial
 from math import prod
 
-from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, elements, nothing, per_operand, wanted
+from tilewright.operators.arithmetic import (
+    Arithmetic,
+    CallSizes,
+    Count,
+    each,
+    elements,
+    nothing,
+    of_argument,
+    per_operand,
+    wanted,
+)
 from tilewright.operators.language import Value, call, where
 from tilewright.operators.row import Call, Traffic, body, calls
-from tilewright.operators.shapes import Axes, CallAxes, Result, same
+from tilewright.operators.shapes import Axes, CallAxes, Result, like, same
 
 
 @body(
@@ -103,7 +113,7 @@ def roots_of_rows(sizes: CallSizes) -> Count:
     return elements(sizes.result(1))
 
 
-def _normalisedroots_of_rows(call: CallAxes) -> tuple[Axes, Axes, Axes]:
+def _normalised(call: CallAxes) -> tuple[Axes, Axes, Axes]:
     """Of a normalisation over trailing axes: the operand, its statistics, its weight."""
     count = len(call.arguments["normalized_shape"])
     source = call.tensor("input")
@@ -117,12 +127,12 @@ def _normalisedroots_of_rows(call: CallAxes) -> tuple[Axes, Axes, Axes]:
 
 
 def _row_norm(call: CallAxes) -> Result:
-    source, statistics, _ = _normalisedroots_of_rows(call)
+    source, statistics, _ = _normalised(call)
     return [source, statistics, statistics]
 
 
 def _row_norm_backward(call: CallAxes) -> Result:
-    source, _, weight = _normalisedroots_of_rows(call)
+    source, _, weight = _normalised(call)
     vectors = (weight if call.axes(name) is not None else None for name in ("weight", "bias"))
     return call.wanted(source, *vectors)
 
@@ -232,25 +242,17 @@ def rms_norm_backward(
 # Weight norm: each slice of v along `dim` scaled to the length g. PyTorch's kernels; its callers make v and g dense.
 
 
-def _weight_norm(call: CallAxes) -> Result:
-    return [call.tensor("v"), call.tensor("g")]
-
-
-def _weight_norm_backward(call: CallAxes) -> Result:
-    return [call.tensor("saved_v"), call.tensor("saved_g")]
-
-
 calls(
     "_weight_norm_interface.default(v, g, dim)",
     "library",
     arithmetic=Arithmetic(lambda sizes: 3 * elements(sizes.shape("v")), lambda sizes: elements(sizes.shape("g"))),
-    shapes=_weight_norm,
+    shapes=like("v", "g"),
     dtypes=("v", "g"),
 )
 calls(
     "_weight_norm_interface_backward.default(grad_w, saved_v, saved_g, saved_norms, dim)",
     "library",
-    arithmetic=Arithmetic(lambda sizes: 5 * elements(sizes.shape("saved_v")), nothing),
-    shapes=_weight_norm_backward,
+    arithmetic=each(of_argument("saved_v"), 5),
+    shapes=like("saved_v", "saved_g"),
     dtypes=("saved_v", "saved_g"),
 )

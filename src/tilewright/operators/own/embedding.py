@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tilewright.operators.arithmetic import NOTHING, each, of_argument
 from tilewright.operators.gathers import table_gradient
 from tilewright.operators.indexing import embedding_shapes, rows_of_weight
 from tilewright.operators.row import Traffic, own
 
+GRADIENT = partial(table_gradient, "entries", "dout")
 own(
     "embedding(Tensor indices, Tensor weight, SymInt padding) -> Tensor",
     "library",
@@ -19,14 +22,14 @@ own(
     "embedding_backward(Tensor dout, Tensor indices, SymInt entries, SymInt padding) -> Tensor",
     "library",
     arithmetic=each(of_argument("dout"), 1),
-    shapes=lambda call: table_gradient("entries", "dout", call),
+    shapes=GRADIENT,
     dtypes=("dout",),
 )
 own(
     "embedding_sums(Tensor dout, Tensor keys, Tensor order, SymInt entries, SymInt padding) -> Tensor",
     "library",
     arithmetic=each(of_argument("dout"), 1),
-    shapes=lambda call: table_gradient("entries", "dout", call),
+    shapes=GRADIENT,
     dtypes=("dout",),
 )
 # Of the table the rows that the keys name are read and written; the result is empty.
