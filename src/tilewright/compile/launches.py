@@ -26,13 +26,7 @@ from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
 from tilewright.passes.units import is_view
 from tilewright.records import program as records
-from tilewright.records.program import Cost, Decision, GraphName, OperatorClass
-
-
-def operator_class(node: fx.Node) -> OperatorClass:
-    """The class of an operator by its row of the table; `unknown` without one."""
-    row = row_of(node.target)
-    return "unknown" if row is None else row.operator_class
+from tilewright.records.program import Cost, Decision, GraphName
 
 
 def operators_before(
@@ -57,7 +51,7 @@ def _operator(
     profile: DeviceProfile,
 ) -> records.Operator:
     value = next((v for v in calls.outputs(node) if v is not None), None)
-    kind = operator_class(node)
+    kind = calls.class_of(node)
     floor, bound = (None, None) if kind == "layout" else floor_of(cost, _dtype(value), kind, profile)
     is_known = floor is not None
     symbolic = shapes.of_outputs(node)[0] if value is not None else None
@@ -112,7 +106,7 @@ def operators_after(
                 index=index,
                 name=unit.name,
                 target="kernel",
-                operator_class=operator_class(max(unit.members, key=lambda n: operator_class(n) == "reduction")),
+                operator_class=calls.class_of(max(unit.members, key=lambda n: calls.class_of(n) == "reduction")),
                 shape=calls.shape_of(last),
                 dtype=_dtype(last),
                 cost=region.cost,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING
 
+from tilewright.operators.table import row_of
 from tilewright.records.errors import CaptureError
 
 if TYPE_CHECKING:
     from torch import SymInt, Tensor
     from torch.fx import Node
     from torch.fx.node import Argument
+
+    from tilewright.records.program import OperatorClass
 
 
 LAUNCHED = "launched"
@@ -49,6 +52,12 @@ def arguments(node: Node) -> dict[str, Argument]:
         else:
             named[argument.name] = node.kwargs.get(argument.name, argument.default_value)
     return named
+
+
+def class_of(node: Node) -> OperatorClass:
+    """The class of the operator that a node calls, by its row of the table; `unknown` without one."""
+    row = row_of(node.target) if node.op == "call_function" else None
+    return "unknown" if row is None else row.operator_class
 
 
 def is_view(node: Node) -> bool:

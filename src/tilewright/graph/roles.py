@@ -61,8 +61,7 @@ def _row(node: Node) -> Row | None:
 
 
 def _is_pointwise(node: Node) -> bool:
-    row = _row(node)
-    return row is not None and row.operator_class == "pointwise"
+    return calls.class_of(node) == "pointwise"
 
 
 def _is_product(node: Node) -> bool:
@@ -94,8 +93,7 @@ def _is_step(node: Node) -> bool:
 
 
 def _is_dropout(node: Node) -> bool:
-    row = _row(node)
-    return row is not None and row.operator_class == "random"
+    return calls.class_of(node) == "random"
 
 
 def _is_linear(node: Node) -> bool:

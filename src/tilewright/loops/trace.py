@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.graph.calls import class_of
 from tilewright.hardware.target import Language
 from tilewright.operators.language import COMPUTE_DTYPE, Trace, Unfusable, Value
 from tilewright.operators.row import Call, Row
@@ -153,8 +154,7 @@ def _reaches(node: fx.Node, members: set[fx.Node]) -> bool:
     while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
         if node in members:
             return True
-        row = row_of(node.target)
-        if row is None or row.operator_class != "layout":
+        if class_of(node) != "layout":
             return False
         node = node.args[0]
     return node in members
@@ -196,7 +196,7 @@ def _rounded(members: Sequence[fx.Node], outputs: set[fx.Node]) -> set[fx.Node]:
     found = set[fx.Node]()
     for node in reversed(members):
         readers = {u for user in node.users for u in _through_views(user)}
-        operators = {u for u in readers if not _is_layout(u)}
+        operators = {u for u in readers if class_of(u) != "layout"}
         stays_here = operators <= found and not outputs & ({node} | readers - operators)
         if all(dtype_name(result.dtype) in COMPUTE_DTYPE for result in results(node)) or (
             stays_here and all(map(_scales, operators))
@@ -219,13 +219,8 @@ def _is_discontinuous(node: fx.Node) -> bool:
     return row.body is not CONVERSION or not all(value.is_floating_point() for value in results(node))
 
 
-def _is_layout(node: fx.Node) -> bool:
-    row = row_of(node.target)
-    return row is not None and row.operator_class == "layout"
-
-
 def _through_views(node: fx.Node) -> list[fx.Node]:
-    if not _is_layout(node):
+    if class_of(node) != "layout":
         return [node]
     return [node, *(u for user in node.users for u in _through_views(user))]
 

@@ -54,7 +54,7 @@ def keep_mask(like: torch.Tensor, p: float) -> torch.Tensor:
 
 def _laid_out_alike(x: fx.Node) -> fx.Node:
     """The earliest operand behind `x`, through pointwise operators, that has its layout and dtype."""
-    while (row := row_of(x.target)) is not None and row.operator_class == "pointwise":
+    while calls.class_of(x) == "pointwise":
         alike = next((operand for operand in x.all_input_nodes if layout(operand) == layout(x)), None)
         if alike is None:
             break

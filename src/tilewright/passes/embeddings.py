@@ -25,7 +25,6 @@ from tilewright.graph.insert import insert_call, insert_results, replace
 from tilewright.graph.source import source_line
 from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
-from tilewright.operators.table import row_of
 from tilewright.passes.units import behind_views, nbytes, readers
 from tilewright.records.program import Decision, GraphName
 
@@ -104,8 +103,7 @@ def _takes_sums(table: fx.Node, total: fx.Node) -> bool:
     """Whether a product's result, or a part of it, is like the sum, dense, and read by nobody else."""
     own, wanted = calls.output(table), calls.output(total)
     product = maker(table)
-    row = row_of(product.target) if product.op == "call_function" else None
-    if own is None or wanted is None or row is None or row.operator_class != "compute":
+    if own is None or wanted is None or calls.class_of(product) != "compute":
         return False
     alike = (own.dtype, own.shape) == (wanted.dtype, wanted.shape) and own.is_contiguous()
     return alike and all(reader is total or str(reader.target) == ADDED for reader in readers(product))

@@ -15,10 +15,9 @@ from torch import fx
 from tilewright.cost.kinds import call_work, kind_name
 from tilewright.cost.operators import counted
 from tilewright.cost.work import Work, predicted_us
-from tilewright.graph.calls import arguments, shape_of, strides_of
+from tilewright.graph.calls import arguments, class_of, shape_of, strides_of
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.loops.trace import results
-from tilewright.operators.table import row_of
 from tilewright.passes.units import (
     behind_views,
     escaping,
@@ -100,8 +99,7 @@ def _ends_kernel(node: fx.Node) -> bool:
 
 
 def _is_pointwise(node: fx.Node) -> bool:
-    row = row_of(node.target) if node.op == "call_function" else None
-    return row is not None and row.operator_class == "pointwise" and is_fusible(node) is None
+    return class_of(node) == "pointwise" and is_fusible(node) is None
 
 
 def _predicted_us(group: list[fx.Node], profile: DeviceProfile) -> float:
@@ -124,7 +122,7 @@ def _read(node: fx.Node) -> Iterator[fx.Node]:
 
 def _kind(group: Sequence[fx.Node]) -> str:
     """The kind of the kernel that these operators become, as `cost/kinds.py` names it by the nest."""
-    reductions = [node for node in group if (row := row_of(node.target)) and row.operator_class == "reduction"]
+    reductions = [node for node in group if class_of(node) == "reduction"]
     of_rows = [node for node in reductions if not _reduces_rows_away(node)]
     passes = 1 + len(of_rows) + sum(str(node.target) in TWO_REDUCTIONS for node in of_rows)
     shapes = [shape_of(value) for node in reductions for one in node.all_input_nodes for value in results(one)]
@@ -142,8 +140,7 @@ def _sums_columns(node: fx.Node) -> bool:
 
 def _reduces_rows_away(node: fx.Node) -> bool:
     """Whether this is a reduction over some axes, but not over the last one: its result is there after all rows."""
-    row = row_of(node.target) if node.op == "call_function" else None
-    axes = arguments(node).get("dim") if row is not None and row.operator_class == "reduction" else None
+    axes = arguments(node).get("dim") if class_of(node) == "reduction" else None
     if not isinstance(axes, (list, tuple)) or not axes:
         return False
     return -1 not in axes and len(shape_of(results(node.all_input_nodes[0])[0])) - 1 not in axes
@@ -154,8 +151,7 @@ def _lies_across(node: fx.Node) -> bool:
     values = [value for one in (node, *node.all_input_nodes) for value in results(one) if value.dim() > 1]
     sizes = [prod(shape_of(value)) for value in values]
     largest = max(sizes, default=0)
-    row = row_of(node.target)
-    along = {-1} if row is not None and row.operator_class == "reduction" else set()
+    along = {-1} if class_of(node) == "reduction" else set()
     ways = {_innermost(value) for value, size in zip(values, sizes, strict=True) if size == largest}
     return len(along | ways - {None}) > 1
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from tilewright.graph.calls import class_of
 from tilewright.graph.cut import OVERWRITTEN
 from tilewright.operators.table import row_of
 from tilewright.passes.units import is_fusible, is_view, nbytes, readers
@@ -53,8 +54,7 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
 def _needs_no_memory(node: fx.Node, sources: set[fx.Node], forward: set[fx.Node]) -> bool:
     """Whether forward's kernels alone read a pointwise value, and of what it is computed of all but a little is the
     result of a library call, which is in memory anyway."""
-    row = row_of(_operator(node).target)
-    inside = row is not None and row.operator_class == "pointwise" and not _picks(node)
+    inside = class_of(_operator(node)) == "pointwise" and not _picks(node)
     small = nbytes(node) * BESIDE
     return (
         inside

@@ -9,7 +9,7 @@ from math import prod
 
 from torch import fx
 
-from tilewright.graph.calls import shape_of
+from tilewright.graph.calls import class_of, shape_of
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.loops.trace import SUPPORTED, dtype_name, results
@@ -21,8 +21,7 @@ from tilewright.passes.simplify import is_pure
 
 def is_view(node: fx.Node) -> bool:
     """Whether a node is index arithmetic only: a layout operator, or one result of several."""
-    row = row_of(node.target) if node.op == "call_function" else None
-    return row is not None and row.operator_class == "layout"
+    return class_of(node) == "layout"
 
 
 def is_gradient(node: fx.Node) -> bool:
@@ -73,9 +72,8 @@ def is_fusible(node: fx.Node) -> str | None:
 
 def is_elementwise(node: fx.Node) -> bool:
     """Whether each element of the one result is computed from the same element of each tensor, or from a number."""
-    row = row_of(node.target)
     found = results(node)
-    if row is None or row.operator_class != "pointwise" or len(found) != 1 or values_of(node) != [node]:
+    if class_of(node) != "pointwise" or len(found) != 1 or values_of(node) != [node]:
         return False
     shape = shape_of(found[0])
     operands = [t for operand in node.all_input_nodes for t in results(operand)]

@@ -14,6 +14,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
+from tilewright.graph.calls import class_of
 from tilewright.graph.capture import Boxed
 from tilewright.graph.pytorch_state import carries_tangents
 from tilewright.graph.source import source_line
@@ -24,7 +25,6 @@ from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.launch.builder import Operand
 from tilewright.loops.nest import Nest
 from tilewright.operators.collectives import WAIT
-from tilewright.operators.table import row_of
 from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
@@ -342,8 +342,7 @@ def _shows_operand(node: fx.Node) -> bool:
 
 def _is_computed(node: fx.Node) -> bool:
     """Whether a call gives memory of its own: products, convolutions, attention; not what writes to an operand."""
-    row = row_of(node.target) if node.op == "call_function" else None
-    return row is not None and row.operator_class == "compute" and not _shows_operand(node)
+    return class_of(node) == "compute" and not _shows_operand(node)
 
 
 def _lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
