@@ -9,10 +9,13 @@ part may reach beyond the value: loads happen where that condition holds, and el
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import reduce
+from operator import add
 
 from tilewright.operators.axes import Axis, Group, Unfusable, group, leaves, strides_of
-from tilewright.operators.language import Op, Trace, Value, broadcast
+from tilewright.operators.language import Op, Trace, Value, broadcast, where
 
 CHEAP = frozenset(
     ["load", "const", "index", "check", "cast", "round", "where", "and", "or", "xor", "add", "sub", "mul", "neg", "abs",
@@ -52,6 +55,11 @@ def picked(value: Value, dim: int, places: Value, inside: Value | None = None) -
         return Value(value.trace, value.id, value.dtype, dims)
     moved = _Excerpt(value.trace, value.dims[at], (), 0, 0, inside, places).moved(value.id)
     return Value(value.trace, moved, value.dtype, dims)
+
+
+def summed(parts: Iterable[tuple[Value, Value | None]]) -> Value:
+    """The sum of values, each where its condition holds; None for everywhere."""
+    return reduce(add, (part if inside is None else where(inside, part, 0) for part, inside in parts))
 
 
 MOST_REPEATED = 200

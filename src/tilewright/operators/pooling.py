@@ -7,16 +7,17 @@ neither needs atomics. Padding is read as masked loads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, each, elements, nothing, of_argument
-from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats
+from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats, summed
 from tilewright.operators.language import FLOATS, Unfusable, Value, call, predicate, where
 from tilewright.operators.pieces import like_the_input
-from tilewright.operators.row import Call, F, body
-from tilewright.operators.shapes import Rule, kept
+from tilewright.operators.row import Call, body
+from tilewright.operators.shapes import kept
 
 MOST_ELEMENTS = 25
 """A window of more elements is left to PyTorch: each element is a load of its own."""
@@ -36,22 +37,7 @@ def _window_elements(sizes: CallSizes) -> Count:
 EACH_WINDOW, EACH_ELEMENT = Arithmetic(_window_elements, nothing), each(of_argument("self"), 1)
 
 
-def _pools(
-    text: str,
-    shapes: Rule,
-    arithmetic: Arithmetic,
-    dtypes: tuple[str, ...] = ("self",),
-    discontinuous: bool = False,
-) -> Callable[[F], F]:
-    return body(
-        text,
-        operator_class="reduction",
-        promotion="none",
-        arithmetic=arithmetic,
-        shapes=shapes,
-        dtypes=dtypes,
-        discontinuous=discontinuous,
-    )
+pools = partial(body, operator_class="reduction", promotion="none")
 
 
 def _pair(numbers: Sequence[int] | int) -> tuple[int, int]:
@@ -174,10 +160,10 @@ def _elements(c: Call, x: Value, axes: tuple[_Axis, _Axis]) -> Iterator[tuple[in
             yield i, j, value, _both(above, beside)
 
 
-@_pools(
+@pools(
     "max_pool2d_with_indices.default(self, kernel_size, stride, padding, dilation, ceil_mode)",
-    kept,
-    EACH_WINDOW,
+    shapes=kept,
+    arithmetic=EACH_WINDOW,
     dtypes=("self", "int64"),
     discontinuous=True,
 )
@@ -224,11 +210,12 @@ def _window(g: Value, row: Value, column: Value, inside: Value | None) -> Value:
     return picked(picked(g, -2, row), -1, column, inside)
 
 
-@_pools(
+@pools(
     "max_pool2d_with_indices_backward.default(grad_output, self, kernel_size, stride, padding, dilation, "
     "ceil_mode, indices)",
-    like_the_input,
-    each(of_argument("grad_output"), 1),
+    shapes=like_the_input,
+    arithmetic=each(of_argument("grad_output"), 1),
+    dtypes=("self",),
 )
 def max_pool2d_backward(
     c: Call, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] | int,
@@ -240,13 +227,14 @@ def max_pool2d_backward(
     for operand in (g, indices):
         refuse_repeats(operand, high.overlap * wide.overlap)
     own = positions(c.trace, high.size, -2, rank) * wide.size + positions(c.trace, wide.size, -1, rank)
-    total: Value | None = None
-    for row, column, inside in _around(c, rank, axes, known=True):
-        hit = _window(indices, row, column, inside).eq(own)
-        part = where(hit if inside is None else hit & inside, _window(g, row, column, inside), 0)
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+
+    def parts() -> Iterator[tuple[Value, Value]]:
+        for row, column, inside in _around(c, rank, axes, known=True):
+            hit = _window(indices, row, column, inside).eq(own)
+            hit = hit if inside is None else hit & inside
+            yield _window(g, row, column, inside), hit
+
+    return summed(parts())
 
 
 def _divisor(
@@ -260,10 +248,11 @@ def _divisor(
     return (axes[0].count(row, with_padding) * axes[1].count(column, with_padding)).to_compute(dtype)
 
 
-@_pools(
+@pools(
     "avg_pool2d.default(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)",
-    kept,
-    EACH_WINDOW,
+    shapes=kept,
+    arithmetic=EACH_WINDOW,
+    dtypes=("self",),
 )
 def avg_pool2d(
     c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] | int = 0,
@@ -272,20 +261,17 @@ def avg_pool2d(
     if x.dtype not in FLOATS:
         raise Unfusable("an average of integers")
     axes = _axes(c, x.shape, c.shape, kernel, stride, padding)
-    total: Value | None = None
-    for _, _, value, inside in _elements(c, x, axes):
-        part = value if inside is None else where(inside, value, 0)
-        total = part if total is None else total + part
-    assert total is not None
+    total = summed((value, inside) for _, _, value, inside in _elements(c, x, axes))
     row, column = (positions(c.trace, axis.windows, axis.dim, len(x.dims)) for axis in axes)
     return total / _divisor(axes, row, column, count_include_pad, divisor_override, x.dtype)
 
 
-@_pools(
+@pools(
     "avg_pool2d_backward.default(grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, "
     "divisor_override)",
-    like_the_input,
-    EACH_WINDOW,
+    shapes=like_the_input,
+    arithmetic=EACH_WINDOW,
+    dtypes=("self",),
 )
 def avg_pool2d_backward(
     c: Call, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] | int,
@@ -296,15 +282,13 @@ def avg_pool2d_backward(
     high, wide = axes = _axes(c, c.shape, g.shape, kernel, stride, padding)
     rank = len(c.shape)
     refuse_repeats(g, high.overlap * wide.overlap)
-    total: Value | None = None
-    for row, column, inside in _around(c, rank, axes, known=False):
-        divisor = _divisor(axes, row, column, count_include_pad, divisor_override, g.dtype)
-        part = _window(g, row, column, inside) / divisor
-        if inside is not None:
-            part = where(inside, part, 0)
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+
+    def parts() -> Iterator[tuple[Value, Value | None]]:
+        for row, column, inside in _around(c, rank, axes, known=False):
+            divisor = _divisor(axes, row, column, count_include_pad, divisor_override, g.dtype)
+            yield _window(g, row, column, inside) / divisor, inside
+
+    return summed(parts())
 
 
 # Adaptive: window w of n over a dimension of s begins at ⌊w·s / n⌋ and ends at ⌈(w + 1)·s / n⌉.
@@ -329,11 +313,7 @@ def _longest(size: int, windows: int) -> int:
     return max(-(-(w + 1) * size // windows) - w * size // windows for w in range(windows))
 
 
-@_pools(
-    "_adaptive_avg_pool2d.default(self, output_size)",
-    kept,
-    EACH_ELEMENT,
-)
+@pools("_adaptive_avg_pool2d.default(self, output_size)", shapes=kept, arithmetic=EACH_ELEMENT, dtypes=("self",))
 def adaptive_avg_pool2d(c: Call, x: Value, output_size: Sequence[int]) -> Value:
     (height, width), (rows, columns), rank = x.shape[-2:], c.shape[-2:], len(x.dims)
     _refuse_overlap(c, (height, rows), (width, columns))
@@ -348,25 +328,26 @@ def adaptive_avg_pool2d(c: Call, x: Value, output_size: Sequence[int]) -> Value:
     for dim, size, windows in ((-2, height, rows), (-1, width, columns)):
         place = positions(c.trace, windows, dim, rank)
         spans.append((_begin(place, size, windows), _end(place, size, windows)))
-    total: Value | None = None
-    for i, j in product(range(longest[0]), range(longest[1])):
-        row, column = spans[0][0] + i, spans[1][0] + j
-        inside: Value | None = None
-        for place, (_, end), size, windows in ((row, spans[0], height, rows), (column, spans[1], width, columns)):
-            if size % windows:
-                inside = _both(inside, place < end)
-        value = _window(x, row, column, inside)
-        part = value if inside is None else where(inside, value, 0)
-        total = part if total is None else total + part
-    assert total is not None
+
+    def taken() -> Iterator[tuple[Value, Value | None]]:
+        for i, j in product(range(longest[0]), range(longest[1])):
+            row, column = spans[0][0] + i, spans[1][0] + j
+            inside: Value | None = None
+            for place, (_, end), size, windows in ((row, spans[0], height, rows), (column, spans[1], width, columns)):
+                if size % windows:
+                    inside = _both(inside, place < end)
+            yield _window(x, row, column, inside), inside
+
+    total = summed(taken())
     count = (spans[0][1] - spans[0][0]) * (spans[1][1] - spans[1][0])
     return total / count.to_compute(x.dtype)
 
 
-@_pools(
+@pools(
     "_adaptive_avg_pool2d_backward.default(grad_output, self)",
-    like_the_input,
-    EACH_ELEMENT,
+    shapes=like_the_input,
+    arithmetic=EACH_ELEMENT,
+    dtypes=("self",),
 )
 def adaptive_avg_pool2d_backward(c: Call, g: Value, x: Value) -> Value:
     rank = len(c.shape)
@@ -374,24 +355,22 @@ def adaptive_avg_pool2d_backward(c: Call, g: Value, x: Value) -> Value:
     _refuse_overlap(c, *((size, windows) for _, size, windows in sizes))
     overlap = [_most_windows(size, windows) for _, size, windows in sizes]
     refuse_repeats(g, overlap[0] * overlap[1])
-    total: Value | None = None
-    for t in product(*map(range, overlap)):
-        inside: Value | None = None
-        places, counts = [], []
-        for step, (dim, size, windows) in zip(t, sizes, strict=True):
-            own = positions(c.trace, size, dim, rank)
-            window = call("idiv", own * windows, size) + step
-            begin, end = _begin(window, size, windows), _end(window, size, windows)
-            if size % windows:
-                inside = _both(inside, (window < windows) & (begin <= own))
-            places.append(window)
-            counts.append(end - begin)
-        part = _window(g, places[0], places[1], inside) / (counts[0] * counts[1]).to_compute(g.dtype)
-        if inside is not None:
-            part = where(inside, part, 0)
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+
+    def parts() -> Iterator[tuple[Value, Value | None]]:
+        for t in product(*map(range, overlap)):
+            inside: Value | None = None
+            places, counts = [], []
+            for step, (dim, size, windows) in zip(t, sizes, strict=True):
+                own = positions(c.trace, size, dim, rank)
+                window = call("idiv", own * windows, size) + step
+                begin, end = _begin(window, size, windows), _end(window, size, windows)
+                if size % windows:
+                    inside = _both(inside, (window < windows) & (begin <= own))
+                places.append(window)
+                counts.append(end - begin)
+            yield _window(g, places[0], places[1], inside) / (counts[0] * counts[1]).to_compute(g.dtype), inside
+
+    return summed(parts())
 
 
 def _most_windows(size: int, windows: int) -> int:

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Literal
 
 from tilewright.operators.arithmetic import NOTHING, each, of_argument
-from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats
+from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats, summed
 from tilewright.operators.language import FLOATS, Unfusable, Value, call, where
 from tilewright.operators.pieces import like_the_input
 from tilewright.operators.row import Call, F, body
@@ -156,16 +156,17 @@ def _along(c: Call, g: Value, dim: int, axis: Axis) -> Value:
     # Divisions round towards 0: what is divided must not be negative.
     raised = max(-(b // q), 0)
     first = element * p + b if q == 1 else call("idiv", element * p + (b + raised * q), q) - raised
-    total: Value | None = None
-    for k in range(count):
-        place = first + k
-        inside = (place >= 0) & (place < axis.places)
-        part = excerpt(g, dim, axis.size, b + k, p, inside) if q == 1 else picked(g, dim, place, inside)
-        read, share = _share(axis, place.to_compute(g.dtype), own)
-        part = where(inside & read, part if share is None else part * share, 0)
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+
+    def parts() -> Iterator[tuple[Value, Value]]:
+        for k in range(count):
+            place = first + k
+            inside = (place >= 0) & (place < axis.places)
+            part = excerpt(g, dim, axis.size, b + k, p, inside) if q == 1 else picked(g, dim, place, inside)
+            read, share = _share(axis, place.to_compute(g.dtype), own)
+            read = inside & read
+            yield part if share is None else part * share, read
+
+    return summed(parts())
 
 
 def _share(axis: Axis, at: Value, own: Value) -> tuple[Value, Value | None]:
@@ -200,34 +201,22 @@ def _by_place(text: str, flops: int) -> Callable[[F], F]:
     return body(text, arithmetic=arithmetic, promotion="none", shapes=like_the_input)
 
 
-@_by_place(
-    "upsample_bilinear2d_backward.default(grad_output, output_size, input_size, align_corners, scales_h, scales_w)", 8
-)
-def upsample_bilinear2d_backward(
-    c: Call,
-    g: Value,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Value:
-    return _gradient(c, g, _axes("linear", c.shape, g.shape, (scales_h, scales_w), align_corners))
+def _interpolated(name: str, mode: Mode, flops: int) -> None:
+    @_by_place(f"{name}.default(grad_output, output_size, input_size, align_corners, scales_h, scales_w)", flops)
+    def _(
+        c: Call,
+        g: Value,
+        output_size: Sequence[int],
+        input_size: Sequence[int],
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> Value:
+        return _gradient(c, g, _axes(mode, c.shape, g.shape, (scales_h, scales_w), align_corners))
 
 
-@_by_place(
-    "upsample_bicubic2d_backward.default(grad_output, output_size, input_size, align_corners, scales_h, scales_w)", 32
-)
-def upsample_bicubic2d_backward(
-    c: Call,
-    g: Value,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Value:
-    return _gradient(c, g, _axes("cubic", c.shape, g.shape, (scales_h, scales_w), align_corners))
+_interpolated("upsample_bilinear2d_backward", "linear", 8)
+_interpolated("upsample_bicubic2d_backward", "cubic", 32)
 
 
 @_by_place("upsample_nearest2d_backward.default(grad_output, output_size, input_size, scales_h, scales_w)", 1)
@@ -246,12 +235,8 @@ def upsample_nearest2d_backward(
     if not 0 < rows * columns <= MOST_REPEATS:
         return _gradient(c, g, _axes("nearest", c.shape, g.shape, (scales_h, scales_w)))
     refuse_repeats(g, rows * columns)
-    total: Value | None = None
-    for i, j in product(range(rows), range(columns)):
-        part = excerpt(excerpt(g, -2, c.shape[-2], i, rows), -1, c.shape[-1], j, columns)
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+    every = product(range(rows), range(columns))
+    return summed((excerpt(excerpt(g, -2, c.shape[-2], i, rows), -1, c.shape[-1], j, columns), None) for i, j in every)
 
 
 @_by_place("_upsample_nearest_exact2d_backward.default(grad_output, output_size, input_size, scales_h, scales_w)", 1)
