@@ -111,8 +111,3 @@ def test_no_kernel_spills(direction: Direction, columns: int, storage: str, dtyp
     assert found is not None and found.storage == storage
     source, entry, _ = cuda.SOURCES[direction, found.storage]
     assert spilled(cuda.HERE / source, macros(found, made)) == {entry: 0}
-
-
-def test_the_sum_over_programs_compiles() -> None:
-    definitions = (("WEIGHT", "bf16"), ("THREADS", 256))
-    assert spilled(cuda.HERE / "column_sums.cu", definitions) == {"norm_column_sums": 0}

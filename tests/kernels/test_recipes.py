@@ -50,7 +50,7 @@ def build(_: object, entry: str, signature: str, *, threads: int, shared_bytes: 
 
 
 CACHES = (
-    softmax._kernel, norm._kernel, norm._column_sums, cross_entropy._forward, cross_entropy._finish,
+    softmax._kernel, norm._kernel, cross_entropy._forward, cross_entropy._finish,
     cross_entropy._backward, linear.cuda._built,
 )  # fmt: skip
 
@@ -369,7 +369,7 @@ def test_the_weighted_sum_by_triton() -> None:
     assert recipe.buffers[3].shape == (13, 1000)
     sizes = [("i", 100), ("i", 1000), ("q", 126)]
     assert first == ("backward", (1, 13, 1), [5, 1, 2, 3, 6, *sizes, None, None])
-    assert second == ("sum_parts", (32, 1, 1), [6, 4, ("i", 13), ("i", 1000), None, None])
+    assert second == ("column_sums", (8, 1, 1), [6, 4, 4, ("i", 13), ("i", 1000), None, None])
     recipe = recipe_of("weighted_sum_backward", ((0,), BF16), ((0, 8), BF16), ((8,), BF16), True, True)
     assert shapes(recipe) == [((0, 8), BF16), ((8,), BF16)] and told(recipe) == [(Fill(4, 0),)]
 
@@ -422,7 +422,7 @@ def test_the_backward_of_norms_by_cuda(columns: int, entry: str) -> None:
     sizes = [("q", 50), ("i", columns), *[("q", columns)] * 3]
     assert (first[0], first[2]) == (entry, [1, 0, 2, 6, 3, 4, 5, 9, *sizes])
     programs = arguments[3]
-    assert (name, arguments) == ("norm_column_sums", [9, 7, 8, programs, ("i", columns)])
+    assert (name, arguments) == ("column_sums", [9, 7, 8, programs, ("i", columns), None, None])
     assert recipe.buffers[3].shape == (2, programs[1], columns)
 
 

@@ -18,7 +18,7 @@ from tilewright.kernels.norm.schedule import (
     helper_warps,
     schedule_of,
 )
-from tilewright.kernels.row import ELEMENTS, VECTOR, RowLayout, layout_of, period_of
+from tilewright.kernels.row import VECTOR, RowLayout, layout_of, period_of
 from tilewright.kernels.row_schedule import Schedule, no_kernel
 from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
@@ -30,7 +30,6 @@ SOURCES = {
     ("backward", "tma"): ("backward_tma.cu", "norm_backward_tma", "PPPPPPPPqiqqq"),
 }
 """By direction and storage: file, entry point, types of its parameters."""
-COLUMN_WARPS = (2, 4, 8, 16)
 
 
 def refusal(call: NormCall, device: torch.device) -> str | None:
@@ -112,19 +111,8 @@ def backward(build: RecipeBuilder, operands: BackwardOperands) -> None:
         kernel, (programs * schedule.cluster,),
         x, dy, dsum, dx, weight, mean if centered else None, rstd, partial, rows, columns, *strides,
     )  # fmt: skip
-    gradients = [each for each in (d_weight, d_bias) if each.numel()]
-    if gradients:
-        build.launch(
-            _column_sums(x.device.index, gradients[0].dtype, programs), (-(-columns // 32), call.weights),
-            partial, gradients[0], gradients[-1], programs, columns,
-        )  # fmt: skip
+    if partial is not None:
+        # Imported here, since Triton exists on Linux alone.
+        from tilewright.kernels.column_sums import add_parts
 
-
-@functools.cache
-def _column_sums(device: int, dtype: torch.dtype, programs: int) -> nvrtc.Kernel:
-    """The sum over `programs`: more warps share a column where there are more to add, about sixteen each."""
-    warps = next((warps for warps in COLUMN_WARPS if warps * 16 >= programs), COLUMN_WARPS[-1])
-    return nvrtc.kernel(
-        HERE / "column_sums.cu", "norm_column_sums", "PPPii", device=device, threads=warps * 32,
-        definitions=(("WEIGHT", ELEMENTS[dtype]), ("THREADS", warps * 32)),
-    )  # fmt: skip
+        add_parts(build, partial, *(each for each in (d_weight, d_bias) if each.numel()))

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from tilewright.hardware.architectures import limits_of
+from tilewright.kernels.column_sums import add_parts
 from tilewright.kernels.norm.schedule import BackwardOperands, ForwardOperands
 from tilewright.launch.builder import RecipeBuilder
 
@@ -23,8 +24,6 @@ TILE = 4096
 """Elements a program takes of short rows."""
 PROGRAMS = 4
 """Persistent programs a multiprocessor, backward."""
-SUM_PROGRAMS, SUM_COLUMNS = 32, 64
-"""Tile of the sums over programs."""
 
 
 @triton.jit
@@ -116,23 +115,6 @@ def backward_rows(  # type: ignore[no-untyped-def]
         tl.store(to, tl.sum(d_bias, 0), mask=within)
 
 
-@triton.jit
-def column_sums(partial, first, second, programs, columns, BLOCK_PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The programs' partial sums [1 or 2, programs, columns] added: those of [0] to `first`, of [1] to `second`."""
-    kind, column = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    within = column < columns
-    total = tl.zeros([BLOCK_PROGRAMS, BLOCK], tl.float32)
-    start = 0
-    while start < programs:
-        program = start + tl.arange(0, BLOCK_PROGRAMS)
-        at = (kind * programs + program).to(tl.int64) * columns
-        total += _load(partial, at[:, None] + column[None, :], (program < programs)[:, None] & within[None, :])
-        start += BLOCK_PROGRAMS
-    sums = tl.sum(total, 0).to(first.dtype.element_ty)
-    tl.store(first + column, sums, mask=within & (kind == 0))
-    tl.store(second + column, sums, mask=within & (kind == 1))
-
-
 class Tile(NamedTuple):
     """What a program holds at once."""
 
@@ -176,6 +158,4 @@ def backward(call: RecipeBuilder, operands: BackwardOperands) -> None:
         tile.rows, tile.columns, num_warps=tile.warps,
     )  # fmt: skip
     if gradients:
-        grid = triton.cdiv(columns, SUM_COLUMNS), len(gradients)
-        ends = gradients[0], gradients[-1]
-        call.launch(column_sums, grid, partial, *ends, programs, columns, SUM_PROGRAMS, SUM_COLUMNS)
+        add_parts(call, partial, *gradients)

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
+from tilewright.kernels.column_sums import add_parts
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 
@@ -40,8 +41,6 @@ BACKWARD_COLUMNS = 2048
 BACKWARD_ROWS = 4
 STRIPS = 64
 """Programs that share a block of columns in the backward; each has its own partial sum of dw."""
-PARTS = 64
-PART_COLUMNS = 32
 
 
 @triton.jit
@@ -105,20 +104,6 @@ def backward(
         _down(dy, x, w, dx, parts, rows, columns, pitches, PITCH, ROWS, COLUMNS, False, WANT_DX, WANT_DW)
 
 
-@triton.jit
-def sum_parts(
-    parts: tl.tensor, dw: tl.tensor, count: tl.tensor, columns: tl.tensor, PARTS: tl.constexpr, COLUMNS: tl.constexpr
-) -> None:
-    """dw[c] = Σ_s parts[s, c] for s < count."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros([PARTS, COLUMNS], tl.float32)
-    for first in range(0, count, PARTS):
-        part = first + tl.arange(0, PARTS)
-        inside = (part < count)[:, None] & (column < columns)[None, :]
-        total += tl.load(parts + part[:, None] * columns + column[None, :], mask=inside, other=0.0)
-    tl.store(dw + column, rounded(tl.sum(total, 0), dw.dtype.element_ty), mask=column < columns)
-
-
 @functools.cache
 def forward_tile(rows: int, columns: int) -> tuple[int, int, int]:
     """Rows, columns and warps of the forward's tile; rows and columns are powers of two."""
@@ -170,10 +155,7 @@ def backward_recipe(call: RecipeBuilder, dy: Operand, x: Operand, w: Operand, wa
         WANT_DX=want_dx, WANT_DW=want_dw, num_warps=4,
     )  # fmt: skip
     if want_dw:
-        call.launch(
-            sum_parts, (triton.cdiv(columns, PART_COLUMNS),),
-            parts, dw, strips, columns, PARTS=PARTS, COLUMNS=PART_COLUMNS, num_warps=4,
-        )  # fmt: skip
+        add_parts(call, parts, dw)
     return call.finish(dx, dw)
 
 

@@ -22,8 +22,8 @@ from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.activation.formulas import INTERPRETED, rounded
 from tilewright.kernels.attention import dispatch
 from tilewright.kernels.attention.request import DIVISIBILITY, MIN_SCALAR_WIDTH, strides_of
+from tilewright.kernels.column_sums import add_parts
 from tilewright.kernels.device import NARROW
-from tilewright.kernels.weighted_sum.triton import PART_COLUMNS, PARTS, sum_parts
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 
@@ -200,11 +200,7 @@ def backward_recipe(
         *_steps(dout, q, k, v, *made), *strides_of(mask), scale, **tile, num_warps=warps, num_stages=STAGES,
     )  # fmt: skip
     if parts is not None:
-        columns = dmask.numel()
-        grid = (triton.cdiv(columns, PART_COLUMNS),)
-        call.launch(
-            sum_parts, grid, parts, dmask, parts.shape[0], columns, PARTS=PARTS, COLUMNS=PART_COLUMNS, num_warps=4
-        )
+        add_parts(call, parts, dmask)
     return call.finish(*made, dmask)
 
 
