@@ -40,14 +40,3 @@ def run(
         process.kill()
     assert process.returncode == 0, output[-20000:] + errors[-5000:]
     return output, errors
-
-
-def run_interpreted(tests: Path) -> None:
-    """The tests of a file in Triton's interpreter: all pass, none is skipped.
-
-    Triton decides when it is first imported whether its library is interpreted, so such a file (not named
-    `test_*`) cannot share a process with other tests.
-    """
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", str(tests)]
-    output, _ = run(command, env={"TRITON_INTERPRET": "1"})
-    assert " passed" in output and "skipped" not in output

@@ -1,10 +1,8 @@
-"""The Triton emitter: its text, its machine code for an H200, and its results in the interpreter."""
+"""The Triton emitter: its text, and its machine code for an H200."""
 
 from __future__ import annotations
 
-import difflib
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 
 from tests import processes
 from tests.emit.triton_programs import golden, nests_of
+from tests.golden import check
 from tilewright.emit.triton import emit_triton
 from tilewright.runtime.blocking import plan
 
@@ -20,15 +19,9 @@ HERE = Path(__file__).parent
 
 @pytest.mark.parametrize("name", golden())
 def test_source_is_as_written_down(name: str) -> None:
-    """`TILEWRIGHT_WRITE_GOLDEN=1` writes down what the emitter says now."""
     function, inputs = golden()[name]
     sources = [emit_triton(lowered.nest) for lowered in nests_of(function, *inputs)]
-    found, path = "\n\n".join(sources), HERE / "golden" / f"{name}.txt"
-    if os.environ.get("TILEWRIGHT_WRITE_GOLDEN") == "1":
-        path.write_text(found)
-    wanted = path.read_text()
-    lines = difflib.unified_diff(wanted.splitlines(), found.splitlines(), path.name, "emitted", lineterm="")
-    assert found == wanted, "\n".join(lines)
+    check(HERE / "golden" / f"{name}.txt", "\n\n".join(sources))
 
 
 def test_positions_beyond_32_bits_are_counted_in_64() -> None:
@@ -59,8 +52,3 @@ def test_no_kernel_spills_on_an_h200(tmp_path: Path) -> None:
     kernels = [(name, taken) for line in printed.splitlines() for name, taken in json.loads(line).items()]
     assert len(kernels) >= 2 * 7
     assert [kernel for kernel in kernels if kernel[1]["spilled"]] == []
-
-
-def test_results_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    processes.run_interpreted(HERE / "interpreted.py")

@@ -1,4 +1,4 @@
-"""The kernels that rates are measured with, in Triton's interpreter; `test_rates.py` runs this in its own process."""
+"""The kernels that rates are measured with, in Triton's interpreter."""
 
 from __future__ import annotations
 

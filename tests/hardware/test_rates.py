@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-
-from tests.processes import run_interpreted
-
-
-def test_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    run_interpreted(Path(__file__).with_name("interpreted_rates.py"))
 
 
 def innermost_loop(ptx: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests import golden
 from tests.loops.interpreter import capture, run
 from tilewright.loops.nest import describe
 from tilewright.operators.axes import Unfusable
@@ -83,14 +82,8 @@ PROGRAMS: dict[str, Program] = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_nest_is_as_written_down(name: str) -> None:
-    """`TILEWRIGHT_WRITE_GOLDEN=1` writes down what the nests are now."""
     function, inputs = PROGRAMS[name]
-    found, path = describe(capture(function, *inputs, name=name).nest) + "\n", GOLDEN / f"{name}.txt"
-    if os.environ.get("TILEWRIGHT_WRITE_GOLDEN") == "1":
-        path.write_text(found)
-    wanted = path.read_text()
-    lines = difflib.unified_diff(wanted.splitlines(), found.splitlines(), path.name, "lowered", lineterm="")
-    assert found == wanted, "\n".join(lines)
+    golden.check(GOLDEN / f"{name}.txt", describe(capture(function, *inputs, name=name).nest) + "\n")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,8 +1,4 @@
-"""A token's keys and values into static caches, in Triton's interpreter, against float64 and eager.
-
-`test_cache_writes.py` runs this in a process of its own: Triton decides when it is first imported whether its
-library is interpreted. `TILEWRIGHT_TARGET=triton` makes the graphs those of a GPU.
-"""
+"""A token's keys and values into static caches, in Triton's interpreter, against float64 and eager."""
 
 from __future__ import annotations
 

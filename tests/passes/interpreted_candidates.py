@@ -1,4 +1,4 @@
-"""What `test_candidates.py` runs in a process of its own: hand-written kernels that were chosen, interpreted."""
+"""Hand-written kernels that were chosen, in Triton's interpreter: numbers, and what is kept for backward."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Products of few rows in compiled programs, in Triton's interpreter, against float64 and eager.
-
-`test_skinny_products.py` runs this in a process of its own: Triton decides when it is first imported whether its
-library is interpreted. `TILEWRIGHT_TARGET=triton` makes the graphs those of a GPU.
-"""
+"""Products of few rows in compiled programs, in Triton's interpreter, against float64 and eager."""
 
 from __future__ import annotations
 

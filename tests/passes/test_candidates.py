@@ -1,10 +1,9 @@
-"""Hand-written kernels in compiled programs: what is chosen for which device, and why; run in Triton's interpreter."""
+"""Hand-written kernels in compiled programs: what is chosen for which device, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from tests.passes import norms
 from tests.passes.losses import CLASSES, LOSSES, Head, padded, shifted
-from tests.processes import run_interpreted
 from tilewright.backend import recording
 from tilewright.compile.planner import Planner
 from tilewright.compile.price import PricedCase, price_case
@@ -21,11 +19,6 @@ from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.program import Decision
-
-
-def test_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    run_interpreted(Path(__file__).with_name("interpreted_candidates.py"))
 
 
 def priced(model: Callable[..., object], shapes: str, device: str = "h200", training: bool = True) -> PricedCase:

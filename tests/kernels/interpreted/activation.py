@@ -1,4 +1,4 @@
-"""The Triton activations, run by `test_interpreted.py` in Triton's interpreter (`TRITON_INTERPRET=1`)."""
+"""The Triton activations in Triton's interpreter."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Compiled models on tilewright's attention kernels in Triton's interpreter, against float64 and eager.
-
-`test_kernel.py` runs this in a process of its own: Triton decides when it is first imported whether its
-library is interpreted. `TILEWRIGHT_TARGET=triton` makes the graphs those of a GPU.
-"""
+"""Compiled models on tilewright's attention kernels in Triton's interpreter, against float64 and eager."""
 
 from __future__ import annotations
 

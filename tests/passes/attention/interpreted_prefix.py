@@ -1,7 +1,4 @@
-"""Decoding against a static cache whose mask is a comparison, in Triton's interpreter, against float64 and eager.
-
-`test_prefix.py` runs this in a process of its own, as `interpreted_kernel.py` is run.
-"""
+"""Decoding against a static cache whose mask is a comparison, in Triton's interpreter, against float64 and eager."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Whose kernels an attention runs on: what is refused and why; the rest in Triton's interpreter, on its own."""
+"""Whose kernels an attention runs on: what is refused and why."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
-from tests.processes import run_interpreted
 from tilewright.hardware.target import target_named
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import CUDNN, PEERS, FusedAttention, Peer
@@ -25,11 +23,6 @@ SHAPES = ((2, 3, 7, 16),) * 3
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-def test_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    run_interpreted(Path(__file__).with_name("interpreted_kernel.py"))
 
 
 def test_on_a_cpu_pytorch_computes_it_and_the_graph_stays() -> None:
