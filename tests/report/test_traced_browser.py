@@ -112,6 +112,19 @@ def test_a_kernel_tells_its_launch_its_operator_and_its_arguments(browser: Brows
     assert "leads to" in told and "train.py(12): step" in told
 
 
+def test_more_rows_than_a_canvas_has_pixels_are_drawn(browser: Browser, tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "f", "pid": 1, "tid": tid, "ts": depth, "dur": 100 - 2 * depth}
+        for tid in range(240)
+        for depth in range(20)
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps(events))
+    opened(browser, write_page(load(tmp_path / "trace.json", tmp_path / "run.duckdb"), tmp_path / "run.html"))
+    assert browser.problems == [] and len(slices(browser)) == len(events)
+    painted = f"document.querySelector('{CANVAS}').getContext('2d').getImageData(300, 200, 200, 200).data"
+    assert browser.evaluate(f"new Set(new Uint32Array({painted}.buffer)).size") > 1
+
+
 def test_the_flame_graphs_tell_their_shares(browser: Browser, page: Path, run: Path) -> None:
     opened(browser, page)
     ((host,),) = query(run, "SELECT sum(dur) FROM slice WHERE parent_id IS NULL AND category <> 'kernel'")[1]

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Mapping[str, Any]]
 
-_ROW_PIXELS = 15
+_ROW_PIXELS, _TALLEST = 15, 15_000
+"""Of a row, and of all of them: a browser draws no canvas of more than 32,767 pixels, two of which may be one here."""
 _HEIGHT = 380
 _SLOPES = {"copy": "memory, copied", "cache": "cache, copied"}
 """A line for each level of memory, by the kind of its ceiling."""
@@ -72,7 +73,7 @@ def boxes(rows: int, seconds: float, what: str, kinds: Sequence[str], curves: bo
         )
         rules = arrows.mark_rule(clip=True, strokeWidth=1.5)
         layers.append(rules.encode(x=time, x2="end:Q", y=middle, y2="foot:Q"))
-    return _spec(alt.layer(*layers), height=max(rows, 4) * _ROW_PIXELS)
+    return _spec(alt.layer(*layers), height=min(max(rows, 4) * _ROW_PIXELS, _TALLEST))
 
 
 def roofline(points: Rows, ceilings: Rows) -> dict[str, Any]:

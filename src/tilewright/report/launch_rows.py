@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -58,7 +58,8 @@ def operator_rows(operators: Sequence[Operator], names: Sequence[str], everythin
     shown = kinds if everything else _dearest(kinds)
     lines = [plain(kind.first.source or "") for kind in shown]
     full = [_operator_table(shown, names, source) for source in (lines, [*map(place, lines)], None)]
-    table = FirstThatFits(*full, _brief_table(shown, names, formulas=True), _brief_table(shown, names))
+    brief = [_operator_table(shown, names, brief=True, formulas=formulas) for formulas in (True, False)]
+    table = FirstThatFits(*full, *brief)
     parts: list[RenderableType] = [table, _rest(shown, costly, "operators")]
     if free := len(operators) - len(costly):
         parts.append(Text(f"and {free:,} view{'s' if free > 1 else ''} that cost nothing; --tree has them", "dim"))
@@ -130,60 +131,50 @@ def _times(kind: Alike[Priced]) -> str:
     return f"{kind.number:,}"
 
 
-def _operator_table(kinds: Sequence[Alike[Operator]], names: Sequence[str], source: Sequence[str] | None) -> Table:
+def _operator_table(
+    kinds: Sequence[Alike[Operator]],
+    names: Sequence[str],
+    source: Sequence[str] | None = None,
+    brief: bool = False,
+    formulas: bool = True,
+) -> Table:
+    """With the source lines, if given; without formulas unless `formulas`. `brief`: the class is a colour."""
     several = ["times>"] if _is_several(kinds) else []
-    counts = ("reads>", "writes>", "FLOPs>", "FLOP/B>")
-    table = open_table("#>", "operator", *several, "class", "shape", *counts, "floor>", "predicted>")
-    table.add_column("bound", no_wrap=True)
-    if source is not None:
-        table.add_column("source", no_wrap=True, style="dim")
+
+    def unless_brief(*cells: Any) -> tuple[Any, ...]:
+        return () if brief else cells
+
+    def shortened(text: Text) -> Text | str:
+        return text if formulas else text.split()[-1]
+
+    table = open_table(
+        *("#>", "operator", *several, *unless_brief("class"), "shape", "reads>", "writes>", "FLOPs>"),
+        *(*unless_brief("FLOP/B>"), "floor>", *unless_brief("predicted>"), "bound", *(["source"] if source else [])),
+    )
+    table.columns[1].overflow = "fold" if brief else "ellipsis"
+    for column in table.columns:
+        column.no_wrap = column.no_wrap or column.header in ("bound", "source")
     for position, kind in enumerate(kinds):
         op = kind.first
         known = op.cost.provenance == "formula"
+        bound = plain(op.bound or "-")
         table.add_row(
             str(op.index),
-            Text(plain(op.name)),
+            Text(plain(op.name), CLASS_STYLE[op.operator_class] if brief else ""),
             *([_times(kind)] if several else []),
-            Text(op.operator_class, style=CLASS_STYLE[op.operator_class]),
-            _two_lines(op.shape_symbolic, str(list(op.shape))),
-            *_traffic(op.cost, names),
-            _flops(op.cost, names),
-            f"{op.cost.intensity:.3g}" if known and op.cost.bytes else "-",
-            duration(op.floor_us),
-            duration(op.predicted_us),
-            plain(op.bound or "-"),
-            *([] if source is None else [Text(source[position])]),
-        )
-        if op.cost.unused:
-            unused = _pair(op.cost.unused_symbolic, op.cost.unused, names)
-            label = Text(f"  unused: {unused_label(op)}", style="italic")
-            table.add_row("", label, *("" for _ in several), "", "", "", unused)
-    return table
-
-
-def _brief_table(kinds: Sequence[Alike[Operator]], names: Sequence[str], formulas: bool = False) -> Table:
-    """For a narrow terminal: the class is a colour, and formulas appear only if `formulas`."""
-    several = ["times>"] if _is_several(kinds) else []
-    table = open_table("#>", "operator", *several, "shape", "reads>", "writes>", "FLOPs>", "floor>")
-    table.columns[1].overflow = "fold"
-    table.add_column("bound", no_wrap=True)
-    for kind in kinds:
-        op = kind.first
-        reads, writes = _traffic(op.cost, names)
-        flops = _flops(op.cost, names)
-        table.add_row(
-            str(op.index),
-            Text(plain(op.name), CLASS_STYLE[op.operator_class]),
-            *([_times(kind)] if several else []),
+            *unless_brief(Text(op.operator_class, style=CLASS_STYLE[op.operator_class])),
             _two_lines(op.shape_symbolic if formulas else None, str(list(op.shape))),
-            *(text if formulas else text.split()[-1] for text in (reads, writes, flops)),
+            *map(shortened, (*_traffic(op.cost, names), _flops(op.cost, names))),
+            *unless_brief(f"{op.cost.intensity:.3g}" if known and op.cost.bytes else "-"),
             duration(op.floor_us),
-            plain(op.bound or "-").removesuffix("-bound"),
+            *unless_brief(duration(op.predicted_us)),
+            bound.removesuffix("-bound") if brief else bound,
+            *([Text(source[position], "dim")] if source else []),
         )
         if op.cost.unused:
-            unused = _pair(op.cost.unused_symbolic, op.cost.unused, names)
+            unused = shortened(_pair(op.cost.unused_symbolic, op.cost.unused, names))
             label = Text(f"  unused: {unused_label(op)}", style="italic")
-            table.add_row("", label, *("" for _ in several), "", "", unused if formulas else unused.split()[-1])
+            table.add_row("", label, *("" for _ in several), *unless_brief(""), "", "", unused)
     return table
 
 

@@ -30,8 +30,6 @@ const given = (show) => (value) => (value === null || value === undefined ? "–
 const count = given((n) => (Math.abs(n) < 100000 ? Math.round(n).toLocaleString("en") : scaled(n, ["", "k", "M", "G", "T", "P", "E"])));
 const bytes = given((n) => (Math.abs(n) < 1000 ? `${n} B` : scaled(n, ["B", "kB", "MB", "GB", "TB", "PB"])));
 const time = given((us) => (us === 0 ? "0" : Math.abs(us) < 1 ? `${us.toFixed(3)} µs` : scaled(us, ["µs", "ms", "s"])));
-const flopRate = given((tflops) => scaled(tflops * 1e12, ["FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"]));
-const byteRate = given((gbps) => scaled(gbps * 1e9, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]));
 const scientific = given((n) => n.toExponential(1));
 const plainNumber = given((n) => n && Math.abs(n) < 1e-3 ? scientific(n) : Number(n.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 }));
 const times = given((n) => `${n < 9.995 ? n.toFixed(2) : n < 99.95 ? n.toFixed(1) : Math.round(n).toLocaleString("en")}×`);
