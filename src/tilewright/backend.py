@@ -20,16 +20,18 @@ from tilewright.compile.identity import keeps_programs, versions
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
+from tilewright.graph import kept
 from tilewright.graph.capture import Boxed, CallableGraph, Compiler, first_line, through_aot
 from tilewright.graph.graph_breaks import graph_break
 from tilewright.graph.pytorch_state import compilations
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
-from tilewright.graph.specialise import has_symbols, is_symbolic, specialise
+from tilewright.graph.specialise import binding, has_symbols, is_symbolic, specialise
 from tilewright.graph.writes import written
 from tilewright.hardware.target import target_of
 from tilewright.launch.triton import hash_ahead
 from tilewright.operators.table import row_of
+from tilewright.records import outcomes
 from tilewright.records.errors import CaptureError, KernelError, TilewrightError, UsageError, warn_once
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.records.progress import tell
@@ -152,6 +154,10 @@ class _Compiler(Compiler):
         self.replayed_forward: Replay | None = None
         self.graphs: list[GraphPlan] = []
         """As they were compiled last; none where PyTorch runs them, or their sizes are symbolic."""
+        self.by_size: dict[GraphName, fx.GraphModule] = {}
+        """Those whose sizes are symbolic, as they were traced."""
+        self.sizes_kept_for: str | None = None
+        """The key of the program whose plans are kept for each size of its calls."""
 
     def before_autograd(self, module: fx.GraphModule) -> None:
         self.record.decisions += self.planner.before_autograd(module)
@@ -172,14 +178,20 @@ class _Compiler(Compiler):
         planner = self.planner
         return [*versions(), repr(planner.target), str(planner.hand_written), str(self.replays)]
 
-    def planned(self) -> tuple[list[GraphPlan], list[fx.Graph]] | None:
-        bare = [
-            replace(graph, proposed=[], fusion=replace(graph.fusion, decisions=[], refused=[])) for graph in self.graphs
-        ]
-        return (bare, [graph.graph for graph in bare]) if bare else None
+    def planned(self) -> tuple[list[GraphPlan] | dict[GraphName, fx.Graph], list[fx.Graph]] | None:
+        # A replay reads what symbolic values are.
+        if self.by_size and not self.replays:
+            graphs = {name: module.graph for name, module in self.by_size.items()}
+            return graphs, list(graphs.values())
+        return _bare(self.graphs)
 
-    def compile_planned(self, plan: list[GraphPlan]) -> list[Boxed]:
-        return self._compile_graphs(plan)
+    def compile_planned(self, plan: list[GraphPlan] | dict[GraphName, fx.Graph]) -> list[Boxed]:
+        if isinstance(plan, list):
+            return self._compile_graphs(plan)
+        return [self._compile_by_size(name, owner) for name, graph in plan.items() if (owner := graph.owning_module)]
+
+    def keep_sizes(self, key: str) -> None:
+        self.sizes_kept_for = key
 
     def compile_lost(self, error: Exception) -> None:
         if strict():
@@ -243,18 +255,29 @@ class _Compiler(Compiler):
 
     def _compile(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
         if not any(is_symbolic(module) for module in modules.values()):
-            return self._try(modules)
+            compiled, self.graphs = self._try(modules)
+            return compiled
+        self.by_size = modules
         return [self._compile_by_size(name, module) for name, module in modules.items()]
 
     def _compile_by_size(self, name: GraphName, module: fx.GraphModule) -> Boxed:
         def for_sizes_of(args: list[Any]) -> Boxed:
+            key = None
+            if self.sizes_kept_for is not None:
+                key = kept.key_for_sizes(self.sizes_kept_for, name, binding(args, offsets=True))
+                if (loaded := self._loaded_for_sizes(key)) is not None:
+                    return loaded
             try:
                 fixed = specialise(module, args)
             # Whatever it is, the graph with its symbols still runs.
             except Exception as error:
                 self.leave_to_pytorch(_fallback({name: module}, error), error)
                 return _interpret(module)
-            return self._try({name: fixed})[0]
+            with outcomes.asked() as asked:
+                (run,), graphs = self._try({name: fixed})
+            if key is not None and (planned := _bare(graphs)) is not None:
+                kept.keep_plan(key, *planned, asked)
+            return run
 
         def past_limit(args: list[Any]) -> Sequence[Any]:
             self.past_limit(_place(module.graph))
@@ -262,24 +285,31 @@ class _Compiler(Compiler):
 
         return ExecutableBySize(module, for_sizes_of, past_limit)
 
+    def _loaded_for_sizes(self, key: str) -> Boxed | None:
+        """What was planned for the sizes of a call and kept, compiled; None where there is none that can be used."""
+        try:
+            plan = kept.load_plan(key)
+            return None if plan is None else self._compile_graphs(plan)[0]
+        # Whatever it is, the sizes can be planned as if nothing had been kept.
+        except Exception as error:
+            kept.discard(key)
+            self.compile_lost(error)
+            return None
+
     def past_limit(self, place: str) -> None:
         """Say that further sizes run as PyTorch runs them."""
         error = CaptureError(f"it was compiled for {MOST_SIZES} different sizes, and this is one more")
         self.leave_to_pytorch(Fallback("the graph", place, str(error)), error)
 
-    def _try(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
+    def _try(self, modules: dict[GraphName, fx.GraphModule]) -> tuple[list[Boxed], list[GraphPlan]]:
+        """The graphs compiled, and their plans: none where PyTorch runs them."""
         try:
-            return self._compile_all(modules)
+            plan = self.planner.plan({name: module.graph for name, module in modules.items()})
+            return self._compile_graphs(plan.graphs), plan.graphs
         # A kernel that cannot be made, for whatever reason, must not take the user's program with it.
         except Exception as error:
             self.leave_to_pytorch(_fallback(modules, error), error)
-            return [_interpret(module) for module in modules.values()]
-
-    def _compile_all(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
-        plan = self.planner.plan({name: module.graph for name, module in modules.items()})
-        compiled = self._compile_graphs(plan.graphs)
-        self.graphs = plan.graphs
-        return compiled
+            return [_interpret(module) for module in modules.values()], []
 
     def _compile_graphs(self, graphs: Sequence[GraphPlan]) -> list[Boxed]:
         in_cpp = [
@@ -324,6 +354,12 @@ class _Compiler(Compiler):
             if node.op == "call_function" and not known:
                 why = "it has no row in the operator table"
                 self.record.fallbacks.append(Fallback(str(node.target), source_line(node) or node.name, why))
+
+
+def _bare(graphs: Sequence[GraphPlan]) -> tuple[list[GraphPlan], list[fx.Graph]] | None:
+    """Plans without what only a recording reads, and their graphs; None where there are none."""
+    bare = [replace(graph, proposed=[], fusion=replace(graph.fusion, decisions=[], refused=[])) for graph in graphs]
+    return (bare, [graph.graph for graph in bare]) if bare else None
 
 
 def _fallback(modules: dict[GraphName, fx.GraphModule], error: Exception) -> Fallback:

@@ -303,13 +303,6 @@ def test_what_cannot_be_described_is_not_kept(folder: Path) -> None:
     assert not programs(folder)
 
 
-def test_sizes_that_change_are_not_kept(folder: Path) -> None:
-    x = torch.randn(40, 200)
-    torch._dynamo.mark_dynamic(x, 0)
-    compiled(chain)(x)
-    assert "not kept: an argument is a SymInt" in kept.counts and not programs(folder)
-
-
 def test_an_entry_is_readable_by_its_owner_only(folder: Path) -> None:
     run(chain, torch.randn(40, 200))
     (path,) = programs(folder)

@@ -97,13 +97,14 @@ def observed() -> Iterator[None]:
         yield
 
 
-def entry_of(compiled: Any) -> bytes | None:
-    """What AOTAutograd made, without the compiled graphs; None where it cannot say."""
+def entry_of(compiled: Any) -> tuple[bytes, str | None] | None:
+    """What AOTAutograd made, without the compiled graphs, and conditions on sizes; None where it cannot say."""
     serialize = getattr(compiled, "serialize", None)
     entry = serialize() if serialize is not None else None
     if entry is None:
         return None
-    # Guards are for symbols, of which there are none; texts of the graphs for PyTorch's log.
+    guards = entry.guards_expr
+    # `size_guards.py` evaluates the guards; texts of the graphs are for PyTorch's log.
     entry.guards_expr = entry.aot_joint_graph_str = entry.aot_forward_graph_str = entry.aot_backward_graph_str = None
     entry.serialized_bw_module = None
     if any(getattr(wrapper, "needs_post_compile", False) for wrapper in entry.dispatch_wrappers):
@@ -113,7 +114,7 @@ def entry_of(compiled: Any) -> bytes | None:
         _Pickler(buffer, protocol=5).dump(entry)
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
         raise CaptureError(f"{type(error).__name__}: {error}") from error
-    return buffer.getvalue()
+    return buffer.getvalue(), guards
 
 
 @dataclass

@@ -73,12 +73,18 @@ class Compiler:
         return None
 
     def planned(self) -> tuple[Any, Sequence[fx.Graph]] | None:
-        """What was compiled last, as data over these graphs: forward and backward, or one for inference."""
+        """What was compiled last, as data over these graphs: forward and backward, or one for inference.
+
+        Graphs with symbolic sizes are given as they were traced.
+        """
         return None
 
     def compile_planned(self, plan: Any) -> list[Boxed]:
         """What `planned` gave, compiled: a function for each of the graphs."""
         raise NotImplementedError
+
+    def keep_sizes(self, key: str) -> None:
+        """Keep what is planned for the sizes of calls, as of the program with this key."""
 
     def compile_lost(self, error: Exception) -> None:
         """Note that a program which was kept cannot be used."""
@@ -111,7 +117,7 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any
     is_flat = not any(isinstance(x, (list, tuple, dict)) for x in inputs)
     try:
         key = kept.key_of(identity, module, inputs) if identity is not None and is_flat else None
-        if key is not None and (loaded := _loaded(compiler, key)) is not None:
+        if key is not None and (loaded := _loaded(compiler, key, inputs)) is not None:
             return loaded
         with outcomes.asked() as asked:
             compiler.before_autograd(module)
@@ -137,10 +143,10 @@ def _traced(
     # torch._dynamo.backends.common.aot_autograd would import Inductor's scheduler.
     from torch._functorch.aot_autograd import aot_module_simplified
 
-    from tilewright.graph import aot_entry, kept
+    from tilewright.graph import aot_entry, kept, size_guards
 
     kept.counts["compiled"] += 1
-    pairs = _Pairs(compiler, is_kept=key is not None)
+    pairs = _Pairs(compiler, is_kept=key is not None, is_symbolic=size_guards.are_symbolic(inputs))
     if key is None:
         functions = aot_entry.plain(pairs.forward, pairs.backward, pairs.inference)
     else:
@@ -153,23 +159,29 @@ def _traced(
         try:
             if (program := pairs.program(compiled, asked or {})) is not None:
                 kept.keep(key, program)
+                compiler.keep_sizes(key)
         # The program is compiled all the same.
         except Exception as error:
             kept.counts[f"not kept: {first_line(error)}"] += 1
     return _finished(compiled, pairs.undefined)
 
 
-def _loaded(compiler: Compiler, key: str) -> Callable[..., Any] | None:
+def _loaded(compiler: Compiler, key: str, inputs: Sequence[Any]) -> Callable[..., Any] | None:
     """The program that was kept for `key`; None where there is none that can be used."""
-    from tilewright.graph import aot_entry, kept, packed
+    from tilewright.graph import aot_entry, kept, packed, size_guards
 
     program = kept.load(key)
     if program is None:
         return None
+    if not size_guards.hold(program.guards, inputs):
+        kept.discard(key)
+        return None
     try:
+        compiler.keep_sizes(key)
         pairs = _Pairs(compiler, packed=program.backward)
         runs = pairs.restored(packed.unpack(program.planned))
         compiled = aot_entry.wrapped(program.entry, runs, pairs.whole_backward if program.backward else None)
+        size_guards.require(program.guards, inputs)
     # Whatever it is, the program can be compiled as if nothing had been kept.
     except Exception as error:
         kept.discard(key)
@@ -209,6 +221,8 @@ class _Pairs:
     """Compiles forward and backward together when AOTAutograd partitions; returns each when AOTAutograd asks."""
 
     compiler: Compiler
+    is_symbolic: bool = False
+    """Whether sizes are symbolic."""
     is_kept: bool = False
     """Whether AOTAutograd shall say what it makes: it takes the metadata from the backward graph that it is given."""
     compiled: tuple[Boxed, Boxed] | None = None
@@ -235,7 +249,7 @@ class _Pairs:
             from tilewright.graph.packed import pack_or_none
 
             given = copied(backward)
-            self.packed = pack_or_none(backward.graph)
+            self.packed = pack_or_none(backward.graph, symbolic=self.is_symbolic)
         if undefined := [] if compiled_autograd_is_on() else expected_undefined(backward.graph):
             without = copied(backward)
             if self.compiler.without_gradients(without.graph, undefined):
@@ -296,14 +310,16 @@ class _Pairs:
         from tilewright.graph import aot_entry, packed
         from tilewright.graph.kept import KeptProgram
 
-        planned, entry = self.compiler.planned(), aot_entry.entry_of(compiled)
-        if planned is None or entry is None:
+        planned, made = self.compiler.planned(), aot_entry.entry_of(compiled)
+        if planned is None or made is None:
             return None
         plan, graphs = planned
+        entry, guards = made
         if len(graphs) > 1 and self.packed is None:
             raise CaptureError("its backward cannot be packed")
         state = plan, list(graphs), list(self.static), list(self.undefined), self.tangents
-        return KeptProgram(entry, packed.pack(state, graphs), self.packed, dict(asked))
+        content = packed.pack(state, graphs, symbolic=self.is_symbolic)
+        return KeptProgram(entry, content, self.packed, dict(asked), guards if self.is_symbolic else None)
 
     def restored(self, state: Any) -> dict[Kind, Boxed]:
         """The functions of a program, from what `program` packed."""

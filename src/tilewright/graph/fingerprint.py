@@ -17,6 +17,8 @@ from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
 from tilewright.graph.pytorch_state import compiled_autograd_is_on, functions_watched, has_forward_level
+from tilewright.graph.size_guards import Symbols
+from tilewright.graph.specialise import has_symbols
 from tilewright.records.errors import CaptureError
 
 OPERATORS = ("aten", "prims", "prim", "tilewright")
@@ -34,7 +36,7 @@ class Undescribed(CaptureError):
 def fingerprint(module: fx.GraphModule, inputs: Sequence[Any]) -> list[str]:
     """The description of a captured module that is called with `inputs`. Raises Undescribed with the reason."""
     _refuse_surroundings(module)
-    return [*_surroundings(), *_inputs(inputs), *map(_call, module.graph.nodes)]
+    return [*_surroundings(), *_inputs(module, inputs), *map(_call, module.graph.nodes)]
 
 
 def _refuse_surroundings(module: fx.GraphModule) -> None:
@@ -72,29 +74,34 @@ def _surroundings() -> Iterator[str]:
     yield repr(sorted(torch._functorch.config.get_serializable_config_copy().items(), key=lambda item: item[0]))
 
 
-def _inputs(inputs: Sequence[Any]) -> Iterator[str]:
+def _inputs(module: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[str]:
+    symbols = Symbols(inputs)
     memory: set[int] = set()
-    for place, x in enumerate(inputs):
+    placeholders = module.graph.find_nodes(op="placeholder")
+    for place, (x, node) in enumerate(zip(inputs, placeholders, strict=True)):
         if not isinstance(x, torch.Tensor):
-            yield _argument(x)
+            yield f"size {symbols.text(x)}" if isinstance(x, torch.SymInt) else _argument(x)
             continue
-        yield _tensor(place, x)
+        # Inputs may be the call's own tensors; Dynamo's fake ones have the symbols.
+        fake = node.meta.get("example_value")
+        yield _tensor(place, x, fake if has_symbols(fake) else x, symbols)
         storage = x.untyped_storage()._cdata
         if storage in memory:
             raise Undescribed(f"input {place} shares memory with another")
         memory.add(storage)
 
 
-def _tensor(place: int, x: torch.Tensor) -> str:
+def _tensor(place: int, x: torch.Tensor, sized: torch.Tensor, symbols: Symbols) -> str:
+    """An input, whose sizes are those of `sized`."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     if type(x) not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
         raise Undescribed(f"input {place} is a {type(x).__name__}")
-    if x.layout is not torch.strided or x._has_symbolic_sizes_strides:
-        raise Undescribed(f"input {place} has no strides, or symbolic ones")
+    if x.layout is not torch.strided:
+        raise Undescribed(f"input {place} has no strides")
     if x.is_conj() or x.is_neg() or x.is_quantized or x.is_inference():
         raise Undescribed(f"input {place} is conjugated, negated, quantised or made in inference mode")
-    shape = tuple(x.shape), x.stride(), x.storage_offset()
+    shape = [list(map(symbols.text, sizes)) for sizes in (sized.shape, sized.stride(), [sized.storage_offset()])]
     how = isinstance(x, torch.nn.Parameter), x.requires_grad, x.is_leaf, x._is_view()
     return f"{shape} {x.dtype} {_device(x.device)} {how}"
 

@@ -4,6 +4,9 @@
     entry   AOTAutograd's wrappers (`aot_entry.py`), the planned graphs (`packed.py`), and the outcomes of races that
             were asked for; where one of those is another now, the program is planned anew
 
+A program with symbolic sizes is kept as it was traced, with the conditions on its sizes (`size_guards.py`); the plan
+for the sizes of a call is an entry of its own, by the program's key and the sizes.
+
 The key holds no rank, and no number of the current device.
 """
 
@@ -11,15 +14,15 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
-from tilewright.graph.fingerprint import Undescribed, fingerprint
+from tilewright.graph.fingerprint import fingerprint
 from tilewright.records import cache, outcomes
-from tilewright.records.errors import CacheError
+from tilewright.records.errors import CacheError, CaptureError
 from tilewright.records.outcomes import Outcome
 
 SUFFIX = ".program"
@@ -32,21 +35,28 @@ class KeptProgram:
     """What `graph/capture.py` makes a callable of."""
 
     entry: bytes
-    """AOTAutograd's part."""
+    """AOTAutograd's part; empty in the plan for the sizes of a call."""
     planned: bytes
     """What was planned, packed."""
     backward: bytes | None
     """Packed: the backward graph with all its incoming gradients, as it was before it was planned."""
     asked: Mapping[str, Outcome | None] = field(default_factory=dict)
+    guards: str | None = None
+    """Conditions on symbolic sizes."""
 
 
 def key_of(identity: Sequence[str], module: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
     """The key of a captured module; None where it cannot be described exactly."""
     try:
         return cache.key_of("program", *identity, *fingerprint(module, inputs))
-    except Undescribed as error:
+    except CaptureError as error:
         counts[f"not kept: {error}"] += 1
         return None
+
+
+def key_for_sizes(program: str, graph: str, sizes: Hashable) -> str:
+    """The key of the plan of a program's `graph` (forward, backward) for the sizes of a call (`binding`)."""
+    return cache.key_of("sizes", program, graph, repr(sizes))
 
 
 def load(key: str) -> KeptProgram | None:
@@ -66,12 +76,37 @@ def load(key: str) -> KeptProgram | None:
     return program
 
 
-def keep(key: str, program: KeptProgram) -> None:
-    """Write a program; where the cache cannot be used, the next process compiles it too."""
+def load_plan(key: str) -> Any | None:
+    """The plan that was kept for the sizes of a call. Raises what unpacking it raises."""
+    from tilewright.graph.packed import unpack
+
+    program = load(key)
+    if program is None:
+        counts["sizes planned"] += 1
+        return None
+    plan = unpack(program.planned)
+    counts["sizes loaded"] += 1
+    return plan
+
+
+def keep_plan(key: str, plan: Any, graphs: Sequence[fx.Graph], asked: Mapping[str, Outcome | None]) -> None:
+    """Write the plan for the sizes of a call, which refers to these graphs."""
+    from tilewright.graph.packed import Unpackable, pack
+
+    try:
+        content = pack(plan, graphs)
+    except Unpackable as error:
+        counts[f"not kept: {error}"] += 1
+        return
+    keep(key, KeptProgram(b"", content, None, dict(asked)), "sizes kept")
+
+
+def keep(key: str, program: KeptProgram, what: str = "kept") -> None:
+    """Write a program, counted as `what`; where the cache cannot be used, the next process compiles it too."""
     content = pickle.dumps(program, protocol=5)
     try:
         cache.build_with_digest(key, SUFFIX, lambda path: path.write_bytes(content))
-        counts["kept"] += 1
+        counts[what] += 1
     except CacheError as error:
         counts[f"not kept: {error}"] += 1
 

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from tilewright.graph.pytorch_state import in_real_tensors
+from tilewright.graph.specialise import SymbolicValue, has_symbols
 from tilewright.records.errors import CaptureError
 
 MOST_CONSTANT_BYTES = 2**24
@@ -34,8 +36,11 @@ class Unpackable(CaptureError):
     """A graph holds something that bytes cannot stand for."""
 
 
-def pack(value: object, graphs: Sequence[fx.Graph]) -> bytes:
-    """`value`, plain data which may refer to these graphs and their nodes. Raises Unpackable with the reason."""
+def pack(value: object, graphs: Sequence[fx.Graph], *, symbolic: bool = False) -> bytes:
+    """`value`, plain data which may refer to these graphs and their nodes. Raises Unpackable with the reason.
+
+    With `symbolic`, values of symbolic size are packed as `SymbolicValue`.
+    """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, graphs)
     try:
@@ -43,7 +48,7 @@ def pack(value: object, graphs: Sequence[fx.Graph]) -> bytes:
             pickler.dump([(len(graph.nodes), _constants(graph)) for graph in graphs])
             for graph in graphs:
                 for node in graph.nodes:
-                    meta = _metadata(node, pickler.texts)
+                    meta = _metadata(node, pickler.texts, symbolic)
                     pickler.dump((node.op, node.name, node.target, node.args, node.kwargs, meta))
             pickler.dump(value)
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
@@ -51,10 +56,10 @@ def pack(value: object, graphs: Sequence[fx.Graph]) -> bytes:
     return buffer.getvalue()
 
 
-def pack_or_none(graph: fx.Graph) -> bytes | None:
+def pack_or_none(graph: fx.Graph, *, symbolic: bool = False) -> bytes | None:
     """A graph alone; None where bytes cannot stand for it."""
     try:
-        return pack(graph, [graph])
+        return pack(graph, [graph], symbolic=symbolic)
     except Unpackable:
         return None
 
@@ -99,10 +104,11 @@ def _constants(graph: fx.Graph) -> Constants:
     return found
 
 
-def _metadata(node: fx.Node, texts: dict[str, str]) -> dict[str, Any]:
+def _metadata(node: fx.Node, texts: dict[str, str], symbolic: bool) -> dict[str, Any]:
     meta = {key: value for key, value in node.meta.items() if key not in _ORIGIN and _is_plain(value)}
     if "val" in node.meta:
-        meta["val"] = node.meta["val"]
+        value = node.meta["val"]
+        meta["val"] = SymbolicValue() if symbolic and any(map(has_symbols, tree_leaves(value))) else value
     if isinstance(trace := node.meta.get("stack_trace"), str):
         # One text for all nodes of a line: a text is written once.
         meta["stack_trace"] = texts.setdefault(trace, trace)

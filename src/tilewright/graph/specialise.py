@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -11,6 +12,11 @@ from torch import fx
 
 from tilewright.graph.capture import first_line
 from tilewright.records.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class SymbolicValue:
+    """Stands in metadata for a value of symbolic size where its symbols are not known: in a program that was kept."""
 
 
 def is_symbolic(module: fx.GraphModule) -> bool:
@@ -22,7 +28,7 @@ def has_symbols(value: object) -> bool:
     """Whether a value is a symbolic integer, or a tensor of symbolic size."""
     if isinstance(value, torch.Tensor):
         return bool(value._has_symbolic_sizes_strides)
-    return isinstance(value, torch.SymInt)
+    return isinstance(value, (torch.SymInt, SymbolicValue))
 
 
 def binding(args: Sequence[Any], *, offsets: bool) -> Hashable:
