@@ -13,6 +13,7 @@ from tilewright.passes.attention.shift import settle_shifts
 from tilewright.passes.candidates import choose_candidates
 from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.channels_last import channels_last
+from tilewright.passes.contractions import contract
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.embeddings import sum_sorted
@@ -47,8 +48,9 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
 def optimise_joint(
     graph: fx.Graph, target: Target, raced: Raced = not_raced, *, hand_written: bool = True
 ) -> list[Decision]:
-    """Before the cut into forward and backward: constants, copies, common subexpressions and dead code; then attention,
-    hand-written kernels, alignment, products of few rows, gradients of embeddings and gathers, and dropout.
+    """Before the cut into forward and backward: constants, copies, sums of products, common subexpressions, dead code;
+    then attention, hand-written kernels, alignment, products of few rows, gradients of embeddings and gathers, and
+    dropout.
 
     `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured. Without `hand_written`
     no hand-written kernel is proposed.
@@ -56,6 +58,7 @@ def optimise_joint(
     as_aten(graph)
     fold_constants(graph)
     drop_copies(graph)
+    contracted = contract(graph)
     simplify(graph)
     gathered = gather_back(graph) + narrow_sorts(graph, target)
     decisions = choose_kernels(graph, target, raced) if hand_written else []
@@ -73,4 +76,4 @@ def optimise_joint(
     keep_positions_in_windows(graph, target)
     compute_from_moments(graph, target)
     split_dropout(graph, target)
-    return [*gathered, *decisions, *skinny, *summed, *chosen, *padded]
+    return [*contracted, *gathered, *decisions, *skinny, *summed, *chosen, *padded]

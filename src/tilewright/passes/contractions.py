@@ -1,0 +1,128 @@
+"""A sum of broadcast products is a matrix product.
+
+    s = sum(unsqueeze(a, 2) · unsqueeze(b, 1), -1)      →   s = bmm(a, bᵀ)      a: [B, M, K], b: [B, N, K]
+
+The sum alone reads each operand again for every element of the other: those of Mamba-2's state-space layer, as it is
+written in PyTorch's operators, take 5.7 ms at 4 × 512 tokens and 24 heads of 64 × 64 states (H200), where their tensors
+are 60 MB. The gradients of such sums are such sums too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from string import ascii_letters
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_formula
+from tilewright.graph.source import source_line
+from tilewright.graph.specialise import has_symbols
+from tilewright.passes.simplify import drop_unread
+from tilewright.passes.units import gradients
+from tilewright.records.program import Decision, GraphName
+
+aten: Any = torch.ops.aten
+SUM = aten.sum.dim_IntList
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+LEAST_REUSE = 8
+"""Products for each element that the operands and the sum have together; below, the sum is as fast."""
+
+
+def contract(graph: fx.Graph) -> list[Decision]:
+    """Rewrite `graph`, a joint graph of ATen operators, in place; a decision for each sum that became a product."""
+    found = {n: made for n in graph.find_nodes(op="call_function", target=SUM) if (made := _contraction(n)) is not None}
+    behind = gradients(graph) if found else set()
+    decisions = []
+    for node, made in found.items():
+        result = insert_formula(node, made.formula, made.first, made.second)
+        side: GraphName = "backward" if node in behind else "forward"
+        reason = "a sum of broadcast products is a matrix product"
+        line = source_line(node)
+        decisions.append(
+            Decision(side, made.first.name, result.name, "taken", reason, source=line, passed_by="contractions")
+        )
+        node.replace_all_uses_with(result)
+    if found:
+        drop_unread(graph)
+    return decisions
+
+
+@dataclass(frozen=True)
+class _Contraction:
+    """Σ first · second over `summed`. Along other axes an operand has one element or a stride of 0."""
+
+    first: fx.Node
+    second: fx.Node
+    own: tuple[frozenset[int], frozenset[int]]
+    """The axes that each operand varies with."""
+    rank: int
+    summed: frozenset[int]
+    keeps: bool
+    strides: tuple[int, ...]
+    """Of the sum: views of it are read by them."""
+
+    def formula(self, first: Tensor, second: Tensor) -> Tensor:
+        letters = ascii_letters[: self.rank]
+        kept = [axis for axis in range(self.rank) if axis not in self.summed]
+        terms = [_without(x, self.rank, own) for x, own in zip((first, second), self.own, strict=True)]
+        sides = ["".join(letters[axis] for axis in sorted(own)) for own in self.own]
+        there = [axis for axis in kept if axis in self.own[0] | self.own[1]]
+        result = torch.einsum(f"{','.join(sides)}->{''.join(letters[axis] for axis in there)}", *terms)
+        for axis in range(self.rank) if self.keeps else kept:
+            if axis not in there:
+                result = result.unsqueeze(axis if self.keeps else kept.index(axis))
+        order = sorted(range(result.dim()), key=lambda axis: (-self.strides[axis], axis))
+        back = sorted(range(result.dim()), key=order.__getitem__)
+        return result.permute(order).contiguous().permute(back)
+
+
+def _without(x: Tensor, rank: int, own: frozenset[int]) -> Tensor:
+    """`x` without the axes that it does not vary with; those of the product that it lacks are in front."""
+    lacking = rank - x.dim()
+    for axis in reversed(range(lacking, rank)):
+        if axis not in own:
+            x = x.select(axis - lacking, 0)
+    return x
+
+
+def _contraction(node: fx.Node) -> _Contraction | None:
+    product, result = node.args[0], node.meta["val"]
+    if not isinstance(product, fx.Node) or product.target is not aten.mul.Tensor or len(product.users) > 1:
+        return None
+    first, second = product.args
+    if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
+        return None
+    values = [operand.meta["val"] for operand in (first, second, product)] + [result]
+    if any(x.dtype != result.dtype or x.device != result.device or has_symbols(x) for x in values):
+        return None
+    if result.dtype not in DTYPES or (
+        result.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    ):
+        return None
+    shape = tuple(values[2].shape)
+    rank = len(shape)
+    own = _varies(values[0], shape), _varies(values[1], shape)
+    given = calls.arguments(node)
+    dims: Any = given["dim"] or list(range(rank))
+    summed, keeps = frozenset(axis % rank for axis in dims), bool(given.get("keepdim", False))
+    both, either = own[0] & own[1], own[0] | own[1]
+    sizes = [prod(shape[axis] for axis in axes) for axes in (own[0] - both, own[1] - both, summed)]
+    if not summed <= both | {a for a in range(rank) if shape[a] == 1} or min(sizes) < 2:
+        return None
+    if any(shape[axis] > 1 for axis in range(rank) if axis not in either):
+        return None
+    moved = prod(shape[axis] for axis in own[0]) + prod(shape[axis] for axis in own[1]) + result.numel()
+    if prod(shape) < LEAST_REUSE * moved:
+        return None
+    return _Contraction(first, second, own, rank, summed, keeps, result.stride())
+
+
+def _varies(x: Tensor, shape: tuple[int, ...]) -> frozenset[int]:
+    """The axes of a product of this shape along which `x` has more than one element."""
+    lacking = len(shape) - x.dim()
+    strides = x.stride()
+    return frozenset(lacking + axis for axis, size in enumerate(x.shape) if size > 1 and strides[axis] != 0)
