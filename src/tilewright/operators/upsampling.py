@@ -108,27 +108,27 @@ class Axis:
         reach = REACH.get(self.mode)
         low, high = (i, i + 1) if reach is None else (i - reach, i + reach)
         # Places are rounded to fp32, which decides between neighbours only for the nearest.
-        slack = 1e-9 if reach else 1e-6 * self.places
-        first = math.ceil((low - after) / self.step - before - slack) if i else 0
-        last = math.floor((high - after) / self.step - before + slack) if i < self.size - 1 else self.places - 1
+        early, late = (1e-9, -1e-9) if reach else (1e-6 * self.places, 1 + 1e-6 * self.places)
+        first = math.ceil((low - after) / self.step - before - early) if i else 0
+        last = math.ceil((high - after) / self.step - before + late) - 1 if i < self.size - 1 else self.places - 1
         return max(first, 0), min(last, self.places - 1)
+
+    def ahead(self, k: int) -> float | None:
+        """How far reader k of an element lies ahead of it, without the ends of the axis; None where that differs."""
+        p, q, b, _ = self.readers
+        if q > 1 or self.align_corners or self.scale not in (None, p):
+            return None
+        return (b + k + 0.5) / p - 0.5
 
     def neighbours(self, at: Value) -> Iterator[tuple[Value, Value | None]]:
         """Of results, by number: the elements that they read, and how much of each; None for all."""
         before, after = self.shift
         place = (at + before) * self.step + after
-        if self.mode == "linear":
-            place = call("maximum", place, 0)
         near = call("floor", place)
         if self.mode not in REACH:
             yield call("minimum", near, self.size - 1), None
             return
-        beyond = place - near
-        if self.mode == "linear":
-            yield call("minimum", near, self.size - 1), 1 - beyond
-            yield call("minimum", near + 1, self.size - 1), beyond
-            return
-        for offset, weight in zip((-1, 0, 1, 2), _cubic(beyond), strict=True):
+        for offset, weight in zip((-1, 0, 1, 2), _cubic(place - near), strict=True):
             yield call("minimum", call("maximum", near + offset, 0), self.size - 1), weight
 
 
@@ -156,21 +156,33 @@ def _along(c: Call, g: Value, dim: int, axis: Axis) -> Value:
     # Divisions round towards 0: what is divided must not be negative.
     raised = max(-(b // q), 0)
     first = element * p + b if q == 1 else call("idiv", element * p + (b + raised * q), q) - raised
+    shared = _linear if axis.mode == "linear" else _share
 
     def parts() -> Iterator[tuple[Value, Value]]:
         for k in range(count):
             place = first + k
             inside = (place >= 0) & (place < axis.places)
             part = excerpt(g, dim, axis.size, b + k, p, inside) if q == 1 else picked(g, dim, place, inside)
-            read, share = _share(axis, place.to_compute(g.dtype), own)
-            read = inside & read
-            yield part if share is None else part * share, read
+            reads, share = shared(axis, k, place.to_compute(g.dtype), own)
+            yield part if share is None else part * share, inside if reads is None else inside & reads
 
     return summed(parts())
 
 
-def _share(axis: Axis, at: Value, own: Value) -> tuple[Value, Value | None]:
-    """Whether results, by number, read the elements `own`, and by what factor; None for 1."""
+def _linear(axis: Axis, k: int, at: Value, own: Value) -> tuple[Value | None, Value | None]:
+    """Whether readers k, by number, read the elements `own`, None for all, and by what factor.
+
+    A result that lies d ahead of an element, within the ends of the axis, takes 1 - |d| of it; d is in [-1, 1).
+    """
+    known, (before, after) = axis.ahead(k), axis.shift
+    ahead = (at + before) * axis.step + after - own if known is None else known
+    ahead = call("maximum", call("minimum", (axis.size - 1) - own, ahead), -own)
+    reads = None if known is not None and -1 <= known < 1 else (ahead >= -1) & (ahead < 1)
+    return reads, 1 - call("abs", ahead)
+
+
+def _share(axis: Axis, k: int, at: Value, own: Value) -> tuple[Value | None, Value | None]:
+    """The same for the other modes; the factor is None for 1."""
     reads: Value | None = None
     share: Value | None = None
     for element, weight in axis.neighbours(at):
@@ -179,7 +191,6 @@ def _share(axis: Axis, at: Value, own: Value) -> tuple[Value, Value | None]:
         if weight is not None:
             part = where(hit, weight, 0)
             share = part if share is None else share + part
-    assert reads is not None
     return reads, share
 
 
