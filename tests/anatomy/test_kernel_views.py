@@ -190,7 +190,7 @@ def test_backward_alone_is_shown() -> None:
             UsageError,
             "no parameter LENGTH; it has x, at, out, n, BLOCK",
         ),
-        ({"target": f"{KERNELS}:gathered", "signature": "[", "grid": "1"}, UsageError, r"cannot be read from '\['"),
+        ({"target": f"{KERNELS}:gathered", "signature": "[", "grid": "1"}, UsageError, r"cannot be read: '\['"),
         ({"target": f"{KERNELS}:gathered", "signature": "f99[3]", "grid": "1"}, UsageError, "no dtype 'f99'"),
         ({"target": f"{KERNELS}:gathered", "signature": "x", "grid": "1"}, UsageError, "'x' is neither a tensor"),
         ({"target": f"{KERNELS}:gathered", "signature": "1", "grid": "1,1,1,1"}, UsageError, "grid '1,1,1,1' is not"),

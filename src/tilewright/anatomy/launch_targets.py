@@ -17,8 +17,6 @@ from tilewright.records.launch_record import Grid
 from tilewright.records.suite import Suite, Variant, Workload
 from tilewright.targets import load_object
 
-_ITEM = re.compile(r"\s*(?:(\w+)\s*[:=]\s*)?((?:\w+\[[^\]]*\])|[^,\[\]]+)\s*")
-
 
 @dataclass(frozen=True)
 class LaunchTarget:
@@ -112,47 +110,37 @@ def of_kernel(target: str, launch: str, signature: str | None, grid: str | None)
 
 def _by_signature(kernel: Any, name: str, signature: str, grid: Grid) -> LaunchTarget:
     parameters = list(inspect.signature(kernel.fn).parameters)
-    given = dict(_items(signature, parameters))
+    try:
+        call = ast.parse(f"kernel({signature})", mode="eval").body
+    except SyntaxError:
+        call = None
+    if not isinstance(call, ast.Call):
+        raise UsageError(f"--signature cannot be read: {signature!r}; it is like bf16[1000,512], 1000, BLOCK=16")
+    if len(call.args) > len(parameters):
+        raise UsageError(f"--signature gives more than the {len(parameters)} parameters {', '.join(parameters)}")
+    given = dict(zip(parameters, call.args, strict=False)) | {word.arg or "**": word.value for word in call.keywords}
     unknown = [key for key in given if key not in parameters and not key.startswith("num_")]
     if unknown:
         raise UsageError(f"{name} has no parameter {', '.join(unknown)}; it has {', '.join(parameters)}")
 
     def stages(device: torch.device, generator: torch.Generator) -> Iterator[bool]:
-        kernel[grid](**{key: _value(text, device) for key, text in given.items()})
+        kernel[grid](**{key: _value(node, device) for key, node in given.items()})
         yield True
 
     return LaunchTarget(name, stages)
 
 
-def _items(signature: str, parameters: Sequence[str]) -> Iterator[tuple[str, str]]:
-    at = position = 0
-    while at <= len(signature):
-        match = _ITEM.match(signature, at)
-        if match is None or (match.end() < len(signature) and signature[match.end()] != ","):
-            raise UsageError(
-                f"--signature cannot be read from {signature[at:]!r} on; it is like bf16[1000,512], 1000, BLOCK=16"
-            )
-        name = match[1] or (parameters[position] if position < len(parameters) else "")
-        if not name:
-            raise UsageError(f"--signature gives more than the {len(parameters)} parameters {', '.join(parameters)}")
-        yield name, match[2].strip()
-        at, position = match.end() + 1, position + 1
-
-
-def _value(text: str, device: torch.device) -> Any:
-    tensor = re.fullmatch(r"(\w+)\[([\d,\s]*)\]", text)
-    if tensor:
-        if tensor[1] not in DTYPES:
-            raise UsageError(f"no dtype {tensor[1]!r}; known: {', '.join(DTYPES)}")
-        shape = [int(size) for size in tensor[2].split(",") if size.strip()]
-        return torch.zeros(shape, dtype=getattr(torch, DTYPES[tensor[1]]), device=device)
+def _value(node: ast.expr, device: torch.device) -> Any:
+    """A tensor of zeros for `bf16[1000,512]`, or a number, a truth value or None."""
     try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = text
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    raise UsageError(f"{text!r} is neither a tensor (bf16[1000,512]) nor a number")
+        if isinstance(node, ast.Subscript):
+            kind, sizes = ast.unparse(node.value), ast.literal_eval(node.slice)
+            if kind not in DTYPES:
+                raise UsageError(f"no dtype {kind!r}; known: {', '.join(DTYPES)}")
+            return torch.zeros(sizes, dtype=getattr(torch, DTYPES[kind]), device=device)
+        return ast.literal_eval(node)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{ast.unparse(node)!r} is neither a tensor (bf16[1000,512]) nor a number") from error
 
 
 def grid_of(text: str) -> Grid:
