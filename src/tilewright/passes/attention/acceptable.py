@@ -22,7 +22,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.graph.capture import first_line
-from tilewright.passes.attention.form import Writer
+from tilewright.passes.attention.form import Writer, of_four_axes
 from tilewright.passes.attention.spelling import Refusal, example, static, tensor_of
 
 FUSED = "_scaled_dot_product_"
@@ -172,7 +172,7 @@ def _of_four_axes(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
         told.append(f"{rank} axes as 4")
         if rank > 4 and mask is not None and tensor_of(mask).dim() > 2:
             raise Refusal(f"products and a softmax: a mask over {rank} axes")
-    q, k, v = (_four(write, x, rank) for x in (call.q, call.k, call.v))
+    q, k, v = (of_four_axes(write, x, rank) for x in (call.q, call.k, call.v))
     if mask is not None and tensor_of(mask).dim() != 4:
         axes = tensor_of(mask).dim()
         if axes == 3 and rank == 3:
@@ -186,14 +186,6 @@ def _of_four_axes(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
         batch = max(int(tensor_of(x).shape[0]) for x in (q, k, v))
         q, k, v = (_of_batch(write, x, batch, told) for x in (q, k, v))
     return call._replace(q=q, k=k, v=v, mask=mask)
-
-
-def _four(write: Writer, x: Node, rank: int) -> Node:
-    if rank == 3:
-        return write.method("unsqueeze", x, 1)
-    if rank == 2:
-        return write.method("unsqueeze", write.method("unsqueeze", x, 0), 0)
-    return write.method("flatten", x, 0, rank - 4) if rank > 4 else x
 
 
 def _of_batch(write: Writer, x: Node, batch: int, told: list[str]) -> Node:

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import reduce
 from typing import Any
 
 import torch
@@ -66,6 +67,10 @@ class Writer:
         with self.graph.inserting_before(self.before):
             node = self.graph.call_method(name, args, kwargs)
         return self._with_example(node, getattr(torch.Tensor, name))
+
+    def joined(self, function: Callable[..., object], nodes: Iterable[Node]) -> Node:
+        """`function` of the first two, of that and the third, and so on."""
+        return reduce(lambda one, other: self.call(function, one, other), nodes)
 
     def _with_example(self, node: Node, function: Callable[..., object]) -> Node:
         kept = ("stack_trace", "nn_module_stack")
@@ -124,13 +129,7 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking, target
     """Write the fused form before `attention.result` and give the node that takes its place."""
     write = Writer(graph, attention.result)
     rank = len(attention.lead) + 2
-    q = scaled(write, attention, ordered(write, attention.q))
-    k, v = ordered(write, attention.k), ordered(write, attention.v)
-    if attention.k_transposed:
-        k = write.method("transpose", k, -2, -1)
-    lead = tuple(tensor_of(attention.scores).shape[:-2])
-    q, k = (batched(write, x, lead, attention) for x in (q, k))
-    v = batched(write, v, attention.weights_lead, attention)
+    q, k, v = operands(write, attention)
     value_depth = tensor_of(v).shape[-1]
     q, k, v = _of_one_depth(write, q, k, v)
     dropped, mask = _dropped(write, masking, rank), None
@@ -154,17 +153,24 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking, target
     return restored(write, out, attention)
 
 
-def ordered(write: Writer, operand: Operand) -> Node:
+def operands(write: Writer, attention: Attention) -> tuple[Node, Node, Node]:
+    """q, k and v as [B, H, N, d]; q with the factors of the scores."""
+    q = _ordered(write, attention.q)
+    for name, factor in attention.factors:
+        q = write.call(torch.mul if name == "mul" else torch.div, q, factor)
+    k, v = _ordered(write, attention.k), _ordered(write, attention.v)
+    if attention.k_transposed:
+        k = write.method("transpose", k, -2, -1)
+    lead = tuple(tensor_of(attention.scores).shape[:-2])
+    q, k = (_batched(write, x, lead, attention) for x in (q, k))
+    return q, k, _batched(write, v, attention.weights_lead, attention)
+
+
+def _ordered(write: Writer, operand: Operand) -> Node:
     return operand.node if operand.order is None else write.method("permute", operand.node, *operand.order)
 
 
-def scaled(write: Writer, attention: Attention, q: Node) -> Node:
-    for name, factor in attention.factors:
-        q = write.call(torch.mul if name == "mul" else torch.div, q, factor)
-    return q
-
-
-def batched(write: Writer, x: Node, lead: tuple[int | torch.SymInt, ...], attention: Attention) -> Node:
+def _batched(write: Writer, x: Node, lead: tuple[int | torch.SymInt, ...], attention: Attention) -> Node:
     """x [*own, N, d] as [B, H, N, d]: cast, broadcast to `lead`, viewed as `attention.lead`, of rank 4."""
     wanted = tensor_of(attention.result).dtype
     if tensor_of(x).dtype != wanted:
@@ -175,14 +181,16 @@ def batched(write: Writer, x: Node, lead: tuple[int | torch.SymInt, ...], attent
             if not static((*target, *matrix)):
                 raise Refusal("heads are broadcast or reshaped over dynamic sizes")
             x = write.method(how, x, *target, *matrix)
-    rank = len(attention.lead) + 2
+    return of_four_axes(write, x, len(attention.lead) + 2)
+
+
+def of_four_axes(write: Writer, x: Node, rank: int) -> Node:
+    """An operand of `rank` axes as [B, H, N, d]."""
+    if rank == 3:
+        return write.method("unsqueeze", x, 1)
     if rank == 2:
-        x = write.method("unsqueeze", write.method("unsqueeze", x, 0), 0)
-    elif rank == 3:
-        x = write.method("unsqueeze", x, 1)
-    elif rank > 4:
-        x = write.method("flatten", x, 0, rank - 4)
-    return x
+        return write.method("unsqueeze", write.method("unsqueeze", x, 0), 0)
+    return write.method("flatten", x, 0, rank - 4) if rank > 4 else x
 
 
 def _of_one_depth(write: Writer, q: Node, k: Node, v: Node) -> tuple[Node, Node, Node]:
@@ -210,27 +218,27 @@ def _to_rank_four(write: Writer, mask: Node, rank: int) -> Node:
 
 def _dropped(write: Writer, masking: Masking, rank: int) -> Node | None:
     """Where keys are dropped by filling (True), [Nq, Nk] or [B, H, Nq, Nk]."""
-    dropped: Node | None = None
-    for filled in masking.filled:
-        mask = _to_rank_four(write, filled.mask, rank)
-        if filled.inverted:
-            mask = write.call(torch.logical_not, mask)
-        dropped = mask if dropped is None else write.call(torch.logical_or, dropped, mask)
-    return dropped
+
+    def masks() -> Iterator[Node]:
+        for filled in masking.filled:
+            mask = _to_rank_four(write, filled.mask, rank)
+            yield write.call(torch.logical_not, mask) if filled.inverted else mask
+
+    return write.joined(torch.logical_or, masks()) if masking.filled else None
 
 
 def _added(write: Writer, masking: Masking, dropped: Node | None, rank: int) -> Node:
     """The mask to add, [Nq, Nk] or [B, H, Nq, Nk], in fp32 or wider."""
-    added: Node | None = None
-    for term in masking.added:
-        mask = _to_rank_four(write, term.mask, rank)
-        wide = torch.promote_types(tensor_of(mask).dtype, torch.float32)
-        if tensor_of(mask).dtype != wide:
-            mask = write.method("to", mask, wide)
-        if term.times != 1:
-            mask = write.call(torch.mul, mask, term.times)
-        added = mask if added is None else write.call(torch.add, added, mask)
-    assert added is not None
+
+    def masks() -> Iterator[Node]:
+        for term in masking.added:
+            mask = _to_rank_four(write, term.mask, rank)
+            wide = torch.promote_types(tensor_of(mask).dtype, torch.float32)
+            if tensor_of(mask).dtype != wide:
+                mask = write.method("to", mask, wide)
+            yield mask if term.times == 1 else write.call(torch.mul, mask, term.times)
+
+    added = write.joined(torch.add, masks())
     return added if dropped is None else write.method("masked_fill", added, dropped, -math.inf)
 
 
@@ -275,9 +283,7 @@ def _fused(
             q, k, v, attn_mask=mask, is_causal=masking.causal, scale=scale,
         )  # fmt: skip
     if signs:
-        total = signs[0]
-        for sign in signs[1:]:
-            total = write.call(torch.add, total, sign)
+        total = write.joined(torch.add, signs)
         factor = write.call(torch.add, write.call(torch.sub, total, total), 1.0)
         if tensor_of(factor).dtype != tensor_of(out).dtype:
             factor = write.method("to", factor, tensor_of(out).dtype)

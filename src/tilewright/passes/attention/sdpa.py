@@ -171,9 +171,7 @@ def _smaller(write: Writer, call: SdpaCall, found: Visible) -> tuple[list[str], 
         shapes = [tensor_of(part).shape for part in parts]
         if not all(map(static, (before.shape, *shapes))) or torch.broadcast_shapes(*shapes).numel() >= _stored(before):
             return [], call
-    mask = parts[0]
-    for part in parts[1:]:
-        mask = write.call(torch.logical_and, mask, part)
+    mask = write.joined(torch.logical_and, parts)
     if tensor_of(mask).dtype != before.dtype:
         mask = write.method("to", mask, before.dtype)
     told = "its mask as it was before it was expanded"

@@ -12,13 +12,14 @@ cuDNN 674 µs forward with a mask, PyTorch's memory-efficient kernel 176, produc
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from math import prod
 
 import torch
 from torch.fx import Graph, Node
 
 from tilewright.hardware.target import Target
-from tilewright.passes.attention.form import Writer, batched, ordered, restored, scaled
+from tilewright.passes.attention.form import Writer, operands, restored
 from tilewright.passes.attention.mask import Masking
 from tilewright.passes.attention.match import Attention, Shape
 from tilewright.passes.attention.spelling import Refusal, same_shape, static, tensor_of
@@ -30,8 +31,8 @@ FEWEST = 128
 def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
     """Whether the kernel for windows takes an attention."""
     result, scores = tensor_of(attention.result), tensor_of(attention.scores)
-    operands = (attention.q, attention.k, attention.v)
-    depths = [tensor_of(x.node).shape[-1 if x.order is None else x.order[-1]] for x in operands]
+    given = (attention.q, attention.k, attention.v)
+    depths = [tensor_of(x.node).shape[-1 if x.order is None else x.order[-1]] for x in given]
     sizes = (*attention.lead, *attention.weights_lead, *scores.shape, *depths)
     if not static(sizes) or target.language_of(result.device) != "triton" or importlib.util.find_spec("triton") is None:
         return False
@@ -46,13 +47,7 @@ def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
 def write_windows(graph: Graph, attention: Attention, masking: Masking, target: Target) -> Node:
     """Write the fused form before `attention.result` and give the node that takes its place."""
     write = Writer(graph, attention.result)
-    q = scaled(write, attention, ordered(write, attention.q))
-    k, v = ordered(write, attention.k), ordered(write, attention.v)
-    if attention.k_transposed:
-        k = write.method("transpose", k, -2, -1)
-    lead = tuple(tensor_of(attention.scores).shape[:-2])
-    q, k = (batched(write, x, lead, attention) for x in (q, k))
-    v = batched(write, v, attention.weights_lead, attention)
+    q, k, v = operands(write, attention)
     mask = _mask(write, attention, masking, int(tensor_of(q).shape[1])) if masking.added else None
     out = write.call(torch.ops.tilewright.window_attention.default, q, k, v, mask, attention.scale)
     return restored(write, out, attention)
@@ -60,14 +55,13 @@ def write_windows(graph: Graph, attention: Attention, masking: Masking, target: 
 
 def _mask(write: Writer, attention: Attention, masking: Masking, heads: int) -> Node:
     """What is added to the scores: [M, H, Nq, Nk] in fp32, window b reading b modulo M."""
-    total: Node | None = None
-    for term in masking.added:
-        mask = _refined(write, term.mask, term.lead, attention.lead)
-        mask = write.method("to", mask, torch.float32)
-        if term.times != 1:
-            mask = write.call(torch.mul, mask, term.times)
-        total = mask if total is None else write.call(torch.add, total, mask)
-    assert total is not None
+
+    def masks() -> Iterator[Node]:
+        for term in masking.added:
+            mask = write.method("to", _refined(write, term.mask, term.lead, attention.lead), torch.float32)
+            yield mask if term.times == 1 else write.call(torch.mul, mask, term.times)
+
+    total = write.joined(torch.add, masks())
     matrix = tuple(tensor_of(attention.scores).shape[-2:])
     shape = tensor_of(total).shape[:-2]
     if len(shape) == 3 and shape[0] != 1:
