@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from tilewright.operators.table import row_of
@@ -58,6 +59,17 @@ def class_of(node: Node) -> OperatorClass:
     """The class of the operator that a node calls, by its row of the table; `unknown` without one."""
     row = row_of(node.target) if node.op == "call_function" else None
     return "unknown" if row is None else row.operator_class
+
+
+def closure(start: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """`start`, what `step` gives of it, what it gives of that, and so on."""
+    found, todo = set(start), list(start)
+    while todo:
+        for node in step(todo.pop()):
+            if node not in found:
+                found.add(node)
+                todo.append(node)
+    return found
 
 
 def is_view(node: Node) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.graph.calls import closure
 from tilewright.graph.undefined import is_tangent
 
 Saver = Callable[[fx.Graph, Sequence[fx.Node], set[fx.Node]], Sequence[fx.Node]]
@@ -30,12 +31,12 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
     )
     # Forward computes only what its results need; eager computes the rest in backward too.
     early = {n for n in graph.nodes if n.meta.get(IN_FORWARD)}
-    forward = _closure({*forward_results, *inputs, *early} - tangents, lambda n: n.all_input_nodes)
+    forward = closure({*forward_results, *inputs, *early} - tangents, lambda n: n.all_input_nodes)
     forward |= {user for n in forward for user in n.users if user.target is operator.getitem}
-    backward = _closure(set(backward_results), lambda n: n.all_input_nodes) - forward
+    backward = closure(set(backward_results), lambda n: n.all_input_nodes) - forward
     needed = [n for n in graph.nodes if n in forward and (n in backward_results or backward & n.users.keys())]
     kept = list(saver(graph, needed, forward))
-    needed_again = _closure(set(backward_results) - set(kept), lambda n: set(n.all_input_nodes) - set(kept))
+    needed_again = closure(set(backward_results) - set(kept), lambda n: set(n.all_input_nodes) - set(kept))
     # Sizes of the views that backward makes again.
     kept += [n for n in graph.nodes if n in forward & needed_again and isinstance(n.meta.get("val"), _SYMBOLS)]
     symbolic = [n for n in kept if isinstance(n.meta.get("val"), _SYMBOLS)]
@@ -72,13 +73,3 @@ def _mark_overwritten(graph: fx.Graph, inputs: Sequence[fx.Node]) -> None:
     for node in inputs:
         in_the_graph = any(u.target is torch.ops.aten.copy_.default and u.args[0] is node for u in node.users)
         node.meta[OVERWRITTEN] = in_the_graph or node.meta.get("desc") in after_the_call
-
-
-def _closure(start: set[fx.Node], step: Callable[[fx.Node], Any]) -> set[fx.Node]:
-    found, todo = set(start), list(start)
-    while todo:
-        for node in step(todo.pop()):
-            if node not in found:
-                found.add(node)
-                todo.append(node)
-    return found

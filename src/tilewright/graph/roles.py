@@ -200,15 +200,8 @@ def _is_residual(add: Node) -> bool:
 
 
 def _computed_from(node: Node, ancestor: Node) -> bool:
-    visited, todo = {node}, [node]
-    while todo:
-        for operand in todo.pop().all_input_nodes:
-            if operand is ancestor:
-                return True
-            if operand not in visited and operand.op == "call_function":
-                visited.add(operand)
-                todo.append(operand)
-    return False
+    behind = calls.closure([node], lambda x: x.all_input_nodes if x.op == "call_function" else [])
+    return ancestor in behind - {node}
 
 
 def _neighbour_role(node: Node, found: dict[Node, str]) -> str:

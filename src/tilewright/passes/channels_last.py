@@ -14,13 +14,13 @@ brought back to it, and gradients that leave at an operand of the graph lie as t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
+from tilewright.graph.calls import closure
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.spelling import argument, example, spelled
@@ -43,7 +43,7 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
         return []
     reason = _refusal(module.graph, convolutions)
     if reason is None:
-        reachable = set(_reachable(convolutions))
+        reachable = _reachable(convolutions)
         for node in convolutions:
             _convert(node, reachable)
         _restore(module.graph, reachable)
@@ -70,7 +70,7 @@ def _refusal(graph: fx.Graph, convolutions: list[fx.Node]) -> str | None:
     suited = sum(work[node] for node in convolutions if _weight(node).shape[1] >= MIN_CHANNELS)
     if 2 * suited < sum(work.values()):
         return f"most of the work is in convolutions with fewer than {MIN_CHANNELS} input channels a group"
-    reachable = set(_reachable(convolutions))
+    reachable = _reachable(convolutions)
     if (norm := next((node for node in reachable if spelled(node) in STATISTICS), None)) is not None:
         return f"{norm.name} reduces over places, which do not lie side by side then"
     for node in reachable:
@@ -125,15 +125,9 @@ def _is_trained(node: fx.Node) -> bool:
     return value is not None and value.dim() == 4 and value.is_floating_point() and value.requires_grad
 
 
-def _reachable(start: Iterable[fx.Node]) -> Iterator[fx.Node]:
+def _reachable(start: list[fx.Node]) -> set[fx.Node]:
     """What is computed from the results of `start`, and these."""
-    seen, todo = set(start), list(start)
-    while todo:
-        node = todo.pop()
-        yield node
-        fresh = [user for user in node.users if user not in seen]
-        seen.update(fresh)
-        todo.extend(fresh)
+    return closure(start, lambda node: node.users)
 
 
 def _convert(node: fx.Node, reachable: set[fx.Node]) -> None:

@@ -9,7 +9,7 @@ from math import prod
 
 from torch import fx
 
-from tilewright.graph.calls import class_of, shape_of
+from tilewright.graph.calls import class_of, closure, shape_of
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.loops.trace import SUPPORTED, dtype_name, results
@@ -186,11 +186,5 @@ class Reachability:
                 self.below[node] |= inside | below
 
     def _views_between(self, members: Iterable[fx.Node]) -> int:
-        bits = 0
-        for member in members:
-            todo = [u for u in member.users if is_view(u)]
-            while todo:
-                view = todo.pop()
-                bits |= self.bit[view]
-                todo.extend(u for u in view.users if is_view(u))
-        return bits
+        views = (u for member in members for u in member.users if is_view(u))
+        return sum(self.bit[view] for view in closure(list(views), lambda view: filter(is_view, view.users)))

@@ -14,7 +14,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
-from tilewright.graph.calls import class_of
+from tilewright.graph.calls import class_of, closure
 from tilewright.graph.capture import Boxed
 from tilewright.graph.pytorch_state import carries_tangents
 from tilewright.graph.source import source_line
@@ -299,12 +299,7 @@ class _Assembler:
         if storage not in self.kernel_results and not _is_computed(storage):
             # Other library calls may hand back an operand.
             return False
-        shown, todo = {storage}, [storage]
-        while todo:
-            for user in todo.pop().users:
-                if _shows_operand(user) and user not in shown:
-                    shown.add(user)
-                    todo.append(user)
+        shown = closure([storage], lambda node: filter(_shows_operand, node.users))
         return all(self.last_use.get(node, -1) <= position for node in shown)
 
     def _storage(self, node: fx.Node) -> fx.Node:
