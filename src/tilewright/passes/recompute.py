@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tilewright.graph.calls import class_of
+from tilewright.graph.calls import class_of, closure
 from tilewright.graph.cut import OVERWRITTEN
 from tilewright.operators.table import row_of
 from tilewright.passes.units import is_fusible, is_view, nbytes, readers
@@ -72,19 +72,12 @@ def _library_calls(node: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
 def _sources(node: fx.Node, saved: set[fx.Node]) -> set[fx.Node]:
     """What must be kept to compute `node` again: the chain is followed to what is saved, an input, or
     cannot be computed again."""
-    sources: set[fx.Node] = set()
-    seen = {node}
-    todo = [node]
-    while todo:
-        for operand in map(_stored, _operator(todo.pop()).all_input_nodes):
-            if operand in seen:
-                continue
-            seen.add(operand)
-            if operand in saved or operand.op == "placeholder" or not _recomputable(operand):
-                sources.add(operand)
-            else:
-                todo.append(operand)
-    return sources
+
+    def is_kept(x: fx.Node) -> bool:
+        return x is not node and (x in saved or x.op == "placeholder" or not _recomputable(x))
+
+    chain = closure([node], lambda x: [] if is_kept(x) else map(_stored, _operator(x).all_input_nodes))
+    return {x for x in chain if is_kept(x)}
 
 
 def _operator(node: fx.Node) -> fx.Node:

@@ -9,10 +9,11 @@ of a weight) runs as soon as it can: what it reads beside the gradient can go.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import fx
 
+from tilewright.graph.calls import closure
 from tilewright.passes.fusion import Region
 from tilewright.passes.hazards import hazards
 from tilewright.passes.simplify import is_pure
@@ -50,15 +51,13 @@ def schedule(graph: fx.Graph, regions: list[Region]) -> list[Unit]:
 def _needed(graph: fx.Graph, regions: list[Region], unit_of: dict[fx.Node, Unit]) -> set[fx.Node]:
     """Nodes outside regions that must run: results, impure calls, and what they and the kernels read."""
     kept = {n for n in graph.nodes if n.op == "call_function" and n not in unit_of and not is_view(n)}
-    todo = [*graph.output_node().all_input_nodes, *(i for r in regions for i in r.lowered.inputs)]
-    todo += [operand for node in kept for operand in node.all_input_nodes]
-    while todo:
-        node = todo.pop()
-        if node in unit_of or node in kept or node.op == "placeholder":
-            continue
-        kept.add(node)
-        todo.extend(node.all_input_nodes)
-    return kept
+    read = [*graph.output_node().all_input_nodes, *(i for r in regions for i in r.lowered.inputs)]
+    read += [operand for node in kept for operand in node.all_input_nodes]
+
+    def must_run(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        return [n for n in nodes if n not in unit_of and n not in kept and n.op != "placeholder"]
+
+    return kept | closure(must_run(read), lambda node: must_run(node.all_input_nodes))
 
 
 def _waits_for(unit: Unit, unit_of: dict[fx.Node, Unit]) -> set[Unit]:
