@@ -8,8 +8,8 @@ import sympy
 from torch import fx
 
 from tests.graph.captured import Program
-from tilewright.cost.operators import operator_cost, total
-from tilewright.cost.symbols import parse
+from tilewright.cost.operators import operator_cost
+from tilewright.cost.symbols import parse, total
 from tilewright.graph.dims import SymbolicShapes
 from tilewright.records.program import Cost
 

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from tests.cost.counted import assert_formulas_hold, cost_of, costs, program_costs
 from tests.graph.captured import BLOCK_DISTINCT, BLOCK_EQUAL, DISTINCT, EQUAL, PROGRAMS, Block, Program, block_shapes
 from tests.kernels.registered import all_operators
-from tilewright.cost.operators import FREE, UNKNOWN, operator_cost, total
-from tilewright.cost.symbols import parse, pretty, shown
+from tilewright.cost.operators import FREE, UNKNOWN, operator_cost
+from tilewright.cost.symbols import parse, pretty, shown, total
 from tilewright.graph import calls
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
 from tilewright.kernels.attention.registered import attend

@@ -14,8 +14,8 @@ from tests.cost.counted import assert_formulas_hold_of, program_costs
 from tests.graph.captured import DISTINCT, EQUAL, Program
 from tests.kernels.registered import all_operators
 from tilewright import functional
-from tilewright.cost.operators import operator_cost, total
-from tilewright.cost.symbols import pretty
+from tilewright.cost.operators import operator_cost
+from tilewright.cost.symbols import pretty, total
 from tilewright.graph import calls
 from tilewright.kernels.device import traced_for_gpu
 from tilewright.records.program import Cost

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tilewright.cost.work import Work, predicted_us, terms
-from tilewright.hardware.kernel_times import TERMS, UNFITTED, Coefficients, KernelTimes
+from tilewright.hardware.kernel_times import TERMS, UNFITTED, Coefficients
 from tilewright.hardware.profiles import DeviceProfile
 
 PULL = 0.001
@@ -101,6 +101,3 @@ def errors(timed: Iterable[Timed], profile: DeviceProfile) -> Mapping[str, tuple
         kind: (len(values), median(values), sorted(values)[min(int(0.95 * len(values)), len(values) - 1)])
         for kind, values in sorted(found.items())
     }
-
-
-__all__ = ["KernelTimes", "Timed", "errors", "fit"]

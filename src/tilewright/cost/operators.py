@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from tilewright.cost.symbols import total
 from tilewright.graph import calls
 from tilewright.operators.arithmetic import Count, NoFormula, Shape, UnknownCost
 from tilewright.operators.counting import arithmetic_of
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from tilewright.graph.dims import SymbolicShapes
-
-__all__ = ["FREE", "UNKNOWN", "operator_cost", "total"]
 
 FREE = Cost(reads_symbolic="0", writes_symbolic="0", unused_symbolic="0", flops_symbolic="0")
 UNKNOWN = Cost(provenance="unknown")

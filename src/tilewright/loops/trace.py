@@ -223,6 +223,3 @@ def _through_views(node: fx.Node) -> list[fx.Node]:
     if class_of(node) != "layout":
         return [node]
     return [node, *(u for user in node.users for u in _through_views(user))]
-
-
-__all__ = ["COMPUTE_DTYPE", "SUPPORTED", "Traced", "dtype_name", "results", "trace_nodes"]

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tilewright.operators.axes import Axis, Group, Unfusable, group, leaves, regroup, size, unify
+from tilewright.operators.axes import Group, group, regroup, size, unify
+from tilewright.operators.axes import Unfusable as Unfusable
 
 Scalar = bool | int | float
 ReduceKind = Literal["sum", "prod", "max", "min", "any", "all"]
@@ -320,24 +321,3 @@ def call(name: str, x: Value, *others: Value | Scalar) -> Value:
 def predicate(name: str, x: Value) -> Value:
     """A scalar predicate by name: isnan, isinf, not."""
     return x._call(name, dtype="bool")
-
-
-__all__ = [
-    "COMPUTE_DTYPE",
-    "FLOATS",
-    "Axis",
-    "Drawn",
-    "Group",
-    "Op",
-    "Scalar",
-    "Source",
-    "Trace",
-    "Unfusable",
-    "Value",
-    "broadcast",
-    "call",
-    "compute_dtype",
-    "leaves",
-    "predicate",
-    "where",
-]

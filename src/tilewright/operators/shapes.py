@@ -226,22 +226,3 @@ class NumberAxes:
 
     def concatenated(self, axes: Sequence[Axis]) -> Axis:
         return self.unknown(sum(map(self.size_of, axes)))
-
-
-__all__ = [
-    "Algebra",
-    "Axes",
-    "Axis",
-    "CallAxes",
-    "NumberAxes",
-    "Result",
-    "Rule",
-    "UnknownShape",
-    "factory",
-    "kept",
-    "like",
-    "no_result",
-    "pointwise",
-    "reduction",
-    "same",
-]
