@@ -128,11 +128,6 @@ class Row:
         return tuple(one.split()[-1].partition("=")[0] for one in declared if one not in ("", "*", "..."))
 
     @cached_property
-    def has_more(self) -> bool:
-        """Whether there are arguments that the row does not name."""
-        return "..." in self.text
-
-    @cached_property
     def schema(self) -> str:
         """What `torch.library` takes to define it: of tilewright's own operators."""
         namespace, name, rest = self.text.split(".", 2)

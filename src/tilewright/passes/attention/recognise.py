@@ -14,6 +14,7 @@ too, with its reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import prod
 
 import torch
@@ -111,8 +112,11 @@ def _decide(
         _check_order(attention)
         doomed = _needless(attention, masking)
         saved = sum(_nbytes(node, attention.scores) for node in attention.inside)
-        write = write_windows if within else write_attention
-        _replace(gm, attention, masking, doomed, lambda: write(gm.graph, attention, masking, target))
+        if within:
+            write = partial(write_windows, gm.graph, attention, masking)
+        else:
+            write = partial(write_attention, gm.graph, attention, masking, target)
+        _replace(gm, attention, doomed, write)
     except Refusal as refusal:
         reason = str(refusal)
         return Decision(
@@ -217,13 +221,7 @@ def _hint(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.hint or 0)
 
 
-def _replace(
-    gm: GraphModule,
-    attention: Attention,
-    masking: Masking,
-    doomed: set[Node],
-    write: Callable[[], Node],
-) -> None:
+def _replace(gm: GraphModule, attention: Attention, doomed: set[Node], write: Callable[[], Node]) -> None:
     result, before = attention.result, set(gm.graph.nodes)
     try:
         new = write()

@@ -44,7 +44,7 @@ def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
     return refuses(result.dtype, queries, keys, int(depths[0]), int(depths[2])) is None
 
 
-def write_windows(graph: Graph, attention: Attention, masking: Masking, target: Target) -> Node:
+def write_windows(graph: Graph, attention: Attention, masking: Masking) -> Node:
     """Write the fused form before `attention.result` and give the node that takes its place."""
     write = Writer(graph, attention.result)
     q, k, v = operands(write, attention)
