@@ -9,7 +9,7 @@ import torch
 
 from tests.kernels import machine_code
 from tests.kernels.losses import OPTIONS, proved, targets
-from tests.kernels.nvcc import instructions, spilled
+from tests.kernels.nvcc import spilled
 from tests.kernels.rows import SPECIALS, layout
 from tilewright.bench.suites.cross_entropy import SUITES
 from tilewright.kernels.cross_entropy import cross_entropy, cuda
@@ -109,21 +109,10 @@ def test_the_suite_counts_its_bytes() -> None:
 @pytest.mark.parametrize("columns", [64, 256, 300, 1024, 131072])
 def test_cuda_does_not_spill(columns: int, dtype: torch.dtype, alignment: Alignment) -> None:
     found = cuda.forward_schedule(columns, dtype.itemsize, alignment)
-    assert spilled(cuda.FORWARD_SOURCES[found.storage], cuda.definitions(found, dtype, False))["forward"] == 0
+    assert spilled(cuda.SOURCE, cuda.definitions(found, dtype, False))["forward"] == 0
     found = cuda.backward_schedule(columns, dtype.itemsize, alignment)
     for gradient in (dtype, torch.float32):
         assert spilled(cuda.SOURCE, cuda.definitions(found, dtype, False, gradient))["backward"] == 0
-
-
-def test_the_next_row_is_loaded_first() -> None:
-    """Of a pair of rows held by lanes both loads come before what is done with the first: ptxas may move them."""
-    plan = cuda.forward_schedule(256, 2, "ALIGNED")
-    assert plan.storage == "registers"
-    code = instructions(cuda.FORWARD_SOURCES["registers"], cuda.definitions(plan, torch.bfloat16, False))
-    loads = [number for number, line in enumerate(code) if "LDG.E.128" in line]
-    powers = [number for number, line in enumerate(code) if "MUFU.EX2" in line]
-    assert len(powers) == 3 * plan.vectors * 8
-    assert [sum(load < power for load in loads) for power in (powers[0], powers[31], powers[32])] == [8, 8, 8]
 
 
 def test_triton_does_not_spill() -> None:

@@ -55,8 +55,6 @@ def test_a_schedule_holds_its_rows_and_fits_the_device(
         before = found.line // dtype.itemsize - 1 if found.alignment == "PEELED" else 0
         assert found.row_threads * found.cluster * found.vectors * lanes >= columns + before
         assert found.row_threads == found.threads or (32 % found.row_threads == 0 and found.cluster == 1)
-        # Every thread has these vectors, whole but for the first, wherever a row begins.
-        assert found.whole_vectors * found.threads * found.cluster * lanes <= columns
         assert found.threads * found.blocks <= 2048 and found.shared_bytes <= H200.shared_bytes_per_block
         if found.storage == "ring":
             # Sums of a block's rows meet where the ring was, in fp32.

@@ -46,8 +46,6 @@ class Schedule:
     """1: a row's reduction is collected after the next row's is posted."""
     kept: int = 0
     """Weight vectors (1: weight, 2: and bias) that a program keeps on chip; others come from the caches."""
-    whole_vectors: int = 0
-    """Of a thread's vectors, those that every thread has and the end of a row is not in."""
     block_vectors: int = 0
     """With `tma`: vectors of a row that a block has at most."""
     alignment: Alignment = "ALIGNED"
@@ -73,8 +71,8 @@ class Schedule:
 
 
 _MACROS = (
-    "threads", "row_threads", "vectors", "cluster", "blocks", "stages", "lag", "kept", "whole_vectors",
-    "block_vectors", "alignment", "line",
+    "threads", "row_threads", "vectors", "cluster", "blocks", "stages", "lag", "kept", "block_vectors",
+    "alignment", "line",
 )  # fmt: skip
 
 

@@ -13,39 +13,23 @@ from tilewright.kernels.row_schedule import Schedule, short_rows
 from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
 
-HERE = Path(__file__).parent
-SOURCE = HERE / "cuda.cu"
-FORWARD_SOURCES = {"registers": HERE / "warp_rows.cu", "stream": SOURCE}
-"""By storage."""
+SOURCE = Path(__file__).parent / "cuda.cu"
 FINISH = Schedule(512, 512, 1)
 
 
 def forward_schedule(columns: int, itemsize: int, alignment: Alignment) -> Schedule:
-    """For rows of so many logits: `registers` where lanes of a warp hold one at once."""
+    """For rows of so many logits."""
     vectors = vectors_of(columns, itemsize, alignment)
-    found = _forward_shape(vectors, alignment)
-    holds = found.row_threads <= 32 and vectors <= found.row_threads * found.vectors
-    filled = alignment == "ALIGNED" and vectors == found.row_threads * found.vectors
-    return replace(
-        found, storage="registers" if holds else "stream", whole_vectors=found.vectors if filled else 0,
-        alignment=alignment, line=line_of(columns, itemsize),
-    )  # fmt: skip
-
-
-def _forward_shape(vectors: int, alignment: Alignment) -> Schedule:
     if vectors <= 128:
-        lanes = 8 if vectors <= 64 else 16
-        each = -(-vectors // lanes)
-        # Rows that leave lanes without a vector, or with a part of one, take more registers.
-        partial = int(alignment != "ALIGNED" or vectors % lanes != 0)
-        if each <= 4:
-            return Schedule(256, lanes, each, blocks=4 - partial, waves=16)
-        return Schedule(128, lanes, each, blocks=5 - partial, waves=16)
-    if vectors <= 256:
-        return Schedule(128, 16, 4, blocks=8, waves=16)
-    if vectors <= 4096:
-        return Schedule(256, 32, 4, blocks=4, waves=8)
-    return Schedule(64, 64, 4, blocks=16, waves=4) if vectors <= 8192 else Schedule(256, 256, 4, blocks=4, waves=4)
+        # Vectors with a part of a row take more registers.
+        found = Schedule(128, 8, min(4, -(-vectors // 8)), blocks=8 - (alignment != "ALIGNED"), waves=16)
+    elif vectors <= 256:
+        found = Schedule(128, 16, 4, blocks=8, waves=16)
+    elif vectors <= 4096:
+        found = Schedule(256, 32, 4, blocks=4, waves=8)
+    else:
+        found = Schedule(64, 64, 4, blocks=16, waves=4) if vectors <= 8192 else Schedule(256, 256, 4, blocks=4, waves=4)
+    return replace(found, storage="stream", alignment=alignment, line=line_of(columns, itemsize))
 
 
 def backward_schedule(columns: int, itemsize: int, alignment: Alignment) -> Schedule:
@@ -67,7 +51,7 @@ def definitions(
 def _forward(device: int, dtype: torch.dtype, schedule: Schedule, smooth: bool) -> tuple[nvrtc.Kernel, int]:
     """The kernel, and the blocks to launch at most."""
     kernel = nvrtc.kernel(
-        FORWARD_SOURCES[schedule.storage], "forward", "PPPPPqiqqff",
+        SOURCE, "forward", "PPPPPqiqqff",
         device=device, threads=schedule.threads, definitions=definitions(schedule, dtype, smooth),
     )  # fmt: skip
     return kernel, schedule.waves * kernel.programs_at_once()
