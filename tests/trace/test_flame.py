@@ -75,15 +75,6 @@ def test_equal_stacks_of_all_steps_are_one(tmp_path: Path) -> None:
     assert sorted(tree.calls.tolist()) == [0, 0, 3, 3]
 
 
-def test_stacks_of_older_traces_come_from_their_arguments(tmp_path: Path) -> None:
-    stack = {"Call stack": "linear.py(114): forward;train.py(3): <module>"}
-    tree = flame_of([host("aten::mm", 0, 5, args=stack), host("aten::mul", 7, 2)], tmp_path)
-    assert folded(tree) == {
-        ("thread", "train.py(3): <module>", "linear.py(114): forward", "aten::mm"): 5_000,
-        ("thread", "aten::mul"): 2_000,
-    }
-
-
 def test_a_kernel_whose_launch_is_missing_is_not_lost(tmp_path: Path) -> None:
     kernel = host("k", 3, 4, "kernel")
     assert folded(flame_of([kernel], tmp_path, "device")) == {(NOT_LAUNCHED, "k"): 4_000}

@@ -10,18 +10,17 @@ Frames of the recorder and of what starts a program are left out of the stacks.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.trace.events.nesting import nest
 from tilewright.trace.events.self_time import self_times
-from tilewright.trace.frames import call_stack, fold_name
+from tilewright.trace.frames import fold_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,8 +38,7 @@ NOT_LAUNCHED = "(launch not in the trace)"
 _DEVICE = "('kernel', 'gpu_memcpy', 'gpu_memset')"
 
 _SLICES = f"""
-    SELECT s.id, coalesce(s.parent_id, -1) AS parent, s.depth, s.ts, s.dur, s.track_id, utid, s.name, s.category,
-           s.arg_set_id
+    SELECT s.id, coalesce(s.parent_id, -1) AS parent, s.depth, s.ts, s.dur, s.track_id, utid, s.name, s.category
     FROM slice s
     LEFT JOIN thread_track ON thread_track.id = s.track_id
     LEFT JOIN thread USING (utid)
@@ -53,7 +51,7 @@ _SLICES = f"""
 _HOST = """
     WITH host AS ({slices}),
     label AS (SELECT name, row_number() OVER (ORDER BY name) - 1 AS label FROM (SELECT DISTINCT name FROM host))
-    SELECT id, parent, depth, ts, dur, track_id, utid, label, coalesce(arg_set_id, -1) AS arg_set
+    SELECT id, parent, depth, ts, dur, track_id, utid, label
     FROM host JOIN label ON host.name IS NOT DISTINCT FROM label.name
     ORDER BY depth, id"""
 _LABELS = """
@@ -161,7 +159,6 @@ def _fold(
     frames = _frames(tree, [(threads.get(track, "thread"), "thread") for track in tracks.tolist()])
     distinct, which = np.unique(frames, return_inverse=True)
     roots = tree.children(np.zeros(distinct.size, dtype=np.int64), distinct)[which][place] if tracks.size else place
-    roots = _below_stacks(connection, tree, host, roots, parents)
     node_of = np.zeros(host["id"].size, dtype=np.int64)
     bounds = np.flatnonzero(np.diff(host["depth"], prepend=-1, append=np.iinfo(np.int64).max))
     for first, last in pairwise(bounds.tolist()):
@@ -174,46 +171,10 @@ def _fold(
     return node_of
 
 
-def _below_stacks(
-    connection: DuckDBPyConnection, tree: _Tree, host: dict[str, Integers], roots: Integers, parents: Integers
-) -> Integers:
-    """In traces without Python slices, place an outermost operator below its argument `Call stack`."""
-    outermost = np.flatnonzero((parents < 0) & (host["arg_set"] >= 0))
-    python = connection.execute("SELECT 1 FROM slice WHERE category = 'python_function' LIMIT 1").fetchone()
-    if python or not outermost.size:
-        return roots
-    stacks = dict(
-        connection.execute(
-            "SELECT arg_set_id, args FROM arg_set WHERE args::VARCHAR LIKE '%\"Call stack\"%'"
-        ).fetchall()
-    )
-    nodes: dict[tuple[int, str], int] = {}
-    below = roots.copy()
-    for place in outermost.tolist():
-        text = stacks.get(int(host["arg_set"][place]))
-        node = int(roots[place])
-        for frame in _stack(text):
-            if (node, frame) not in nodes:
-                made = tree.children(np.array([node]), np.array([tree.name(frame, "python_function")]))
-                nodes[node, frame] = int(made[0])
-            node = nodes[node, frame]
-        below[place] = node
-    return below
-
-
 def _frames(tree: _Tree, labels: Iterable[tuple[str | None, str | None]]) -> Integers:
     """The frame of each (name, category)."""
     made = [tree.name(fold_name(str(name or "(no name)")), category or "") for name, category in labels]
     return np.array(made, dtype=np.int64)
-
-
-def _stack(args: str | None) -> list[str]:
-    try:
-        given: Any = json.loads(args or "{}")
-    except (ValueError, RecursionError):
-        return []
-    stack = given.get("Call stack") if isinstance(given, dict) else None
-    return call_stack(stack)[:DEEPEST] if isinstance(stack, str) else []
 
 
 def _launched(

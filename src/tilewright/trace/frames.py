@@ -39,13 +39,3 @@ def place_of(name: str) -> Place | None:
     """
     found = _PLACE.match(name)
     return Place(found["file"], int(found["line"]), found["function"]) if found else None
-
-
-def call_stack(text: str) -> list[str]:
-    """The argument `Call stack` of older traces, outermost frame first; the profiler writes the innermost first.
-
-    >>> call_stack("linear.py(114): forward;train.py(3): <module>")
-    ['train.py(3): <module>', 'linear.py(114): forward']
-    """
-    frames = [fold_name(part.strip()) for part in text.split(";")]
-    return [frame for frame in reversed(frames) if frame]
