@@ -1,4 +1,5 @@
-"""Convolutions of 16-bit floats on a GPU read and write channels-last tensors, as its matrix units want them.
+"""Convolutions of 16-bit floats on a GPU, as its matrix units want them, and on a CPU those of fp32 in nets with
+depthwise ones read and write channels-last tensors.
 
     y = conv2d(x, w)          →   y = conv2d(x.contiguous(channels_last), w.contiguous(channels_last))
     return relu(y)                return relu(y).contiguous()
@@ -7,6 +8,10 @@ cuDNN's fast kernels take channels-last operands, and convert others before and 
 ResNet's inference on an H200, 18 % of its training). Pointwise operators, batch norms (`split_norms`) and pooling keep
 the layout of their operand, so that one copy at the first convolution serves the whole graph: `contiguous` of a tensor
 that has the layout already is no copy. Results, views and gradients of weights keep the strides that eager gives them.
+
+oneDNN converts the operands of dense convolutions in any case, and of depthwise ones where they are not channels-last.
+Two images of 64 × 64 pixels through seven bottlenecks, a CPU's thread: with depthwise convolutions inference 4.7 → 3.4
+ms and training 14.5 → 13.0, with dense ones 8.2 → 9.0 and 29.0 → 35.7.
 
 In training a gradient loses the layout where the graph leaves it (that of a mean over places is NCHW): there it is
 brought back to it, and gradients that leave at an operand of the graph lie as that does.
@@ -27,9 +32,11 @@ from tilewright.passes.attention.spelling import argument, example, spelled
 from tilewright.passes.group_norm import group_norm
 from tilewright.records.program import Decision, Verdict
 
-DTYPES = (torch.bfloat16, torch.float16)
+NARROW, WIDE = (torch.bfloat16, torch.float16), (torch.float32,)
 MIN_CHANNELS = 16
 """Input channels of a group, from which a convolution runs on matrix units without padding."""
+DEPTHWISE = 8
+"""On a CPU one in so many convolutions must be depthwise."""
 STATISTICS = ("instance_norm",)
 """Norms that view each sample's channels as if they were a batch's, which no channels-last tensor allows."""
 VIEWS = ("view", "as_strided")
@@ -38,10 +45,11 @@ VIEWS = ("view", "as_strided")
 
 def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
     """Rewrite `module`, a torch-level graph from Dynamo, in place; a decision for its convolutions, if it has any."""
-    convolutions = [node for node in module.graph.nodes if spelled(node) == "conv2d" and _is_narrow(node)]
-    if not target.is_gpu or not convolutions:
+    dtypes = NARROW if target.is_gpu else WIDE
+    convolutions = [node for node in module.graph.nodes if spelled(node) == "conv2d" and _is_of(node, dtypes)]
+    if not convolutions:
         return []
-    reason = _refusal(module.graph, convolutions)
+    reason = _refusal(module.graph, convolutions, target)
     if reason is None:
         reachable = _reachable(convolutions)
         for node in convolutions:
@@ -49,7 +57,7 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
         _restore(module.graph, reachable)
         _bring_gradients_back(reachable)
         for node in reachable:
-            _keep_the_layout(node)
+            _keep_the_layout(node, dtypes)
         module.recompile()
     first = convolutions[0]
     verdict: Verdict = "refused" if reason else "taken"
@@ -58,18 +66,21 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
     return [Decision("forward", first.name, "channels last", verdict, why, source=source, passed_by="channels_last")]
 
 
-def _is_narrow(node: fx.Node) -> bool:
-    """Whether a convolution computes in 16 bits: under autocast its operands are wider."""
+def _is_of(node: fx.Node, dtypes: tuple[torch.dtype, ...]) -> bool:
+    """Whether a convolution computes in one of these: under autocast its operands are wider."""
     result = example(node)
-    return result is not None and result.dim() == 4 and result.dtype in DTYPES
+    return result is not None and result.dim() == 4 and result.dtype in dtypes
 
 
-def _refusal(graph: fx.Graph, convolutions: list[fx.Node]) -> str | None:
+def _refusal(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> str | None:
     """Why the layout of `graph` stays; None where it changes."""
-    work = {node: _multiplications(node) for node in convolutions}
-    suited = sum(work[node] for node in convolutions if _weight(node).shape[1] >= MIN_CHANNELS)
-    if 2 * suited < sum(work.values()):
-        return f"most of the work is in convolutions with fewer than {MIN_CHANNELS} input channels a group"
+    if target.is_gpu:
+        work = {node: _multiplications(node) for node in convolutions}
+        suited = sum(work[node] for node in convolutions if _weight(node).shape[1] >= MIN_CHANNELS)
+        if 2 * suited < sum(work.values()):
+            return f"most of the work is in convolutions with fewer than {MIN_CHANNELS} input channels a group"
+    elif DEPTHWISE * sum(map(_is_depthwise, convolutions)) < len(convolutions):
+        return f"fewer than one convolution in {DEPTHWISE} is depthwise, and oneDNN converts the operands of the others"
     reachable = _reachable(convolutions)
     if (norm := next((node for node in reachable if spelled(node) in STATISTICS), None)) is not None:
         return f"{norm.name} reduces over places, which do not lie side by side then"
@@ -89,6 +100,11 @@ def _is_copy(node: fx.Node) -> bool:
     if name not in ("reshape", "flatten") or not isinstance(operand, fx.Node) or _shows(node, operand):
         return False
     return not any(example(user) is not None and _shows(user, node) for user in node.users)
+
+
+def _is_depthwise(node: fx.Node) -> bool:
+    source = example(argument(node, 0, "input"))
+    return source is not None and source.shape[1] > 1 and _weight(node).shape[1] == 1
 
 
 def _weight(node: fx.Node) -> torch.Tensor:
@@ -162,11 +178,11 @@ def _bring_gradients_back(reachable: set[fx.Node]) -> None:
                 user.replace_input_with(node, _laid(user, node, torch.channels_last, torch.channels_last))
 
 
-def _keep_the_layout(node: fx.Node) -> None:
+def _keep_the_layout(node: fx.Node, dtypes: tuple[torch.dtype, ...]) -> None:
     """Replace what copies a channels-last tensor, or changes the strides of its result in place."""
     if spelled(node) == "adaptive_avg_pool2d" and _places(node) == (1, 1):
         node.target, node.args, node.kwargs = torch.mean, (node.args[0], (-2, -1), True), {}
-    elif spelled(node) == "group_norm" and _rank(node) == 4 and _is_narrow(node):
+    elif spelled(node) == "group_norm" and _rank(node) == 4 and _is_of(node, dtypes):
         names = (("input", None), ("num_groups", None), ("weight", None), ("bias", None), ("eps", 1e-5))
         given = (argument(node, place, name, default) for place, (name, default) in enumerate(names))
         node.target, node.args, node.kwargs = group_norm, tuple(given), {}

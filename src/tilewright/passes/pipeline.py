@@ -15,6 +15,7 @@ from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.channels_last import channels_last
 from tilewright.passes.contractions import contract
 from tilewright.passes.copies import drop_copies
+from tilewright.passes.depthwise_gradients import read_contiguous
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.embeddings import sum_sorted
 from tilewright.passes.fold_constants import fold_constants
@@ -70,6 +71,7 @@ def optimise_joint(
         drop_round_trips(graph)
         drop_unread(graph)
     compute_from_rows(graph, target)
+    read_contiguous(graph, target)
     padded = pad_products(graph, target)
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)
