@@ -124,10 +124,12 @@ class _Assembler:
     def build(self) -> Executable:
         inputs = [(self._slot(n), _input_spec(n)) for n in self.graph.nodes if n.op == "placeholder"]
         steps = [self._step(position, unit) for position, unit in enumerate(self.units)]
+        frees: dict[int, list[int]] = {}
+        for node, last in self.last_use.items():
+            if node in self.slots:
+                frees.setdefault(last, []).append(self.slots[node])
         for position, step in enumerate(steps):
-            step.frees = tuple(
-                self.slots[n] for n, last in self.last_use.items() if last == position and n in self.slots
-            )
+            step.frees = tuple(frees.get(position, ()))
         results = [self._argument(a) for a in self.output.args[0]]  # type: ignore[union-attr]
         native = Native(self.device or CPU) if self._on_one_device() and holds_values(self.graph) else None
         return Executable(steps, len(self.slots), inputs, results, interpreted(self.graph), native)
