@@ -43,13 +43,19 @@ class Captured:
 
 
 def capture(
-    case: Case, planner: Planner | None = None, *, target: Target | None = None, instead: Folded | None = None
+    case: Case,
+    planner: Planner | None = None,
+    *,
+    target: Target | None = None,
+    instead: Folded | None = None,
+    eager: Captured | None = None,
 ) -> Captured:
     """The forward graph (and, in training, the backward graph) of `case`.
 
     With a planner they are rewritten and planned for its target; else they are those that eager runs, on `target` where
     one is given and on a CPU else. `instead` of the
-    whole program, with equal iterations left out, is captured where it is given. Raises CaptureError where the program
+    whole program, with equal iterations left out, is captured where it is given; `eager`, what eager runs of that, is
+    planned without another trace where it can be. Raises CaptureError where the program
     is not one graph, or one whose sizes depend on the data, and InputError where the model refuses its inputs.
     """
     captured = Captured()
@@ -66,7 +72,7 @@ def capture(
             if instead is None:
                 function, inputs = built(case, device)
                 torch.compile(_called(function), backend=observe, fullgraph=True, dynamic=False)(*inputs)
-            else:
+            elif eager is None or planner is None or not _planned_from(eager, planner, instead, captured):
                 observe(copied(instead.module), instead.examples)
     except _Seen:
         # Not an error: `_Observer` raises it once it has the graphs.
@@ -85,6 +91,24 @@ def capture(
     if planner is not None:
         captured.plan = planner.plan(captured.graphs)
     return captured
+
+
+def _planned_from(eager: Captured, planner: Planner, instead: Folded, captured: Captured) -> bool:
+    """Whether a trace with `planner` would give the graph that eager runs; then `captured` has a copy, rewritten.
+
+    It would where the planner rewrites nothing before the trace, and no backward decides what is saved.
+    """
+    traced = eager.graphs["forward"].owning_module
+    if traced is None or "backward" in eager.graphs:
+        return False
+    module = copied(instead.module)
+    if planner.before_autograd(module) or str(module.graph) != str(instead.module.graph):
+        planner.decisions.clear()
+        return False
+    graph = copied(traced).graph
+    planner.joint(graph)
+    captured.graphs, captured.inputs = {"forward": graph}, dict(eager.inputs)
+    return True
 
 
 def built(case: Case, device: str) -> tuple[Callable[..., Any], list[torch.Tensor]]:

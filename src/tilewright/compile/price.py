@@ -60,7 +60,7 @@ def _priced(case: Case, target: Target, *, measure: bool = False, instead: Folde
     for name, graph in eager.graphs.items():
         program.operators += operators_before(name, graph, shapes[name], profile)
         program.memory += memory(name, "before", eager.graphs, eager_steps(graph))
-    planned = capture(case, Planner(target, measure=measure), instead=instead)
+    planned = capture(case, Planner(target, measure=measure), instead=instead, eager=eager)
     assert planned.plan is not None
     _add_plan(program, planned.plan, _shapes(case, planned))
     return PricedCase(program, eager, planned.plan)
