@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests import processes
 from tilewright.measure.inputs import make_inputs
 from tilewright.records.case import Case, InputSpec
 from tilewright.targets import load_case
@@ -197,12 +196,5 @@ def test_loading_allocates_nothing() -> None:
         "for target in sys.argv[1:]: load_case(target)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
-    targets = [str(EXAMPLES / target) for target in SHIPPED]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *targets],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert int(done.stdout) < 8 * 1024, "kilobytes; one 4096x4096 fp32 input alone is 65536"
+    output, _ = processes.run(["-c", script, *(str(EXAMPLES / target) for target in SHIPPED)])
+    assert int(output) < 8 * 1024, "kilobytes; one 4096x4096 fp32 input alone is 65536"

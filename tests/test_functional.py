@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import tilewright
+from tests import processes
 from tilewright import functional
 
 
@@ -32,4 +30,4 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_importing_it_loads_no_kernel() -> None:
     heavy = "[m for m in sys.modules if m == 'torch' or m.startswith('tilewright.kernels')]"
     loads = f"import sys, tilewright.functional; print({heavy})"
-    assert subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert processes.run(["-c", loads])[0] == "[]\n"

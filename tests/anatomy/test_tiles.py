@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tilewright.anatomy.capture import TritonLaunch
-from tilewright.anatomy.program_accesses import sampled
 from tilewright.anatomy.tiles import grid_rule, rule_text
 
 MATRICES = {"a": (1024, 512), "b": (512, 1024), "c": (1024, 1024)}
@@ -59,9 +58,3 @@ def test_a_rule_is_found(
 def test_no_rule_is_none() -> None:
     assert grid_rule(captured({"x": (1000, 512)}, (17, 1, 1), {}, ROWS=16)) is None
     assert rule_text(None) == ""
-
-
-def test_programs_are_sampled_within_the_grid() -> None:
-    assert sampled((1, 1, 1)) == [(0, 0, 0)]
-    assert sampled((2, 1, 1)) == [(0, 0, 0), (1, 0, 0)]
-    assert sampled((4, 3, 2)) == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (2, 2, 1), (3, 2, 1)]

@@ -11,8 +11,17 @@ import pytest
 import torch
 from torch import fx
 
-from tests.emit.triton_programs import DRAWS, PROGRAMS, by_triton, graph_of, nests_of, operators, run_graph, verify
-from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, differences, image
+from tests.emit.triton_programs import (
+    DRAWS,
+    PROGRAMS,
+    by_triton,
+    check_program,
+    graph_of,
+    nests_of,
+    operators,
+    run_graph,
+)
+from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, differences, image, library_pools
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.backend import backend, recording
 from tilewright.emit.cpp import emit_cpp, translation_unit
@@ -44,13 +53,7 @@ def in_small_blocks(lowered: Lowered) -> Blocking:
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *DRAWS])
 def test_kernels_keep_the_numbers_contract(name: str) -> None:
-    program = (PROGRAMS | DRAWS)[name]
-    inputs = program.inputs(CPU)
-    graph = graph_of(program.function, *inputs)
-    results, made = run_graph(graph, inputs, CPU, by_triton(in_small_blocks))
-    assert made
-    broken = [figures for figures in verify(graph, inputs, results) if not figures.ok]
-    assert broken == []
+    check_program(name, CPU, by_triton(in_small_blocks))
 
 
 def test_kernels_agree_with_those_in_cpp() -> None:
@@ -103,11 +106,10 @@ def assertions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_an_index_outside_stops_a_kernel(name: str, assertions: None) -> None:
     """And none that lanes beyond the tensor compute, or that is not read."""
+    check_program(name, CPU, by_triton(in_small_blocks))
     program = PROGRAMS[name]
     inputs = program.inputs(CPU)
     graph = graph_of(program.function, *inputs)
-    results, _ = run_graph(graph, inputs, CPU, by_triton(in_small_blocks))
-    assert [figures for figures in verify(graph, inputs, results) if not figures.ok] == []
     if any(lowered.nest.checks for lowered in nests_of(program.function, *inputs)):
         inputs[-1].view(-1)[-1] = 10**6
         with pytest.raises(Exception, match="index out of bounds for a dimension of size"):
@@ -189,11 +191,7 @@ def test_a_kernel_that_does_not_compile_takes_its_own_operators_alone(monkeypatc
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", [*APART, *OVERLAPPING])
 def test_pools_give_eagers_values_and_gradients(name: str, layout: str, in_triton: None) -> None:
-    function = {**APART, **OVERLAPPING}[name]
-    with recording() as record:
-        assert differences(function, torch.compile(function, backend=backend, fullgraph=True), image(layout)) == []
-    launched = [what for graph in record.graphs for _, what in graph.plan.launches()]
-    assert not [what for what in launched if "pool" in what]
+    assert not library_pools(name, image(layout))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -348,6 +348,16 @@ def verify(graph: fx.Graph, inputs: Sequence[torch.Tensor], results: Sequence[An
     return [compare(mine.cpu(), pair.eager.cpu(), pair.truth.cpu()) for mine, pair in zip(results, pairs, strict=True)]
 
 
+def check_program(name: str, device: torch.device, run: Runner) -> None:
+    """The kernels of a program of `PROGRAMS` or `DRAWS` keep the numbers contract."""
+    program = (PROGRAMS | DRAWS)[name]
+    inputs = program.inputs(device)
+    graph = graph_of(program.function, *inputs)
+    results, made = run_graph(graph, inputs, device, run)
+    assert made
+    assert [figures for figures in verify(graph, inputs, results) if not figures.ok] == []
+
+
 class Calls(Table):
     """Calls of operators as one graph, on one device."""
 

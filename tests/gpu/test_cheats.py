@@ -121,3 +121,16 @@ def test_three_clocks_agree_on_a_long_kernel() -> None:
     assert replayed + overheads.event_us - overheads.graph_us == pytest.approx(event_us, rel=0.02)
     assert seen.span_us + overheads.event_us - overheads.profiled_us == pytest.approx(event_us, rel=0.02)
     print(event_us, replayed, seen, overheads)
+
+
+def test_a_capture_that_breaks_off_leaves_the_generator_free() -> None:
+    x = torch.rand(1000, device="cuda")
+    torch.cuda.manual_seed(3)
+    wanted = torch.rand(5, device="cuda")
+    torch.cuda.manual_seed(3)
+
+    def synchronises() -> float:
+        return float(x.sum())
+
+    assert replay_us(synchronises, CudaStopwatch("cuda")) is None
+    assert torch.equal(torch.rand(5, device="cuda"), wanted)

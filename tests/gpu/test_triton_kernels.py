@@ -11,11 +11,9 @@ from tests.emit.triton_programs import (
     DRAWS,
     PROGRAMS,
     by_triton,
-    graph_of,
+    check_program,
     nests_of,
     operators,
-    run_graph,
-    verify,
 )
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.emit.triton import emit_triton
@@ -31,13 +29,8 @@ PAST_32_BITS = 2**31 + 12345
 @pytest.mark.parametrize("blocks", ["default", "small"])
 @pytest.mark.parametrize("name", [*PROGRAMS, *DRAWS])
 def test_kernels_keep_the_numbers_contract(name: str, blocks: str) -> None:
-    program = (PROGRAMS | DRAWS)[name]
-    inputs = program.inputs(GPU)
-    graph = graph_of(program.function, *inputs)
     small = by_triton(lambda lowered: plan(lowered.nest, processors=3, tile=64))
-    results, made = run_graph(graph, inputs, GPU, small if blocks == "small" else by_triton())
-    assert made
-    assert [figures for figures in verify(graph, inputs, results) if not figures.ok] == []
+    check_program(name, GPU, small if blocks == "small" else by_triton())
 
 
 @pytest.fixture(scope="module")

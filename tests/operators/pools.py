@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.contract import launched, recorded
+
 LAYOUTS = {"NCHW": torch.contiguous_format, "channels last": torch.channels_last}
 
 
@@ -64,6 +66,14 @@ def results(function: Callable[[Tensor], Any], x: Tensor) -> list[Tensor]:
     weights = torch.arange(found[0].numel(), device=x.device).reshape(found[0].shape) / 7
     (gradient,) = torch.autograd.grad(found[0], x, weights)
     return [*(y.detach() for y in found), gradient]
+
+
+def library_pools(name: str, x: Tensor) -> list[str]:
+    """The poolings that PyTorch computes where a program is compiled, whose results are eager's."""
+    function = {**APART, **OVERLAPPING, **LEFT}[name]
+    call, record = recorded(function)
+    assert differences(function, call, x) == []
+    return [what for what in launched(record) if what != "kernel" and "pool" in what]
 
 
 def differences(function: Callable[[Tensor], Any], compiled: Callable[[Tensor], Any], x: Tensor) -> list[str]:

@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import NoneType, UnionType
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import processes
 from tests.waiting import HANG_S
 from tilewright.records.errors import StoreError
 from tilewright.records.measurement import Ceiling, Measurement, Verified
@@ -160,10 +160,8 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
             print("begun", flush=True)
             time.sleep(600)
     """
-    child = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "a.duckdb")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    assert child.stdout is not None and child.stdout.readline() == b"begun\n"
+    child = processes.start(["-c", script, str(tmp_path / "a.duckdb")])
+    assert child.stdout is not None and child.stdout.readline() == "begun\n"
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=HANG_S)
     assert child.returncode != 0
@@ -182,8 +180,7 @@ time.sleep(600)
 
 def test_what_a_killed_process_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
     def start(name: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", KILLED, str(tmp_path / name)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = processes.start(["-c", KILLED, str(tmp_path / name)])
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         return process
 
@@ -262,4 +259,4 @@ def test_a_count_beyond_64_bits_is_refused(tmp_path: Path) -> None:
 
 def test_the_store_needs_no_torch() -> None:
     script = "import sys, tilewright.store; sys.exit('torch' in sys.modules or 'duckdb' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    processes.run(["-c", script])
