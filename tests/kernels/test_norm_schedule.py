@@ -8,7 +8,7 @@ import torch
 from tests.kernels.devices import H200
 from tests.kernels.nvcc import spilled
 from tilewright.kernels.norm import cuda
-from tilewright.kernels.norm.schedule import Direction, NormCall, schedule_of
+from tilewright.kernels.norm.cuda import Direction, NormCall, schedule_of
 from tilewright.kernels.row import VECTOR, RowLayout
 from tilewright.kernels.row_schedule import Schedule
 from tilewright.launch.nvrtc import Definitions

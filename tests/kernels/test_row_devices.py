@@ -18,7 +18,7 @@ from tilewright.bench.catalogue import suite
 from tilewright.hardware.profiles import profile_for
 from tilewright.kernels.cross_entropy import cuda as cross_entropy
 from tilewright.kernels.norm import cuda as norm
-from tilewright.kernels.norm.schedule import Direction, schedule_of
+from tilewright.kernels.norm.cuda import Direction, schedule_of
 from tilewright.kernels.row import ELEMENTS, RowLayout
 from tilewright.kernels.row_schedule import Schedule, no_kernel
 from tilewright.kernels.softmax import cuda as softmax

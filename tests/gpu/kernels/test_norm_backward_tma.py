@@ -9,7 +9,7 @@ from torch import Tensor
 from tilewright.bench.catalogue import suite
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.norm import cuda
-from tilewright.kernels.norm.schedule import schedule_of
+from tilewright.kernels.norm.cuda import schedule_of
 from tilewright.kernels.row_schedule import Schedule
 from tilewright.measure.truth.proof import prove
 

@@ -14,7 +14,7 @@ from tilewright.bench.peers import generated, inductor, library
 from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels import norm
 from tilewright.kernels.by_recipe import performed
-from tilewright.kernels.norm import add_norm_recipe, backward_recipe, cuda, reference, schedule
+from tilewright.kernels.norm import add_norm_recipe, backward_recipe, cuda, reference
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
@@ -108,7 +108,7 @@ def _no_clusters(name: str) -> Callable[[Workload], str | None]:
         kind: torch.dtype = getattr(torch, workload.dtype)
         device = torch.device("cuda", torch.cuda.current_device())
         added, centered = name.startswith("add"), "layer" in name
-        kinds: tuple[tuple[schedule.Direction, int], ...] = (("forward", 1), ("backward", 2))
+        kinds: tuple[tuple[cuda.Direction, int], ...] = (("forward", 1), ("backward", 2))
         rows, columns = workload.sizes
         calls = (
             cuda.contiguous(direction, rows, columns, kind, inputs + added, 1 + centered, centered)

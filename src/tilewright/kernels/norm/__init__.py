@@ -3,7 +3,7 @@
 Ba, Kiros and Hinton, "Layer Normalization", 2016; Zhang and Sennrich, "Root Mean Square Layer
 Normalization", 2019. Gradients as in `backward.cu`.
 
-On a GPU with thread-block clusters the CUDA C++ kernels run where they take the tensors (`schedule.py`), except for the
+On a GPU with thread-block clusters the CUDA C++ kernels run where they take the tensors (`cuda.py`), except for the
 forward of short rows; elsewhere Triton's, to `LONGEST` columns; on a CPU, of longer rows, and in float64, PyTorch's
 operators (`plain.py`).
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.device import runs_triton
 from tilewright.kernels.norm import cuda, plain
-from tilewright.kernels.norm.schedule import BackwardOperands, Direction, ForwardOperands
+from tilewright.kernels.norm.cuda import Direction
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import ELEMENTS, rows_of
 from tilewright.launch.builder import Operand, RecipeBuilder
@@ -169,7 +169,7 @@ def add_norm_recipe(
     y, total = call.empty(x.shape, x.dtype), None if residual is None else call.empty(x.shape, x.dtype)
     mean = call.empty((rows.shape[0] if centered else 0,), torch.float32)
     rstd = call.empty(rows.shape[:1], torch.float32)
-    _kernels(impl).forward(call, ForwardOperands(rows, other, weight, bias, y, total, mean, rstd, eps, centered))
+    _kernels(impl).forward(call, rows, other, weight, bias, y, total, mean, rstd, eps, centered)
     return call.finish(y, *(() if total is None else (total,)), mean, rstd)
 
 
@@ -199,9 +199,7 @@ def backward_recipe(
     dtype, columns = x.dtype if weight is None else weight.dtype, rows.shape[1]
     dx = call.empty(x.shape, x.dtype)
     d_weight, d_bias = (call.empty((columns if has else 0,), dtype) for has in (weight is not None, has_bias))
-    _kernels(impl).backward(
-        call, BackwardOperands(incoming, rows, through, weight, mean, rstd, dx, d_weight, d_bias, centered)
-    )
+    _kernels(impl).backward(call, incoming, rows, through, weight, mean, rstd, dx, d_weight, d_bias, centered)
     return call.finish(dx, d_weight, d_bias)
 
 

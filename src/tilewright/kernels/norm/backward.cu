@@ -11,7 +11,7 @@
 // Macros: those of ring.cuh and moments.cuh; KEPT (1: weights lie in shared memory), HAS_WEIGHT, HAS_BIAS, RESIDUAL.
 //
 // Limit: DRAM. H200, of a copy's bandwidth: RMS norm 0.93 to 0.99 in bf16, 0.96 to 1.02 in fp32; layer norm 0.96 to
-// 0.98 in bf16 up to 2048 columns, 0.95 to 1.02 in fp32. Longer or odd rows: backward_tma.cu (schedule.py).
+// 0.98 in bf16 up to 2048 columns, 0.95 to 1.02 in fp32. Longer or odd rows: backward_tma.cu (cuda.py).
 #define INPUTS (2 + RESIDUAL)
 #define PASSES 2
 #include "ring.cuh"

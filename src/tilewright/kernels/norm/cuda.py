@@ -1,28 +1,34 @@
-"""The launches of the CUDA C++ kernels; `schedule.py` decides how."""
+"""The CUDA C++ norms: which kernel takes a call and how it shares out the rows, from metadata alone; the launches."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from tilewright.hardware.architectures import limits_of
+from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels import ring
-from tilewright.kernels.norm.schedule import (
-    BackwardOperands,
-    Direction,
-    ForwardOperands,
-    NormCall,
-    helper_warps,
-    schedule_of,
+from tilewright.kernels.ring import needed
+from tilewright.kernels.row import (
+    ELEMENTS,
+    LINE,
+    VECTOR,
+    RowLayout,
+    alignment_of,
+    layout_of,
+    line_of,
+    period_of,
+    vectors_of,
 )
-from tilewright.kernels.row import VECTOR, RowLayout, layout_of, period_of
-from tilewright.kernels.row_schedule import Schedule, no_kernel
+from tilewright.kernels.row_schedule import CLUSTERS, Schedule, blocks_for, no_kernel, room_of, short_rows
 from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
 
+Direction = Literal["forward", "backward"]
 HERE = Path(__file__).parent
 SOURCES = {
     ("forward", "registers"): ("registers.cu", "norm_registers", "PPPPPPPPqiqqf"),
@@ -30,6 +36,162 @@ SOURCES = {
     ("backward", "tma"): ("backward_tma.cu", "norm_backward_tma", "PPPPPPPPqiqqq"),
 }
 """By direction and storage: file, entry point, types of its parameters."""
+
+
+@dataclass(frozen=True)
+class NormCall:
+    """All of a call that a schedule depends on."""
+
+    direction: Direction
+    columns: int
+    dtype: torch.dtype
+    inputs: tuple[RowLayout, ...]
+    """Forward x and residual, backward x, dy and dsum; the last may be missing."""
+    weight_dtype: torch.dtype | None
+    """None without a weight."""
+    has_bias: bool
+    centered: bool
+    """Layer norm; else RMS norm."""
+    weights_aligned: bool = True
+    """Whether weight and bias begin on 16 bytes."""
+
+    @property
+    def residual(self) -> bool:
+        """Whether a third matrix is read beside x and dy, or a second beside x."""
+        return len(self.inputs) == (2 if self.direction == "forward" else 3)
+
+    @property
+    def weights(self) -> int:
+        """Vectors over the columns: weight and bias forward, sums over rows backward."""
+        return (self.weight_dtype is not None) + self.has_bias
+
+    @property
+    def weight_vector_bytes(self) -> int:
+        """Of the weights that belong to one vector of x; 0 without a weight."""
+        return 0 if self.weight_dtype is None else self.weight_dtype.itemsize * VECTOR // self.dtype.itemsize
+
+    def definitions(self) -> tuple[tuple[str, int | str], ...]:
+        """The macros that the sources read beside those of a schedule."""
+        return (
+            ("ELEMENT", ELEMENTS[self.dtype]),
+            ("WEIGHT", ELEMENTS[self.weight_dtype or self.dtype]),
+            ("WEIGHTS_ALIGNED", int(self.weights_aligned)),
+            ("CENTERED", int(self.centered)),
+            ("HAS_WEIGHT", int(self.weight_dtype is not None)),
+            ("HAS_BIAS", int(self.has_bias)),
+            ("RESIDUAL", int(self.residual)),
+        )
+
+
+@functools.lru_cache(1024)
+def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
+    """The schedule, or why no CUDA C++ kernel takes the call."""
+    if call.dtype not in ELEMENTS:
+        return f"{call.dtype} has no CUDA C++ kernel"
+    size, (first, *_) = call.dtype.itemsize, call.inputs
+    result = RowLayout(0, first.rows, call.columns)
+    line = line_of(call.columns, size) if call.direction == "forward" else VECTOR
+    alignment = alignment_of(call.columns, size, (*call.inputs, result), line)
+    if call.direction == "forward":
+        found = _registers(vectors_of(call.columns, size, alignment))
+    elif alignment == "SCALAR":
+        return "rows do not lie within 16 bytes as the result's do"
+    else:
+        found = (_tma(call, limits) if alignment == "ALIGNED" else None) or _ring(call, limits)
+    if found is None:
+        return f"no kernel holds rows of {call.columns} columns"
+    return replace(found, alignment=alignment, line=max(line, found.line))
+
+
+_REGISTER_STEPS = ((256, 32), (512, 64), (1024, 128), (2048, 256), (4096, 512), (8192, 1024))
+"""`registers.cu`: up to so many vectors, threads of a row."""
+
+
+def _registers(vectors: int) -> Schedule | None:
+    """For rows of so many vectors; None if no block holds such a row in registers."""
+    if vectors <= 64:
+        found = short_rows(vectors, 4)
+    else:
+        row_threads = next((threads for most, threads in _REGISTER_STEPS if vectors <= most), 0)
+        if not row_threads:
+            return None
+        found = Schedule(128 if row_threads == 32 else row_threads, row_threads, -(-vectors // row_threads))
+    return replace(found, blocks=blocks_for(found.threads, found.vectors * 4))
+
+
+def _ring(call: NormCall, limits: DeviceLimits) -> Schedule | None:
+    """Backward, rows in the rings of `backward.cu`."""
+    task = ring.Task(
+        needed(call.columns, call.dtype.itemsize), len(call.inputs), 8 if call.centered else 4,
+        int(call.weight_dtype is not None), call.weight_vector_bytes,
+    )  # fmt: skip
+    return ring.plan(task, _ring_shapes(call.columns, call.dtype.itemsize, call.weights), limits)
+
+
+def _ring_shapes(columns: int, itemsize: int, sums: int) -> tuple[ring.RingShape, ...]:
+    """The fastest of those measured on an H200 first; `sums` over rows: 0, 1 or 2."""
+    vectors, shape = needed(columns, itemsize), ring.RingShape
+    if columns * itemsize % VECTOR:
+        return shape(4, 256), shape(4), shape(8)
+    if columns % 256:
+        return shape(4), shape(8)
+    # The two sums over rows bound the registers of a 16-bit layer norm.
+    if vectors <= (2048 if sums == 2 and itemsize == 2 else 8192):
+        return shape(2), shape(4), shape(8)
+    return (shape(4, 256), shape(4), shape(8)) if vectors <= 8192 else (shape(4), shape(8))
+
+
+_TMA_VECTORS = range(256, 4097)
+"""`backward_tma.cu`: vectors of a row; others are for rings."""
+_TMA_LEAST_ON_LINES = 512
+"""The same of a layer norm's rows of 16 bits that all begin on lines. Other rows on lines are for rings."""
+_ALONE, _ALONE_ON_LINES, _TOGETHER = (4, 16), (2, 18), ((2, 28), (5, 16))
+"""Vectors of a thread, warps of a multiprocessor: a row in one block; the same where rows begin on lines; a row in a
+cluster, of 16 bits. 16 warps have registers for five vectors, 28 for two."""
+_LEAST_STAGES, _MOST_STAGES = 3, 8
+"""Rows in shared memory: one for each pass, and at least one on its way."""
+PIPELINE_BYTES = 2048
+"""The static shared memory of `backward_tma.cu` is less."""
+
+
+def _tma(call: NormCall, limits: DeviceLimits) -> Schedule | None:
+    """Backward, rows fetched by bulk copies; None if they are for rings."""
+    size = call.dtype.itemsize
+    vectors, on_lines = needed(call.columns, size), call.columns * size % LINE == 0
+    if vectors not in _TMA_VECTORS:
+        return None
+    if on_lines and (size != 2 or call.weights < 2 or vectors < _TMA_LEAST_ON_LINES):
+        return None
+    together = _TOGETHER if size == 2 else (_ALONE,)
+    shapes = [(_ALONE_ON_LINES if on_lines else _ALONE, 1)] + [(shape, c) for shape in together for c in CLUSTERS[1:]]
+    tried = (_tma_shape(call, shape, cluster, -(-vectors // cluster), limits) for shape, cluster in shapes)
+    found = next(filter(None, tried), None)
+    return found and replace(found, line=LINE if on_lines else VECTOR)
+
+
+def _tma_shape(
+    call: NormCall, shape: tuple[int, int], cluster: int, block_vectors: int, limits: DeviceLimits
+) -> Schedule | None:
+    if cluster > limits.largest_cluster:
+        return None
+    vectors, most_warps = shape
+    threads = -(-block_vectors // (vectors * 32)) * 32
+    warps, row_bytes = threads // 32 + helper_warps(cluster), len(call.inputs) * block_vectors * VECTOR
+    weights = block_vectors * call.weight_vector_bytes
+    # Clusters of several blocks a multiprocessor are no faster than of one.
+    for blocks in range(most_warps // warps if cluster == 1 else min(1, most_warps // warps), 0, -1):
+        stages = min(_MOST_STAGES, (room_of(blocks, limits) - PIPELINE_BYTES - weights) // row_bytes)
+        if stages >= _LEAST_STAGES:
+            return Schedule(
+                threads, threads, vectors, cluster, blocks, "tma", stages, lag=1, block_vectors=block_vectors,
+                shared_bytes=stages * row_bytes + weights,
+            )  # fmt: skip
+    return None
+
+
+def helper_warps(cluster: int) -> int:
+    """Warps of `backward_tma.cu` beside those that compute: one fetches, and one reduces over a cluster."""
+    return 2 if cluster > 1 else 1
 
 
 def refusal(call: NormCall, device: torch.device) -> str | None:
@@ -80,34 +242,41 @@ def _scheduled(call: NormCall, device: torch.device) -> Schedule:
     return found
 
 
-def forward(build: RecipeBuilder, operands: ForwardOperands) -> None:
-    """The launch that fills y, total, mean and rstd."""
-    x, residual, weight, bias, y, total, mean, rstd, eps, centered = operands
+def forward(
+    call: RecipeBuilder, x: Operand, residual: Operand | None, weight: Operand | None, bias: Operand | None, y: Operand,
+    total: Operand | None, mean: Operand, rstd: Operand, eps: float, centered: bool,
+) -> None:  # fmt: skip
+    """The launch that fills mean, rstd and y, norms of the rows of `x`, or of x + residual (to `total`).
+
+    Matrices are [rows, columns]; y and total are dense.
+    """
     matrices = (x,) if residual is None else (x, residual)
-    call = call_of("forward", matrices, (weight, bias), bias is not None, centered)
-    schedule = _scheduled(call, x.device)
+    made = call_of("forward", matrices, (weight, bias), bias is not None, centered)
+    schedule = _scheduled(made, x.device)
     rows, columns = x.shape
-    strides = [layout.stride for layout in call.inputs] + [0] * (2 - len(matrices))
+    strides = [layout.stride for layout in made.inputs] + [0] * (2 - len(matrices))
     arguments = (x, residual, y, total, weight, bias, mean if centered else None, rstd, rows, columns, *strides)
-    kernel, _ = _kernel(x.device.index, "forward", schedule, call.definitions())
-    build.launch(kernel, (schedule.programs(rows),), *arguments, eps)
+    kernel, _ = _kernel(x.device.index, "forward", schedule, made.definitions())
+    call.launch(kernel, (schedule.programs(rows),), *arguments, eps)
 
 
-def backward(build: RecipeBuilder, operands: BackwardOperands) -> None:
-    """The launches that fill the gradients."""
-    dy, x, dsum, weight, mean, rstd, dx, d_weight, d_bias, centered = operands
+def backward(
+    call: RecipeBuilder, dy: Operand, x: Operand, dsum: Operand | None, weight: Operand | None, mean: Operand,
+    rstd: Operand, dx: Operand, d_weight: Operand, d_bias: Operand, centered: bool,
+) -> None:  # fmt: skip
+    """The launches that fill dx (plus `dsum`), dweight and dbias; dx is dense, an empty gradient is not wanted."""
     matrices = (x, dy) if dsum is None else (x, dy, dsum)
-    call = call_of("backward", matrices, (weight,), d_bias.numel() > 0, centered)
-    schedule = _scheduled(call, x.device)
-    kernel, at_once = _kernel(x.device.index, "backward", schedule, call.definitions())
+    made = call_of("backward", matrices, (weight,), d_bias.numel() > 0, centered)
+    schedule = _scheduled(made, x.device)
+    kernel, at_once = _kernel(x.device.index, "backward", schedule, made.definitions())
     rows, columns = x.shape
-    strides = [layout.stride for layout in call.inputs] + [0] * (3 - len(matrices))
+    strides = [layout.stride for layout in made.inputs] + [0] * (3 - len(matrices))
     # Each program leaves its sums over rows.
     programs = ring.programs_of(
         at_once, schedule.programs(rows), schedule.rows_per_block, period_of(strides[0] * x.itemsize)
     )
-    partial = build.empty((call.weights, programs, columns), torch.float32) if call.weights else None
-    build.launch(
+    partial = call.empty((made.weights, programs, columns), torch.float32) if made.weights else None
+    call.launch(
         kernel, (programs * schedule.cluster,),
         x, dy, dsum, dx, weight, mean if centered else None, rstd, partial, rows, columns, *strides,
     )  # fmt: skip
@@ -115,4 +284,4 @@ def backward(build: RecipeBuilder, operands: BackwardOperands) -> None:
         # Imported here, since Triton exists on Linux alone.
         from tilewright.kernels.column_sums import add_parts
 
-        add_parts(build, partial, *(each for each in (d_weight, d_bias) if each.numel()))
+        add_parts(call, partial, *(each for each in (d_weight, d_bias) if each.numel()))

@@ -17,8 +17,7 @@ import triton.language as tl
 
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.column_sums import add_parts
-from tilewright.kernels.norm.schedule import BackwardOperands, ForwardOperands
-from tilewright.launch.builder import RecipeBuilder
+from tilewright.launch.builder import Operand, RecipeBuilder
 
 TILE = 4096
 """Elements a program takes of short rows."""
@@ -130,9 +129,11 @@ def tile_of(columns: int, direction: str) -> Tile:
     return Tile(rows, block, min(32, max(4, rows * block // (2048 if direction == "forward" else 512))))
 
 
-def forward(call: RecipeBuilder, operands: ForwardOperands) -> None:
-    """The launch that fills y, total, mean and rstd."""
-    x, residual, weight, bias, y, total, mean, rstd, eps, centered = operands
+def forward(
+    call: RecipeBuilder, x: Operand, residual: Operand | None, weight: Operand | None, bias: Operand | None, y: Operand,
+    total: Operand | None, mean: Operand, rstd: Operand, eps: float, centered: bool,
+) -> None:  # fmt: skip
+    """The launch that fills y, total, mean and rstd; as `cuda.forward`."""
     rows, columns = x.shape
     tile = tile_of(columns, "forward")
     call.launch(
@@ -143,9 +144,11 @@ def forward(call: RecipeBuilder, operands: ForwardOperands) -> None:
     )  # fmt: skip
 
 
-def backward(call: RecipeBuilder, operands: BackwardOperands) -> None:
-    """The launches that fill the gradients."""
-    dy, x, dsum, weight, mean, rstd, dx, d_weight, d_bias, centered = operands
+def backward(
+    call: RecipeBuilder, dy: Operand, x: Operand, dsum: Operand | None, weight: Operand | None, mean: Operand,
+    rstd: Operand, dx: Operand, d_weight: Operand, d_bias: Operand, centered: bool,
+) -> None:  # fmt: skip
+    """The launches that fill the gradients; as `cuda.backward`."""
     rows, columns = x.shape
     tile = tile_of(columns, "backward")
     # Persistent programs, that share the rows.
