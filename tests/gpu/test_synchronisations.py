@@ -45,7 +45,9 @@ WAITING = ("print(", ".item()", ".cpu()", "torch.nonzero", "x[x > 0]", 'host.to(
 
 def trace_of(step: Callable[[], None], path: Path) -> Path:
     plan = schedule(wait=0, warmup=1, active=1, repeat=1)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], schedule=plan, with_stack=True) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], schedule=plan, with_stack=True, acc_events=True
+    ) as profiler:
         for _ in range(2):
             ranges = HostRanges()
             with marked_synchronisations(ranges.mark):
