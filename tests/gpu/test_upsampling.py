@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tests.contract import keeps_contract, launched
 from tests.passes.test_upsampling import CALLS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("afresh")]
+pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 
 
