@@ -31,12 +31,18 @@ def test_another_machine_follows_what_one_measured(
     outcomes.keep(OTHER, Outcome({"fused": 5.0, "apart": 6.0}))
     ceilings.keep_ceilings([Ceiling("a device", "copy", "float32", 10.0, "GB/s", "measured")])
     ended = tilewright("plan", "export", str(file))
-    assert (ended.code, ended.err) == (0, "") and "2 outcomes of races, 1 files" in ended.out
+    assert (ended.code, ended.err) == (
+        0,
+        "",
+    ) and "outcomes of races: 2, files of ceilings and kernel times: 1" in ended.out
 
     on_machine(tmp_path / "two", monkeypatch)
     outcomes.keep(OTHER, Outcome({"fused": 7.0, "apart": 1.0}))
     ended = tilewright("plan", "import", str(file))
-    assert (ended.code, ended.err) == (0, "") and "1 outcomes of races, 1 files" in ended.out
+    assert (ended.code, ended.err) == (
+        0,
+        "",
+    ) and "taken over, outcomes of races: 1, files of ceilings and kernel times: 1" in ended.out
     taken, own = outcomes.kept(KEY), outcomes.kept(OTHER)
     assert taken is not None and taken.fastest == "apart" and taken.times_us == {"fused": 3.0, "apart": 2.0}
     # What this machine measured itself stays.

@@ -16,7 +16,7 @@ def write(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> N
     from tilewright.verbs.measured_plan import export_plan
 
     moved = export_plan(path)
-    print(f"{path}: {moved.outcomes} outcomes of races, {moved.machines} files of ceilings and kernel times")
+    print(f"{path}: outcomes of races: {moved.outcomes}, files of ceilings and kernel times: {moved.machines}")
 
 
 @plan.command("import")
@@ -25,4 +25,6 @@ def read(path: Annotated[Path, typer.Argument(help="A file that `tilewright plan
     from tilewright.verbs.measured_plan import import_plan
 
     moved = import_plan(path)
-    print(f"{path}: {moved.outcomes} outcomes of races, {moved.machines} files of ceilings and kernel times taken over")
+    print(
+        f"{path}: taken over, outcomes of races: {moved.outcomes}, files of ceilings and kernel times: {moved.machines}"
+    )

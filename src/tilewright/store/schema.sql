@@ -218,12 +218,14 @@ WITH timed AS (
            sum(t.lost) / (SELECT sum(measured_us) FROM timed) AS share,
            sum(t.predicted_us) AS predicted_us,
            greatest(sum(t.measured_us) / sum(t.predicted_us), sum(t.predicted_us) / sum(t.measured_us)) AS off,
+           t.operator_class = 'layout' AND coalesce(t.bytes, 0) = 0 AS is_view,
            any_value(t.bound) AS bound, any_value(d.why) AS decided, any_value(t.source) AS source
     FROM timed t LEFT JOIN decided d ON d.graph = t.graph AND d.name = t.name
     GROUP BY t.graph, t.target, t.operator_class, t.shape, t.dtype, t.bytes, t.flops, len(t.members)
 )
 SELECT name, target, graph, shape, launches, measured_us, floor_us, lost_us, share, predicted_us, off, bound,
        CASE WHEN decided IS NOT NULL THEN decided
+            WHEN is_view THEN 'a view: it moves nothing, and takes only the host'
             WHEN floor_us IS NULL THEN 'its work is not known to the operator table'
             WHEN bound = 'launch-bound' THEN 'a launch is all that it takes'
             WHEN off > 2 THEN 'the model of times is not fitted to such a kernel on this device'
