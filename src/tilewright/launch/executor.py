@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,15 +79,12 @@ def _argument(
         case Offset():
             return OFFSET, 0, 0
         case TensorMap():
-            maps.append((argument.dtype, argument.swizzle, argument.promotion, *_box(argument)))
+            lies = argument.sizes, argument.strides, argument.box
+            maps.append((argument.dtype, argument.swizzle, argument.promotion, *lies))
             return MAP, argument.tensor, len(maps) - 1
         case Structure(data, patches):
             structures.append((data, [(at, *_argument(patch, maps, structures)) for at, patch in patches]))
             return STRUCTURE, 0, len(structures) - 1
-
-
-def _box(of: TensorMap) -> tuple[Sequence[int], ...]:
-    return of.sizes, of.strides, of.box
 
 
 def word(letter: str, value: float) -> int:

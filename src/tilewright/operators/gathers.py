@@ -67,16 +67,12 @@ calls("topk.default(self, k, dim, largest, sorted)", "library", shapes=kept, dty
 # Of a loss that is picked out of each row, and its gradient.
 
 
-def _nll_loss(call: CallAxes) -> Result:
-    return [call.tensor("target") if call.arguments.get("reduction") == 0 else (), ()]
-
-
 TARGETS = of_argument("target")
 calls(
     "nll_loss_forward.default(self, target, weight, reduction, ignore_index)",
     "library",
     arithmetic=each(TARGETS, 1),
-    shapes=_nll_loss,
+    shapes=lambda call: [call.tensor("target") if call.arguments.get("reduction") == 0 else (), ()],
     dtypes=("self", "self"),
     traffic=Traffic(gathered={"self": TARGETS}),
 )
@@ -93,16 +89,12 @@ calls(
 # Copies, memory without values, and one element read by the host.
 
 
-def _copied(call: CallAxes) -> Result:
-    return call.broadcast(call.tensor("self"), call.tensor("src"))
-
-
 OVERWRITTEN = Traffic(unread=("self",))
 calls(
     "copy.default(self, src, non_blocking)\ncopy_.default(self, src, non_blocking)",
     "library",
     arithmetic=NOTHING,
-    shapes=_copied,
+    shapes=lambda call: call.broadcast(call.tensor("self"), call.tensor("src")),
     dtypes=("self",),
     traffic=OVERWRITTEN,
 )

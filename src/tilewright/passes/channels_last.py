@@ -85,7 +85,7 @@ def _refusal(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> st
     if (norm := next((node for node in reachable if spelled(node) in STATISTICS), None)) is not None:
         return f"{norm.name} reduces over places, which do not lie side by side then"
     for node in reachable:
-        if spelled(node) in VIEWS and not _is_dense(node.args[0]) and not _is_copy(node):
+        if spelled(node) in VIEWS and _layout(node.args[0]) is not torch.contiguous_format and not _is_copy(node):
             return f"{node.name} views a tensor that is not contiguous"
     results = [node for node in graph.output_node().all_input_nodes if node in reachable]
     if any(_layout(node) is None for node in results):
@@ -117,10 +117,6 @@ def _multiplications(node: fx.Node) -> int:
     result = example(node)
     sizes = (*_weight(node).shape[1:], *(() if result is None else result.shape))
     return prod(int(size) if isinstance(size, int) else 1 for size in sizes)
-
-
-def _is_dense(node: Any) -> bool:
-    return _layout(node) is torch.contiguous_format
 
 
 def _layout(node: Any) -> torch.memory_format | None:

@@ -56,7 +56,8 @@ def _readers_that_pay(value: fx.Node, region: Region, region_of: dict[fx.Node, R
     for other in others:
         if other is None or other is region:
             continue
-        more = sum(nbytes(operand) for operand in operands if not _reads(other, operand))
+        given = set(map(behind_views, other.lowered.inputs))
+        more = sum(nbytes(operand) for operand in operands if operand not in given)
         if more <= size + size // SMALL:
             pays.append(other)
             gain += size - more
@@ -90,10 +91,6 @@ def _operands(chain: Sequence[fx.Node]) -> list[fx.Node]:
     inside = set(chain)
     found = (behind_views(operand) for node in chain for operand in node.all_input_nodes if operand not in inside)
     return list(dict.fromkeys(found))
-
-
-def _reads(region: Region, operand: fx.Node) -> bool:
-    return any(behind_views(given) is operand for given in region.lowered.inputs)
 
 
 def _copy_for(value: fx.Node, region: Region, reader: Region) -> None:

@@ -185,7 +185,7 @@ class _Padder:
             if axis == 1 and _is_own_gradient(base):
                 found, base = _padded_gradient(base, by)
             else:
-                found = _padded(base, axis, by)
+                found = insert_call(base.next, aten.constant_pad_nd.default, base, _behind(axis, by))
             self.padded[base, axis] = found
         return found if axis == _axis(padding) else insert_call(before, aten.t.default, found)
 
@@ -251,11 +251,6 @@ def _is_own_gradient(node: fx.Node) -> bool:
     return str(node.target) == OWN_GRADIENT and bool(node.args[-2] == 0)
 
 
-def _padded(base: fx.Node, axis: int, by: int) -> fx.Node:
-    """`base` with zeros behind its rows or its columns."""
-    return insert_call(_after(base), aten.constant_pad_nd.default, base, _behind(axis, by))
-
-
 def _replace(node: fx.Node, cut: fx.Node) -> None:
     """Let `cut` take the place of `node`; a copy without gaps where a view of it needs one."""
     node.replace_all_uses_with(cut)
@@ -267,8 +262,3 @@ def _replace(node: fx.Node, cut: fx.Node) -> None:
 def _behind(axis: int, by: int) -> list[int]:
     """`constant_pad_nd`'s argument for so many zeros behind an axis of a matrix."""
     return [0, by] if axis else [0, 0, 0, by]
-
-
-def _after(node: fx.Node) -> fx.Node:
-    """Where to write a call that reads `node`, which is no input."""
-    return node.next

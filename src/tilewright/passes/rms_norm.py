@@ -204,10 +204,8 @@ def _lower(node: fx.Node) -> None:
             backward.args[0], x, shape, rstd, weight, wanted,
         )  # fmt: skip
         for user in list(backward.users):
-            user.replace_all_uses_with(_result(backward, gradient, user.args[1]))
+            place: Any = user.args[1]
+            result = insert_known(backward, operator.getitem, gradient.meta["val"][place], gradient, place)
+            user.replace_all_uses_with(result)
     if 0 in results:
         results[0].replace_all_uses_with(y)
-
-
-def _result(before: fx.Node, call: fx.Node, index: Any) -> fx.Node:
-    return insert_known(before, operator.getitem, call.meta["val"][index], call, index)

@@ -65,7 +65,8 @@ class Constants:
 
     def __init__(self, graph: Graph, given: Mapping[Node, torch.Tensor] | None = None) -> None:
         self._known: dict[Node, torch.Tensor | None] = dict(given or {})
-        self._written = {memory for node in graph.nodes if mutates(node) and (memory := _memory(_written_by(node)))}
+        writes = (node.kwargs.get("out") or argument(node, 0, "input") for node in graph.nodes if mutates(node))
+        self._written = {memory for written in writes if (memory := _memory(written))}
         """The storages that some call writes to: what lies there is not constant."""
 
     def value(self, node: Node) -> torch.Tensor | None:
@@ -106,10 +107,6 @@ class Constants:
             return None
         result = _run(node, known)
         return None if result is None else _repeating(result.expand(fake.shape))
-
-
-def _written_by(node: Node) -> object:
-    return node.kwargs.get("out") or argument(node, 0, "input")
 
 
 def _memory(node: object) -> int | None:

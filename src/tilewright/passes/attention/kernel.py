@@ -116,7 +116,8 @@ def _decide(node: fx.Node, constants: Constants, target: Target, raced: Raced) -
             # In a plan PyTorch's kernel for CPUs stands for cuDNN; in the interpreter nobody asks.
             if (absent or peer is CUDNN) and _fills_no_tiles(call.request):
                 raise Refusal("many short sequences that fill no tiles, and no race was run here")
-            faster, reason = True, f"tilewright's kernels in place of {theirs}: {_described(ways)}"
+            written = "; backward ".join(WRITTEN_IN[way] for way in ways)
+            faster, reason = True, f"tilewright's kernels in place of {theirs}: {written}"
         if faster:
             consumer = call.rewrite().name
         verdict = "taken" if faster else "tried and lost"
@@ -189,10 +190,6 @@ def _splits_prefix(call: FusedAttention) -> bool:
     from tilewright.kernels.attention.decode import triton as decode
 
     return decode.refuses(call.request._replace(mask="none")) is None
-
-
-def _described(ways: list[str]) -> str:
-    return "; backward ".join(WRITTEN_IN[way] for way in ways)
 
 
 def _check_fast(request: Request, ways: list[str]) -> None:
