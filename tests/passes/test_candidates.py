@@ -180,10 +180,6 @@ def of_products(x: Tensor, w: Tensor) -> Tensor:
     return torch.softmax(x @ w, -1)
 
 
-def over_two_axes(x: Tensor, r: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-2:]) + r
-
-
 def of_scores(x: Tensor, m: Tensor) -> Tensor:
     return torch.softmax(x * 0.125 + m, -1)
 
