@@ -97,11 +97,10 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
-    def wheel(self, selector: str, size: float, *, ctrl: bool = False, shift: bool = False) -> None:
+    def wheel(self, selector: str, size: float, *, ctrl: bool = False) -> None:
         """Turn the wheel by `size` pixels, at the middle of an element that is in view."""
         x, y = self._middle(selector)
-        held = 2 * ctrl + 8 * shift
-        self.send("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=size, modifiers=held)
+        self.send("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=size, modifiers=2 * ctrl)
 
     def drag(self, selector: str, dx: float, dy: float, moves: int) -> None:
         """Press in the middle of an element that is in view, move in equal steps, release."""

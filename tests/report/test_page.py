@@ -173,6 +173,12 @@ def test_a_page_that_cannot_be_written(sample: Path, tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
+def test_a_page_needs_no_cache(sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "file" / "cache"))
+    assert "vegaEmbed" in write_page(sample, tmp_path / "page.html").read_text("utf-8")
+
+
 def test_a_missing_run_has_no_page(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no run at"):
         write_page(tmp_path / "missing.duckdb", tmp_path / "page.html")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tilewright.records.cache import build, key_of
+from tilewright.records.errors import CacheError
 from tilewright.report.charts import live_memory, predicted, roofline
 from tilewright.report.optimised_findings import findings
 from tilewright.report.output import write_document
@@ -102,12 +103,17 @@ def render_page(
 def _vega() -> str:
     """Vega, Vega-Lite and their embedding as one script, kept on disk: bundling takes seconds."""
 
-    def make(path: Path) -> None:
+    def bundle() -> str:
         import vl_convert
 
-        path.write_text(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"), "utf-8")
+        return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
-    return build(key_of("vega", version("vl-convert-python")), ".js", make).read_text("utf-8")
+    key = key_of("vega", version("vl-convert-python"))
+    try:
+        return build(key, ".js", lambda path: path.write_text(bundle(), "utf-8")).read_text("utf-8")
+    except CacheError:
+        # A page needs no cache; without one it takes those seconds.
+        return bundle()
 
 
 def _charts(answers: Mapping[str, Answer]) -> dict[str, Any]:
