@@ -8,11 +8,9 @@ of the process that unpacks.
 
 from __future__ import annotations
 
-import gc
 import io
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -68,21 +66,8 @@ def pack_or_none(graph: fx.Graph, *, symbolic: bool = False) -> bytes | None:
 
 def unpack(content: bytes) -> Any:
     """The value that `pack` was given, over new graphs."""
-    with in_real_tensors(), _without_collection():
+    with in_real_tensors():
         return _unpacked(_Unpickler(io.BytesIO(content)))
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Without Python's search for cyclic garbage: thousands of new objects, all of which stay, would start it again
-    and again over the whole heap (0.25 of 0.35 s for BERT)."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _unpacked(unpickler: _Unpickler) -> Any:
