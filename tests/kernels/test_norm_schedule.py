@@ -29,7 +29,7 @@ def call(
 
 def scheduled(made: NormCall) -> Schedule | None:
     found = schedule_of(made, H200)
-    assert isinstance(found, Schedule) or "no kernel holds rows" in found
+    assert isinstance(found, Schedule) or "no kernel holds rows" in found or "not whole vectors" in found
     return found if isinstance(found, Schedule) else None
 
 
@@ -49,7 +49,8 @@ def test_a_schedule_holds_its_rows_and_fits_the_device(
         found = scheduled(made)
         if found is None:
             held = 2**17 if direction == "forward" else 2**19
-            assert columns * dtype.itemsize > held, "rows of models are held"
+            is_whole = direction == "forward" or columns % lanes == 0
+            assert columns * dtype.itemsize > held or not is_whole, "rows of models are held"
             continue
         # Of a row at the worst place where it can begin, every vector has a thread.
         before = found.line // dtype.itemsize - 1 if found.alignment == "PEELED" else 0
@@ -76,7 +77,7 @@ def test_rows_end_with_their_block_forward(dtype: torch.dtype) -> None:
 
 
 def test_rows_that_lie_otherwise_than_the_results_are_refused() -> None:
-    assert "not lie within 16 bytes" in str(
+    assert "not whole vectors" in str(
         schedule_of(NormCall("backward", 4096, BF16, (RowLayout(2, 9, 4096),) * 2, BF16, True, True), H200)
     )
     assert schedule_of(NormCall("forward", 8, torch.float64, (RowLayout(0, 1, 8),), None, False, True), H200) == (
@@ -93,7 +94,7 @@ def test_rings_have_the_rows_that_they_are_faster_with() -> None:
     assert storage(2048, BF16, 2) == "ring" and storage(8192, FP32, 2) == "ring"
     assert storage(8192, BF16, 1) == "ring" and storage(8192, BF16, 2) == "tma"
     assert storage(5000, BF16, 1) == "tma" and storage(5000, FP32, 1) == "tma"
-    assert storage(4097, BF16, 2) == "ring" and storage(65536, BF16, 2) == "ring"
+    assert storage(65536, BF16, 2) == "ring" and scheduled(call("backward", 4097, BF16)) is None
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)

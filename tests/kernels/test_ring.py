@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from tests.kernels.devices import H200, limits
 from tilewright.kernels import ring
 from tilewright.kernels.ring import RingShape, Task
-from tilewright.kernels.row import RowLayout, alignment_of, period_of
+from tilewright.kernels.row import RowLayout, alignment_of
 from tilewright.kernels.row_schedule import CLUSTERS, Schedule
 
 SHAPES = (
@@ -46,20 +44,6 @@ def test_weights_leave_shared_memory_where_the_row_needs_it() -> None:
     for row, shape, kept in ((Task(65536, 1, 8, 2, 32), RingShape(8), 0), (Task(32768, 2, 8, 1, 16), RingShape(4), 1)):
         found = ring.plan(row, (shape,), H200)
         assert found is not None and found.kept == kept
-
-
-def test_programs_step_over_rows_of_one_beginning() -> None:
-    for columns in (256, 257, 258, 260, 5000, 50257):
-        for itemsize in (2, 4):
-            period = period_of(columns * itemsize)
-            assert period * columns * itemsize % 16 == 0
-            for groups in (1, 2, 4, 16):
-                for resident in (7, 16, 33, 264):
-                    programs = ring.programs_of(resident, 10**6, groups, period)
-                    assert programs * groups * columns * itemsize % 16 == 0
-                    assert programs <= max(resident, period)
-    assert ring.programs_of(264, 5, 1, 1) == 5
-    assert math.gcd(period_of(3), 16) == 16
 
 
 @pytest.mark.parametrize("capability", ["10.0", "12.0"])

@@ -4,15 +4,15 @@
 // ... Every thread fetches the vectors that it will use itself (cp.async), STAGES vectors ahead, so no thread waits for
 // another's data. A row stays in the ring from the first of PASSES passes over it, all but the last of which take sums,
 // to the last, which writes. With LAG 1 each pass is one row behind the one before, so that a reduction has a whole
-// row's time and nothing in the loop waits for all threads. Programs step by a number of rows after which rows begin at
-// the same place within LINE bytes: a thread owns the same columns of every row.
+// row's time and nothing in the loop waits for all threads. Rows are whole vectors (ALIGNED): a thread owns the same
+// columns of every row.
 //
-// Macros: those of cluster_reduce.cuh; ELEMENT (float, bf16, fp16), ALIGNMENT (ALIGNED or PEELED), LINE, VECTORS (of a
-// row, a thread), STAGES. By the including file: INPUTS (matrices read), PASSES.
+// Macros: those of cluster_reduce.cuh; ELEMENT (float, bf16, fp16), VECTORS (of a row, a thread), STAGES. By the
+// including file: INPUTS (matrices read), PASSES.
 #pragma once
 #include "cluster_reduce.cuh"
 
-using Elements = Row<ELEMENT, ALIGNMENT>;
+using Elements = Row<ELEMENT, ALIGNED>;
 constexpr int ROWS_PER_BLOCK = THREADS / ROW_THREADS, STEP = CLUSTER * ROW_THREADS;
 constexpr int PASS_DISTANCE = (PASSES - 1) * LAG * VECTORS;  // vectors between the first pass and the last
 static_assert(STAGES >= PASS_DISTANCE + VECTORS, "the rows between the passes fill the ring");
@@ -29,7 +29,6 @@ struct ThreadRows {
     int program, programs;
     long long row, step;  // its first row, and from row to row
     int rows, iterations;      // that it has; that any thread of its program has
-    bool has_partial = false;  // whether a vector of it has lanes outside of the row
 
     __device__ __forceinline__ ThreadRows(long long all) {
         first = (CLUSTER > 1 ? cluster_rank() : 0) * ROW_THREADS + threadIdx.x % ROW_THREADS;
@@ -39,11 +38,6 @@ struct ThreadRows {
         row = begin + threadIdx.x / ROW_THREADS;
         rows = row < all ? int((all - row + step - 1) / step) : 0;
         iterations = begin < all ? int((all - begin + step - 1) / step) : 0;
-    }
-    // For rows that lie as `shape`.
-    __device__ __forceinline__ void find_partial(const Elements &shape) {
-        for (int i = 0; i < VECTORS; i++)
-            if (shape.holds(first + i * STEP) && shape.is_partial(first + i * STEP)) has_partial = true;
     }
 };
 

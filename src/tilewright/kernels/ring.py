@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 
 from tilewright.hardware.architectures import DeviceLimits
@@ -16,8 +15,8 @@ SHORT_THREADS = 256
 
 @dataclass(frozen=True)
 class Task:
-    """Rows of `needed` vectors, at the worst place where they can begin; tensors read; bytes that a warp tells the
-    others of a row; weights read beside them, and the bytes of one for a vector."""
+    """Rows of `needed` vectors; tensors read; bytes that a warp tells the others of a row; weights read beside them,
+    and the bytes of one for a vector."""
 
     needed: int
     inputs: int
@@ -81,13 +80,6 @@ def _with_blocks(
     )  # fmt: skip
 
 
-def needed(columns: int, itemsize: int) -> int:
-    """Vectors that a row of a contiguous tensor takes, at the worst place where it can begin."""
-    lanes = VECTOR // itemsize
-    return -(-(columns + (lanes - 1 if columns % lanes else 0)) // lanes)
-
-
-def programs_of(resident: int, tiles: int, rows_per_block: int, period: int) -> int:
-    """Programs to launch: as many as run at once, in steps that bring every thread to rows of one beginning."""
-    step = period // math.gcd(period, rows_per_block)
-    return max(step, min(resident, -(-tiles // step) * step) // step * step)
+def programs_of(resident: int, tiles: int) -> int:
+    """Programs to launch: as many as run at once and have rows."""
+    return max(1, min(resident, tiles))

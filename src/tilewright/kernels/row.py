@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -87,8 +86,3 @@ def vectors_of(columns: int, itemsize: int, alignment: Alignment) -> int:
     """The most vectors that a row of so many columns takes, counted from its line's beginning."""
     before = line_of(columns, itemsize) // itemsize - 1 if alignment == "PEELED" else 0
     return -(-(columns + before) * itemsize // VECTOR)
-
-
-def period_of(pitch_bytes: int) -> int:
-    """After how many rows of that pitch a row begins at the same place within a vector."""
-    return VECTOR // math.gcd(VECTOR, pitch_bytes)

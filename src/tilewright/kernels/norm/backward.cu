@@ -59,20 +59,6 @@ struct Gradients {
     float weight[VECTORS][LANES], bias[VECTORS][LANES];
 };
 
-// Zeroes, in the ring, lanes outside of the row of the first pass. Apart from the main loop, since few threads have
-// any.
-__device__ __forceinline__ void mask_edges(const Ring &ring, const Elements &shape, const ThreadRows &at, bool live) {
-    if (ALIGNMENT == ALIGNED || !live || !at.has_partial) return;
-    ring.wait<VECTORS - 1>();
-    int slot = ring.read_slot;
-#pragma unroll 1
-    for (int i = 0; i < VECTORS; i++, slot = Ring::next_slot(slot)) {
-        const int v = at.first + i * STEP;
-        if (shape.holds(v) && shape.is_partial(v))
-            for (int n = 0; n < 2; n++) slot_vector(slot, n) = shape.masked(v, slot_vector(slot, n), 0.f);
-    }
-}
-
 // dy * weight. Rounded where a row may be of one column, not fused: g less the average of g must be 0 then.
 __device__ __forceinline__ float product(float dy, float weight) {
     return ROW_THREADS > 32 ? dy * weight : __fmul_rn(dy, weight);
@@ -143,17 +129,15 @@ __device__ __forceinline__ void write(Ring &ring, const Elements &shape, const T
 }
 
 // Writes the program's sums of its columns to `to` [columns].
-__device__ __forceinline__ void write_partial(const float (&own)[VECTORS][LANES], const Matrix &x,
-                                              const Elements &shape, const ThreadRows &at, float *to) {
+__device__ __forceinline__ void write_partial(const float (&own)[VECTORS][LANES], const Elements &shape,
+                                              const ThreadRows &at, float *to) {
     if constexpr (ROWS_PER_BLOCK == 1) {
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             const int v = at.first + i * STEP;
             if (!shape.holds(v)) continue;
 #pragma unroll
-            for (int k = 0; k < LANES; k++)
-                if (!shape.is_partial(v) || unsigned(shape.column(v) + k) < unsigned(shape.columns))
-                    to[shape.column(v) + k] = own[i][k];
+            for (int k = 0; k < LANES; k++) to[shape.column(v) + k] = own[i][k];
         }
     } else {
         float *room = reinterpret_cast<float *>(shared_bytes);
@@ -167,10 +151,7 @@ __device__ __forceinline__ void write_partial(const float (&own)[VECTORS][LANES]
         __syncthreads();
         for (int column = threadIdx.x; column < shape.columns; column += THREADS) {
             double sum = 0.;
-            for (int g = 0; g < ROWS_PER_BLOCK; g++) {
-                const Elements row(x.base + ((long long)at.program * ROWS_PER_BLOCK + g) * x.stride, shape.columns);
-                sum += room[g * slice + row.head + column];
-            }
+            for (int g = 0; g < ROWS_PER_BLOCK; g++) sum += room[g * slice + column];
             to[column] = float(sum);
         }
     }
@@ -186,9 +167,8 @@ norm_backward(ELEMENT *x, ELEMENT *dy, ELEMENT *dsum, ELEMENT *dx, const WEIGHT 
 #else
     const Matrix inputs[INPUTS] = {{x, x_stride}, {dy, dy_stride}};
 #endif
-    ThreadRows at(rows);
+    const ThreadRows at(rows);
     const Elements shape(x + at.row * x_stride, columns);
-    at.find_partial(shape);
     Ring ring(inputs, shape, at);
     if (KEPT > 0) keep_weights(weight, shape, at);
     reduction.start();
@@ -204,7 +184,6 @@ norm_backward(ELEMENT *x, ELEMENT *dy, ELEMENT *dsum, ELEMENT *dx, const WEIGHT 
         const Statistics next = normal_at(i + 1);
         if (i < at.iterations) {
             now = State::identity();
-            mask_edges(ring, shape, at, i < at.rows);
             gather(ring, shape, at, i < at.rows, normal, weight, now, sums);
             reduction.post(now, i);
         }
@@ -218,9 +197,9 @@ norm_backward(ELEMENT *x, ELEMENT *dy, ELEMENT *dsum, ELEMENT *dx, const WEIGHT 
     asm volatile("cp.async.wait_all;" ::: "memory");
     partial += (long long)at.program * columns;
     if (HAS_WEIGHT) {
-        write_partial(sums.weight, inputs[0], shape, at, partial);
+        write_partial(sums.weight, shape, at, partial);
         partial += (long long)at.programs * columns;
     }
-    if (HAS_BIAS) write_partial(sums.bias, inputs[0], shape, at, partial);
+    if (HAS_BIAS) write_partial(sums.bias, shape, at, partial);
     reduction.sync();
 }

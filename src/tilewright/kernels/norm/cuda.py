@@ -12,7 +12,6 @@ import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels import ring
-from tilewright.kernels.ring import needed
 from tilewright.kernels.row import (
     ELEMENTS,
     LINE,
@@ -21,7 +20,6 @@ from tilewright.kernels.row import (
     alignment_of,
     layout_of,
     line_of,
-    period_of,
     vectors_of,
 )
 from tilewright.kernels.row_schedule import CLUSTERS, Schedule, blocks_for, no_kernel, room_of, short_rows
@@ -94,10 +92,10 @@ def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
     alignment = alignment_of(call.columns, size, (*call.inputs, result), line)
     if call.direction == "forward":
         found = _registers(vectors_of(call.columns, size, alignment))
-    elif alignment == "SCALAR":
-        return "rows do not lie within 16 bytes as the result's do"
+    elif alignment != "ALIGNED":
+        return "rows are not whole vectors of 16 bytes"
     else:
-        found = (_tma(call, limits) if alignment == "ALIGNED" else None) or _ring(call, limits)
+        found = _tma(call, limits) or _ring(call, limits)
     if found is None:
         return f"no kernel holds rows of {call.columns} columns"
     return replace(found, alignment=alignment, line=max(line, found.line))
@@ -122,7 +120,7 @@ def _registers(vectors: int) -> Schedule | None:
 def _ring(call: NormCall, limits: DeviceLimits) -> Schedule | None:
     """Backward, rows in the rings of `backward.cu`."""
     task = ring.Task(
-        needed(call.columns, call.dtype.itemsize), len(call.inputs), 8 if call.centered else 4,
+        call.columns * call.dtype.itemsize // VECTOR, len(call.inputs), 8 if call.centered else 4,
         int(call.weight_dtype is not None), call.weight_vector_bytes,
     )  # fmt: skip
     return ring.plan(task, _ring_shapes(call.columns, call.dtype.itemsize, call.weights), limits)
@@ -130,9 +128,7 @@ def _ring(call: NormCall, limits: DeviceLimits) -> Schedule | None:
 
 def _ring_shapes(columns: int, itemsize: int, sums: int) -> tuple[ring.RingShape, ...]:
     """The fastest of those measured on an H200 first; `sums` over rows: 0, 1 or 2."""
-    vectors, shape = needed(columns, itemsize), ring.RingShape
-    if columns * itemsize % VECTOR:
-        return shape(4, 256), shape(4), shape(8)
+    vectors, shape = columns * itemsize // VECTOR, ring.RingShape
     if columns % 256:
         return shape(4), shape(8)
     # The two sums over rows bound the registers of a 16-bit layer norm.
@@ -157,7 +153,7 @@ PIPELINE_BYTES = 2048
 def _tma(call: NormCall, limits: DeviceLimits) -> Schedule | None:
     """Backward, rows fetched by bulk copies; None if they are for rings."""
     size = call.dtype.itemsize
-    vectors, on_lines = needed(call.columns, size), call.columns * size % LINE == 0
+    vectors, on_lines = call.columns * size // VECTOR, call.columns * size % LINE == 0
     if vectors not in _TMA_VECTORS:
         return None
     if on_lines and (size != 2 or call.weights < 2 or vectors < _TMA_LEAST_ON_LINES):
@@ -272,9 +268,7 @@ def backward(
     rows, columns = x.shape
     strides = [layout.stride for layout in made.inputs] + [0] * (3 - len(matrices))
     # Each program leaves its sums over rows.
-    programs = ring.programs_of(
-        at_once, schedule.programs(rows), schedule.rows_per_block, period_of(strides[0] * x.itemsize)
-    )
+    programs = ring.programs_of(at_once, schedule.programs(rows))
     partial = call.empty((made.weights, programs, columns), torch.float32) if made.weights else None
     call.launch(
         kernel, (programs * schedule.cluster,),

@@ -19,7 +19,6 @@ from tilewright.kernels.row import (
     alignment_of,
     layout_of,
     line_of,
-    period_of,
     vectors_of,
 )
 from tilewright.kernels.row_schedule import Schedule, blocks_for, short_rows
@@ -72,7 +71,7 @@ def schedule_of(
     size = dtype.itemsize
     long = direction == "forward" and columns * size >= RING_BYTES
     if long and alignment_of(columns, size, layouts, VECTOR) == "ALIGNED":
-        task = ring.Task(ring.needed(columns, size), inputs=1, state_bytes=8)
+        task = ring.Task(columns * size // VECTOR, inputs=1, state_bytes=8)
         if found := ring.plan(task, (ring.RingShape(8, stages=20),), limits):
             return found
     alignment = alignment_of(columns, size, layouts)
@@ -139,6 +138,6 @@ def _launch(call: RecipeBuilder, direction: Direction, tensors: tuple[Operand, .
     kernel, at_once = _kernel(direction, first.device.index, first.dtype, log, schedule)
     programs = schedule.programs(rows)
     if schedule.storage == "ring":
-        programs = ring.programs_of(at_once, rows, 1, period_of(layouts[0].stride * first.itemsize))
+        programs = ring.programs_of(at_once, rows)
     strides = (layout.stride for layout in layouts)
     call.launch(kernel, (programs * schedule.cluster,), *tensors, rows, columns, *strides)

@@ -18,8 +18,7 @@ __device__ __forceinline__ void gather(Ring &ring, const Elements &shape, const 
     if constexpr (I < VECTORS) {
         const int v = at.first + I * STEP;
         ring.wait<I>();
-        vectors[I] = live && shape.holds(v) ? shape.masked(v, slot_vector(ring.read_slot, 0), minus_infinity())
-                                         : Elements::filled(minus_infinity());
+        vectors[I] = live && shape.holds(v) ? slot_vector(ring.read_slot, 0) : Elements::filled(minus_infinity());
         ring.read_slot = Ring::next_slot(ring.read_slot);
         gather<I + 1>(ring, shape, at, live, vectors);
     }
