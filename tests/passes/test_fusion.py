@@ -67,6 +67,16 @@ def test_a_wider_dtype_stays_in_the_kernel_that_reads_it() -> None:
     assert_complete(graph, fusion)
 
 
+def test_what_many_elements_of_a_gather_read_is_in_memory() -> None:
+    def program(x: Tensor, places: Tensor) -> Tensor:
+        return (x + 1)[:, places]
+
+    for count, together in ((70, True), (80, False)):
+        graph, fusion = fused(program, X, torch.zeros(count, dtype=torch.int64))
+        assert members(fusion) == ([["add", "index"]] if together else [["add"], ["index"]])
+        assert_complete(graph, fusion)
+
+
 def test_naive_softmax_is_one_kernel() -> None:
     graph, fusion = fused(naive_softmax, X)
     assert members(fusion) == [["max_1", "sub", "exp", "sum_1", "div"]]

@@ -106,6 +106,13 @@ def test_classes_of_images_for_a_gpu(reduction: str, dtype: torch.dtype) -> None
         assert row.ok, row
 
 
+def test_a_loss_of_images_without_a_gradient_stays() -> None:
+    graph = aten(lambda x, t: F.cross_entropy(x, t), torch.randn(2, 7, 3, 5), torch.randint(7, (2, 3, 5)))
+    before = calls(graph)
+    compute_from_rows(graph, target_named("h200"))
+    assert calls(graph) == before
+
+
 def test_a_target_outside_is_an_error() -> None:
     run = compiled(F.cross_entropy)
     with pytest.raises(IndexError, match="out of bounds for a dimension of size 7"):

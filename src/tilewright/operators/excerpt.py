@@ -66,13 +66,23 @@ MOST_REPEATED = 200
 """Operations that excerpts of a value may repeat."""
 
 
-def refuse_repeats(value: Value, times: int, dims: int = 2) -> None:
-    """Raise `Unfusable` where so many excerpts over the last `dims` dimensions would compute too much again."""
+MANY_READERS = 8
+"""Elements of a gather that read one of its operand: what they read is in memory, and not computed for each."""
+MOVES = frozenset({"load", "cast", "const", "index"})
+
+
+def refuse_repeats(value: Value, times: int, dims: int = 2, *, readers: int = 1) -> None:
+    """Raise `Unfusable` where so many excerpts over the last `dims` dimensions would compute too much again.
+
+    `readers`: how many elements of each excerpt read one of the value, in the mean.
+    """
     axes = frozenset(leaves(axis for dim in value.dims[-dims:] for axis in dim))
     again = [value.trace.ops[position] for position in _behind(value.trace, value.id) & _varying(value.trace, axes)]
     dear = any(op.name not in CHEAP for op in again)
     if times > 1 and (dear or times * len(again) > MOST_REPEATED):
         raise Unfusable(f"an operand would be computed {times} times")
+    if readers >= MANY_READERS and any(op.name not in MOVES for op in again):
+        raise Unfusable(f"an operand would be computed {readers} times")
 
 
 def bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:

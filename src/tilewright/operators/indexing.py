@@ -7,9 +7,11 @@ clamp, are not checked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TypedDict
 
 from tilewright.operators.arithmetic import NOTHING, Arithmetic, CallSizes, Count, elements, of_result
+from tilewright.operators.axes import size
 from tilewright.operators.excerpt import excerpt, picked, refuse_repeats
 from tilewright.operators.language import Unfusable, Value, broadcast, where
 from tilewright.operators.ranges import STORED, range_of
@@ -76,8 +78,9 @@ def _at(x: Value, indices: Sequence[Value | None], *, wraps: bool = False, check
     kept = [d for d in range(len(x.dims)) if d not in places]
     # [kept…, indexed…] → [kept…, 1 for each dimension of the indices, kept…, indexed…]
     x = x.permute([*kept, *places])
-    refuse_repeats(x, 2, len(places))
     shape = broadcast(*(index.dims for index in found))
+    readers = prod(map(size, shape)) // max(prod(x.shape[len(kept) :]), 1)
+    refuse_repeats(x, 2, len(places), readers=readers)
     for _ in shape:
         x = x.unsqueeze(start)
     first, behind = len(kept) + len(shape), len(kept) - start + len(found)

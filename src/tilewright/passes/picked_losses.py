@@ -38,6 +38,9 @@ def compute_from_rows(graph: fx.Graph, target: Target) -> None:
     kind, dims = (aten.nll_loss2d_forward.default, 4) if on_gpu else (aten.nll_loss_forward.default, 2)
     for loss in graph.find_nodes(op="call_function", target=kind):
         match, refusal = matched(loss, loss.args[0])
+        # Without a gradient log_softmax is written once, and not kept: on a GPU two numbers a pixel save no time there.
+        if on_gpu and match.backward is None:
+            continue
         if refusal is None and _is_taken(match, dims, NARROW if on_gpu else ()):
             _replace(match)
 
