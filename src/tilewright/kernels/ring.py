@@ -78,8 +78,3 @@ def _with_blocks(
         threads, row_threads, shape.vectors, cluster, blocks, "ring", stages, lag, kept,
         shared_bytes=stages * stage_bytes + weights,
     )  # fmt: skip
-
-
-def programs_of(resident: int, tiles: int) -> int:
-    """Programs to launch: as many as run at once and have rows."""
-    return max(1, min(resident, tiles))

@@ -18,7 +18,6 @@ from tilewright.launch.gradient import Given, Grad, Gradient, Kept
 from tilewright.records.recipe import Recipe
 
 REDUCTIONS = ("mean", "sum", "none")
-IMPLS = ("auto", "torch", "triton", "cuda")
 
 
 def cross_entropy(

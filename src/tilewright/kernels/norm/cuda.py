@@ -268,7 +268,7 @@ def backward(
     rows, columns = x.shape
     strides = [layout.stride for layout in made.inputs] + [0] * (3 - len(matrices))
     # Each program leaves its sums over rows.
-    programs = ring.programs_of(at_once, schedule.programs(rows))
+    programs = min(at_once, schedule.programs(rows))
     partial = call.empty((made.weights, programs, columns), torch.float32) if made.weights else None
     call.launch(
         kernel, (programs * schedule.cluster,),

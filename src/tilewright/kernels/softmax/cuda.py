@@ -138,6 +138,6 @@ def _launch(call: RecipeBuilder, direction: Direction, tensors: tuple[Operand, .
     kernel, at_once = _kernel(direction, first.device.index, first.dtype, log, schedule)
     programs = schedule.programs(rows)
     if schedule.storage == "ring":
-        programs = ring.programs_of(at_once, rows)
+        programs = min(at_once, rows)
     strides = (layout.stride for layout in layouts)
     call.launch(kernel, (programs * schedule.cluster,), *tensors, rows, columns, *strides)
