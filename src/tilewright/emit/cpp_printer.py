@@ -99,6 +99,9 @@ class Printer:
             # Divide the double before rounding, so that the mean of equal values is that value; keep overflow.
             total = step.args[0]
             return f"tw_isinf(v{total}) ? v{total} : ({COMPUTED[step.dtype]})(total{total} / {args[1]})"
+        if step.name == "cast" and self.nest.steps[step.args[0]].dtype == "bool":
+            # g++ 12 vectorises no loop that converts a bool: gradients of 124 × 2000 logits took 950 µs so, 120 now.
+            return f"{args[0]} ? 1 : 0"
         return scalar(step, args)
 
     def _element(self, access: Access, args: Sequence[str] = ()) -> str:
