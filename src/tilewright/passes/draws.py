@@ -45,6 +45,14 @@ def _draw_stream(size: Sequence[int]) -> torch.Tensor:
     return stream
 
 
+def example_stream(elements: int) -> torch.Tensor:
+    """A stream of that many draws with all its rows, from no generator: for the time of kernels that read one."""
+    stream = torch.randint(1, 2**31 - 1, SHAPE, dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    stream[0, -1] = 0
+    stream[1, -1] = 2 * elements // BLOCK // SHAPE[0] + 1
+    return stream
+
+
 def _keep(stream: torch.Tensor, size: Sequence[int], order: Sequence[int], p: float) -> torch.Tensor:
     generator = torch.Generator()
     state = generator.get_state()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import partial
+from math import prod
 from statistics import median
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import fx
 
 from tilewright.measure.timing.by_kernel import CallTime, kernel_times
 from tilewright.measure.timing.stopwatch import Stopwatch, stopwatch_for
+from tilewright.passes.draws import example_stream, keep
 from tilewright.runtime.executable import Executable, Slots, Step
 
 REPEATS = 9
@@ -80,9 +82,23 @@ def time_operators(graph: fx.Graph, inputs: list[Any], device: str = "cpu") -> d
 
 
 def example_inputs(graph: fx.Graph) -> list[Any]:
-    """Random tensors that lie where and as the placeholders of `graph` say; numbers as captured."""
+    """Random tensors that lie where and as the placeholders of `graph` say; numbers as captured, and valid states of
+    PyTorch's generator."""
     generators: dict[torch.device, torch.Generator] = {}
-    return [_example(n.meta.get("val"), generators) for n in graph.nodes if n.op == "placeholder"]
+    return [
+        example_stream(elements) if (elements := _drawn(n)) else _example(n.meta.get("val"), generators)
+        for n in graph.nodes
+        if n.op == "placeholder"
+    ]
+
+
+def _drawn(node: fx.Node) -> int:
+    """How many numbers are drawn again from the saved state that a placeholder is; 0 where it is none.
+
+    A kernel computes places in memory from what such a state says.
+    """
+    kept = [user for user in node.users if user.target is keep]
+    return max((prod(user.args[1]) for user in kept), default=0)  # type: ignore[arg-type]
 
 
 def _example(meta: Any, generators: dict[torch.device, torch.Generator]) -> Any:
