@@ -23,6 +23,10 @@ FEW_COLUMNS = 1024
 """A reduction over all axes is cut into rows of at least this many elements, if it has several axes left."""
 LEAST_COLUMNS = 64
 """The same when only one axis is left for the rows."""
+FEW_ROWS = 256
+"""Fewer programs than this leave multiprocessors of a GPU idle, ..."""
+LONG_ROW = 8192
+"""... which counts if each reduces this many elements: the reduction runs over the rows then, in strips."""
 MOST_REPEATS = 4
 """A nest computes one reduction at most this many times: where its result is broadcast, each copy reduces again."""
 
@@ -161,11 +165,16 @@ class _Lowering:
             (axes for axes in over if axes != self.domain), key=lambda axes: sorted(a.serial for a in axes)
         )
         candidates = partial + [self.domain - axes for axes in partial]
-        candidates.sort(key=lambda cols: order[-1] not in cols)
+        candidates.sort(key=lambda cols: (self._starves(cols), order[-1] not in cols))
         for cols in candidates:
             if all(r in (cols, self.domain - cols, self.domain) for r in over):
                 return self._split_by(order, cols)
         raise Unfusable("reductions run over different axes")
+
+    def _starves(self, cols: frozenset[Axis]) -> bool:
+        """Whether a GPU would have few programs, each with a long row."""
+        row_count = prod(axis.extent for axis in self.domain - cols)
+        return self.language == "triton" and row_count < FEW_ROWS and prod(a.extent for a in cols) >= LONG_ROW
 
     def _split_by(self, order: list[Axis], cols: frozenset[Axis]) -> tuple[list[Axis], list[Axis]]:
         return [a for a in order if a not in cols], [a for a in order if a in cols]
