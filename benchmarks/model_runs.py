@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fcntl
 import json
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -290,7 +291,8 @@ class _Running:
             gpu_us=kernels.us if kernels else None,
             launches=kernels.launches if kernels else None,
             first_call_us=self.steps[kind][name].first_call_us,
-            error=error.error if error else None,
+            # Infinite where the reference is 0: such a gradient is noise, and the note names it.
+            error=error.error if error and math.isfinite(error.error) else None,
             eager_error=error.eager_error if error else None,
             note=f"{error.tensor} is outside the numbers contract" if error and not error.ok else "",
         )
