@@ -181,6 +181,31 @@ class Classifier(nn.Module):
         return pooled
 
 
+class ResponseNorm(nn.Module):
+    """A ConvNeXt V2 block: its channels are last while it norms the responses over all places."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+        self.dense = nn.Conv2d(channels, channels, 3, padding=1)
+        self.widen, self.narrow = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.gelu(self.widen(self.dense(self.depthwise(x)).permute(0, 2, 3, 1)))
+        response = y.norm(dim=(1, 2), keepdim=True)
+        y = y * (response / (response.mean(-1, keepdim=True) + 1e-6)) + y
+        return x + self.narrow(y).permute(0, 3, 1, 2)
+
+
+def test_what_has_its_channels_last_by_shape_stays_contiguous(planned_for_h200: list[Decision]) -> None:
+    torch.manual_seed(1)
+    record = trains_as_eager(ResponseNorm(32).bfloat16(), torch.randn(2, 32, 6, 10).bfloat16())
+    assert planned_for_h200[0].verdict == "taken"
+    values = [n.meta["val"] for graph in record.graphs for n in graph.plan.graph.nodes if n.op == "call_function"]
+    widened = [x for x in values if isinstance(x, Tensor) and x.shape == (2, 6, 10, 64)]
+    assert widened and all(x.is_contiguous() for x in widened)
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_training_keeps_the_layout_forward_and_backward(
     layout: torch.memory_format, planned_for_h200: list[Decision]

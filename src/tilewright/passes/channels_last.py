@@ -41,6 +41,8 @@ STATISTICS = ("instance_norm",)
 """Norms that view each sample's channels as if they were a batch's, which no channels-last tensor allows."""
 VIEWS = ("view", "as_strided")
 """Calls that fail on, or read differently, a tensor with other strides."""
+MOVES = ("permute", "transpose", "movedim", "swapaxes", "linear", "matmul")
+"""Calls whose results are no images: the channels are not their second axis."""
 
 
 def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
@@ -55,7 +57,7 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
         for node in convolutions:
             _convert(node, reachable)
         _restore(module.graph, reachable)
-        _bring_gradients_back(reachable)
+        _bring_gradients_back(_images(convolutions))
         for node in reachable:
             _keep_the_layout(node, dtypes)
         module.recompile()
@@ -142,6 +144,11 @@ def _reachable(start: list[fx.Node]) -> set[fx.Node]:
     return closure(start, lambda node: node.users)
 
 
+def _images(convolutions: list[fx.Node]) -> set[fx.Node]:
+    """What is computed from the results of `convolutions` and has the channels where these have them."""
+    return closure(convolutions, lambda node: (u for u in node.users if _rank(u) == 4 and spelled(u) not in MOVES))
+
+
 def _convert(node: fx.Node, reachable: set[fx.Node]) -> None:
     for place, name in ((0, "input"), (1, "weight")):
         operand = argument(node, place, name)
@@ -166,10 +173,10 @@ def _restore(graph: fx.Graph, reachable: set[fx.Node]) -> None:
             node.update_arg(0, _laid(node, node.args[0], torch.contiguous_format, torch.channels_last))
 
 
-def _bring_gradients_back(reachable: set[fx.Node]) -> None:
-    """In front of what reads a value of four dimensions and gives one of other places, but for convolutions."""
-    for node in reachable:
-        for user in [user for user in node.users if user in reachable and spelled(user) != "conv2d"]:
+def _bring_gradients_back(images: set[fx.Node]) -> None:
+    """In front of what reads an image and gives something of other places, but for convolutions."""
+    for node in images:
+        for user in [user for user in node.users if spelled(user) != "conv2d" and example(user) is not None]:
             if _is_trained(node) and _places(user) not in (None, _places(node)) and not _shows(user, node):
                 user.replace_input_with(node, _laid(user, node, torch.channels_last, torch.channels_last))
 
