@@ -23,9 +23,9 @@ FEW_COLUMNS = 1024
 """A reduction over all axes is cut into rows of at least this many elements, if it has several axes left."""
 LEAST_COLUMNS = 64
 """The same when only one axis is left for the rows."""
-FEW_ROWS = 256
+FEW_ROWS = 64
 """Fewer programs than this leave multiprocessors of a GPU idle, ..."""
-LONG_ROW = 8192
+LONG_ROW = 65536
 """... which counts if each reduces this many elements: the reduction runs over the rows then, in strips."""
 MOST_REPEATS = 4
 """A nest computes one reduction at most this many times: where its result is broadcast, each copy reduces again."""
