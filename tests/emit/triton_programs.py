@@ -168,6 +168,9 @@ PROGRAMS: dict[str, Program] = {
         lambda x, i: F.pad(F.embedding(i + 1, x), [0, 0, 2, 3]) * 2, (40, 33), (7,), below=39
     ),
     "sums of rows at places": _with_places(lambda x, i: x.index_select(0, i).sum(0), (40, 33), (130,), below=40),
+    "few long rows": program(
+        lambda x, y: (x.sum(-1), (x * y).amax(-1), x.mean(-1)), (3, 65537), (3, 65537), dtype=BF16
+    ),
     # Reductions over the columns.
     "softmax": program(lambda x: x.softmax(-1), (33, 130)),
     "softmax of one row": program(lambda x: x.softmax(-1), (130,)),
