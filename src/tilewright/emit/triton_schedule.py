@@ -170,7 +170,7 @@ class TritonSchedule:
 
     def is_late(self, value: int) -> bool:
         """Whether a step's value is available only after all rows."""
-        return self.nest.steps[value].where == "after" or value in self.sums
+        return self.nest.steps[value].is_late
 
     @cached_property
     def late_columns(self) -> bool:

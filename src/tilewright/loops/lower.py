@@ -239,7 +239,7 @@ class _Lowering:
                 place[position] = self._reduce(reduced[position], op, args, steps, set(rows), set(cols))
                 continue
             stage = max((steps[a].stage + (steps[a].name == "reduce_cols") for a in args), default=0)
-            after: Where = "after" if any(_is_after(steps[a]) for a in args) else "body"
+            after: Where = "after" if any(steps[a].is_late for a in args) else "body"
             step = Step(op.name, args, op.dtype, _level(self.deps[position], rows, cols), after, stage)
             if op.name in ("load", "draw") and op.detail.key not in keys:
                 keys.append(op.detail.key)
@@ -298,7 +298,7 @@ class _Lowering:
                 continue
             deps = deps - axes
             source = steps[value]
-            if _is_after(source):
+            if source.is_late:
                 raise Unfusable("a column sum is reduced again")
             stage = source.stage + (source.name == "reduce_cols")
             level, approximate = _level(deps, rows, cols), op.approximate
@@ -394,15 +394,5 @@ def _span(strides: Strides) -> int:
     return prod(axis.extent for axis in strides)
 
 
-def _is_after(step: Step) -> bool:
-    return step.where == "after" or step.name == "reduce_rows"
-
-
 def _level(deps: frozenset[Axis], rows: Any, cols: Any) -> Level:
-    varies = bool(deps & set(rows)), bool(deps & set(cols))
-    return {
-        (False, False): Level.SCALAR,
-        (True, False): Level.ROW,
-        (False, True): Level.COL,
-        (True, True): Level.FULL,
-    }[varies]
+    return Level.of(bool(deps & set(rows)), bool(deps & set(cols)))

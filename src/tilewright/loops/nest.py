@@ -34,6 +34,16 @@ class Level(Enum):
     COL = "col"
     FULL = "full"
 
+    @staticmethod
+    def of(with_rows: bool, with_cols: bool) -> Level:
+        """
+        >>> Level.of(True, False)
+        <Level.ROW: 'row'>
+        """
+        if with_rows:
+            return Level.FULL if with_cols else Level.ROW
+        return Level.COL if with_cols else Level.SCALAR
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -84,6 +94,11 @@ class Step:
     approximate: bool = False
     """Of `exp`, `sigmoid` and `div`: 18 bits are enough, since the result is rounded to 16 bits before anything but a
     factor meets it. Of a sum: a GPU accumulates in fp32."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its value is there only after all rows."""
+        return self.where == "after" or self.name == "reduce_rows"
 
 
 @dataclass(frozen=True)
