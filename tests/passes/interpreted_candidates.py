@@ -13,7 +13,8 @@ from tests.contract import keeps_contract, own
 from tests.kernels.interpreter import install
 from tests.passes import norms
 from tests.passes.losses import LOSSES, Head, inputs
-from tilewright.backend import Recording
+from tilewright.backend import Recording, recording
+from tilewright.measure.truth.contract import compare
 from tilewright.passes import candidates
 
 install()
@@ -135,3 +136,23 @@ def test_generated_rms_norm_in_pytorchs_fused_form(dtype: torch.dtype, monkeypat
     monkeypatch.setattr(candidates, "CLEAR", 0.0)
     record = check(norms.Residual(dtype, norm=norms.Llama), norms.inputs(dtype), set())
     assert [kernel for graph in record.graphs for kernel in graph.executable.kernels if "fused_rms_norm" in kernel.name]
+
+
+def test_sizes_that_change_bind_no_kernel_to_the_first_of_them() -> None:
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 32)).bfloat16()
+    run = torch.compile(model, backend="tilewright", dynamic=True)
+    with recording() as record:
+        for rows in (20, 24):
+            x = torch.randn(2, rows, 64, dtype=torch.bfloat16, requires_grad=True)
+            twin = x.detach().requires_grad_()
+            y, expected = run(x), model(twin)
+            y.sum().backward()
+            expected.sum().backward()
+            truth = model.double()(wide := x.detach().double().requires_grad_())
+            truth.sum().backward()
+            model.bfloat16()
+            assert all(value.grad is not None for value in (x, twin, wide))
+            assert compare(y, expected, truth).ok
+            assert compare(x.grad, twin.grad, wide.grad).ok  # type: ignore[arg-type]
+    calls = [kernel for graph in record.graphs for _, kernel in graph.plan.launches()]
+    assert calls.count("tilewright.norm_backward.default") == 2 and not record.fallbacks

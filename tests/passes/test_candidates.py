@@ -12,11 +12,9 @@ from torch import Tensor
 
 from tests.passes import norms
 from tests.passes.losses import CLASSES, LOSSES, Head, padded, shifted
-from tilewright.backend import recording
 from tilewright.compile.planner import Planner
 from tilewright.compile.price import PricedCase, price_case
 from tilewright.hardware.target import target_named
-from tilewright.measure.truth.contract import compare
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.program import Decision
 
@@ -255,24 +253,3 @@ def test_linear_layers_that_stay_apart_from_their_gelu(dtype: torch.dtype, shape
     found = priced(Activated(dtype), shape, device, training=False)
     rows = chosen(found, "tilewright.linear_gelu")
     assert "linear_gelu" not in ours(found) and all(why in row.reason for row in rows)
-
-
-def test_sizes_that_change_bind_no_kernel_to_the_first_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.backend.target_of", lambda device: target_named("h200"))
-    model = torch.nn.Sequential(torch.nn.Linear(64, 8192), torch.nn.GELU(), torch.nn.Linear(8192, 64)).bfloat16()
-    run = torch.compile(model, backend="tilewright", dynamic=True)
-    with recording() as record:
-        for rows in (520, 544):
-            x = torch.randn(2, rows, 64, dtype=torch.bfloat16, requires_grad=True)
-            twin = x.detach().requires_grad_()
-            y, expected = run(x), model(twin)
-            y.sum().backward()
-            expected.sum().backward()
-            assert torch.equal(y, expected)
-            truth = model.double()(wide := x.detach().double().requires_grad_())
-            truth.sum().backward()
-            model.bfloat16()
-            assert all(value.grad is not None for value in (x, twin, wide))
-            assert compare(x.grad, twin.grad, wide.grad).ok  # type: ignore[arg-type]
-    calls = [kernel for graph in record.graphs for _, kernel in graph.plan.launches()]
-    assert calls.count("tilewright.linear_gelu.default") == 2 and not record.fallbacks
