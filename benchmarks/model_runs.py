@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.kernel_times import KernelTimes, kernel_times
 from benchmarks.model_launches import Explained, differences, explained, launch_rows, write
 from benchmarks.model_zoo import DECODERS, MODELS, Missing, Size, Workload
+from benchmarks.wider_zoo import WIDER
 from tilewright.backend import Recording, recording
 from tilewright.hardware.ceilings import device_name
 from tilewright.hardware.detect import detect
@@ -117,7 +118,7 @@ def run(request: Request) -> None:
     torch.manual_seed(0)
     decodes = request.name in DECODERS
     try:
-        workload = {**MODELS, **DECODERS}[request.name](Size(request.tiny))
+        workload = {**MODELS, **DECODERS, **WIDER}[request.name](Size(request.tiny))
     except Missing as missing:
         print(f"left out: {missing}")
         return
@@ -283,7 +284,7 @@ class _Running:
         return measurement(
             timing,
             environment(device_name(detect(), self.request.device)),
-            suite="models",
+            suite="wider_models" if self.request.name in WIDER else "models",
             case=f"{model} {self.workload.shape} {self.dtype}",
             impl=name,
             direction="step" if kind == "train" else "infer",

@@ -49,73 +49,73 @@ class Workload:
 Build = Callable[[Size], Workload]
 
 
-def _package(name: str) -> Any:
+def installed(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise Missing(f"{name} is not installed") from error
 
 
-def _tokens(vocabulary: int, batch: int, length: int) -> Tensor:
+def token_ids(vocabulary: int, batch: int, length: int) -> Tensor:
     return torch.randint(0, vocabulary, (batch, length))
 
 
-def _causal(model: nn.Module, vocabulary: int, batch: int, length: int) -> Workload:
-    ids = _tokens(vocabulary, batch, length)
+def causal(model: nn.Module, vocabulary: int, batch: int, length: int) -> Workload:
+    ids = token_ids(vocabulary, batch, length)
     return Workload(model, {"input_ids": ids, "labels": ids}, f"B{batch} S{length}")
 
 
 def gpt2(n: Size) -> Workload:
     """Learned positions, tied head over 50257 words."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     config = hf.GPT2Config(n_layer=n(6, 2), n_embd=n(768, 64), n_head=n(12, 4), use_cache=False)
-    return _causal(hf.GPT2LMHeadModel(config), config.vocab_size, n(8, 2), n(1024, 64))
+    return causal(hf.GPT2LMHeadModel(config), config.vocab_size, n(8, 2), n(1024, 64))
 
 
 def llama(n: Size) -> Workload:
     """Rotary embedding, grouped heads, RMS norm, SwiGLU."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     config = hf.LlamaConfig(
         hidden_size=n(2048, 64), intermediate_size=n(5632, 176), num_hidden_layers=n(4, 2), vocab_size=n(32000, 2000),
         num_attention_heads=n(32, 4), num_key_value_heads=n(8, 2), use_cache=False,
     )  # fmt: skip
-    return _causal(hf.LlamaForCausalLM(config), config.vocab_size, n(8, 2), n(1024, 64))
+    return causal(hf.LlamaForCausalLM(config), config.vocab_size, n(8, 2), n(1024, 64))
 
 
 def mistral(n: Size) -> Workload:
     """A sliding window of a quarter of the sequence."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     config = hf.MistralConfig(
         hidden_size=n(1024, 64), intermediate_size=n(3584, 224), num_hidden_layers=n(4, 2), vocab_size=n(32000, 2000),
         num_attention_heads=n(16, 4), num_key_value_heads=n(4, 2), sliding_window=n(512, 16), use_cache=False,
     )  # fmt: skip
-    return _causal(hf.MistralForCausalLM(config), config.vocab_size, n(4, 2), n(2048, 64))
+    return causal(hf.MistralForCausalLM(config), config.vocab_size, n(4, 2), n(2048, 64))
 
 
 def qwen(n: Size) -> Workload:
     """Norms of queries and keys, a head of 151936 words."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     config = hf.Qwen3Config(
         hidden_size=n(1024, 64), intermediate_size=n(3072, 192), num_hidden_layers=n(4, 2), head_dim=n(128, 16),
         num_attention_heads=n(16, 4), num_key_value_heads=n(8, 2), vocab_size=n(151936, 2000), use_cache=False,
     )  # fmt: skip
-    return _causal(hf.Qwen3ForCausalLM(config), config.vocab_size, n(4, 2), n(512, 64))
+    return causal(hf.Qwen3ForCausalLM(config), config.vocab_size, n(4, 2), n(512, 64))
 
 
 def mixtral(n: Size) -> Workload:
     """Eight experts, two for each token."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     config = hf.MixtralConfig(
         hidden_size=n(512, 64), intermediate_size=n(1792, 112), num_hidden_layers=n(2, 1), vocab_size=n(32000, 2000),
         num_attention_heads=n(8, 4), num_key_value_heads=n(4, 2), use_cache=False,
     )  # fmt: skip
-    return _causal(hf.MixtralForCausalLM(config), config.vocab_size, n(4, 2), n(512, 32))
+    return causal(hf.MixtralForCausalLM(config), config.vocab_size, n(4, 2), n(512, 32))
 
 
-def _encoder(model: nn.Module, vocabulary: int, n: Size) -> Workload:
+def masked_encoder(model: nn.Module, vocabulary: int, n: Size) -> Workload:
     """Masked language modelling of sequences whose last tokens are padding."""
     batch, length = n(8, 2), n(512, 64)
-    ids = _tokens(vocabulary, batch, length)
+    ids = token_ids(vocabulary, batch, length)
     mask = torch.ones_like(ids)
     mask[:, -7:] = 0
     return Workload(model, {"input_ids": ids, "attention_mask": mask, "labels": ids}, f"B{batch} S{length}")
@@ -123,61 +123,61 @@ def _encoder(model: nn.Module, vocabulary: int, n: Size) -> Workload:
 
 def bert(n: Size) -> Workload:
     """Post-norm encoder, padded, 30522 words."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     config = hf.BertConfig(
         num_hidden_layers=n(6, 2), hidden_size=n(768, 64), num_attention_heads=n(12, 4), intermediate_size=n(3072, 128)
     )
-    return _encoder(hf.BertForMaskedLM(config), config.vocab_size, n)
+    return masked_encoder(hf.BertForMaskedLM(config), config.vocab_size, n)
 
 
 def distilbert(n: Size) -> Workload:
     """BERT without token types, half as deep."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     config = hf.DistilBertConfig(n_layers=n(6, 2), dim=n(768, 64), n_heads=n(12, 4), hidden_dim=n(3072, 128))
-    return _encoder(hf.DistilBertForMaskedLM(config), config.vocab_size, n)
+    return masked_encoder(hf.DistilBertForMaskedLM(config), config.vocab_size, n)
 
 
 def deberta(n: Size) -> Workload:
     """Attention by relative positions, disentangled from contents."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     config = hf.DebertaV2Config(
         num_hidden_layers=n(4, 2), hidden_size=n(768, 64), num_attention_heads=n(12, 4), vocab_size=n(128100, 2000),
         intermediate_size=n(3072, 128), relative_attention=True, position_buckets=n(256, 16),
         norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type=["p2c", "c2p"], position_biased_input=False,
         max_position_embeddings=n(512, 64),
     )  # fmt: skip
-    return _encoder(hf.DebertaV2ForMaskedLM(config), config.vocab_size, n)
+    return masked_encoder(hf.DebertaV2ForMaskedLM(config), config.vocab_size, n)
 
 
 def t5(n: Size) -> Workload:
     """Encoder and decoder with a bias of relative positions, RMS norm."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     config = hf.T5Config(
         d_model=n(512, 64), d_kv=n(64, 16), d_ff=n(2048, 128), num_layers=n(4, 2), num_heads=n(8, 4), use_cache=False,
         decoder_start_token_id=0, vocab_size=n(32128, 2000),
     )  # fmt: skip
     batch, length, target = n(8, 2), n(512, 64), n(128, 16)
-    ids = _tokens(config.vocab_size, batch, length)
+    ids = token_ids(config.vocab_size, batch, length)
     inputs = {"input_ids": ids, "labels": ids[:, :target].contiguous()}
     return Workload(hf.T5ForConditionalGeneration(config), inputs, f"B{batch} S{length}+{target}")
 
 
 def bart(n: Size) -> Workload:
     """Encoder and decoder with learned positions, 50265 words."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     config = hf.BartConfig(
         d_model=n(768, 64), encoder_layers=n(3, 1), decoder_layers=n(3, 1), encoder_attention_heads=n(12, 4),
         decoder_attention_heads=n(12, 4), encoder_ffn_dim=n(3072, 128), decoder_ffn_dim=n(3072, 128), use_cache=False,
     )  # fmt: skip
     batch, length, target = n(8, 2), n(512, 64), n(128, 16)
-    ids = _tokens(config.vocab_size, batch, length)
+    ids = token_ids(config.vocab_size, batch, length)
     inputs = {"input_ids": ids, "labels": ids[:, :target].contiguous()}
     return Workload(hf.BartForConditionalGeneration(config), inputs, f"B{batch} S{length}+{target}")
 
 
 def whisper(n: Size) -> Workload:
     """Speech: convolutions over a spectrogram, encoder and decoder."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     config = hf.WhisperConfig(
         d_model=n(512, 64), encoder_layers=n(4, 1), decoder_layers=n(4, 1), encoder_attention_heads=n(8, 4),
         decoder_attention_heads=n(8, 4), encoder_ffn_dim=n(2048, 128), decoder_ffn_dim=n(2048, 128), use_cache=False,
@@ -185,33 +185,33 @@ def whisper(n: Size) -> Workload:
     )  # fmt: skip
     batch, target = n(8, 1), n(128, 16)
     spectrogram = torch.randn(batch, 80, 2 * config.max_source_positions)
-    inputs = {"input_features": spectrogram, "labels": _tokens(50000, batch, target)}
+    inputs = {"input_features": spectrogram, "labels": token_ids(50000, batch, target)}
     return Workload(hf.WhisperForConditionalGeneration(config), inputs, f"B{batch} S{spectrogram.shape[2]}+{target}")
 
 
 def vit(n: Size) -> Workload:
     """Patches of 16 × 16 pixels."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     config = hf.ViTConfig(
         num_hidden_layers=n(6, 2), hidden_size=n(768, 64), num_attention_heads=n(12, 4), image_size=n(224, 64),
         intermediate_size=n(3072, 128), num_labels=1000,
     )  # fmt: skip
-    return _pixels(hf.ViTForImageClassification(config), n)
+    return of_pixels(hf.ViTForImageClassification(config), n)
 
 
 def convnext(n: Size) -> Workload:
     """Depthwise convolutions of 7 × 7, layer norm over channels."""
-    hf = _package("transformers")
+    hf = installed("transformers")
     tiny = {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 2, 1]} if n.tiny else {}
-    return _pixels(hf.ConvNextForImageClassification(hf.ConvNextConfig(num_labels=1000, **tiny)), n)
+    return of_pixels(hf.ConvNextForImageClassification(hf.ConvNextConfig(num_labels=1000, **tiny)), n)
 
 
-def _pixels(model: nn.Module, n: Size) -> Workload:
-    images, labels, shape = _images(n)
+def of_pixels(model: nn.Module, n: Size) -> Workload:
+    images, labels, shape = image_batch(n)
     return Workload(model, {"pixel_values": images, "labels": labels}, shape)
 
 
-def _images(n: Size) -> tuple[Tensor, Tensor, str]:
+def image_batch(n: Size) -> tuple[Tensor, Tensor, str]:
     batch, size = n(64, 2), n(224, 64)
     return torch.randn(batch, 3, size, size), torch.randint(0, 1000, (batch,)), f"B{batch} {size}x{size}"
 
@@ -235,12 +235,12 @@ class Classifier(nn.Module):
         return Scored(functional.cross_entropy(logits, labels), logits)
 
 
-def _classified(package: str, build: Callable[[Any, int], nn.Module]) -> Build:
+def classified(package: str, build: Callable[[Any, int], nn.Module]) -> Build:
     """`build` gets the package and the pixels along an edge of an image."""
 
     def workload(n: Size) -> Workload:
-        images, labels, shape = _images(n)
-        model = build(_package(package), images.shape[-1])
+        images, labels, shape = image_batch(n)
+        model = build(installed(package), images.shape[-1])
         return Workload(Classifier(model), {"images": images, "labels": labels}, shape)
 
     return workload
@@ -275,7 +275,7 @@ def _decoding(config: Callable[[Size], DecoderConfig], batch: int) -> Build:
     def workload(n: Size) -> Workload:
         made = config(n)
         model = Decoder(made, batch)
-        inputs = {"ids": _tokens(made.vocabulary, batch, 1), "position": torch.tensor([made.length - 1])}
+        inputs = {"ids": token_ids(made.vocabulary, batch, 1), "position": torch.tensor([made.length - 1])}
         return Workload(model, inputs, f"B{batch} cache {made.length}")
 
     return workload
@@ -303,12 +303,12 @@ MODELS: Mapping[str, Build] = {
     "whisper": whisper,
     "vit": vit,
     "convnext": convnext,
-    "swin": _classified(
+    "swin": classified(
         "timm", lambda timm, size: timm.create_model("swin_tiny_patch4_window7_224", num_classes=1000, img_size=size)
     ),
-    "efficientnet": _classified("timm", lambda timm, size: timm.create_model("efficientnet_b0", num_classes=1000)),
-    "resnet50": _classified("torchvision.models", lambda models, size: models.resnet50()),
-    "mobilenet": _classified("torchvision.models", lambda models, size: models.mobilenet_v3_large()),
+    "efficientnet": classified("timm", lambda timm, size: timm.create_model("efficientnet_b0", num_classes=1000)),
+    "resnet50": classified("torchvision.models", lambda models, size: models.resnet50()),
+    "mobilenet": classified("torchvision.models", lambda models, size: models.mobilenet_v3_large()),
     "unet": unet,
 }
 """Those that run inference and training."""

@@ -2,6 +2,7 @@
 
     python -m benchmarks.models --device cuda --out benchmarks/results/h200/models.jsonl
     python -m benchmarks.models --tiny --models gpt2,unet --kinds infer      # on a CPU
+    python -m benchmarks.models --device cuda --models wider                 # those of `wider_zoo`
 
 Every model runs in a process of its own, with empty caches. All compile side by side and are then measured one at a
 time. Inference is evaluation: the forward pass with its loss. A step of training ends with the gradients released.
@@ -26,6 +27,7 @@ from benchmarks.model_launches import table as launch_table
 from benchmarks.model_runs import DEFAULT_ENTRANTS, ENTRANTS, KINDS, Request, run
 from benchmarks.model_table import table
 from benchmarks.model_zoo import DECODERS, MODELS
+from benchmarks.wider_zoo import WIDER
 from tilewright.measure.racing.results import append_results, read_results
 from tilewright.records.measurement import Measurement
 
@@ -37,7 +39,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tiny", action="store_true", help="sizes that a CPU can take")
     names = [*MODELS, *DECODERS]
-    parser.add_argument("--models", type=_list(names), default=names, help=f"of {', '.join(names)}")
+    known = [*names, *WIDER]
+    parser.add_argument(
+        "--models", type=_list(known, wider=list(WIDER)), default=names, help=f"of {', '.join(known)}, or wider"
+    )
     parser.add_argument("--kinds", type=_list(KINDS), default=list(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument(
         "--entrants", type=_list(ENTRANTS), default=list(DEFAULT_ENTRANTS), help=f"of {', '.join(ENTRANTS)}"
@@ -56,9 +61,9 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _list(known: Iterable[str]) -> Callable[[str], list[str]]:
+def _list(known: Iterable[str], **groups: list[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
-        found = text.split(",")
+        found = [name for part in text.split(",") for name in groups.get(part, [part])]
         if unknown := [name for name in found if name not in known]:
             raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
         return found

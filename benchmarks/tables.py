@@ -41,7 +41,7 @@ from tilewright.records.measurement import Direction, Measurement
 from tilewright.report.quantity import duration
 
 REPOSITORY = Path(__file__).parents[1]
-DOCUMENTS = tuple(REPOSITORY / name for name in ("README.md", "docs/kernels.md", "docs/replay.md"))
+DOCUMENTS = tuple(REPOSITORY / name for name in ("README.md", "docs/kernels.md", "docs/models.md", "docs/replay.md"))
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w ]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 NONE = "–"
 GRID = (512, 1024, 2048, 4096, 8192, 16384)
@@ -387,9 +387,12 @@ def _step_and_host(row: Measurement | None) -> tuple[float | None, float | None]
     return (None, None) if row is None else (row.median_us, row.host_us)
 
 
-def models(results: Results) -> str:
+def models(suite: str) -> Callable[[Results], str]:
     """Whole models beside eager and Inductor, by calls and as CUDA graphs, the slowest beside Inductor first."""
-    rows = [row for row in results.rows if row.suite == "models"]
+    return lambda results: _models([row for row in results.rows if row.suite == suite])
+
+
+def _models(rows: list[Measurement]) -> str:
     return markdown(
         ["model", "", "eager", "Inductor", "tilewright", "× Inductor", "× in GPU time", "of its memory"],
         (
@@ -430,7 +433,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "races": races,
     "replayed": replayed,
     "shown": shown,
-    "models": models,
+    "models": models("models"),
+    "wider models": models("wider_models"),
 }
 
 
