@@ -69,6 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if function_of(item) in slow:
             item.add_marker(pytest.mark.slow)
+    # The longest begin first, so that no worker is left alone with them.
+    items.sort(key=lambda item: "test_interpreted" not in item.nodeid)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return
