@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import getitem
 from typing import Any
 
 from torch import fx
@@ -65,7 +66,8 @@ def _lower(
         if node not in traced.values:
             raise Unfusable(f"{node.name} has several results")
     found = [(n, traced.values[n]) for n in outputs]
-    return _Lowering(traced.trace.ops, found, name, language, divisible=len(members) > 1).build()
+    operators = [node for node in members if node.target is not getitem]
+    return _Lowering(traced.trace.ops, found, name, language, divisible=len(operators) > 1).build()
 
 
 class AxisUsedTwice(Unfusable):
