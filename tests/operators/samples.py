@@ -359,6 +359,11 @@ CALLS: dict[str, list[Maker]] = {
     "nan_to_num.default": [lambda o: call(o.x, 1.5, 3.0, -2.0), lambda o: call(o.x, None, 0.0, 0.0)],
     "fill.Scalar": [lambda o: call(o.x, 2), lambda o: call(o.x, -1.5)],
     "fill.Tensor": [lambda o: call(o.x, torch.tensor(3)), lambda o: call(o.x, torch.tensor(2.5))],
+    "copy.default": [
+        lambda o: call(o.x, o.like),
+        lambda o: call(o.x, o.like[:1]),
+        lambda o: call(o.x, o.like.to(torch.bfloat16) if o.x.is_floating_point() else o.like.bool()),
+    ],
     "zero.default": [unary],
     "cat.default": [
         lambda o: call([o.x, o.like], -1),

@@ -15,11 +15,17 @@ def _filled(call: CallAxes) -> Result:
     return call.operands[-1] if call.known is None and call.operands else factory(call)
 
 
+def over_self(call: CallAxes) -> Result:
+    """Of a copy over an operand, onto whose shape its source is broadcast."""
+    return call.broadcast(call.tensor("self"), call.tensor("src"))
+
+
 # Each is `empty` and a fill, which a profiler records instead of it.
 MADE: Says = {"promotion": "none", "arithmetic": NOTHING, "shapes": factory, "traffic": UNREAD, "priced": False}
 LIKE: Says = {**MADE, "shapes": same}
 ZERO: Says = {"promotion": "none", "arithmetic": NOTHING, "shapes": same, "dtypes": ("self",), "traffic": UNREAD}
 FILL: Says = {**ZERO, "traffic": Traffic(unread=("self",))}
+COPY: Says = {**FILL, "shapes": over_self, "part": "copy"}
 
 body("full.default(size, fill_value, ...)", **MADE)(lambda c, shape, value, **_: c.trace.full(value, c.dtype, shape))
 body("zeros.default(size, ...)", **MADE)(lambda c, shape, **_: c.trace.full(0, c.dtype, shape))
@@ -37,6 +43,9 @@ body("ones_like.default(self, ...)", **LIKE)(lambda c, x, **_: c.trace.full(1, c
 body("zero.default(self)", **ZERO)(lambda c, x: c.trace.full(0, c.dtype, c.shape))
 body("fill.Scalar(self, value)", **FILL)(lambda c, x, value: c.trace.full(value, c.dtype, c.shape))
 body("fill.Tensor(self, value)", **FILL)(lambda c, x, value: value.to_compute(c.dtype).expand(c.shape))
+body("copy.default(self, src, non_blocking)", **COPY)(
+    lambda c, x, source, *_: source.to_compute(c.dtype).expand(c.shape)
+)
 
 RANGE: Says = {"promotion": "none", "arithmetic": NOTHING, "shapes": _filled, "traffic": UNREAD}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from tilewright.operators.arithmetic import NOTHING, each, of_argument, per_operand
+from tilewright.operators.creation import over_self
 from tilewright.operators.pieces import like_the_input
 from tilewright.operators.row import Traffic, calls
 from tilewright.operators.shapes import CallAxes, Result, factory, kept, like, no_result, same
@@ -91,10 +92,10 @@ calls(
 
 OVERWRITTEN = Traffic(unread=("self",))
 calls(
-    "copy.default(self, src, non_blocking)\ncopy_.default(self, src, non_blocking)",
+    "copy_.default(self, src, non_blocking)",
     "library",
     arithmetic=NOTHING,
-    shapes=lambda call: call.broadcast(call.tensor("self"), call.tensor("src")),
+    shapes=over_self,
     dtypes=("self",),
     traffic=OVERWRITTEN,
 )
