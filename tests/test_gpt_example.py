@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from examples.gpt import plot
+from examples.gpt import compare, plot
 from examples.gpt.model import GPT, Shape, sample
 from examples.gpt.train import Corpus, Options, Trainer, train
 
@@ -41,10 +41,21 @@ def losses(rows: list[dict[str, Any]]) -> list[float]:
 
 
 def test_a_compiled_run_has_eagers_losses(options: Options, tmp_path: Path) -> None:
-    runs = [curve(replace(options, backend=name, curve=tmp_path / name)) for name in ("eager", "tilewright")]
-    assert [row["step"] for row in runs[0]] == list(range(6))
-    torch.testing.assert_close(losses(runs[0]), losses(runs[1]), rtol=1e-5, atol=0)
-    assert [found["backend"] for found in plot.medians([*runs[0], *runs[1]])] == ["eager", "tilewright"]
+    runs = {name: curve(replace(options, backend=name, curve=tmp_path / name)) for name in ("eager", "tilewright")}
+    assert [row["step"] for row in runs["eager"]] == list(range(6))
+    torch.testing.assert_close(losses(runs["eager"]), losses(runs["tilewright"]), rtol=1e-5, atol=0)
+    assert [row["run"] for row in plot.chart(runs).hconcat[1].data.values] == ["eager", "tilewright"]
+
+
+def test_eager_runs_of_other_draws_say_how_far_apart_curves_may_be(options: Options, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.jsonl" for name in ("eager", "again", "same")]
+    for path, draws in zip(paths, (0, 1, 0), strict=True):
+        curve(replace(options, draws=draws, curve=path))
+    runs = compare.read(paths)
+    assert compare.distance(runs["eager"], runs["same"]) == 0
+    assert 0 < compare.distance(runs["eager"], runs["again"]) < 0.5
+    told = compare.lines(runs)
+    assert told[2].endswith("from eager 0.0000") and told[3].startswith("eager runs are 0.")
 
 
 def test_a_run_learns(options: Options, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
     python -m examples.gpt.train --backend tilewright --steps 1000 --curve tilewright.jsonl
     torchrun --nproc-per-node 2 -m examples.gpt.train --backend tilewright
-    python -m examples.gpt.plot eager.jsonl inductor.jsonl tilewright.jsonl --out gpt.png
+    python -m examples.gpt.compare eager.jsonl eager_again.jsonl inductor.jsonl tilewright.jsonl
+    python -m examples.gpt.plot eager.jsonl eager_again.jsonl inductor.jsonl tilewright.jsonl --out gpt.png
 
 AdamW, warm-up and cosine, clipping, accumulation of gradients, checkpoints. A run that is resumed from a checkpoint
 has the losses of one that was never stopped: a batch follows from its step and rank alone. On a GPU the products are
@@ -41,7 +42,7 @@ HELD_OUT = 0.05
 
 @dataclass
 class Options:
-    """One run. `batch` is that of a rank and a micro-step."""
+    """One run. `batch` is that of a rank and a micro-step; `draws` changes what dropout draws and nothing else."""
 
     backend: str = "tilewright"
     steps: int = 1000
@@ -52,6 +53,7 @@ class Options:
     decay: float = 0.1
     clip: float = 1.0
     seed: int = 0
+    draws: int = 0
     validate_every: int = 250
     validation_batches: int = 8
     save_every: int = 500
@@ -101,7 +103,7 @@ class Trainer:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._factor)
         self.done = 0
         # Ranks draw different dropout masks.
-        torch.manual_seed(options.seed + 1 + self.rank)
+        torch.manual_seed(options.seed + 1 + self.rank + self.ranks * options.draws)
 
     def _factor(self, step: int) -> float:
         """Of the rate: linear warm-up, then half a cosine down to a tenth."""
