@@ -66,7 +66,6 @@ VECTOR = "bfloat16[M]"
 LOGITS = (MATRIX, "int64[N]")
 LINEAR = ("bfloat16[N,D]", "bfloat16[M,D]", "bfloat16[M]")
 VOCABULARY = ("bfloat16[N,D]", "bfloat16[V,D]", "int64[N]")
-HEADS = ("bfloat16[B,H,N,D]", "bfloat16[B,K,N,D]", "float32[N,D//2]", "float32[N,D//2]")
 COUNTS = {
     "activation": Counts(functional.gelu, (MATRIX,), "N·M", "N·M", "4·N·M", transcendentals="N·M"),
     "activation_backward": Counts(
@@ -178,7 +177,6 @@ COUNTS = {
         (MATRIX, "int64[N]", "int64[N]"),
         *("N·M + 2·N", "22·M", "N·M"),
     ),
-    "rotary": Counts(functional.rotary, HEADS, "B·H·N·D + B·K·N·D + N·D", "B·H·N·D + B·K·N·D", "3·B·H·N·D + 3·B·K·N·D"),
 }
 
 
@@ -212,11 +210,6 @@ def arithmetic(function: Callable[..., object], *inputs: str) -> tuple[int, int]
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
-
-
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def smoothed_and_squared(x: Tensor, target: Tensor) -> Tensor:
@@ -264,7 +257,6 @@ WRITTEN_OUT: dict[str, tuple[Callable[..., object], Callable[..., object], tuple
     ),
     "weighted sum": (functional.weighted_sum, lambda x, w: (x * w).sum(-1), (MATRIX, VECTOR)),
     "embedding": (functional.embedding, F.embedding, ("int64[N]", "bfloat16[V,M]")),
-    "rotary": (functional.rotary, lambda q, k, cos, sin: (turned(q, cos, sin), turned(k, cos, sin)), HEADS),
 }
 
 

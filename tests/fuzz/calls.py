@@ -37,11 +37,6 @@ def _product(r: random.Random, small: bool) -> tuple[int, ...]:
     return tuple(max(8, size // 8 * 8) for size in sizes) if r.random() < 0.6 else tuple(sizes)
 
 
-def _head(r: random.Random, small: bool) -> tuple[int, ...]:
-    length = r.choice((1, 3, 17) if small else (1, 3, 113, 799))
-    return r.choice((1, 2)), length, r.choice((1, 3, 8)), r.choice((1, 2)), r.choice((2, 6, 40, 64, 128, 130))
-
-
 def _table(r: random.Random, small: bool) -> tuple[int, ...]:
     return r.choice((0, 1, 5, 200)), r.choice((1, 7, 100)), r.choice((1, 2, 7, 64, 300 if small else 1025))
 
@@ -57,11 +52,10 @@ NAMES: dict[str, Sizes] = {
     **dict.fromkeys(("linear_gelu", "linear_dropout_add", "matmul"), _product),
     "linear_cross_entropy": _vocabulary,
     "embedding": _table,
-    "rotary": _head,
 }
 """Operators, with what their workloads' sizes are drawn from; `small` where a CPU computes them."""
 
-SEVERAL = ("add_layer_norm", "add_rms_norm", "rotary")
+SEVERAL = ("add_layer_norm", "add_rms_norm")
 """Those of several results, of which eager gives a gradient to those alone that an input with one reaches."""
 
 

@@ -14,7 +14,6 @@ X = torch.randn(4, 8)
 Q = torch.randn(1, 2, 16, 16)
 WEIGHT = torch.randn(5, 8)
 CLASSES = torch.zeros(4, dtype=torch.long)
-ANGLES = torch.randn(16, 8)
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("add_layer_norm", {"x": X, "residual": X, "weight": X[0], "bias": X[0], "eps": 1e-5}),
     ("add_rms_norm", {"x": X, "residual": X, "weight": X[0], "eps": 1e-5}),
@@ -30,7 +29,6 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("linear_dropout_add", {"x": X, "weight": WEIGHT, "bias": WEIGHT[:, 0], "residual": X[:, :5], "p": 0.5}),
     ("log_softmax", {"x": X, "dim": 0}),
     ("rms_norm", {"x": X, "weight": X[0], "eps": 1e-5}),
-    ("rotary", {"q": Q, "k": Q, "cos": ANGLES, "sin": ANGLES}),
     ("silu", {"x": X}),
     ("softmax", {"x": X, "dim": 0}),
     ("swiglu", {"gate": X, "up": X}),

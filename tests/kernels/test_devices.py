@@ -26,7 +26,6 @@ OURS = {
     "dropout_add": (64, 512),
     "weighted_sum": (64, 512),
     "embedding": (64, 128, 256),
-    "rotary": (2, 64, 4, 2, 64),
     "linear_dropout_add": (256, 256, 64),
     "linear_cross_entropy": (64, 128, 256),
 }

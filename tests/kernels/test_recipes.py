@@ -201,20 +201,6 @@ def test_activations_by_triton() -> None:
     assert told(recipe) == [(Copy(3, 1),), ("backward", (100, 1, 1), [0, 3, 2, *sizes, None, None])]
 
 
-def test_the_rotation_by_triton() -> None:
-    q, k = ((2, 8, 64, 96), BF16, (49152, 96, 768, 1)), ((2, 2, 64, 96), BF16, (12288, 1, 192, 2))
-    recipe = recipe_of("rotary", q, k, ((64, 48), FP32, (96, 1)), ((64, 48), FP32), False, True)
-    assert [(x.shape, x.strides) for x in (recipe.buffers[number] for number in recipe.results)] == [
-        ((2, 8, 64, 96), (49152, 96, 768, 1)), ((2, 2, 64, 96), (12288, 6144, 96, 1))
-    ]  # fmt: skip
-    # 0: q, 1: k, 2: cos, 3: sin; copies of k (4) and cos (5); results 6 and 7.
-    *copies, (entry, grid, arguments) = told(recipe)
-    assert copies == [(Copy(4, 1),), (Copy(5, 2),)]
-    assert (entry, grid, arguments[:6]) == ("rotate", (128, 2, 1), [0, 4, 6, 7, 5, 3])
-    sizes = [64, 8, 2, 48, 49152, 96, 768, 12288, 6144, 96, 49152, 96, 768, 12288, 6144, 96, 48]
-    assert arguments[6:] == [*[("i", size) for size in sizes], None, None]
-
-
 def test_the_embedding_by_triton() -> None:
     recipe = recipe_of("embedding", ((4, 25), INT64, (1, 4)), ((50, 96), BF16, (192, 1)), -1)
     assert shapes(recipe) == [((4, 25, 96), BF16)]
@@ -376,7 +362,6 @@ def test_the_weighted_sum_by_triton() -> None:
 
 @pytest.mark.parametrize("name, arguments", [
     ("dropout_add", (*[((100, 96), BF16)] * 2, 0.5, "gelu", 16)),
-    ("rotary", (*[((2, 8, 64, 96), BF16)] * 2, *[((64, 48), FP32)] * 2, True, False)),
     ("embedding", (((4, 25), INT64), ((50, 96), BF16), -1)),
     ("weighted_sum", (((100, 1000), BF16), ((1000,), BF16))),
     ("softmax", (((7, 1000), BF16), True, "triton")),

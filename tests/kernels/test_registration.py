@@ -49,7 +49,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     **{name: (getattr(functional, name), ((6, 24), (6, 24))) for name in ("swiglu", "geglu")},
     **{f"dropout_add {kind}": (call, ((6, 24), (6, 24))) for kind, call in DROPOUTS.items()},
     "embedding": (lambda weight: functional.embedding(INDICES, weight, 1), ((5, 6),)),
-    "rotary": (lambda q, k: functional.rotary(q, k, *torch.ones(2, 5, 6) / 2), ((2, 3, 5, 12), (2, 1, 5, 12))),
     "weighted_sum": (functional.weighted_sum, ((6, 24), (24,))),
     "softmax": (partial(functional.softmax, dim=0), ((6, 24),)),
     "log_softmax": (functional.log_softmax, ((6, 24),)),

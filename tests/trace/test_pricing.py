@@ -144,10 +144,6 @@ MATRIX, LOGITS, VECTOR = "float32[N,M]", ("float32[N,K]", "int64[N]"), "float32[
         (lambda d, k, i: own.embedding_sums(d, k, i, 11, -1), (MATRIX, "int64[N]", "int64[N]")),
         (lambda x, i: own.scatter_sums(x, i, 11), (MATRIX, "int64[N,M]")),
         (lambda x, i: own.index_sums(x, i, 11, True), ("float32[B,N,M]", "int64[B,N,M]")),
-        (
-            lambda q, k, c, s: own.rotary(q, k, c, s, False, False),
-            ("float32[B,K,N,8]", "float32[B,M,N,8]", "float32[N,4]", "float32[N,4]"),
-        ),
         (lambda x: own.softmax(x, False, "auto"), ("float32[0,M]",)),
     ],
 )

@@ -26,7 +26,6 @@ _WHERE = {
     "linear_dropout_add": "linear",
     "linear_cross_entropy": "linear_cross_entropy",
     "embedding": "embedding",
-    "rotary": "rotary",
     "attention": "attention",
     "attention_decode": "attention",
 }

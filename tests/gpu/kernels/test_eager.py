@@ -29,12 +29,6 @@ def gate_and_up() -> Inputs:
     return [gate.requires_grad_(), up.requires_grad_()]
 
 
-def heads() -> Inputs:
-    """Queries and keys whose heads and positions are transposed, and angles."""
-    q, k = (torch.randn(2, 17, n, 64, device=GPU).half().transpose(1, 2).requires_grad_() for n in (4, 2))
-    return [q, k, *torch.randn(2, 17, 32, device=GPU)]
-
-
 def classes(rows: int, columns: int, dtype: torch.dtype) -> Inputs:
     return [drawn(rows, columns, dtype=dtype), torch.randint(columns, (rows,), device=GPU)]
 
@@ -69,7 +63,6 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], Inputs]]] = {
         lambda: classes(17, 50257, torch.float32),
     ),
     "embedding": (functional.embedding, looked_up),
-    "rotary": (functional.rotary, heads),
     "weighted_sum": (functional.weighted_sum, lambda: [drawn(5, 7, 300), drawn(300)]),
     "dropout_add": (functional.dropout_add, lambda: [drawn(33, 64), drawn(33, 64)]),
     "layer_norm": (functional.layer_norm, lambda: normed(768, False, True)),
