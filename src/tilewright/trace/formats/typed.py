@@ -118,7 +118,10 @@ def _era(path: Path, extent: Extent) -> _Era:
     key = found[1]
     epoch, within = divmod(int(found[2]), _ERA_US)
     digits = [1] * (within < _DAY_US) + [2] + [3] * (within > _ERA_US - _DAY_US)
-    spellings = tuple((key + b"%d" % (epoch + digit - 2), key + b"%d" % digit) for digit in digits)
+    # Blanks keep the length, so that replacing moves nothing.
+    spellings = tuple(
+        (old := key + b"%d" % (epoch + digit - 2), key.ljust(len(old) - 1) + b"%d" % digit) for digit in digits
+    )
     return _Era(spellings, _ERA_US, 4 * _ERA_US, (epoch - 2) * _ERA_US * 1000)
 
 
@@ -149,30 +152,24 @@ def _feed(path: Path, part: Part, spellings: Spellings, pipe: int) -> None:
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIECE)
         out.write(before)
         if spellings:
-            file.seek(start)
-            _respell(file, end - start, spellings, out)
+            _respell(file, start, end, spellings, out)
         else:
             while start < end and (sent := os.sendfile(pipe, file.fileno(), start, min(_PIECE, end - start))):
                 start += sent
         out.write(after)
 
 
-def _respell(file: BinaryIO, left: int, spellings: Spellings, out: BinaryIO) -> None:
-    """Copy `left` bytes, the first of each pair replaced by the second. Pieces end at commas, which no pair has."""
-    rest = b""
-    while left and (read := file.read(min(_COPIED, left))):
-        left -= len(read)
-        piece = rest + read
-        cut = piece.rfind(b",") + 1 if left else len(piece)
-        piece, rest = piece[:cut], piece[cut:]
+def _respell(file: BinaryIO, start: int, end: int, spellings: Spellings, out: BinaryIO) -> None:
+    """Copy the bytes from `start` to `end`, the first of each pair replaced by the second, which is as long.
+
+    Pieces end at commas, which no pair has.
+    """
+    while start < end and (piece := os.pread(file.fileno(), min(_COPIED, end - start), start)):
+        size = piece.rfind(b",") + 1 or len(piece)
         for old, new in spellings:
             piece = piece.replace(old, new)
-        _write_all(out, piece)
-    _write_all(out, rest)
-
-
-def _write_all(out: BinaryIO, piece: bytes) -> None:
-    """A pipe may take less than it is given."""
-    left = memoryview(piece)
-    while left:
-        left = left[out.write(left) :]
+        # A pipe may take less than it is given.
+        left = memoryview(piece)[: size if start + len(piece) < end else len(piece)]
+        start += len(left)
+        while left:
+            left = left[out.write(left) :]
