@@ -26,7 +26,7 @@ from tilewright.graph.graph_breaks import graph_break
 from tilewright.graph.pytorch_state import compilations
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
-from tilewright.graph.specialise import binding, has_symbols, is_symbolic, specialise
+from tilewright.graph.specialise import binding, has_symbols, sizes_are_given, specialise
 from tilewright.graph.writes import written
 from tilewright.hardware.target import target_of
 from tilewright.launch.triton import hash_ahead
@@ -254,7 +254,7 @@ class _Compiler(Compiler):
         _leave_to_pytorch(self.record, fallback, error)
 
     def _compile(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
-        if not any(is_symbolic(module) for module in modules.values()):
+        if not any(map(sizes_are_given, modules.values())):
             compiled, self.graphs = self._try(modules)
             return compiled
         self.by_size = modules

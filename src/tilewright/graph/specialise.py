@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.graph import calls
 from tilewright.graph.capture import first_line
 from tilewright.records.errors import CaptureError
 
@@ -22,6 +23,19 @@ class SymbolicValue:
 def is_symbolic(module: fx.GraphModule) -> bool:
     """Whether a size in this graph is symbolic."""
     return any(has_symbols(node.meta.get("val")) for node in module.graph.nodes)
+
+
+def sizes_are_given(module: fx.GraphModule) -> bool:
+    """Whether the arguments of a call give a size of this graph that another call gives otherwise.
+
+    A size that depends on data alone (of a `nonzero`) is a value of the graph; backward has it from forward.
+    """
+    return any(calls.is_known(size) for node in module.graph.nodes for size in _symbols(node.meta.get("val")))
+
+
+def _symbols(value: object) -> Iterator[torch.SymInt]:
+    sizes = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) and has_symbols(value) else (value,)
+    yield from (size for size in sizes if isinstance(size, torch.SymInt))
 
 
 def has_symbols(value: object) -> bool:

@@ -47,6 +47,8 @@ at_places("index_add.default(self, dim, index, source, alpha)", arithmetic=each(
 
 # How many there are depends on data: what they move has no formula.
 calls("nonzero.default(self)", "library", shapes=None, priced=False)
+calls("masked_select.default(self, mask)", "library", shapes=None, priced=False)
+calls("masked_scatter.default(self, mask, source)", "library", shapes=same, dtypes=("self",), priced=False)
 
 calls(
     "value_selecting_reduction_backward.default(grad, dim, indices, sizes, keepdim)",
