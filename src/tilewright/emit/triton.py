@@ -19,7 +19,9 @@ from tilewright.emit.triton_schedule import TritonSchedule, accumulator_dtype
 from tilewright.emit.triton_step import combine, identity, reduce, type_name
 from tilewright.loops.nest import Level, Nest, Step, Store
 
-HEAD = "import triton\nimport triton.language as tl\n\nfrom tilewright.emit import triton_math as tw\n"
+HEAD = "import triton\nimport triton.language as tl\n"
+LIBDEVICE = "from triton.language.extra import libdevice\n"
+MATH = "\nfrom tilewright.emit import triton_math as tw\n"
 DRAWS = "from tilewright.emit import triton_draw as draw\n"
 
 
@@ -30,10 +32,12 @@ def emit_triton(nest: Nest, comment: str = "") -> str:
     block sizes (`tilewright.runtime.gpu` chooses them).
     """
     schedule = TritonSchedule(nest)
-    head = HEAD + DRAWS if any(step.name == "draw" for step in nest.steps) else HEAD
-    text = f"# {comment}\n{head}" if comment else head
-    text += "\n\n" + _Main(schedule).text()
-    return text + "\n\n" + _After(schedule).text() if schedule.sums and not schedule.one_strip else text
+    kernels = "\n\n" + _Main(schedule).text()
+    if schedule.sums and not schedule.one_strip:
+        kernels += "\n\n" + _After(schedule).text()
+    head = f"# {comment}\n{HEAD}" if comment else HEAD
+    head += LIBDEVICE if "libdevice." in kernels else ""
+    return head + MATH + (DRAWS if any(step.name == "draw" for step in nest.steps) else "") + kernels
 
 
 class _Main(Printer):

@@ -21,8 +21,7 @@ bias of relative positions, 4 sums over 8 rows of 2,097,152 columns, took 177 + 
 WIDE = {"float32": "float64", "float64": "float64"}
 """Accumulator dtypes of sums; integers, and sums whose results are rounded to 16 bits, accumulate in their own."""
 
-DISCONTINUOUS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "floor", "ceil", "trunc", "round_even", "sign", "pow"})
-"""Discontinuous functions; and `pow`, whose error terms are exact products."""
+DISCONTINUOUS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "floor", "ceil", "trunc", "round_even", "sign"})
 
 Kind = Literal["flat", "tiles", "rows"]
 
@@ -129,8 +128,6 @@ class TritonSchedule:
         a later stage must be bitwise the same.
         """
         steps = self.nest.steps
-        if any(step.name == "pow" for step in steps):
-            return False
         sums = (steps[i] for i in self._feeds_discontinuous if steps[i].name in ("add", "sub"))
         return not any(steps[a].name == "mul" for step in sums for a in step.args)
 

@@ -11,7 +11,11 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "idiv": "//", "lt": "<", "le": "<="
 BOOLEAN = {"add": "|", "mul": "&", "maximum": "|", "minimum": "&"}
 """Arithmetic on bool."""
 LANGUAGE = frozenset({"exp2", "log", "log2", "sin", "cos", "erf", "floor", "ceil", "abs"})
-"""Functions of `triton.language` that are accurate enough; the others are in `triton_math`."""
+"""Functions of `triton.language` that are accurate enough."""
+LIBDEVICE = frozenset(
+    {"acos", "asin", "atan", "atan2", "cosh", "erfc", "expm1", "log10", "log1p", "pow", "sinh", "tan"}
+)
+"""Functions of fp32 and fp64 from NVIDIA's library, as eager's kernels call them; the others are in `triton_math`."""
 FLOATS = ("float32", "float64")
 UNSIGNED_LIMIT = {"uint8": 1 << 8}
 SIGNED_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
@@ -123,7 +127,10 @@ def _function(name: str, args: Sequence[str], floating: bool, operand_dtype: str
         return f"-{x}"
     if name == "abs" and operand_dtype in ("bool", *UNSIGNED_LIMIT):
         return x
-    return f"{'tl' if name in LANGUAGE else 'tw'}.{name}({', '.join(args)})"
+    if name == "pow" and not floating:
+        name = "integer_power"
+    module = "tl" if name in LANGUAGE else "libdevice" if name in LIBDEVICE else "tw"
+    return f"{module}.{name}({', '.join(args)})"
 
 
 VIA = {"uint8": "int64", "int8": "int32", "int16": "int32"}

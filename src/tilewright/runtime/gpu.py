@@ -148,6 +148,9 @@ class TritonKernel:
         for kernel, programs, sizes, warps in calls:
             constants = {name: sizes[name] for name in kernel.arg_names[len(arguments) :]}
             options = {"num_warps": warps, "enable_fp_fusion": self.allows_fma}
+            if "libdevice." in self.source:
+                # Eager's kernels keep subnormals.
+                options["enable_reflect_ftz"] = False
             if self.nest.checks:
                 # Triton leaves assertions out of kernels that are not for debugging.
                 options |= {"debug": True, "sanitize_overflow": False}
