@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tilewright.kernels.attention.window import window_attention
     from tilewright.kernels.cross_entropy import cross_entropy
     from tilewright.kernels.dropout_add import dropout_add
-    from tilewright.kernels.embedding import embedding
     from tilewright.kernels.linear import linear_dropout_add, linear_gelu
     from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
     from tilewright.kernels.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
@@ -33,7 +32,6 @@ __all__ = [
     "attention",
     "cross_entropy",
     "dropout_add",
-    "embedding",
     "geglu",
     "gelu",
     "layer_norm",

@@ -10,7 +10,7 @@ from tilewright.bench.catalogue import SUITES, suite
 
 WITHOUT_GENERATED = {"attention", "attention_decode"}
 """A compiled program calls PyTorch's fused attention or ours: no kernel of it is generated."""
-SMALL = {"embedding": (6, 11, 8), "linear_cross_entropy": (6, 8, 11)}
+SMALL = {"linear_cross_entropy": (6, 8, 11)}
 
 
 def small(name: str) -> tuple[int, ...]:

@@ -37,10 +37,6 @@ def _product(r: random.Random, small: bool) -> tuple[int, ...]:
     return tuple(max(8, size // 8 * 8) for size in sizes) if r.random() < 0.6 else tuple(sizes)
 
 
-def _table(r: random.Random, small: bool) -> tuple[int, ...]:
-    return r.choice((0, 1, 5, 200)), r.choice((1, 7, 100)), r.choice((1, 2, 7, 64, 300 if small else 1025))
-
-
 def _vocabulary(r: random.Random, small: bool) -> tuple[int, ...]:
     return r.choice((3, 17, 131)), r.choice((1, 8, 31, 64)), r.choice((1, 2, 33, 100 if small else 5003))
 
@@ -51,7 +47,6 @@ NAMES: dict[str, Sizes] = {
     **dict.fromkeys(("gelu", "swiglu"), _rows),
     **dict.fromkeys(("linear_gelu", "linear_dropout_add", "matmul"), _product),
     "linear_cross_entropy": _vocabulary,
-    "embedding": _table,
 }
 """Operators, with what their workloads' sizes are drawn from; `small` where a CPU computes them."""
 

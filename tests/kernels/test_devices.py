@@ -25,7 +25,6 @@ OURS = {
     "swiglu": (64, 512),
     "dropout_add": (64, 512),
     "weighted_sum": (64, 512),
-    "embedding": (64, 128, 256),
     "linear_dropout_add": (256, 256, 64),
     "linear_cross_entropy": (64, 128, 256),
 }

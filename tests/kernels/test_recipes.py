@@ -201,14 +201,6 @@ def test_activations_by_triton() -> None:
     assert told(recipe) == [(Copy(3, 1),), ("backward", (100, 1, 1), [0, 3, 2, *sizes, None, None])]
 
 
-def test_the_embedding_by_triton() -> None:
-    recipe = recipe_of("embedding", ((4, 25), INT64, (1, 4)), ((50, 96), BF16, (192, 1)), -1)
-    assert shapes(recipe) == [((4, 25, 96), BF16)]
-    # 0: indices, 1: the table, 2: the result, 3: the copy of the indices.
-    sizes = [("q", 100), ("q", 50), ("i", 96), ("q", 192)]
-    assert told(recipe) == [(Copy(3, 0),), ("forward", (4, 1, 1), [3, 1, 2, *sizes, None, None])]
-
-
 def test_dropout_by_triton() -> None:
     recipe = recipe_of("dropout_add", *[((100, 96), BF16)] * 2, 0.5, "gelu", 16)
     assert shapes(recipe) == [((100, 96), BF16), ((2,), INT64)] and recipe.advance == 4
@@ -362,7 +354,6 @@ def test_the_weighted_sum_by_triton() -> None:
 
 @pytest.mark.parametrize("name, arguments", [
     ("dropout_add", (*[((100, 96), BF16)] * 2, 0.5, "gelu", 16)),
-    ("embedding", (((4, 25), INT64), ((50, 96), BF16), -1)),
     ("weighted_sum", (((100, 1000), BF16), ((1000,), BF16))),
     ("softmax", (((7, 1000), BF16), True, "triton")),
     ("cross_entropy", (((100, 5000), BF16), ((100,), INT64), -100, 0.0, 0.0, "none", False, "triton")),

@@ -139,8 +139,6 @@ MATRIX, LOGITS, VECTOR = "float32[N,M]", ("float32[N,K]", "int64[N]"), "float32[
         ),
         (lambda x, w: own.weighted_sum(x, w), (MATRIX, VECTOR)),
         (lambda dy, x, w: own.weighted_sum_backward(dy, x, w, False, True), ("float32[N]", MATRIX, VECTOR)),
-        (lambda i, w: own.embedding(i, w, -1), ("int64[99]", "float32[K,M]")),
-        (lambda d, i: own.embedding_backward(d, i, 11, -1), (MATRIX, "int64[N]")),
         (lambda d, k, i: own.embedding_sums(d, k, i, 11, -1), (MATRIX, "int64[N]", "int64[N]")),
         (lambda x, i: own.scatter_sums(x, i, 11), (MATRIX, "int64[N,M]")),
         (lambda x, i: own.index_sums(x, i, 11, True), ("float32[B,N,M]", "int64[B,N,M]")),

@@ -25,7 +25,6 @@ _WHERE = {
     "linear_gelu_tanh": "linear",
     "linear_dropout_add": "linear",
     "linear_cross_entropy": "linear_cross_entropy",
-    "embedding": "embedding",
     "attention": "attention",
     "attention_decode": "attention",
 }

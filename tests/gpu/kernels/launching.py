@@ -14,8 +14,11 @@ def values_of(call: Call, inputs: Sequence[object]) -> list[torch.Tensor]:
     returned = call(*inputs)
     results = [returned] if isinstance(returned, torch.Tensor) else list(returned)  # type: ignore[call-overload]
     wanted = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    values = [result.detach() for result in results]
+    if not wanted:
+        return values
     end = sum(result.float().square().sum() for result in results)
-    return [*[result.detach() for result in results], *torch.autograd.grad(end, wanted)]
+    return [*values, *torch.autograd.grad(end, wanted)]
 
 
 def on_a_side_stream(call: Call, inputs: Sequence[object]) -> list[torch.Tensor]:

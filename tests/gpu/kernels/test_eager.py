@@ -33,10 +33,6 @@ def classes(rows: int, columns: int, dtype: torch.dtype) -> Inputs:
     return [drawn(rows, columns, dtype=dtype), torch.randint(columns, (rows,), device=GPU)]
 
 
-def looked_up() -> Inputs:
-    return [torch.randint(100, (3, 7), device=GPU), drawn(100, 48)]
-
-
 def normed(columns: int, residual: bool, bias: bool) -> Inputs:
     rows = [drawn(9, columns) for _ in range(1 + residual)]
     return [*rows, *[drawn(columns) for _ in range(1 + bias)]]
@@ -62,7 +58,6 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], Inputs]]] = {
         lambda x, y: functional.cross_entropy(x, y, reduction="none", label_smoothing=0.1, z_loss=1e-3),
         lambda: classes(17, 50257, torch.float32),
     ),
-    "embedding": (functional.embedding, looked_up),
     "weighted_sum": (functional.weighted_sum, lambda: [drawn(5, 7, 300), drawn(300)]),
     "dropout_add": (functional.dropout_add, lambda: [drawn(33, 64), drawn(33, 64)]),
     "layer_norm": (functional.layer_norm, lambda: normed(768, False, True)),
@@ -119,8 +114,7 @@ def test_python_launches_nothing_of_a_known_kind(name: str, monkeypatch: pytest.
     call, make = CASES[name]
     inputs, others = make(), make()
     values_of(call, inputs)
-    if name != "embedding":  # whose backward sorts, and performs a recipe for the rest
-        monkeypatch.setattr(twin, "perform", lambda *_: pytest.fail("Python performed a recipe"))
+    monkeypatch.setattr(twin, "perform", lambda *_: pytest.fail("Python performed a recipe"))
     monkeypatch.setattr(nvrtc.Kernel, "__call__", lambda *_: pytest.fail("Python launched CUDA C++"))
     monkeypatch.setattr("triton.runtime.jit.JITFunction.run", lambda *_, **__: pytest.fail("Triton launched"))
     values_of(call, others)

@@ -1,12 +1,12 @@
-"""The embedding and its gradient in Triton: rows are copied, and summed in the order of their positions.
+"""The gradient of an embedding in Triton: rows are summed in the order of their positions.
 
-The gradient is deterministic: atomic additions would need an fp32 table and give another result at every run.
+It is deterministic: atomic additions would need an fp32 table and give another result at every run.
 The positions are sorted by index, stably. One program owns one row of the table: it adds its positions' rows in fp32
 and writes the row once (zeros where it has no position). A row with many positions is first summed in chunks of
 positions, by a kernel that returns at once for other rows.
 
-Limit: memory. Share of a copy on an H200, bf16, 65536 positions in 50257 x 4096: forward 1.01 (PyTorch 0.92),
-backward 0.75 (PyTorch 0.08), of which the sort takes 84 of 307 µs.
+Limit: memory. Share of a copy on an H200, bf16, 65536 positions in 50257 x 4096: 0.75 (PyTorch 0.08), of which the sort
+takes 84 of 307 µs.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
@@ -20,32 +20,13 @@ from tilewright.kernels.activation.formulas import rounded
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 
-COLUMNS = 1024
-ELEMENTS = 4096
-"""Of a tile of the forward: four vectors of 16 bytes for each of 128 threads in 16 bits."""
-BACKWARD_COLUMNS = 2048
+MOST_COLUMNS = 2048
 PART_ROWS = 4
 """Rows of a tile where a long run is summed; most other runs have one row."""
 CHUNK = 64
 """Positions of a partial sum of a long run; one program sums a run of up to two chunks."""
 BOUNDS = 256
 """Entries of which one program finds where their positions begin."""
-
-
-@triton.jit(do_not_specialize=["count", "entries"])
-def forward(
-    indices: tl.tensor, weight: tl.tensor, out: tl.tensor, count: tl.int64, entries: tl.int64, columns: tl.tensor,
-    weight_row: tl.int64,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-) -> None:  # fmt: skip
-    """out[i, :] = weight[indices[i], :]; an index outside of the table stops the device, as eager's does."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    index = tl.load(indices + row, mask=row < count, other=0).to(tl.int64)
-    tl.device_assert((index >= 0) & (index < entries), "index out of range of the embedding")
-    inside = (row < count)[:, None] & (column < columns)[None, :]
-    taken = tl.load(weight + index[:, None] * weight_row + column[None, :], mask=inside)
-    tl.store(out + row[:, None] * columns + column[None, :], taken, mask=inside)
 
 
 @triton.jit(do_not_specialize=["count", "entries"])
@@ -150,27 +131,6 @@ def backward(
     tl.store(place, rounded(total, dweight.dtype.element_ty), mask=column < columns)
 
 
-def forward_tile(count: int, columns: int) -> tuple[int, int]:
-    """Rows and columns of a tile of the forward for `count` positions."""
-    wide = min(triton.next_power_of_2(columns), COLUMNS)
-    return ELEMENTS // wide if count * columns > ELEMENTS else 1, wide
-
-
-def forward_recipe(call: RecipeBuilder, indices: Operand, weight: Operand) -> Recipe:
-    """weight[indices], contiguous."""
-    (entries, columns), count = weight.shape, indices.numel()
-    out = call.empty((*indices.shape, columns), weight.dtype)
-    if out.numel():
-        indices, weight = call.contiguous(indices), weight if weight.stride(1) == 1 else call.copy(weight)
-        high, wide = forward_tile(count, columns)
-        call.launch(
-            forward, (triton.cdiv(count, high), triton.cdiv(columns, wide)),
-            indices, weight, out, count, entries, columns, weight.stride(0),
-            ROWS=high, COLUMNS=wide, num_warps=4, debug=True, sanitize_overflow=False,
-        )  # fmt: skip
-    return call.finish(out)
-
-
 def sums_recipe(
     call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, entries: int, padding: int
 ) -> Recipe:
@@ -201,7 +161,7 @@ def _launch_sums(
         find_bounds, (triton.cdiv(entries + 1, BOUNDS),),
         keys, bounds, count, entries, STEPS=max(count, 1).bit_length(), ENTRIES=BOUNDS, num_warps=4,
     )  # fmt: skip
-    wide = min(triton.next_power_of_2(max(columns, 1)), BACKWARD_COLUMNS)
+    wide = min(triton.next_power_of_2(max(columns, 1)), MOST_COLUMNS)
     blocks, chunks = triton.cdiv(columns, wide), triton.cdiv(count, CHUNK)
     parts = call.empty((chunks, 2, columns), torch.float32)
     sizes = {"CHUNK": CHUNK, "ROWS": PART_ROWS, "COLUMNS": wide, "num_warps": 4}

@@ -1,30 +1,14 @@
-"""Rows of a table by their indices, and the gradient of the table."""
+"""The gradient of a table whose rows were taken by index."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from tilewright.operators.arithmetic import NOTHING, each, of_argument
+from tilewright.operators.arithmetic import each, of_argument
 from tilewright.operators.gathers import table_gradient
-from tilewright.operators.indexing import embedding_shapes, rows_of_weight
 from tilewright.operators.row import Traffic, own
 
 GRADIENT = partial(table_gradient, "entries", "dout")
-own(
-    "embedding(Tensor indices, Tensor weight, SymInt padding) -> Tensor",
-    "library",
-    arithmetic=NOTHING,
-    shapes=embedding_shapes,
-    dtypes=("weight",),
-    traffic=Traffic(gathered={"weight": rows_of_weight}),
-)
-own(
-    "embedding_backward(Tensor dout, Tensor indices, SymInt entries, SymInt padding) -> Tensor",
-    "library",
-    arithmetic=each(of_argument("dout"), 1),
-    shapes=GRADIENT,
-    dtypes=("dout",),
-)
 own(
     "embedding_sums(Tensor dout, Tensor keys, Tensor order, SymInt entries, SymInt padding) -> Tensor",
     "library",
