@@ -21,7 +21,7 @@ from tests.emit.triton_programs import (
     operators,
     run_graph,
 )
-from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, differences, image, library_pools
+from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, image, library_pools
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.backend import backend, recording
 from tilewright.emit.cpp import emit_cpp, translation_unit
@@ -30,8 +30,6 @@ from tilewright.hardware.target import target_named
 from tilewright.loops.lower import Lowered
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
-from tilewright.passes import pipeline
-from tilewright.passes.pool_positions import keep_positions_in_windows
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError, KernelError
 from tilewright.records.measurement import Verified
@@ -192,25 +190,6 @@ def test_a_kernel_that_does_not_compile_takes_its_own_operators_alone(monkeypatc
 @pytest.mark.parametrize("name", [*APART, *OVERLAPPING])
 def test_pools_give_eagers_values_and_gradients(name: str, layout: str, in_triton: None) -> None:
     assert not library_pools(name, image(layout))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [name for name in [*APART, *OVERLAPPING] if name.startswith("max")])
-def test_positions_of_maxima_are_kept_in_16_bits(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
-    h200 = target_named("h200")
-    monkeypatch.setattr(pipeline, "keep_positions_in_windows", lambda graph, _: keep_positions_in_windows(graph, h200))
-    pool = {**APART, **OVERLAPPING}[name]
-
-    def values(x: torch.Tensor) -> torch.Tensor:
-        found = pool(x)
-        return found[0] if isinstance(found, tuple) else found
-
-    with recording() as record:
-        assert differences(values, torch.compile(values, backend=backend, fullgraph=True), image(layout)) == []
-    backward = record.graphs[1].plan.graph
-    given = [node.meta["val"].dtype for node in backward.find_nodes(op="placeholder")]
-    assert (torch.int16 in given, torch.int64 in given) == ((True, False) if name != "max 5 every 3" else (False, True))
 
 
 def test_a_compiled_module_trains_through_triton(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,7 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
         [n for n in part if isinstance(n, fx.Node)] for part in (results[:num_fwd_outputs], results[num_fwd_outputs:])
     )
     # Forward computes only what its results need; eager computes the rest in backward too.
-    early = {n for n in graph.nodes if n.meta.get(IN_FORWARD)}
-    forward = closure({*forward_results, *inputs, *early} - tangents, lambda n: n.all_input_nodes)
+    forward = closure({*forward_results, *inputs} - tangents, lambda n: n.all_input_nodes)
     forward |= {user for n in forward for user in n.users if user.target is operator.getitem}
     backward = closure(set(backward_results), lambda n: n.all_input_nodes) - forward
     needed = [n for n in graph.nodes if n in forward and (n in backward_results or backward & n.users.keys())]
@@ -59,8 +58,6 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 """Classes of a saved number."""
 
 
-IN_FORWARD = "in_forward"
-"""Metadata key: forward computes this value for backward, since what it is computed from is larger."""
 OVERWRITTEN = "overwritten"
 """Metadata key: the forward call writes to this input, so backward cannot recompute from its old value."""
 

@@ -15,7 +15,6 @@ from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.channels_last import channels_last
 from tilewright.passes.contractions import contract
 from tilewright.passes.copies import drop_copies
-from tilewright.passes.depthwise_gradients import read_contiguous
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.embeddings import sum_sorted
 from tilewright.passes.fold_constants import fold_constants
@@ -25,7 +24,6 @@ from tilewright.passes.norm_results import compute_from_moments
 from tilewright.passes.pad_products import pad_products
 from tilewright.passes.permutations import gather_back
 from tilewright.passes.picked_losses import compute_from_rows
-from tilewright.passes.pool_positions import keep_positions_in_windows
 from tilewright.passes.rms_norm import as_aten, norm_as_one
 from tilewright.passes.scatters import sum_scattered
 from tilewright.passes.simplify import drop_unread, simplify
@@ -71,11 +69,9 @@ def optimise_joint(
         drop_round_trips(graph)
         drop_unread(graph)
     compute_from_rows(graph, target)
-    read_contiguous(graph, target)
     padded = pad_products(graph, target)
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)
-    keep_positions_in_windows(graph, target)
     compute_from_moments(graph, target)
     split_dropout(graph, target)
     return [*contracted, *gathered, *decisions, *skinny, *summed, *chosen, *padded]
