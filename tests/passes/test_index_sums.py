@@ -57,9 +57,16 @@ PROGRAMS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
         ((2, 7, 3), ROWS),
     ),
     "reduced": (
-        lambda y, i: y.new_zeros(7, 9).scatter_reduce(1, i[:4].expand(7, 4) % 5, y, "sum"),
-        ((7, 4), ROWS),
+        lambda y, i: y.new_zeros(5, 3).scatter_reduce(0, i.view(7, 1).expand(7, 3) % 5, y, "sum"),
+        ((7, 3), ROWS),
     ),
+    "scattered in long rows": (lambda y, i: y.new_zeros(2, 4097).scatter_add(1, i.expand(2, 7) % 5, y), ((2, 7), ROWS)),
+}
+IN_ROWS: dict[str, Callable[..., Tensor]] = {
+    "scattered": lambda y, i: torch.zeros(4, 3, 9).scatter_add(2, i.expand(4, 3, 7) % 5, y),
+    "reduced": lambda y, i: y.new_zeros(4, 3, 9).scatter_reduce(-1, i.expand(4, 3, 7) % 5, y, "sum"),
+    "into zeros like": lambda y, i: torch.zeros_like(y).scatter_add(-1, i.expand(4, 3, 7) % 5, y),
+    "into a zero for each": lambda y, i: torch.full_like(y, 0).scatter_add(-1, i.expand(4, 3, 7) % 5, y),
 }
 
 
@@ -79,6 +86,17 @@ def test_numbers_stay(name: str, dtype: torch.dtype) -> None:
     found, exact = run(graph, y, index), function(y.double(), index)
     assert found.dtype == dtype and found.stride() == exact.stride()
     torch.testing.assert_close(found.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", IN_ROWS)
+def test_rows_that_shared_memory_holds(name: str, deterministic: None) -> None:
+    """The same at every run, with PyTorch's deterministic algorithms too."""
+    y = drawn((4, 3, 7), torch.float32)
+    graph = aten(IN_ROWS[name], y, ROWS)
+    (decision,) = sum_by_index(graph, H200)
+    assert decision.verdict == "taken" and not any("zeros" in call for call in calls(graph))
+    assert calls(graph)[-1] == "tilewright.scatter_sums.default"
+    torch.testing.assert_close(run(graph, y, ROWS), IN_ROWS[name](y, ROWS))
 
 
 def test_many_rows_of_a_large_table_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,6 @@ from tilewright.passes.pad_products import pad_products
 from tilewright.passes.permutations import gather_back
 from tilewright.passes.picked_losses import compute_from_rows
 from tilewright.passes.rms_norm import as_aten, norm_as_one
-from tilewright.passes.scatters import sum_scattered
 from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.passes.skinny_products import skinny_products
 from tilewright.passes.upsampling import gather_gradients
@@ -62,8 +61,7 @@ def optimise_joint(
     gathered = gather_back(graph) + narrow_sorts(graph, target)
     decisions = choose_kernels(graph, target, raced) if hand_written else []
     skinny = skinny_products(graph, target) if hand_written else []
-    summed = sum_sorted(graph, target) + sum_scattered(graph, target) if hand_written else []
-    summed += sum_by_index(graph, target) if hand_written else []
+    summed = sum_sorted(graph, target) + sum_by_index(graph, target) if hand_written else []
     chosen = choose_candidates(graph, target) if hand_written else []
     if any(decision.verdict == "taken" for decision in chosen):
         drop_round_trips(graph)
