@@ -9,8 +9,8 @@ import torch
 from tests.backend.compiling import agrees, compiled
 from tests.emit.triton_programs import nests_of
 from tilewright.backend import Recording
-from tilewright.runtime.assemble import writes_after_reads
 from tilewright.runtime.executable import CallStep, ViewStep
+from tilewright.runtime.takeover import writes_after_reads
 
 
 def steps(record: Recording, kind: type) -> Sequence[str]:
@@ -100,4 +100,5 @@ def test_a_narrow_result_beside_column_sums_has_storage_of_its_own() -> None:
     (lowered,) = nests_of(function, torch.empty(64, 64), torch.empty(64, 1))
     rows = [number for number, buffer in enumerate(lowered.nest.buffers) if buffer.elements == 64]
     assert len(rows) == 3
-    assert not any(writes_after_reads(lowered.nest, source, 0) for source in range(len(lowered.nest.inputs)))
+    sources = range(len(lowered.nest.inputs))
+    assert not any(writes_after_reads(lowered.nest, source, 0, in_order=True) for source in sources)

@@ -26,6 +26,18 @@ def convolved_and_added(x: Tensor, w: Tensor) -> Tensor:
     return torch.relu(F.conv2d(x, w, padding=1) * 2 + x)
 
 
+def with_loss_and_logits(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss reads the logits in three passes, and the one of the label beforehand."""
+    logits = x.flatten(1) @ w.flatten(1).T + w.flatten(1)[:, 0]
+    return F.cross_entropy(logits, torch.tensor([3, 7])), logits
+
+
+def with_the_loss_of_other_rows(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each row picks an element of every row: others have written by then."""
+    product = x.flatten(1) @ w.flatten(1).T
+    return product * 2, (product * 2).logsumexp(1), (product * 2).flip(0).gather(1, torch.tensor([[3], [7]]))
+
+
 def read_again(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     y = F.conv2d(x, w, padding=1)
     return F.gelu(y), y
@@ -44,14 +56,15 @@ def of_an_input(x: Tensor, w: Tensor) -> Tensor:
     return F.gelu(x)
 
 
-TAKEN = (after_a_product, after_a_convolution, convolved_and_added)
-LEFT = (read_again, read_through_a_view, in_another_layout, of_an_input)
+PRODUCTS = (after_a_product, with_loss_and_logits, with_the_loss_of_other_rows)
+TAKEN = (after_a_product, with_loss_and_logits, after_a_convolution, convolved_and_added)
+LEFT = (with_the_loss_of_other_rows, read_again, read_through_a_view, in_another_layout, of_an_input)
 
 
 @pytest.mark.parametrize("function", TAKEN + LEFT)
 def test_what_is_written_over(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     x, w = torch.randn(2, 8, 6, 5), torch.randn(8, 8, 3, 3)
-    if function is not after_a_product:
+    if function not in PRODUCTS:
         x, w = x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last)
     else:
         w = torch.randn(8, 240)

@@ -46,6 +46,9 @@ class _Kernel(Printer):
         super().__init__(nest)
         self.column_sums = list(nest.reductions("reduce_rows"))
         self.draws = [i for i, step in enumerate(nest.steps) if step.name == "draw"]
+        timed = zip(nest.stores, nest.store_stages(), strict=True)
+        self.stores = [(store, stage) for store, stage in timed if not nest.steps[store.value].is_late]
+        """Those before the end of the rows, each with its stage."""
 
     def text(self) -> str:
         nest = self.nest
@@ -185,15 +188,8 @@ class _Kernel(Printer):
                     self.put(f"total{i}[0] = {combine(step.kind or '', f'total{i}[0]', f'v{step.args[0]}')};")
                 elif step.name != "reduce_cols":
                     self.declare(i)
-        for store in nest.stores:
-            step = nest.steps[store.value]
-            row_known = step.stage + (step.name == "reduce_cols")
-            if (
-                step.where == "body"
-                and step.name != "reduce_rows"
-                and row_known == stage
-                and not self.schedule.covers_columns(store.access)
-            ):
+        for store, known in self.stores:
+            if known == stage and not self.schedule.covers_columns(store.access):
                 self.store(store.value, store.access)
         self._loop_over_columns(stage)
 
@@ -201,11 +197,7 @@ class _Kernel(Printer):
         nest = self.nest
         col_reductions = [(i, s) for i, s in nest.reductions("reduce_cols") if s.stage == stage]
         row_reductions = [(i, s) for i, s in self.column_sums if s.stage == stage and s.level is Level.COL]
-        stores = [
-            s
-            for s in nest.stores
-            if self.schedule.covers_columns(s.access) and self.schedule.store_stage(s.value) == stage
-        ]
+        stores = [s for s, known in self.stores if known == stage and self.schedule.covers_columns(s.access)]
         keep = [i for i in sorted(self.schedule.kept) if nest.steps[i].stage == stage]
         roots = [s.args[0] for _, s in col_reductions + row_reductions] + [s.value for s in stores] + keep
         if not roots:
@@ -305,9 +297,7 @@ class _Kernel(Printer):
     def _after(self) -> None:
         """Combine the threads' column sums and compute the steps that depend on them."""
         nest = self.nest
-        late = [
-            s for s in nest.stores if nest.steps[s.value].where == "after" or nest.steps[s.value].name == "reduce_rows"
-        ]
+        late = [s for s in nest.stores if nest.steps[s.value].is_late]
         if not late:
             return
         covers_columns = any(self.schedule.covers_columns(s.access) for s in late)

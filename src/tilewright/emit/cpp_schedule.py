@@ -30,11 +30,6 @@ class CppSchedule:
         """Whether a store covers the columns."""
         return any(self.nest.split(access.strides)[1])
 
-    def store_stage(self, value: int) -> int:
-        """The first stage whose column loop can store a value; -1: none can."""
-        step = self.nest.steps[value]
-        return step.stage + (step.name == "reduce_cols") if step.where == "body" and step.name != "reduce_rows" else -1
-
     def kept_before(self, i: int, stage: int) -> bool:
         """Whether an earlier stage kept the value in its scratch array."""
         return i in self.kept and self.nest.steps[i].stage < stage

@@ -44,7 +44,9 @@ class _Main(Printer):
     """The kernel that runs over the rows."""
 
     def text(self) -> str:
-        self.stores = [s for s in self.nest.stores if not self.schedule.is_late(s.value)]
+        timed = zip(self.nest.stores, self.nest.store_stages(), strict=True)
+        self.timed = [(store, stage) for store, stage in timed if not self.schedule.is_late(store.value)]
+        self.stores = [store for store, _ in self.timed]
         roots = [s.value for s in self.stores] + list(self.schedule.sums + self.schedule.late_scalars)
         self.needed = self.nest.behind(roots)
         if self.schedule.kind == "flat":
@@ -196,14 +198,10 @@ class _Main(Printer):
                     self._add_to_sum(i, step)
                 elif step.name != "reduce_cols":
                     self.declare(i)
-        for store in self.stores:
-            if not self._covers_columns(store) and self._known_at(store.value) == stage:
+        for store, known in self.timed:
+            if known == stage and not self._covers_columns(store):
                 self.store(store)
         self._loop_over_columns(stage)
-
-    def _known_at(self, i: int) -> int:
-        step = self.nest.steps[i]
-        return step.stage + (step.name == "reduce_cols")
 
     def _covers_columns(self, store: Store) -> bool:
         return any(self.nest.split(store.access.strides)[1])
@@ -212,7 +210,7 @@ class _Main(Printer):
         steps = self.nest.steps
         ends = [i for i in self.needed if steps[i].name == "reduce_cols" and steps[i].stage == stage]
         sums = [i for i in self.schedule.sums if steps[i].level is Level.COL and steps[i].stage == stage]
-        stores = [s for s in self.stores if self._covers_columns(s) and self._known_at(s.value) == stage]
+        stores = [s for s, known in self.timed if known == stage and self._covers_columns(s)]
         roots = [steps[i].args[0] for i in ends + sums] + [s.value for s in stores]
         if not roots:
             return

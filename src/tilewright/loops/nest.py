@@ -156,6 +156,45 @@ class Nest:
                     todo.extend(self.steps[i].args)
         return sorted(found)
 
+    def last_stages(self) -> list[int]:
+        """For each step, the last stage that computes it; `stages + 1` stands for after all rows.
+
+        Row values are computed once. A pass over the columns computes anew what its sums and its stores need.
+        """
+        last = [step.stage for step in self.steps]
+
+        def needs(stage: int, found: Iterable[int]) -> None:
+            for i in found:
+                last[i] = max(last[i], stage)
+
+        for step in self.steps:
+            if step.name.startswith("reduce"):
+                needs(step.stage, self._in_columns(step.args[0]))
+        for store in self.stores:
+            if self.steps[store.value].is_late:
+                behind = self.behind([store.value], passes=lambda i: self.steps[i].name != "reduce_rows")
+                needs(self.stages + 1, behind)
+            else:
+                needs(self._known_at(store.value), self._in_columns(store.value))
+        return last
+
+    def store_stages(self) -> list[int]:
+        """For each store, the stage that performs it; of one over the columns the last that computes its value anyway,
+        so that it may write over what earlier stages read."""
+        last = self.last_stages()
+        return [
+            max(self._known_at(s.value), last[s.value] if any(self.split(s.access.strides)[1]) else 0)
+            for s in self.stores
+        ]
+
+    def _in_columns(self, root: int) -> list[int]:
+        """What a pass over the columns computes for one of its values."""
+        return self.behind([root], includes=lambda i: self.steps[i].level in (Level.FULL, Level.COL))
+
+    def _known_at(self, i: int) -> int:
+        """The first stage that can read a step."""
+        return self.steps[i].stage + (self.steps[i].name == "reduce_cols")
+
     def reductions(self, name: Literal["reduce_cols", "reduce_rows"]) -> Iterator[tuple[int, Step]]:
         return ((i, step) for i, step in enumerate(self.steps) if step.name == name)
 

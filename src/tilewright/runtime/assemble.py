@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -23,7 +23,6 @@ from tilewright.graph.writes import written
 from tilewright.kernels.by_recipe import RECIPES, compiled_recipe
 from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.launch.builder import Operand
-from tilewright.loops.nest import Nest
 from tilewright.operators.collectives import WAIT
 from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
@@ -46,6 +45,7 @@ from tilewright.runtime.executable import (
 )
 from tilewright.runtime.gpu import TritonStep, kernel_of
 from tilewright.runtime.native import Native, holds_values
+from tilewright.runtime.takeover import lie_alike, writes_after_reads
 
 aten = torch.ops.aten
 PRODUCTS: dict[object, Any] = {
@@ -284,15 +284,15 @@ class _Assembler:
 
     def _takes_over(self, position: int, region: Region, number: int, taken: set[fx.Node]) -> fx.Node | None:
         """An operand whose storage dies here, that this graph computed, and that output `number` can overwrite."""
-        nest = region.lowered.nest
+        nest, in_order = region.lowered.nest, region.language == "c++"
         result = region.lowered.outputs[number].meta["val"]
         for index, node in enumerate(region.lowered.inputs):
             meta = node.meta["val"]
             storage = self._storage(node)
             shown_twice = sum(self._storage(n) is storage for n in region.lowered.inputs) > 1
-            if not _lie_alike(meta, result) or storage in taken or shown_twice:
+            if not lie_alike(meta, result) or storage in taken or shown_twice:
                 continue
-            if self._dies(storage, position) and writes_after_reads(nest, index, number):
+            if self._dies(storage, position) and writes_after_reads(nest, index, number, in_order=in_order):
                 return node
         return None
 
@@ -342,42 +342,6 @@ def _is_computed(node: fx.Node) -> bool:
     return class_of(node) == "compute" and not _shows_operand(node)
 
 
-def _lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both fill the same memory without gaps: contiguous in any shapes, or dense with the same strides."""
-    if one.dtype != other.dtype or one.numel() != other.numel():
-        return False
-    same = one.shape == other.shape and one.stride() == other.stride() and _is_dense(one)
-    return same or (one.is_contiguous() and other.is_contiguous())
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie side by side, in any order of the axes."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def _input_spec(node: fx.Node) -> Layout | None:
     meta = node.meta.get("val")
     return layout_of(meta) if lies_as_told(meta) else None
-
-
-def writes_after_reads(nest: Nest, source: int, target: int) -> bool:
-    """Whether output `target` may share storage with input `source`: each element is read for the
-    last time in the pass over the columns that writes it."""
-    stores = [s for s in nest.stores if s.access.buffer == len(nest.inputs) + target]
-    loads = [s for s in nest.steps if s.access and s.access.buffer == source]
-    stored = stores[0].access
-    if any(load.access and replace(load.access, buffer=stored.buffer) != stored for load in loads):
-        return False
-    if any(s.where == "after" or s.name == "reduce_rows" for s in (nest.steps[x.value] for x in stores)):
-        return False
-    # A program that reduces over columns owns whole rows; otherwise other blocks of a row still read what a narrow
-    # result would overwrite, and other rows what one without rows would.
-    owned = nest.rows if any(s.name == "reduce_cols" for s in nest.steps) else nest.rows + nest.cols
-    if not all(stride or n == 1 for n, stride in zip(owned, stores[0].access.strides, strict=False)):
-        return False
-    return nest.steps[stores[0].value].stage == nest.stages - 1 or nest.stages == 1
