@@ -16,7 +16,7 @@ from tilewright.kernels import linear
 from tilewright.kernels.by_recipe import RECIPES
 from tilewright.kernels.cross_entropy import cuda as cross_entropy
 from tilewright.kernels.dropout_add.generator import threshold
-from tilewright.kernels.linear_cross_entropy.triton import loss_and_gradient
+from tilewright.kernels.linear_cross_entropy import chunks
 from tilewright.kernels.norm import cuda as norm
 from tilewright.kernels.softmax import cuda as softmax
 from tilewright.launch import builder, nvrtc
@@ -221,14 +221,17 @@ def test_dropout_by_triton() -> None:
     assert told(recipe)[0][2][6:10] == [("q", 0), ("q", 0), ("I", 0), ("f", 0.0)]
 
 
-def test_the_parts_of_linear_cross_entropy_by_triton() -> None:
-    """They write to their operands: logits, losses, a gradient."""
-    given = [operand(i, *x) for i, x in enumerate([((100, 5000), BF16), ((100,), INT64), ((100,), FP32), ((), FP32)])]
-    call = RecipeBuilder("linear_cross_entropy", given, compiled=True)
-    recipe = loss_and_gradient(call, *given, -100, 0.1, 1e-4, True)
-    numbers = [("i", 5000), ("i", 5000), ("i", -100), ("f", 0.1), ("f", 1e-4)]
-    assert told(recipe) == [("_loss_and_gradient", (100, 1, 1), [0, 1, 2, 3, *numbers, None, None])]
-    assert recipe.results == ()
+def test_the_parts_of_linear_cross_entropy() -> None:
+    """They write to their operands: the logits, a gradient."""
+    logits, target, applied = operand(0, (100, 5000), BF16), operand(1, (100,), INT64), operand(2, (), FP32)
+    call = RecipeBuilder("linear_cross_entropy", (logits, target, applied), compiled=True)
+    recipe = chunks.in_place(call, logits, target, applied, -100, 0.1, 1e-4, True)
+    assert recipe is not None and shapes(recipe) == [((), FP32)]
+    # 0: logits, 1: target, 2: the factor, 3: statistics, 4: sums of blocks, 5: loss, 6: what a row counts.
+    forward, finish, backward = told(recipe)
+    assert [call[0] for call in (forward, finish, backward)] == ["forward", "finish", "backward"]
+    assert (forward[2][:5], finish[2]) == ([0, 1, None, 3, 4], [4, ("i", 13), 5, 6, ("i", 0)])
+    assert backward[2][:6] == [0, 1, 3, 2, 6, 0]
     recipe = recipe_of("scale_gradient_", ((100, 50), BF16), ((), FP32))
     assert told(recipe) == [("_scale", (2, 1, 1), [0, 1, ("i", 5000), None, None])] and recipe.results == ()
 

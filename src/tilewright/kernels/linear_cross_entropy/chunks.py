@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-from tilewright.kernels.by_recipe import perform_part
-from tilewright.kernels.device import runs_triton
-from tilewright.kernels.linear_cross_entropy import triton
+from tilewright.kernels import cross_entropy
+from tilewright.kernels.by_recipe import performed
+from tilewright.kernels.cross_entropy import formula
+from tilewright.kernels.row_schedule import kernels_for
+from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.operators.own.linear_cross_entropy import chunk_rows
-
-NAME = "tilewright::linear_cross_entropy"
+from tilewright.records.recipe import Recipe
 
 
 def by_chunks(
@@ -32,7 +32,7 @@ def by_chunks(
     wide = torch.promote_types(x.dtype, torch.float32)
     counted = (target != ignore_index).sum().to(wide) if mean else torch.ones((), dtype=wide, device=x.device)
     applied, remaining = _split_scale(counted, x.dtype)
-    losses = torch.empty(len(x), dtype=wide, device=x.device)
+    total = torch.zeros((), dtype=wide, device=x.device)
     dx = torch.empty_like(x) if needs[0] else x.new_empty(0)
     # zeros, not empty: with no tokens there is no chunk to write it.
     dweight = torch.zeros_like(weight) if needs[1] and len(x) == 0 else torch.empty_like(weight) if needs[1] else None
@@ -41,16 +41,14 @@ def by_chunks(
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
         logits = torch.mm(x[part], weight.t(), out=memory[: len(x[part])])
-        _loss_and_gradient(
-            logits, target[part], losses[part], applied, ignore_index, label_smoothing, z_loss, any(needs)
-        )
+        total += _loss_and_gradient(logits, target[part], applied, ignore_index, label_smoothing, z_loss, any(needs))
         if needs[0]:
             torch.mm(logits, weight, out=dx[part])
         if dweight is not None and start == 0:
             torch.mm(logits.t(), x[part], out=dweight)
         elif dweight is not None:
             dweight.addmm_(logits.t(), x[part])
-    loss = (losses.sum() / counted).to(x.dtype)
+    loss = (total / counted).to(x.dtype)
     return loss, dx, weight.new_empty(0) if dweight is None else dweight, remaining
 
 
@@ -67,32 +65,33 @@ def _split_scale(counted: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tenso
 
 
 def _loss_and_gradient(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    losses: torch.Tensor,
-    applied: torch.Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
+    logits: torch.Tensor, target: torch.Tensor, applied: torch.Tensor, ignored: int, smoothing: float, z_loss: float,
     gradient: bool,
-) -> None:
-    if runs_triton(logits) and logits.numel():
-        options = ignore_index, label_smoothing, z_loss, gradient
-        perform_part(NAME, triton.loss_and_gradient, logits, target, losses, applied, *options)
-        return
-    wide = logits.to(losses.dtype)
-    ignored = target == ignore_index
-    lse = torch.logsumexp(wide, -1)
-    plain = F.cross_entropy(wide, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none")
-    losses.copy_(plain + (z_loss * lse.square()).where(~ignored, 0.0))
+) -> torch.Tensor:  # fmt: skip
+    """The sum of the rows' losses, in the dtype of `applied`; where `gradient`, the logits become theirs times that."""
+    options = ignored, smoothing, z_loss
+    found = performed("tilewright::linear_cross_entropy", in_place, logits, target, applied, *options, gradient)
+    if found is not None:
+        return found[0]
+    loss, statistics, weight = formula.forward(logits, target, *options, "sum", applied.dtype)
     if gradient:
-        share = torch.softmax(wide, -1)
-        slope = share - label_smoothing / logits.shape[1]
-        at = target.where(~ignored, 0)[:, None]
-        slope.scatter_add_(1, at, slope.new_full(at.shape, label_smoothing - 1))
-        # Last: added to a share of nearly one it would be lost in rounding.
-        slope.addcmul_(share, (2 * z_loss * lse)[:, None])
-        logits.copy_((slope * applied).masked_fill_(ignored[:, None], 0.0))
+        logits.copy_(formula.backward(applied, logits, target, statistics, weight, *options))
+    return loss
+
+
+def in_place(
+    call: RecipeBuilder, logits: Operand, target: Operand, applied: Operand, ignored: int, smoothing: float,
+    z_loss: float, gradient: bool,
+) -> Recipe | None:  # fmt: skip
+    """`_loss_and_gradient` by the kernels of cross entropy, whose backward reads an element where it writes it."""
+    kernels = kernels_for(cross_entropy.__name__, logits, "auto")
+    if kernels is None:
+        return None
+    options = ignored, smoothing, z_loss
+    loss, statistics, weight = kernels.forward(call, logits, target, *options, "sum", torch.float32)
+    if gradient:
+        kernels.backward(call, applied, logits, target, statistics, weight, logits, *options)
+    return call.finish(loss)
 
 
 def scale(gradient: torch.Tensor, factor: torch.Tensor) -> None:
