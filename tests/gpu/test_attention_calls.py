@@ -107,7 +107,6 @@ CALLS: dict[str, tuple[Callable[..., Tensor], Callable[[], list[Tensor]], bool]]
     "t5, inference": (t5, lambda: [*triple(trained=False), table(False)], False),
     "t5": (t5, lambda: [*triple(), table(True)], False),
     "t5's decoder": (t5_decoder, lambda: [*triple(), table(True)], False),
-    "narrow heads and a bias": (added, lambda: [*triple(width=12), bias(1, H, S, S)], False),
     "odd lengths and a bias": (added, lambda: [*triple(length=197), bias(1, H, 197, 197)], False),
     "three axes": (three_axes, triple, True),
 }

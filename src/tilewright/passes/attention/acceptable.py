@@ -1,7 +1,10 @@
 """Operands that PyTorch's fused attention accepts, in place of those that it leaves to products and a softmax.
 
-    y = sdpa(q, k, v, bias)              q, k, v [B, H, S, 12], bias [1, H, S, S] with last stride H
-    →   y = sdpa(pad(q), pad(k), pad(v), bias.contiguous(), scale=12**-0.5)[..., :12]
+    y = sdpa(q, k, v, bias)              bias [1, H, S, S] with last stride H
+    →   y = sdpa(q, k, v, bias.contiguous())
+
+    y = sdpa(q, k, v)                    [B, S, D]
+    →   y = sdpa(q[:, None], k[:, None], v[:, None])[:, 0]
 
     y = sdpa(q, k, v, bias)              bias needs a gradient
     →   y = _scaled_dot_product_efficient_attention(q, k, v, bias.expand(B, H, S, S), …)[0]
@@ -22,7 +25,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.graph.capture import first_line
-from tilewright.passes.attention.form import Writer, of_four_axes
+from tilewright.passes.attention.form import Writer
 from tilewright.passes.attention.spelling import Refusal, example, static, tensor_of
 
 FUSED = "_scaled_dot_product_"
@@ -121,36 +124,36 @@ def accepted(write: Writer, call: SdpaCall) -> tuple[list[str], Node | None]:
         return [], None
     _check(call)
     told: list[str] = []
-    scale = tensor_of(call.q).shape[-1] ** -0.5 if call.scale is None else call.scale
-    shape = tensor_of(call.q).shape[:-1]
-    width = tensor_of(call.v).shape[-1]
-    call = _of_four_axes(write, call, told)
-    call = _aligned(write, call._replace(scale=scale), told)
-    if fused_kernel(write, call) is None:
-        call = _by_rows(write, call, told)
+    if one_head := tensor_of(call.q).dim() == 3:
+        told.append("3 axes as 4")
+        q, k, v = (write.method("unsqueeze", x, 1) for x in (call.q, call.k, call.v))
+        call = call._replace(q=q, k=k, v=v)
+        if call.mask is not None and tensor_of(call.mask).dim() == 3:
+            call = call._replace(mask=write.method("unsqueeze", call.mask, 1))
+    call = _by_rows(write, call, told)
     if fused_kernel(write, call) is not None:
         new = call.write(write)
     else:
         told.append("PyTorch's memory-efficient kernel" + _because(call))
         new = _efficient(write, call)
-    if tensor_of(new).shape[-1] != width:
-        new = write.method("narrow", new, -1, 0, width)
-    if tensor_of(new).dim() != len(shape) + 1:
-        new = write.method("reshape", new, *shape, width)
+    if one_head:
+        new = write.method("squeeze", new, 1)
     return [f"fused in place of products and a softmax: {', '.join(told)}"], new
 
 
 def _check(call: SdpaCall) -> None:
-    """Refuse what no fused kernel of PyTorch computes on a GPU."""
+    """Refuse what no fused kernel of PyTorch computes on a GPU, and what would have to be padded for one."""
     operands = [tensor_of(x) for x in (call.q, call.k, call.v)]
     if call.dtype not in DTYPES:
         raise Refusal(f"products and a softmax: PyTorch has no fused attention in {call.dtype} on a GPU")
     if any(isinstance(size, int) and size == 0 for x in operands for size in x.shape):
         raise Refusal("products and a softmax: empty tensors")
-    if any(x.dim() != operands[0].dim() or x.dim() < 2 for x in operands):
-        raise Refusal("products and a softmax: operands of different ranks")
+    if {x.dim() for x in operands} not in ({3}, {4}) or len({str(x.shape[0]) for x in operands}) > 1:
+        raise Refusal("products and a softmax: operands that are not [B, H, S, D], or [B, S, D], of one batch")
     if not static([x.shape[-1] for x in operands]):
         raise Refusal("products and a softmax: its head size differs from call to call")
+    if any(int(x.shape[-1]) * call.dtype.itemsize % ALIGNMENT_BYTES for x in operands):
+        raise Refusal(f"products and a softmax: a head size that is no multiple of {ALIGNMENT_BYTES} bytes")
 
 
 def _check_static(*nodes: Node) -> None:
@@ -163,91 +166,16 @@ def _because(call: SdpaCall) -> str:
     return ", for the gradient of the mask" if mask is not None and mask.requires_grad else ""
 
 
-def _of_four_axes(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
-    """q, k and v as [B, H, S, D], with one batch size; the mask with 4 axes."""
-    rank = tensor_of(call.q).dim()
-    mask = call.mask
-    if rank != 4:
-        _check_static(call.q, call.k, call.v)
-        told.append(f"{rank} axes as 4")
-        if rank > 4 and mask is not None and tensor_of(mask).dim() > 2:
-            raise Refusal(f"products and a softmax: a mask over {rank} axes")
-    q, k, v = (of_four_axes(write, x, rank) for x in (call.q, call.k, call.v))
-    if mask is not None and tensor_of(mask).dim() != 4:
-        axes = tensor_of(mask).dim()
-        if axes == 3 and rank == 3:
-            mask = write.method("unsqueeze", mask, 1)
-        else:
-            _check_static(mask)
-            mask = write.method("reshape", mask, *[1] * (4 - axes), *tensor_of(mask).shape)
-        told.append("the mask over 4 axes")
-    if len({str(tensor_of(x).shape[0]) for x in (q, k, v)}) > 1:
-        _check_static(q, k, v)
-        batch = max(int(tensor_of(x).shape[0]) for x in (q, k, v))
-        q, k, v = (_of_batch(write, x, batch, told) for x in (q, k, v))
-    return call._replace(q=q, k=k, v=v, mask=mask)
-
-
-def _of_batch(write: Writer, x: Node, batch: int, told: list[str]) -> Node:
-    if tensor_of(x).shape[0] == batch:
-        return x
-    told.append("one batch entry repeated")
-    return write.method("contiguous", write.method("expand", x, batch, -1, -1, -1))
-
-
-def _aligned(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
-    """Rows that begin at multiples of 16 bytes; head sizes padded with zeros to such, which the result's shows.
-
-    Products and a softmax take any; the fused kernels read whole vectors, and raise or fault elsewhere.
-    """
-    step = ALIGNMENT_BYTES // call.dtype.itemsize
-
-    def padded(x: Node) -> Node:
-        missing = -int(tensor_of(x).shape[-1]) % step
-        return write.call(F.pad, x, (0, missing)) if missing else x
-
-    def copied(x: Node) -> Node:
-        if _begins_aligned(tensor_of(x), step, by_rows=x is not call.mask):
-            return x
-        return write.method("clone", x, memory_format=torch.contiguous_format)
-
-    q, k, v = (padded(x) for x in (call.q, call.k, call.v))
-    if (q, k, v) != (call.q, call.k, call.v):
-        told.append(f"head sizes padded to multiples of {step}")
-    found = call._replace(q=copied(q), k=copied(k), v=copied(v), mask=None if call.mask is None else copied(call.mask))
-    if (found.q, found.k, found.v, found.mask) != (q, k, v, call.mask):
-        told.append("rows copied to multiples of 16 bytes")
-    return found
-
-
-def _begins_aligned(value: torch.Tensor, step: int, by_rows: bool) -> bool:
-    """Whether `value`, and each of its rows, begins at a multiple of `step` elements, as far as strides are known.
-
-    The rows of a mask need not: PyTorch pads them.
-    """
-    if value.dtype == torch.bool or str(value.stride(-1)) != "1":
-        return True  # written anew
-    axes = zip(value.shape[:-1], value.stride()[:-1], strict=True)
-    begins = (value.storage_offset(), *(stride for size, stride in axes if by_rows and str(size) != "1"))
-    return all(begin % step == 0 for begin in begins if isinstance(begin, int))
-
-
 def _by_rows(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
-    """Operands whose last stride is 1, a mask with a row of its own for the keys, a key head for each query head."""
-
-    def dense(x: Node) -> Node:
-        return x if tensor_of(x).stride(-1) == 1 else write.method("contiguous", x)
-
-    q, k, v, mask = dense(call.q), dense(call.k), dense(call.v), call.mask
+    """Operands whose rows lie at multiples of 16 bytes, a mask of 4 axes with a row of its own for the keys, a key head
+    for each query head."""
+    step = ALIGNMENT_BYTES // call.dtype.itemsize
+    q, k, v = (_dense(write, x, step, by_rows=True) for x in (call.q, call.k, call.v))
+    mask = None if call.mask is None else _mask_by_rows(write, call.mask, k, step)
     if (q, k, v) != (call.q, call.k, call.v):
         told.append("operands copied by rows")
-    if mask is not None:
-        if _repeats_over_keys(tensor_of(mask), tensor_of(k)):
-            _check_static(mask, k)
-            mask = write.method("expand", mask, *tensor_of(mask).shape[:-1], tensor_of(k).shape[-2])
-        if dense(mask) is not mask:
-            mask = dense(mask)
-            told.append("the mask copied by rows")
+    if mask is not call.mask:
+        told.append("the mask copied by rows")
     call = call._replace(q=q, k=k, v=v, mask=mask)
     heads = tensor_of(q).shape[1], tensor_of(k).shape[1]
     times, rest = divmod(int(heads[0]), int(heads[1])) if static(heads) else (1, 0)
@@ -262,6 +190,32 @@ def _by_rows(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
         k, v = (write.method("repeat_interleave", x, times, 1) for x in (k, v))
         call = call._replace(k=k, v=v, grouped=False)
     return call
+
+
+def _mask_by_rows(write: Writer, mask: Node, k: Node, step: int) -> Node:
+    missing = 4 - tensor_of(mask).dim()
+    if missing:
+        _check_static(mask)
+        mask = write.method("reshape", mask, *[1] * missing, *tensor_of(mask).shape)
+    if _repeats_over_keys(tensor_of(mask), tensor_of(k)):
+        _check_static(mask, k)
+        mask = write.method("expand", mask, *tensor_of(mask).shape[:-1], tensor_of(k).shape[-2])
+    return _dense(write, mask, step, by_rows=False)
+
+
+def _dense(write: Writer, x: Node, step: int, *, by_rows: bool) -> Node:
+    """`x`, or a copy of it whose last stride is 1 and that begins, with `by_rows` in each row, at a multiple of `step`.
+
+    The fused kernels read whole vectors, and raise or fault elsewhere. Rows of a mask need not: PyTorch pads them.
+    """
+    value = tensor_of(x)
+    if str(value.stride(-1)) != "1":
+        return write.method("contiguous", x)
+    axes = zip(value.shape[:-1], value.stride()[:-1], strict=True)
+    begins = (value.storage_offset(), *(stride for size, stride in axes if by_rows and str(size) != "1"))
+    if value.dtype == torch.bool or all(begin % step == 0 for begin in begins if isinstance(begin, int)):
+        return x
+    return write.method("clone", x, memory_format=torch.contiguous_format)
 
 
 def _efficient(write: Writer, call: SdpaCall) -> Node:

@@ -181,10 +181,10 @@ def _batched(write: Writer, x: Node, lead: tuple[int | torch.SymInt, ...], atten
             if not static((*target, *matrix)):
                 raise Refusal("heads are broadcast or reshaped over dynamic sizes")
             x = write.method(how, x, *target, *matrix)
-    return of_four_axes(write, x, len(attention.lead) + 2)
+    return _of_four_axes(write, x, len(attention.lead) + 2)
 
 
-def of_four_axes(write: Writer, x: Node, rank: int) -> Node:
+def _of_four_axes(write: Writer, x: Node, rank: int) -> Node:
     """An operand of `rank` axes as [B, H, N, d]."""
     if rank == 3:
         return write.method("unsqueeze", x, 1)
