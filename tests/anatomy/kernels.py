@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tilewright.hardware.shared_memory import read_shared, shared_memory_reader  # noqa: F401, named as a target
+
 
 @triton.jit
 def weighted(x, w, out, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
@@ -57,6 +59,21 @@ def gathered(x, at, out, n, BLOCK: tl.constexpr):
 def past_the_end(x, out, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i))
+
+
+def launch_gathered():
+    x, out = (torch.zeros(n, dtype=torch.bfloat16, device="cuda") for n in (5000, 4096))
+    gathered[(1,)](x, torch.zeros(4096, dtype=torch.int64, device="cuda"), out, 4096, BLOCK=4096)
+
+
+def launch_past_the_end():
+    x, out = (torch.zeros(1000, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    past_the_end[(1,)](x, out, BLOCK=1024)
+
+
+def launch_read_shared():
+    read, _ = shared_memory_reader(torch.device("cuda"))
+    read(512)
 
 
 def launch_nothing():

@@ -104,16 +104,9 @@ def test_matrix_instructions_follow_the_architecture(product: KernelView) -> Non
     assert ampere.waves is not None and ampere.waves.sms == 108
 
 
-def test_a_grid_given_by_hand_is_the_launch_s_own(weighted: KernelView) -> None:
-    signature = "fp32[1000,512], fp32[512], fp32[1000], 1000, 512, 512, ROWS=16, COLUMNS=64, num_warps=4"
-    by_hand = view("weighted", signature=signature, grid="63", code_only=True)
-    assert by_hand.launch.sass == weighted.launch.sass
-    assert (by_hand.launch.grid, by_hand.launch.operands) == (weighted.launch.grid, weighted.launch.operands)
-
-
 def test_a_tile_that_leaves_work_undone_is_refused() -> None:
     """Indices are those of zeros, so the gather reads one element; its stores still show what is owned."""
-    found = view("gathered", signature="bf16[5000], i64[4096], bf16[4096], 4096, BLOCK=4096", grid="1")
+    found = view("gathered", launch="launch_gathered")
     (walk,) = found.walks
     assert [access.ranges for access in walk.accesses] == [((0, 4095),), ((0, 0),), ((0, 4095),)]
     by_change = {other.change.get("BLOCK"): other.refused for other in found.alternatives}
@@ -122,15 +115,13 @@ def test_a_tile_that_leaves_work_undone_is_refused() -> None:
 
 
 def test_a_kernel_that_leaves_its_tensors_is_not_drawn() -> None:
-    found = view("past_the_end", signature="bf16[1000], bf16[1000], BLOCK=1024", grid="1")
+    found = view("past_the_end", launch="launch_past_the_end")
     assert found.walks == ()
     assert found.notes[0] == "its programs are not drawn: a program accesses memory outside the launch's tensors"
 
 
 def test_gluon_is_read_and_not_drawn() -> None:
-    target = "tilewright.hardware.shared_memory:read_shared"
-    signature = "i32[540672], 512, WARPS=8, TILES=8, num_warps=8"
-    ((_, (found,)),) = kernel_views(Request(target, on=H200, signature=signature, grid="528"))
+    found = view("read_shared", launch="launch_read_shared")
     assert found.launch.language == "gluon" and found.walks == ()
     assert found.notes[0] == "its programs are not drawn: a Gluon kernel cannot be interpreted"
     # Eight tiles of 16 bytes a thread, four programs of 256 threads and 32 KiB on a multiprocessor.
@@ -155,6 +146,8 @@ def test_a_cuda_kernel_of_the_user() -> None:
         kernel_views(Request(f"{path}:scales", on=H200, grid="1", threads=32))
     with pytest.raises(UsageError, match="--grid and --threads"):
         kernel_views(Request(f"{path}:scale", on=H200))
+    with pytest.raises(UsageError, match="grid '1,1,1,1' is not"):
+        kernel_views(Request(f"{path}:scale", on=H200, grid="1,1,1,1", threads=32))
 
 
 def test_an_operator_of_the_catalogue() -> None:
@@ -175,25 +168,10 @@ def test_backward_alone_is_shown() -> None:
     [
         ({"target": f"{KERNELS}:weighted", "on": "h100"}, UsageError, "no profile of a device named 'h100'"),
         ({"target": f"{KERNELS}:weighted", "on": "cpu"}, UsageError, "cpu is not a GPU"),
-        ({"target": f"{KERNELS}:weighted", "grid": "63"}, UsageError, "--signature and --grid must be given together"),
         ({"target": f"{KERNELS}:weighted", "launch": "start"}, TargetError, "--launch NAME, default launch"),
         ({"target": f"{KERNELS}:weighted", "launch": "launch_badly"}, TargetError, "ValueError: no such size"),
         ({"target": f"{KERNELS}:weighted", "launch": "launch_nothing"}, NothingCaptured, "launches no Triton"),
         ({"target": f"{KERNELS}:weighted", "sizes": ("3x4",)}, UsageError, "sizes are for operators"),
-        (
-            {"target": f"{KERNELS}:gathered", "signature": "1, 2, 3, 4, 5, 6", "grid": "1"},
-            UsageError,
-            "more than the 5 parameters x, at, out, n, BLOCK",
-        ),
-        (
-            {"target": f"{KERNELS}:gathered", "signature": "LENGTH=1", "grid": "1"},
-            UsageError,
-            "no parameter LENGTH; it has x, at, out, n, BLOCK",
-        ),
-        ({"target": f"{KERNELS}:gathered", "signature": "[", "grid": "1"}, UsageError, r"cannot be read: '\['"),
-        ({"target": f"{KERNELS}:gathered", "signature": "f99[3]", "grid": "1"}, UsageError, "no dtype 'f99'"),
-        ({"target": f"{KERNELS}:gathered", "signature": "x", "grid": "1"}, UsageError, "'x' is neither a tensor"),
-        ({"target": f"{KERNELS}:gathered", "signature": "1", "grid": "1,1,1,1"}, UsageError, "grid '1,1,1,1' is not"),
         ({"target": "weighted_sum", "sizes": ("3x4x5",)}, UsageError, "'3x4x5' is not of the form NxN"),
         ({"target": "weighted_sum", "impl": "mine"}, UsageError, "no implementation 'mine' of weighted_sum"),
         ({"target": "weighted_sum", "dtype": "f99"}, UsageError, "no dtype 'f99'"),

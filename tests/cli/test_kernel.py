@@ -41,9 +41,8 @@ def test_the_reference_case_is_drawn(tilewright: Tilewright) -> None:
 
 
 def test_json_has_the_whole_view(tilewright: Tilewright) -> None:
-    target = "tilewright.hardware.shared_memory:read_shared"
-    signature = "i32[540672], 512, WARPS=8, TILES=8, num_warps=8"
-    ended = tilewright("kernel", target, "--on", "h200", "--signature", signature, "--grid", "528", "--json")
+    target, launch = f"{KERNELS}:read_shared", "launch_read_shared"
+    ended = tilewright("kernel", target, "--on", "h200", "--launch", launch, "--json")
     assert ended.code == 0
     ((kernel,),) = [subject["kernels"] for subject in json.loads(ended.out)]
     assert kernel["launch"]["grid"] == [528, 1, 1] and kernel["launch"]["threads"] == 256

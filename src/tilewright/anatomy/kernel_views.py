@@ -16,15 +16,14 @@ from tilewright.anatomy.capture import NothingCaptured, TritonLaunch, capturing,
 from tilewright.anatomy.cuda import capturing_cuda
 from tilewright.anatomy.cuda_file import cuda_file_launch
 from tilewright.anatomy.launch_targets import LaunchTarget, grid_of, of_case, of_kernel, of_operator, of_product
-from tilewright.anatomy.library import generated_cpp, keeping_code, profiled, with_generated_code
+from tilewright.anatomy.library import keeping_code, profiled, with_generated_code
 from tilewright.anatomy.simulated import CUDA, simulated
 from tilewright.anatomy.tiles import view_launch
 from tilewright.hardware.architectures import limits_of
 from tilewright.hardware.geometry import KernelView, view_of
 from tilewright.hardware.profiles import DeviceProfile, profile_for
-from tilewright.records.case import DTYPES, Case
+from tilewright.records.case import DTYPES
 from tilewright.records.errors import TargetError, TilewrightError, UsageError
-from tilewright.records.launch_record import LaunchRecord
 from tilewright.records.suite import Suite
 
 DEFAULT_DEVICE = "h200"
@@ -49,10 +48,10 @@ class Request:
     on: str | None = None
     inputs: str | None = None
     launch: str = "launch"
-    signature: str | None = None
     grid: str | None = None
+    """For a kernel of a `.cu` file."""
     threads: int | None = None
-    """Per block, for a kernel of a `.cu` file."""
+    """Per block, likewise."""
     code_only: bool = False
     """Skip what takes time: no program is interpreted, no other tile size compiled, nothing timed."""
 
@@ -81,9 +80,6 @@ def kernel_views(request: Request) -> list[tuple[str, list[KernelView]]]:
         return [(name, [_cuda_file_view(Path(file), name, request, device)])]
     found = []
     for target, opaque in _targets(request):
-        if isinstance(target, Case):
-            found.append((f"{target.name} inductor", [_cpp_view(launch) for launch in _on_cpu(target)]))
-            continue
         views = _profiler_views(target, device) if opaque else _views(target, device, request.code_only)
         if not views and device.profile is None:
             views = _profiler_views(target, device)
@@ -119,8 +115,8 @@ def _device(on: str | None) -> _Device:
     return _Device(profile.name, profile.sms, profile.capability, profile)
 
 
-def _targets(request: Request) -> Iterator[tuple[LaunchTarget | Case, bool]]:
-    """What to run, and whether only the profiler can record its kernels; a plain `Case` is for Inductor on the CPU."""
+def _targets(request: Request) -> Iterator[tuple[LaunchTarget, bool]]:
+    """What to run, and whether only the profiler can record its kernels."""
     if ":" not in request.target:
         yield from _operators(request)
         return
@@ -133,17 +129,14 @@ def _targets(request: Request) -> Iterator[tuple[LaunchTarget | Case, bool]]:
         yield from _operators(request)
         return
     if hasattr(found, "arg_names") and hasattr(found, "run"):
-        yield of_kernel(request.target, request.launch, request.signature, request.grid), False
+        yield of_kernel(request.target, request.launch), False
         return
     impl = request.impl or "tilewright"
     if impl not in CASE_IMPLS:
         raise UsageError(f"no implementation {impl!r} of a case; known: {', '.join(CASE_IMPLS)}")
     case = load_case(request.target, request.inputs)
     if not torch.cuda.is_available():
-        if impl != "inductor" or request.on:
-            raise UsageError(f"kernels of {impl} for a case are recorded only on a GPU; on a CPU use --impl inductor")
-        yield case, True
-        return
+        raise UsageError(f"kernels of {impl} for a case are recorded only on a GPU")
     yield of_case(case, impl), impl != "tilewright"
 
 
@@ -247,14 +240,3 @@ def _profiler_views(target: LaunchTarget, device: _Device) -> list[KernelView]:
 def _stages(target: LaunchTarget) -> Callable[[], Iterator[bool]]:
     """The stages on this machine's GPU."""
     return lambda: target.stages(CUDA, torch.Generator(CUDA))
-
-
-def _on_cpu(case: Case) -> list[LaunchRecord]:
-    from tilewright.verbs import Subject as Runs
-
-    runs = Runs(case, "cpu")
-    return generated_cpp(lambda: runs.call("inductor"))
-
-
-def _cpp_view(launch: LaunchRecord) -> KernelView:
-    return view_of(launch, "this machine", 1)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from tilewright.records.case import DTYPES, Case
+from tilewright.records.case import Case
 from tilewright.records.errors import TargetError, UsageError
 from tilewright.records.launch_record import Grid
 from tilewright.records.suite import Suite, Variant, Workload
@@ -75,27 +72,14 @@ def of_case(case: Case, impl: str) -> LaunchTarget:
     return LaunchTarget(f"{case.name} {impl}", stages)
 
 
-def of_kernel(target: str, launch: str, signature: str | None, grid: str | None) -> LaunchTarget:
-    """A user's Triton kernel `file.py:kernel`, launched by the file's function `launch` or with `signature`.
-
-    `signature` gives the parameters in order or by name: `bf16[1000,512], fp32[512], fp32[1000], 1000, 512, BLOCK=16`;
-    `grid` is `63` or `63,1,1`. Raises UsageError or TargetError.
-    """
-    kernel = load_object(target)
-    if not hasattr(kernel, "arg_names") or not hasattr(kernel, "run"):
-        raise TargetError(f"{target} is of type {type(kernel).__name__}, not a Triton kernel")
-    if (signature is None) != (grid is None):
-        raise UsageError("--signature and --grid must be given together")
-    name = target.rpartition(":")[2]
-    if signature is not None and grid is not None:
-        return _by_signature(kernel, name, signature, grid_of(grid))
-    place = target.rpartition(":")[0]
+def of_kernel(target: str, launch: str) -> LaunchTarget:
+    """A user's Triton kernel `file.py:kernel`, launched by the file's function `launch`. Raises TargetError."""
+    place, _, name = target.rpartition(":")
     try:
         function = load_object(f"{place}:{launch}")
     except TargetError as error:
         raise TargetError(
-            f"{error}; {name} is launched by a function of its file (--launch NAME, default launch), or give "
-            "--signature and --grid"
+            f"{error}; {name} is launched by a function of its file (--launch NAME, default launch)"
         ) from error
     if not callable(function):
         raise TargetError(f"{place}:{launch} is not a function that launches {name}")
@@ -106,41 +90,6 @@ def of_kernel(target: str, launch: str, signature: str | None, grid: str | None)
         yield True
 
     return LaunchTarget(name, stages)
-
-
-def _by_signature(kernel: Any, name: str, signature: str, grid: Grid) -> LaunchTarget:
-    parameters = list(inspect.signature(kernel.fn).parameters)
-    try:
-        call = ast.parse(f"kernel({signature})", mode="eval").body
-    except SyntaxError:
-        call = None
-    if not isinstance(call, ast.Call):
-        raise UsageError(f"--signature cannot be read: {signature!r}; it is like bf16[1000,512], 1000, BLOCK=16")
-    if len(call.args) > len(parameters):
-        raise UsageError(f"--signature gives more than the {len(parameters)} parameters {', '.join(parameters)}")
-    given = dict(zip(parameters, call.args, strict=False)) | {word.arg or "**": word.value for word in call.keywords}
-    unknown = [key for key in given if key not in parameters and not key.startswith("num_")]
-    if unknown:
-        raise UsageError(f"{name} has no parameter {', '.join(unknown)}; it has {', '.join(parameters)}")
-
-    def stages(device: torch.device, generator: torch.Generator) -> Iterator[bool]:
-        kernel[grid](**{key: _value(node, device) for key, node in given.items()})
-        yield True
-
-    return LaunchTarget(name, stages)
-
-
-def _value(node: ast.expr, device: torch.device) -> Any:
-    """A tensor of zeros for `bf16[1000,512]`, or a number, a truth value or None."""
-    try:
-        if isinstance(node, ast.Subscript):
-            kind, sizes = ast.unparse(node.value), ast.literal_eval(node.slice)
-            if kind not in DTYPES:
-                raise UsageError(f"no dtype {kind!r}; known: {', '.join(DTYPES)}")
-            return torch.zeros(sizes, dtype=getattr(torch, DTYPES[kind]), device=device)
-        return ast.literal_eval(node)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{ast.unparse(node)!r} is neither a tensor (bf16[1000,512]) nor a number") from error
 
 
 def grid_of(text: str) -> Grid:

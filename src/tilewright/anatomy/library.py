@@ -125,26 +125,3 @@ def keeping_code() -> Iterator[Mapping[str, Any]]:
         mock.patch.object(CachingAutotuner, "run", recorded_run),
     ):
         yield launched
-
-
-def generated_cpp(function: Callable[[], object]) -> list[LaunchRecord]:
-    """The C++ source that Inductor generates for a case on the CPU, one record per module."""
-    from torch._inductor.utils import run_and_get_code
-
-    _, codes = run_and_get_code(function)
-    return [
-        LaunchRecord(
-            name="inductor",
-            language="cpp",
-            place="generated",
-            grid=(1, 1, 1),
-            threads=1,
-            capability="",
-            registers=0,
-            stack_bytes=0,
-            shared_bytes=0,
-            source=code,
-            note="C++ for this machine's processor: it has no grid, and its compiler keeps no machine code",
-        )
-        for code in codes
-    ]

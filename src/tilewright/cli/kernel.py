@@ -23,13 +23,8 @@ def kernel(
     on: Annotated[str | None, typer.Option(help="h200, a100, rtx4090, 2080ti: compile for it, run nothing.")] = None,
     inputs: Inputs = None,
     launch: Annotated[str, typer.Option(help="The function of the file that launches the kernel.")] = "launch",
-    signature: Annotated[
-        str | None, typer.Option(help='The kernel\'s arguments: "bf16[1000,512], fp32[512], 1000, BLOCK=16".')
-    ] = None,
-    grid: Annotated[str | None, typer.Option(help="Programs, with --signature: 63 or 63,1,1.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Of a block, with --grid, for file.cu:kernel.")
-    ] = None,
+    grid: Annotated[str | None, typer.Option(help="Blocks, for file.cu:kernel: 63 or 63,1,1.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Of a block, for file.cu:kernel.")] = None,
     source: Annotated[bool, typer.Option("--source", help="Print the kernels' source.")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Print their PTX.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print their machine code.")] = False,
@@ -44,9 +39,7 @@ def kernel(
     texts = [name for name, wanted in (("source", source), ("ptx", ptx), ("sass", sass)) if wanted]
     if texts and as_json:
         raise UsageError("--json has every text already; leave --source, --ptx and --sass out")
-    asked = Request(
-        target, tuple(sizes or ()), impl, dtype, direction, on, inputs, launch, signature, grid, threads, bool(texts)
-    )
+    asked = Request(target, tuple(sizes or ()), impl, dtype, direction, on, inputs, launch, grid, threads, bool(texts))
     with working("compiling and following programs", quiet or as_json):
         found = kernel_views(asked)
     if as_json:

@@ -31,7 +31,8 @@ class KernelView:
     launch: LaunchRecord
     device: str
     instructions: Instructions | None
-    occupancy: Occupancy | None
+    """None where the machine code is unknown."""
+    occupancy: Occupancy
     waves: Waves | None
     grid_rule: str = ""
     """`⌈1000 / BLOCK_ROWS 16⌉`; empty where no such rule gives the grid."""
@@ -50,8 +51,6 @@ def occupancy_and_waves(launch: LaunchRecord, sms: int) -> tuple[Occupancy, Wave
 def view_of(launch: LaunchRecord, device: str, sms: int) -> KernelView:
     """The view that follows from the launch alone."""
     instructions = read_sass(launch.sass) if launch.sass else None
-    if launch.language == "cpp":
-        return KernelView(launch, device, None, None, None)
     return KernelView(launch, device, instructions, *occupancy_and_waves(launch, sms))
 
 

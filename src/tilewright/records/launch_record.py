@@ -50,7 +50,7 @@ class LaunchRecord:
     """One kernel on its grid; shared bytes are per block, times in microseconds."""
 
     name: str
-    language: Literal["triton", "gluon", "cuda", "cpp", "library"]
+    language: Literal["triton", "gluon", "cuda", "library"]
     place: str
     """`file.py:12`, or the library."""
     grid: Grid

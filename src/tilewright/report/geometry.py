@@ -29,8 +29,7 @@ def show_kernel(view: KernelView) -> RenderableType:
     parts: list[RenderableType] = [_heading(view)]
     if view.walks:
         parts += [Text("\nprograms", "bold"), Text(draw(view.walks, launch))]
-    if view.occupancy is not None:
-        parts += [Text("\noccupancy and waves", "bold"), _residence(view, view.occupancy)]
+    parts += [Text("\noccupancy and waves", "bold"), _residence(view, view.occupancy)]
     if view.alternatives:
         parts += [Text("\nother tile sizes", "bold"), _alternatives(view)]
         parts += [Text(f"{_change(other)}: {other.refused}", "dim") for other in view.alternatives if other.refused]
@@ -44,10 +43,10 @@ def _heading(view: KernelView) -> Text:
     launch = view.launch
     grid = _grid(launch.grid)
     rule = f" = {view.grid_rule}" if view.grid_rule else ""
-    capability = f" (compute capability {launch.capability})" if launch.capability else ""
-    lines = [f"{launch.language} at {launch.place}, on {view.device}{capability}"]
-    if launch.language != "cpp":
-        lines.append(f"{launch.programs:,} programs, grid {grid}{rule}, {launch.threads} threads each")
+    lines = [
+        f"{launch.language} at {launch.place}, on {view.device} (compute capability {launch.capability})",
+        f"{launch.programs:,} programs, grid {grid}{rule}, {launch.threads} threads each",
+    ]
     if launch.operands:
         lines.append(", ".join(_operand(operand) for operand in launch.operands))
     if launch.constants:
