@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,11 @@ from rich.console import Console
 
 from tests.store.test_query import operator
 from tilewright.records.program import Cost, Decision, Program, Region
-from tilewright.report.lost_time import lost_time, show_lost_time
 from tilewright.report.page import write_page
-from tilewright.store import Run
+from tilewright.report.queries import ask_view
+from tilewright.report.rows import show_view
+from tilewright.report.views import LOST
+from tilewright.store import Run, query
 
 
 def _run(path: Path) -> Path:
@@ -43,7 +44,8 @@ def _run(path: Path) -> Path:
 
 
 def test_alike_launches_are_one_row_and_each_has_its_reason(tmp_path: Path) -> None:
-    rows = {row["name"]: row for row in lost_time(_run(tmp_path / "run.duckdb"), 9)}
+    columns, found = query(_run(tmp_path / "run.duckdb"), "FROM lost_time WHERE lost_us > 0")
+    rows: dict[Any, dict[str, Any]] = {row[0]: dict(zip(columns, row, strict=True)) for row in found}
     assert list(rows) == ["mm", "forward0_gelu", "softmax", "odd", "t"]
     mm = rows["mm"]
     assert (mm["launches"], mm["measured_us"], mm["lost_us"], mm["share"]) == (2, 400.0, 200.0, 200.0 / 614.0)
@@ -56,17 +58,22 @@ def test_alike_launches_are_one_row_and_each_has_its_reason(tmp_path: Path) -> N
 
 
 def test_the_terminal_marks_what_has_no_reason_and_what_was_predicted_wrong(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = lost_time(_run(tmp_path / "run.duckdb"), 3)
+    answer = ask_view(_run(tmp_path / "run.duckdb"), LOST, 3)
     out = io.StringIO()
-    Console(width=160, file=out, force_terminal=True, color_system="standard").print(show_lost_time(rows))
-    text = out.getvalue()
-    assert "2 × mm" in text and "no decision says why" in text and "odd" not in text
-    assert re.search(r"\x1b\[1;31m *8.1%", text), "softmax loses more than 1 % without a reason"
-    assert re.search(r"\x1b\[1;31m *30.0 µs, 3.00× off", text)
-    assert not re.search(r"\x1b\[1;31m *32.6%", text), "mm has a reason"
+    Console(width=200, file=out, force_terminal=True, color_system="standard").print(show_view(LOST, answer))
+    lines = {
+        name: line
+        for line in out.getvalue().splitlines()
+        for name in ("mm", "forward0_gelu", "softmax")
+        if name in line
+    }
+    assert "2 × mm" in lines["mm"] and "32.6 %" in lines["mm"] and "odd" not in out.getvalue()
+    # Softmax loses more than 1 % without a reason, the prediction of the region is off, and mm has a reason.
+    assert "no decision says why" in lines["softmax"] and "3.00×" in lines["forward0_gelu"]
+    assert ["\x1b[1;31m" in lines[name] for name in ("softmax", "forward0_gelu", "mm")] == [True, True, False]
 
 
 def test_the_page_has_the_list(tmp_path: Path) -> None:
     path = _run(tmp_path / "run.duckdb")
     page = write_page(path, path.with_suffix(".html")).read_text("utf-8")
-    assert 'id="lost-table"' in page and "FROM lost_time" in page and "2 × mm" not in page
+    assert 'data-view="lost"' in page and "FROM lost_time" in page

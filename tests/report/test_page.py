@@ -20,6 +20,7 @@ from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Cost, Decision, Fallback, MemoryPoint, Operator, Program, Region
 from tilewright.report.page import write_page
 from tilewright.report.queries import DRAWN, MOST_ROWS
+from tilewright.report.views import PROGRAM
 from tilewright.store import Run, SavedRun, query
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&{{7*7}}\u2028\x00"
@@ -102,8 +103,9 @@ def test_the_sample_is_a_run_like_any_other(sample: Path) -> None:
 
 def test_the_page_holds_what_the_run_holds(sample: Path) -> None:
     data = island(page_of(sample))
-    assert set(data) == set(DRAWN)
-    for name, sql in DRAWN.items():
+    queries = DRAWN | {view.id: view.sql for view in PROGRAM}
+    assert set(data) == set(queries)
+    for name, sql in queries.items():
         columns, rows = query(sample, sql)
         assert data[name]["columns"] == list(columns)
         assert data[name]["rows"] == json.loads(json.dumps(rows)), name

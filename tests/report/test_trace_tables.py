@@ -14,7 +14,7 @@ import pytest
 from tests.report.test_timeline import slices_of
 from tests.report.test_traced_page import page_of, trace_island
 from tests.trace.training_trace import load
-from tilewright.report.trace_tables import TABLES
+from tilewright.report.views import TRACE
 from tilewright.store import query
 from tilewright.trace.analysis import analyse
 
@@ -35,12 +35,12 @@ def data(run: Path) -> dict[str, Any]:
 
 
 def test_every_table_answers_its_query(run: Path, data: dict[str, Any]) -> None:
-    shown = {table["id"]: table for table in data["tables"]}
-    for table in TABLES:
-        columns, rows = query(run, table.sql)
+    shown = data["tables"]
+    for view in TRACE:
+        columns, rows = query(run, view.sql)
         if rows:
-            assert shown[table.id]["columns"] == list(columns)
-            assert shown[table.id]["total"] == len(rows) >= len(shown[table.id]["rows"])
+            assert shown[view.id]["columns"] == list(columns)
+            assert shown[view.id]["total"] == len(rows) >= len(shown[view.id]["rows"])
     assert {"accounting", "win", "distance"} <= set(shown)
 
 
@@ -56,14 +56,14 @@ def test_a_view_of_another_version_is_told_and_the_rest_is_shown(run: Path, tmp_
     with duckdb.connect(str(other)) as connection:
         connection.execute("CREATE OR REPLACE VIEW synchronisation AS SELECT 1 AS something_else")
     html = page_of(other)
-    tables = {table["id"]: table for table in trace_island(html)["tables"]}
+    tables = trace_island(html)["tables"]
     assert "another version" in tables["synchronisation"]["problem"] and not tables["synchronisation"]["rows"]
     assert tables["accounting"]["rows"] and not tables["accounting"]["problem"]
     assert "This run was written by another version of tilewright." in html
 
 
 def test_a_step_is_accounted_for_whole(data: dict[str, Any]) -> None:
-    table = next(table for table in data["tables"] if table["id"] == "accounting")
+    table = data["tables"]["accounting"]
     percent = table["columns"].index("percent")
     assert sum(row[percent] for row in table["rows"]) == pytest.approx(100, abs=0.5)
 

@@ -43,9 +43,9 @@ def trace(
                 print(f"{file.path}: {file.note}")
         if any(file.rejects for file in loaded):
             print('rejects  tilewright sql "SELECT file, reason, count(*) FROM reject GROUP BY ALL"')
-        from tilewright.report.accounting import accounting_of, show_accounting
+        from tilewright.report.accounting import show_accounting
 
-        show(show_accounting(accounting_of(path)))
+        show(show_accounting(path))
     print(f"run  {path}")
 
 

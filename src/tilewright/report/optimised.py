@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,11 +12,13 @@ from rich.text import Text
 from tilewright.records.measurement import Measurement, Verified
 from tilewright.records.program import Program
 from tilewright.report.launch_rows import plain
-from tilewright.report.lost_time import show_lost_time
 from tilewright.report.optimised_findings import findings
 from tilewright.report.quantity import duration, nbytes, speed_of
+from tilewright.report.queries import Answer
+from tilewright.report.rows import show_view
 from tilewright.report.tables import open_table
 from tilewright.report.terminal import fallbacks
+from tilewright.report.views import LOST
 
 _TENSORS_SHOWN = 8
 
@@ -26,12 +27,12 @@ def show_optimize(
     program: Program,
     measurements: Sequence[Measurement],
     verified: Sequence[Verified],
-    lost: Sequence[Mapping[str, Any]] = (),
+    lost: Answer | None = None,
 ) -> RenderableType:
-    """What is slow, verification, times beside peers, and peak memory. `lost` are rows of the view `lost_time`."""
+    """What is slow, verification, times beside peers, and peak memory. `lost` answers the view `LOST`."""
     parts: list[RenderableType] = [Text(plain(f"- {sentence}")) for sentence in findings(program)]
-    if lost:
-        parts += [Text("\ntime lost to the floors", style="bold"), show_lost_time(lost)]
+    if lost and lost.rows:
+        parts.append(show_view(LOST, lost))
     if verified:
         parts += [Text("\nverification" if parts else "verification", style="bold"), _verification(verified)]
     if measurements:

@@ -20,6 +20,7 @@ from tilewright.report.page_budget import harmless_json
 from tilewright.report.quantity import duration, nbytes, ratio
 from tilewright.report.queries import DRAWN, Answer, ask_all
 from tilewright.report.traced import traced
+from tilewright.report.views import PROGRAM, TRACE
 from tilewright.store import SavedRun
 
 _SCRIPTS = (
@@ -49,7 +50,7 @@ def write_page(run: Path, out: Path) -> Path:
     trace = traced(run)
     island = "" if trace is None else harmless_json(trace)
     answers = ask_all(run, taken=len(island))
-    words = findings(SavedRun(run).program()) if answers["speedups"].rows else []
+    words = findings(SavedRun(run).program()) if answers["measurements"].rows else []
     return write_document(out, render_page(answers, trace, island, words), "page")
 
 
@@ -85,6 +86,8 @@ def render_page(
         headlines=_headlines(answers, trace),
         words=words,
         answers=answers,
+        views=[view for view in PROGRAM if answers[view.id].rows],
+        traced_views=[view for view in TRACE if trace and view.id in trace["tables"]],
         # An empty run shows empty sections; a run with only a trace does not.
         program=bool(answers["operators"].rows) or trace is None,
         trace=trace,
@@ -95,7 +98,9 @@ def render_page(
         drawing_hash=_hash(drawing),
         style=Markup(style),
         style_hash=_hash(style),
-        island=Markup(harmless_json({name: asdict(answers[name]) for name in DRAWN})),
+        island=Markup(
+            harmless_json({name: asdict(answers[name]) for name in [*DRAWN, *(view.id for view in PROGRAM)]})
+        ),
         charts=Markup(harmless_json(_charts(answers))),
     )
 
@@ -144,7 +149,7 @@ def _headlines(answers: dict[str, Answer], trace: Mapping[str, Any] | None) -> l
     if trace and not trace["fused"]:
         planned = [headline._replace(meaning=f"{headline.meaning}, if fused") for headline in planned]
     return [
-        *_speed(answers["speedups"].records()),
+        *_speed(answers["measurements"].records()),
         *traced,
         *planned,
         # A profile has no verified tensors.

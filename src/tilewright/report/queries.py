@@ -1,4 +1,4 @@
-"""The queries of the page's parts."""
+"""The queries of the page's parts that are no tables, and the answers to all of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tilewright.report.page_budget import harmless_json
+from tilewright.report.page_budget import fitting, harmless_json
+from tilewright.report.views import PROGRAM, TRACE, View
 from tilewright.store import query
+from tilewright.store.query import first_line
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 # Parts of the template and of the page's script; if the page's size is short, the first ones get it.
 WRITTEN: Mapping[str, str] = {
@@ -22,36 +28,11 @@ FROM run""",
     "fallbacks": 'SELECT what, "where", why FROM fallback',
 }
 DRAWN: Mapping[str, str] = {
-    "ceilings": "SELECT device, kind, dtype, value, unit, origin FROM ceiling",
     "summary": "FROM fusion_summary",
-    "speedups": """\
-SELECT suite, "case", direction, impl, median_us, p20_us, p80_us, repeats,
-       times_eager, times_inductor, peak_bytes, GBps, TFLOPs, of_ceiling
-FROM speedup""",
     "peaks": """\
 SELECT max(live_bytes) FILTER (WHERE stage = 'before') AS before,
        max(live_bytes) FILTER (WHERE stage = 'after') AS after
 FROM memory""",
-    "predicted": """\
-SELECT 'region' AS what, graph || ' ' || name AS name, predicted_us, measured_us
-FROM region WHERE predicted_us IS NOT NULL AND measured_us IS NOT NULL
-UNION ALL
-SELECT 'call', graph || ' ' || name, predicted_us, measured_us
-FROM operator WHERE stage = 'after' AND region IS NULL AND predicted_us IS NOT NULL AND measured_us IS NOT NULL
-UNION ALL
-SELECT 'decision', graph || ' ' || producer || ' → ' || consumer, predicted_us, measured_us
-FROM decision WHERE predicted_us IS NOT NULL AND measured_us IS NOT NULL
-UNION ALL
-SELECT 'whole', suite || ' ' || "case" || ' ' || direction, predicted_us, median_us
-FROM measurement WHERE impl = 'tilewright' AND predicted_us IS NOT NULL""",
-    "lost": """\
-SELECT name, target, graph, shape, launches, measured_us, floor_us, lost_us, share, predicted_us, off, bound, why,
-       source
-FROM lost_time WHERE lost_us > 0""",
-    "verified": """\
-SELECT direction, tensor, dtype, error, eager_error, bound, max_error, eager_max_error, max_bound, ok
-FROM verified
-ORDER BY ok, error / nullif(bound, 0) DESC""",
     "roofline": """\
 WITH launched AS (
     SELECT count(*) > 0 AS known FROM roofline WHERE kind = 'operator' AND stage = 'after' AND region IS NULL
@@ -75,10 +56,6 @@ ORDER BY graph DESC, stage DESC, index""",
 SELECT graph, name, members, reads, reads_symbolic, writes, writes_symbolic, flops, bytes,
        floor_us, bound
 FROM region""",
-    "decisions": """\
-SELECT graph, producer, consumer, verdict, reason, bytes_saved, predicted_us, measured_us,
-       passed_by, source
-FROM decision""",
     "memory": """\
 SELECT graph, stage, index, name, live_bytes
 FROM memory
@@ -93,6 +70,9 @@ _ROOM_OF_ONE = 1_400_000
 _ROOM_OF_ALL = 3_600_000
 _ROOM_OF_SOURCES = 1_200_000
 _LONGEST_TEXT = 240
+# Of a table of the timeline.
+_MOST_TRACED = 500
+_ROOM_OF_TRACED = 100_000
 
 
 @dataclass(frozen=True)
@@ -103,6 +83,7 @@ class Answer:
     columns: tuple[str, ...]
     rows: list[tuple[object, ...]]
     total: int
+    problem: str = ""
 
     def records(self) -> list[dict[str, object]]:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
@@ -115,7 +96,7 @@ def ask_all(run: Path, taken: int = 0) -> dict[str, Answer]:
         StoreError: the run is missing or damaged.
     """
     answers, budget = {}, _ROOM_OF_ALL - taken
-    for name, sql in {**WRITTEN, **DRAWN, "kernels": SOURCES}.items():
+    for name, sql in {**WRITTEN, **DRAWN, **{view.id: view.sql for view in PROGRAM}, "kernels": SOURCES}.items():
         answers[name], used = _ask(run, sql, min(budget, _ROOM_OF_ONE))
         budget -= used
     return answers
@@ -137,6 +118,33 @@ def _ask(run: Path, sql: str, budget: int) -> tuple[Answer, int]:
             break
         kept.append(tuple(values))
     return Answer(sql, columns, kept, len(rows)), min(used, budget)
+
+
+def ask_view(run: Path, view: View, most: int) -> Answer:
+    """The first `most` rows of a view; StoreError if the run is missing or damaged."""
+    columns, rows = query(run, f"{view.sql} LIMIT {most}")
+    return Answer(view.sql, columns, rows, len(rows))
+
+
+def ask_traced(connection: DuckDBPyConnection) -> dict[str, Answer]:
+    """The answers of a timeline's tables that have any, by their id, each with at most 500 rows and 100 kB.
+
+    A run of another version may lack a view, or have one with other columns: `problem` says so.
+    """
+    import duckdb
+
+    answers = {}
+    for view in TRACE:
+        try:
+            cursor = connection.execute(view.sql)
+            columns, rows = tuple(str(column[0]) for column in cursor.description or ()), cursor.fetchall()
+        except (duckdb.BinderException, duckdb.CatalogException) as error:
+            problem = f"This run was written by another version of tilewright. {first_line(error)}"
+            answers[view.id] = Answer(view.sql, (), [], 0, problem)
+            continue
+        kept = fitting((tuple(map(shown, row)) for row in rows[:_MOST_TRACED]), _ROOM_OF_TRACED)
+        answers[view.id] = Answer(view.sql, columns, kept, len(rows))
+    return {name: answer for name, answer in answers.items() if answer.total or answer.problem}
 
 
 def shown(value: object) -> object:

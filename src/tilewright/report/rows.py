@@ -1,20 +1,26 @@
-"""The result of a query as a table, or a row after the other where the table would be too wide."""
+"""The result of a query in a terminal: of a user's as it is, of a view of the run with the units of its columns."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from tilewright.report.launch_rows import plain
+from tilewright.report.quantity import duration, nbytes, ratio
+from tilewright.report.queries import Answer
 from tilewright.report.tables import open_table
+from tilewright.report.views import View
 
 _NARROWEST = 16
 """Characters to which a column of text may be folded."""
+_WIDEST = 60
+_ROWS_OF_A_VIEW = 10
 
 
 def show_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], header: bool = True) -> RenderableType:
@@ -64,3 +70,56 @@ def _cell(value: Any) -> Text:
     # From a million on six digits do not cover the integer part.
     digits = ".6g" if isinstance(value, float) and abs(value) < 1e6 else ".1f"
     return Text(f"{value:{digits}}" if isinstance(value, float) else plain(str(value)))
+
+
+def show_view(view: View, answer: Answer) -> RenderableType:
+    """The first ten rows under the view's title, without columns that are empty; those `marked` in red."""
+    records = answer.records()
+    kept = [name for name in answer.columns if name != "marked" and any(row[name] is not None for row in records)]
+    numeric = [all(isinstance(row[name], int | float | None) for row in records) for name in kept]
+    table = open_table(*(label_of(name) + ">" * right for name, right in zip(kept, numeric, strict=True)))
+    for column in table.columns:
+        column.max_width, column.overflow = None if column.no_wrap else _WIDEST, "fold"
+    for row in records[:_ROWS_OF_A_VIEW]:
+        style = "bold red" if row.get("marked") else ""
+        table.add_row(*(Text(figure(name, row[name])) for name in kept), style=style)
+    parts: list[RenderableType] = [Text(f"\n{view.title}", "bold"), table]
+    if answer.total > _ROWS_OF_A_VIEW:
+        parts.append(Text(f"and {answer.total - _ROWS_OF_A_VIEW:,} more", "dim"))
+    if answer.problem:
+        parts.append(Text(answer.problem, "yellow"))
+    return Group(*parts)
+
+
+def label_of(column: str) -> str:
+    """A column's name without its unit, as the page has it.
+
+    >>> label_of("lost_ms"), label_of("of_all_percent"), label_of("percent")
+    ('lost', 'of all', 'percent')
+    """
+    return re.sub(r"(?<=.)_(ns|us|ms|percent)$", "", column).replace("_", " ")
+
+
+def figure(column: str, value: Any) -> str:
+    """A value with the unit that ends its column's name.
+
+    >>> figure("lost_ms", 1.5), figure("percent", 12.34), figure("times_floor", 2.0), figure("calls", 20_000)
+    ('1.50 ms', '12.3 %', '2.00×', '20,000')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, str | bool):
+        return plain(str(value))
+    unit = column.rpartition("_")[2]
+    if unit in _MICROSECONDS:
+        return duration(value * _MICROSECONDS[unit])
+    if unit == "bytes":
+        return nbytes(value)
+    if unit == "percent":
+        return f"{value:.1f} %"
+    if column.startswith("times_"):
+        return ratio(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+_MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ from tilewright.report.device_time import add_device_time
 from tilewright.report.flame import drawn
 from tilewright.report.page_budget import cut, fitting
 from tilewright.report.quantity import count, duration, nbytes
+from tilewright.report.queries import Answer, ask_traced
 from tilewright.report.timeline import curve, laid_out, points_of_one, timeline
-from tilewright.report.trace_tables import trace_tables
 from tilewright.store.query import reading
 from tilewright.trace.flame import flame
 from tilewright.trace.memory import DeviceMemory, memory
@@ -57,8 +58,10 @@ def traced(run: Path) -> dict[str, Any] | None:
         budget = _HOLDERS_BUDGET // max(len(devices), 1)
         curves = [_curve(device, origin, files, most) for device in devices]
         lines["counters"] = [*depths, *curves, *lines["counters"]]
+        tables: dict[str, Answer] = {}
         if "device_time" in present:
             add_device_time(connection, lines)
+            tables = ask_traced(connection)
         lines = laid_out(lines)
         trees = [flame(connection, weight) for weight in ("host", "device")]
         flames = [drawn(tree) for tree in trees if tree.total[0] > 0]
@@ -74,7 +77,7 @@ def traced(run: Path) -> dict[str, Any] | None:
             "timeline": lines,
             "flames": flames,
             "memory": [_shown(device, origin, files, most, budget) for device in devices],
-            "tables": trace_tables(connection, present),
+            "tables": {name: asdict(answer) for name, answer in tables.items()},
             "files": list(files.values()),
             "charts": {
                 "timeline": boxes(

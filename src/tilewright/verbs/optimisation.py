@@ -39,17 +39,21 @@ class Optimized(Displayable):
 
     def lost_time(self) -> list[dict[str, Any]]:
         """The `top` launches by the time that they lose to their floors: rows of the run's view `lost_time`."""
-        from tilewright.report.lost_time import lost_time
+        from tilewright.store import query
 
-        return lost_time(self.run, self.top)
+        columns, rows = query(self.run, f"FROM lost_time WHERE lost_us > 0 LIMIT {self.top}")
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def __rich__(self) -> Any:
         from rich.console import Group
         from rich.text import Text
 
         from tilewright.report.optimised import show_optimize
+        from tilewright.report.queries import ask_view
+        from tilewright.report.views import LOST
 
-        shown = show_optimize(self.program, self.measurements, self.verified, self.lost_time())
+        lost = ask_view(self.run, LOST, self.top)
+        shown = show_optimize(self.program, self.measurements, self.verified, lost)
         paths = (f"run   {self.run}", f"page  {self.page}")
         return Group(shown, *(Text(path, no_wrap=True, overflow="ignore") for path in paths))
 

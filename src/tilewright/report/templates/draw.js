@@ -10,6 +10,7 @@ const UNITS = [
   [/_us$/, (us) => time(us)],
   [/_ms$/, (ms) => time(ms === null ? null : ms * 1000)],
   [/bytes$/, (size) => bytes(size)],
+  [/^times_/, times],
   [/percent$/, given((part) => `${part.toFixed(1)} %`)],
 ];
 const unitOf = (key) => UNITS.find(([pattern]) => pattern.test(key)) ?? [null, null];

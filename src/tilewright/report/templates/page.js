@@ -67,104 +67,40 @@ function operators() {
   ], rowsOf.operators, { label: "operators", search: true, filters: [{ key: "class", label: "class" }, { key: "graph", label: "graph" }, { key: "stage", label: "stage", first: "before" }] });
 }
 
-function decisions() {
-  const mark = { taken: "taken", refused: "refused", impossible: "impossible", "tried and lost": "lost" };
-  sortable(host("decisions-table"), [
-    { key: "verdict", label: "verdict", cell: (row) => html("span", { class: `nowrap v-${mark[row.verdict]}` }, row.verdict) },
-    { key: "producer", label: "pair", kind: "code", cell: (row) => [row.producer, html("small", {}, `→ ${row.consumer}`)] },
-    { key: "reason", label: "reason", kind: "prose" },
-    { key: "bytes_saved", label: "saves", number: true, cell: (row) => (row.bytes_saved ? bytes(row.bytes_saved) : "–") },
-    { key: "predicted_us", label: "predicted", number: true, cell: (row) => time(row.predicted_us) },
-    { key: "measured_us", label: "measured", number: true, cell: (row) => time(row.measured_us) },
-    { key: "passed_by", aside: true, label: "pass" },
-    { key: "graph", aside: true, label: "graph" },
-    { key: "source", aside: true, label: "source", kind: "source", cell: sourceCell },
-  ], rowsOf.decisions, { label: "decisions", search: true, filters: [{ key: "verdict", label: "verdict" }, { key: "passed_by", label: "pass" }, { key: "graph", label: "graph" }] });
+// Columns that hold names as programs write them, that hold sentences, and that a narrow window leaves out.
+const CODE = new Set(["operator", "shapes", "name", "kernel", "stack", "launch", "tensor", "pair"]);
+const PROSE = new Set(["why", "reason"]);
+const ASIDE = new Set(["graph", "pass", "shape", "target", "suite", "direction", "repeats", "of_ceiling_percent", "max_error", "eager_max_error", "max_bound"]);
+const MOST_CHOICES = 8;
+const FEW_ROWS = 12;
+
+function viewColumn(key, rows) {
+  const [, show] = unitOf(key);
+  const values = rows.map((row) => row[key]);
+  const number = show !== null || values.some((value) => typeof value === "number");
+  const label = labelOf(key);
+  // A line of code with its place, or the place alone.
+  if (key === "source") return values.some((value) => /:\d+: /.test(value)) ? { key, label, kind: "source", aside: true, cell: sourceCell } : { key, label, kind: "code" };
+  if (number) {
+    const write = show ?? given((value) => (Number.isInteger(value) ? count(value) : plainNumber(value)));
+    return { key, label, number, aside: ASIDE.has(key), cell: (row) => write(row[key]) };
+  }
+  const plain = values.every((value) => String(value ?? "").length <= 24) ? "plain word" : "plain";
+  return { key, label, aside: ASIDE.has(key), kind: CODE.has(key) ? "code" : PROSE.has(key) ? "prose" : plain };
 }
 
-// Times that a prediction may be off before it is marked.
-const FAR_OFF = 2;
-const isFarOff = (row) => Math.max(row.measured_us / row.predicted_us, row.predicted_us / row.measured_us) > FAR_OFF;
-
-function lost() {
-  const percent = (share) => `${(100 * share).toFixed(1)} %`;
-  sortable(host("lost-table"), [
-    { key: "name", label: "launch", cell: (row) => [row.launches > 1 ? `${row.launches} × ${row.name}` : row.name, html("small", {}, row.target)], kind: "code" },
-    { key: "shape", aside: true, label: "shape", cell: (row) => `[${row.shape.join(", ")}]`, order: (row) => row.shape.reduce((a, b) => a * b, 1), kind: "nowrap" },
-    { key: "measured_us", label: "measured", number: true, cell: (row) => time(row.measured_us) },
-    { key: "floor_us", label: "floor", number: true, cell: (row) => [time(row.floor_us), html("small", {}, row.bound ?? "")] },
-    { key: "lost_us", label: "lost", number: true, cell: (row) => time(row.lost_us) },
-    { key: "share", label: "of all", number: true, cell: (row) => html("span", { class: row.share > 0.01 && row.why === null ? "failed" : "" }, percent(row.share)) },
-    { key: "predicted_us", label: "predicted", number: true, cell: (row) => [time(row.predicted_us), html("small", { class: row.off > FAR_OFF ? "failed" : "" }, row.off > FAR_OFF ? `${times(row.off)} off` : "")] },
-    { key: "why", label: "why", kind: "prose", cell: (row) => row.why ?? "no decision says why" },
-    { key: "graph", aside: true, label: "graph" },
-    { key: "source", aside: true, label: "source", kind: "source", cell: sourceCell },
-  ], rowsOf.lost, { label: "launches that lose time" });
+function viewTable(id, answer) {
+  const rows = records(answer);
+  if (!rows.length) return;
+  // Without a device, or ceilings, whole columns are empty.
+  const keys = answer.columns.filter((key) => key !== "marked" && rows.some((row) => row[key] !== null));
+  const choices = keys.filter((key) => !CODE.has(key) && !PROSE.has(key) && rows.every((row) => typeof row[key] === "string") && new Set(rows.map((row) => row[key])).size <= MOST_CHOICES);
+  sortable(document.querySelector(`[data-view=${id}]`), keys.map((key) => viewColumn(key, rows)), rows, {
+    label: id, search: rows.length > FEW_ROWS, filters: rows.length > FEW_ROWS ? choices.map((key) => ({ key, label: labelOf(key) })) : [],
+  });
 }
 
-function predicted() {
-  sortable(host("predicted-table"), [
-    { key: "what", label: "what" },
-    { key: "name", label: "name", kind: "code" },
-    { key: "predicted_us", label: "predicted", number: true, cell: (row) => time(row.predicted_us) },
-    { key: "measured_us", label: "measured", number: true, cell: (row) => time(row.measured_us) },
-    { key: "ratio", label: "ratio", number: true, cell: (row) => html("span", { class: isFarOff(row) ? "failed" : "" }, times(row.measured_us / row.predicted_us)), order: (row) => row.measured_us / row.predicted_us },
-  ], rowsOf.predicted, { label: "predictions" });
-}
-
-function verified() {
-  const error = (key, label) => ({ key, label, number: true, cell: (row) => scientific(row[key]) });
-  sortable(host("verified-table"), [
-    { key: "ok", label: "holds", cell: (row) => html("span", { class: row.ok ? "ok" : "failed" }, row.ok ? "yes" : "no"), order: (row) => Number(row.ok) },
-    { key: "direction", label: "direction" },
-    { key: "tensor", label: "tensor", kind: "code" },
-    { key: "dtype", label: "dtype" },
-    error("error", "error"), error("eager_error", "eager's"), error("bound", "bound"),
-    error("max_error", "largest"), error("eager_max_error", "eager's"), error("max_bound", "bound"),
-  ], rowsOf.verified, { label: "verified tensors", search: rowsOf.verified.length > 20 });
-}
-
-// How long a row took beside the slowest of its group.
-function barCell(row) {
-  const group = rowsOf.speedups.filter((other) => ["suite", "case", "direction"].every((key) => other[key] === row[key]));
-  const bar = html("span", { class: row.impl.startsWith("tilewright") ? "bar ours" : "bar" });
-  bar.style.width = `${(100 * row.median_us) / Math.max(...group.map((other) => other.median_us))}%`;
-  return bar;
-}
-
-function measurements() {
-  sortable(host("measurements-table"), [
-    { key: "suite", aside: true, label: "suite" },
-    { key: "case", label: "case" },
-    { key: "direction", aside: true, label: "direction" },
-    { key: "impl", label: "implementation", cell: (row) => html("span", { class: row.impl === "tilewright" ? "strong" : "" }, row.impl) },
-    { key: "median_us", label: "median", number: true, cell: (row) => time(row.median_us) },
-    { key: "median_us", label: "", kind: "bars", cell: barCell },
-    { key: "p20_us", label: "p20–p80", number: true, cell: (row) => `${time(row.p20_us)} – ${time(row.p80_us)}` },
-    { key: "times_eager", label: "× eager", number: true, cell: (row) => times(row.times_eager) },
-    { key: "times_inductor", label: "× Inductor", number: true, cell: (row) => times(row.times_inductor) },
-    { key: "peak_bytes", label: "peak memory", number: true, cell: (row) => bytes(row.peak_bytes) },
-    { key: "of_ceiling", aside: true, label: "of ceiling", number: true, cell: (row) => (row.of_ceiling === null ? "–" : `${Math.round(row.of_ceiling * 100)} %`) },
-    { key: "repeats", aside: true, label: "repeats", number: true },
-  ], rowsOf.speedups, { label: "measurements" });
-}
-
-function ceilings() {
-  sortable(host("ceilings-table"), [
-    { key: "device", label: "device" },
-    { key: "kind", label: "kind" },
-    { key: "dtype", label: "dtype", cell: (row) => row.dtype || "–" },
-    { key: "value", label: "value", number: true, cell: (row) => `${plainNumber(row.value)} ${row.unit === "us" ? "µs" : row.unit}` },
-    { key: "origin", label: "origin" },
-  ], rowsOf.ceilings, { label: "ceilings" });
-}
-
+for (const [id, answer] of Object.entries(run)) if (document.querySelector(`[data-view=${id}]`)) viewTable(id, answer);
 for (const [name, spec] of Object.entries(JSON.parse(host("charts-data").textContent))) chart(`${name}-chart`, spec, { [name]: rowsOf[name] });
-if (host("ceilings-table")) ceilings();
 if (host("graph")) graph();
 if (host("operators")) operators();
-if (host("decisions")) decisions();
-if (host("lost")) lost();
-if (host("predicted")) predicted();
-if (host("verified")) verified();
-if (host("measurements")) measurements();

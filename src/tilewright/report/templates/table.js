@@ -81,7 +81,7 @@ function classes(column, kind) {
 }
 
 function line(columns, row) {
-  const tr = html("tr");
+  const tr = html("tr", row.marked ? { class: "marked" } : {});
   for (const column of columns) {
     const content = column.cell ? column.cell(row) : (row[column.key] ?? "–");
     const cell = html("td", { class: classes(column, column.kind) }, ...[content].flat());

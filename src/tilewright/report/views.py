@@ -1,0 +1,185 @@
+"""The tables of a run, each a query: the page shows all of them, the terminal those of a timeline and of lost time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class View(NamedTuple):
+    """One table. The end of a column's name is its unit; `marked` is no column, but tells the rows that stand out."""
+
+    id: str
+    short: str
+    title: str
+    lead: str
+    sql: str
+    in_terminal: bool = False
+
+
+LOST = View(
+    "lost",
+    "Lost time",
+    "Time lost to the floors",
+    "Generated kernels and library calls by the time that they take beyond what the machine allows. What loses more "
+    "than 1 % of all time without a reason is marked, and so is a prediction that is off by more than two times.",
+    """\
+SELECT CASE WHEN launches > 1 THEN launches || ' × ' ELSE '' END || name AS launch, target, shape::VARCHAR AS shape,
+       measured_us, floor_us, lost_us, 100 * share AS of_all_percent, predicted_us,
+       CASE WHEN off > 2 THEN off END AS times_off, bound, coalesce(why, 'no decision says why') AS why, graph, source,
+       coalesce(off > 2, false) OR (share > 0.01 AND why IS NULL) AS marked
+FROM lost_time WHERE lost_us > 0""",
+)
+PROGRAM = (
+    LOST,
+    View(
+        "decisions",
+        "Decisions",
+        "Decisions",
+        "What became of every pair of neighbours in the graph, and why.",
+        """\
+SELECT verdict, producer || ' → ' || consumer AS pair, reason, nullif(bytes_saved, 0) AS saved_bytes, predicted_us,
+       measured_us, passed_by AS pass, graph, source
+FROM decision""",
+    ),
+    View(
+        "predicted",
+        "Prediction",
+        "Predicted against measured",
+        "On the line the prediction was right; the band is within a factor of 1.5. What is off by more than two times "
+        "is marked: the model of times is not fitted to such kernels on this device, which `tilewright doctor "
+        "--kernels` does.",
+        """\
+WITH timed AS (
+    SELECT 'region' AS what, graph || ' ' || name AS name, predicted_us, measured_us FROM region
+    UNION ALL
+    SELECT 'call', graph || ' ' || name, predicted_us, measured_us FROM operator
+    WHERE stage = 'after' AND region IS NULL
+    UNION ALL
+    SELECT 'decision', graph || ' ' || producer || ' → ' || consumer, predicted_us, measured_us FROM decision
+    UNION ALL
+    SELECT 'whole', suite || ' ' || "case" || ' ' || direction, predicted_us, median_us
+    FROM measurement WHERE impl = 'tilewright'
+)
+SELECT *, measured_us / predicted_us AS times_predicted, greatest(times_predicted, 1 / times_predicted) > 2 AS marked
+FROM timed WHERE predicted_us > 0 AND measured_us > 0""",
+    ),
+    View(
+        "verified",
+        "Verification",
+        "Verification",
+        "Every tensor against float64 from the same inputs. An error may be twice eager's and 4 ulp more, in relative "
+        "norm and at its largest element.",
+        """\
+SELECT direction, tensor, dtype, error, eager_error, bound, max_error, eager_max_error, max_bound, ok, NOT ok AS marked
+FROM verified
+ORDER BY ok, error / nullif(bound, 0) DESC""",
+    ),
+    View(
+        "measurements",
+        "Measurements",
+        "Measurements",
+        "Medians of interleaved repeats in one run, from the 20th to the 80th percentile.",
+        """\
+SELECT suite, "case", direction, impl, median_us, p20_us, p80_us, times_eager, times_inductor, peak_bytes,
+       100 * of_ceiling AS of_ceiling_percent, repeats
+FROM speedup""",
+    ),
+    View(
+        "ceilings",
+        "Ceilings",
+        "Ceilings of the machine",
+        "What floors are computed from: measured on this machine, or of a datasheet.",
+        "SELECT device, kind, dtype, value, unit, origin FROM ceiling",
+    ),
+)
+TRACE = (
+    View(
+        "accounting",
+        "Accounting",
+        "Where a step's time went",
+        "Each device's mean step, divided into classes. A gap counts as synchronisation if the host had waited, and as "
+        "launch-bound if it launched late.",
+        """\
+SELECT rank, process.name AS device, class, ms_per_step AS time_ms, percent, steps
+FROM step_account JOIN process USING (upid) LEFT JOIN file_rank ON file_rank.file_id = step_account.file_id
+ORDER BY upid, ms_per_step DESC""",
+        in_terminal=True,
+    ),
+    View(
+        "synchronisation",
+        "Waits",
+        "What made the host wait",
+        "Calls that returned only when the device had caught up, by the line that made them. Lost is the time that "
+        "the device stood still for it, spent the host's in what the line called.",
+        """\
+SELECT rank, lost_ms_per_step AS lost_ms, waited_ms_per_step AS waited_ms, spent_ms_per_step AS spent_ms, calls, what,
+       -- The profiler names a function by the line of its `def`.
+       source || CASE WHEN exact THEN '' ELSE coalesce(' in ' || source_function, '') END AS source
+FROM synchronisation LEFT JOIN file_rank USING (file_id) ORDER BY lost_ms DESC, waited_ms DESC""",
+        in_terminal=True,
+    ),
+    View(
+        "win",
+        "What to win",
+        "What you would win",
+        "The largest possible gains first: operators that reach their floor, and gaps caused by the host. They are of "
+        "a step without the profiler, where one was timed.",
+        """\
+SELECT rank, ms_per_step AS time_ms, how, operator, calls, why, source
+FROM what_you_would_win LEFT JOIN file_rank USING (file_id) WHERE ms_per_step >= 1e-3
+ORDER BY time_ms DESC, how, operator, source""",
+        in_terminal=True,
+    ),
+    View(
+        "distance",
+        "Floors",
+        "Operators beside their floors",
+        "Each operator's time in the mean step beside the least that its bytes and FLOPs allow.",
+        """\
+SELECT rank, operator, source, calls, ms_per_step AS time_ms, percent, floor_us, times_floor, verdict, GBps, TFLOPs,
+       dtype, shapes
+FROM distance LEFT JOIN file_rank USING (file_id) ORDER BY ms_per_step DESC""",
+    ),
+    View(
+        "shares",
+        "Operator times",
+        "Operators, self and total",
+        "Self is what an operator did or launched itself, total includes what it called. Shares are of all host time "
+        "within operators, calls and ranges, and of all device time.",
+        """\
+SELECT name, kind, calls, cpu_self AS host_self_ns, cpu_total AS host_total_ns, 100 * of_cpu AS of_host_percent,
+       nullif(device_self, 0) AS device_self_ns, nullif(device_total, 0) AS device_total_ns,
+       100 * of_device AS of_device_percent,
+       CASE WHEN one_off THEN 'once' ELSE 'every step' END AS happens, source
+FROM operator_share""",
+    ),
+    View(
+        "ranks",
+        "Communication",
+        "Communication",
+        "The time that each rank's device spent in collectives, and the part that no kernel overlapped.",
+        """\
+SELECT rank, device, collectives, communication_ms, exposed_ms, hidden_percent, computing_ms
+FROM communication""",
+        in_terminal=True,
+    ),
+    View(
+        "stragglers",
+        "Stragglers",
+        "Who kept the others waiting",
+        "A collective begins on all ranks when the last has come. Caused is how much less the others would have "
+        "waited without that rank; at work, the share of it in which that rank's device worked and did not stand still "
+        "for a host that launched late. Clocks are aligned by the collectives' ends.",
+        """\
+SELECT rank, collectives, came_last, waited_ms, caused_ms, at_work_percent, clock_ahead_us
+FROM straggler""",
+        in_terminal=True,
+    ),
+    View(
+        "losses",
+        "Losses",
+        "Missing from the trace",
+        "Events that the profiler dropped, or that could not be read.",
+        "FROM loss",
+    ),
+)
