@@ -22,8 +22,8 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_known
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
-from tilewright.passes.attention.form import Writer
 from tilewright.passes.attention.spelling import argument, example, mutates, spelled
+from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision
 
 MARK = "tilewright_written_out"

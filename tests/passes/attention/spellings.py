@@ -278,6 +278,16 @@ def added_between_views(q, k, v, mask):
     return torch.bmm(torch.softmax(scores.view(B * H, N, N), -1), v).view(B, H, N, D)
 
 
+def added_to_rows_and_views(q, k, v, mask):
+    """BLOOM's: ALiBi by batch and head in one axis, then a causal mask with two."""
+    slopes = torch.pow(torch.full((), 0.5), torch.arange(1, 1 + H))
+    alibi = (slopes[:, None] * (torch.ones(B, N).cumsum(-1) - 1)[:, None, :]).reshape(B * H, 1, N).to(q.dtype)
+    q, k, v = (x.reshape(B * H, N, D) for x in (q, k, v))
+    scores = alibi.baddbmm(batch1=q, batch2=k.mT, beta=1.0, alpha=0.5).view(B, H, N, N) + mask
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.bmm(weights.view(B * H, N, N), v)
+
+
 def added_batch(q, k, v, mask):
     return torch.softmax(q[:, 0] @ k[:, 0].mT + mask, -1) @ v[:, 0]
 
@@ -338,7 +348,8 @@ MASKED: list[tuple[Function, Tensor]] = [
     (added, FLOAT_MASK[:, :1].masked_fill(FLOAT_MASK[:, :1] > 1, -INF)), (added_first, LOST_ROW),
     (added_twice, LOST_ROW), (added_padding, LONG_KEEP), (added_padding, NO_KEEP),
     (added_by_baddbmm, draw((B * H, N, N), seed=3)[0]), (added_between_views, LOST_ROW),
-    (added_between_views, draw((B, 1, N, N), seed=3)[0]), (added_batch, draw((B, N, N), seed=3)[0]),
+    (added_between_views, draw((B, 1, N, N), seed=3)[0]), (added_to_rows_and_views, LOST_ROW),
+    (added_to_rows_and_views, draw((B, 1, N, N), seed=3)[0]), (added_batch, draw((B, N, N), seed=3)[0]),
     (filled, DROPPED_ROW), (filled, DROPPED_ROW.triu()), (filled_low, DROPPED_ROW), (filled_billion, DROPPED_ROW),
     (filled_where, DROPPED_ROW), (filled_method, DROPPED_ROW), (filled_padding, LONG_KEEP),
     (filled_padding, NO_KEEP), (filled_causal_padding, LONG_KEEP), (filled_causal_padding, NO_KEEP),

@@ -25,8 +25,8 @@ from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.graph.capture import first_line
-from tilewright.passes.attention.form import Writer
 from tilewright.passes.attention.spelling import Refusal, example, static, tensor_of
+from tilewright.passes.attention.writer import Writer
 
 FUSED = "_scaled_dot_product_"
 UNFUSED = "_scaled_dot_product_attention_math"

@@ -21,18 +21,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from functools import reduce
-from typing import Any
+from collections.abc import Iterator
+from math import prod
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
 from tilewright.hardware.target import Language, Target
 from tilewright.passes.attention.mask import Masking
-from tilewright.passes.attention.match import Attention
+from tilewright.passes.attention.match import Attention, Shape
 from tilewright.passes.attention.spelling import (
     Operand,
     Refusal,
@@ -43,60 +40,16 @@ from tilewright.passes.attention.spelling import (
     static,
     tensor_of,
 )
+from tilewright.passes.attention.writer import Writer
 
 ABSORBING = -1e17
 """Added to a score of ordinary size, less than this leaves nothing of it in float64."""
-
-
-class Writer:
-    """Adds nodes before one node of a graph, each with the fake tensor of its result."""
-
-    def __init__(self, graph: Graph, before: Node) -> None:
-        self.graph, self.before = graph, before
-        mode = getattr(tensor_of(before), "fake_mode", None)
-        if mode is None:
-            raise Refusal("the graph was not traced with fake tensors")
-        self.mode: AbstractContextManager[object] = mode
-
-    def call(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> Node:
-        with self.graph.inserting_before(self.before):
-            node = self.graph.call_function(function, args, kwargs)
-        return self._with_example(node, function)
-
-    def method(self, name: str, *args: Any, **kwargs: Any) -> Node:
-        with self.graph.inserting_before(self.before):
-            node = self.graph.call_method(name, args, kwargs)
-        return self._with_example(node, getattr(torch.Tensor, name))
-
-    def joined(self, function: Callable[..., object], nodes: Iterable[Node]) -> Node:
-        """`function` of the first two, of that and the third, and so on."""
-        return reduce(lambda one, other: self.call(function, one, other), nodes)
-
-    def _with_example(self, node: Node, function: Callable[..., object]) -> Node:
-        kept = ("stack_trace", "nn_module_stack")
-        node.meta = {key: value for key, value in self.before.meta.items() if key in kept}
-        node.meta["example_value"] = self.run(node, {}, function)
-        return node
-
-    def run(self, node: Node, instead: Mapping[Node, torch.Tensor], function: Callable[..., Any] | None = None) -> Any:
-        """The fake result of `node`, with other fake tensors for some of its arguments."""
-        args, kwargs = map_arg(
-            (node.args, node.kwargs), lambda x: instead[x] if x in instead else x.meta["example_value"]
-        )
-        if function is None:
-            function = getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
-        assert callable(function)
-        with self.mode:
-            return function(*args, **kwargs)
 
 
 def check_form(attention: Attention, masking: Masking) -> None:
     """Refuse what the fused kernels do not take. Raises before anything is written."""
     if any(tensor_of(term.mask).requires_grad for term in masking.added):
         raise Refusal("the added mask needs a gradient, for which PyTorch has no fused attention")
-    leads = [*(term.lead for term in masking.added), *(term.lead for term in masking.filled)]
-    if any(not same_shape(lead, attention.lead) for lead in leads):
-        raise Refusal("masks are applied to scores of different shapes")
     shapes = [tensor_of(x) for x in (attention.q.node, attention.k.node, attention.v.node, attention.result)]
     devices = {x.device.type for x in shapes}
     if devices not in ({"cpu"}, {"cuda"}):
@@ -128,18 +81,17 @@ def _check_aligned(result: torch.Tensor, attention: Attention) -> None:
 def write_attention(graph: Graph, attention: Attention, masking: Masking, target: Target) -> Node:
     """Write the fused form before `attention.result` and give the node that takes its place."""
     write = Writer(graph, attention.result)
-    rank = len(attention.lead) + 2
     q, k, v = operands(write, attention)
     value_depth = tensor_of(v).shape[-1]
     q, k, v = _of_one_depth(write, q, k, v)
-    dropped, mask = _dropped(write, masking, rank), None
+    dropped, mask = _dropped(write, masking, attention.lead), None
     signs: list[Node] = []
     language = target.language_of(tensor_of(q).device)
     if language == "c++" or not masking.steady:
         wide = torch.promote_types(tensor_of(q).dtype, torch.float32)
         signs.append(write.method("sum", write.method("detach", q), -1, dtype=wide))
     if masking.added:
-        mask = _added(write, masking, dropped, rank)
+        mask = _added(write, masking, dropped, attention.lead, language)
         if not masking.steady:
             q, mask, top = _shifted(write, q, mask)
             signs.append(write.method("squeeze", top, -1))
@@ -208,6 +160,29 @@ def _of_one_depth(write: Writer, q: Node, k: Node, v: Node) -> tuple[Node, Node,
     return q, k, v
 
 
+def at_lead(write: Writer, mask: Node, own: Shape, lead: Shape) -> Node:
+    """A mask that broadcasts against scores [*own, Nq, Nk] as one that does against the same viewed [*lead, Nq, Nk].
+
+    `lead` splits axes of `own`: [B H, 1, Nk] becomes [B, H, 1, Nk].
+    """
+    if same_shape(own, lead):
+        return mask
+    if not static((*own, *lead)) or prod(own) != prod(lead):
+        raise Refusal("masks are applied to scores of different shapes")
+    for _ in range(len(own) + 2 - tensor_of(mask).dim()):
+        mask = write.method("unsqueeze", mask, 0)
+    sizes, rest = list[int](), list(map(int, lead))
+    for size, held in zip(own, tensor_of(mask).shape, strict=False):
+        parts: list[int] = []
+        while prod(parts) < size:
+            parts.append(rest.pop(0))
+        if prod(parts) != size:
+            raise Refusal("masks are applied to scores of different shapes")
+        sizes += parts if held == size else [1] * len(parts)
+    sizes += rest  # ones
+    return write.method("reshape", mask, *sizes, *tensor_of(mask).shape[-2:])
+
+
 def _to_rank_four(write: Writer, mask: Node, rank: int) -> Node:
     """A mask that broadcasts against scores of `rank` axes as one of 2 or 4 axes."""
     axes = tensor_of(mask).dim()
@@ -216,25 +191,32 @@ def _to_rank_four(write: Writer, mask: Node, rank: int) -> Node:
     return write.method("unsqueeze", mask, 1 if rank == 3 else 0) if axes == 3 else mask
 
 
-def _dropped(write: Writer, masking: Masking, rank: int) -> Node | None:
+def _dropped(write: Writer, masking: Masking, lead: Shape) -> Node | None:
     """Where keys are dropped by filling (True), [Nq, Nk] or [B, H, Nq, Nk]."""
 
     def masks() -> Iterator[Node]:
         for filled in masking.filled:
-            mask = _to_rank_four(write, filled.mask, rank)
+            mask = _to_rank_four(write, at_lead(write, filled.mask, filled.lead, lead), len(lead) + 2)
             yield write.call(torch.logical_not, mask) if filled.inverted else mask
 
     return write.joined(torch.logical_or, masks()) if masking.filled else None
 
 
-def _added(write: Writer, masking: Masking, dropped: Node | None, rank: int) -> Node:
-    """The mask to add, [Nq, Nk] or [B, H, Nq, Nk], in fp32 or wider."""
+def _added(write: Writer, masking: Masking, dropped: Node | None, lead: Shape, language: Language) -> Node:
+    """The mask to add, [Nq, Nk] or [B, H, Nq, Nk].
+
+    In fp32 or wider, but for a GPU where it is no more than a sum: that rounds once to the dtype that kernels take, and
+    the kernels that read it find what is added and what is hidden (`visible`).
+    """
+    dtypes = {tensor_of(term.mask).dtype for term in masking.added}
+    is_sum = masking.steady and len(dtypes) == 1 and all(term.times == 1 for term in masking.added)
+    as_given = is_sum and language != "c++"
 
     def masks() -> Iterator[Node]:
         for term in masking.added:
-            mask = _to_rank_four(write, term.mask, rank)
+            mask = _to_rank_four(write, at_lead(write, term.mask, term.lead, lead), len(lead) + 2)
             wide = torch.promote_types(tensor_of(mask).dtype, torch.float32)
-            if tensor_of(mask).dtype != wide:
+            if not as_given and tensor_of(mask).dtype != wide:
                 mask = write.method("to", mask, wide)
             yield mask if term.times == 1 else write.call(torch.mul, mask, term.times)
 

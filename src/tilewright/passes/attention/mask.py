@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tilewright.passes.attention.constants import Constants
+from tilewright.passes.attention.constants import Constants, once
 from tilewright.passes.attention.match import NEGLIGIBLE, Added, Attention, Filled
 from tilewright.passes.attention.spelling import Refusal, static, tensor_of
 
@@ -19,6 +19,9 @@ MOST_ELEMENTS = 2**24
 """Masks of more scores are passed on, constant or not."""
 STEADY = 32.0
 """Masks whose row maxima stay within this do not cost the log-sum-exp its last bits."""
+STEADY_NARROW = 2048.0
+"""As `STEADY` for weights of 16 bits: the log-sum-exp, in fp32, is off by 2⁻¹⁴, an eighth of what rounding such a
+weight costs."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def settle_masks(attention: Attention, constants: Constants) -> Masking:
             if rows == columns and torch.equal(dropped, torch.ones_like(dropped).triu(1)):
                 return Masking(causal=True, leaks=bool(attention.added))
         steady = steady or bool((added.masked_fill(dropped, -math.inf).amax(-1).abs() <= STEADY).all())
+    steady = steady or _is_bounded(attention, constants)
     fills = {filled.value for filled in attention.filled}
     if len(fills) > 1 or (fills and attention.added and fills != {-math.inf}):
         raise Refusal("masks that drop keys in different ways: a row without any key left has no fused form")
@@ -100,6 +104,25 @@ def _combined(attention: Attention, constants: Constants) -> tuple[torch.Tensor,
             return None
         dropped = dropped | mask.reshape(mask.shape[-2:])
     return added, dropped
+
+
+def _is_bounded(attention: Attention, constants: Constants) -> bool:
+    """Whether constants that are added, alike for every head or not, leave every row a key and keep it near 0."""
+    narrow = tensor_of(attention.result).itemsize == 2
+    most, hidden = 0.0, torch.zeros((), dtype=torch.bool)
+    for term in attention.added:
+        value = constants.value(term.mask)
+        if value is None or attention.filled:
+            return False
+        value = once(value).float() * term.times
+        shown = value > NEGLIGIBLE
+        most += float(value[shown].abs().amax()) if shown.any() else math.inf
+        if not shown.all():
+            if hidden.dim():
+                return False
+            hidden = ~shown
+    leaves_a_key = not bool(hidden.all(-1).any()) if hidden.dim() else True
+    return leaves_a_key and most <= (STEADY_NARROW if narrow else STEADY)
 
 
 def _is_one_matrix(value: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.acceptable import SdpaCall, accepted, fused_kernel
 from tilewright.passes.attention.constants import Constants
-from tilewright.passes.attention.form import Writer, layout_may_change
+from tilewright.passes.attention.form import layout_may_change
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.prefix import unrepeated
 from tilewright.passes.attention.spelling import (
@@ -37,6 +37,7 @@ from tilewright.passes.attention.spelling import (
     tensor_of,
 )
 from tilewright.passes.attention.visible import EVERYWHERE, Band, Visible, visible
+from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision, Verdict
 
 SDPA = "scaled_dot_product_attention"

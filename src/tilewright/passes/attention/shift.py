@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
-from tilewright.passes.attention.form import Writer
 from tilewright.passes.attention.spelling import argument, example, mutates, same_shape, spelled, tensor_of
+from tilewright.passes.attention.writer import Writer
 
 VIEWS = frozenset({"view", "transpose", "permute", "unsqueeze", "squeeze", "t"})
 EQUAL = frozenset({"contiguous", "cast"})

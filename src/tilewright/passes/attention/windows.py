@@ -19,10 +19,11 @@ import torch
 from torch.fx import Graph, Node
 
 from tilewright.hardware.target import Target
-from tilewright.passes.attention.form import Writer, operands, restored
+from tilewright.passes.attention.form import at_lead, operands, restored
 from tilewright.passes.attention.mask import Masking
-from tilewright.passes.attention.match import Attention, Shape
-from tilewright.passes.attention.spelling import Refusal, same_shape, static, tensor_of
+from tilewright.passes.attention.match import Attention
+from tilewright.passes.attention.spelling import static, tensor_of
+from tilewright.passes.attention.writer import Writer
 
 FEWEST = 128
 """Windows times heads: a program each must keep a large GPU busy."""
@@ -58,7 +59,7 @@ def _mask(write: Writer, attention: Attention, masking: Masking, heads: int) -> 
 
     def masks() -> Iterator[Node]:
         for term in masking.added:
-            mask = write.method("to", _refined(write, term.mask, term.lead, attention.lead), torch.float32)
+            mask = write.method("to", at_lead(write, term.mask, term.lead, attention.lead), torch.float32)
             yield mask if term.times == 1 else write.call(torch.mul, mask, term.times)
 
     total = write.joined(torch.add, masks())
@@ -71,15 +72,3 @@ def _mask(write: Writer, attention: Attention, masking: Masking, heads: int) -> 
     elif len(shape) == 1:
         total = write.method("unsqueeze", total, 1)
     return write.method("expand", total, tensor_of(total).shape[0], heads, *matrix)
-
-
-def _refined(write: Writer, mask: Node, own: Shape, lead: Shape) -> Node:
-    """A mask for scores [*own, Nq, Nk] as one that broadcasts against [*lead, Nq, Nk], with as many axes."""
-    for _ in range(len(own) + 2 - tensor_of(mask).dim()):
-        mask = write.method("unsqueeze", mask, 0)
-    if same_shape(own, lead):
-        return mask
-    if len(own) != 2 or len(lead) != 3 or own != (lead[0] * lead[1], lead[2]):
-        raise Refusal("masks are applied to scores of different shapes")
-    parts = (1, 1) if tensor_of(mask).shape[0] == 1 else lead[:2]
-    return write.method("unflatten", mask, 0, parts)
