@@ -8,6 +8,7 @@ for the sizes of one call.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -142,8 +143,10 @@ def _traced(
     """The module compiled by way of AOTAutograd, and kept for other processes if there is a key to keep it by."""
     # torch._dynamo.backends.common.aot_autograd would import Inductor's scheduler.
     from torch._functorch.aot_autograd import aot_module_simplified
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    from tilewright.graph import aot_entry, kept, size_guards
+    from tilewright.graph import aot_entry, custom_operators, kept, size_guards
 
     kept.counts["compiled"] += 1
     pairs = _Pairs(compiler, is_kept=key is not None, is_symbolic=size_guards.are_symbolic(inputs))
@@ -151,10 +154,17 @@ def _traced(
         functions = aot_entry.plain(pairs.forward, pairs.backward, pairs.inference)
     else:
         functions = aot_entry.compilers(pairs.forward, pairs.backward, pairs.inference)
-    with aot_entry.observed() if key is not None else nullcontext():
-        compiled = aot_module_simplified(
-            module, inputs, partition_fn=pairs.partition, keep_inference_input_mutations=True, **functions
-        )
+    try:
+        with aot_entry.observed() if key is not None else nullcontext(), warnings.catch_warnings():
+            # Of a gradient that cannot be traced; the error says it.
+            warnings.filterwarnings("ignore", message="Error detected in .*Backward")
+            compiled = aot_module_simplified(
+                module, inputs, partition_fn=pairs.partition, keep_inference_input_mutations=True, **functions
+            )
+    except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode):
+        if not isinstance(module, fx.GraphModule) or not custom_operators.call_gradients(module):
+            raise
+        return _traced(compiler, module, inputs)
     if key is not None:
         try:
             if (program := pairs.program(compiled, asked or {})) is not None:
