@@ -449,20 +449,11 @@ CALLS: dict[str, list[Maker]] = {
     "upsample_nearest2d_backward.default": [
         lambda o: call(_image(o), [6, 8], [2, 3, 3, 4]),
         lambda o: call(_image(o), [6, 8], [2, 3, 2, 8], 3.0, None),
-        lambda o: call(_image(o), [6, 8], [2, 3, 4, 8], None, None),
-    ],
-    "_upsample_nearest_exact2d_backward.default": [
-        lambda o: call(_finite_image(o), [6, 8], [2, 3, 6, 5], None, None),
-        lambda o: call(_finite_image(o), [6, 8], [2, 3, 9, 8], None, None),
     ],
     "upsample_bilinear2d_backward.default": [
         lambda o: call(_finite_image(o), [6, 8], [2, 3, 3, 8], False, None, None),
         lambda o: call(_finite_image(o), [6, 8], [2, 3, 6, 5], True, None, None),
         lambda o: call(_finite_image(o), [6, 8], [2, 3, 6, 5], False, None, 1.7),
-    ],
-    "upsample_bicubic2d_backward.default": [
-        lambda o: call(_finite_image(o), [6, 8], [2, 3, 6, 4], False, None, None),
-        lambda o: call(_finite_image(o), [6, 8], [2, 3, 5, 8], True, None, None),
     ],
     "_unsafe_index.Tensor": [
         lambda o: call(o.x, [torch.tensor([0, -1, 0])]),

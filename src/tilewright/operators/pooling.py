@@ -291,56 +291,22 @@ def avg_pool2d_backward(
     return summed(parts())
 
 
-# Adaptive: window w of n over a dimension of s begins at ⌊w·s / n⌋ and ends at ⌈(w + 1)·s / n⌉.
-
-
-def _begin(window: Value, size: int, windows: int) -> Value:
-    return call("idiv", window * size, windows)
-
-
-def _end(window: Value, size: int, windows: int) -> Value:
-    return call("idiv", (window + 1) * size + (windows - 1), windows)
-
-
-def _refuse_overlap(c: Call, *sizes: tuple[int, int]) -> None:
-    """Raise `Unfusable` on a CPU for a size that is no multiple of its windows."""
-    if c.in_cpp and any(size % windows for size, windows in sizes):
-        raise Unfusable(OVERLAP)
-
-
-def _longest(size: int, windows: int) -> int:
-    """The elements of the longest window."""
-    return max(-(-(w + 1) * size // windows) - w * size // windows for w in range(windows))
+def _equal_windows(full: Sequence[int], windows: Sequence[int]) -> tuple[int, int]:
+    """Height and width of the windows of an adaptive pooling; raises `Unfusable` where they differ in size."""
+    sizes = list(zip(full[-2:], windows[-2:], strict=True))
+    if any(size % count for size, count in sizes):
+        raise Unfusable("windows of different sizes")
+    height, width = (size // count for size, count in sizes)
+    return height, width
 
 
 @pools("_adaptive_avg_pool2d.default(self, output_size)", shapes=kept, arithmetic=EACH_ELEMENT, dtypes=("self",))
 def adaptive_avg_pool2d(c: Call, x: Value, output_size: Sequence[int]) -> Value:
-    (height, width), (rows, columns), rank = x.shape[-2:], c.shape[-2:], len(x.dims)
-    _refuse_overlap(c, (height, rows), (width, columns))
-    longest = _longest(height, rows), _longest(width, columns)
-    if height % rows == 0 and width % columns == 0 and prod2(longest) > MOST_ELEMENTS:
-        parts = x.view([*x.shape[:-2], rows, longest[0], columns, longest[1]])
-        return (parts.sum((-3, -1)) / prod2(longest)).view(c.shape)
-    if prod2(longest) > MOST_ELEMENTS:
-        raise Unfusable(f"a window of more than {MOST_ELEMENTS} elements")
-    refuse_repeats(x, prod2(longest))
-    spans = []
-    for dim, size, windows in ((-2, height, rows), (-1, width, columns)):
-        place = positions(c.trace, windows, dim, rank)
-        spans.append((_begin(place, size, windows), _end(place, size, windows)))
-
-    def taken() -> Iterator[tuple[Value, Value | None]]:
-        for i, j in product(range(longest[0]), range(longest[1])):
-            row, column = spans[0][0] + i, spans[1][0] + j
-            inside: Value | None = None
-            for place, (_, end), size, windows in ((row, spans[0], height, rows), (column, spans[1], width, columns)):
-                if size % windows:
-                    inside = _both(inside, place < end)
-            yield _window(x, row, column, inside), inside
-
-    total = summed(taken())
-    count = (spans[0][1] - spans[0][0]) * (spans[1][1] - spans[1][0])
-    return total / count.to_compute(x.dtype)
+    height, width = kernel = _equal_windows(x.shape, c.shape)
+    if prod2(kernel) <= MOST_ELEMENTS:
+        return avg_pool2d(c, x, kernel)
+    parts = x.view([*x.shape[:-2], c.shape[-2], height, c.shape[-1], width])
+    return (parts.sum((-3, -1)) / prod2(kernel)).view(c.shape)
 
 
 @pools(
@@ -350,30 +316,9 @@ def adaptive_avg_pool2d(c: Call, x: Value, output_size: Sequence[int]) -> Value:
     dtypes=("self",),
 )
 def adaptive_avg_pool2d_backward(c: Call, g: Value, x: Value) -> Value:
-    rank = len(c.shape)
-    sizes = tuple(zip((-2, -1), c.shape[-2:], g.shape[-2:], strict=True))
-    _refuse_overlap(c, *((size, windows) for _, size, windows in sizes))
-    overlap = [_most_windows(size, windows) for _, size, windows in sizes]
-    refuse_repeats(g, overlap[0] * overlap[1])
-
-    def parts() -> Iterator[tuple[Value, Value | None]]:
-        for t in product(*map(range, overlap)):
-            inside: Value | None = None
-            places, counts = [], []
-            for step, (dim, size, windows) in zip(t, sizes, strict=True):
-                own = positions(c.trace, size, dim, rank)
-                window = call("idiv", own * windows, size) + step
-                begin, end = _begin(window, size, windows), _end(window, size, windows)
-                if size % windows:
-                    inside = _both(inside, (window < windows) & (begin <= own))
-                places.append(window)
-                counts.append(end - begin)
-            yield _window(g, places[0], places[1], inside) / (counts[0] * counts[1]).to_compute(g.dtype), inside
-
-    return summed(parts())
-
-
-def _most_windows(size: int, windows: int) -> int:
-    """In how many windows an element can lie."""
-    spans = [(w * size // windows, -(-(w + 1) * size // windows)) for w in range(windows)]
-    return max(sum(begin <= place < end for begin, end in spans) for place in range(size))
+    kernel, rank = _equal_windows(c.shape, g.shape), len(c.shape)
+    row, column = (
+        call("idiv", positions(c.trace, c.shape[dim], dim, rank), size)
+        for dim, size in zip((-2, -1), kernel, strict=True)
+    )
+    return _window(g, row, column, None) / prod2(kernel)

@@ -1,4 +1,4 @@
-"""Upsampling of the last two dimensions: by nearest neighbours where sizes are whole multiples, and gradients.
+"""Upsampling of the last two dimensions: by nearest neighbours where sizes are whole multiples, and bilinear.
 
 A gradient is a gather: each element sums the few results that read it, and nothing is scattered. Along one axis these
 are neighbours; `passes/upsampling.py` takes the axes one after the other.
@@ -7,28 +7,22 @@ are neighbours; `passes/upsampling.py` takes the axes one after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Literal
 
 from tilewright.operators.arithmetic import NOTHING, each, of_argument
 from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats, summed
-from tilewright.operators.language import FLOATS, Unfusable, Value, call, where
+from tilewright.operators.language import FLOATS, Unfusable, Value, call
 from tilewright.operators.pieces import like_the_input
-from tilewright.operators.row import Call, F, body
+from tilewright.operators.row import Call, Says, body, calls
 from tilewright.operators.shapes import kept
 
 MOST_REPEATS = 25
 """An element that is repeated more often is left to PyTorch: each place is a load of its own in backward."""
 MOST_READERS = 64
-"""Results that may read an element: each is a load of its own. Bilinear by a factor of 32, bicubic of 16."""
-Mode = Literal["nearest", "nearest-exact", "linear", "cubic"]
-REACH = {"linear": 1, "cubic": 2}
-"""A result reads the elements that lie nearer to it than this."""
-CUBIC = -0.75
-"""The coefficient of PyTorch's cubic convolution."""
+"""Results that may read an element: each is a load of its own. Bilinear by a factor of 32."""
 
 
 def _factors(small: Sequence[int], large: Sequence[int], scales: Sequence[float | None]) -> tuple[int, int]:
@@ -61,12 +55,12 @@ def upsample_nearest2d(
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of an upsampling from `size` elements to `places`: where each result lies among the elements.
+    """One axis of a linear upsampling from `size` elements to `places`.
 
-    Result o lies at (o + ½) · step - ½, with `align_corners` and for `nearest` at o · step.
+    Result o lies at (o + ½) · step - ½ among the elements, with `align_corners` at o · step. Those that lie nearer
+    than 1 to an element read it.
     """
 
-    mode: Mode
     size: int
     places: int
     align_corners: bool = False
@@ -83,13 +77,6 @@ class Axis:
             return (self.size - 1) / (self.places - 1) if self.places > 1 else 0.0
         return 1 / self.scale if self.scale else self.size / self.places
 
-    @property
-    def shift(self) -> tuple[float, float]:
-        """What is added to o before, and to the product after."""
-        if self.align_corners or self.mode == "nearest":
-            return 0.0, 0.0
-        return 0.5, -0.5 if self.mode in REACH else 0.0
-
     @cached_property
     def readers(self) -> tuple[int, int, int, int]:
         """p, q, b, n: the results that read element i are among the n from ⌊(i · p + b) / q⌋ on."""
@@ -102,16 +89,12 @@ class Axis:
 
     def _span(self, i: int) -> tuple[int, int]:
         """The first and the last result that may read element i."""
-        before, after = self.shift
         if not self.step:
             return 0, self.places - 1
-        reach = REACH.get(self.mode)
-        low, high = (i, i + 1) if reach is None else (i - reach, i + reach)
-        # Places are rounded to fp32, which decides between neighbours only for the nearest.
-        early, late = (1e-9, -1e-9) if reach else (1e-6 * self.places, 1 + 1e-6 * self.places)
-        first = math.ceil((low - after) / self.step - before - early) if i else 0
-        last = math.ceil((high - after) / self.step - before + late) - 1 if i < self.size - 1 else self.places - 1
-        return max(first, 0), min(last, self.places - 1)
+        shift = 0.0 if self.align_corners else 0.5
+        before, behind = (math.ceil((i + d + shift) / self.step - shift - 1e-9) for d in (-1, 1))
+        last = behind - 1 if i < self.size - 1 else self.places - 1
+        return max(before if i else 0, 0), min(last, self.places - 1)
 
     def ahead(self, k: int) -> float | None:
         """How far reader k of an element lies ahead of it, without the ends of the axis; None where that differs."""
@@ -119,30 +102,6 @@ class Axis:
         if q > 1 or self.align_corners or self.scale not in (None, p):
             return None
         return (b + k + 0.5) / p - 0.5
-
-    def neighbours(self, at: Value) -> Iterator[tuple[Value, Value | None]]:
-        """Of results, by number: the elements that they read, and how much of each; None for all."""
-        before, after = self.shift
-        place = (at + before) * self.step + after
-        near = call("floor", place)
-        if self.mode not in REACH:
-            yield call("minimum", near, self.size - 1), None
-            return
-        for offset, weight in zip((-1, 0, 1, 2), _cubic(place - near), strict=True):
-            yield call("minimum", call("maximum", near + offset, 0), self.size - 1), weight
-
-
-def _cubic(t: Value) -> tuple[Value, Value, Value, Value]:
-    """How much of the four elements around a place counts, t after the second of them."""
-    a = CUBIC
-
-    def near(x: Value) -> Value:
-        return ((a + 2) * x - (a + 3)) * x * x + 1
-
-    def far(x: Value) -> Value:
-        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-
-    return far(t + 1), near(t), near(1 - t), far(2 - t)
 
 
 def _along(c: Call, g: Value, dim: int, axis: Axis) -> Value:
@@ -156,81 +115,68 @@ def _along(c: Call, g: Value, dim: int, axis: Axis) -> Value:
     # Divisions round towards 0: what is divided must not be negative.
     raised = max(-(b // q), 0)
     first = element * p + b if q == 1 else call("idiv", element * p + (b + raised * q), q) - raised
-    shared = _linear if axis.mode == "linear" else _share
 
     def parts() -> Iterator[tuple[Value, Value]]:
         for k in range(count):
             place = first + k
             inside = (place >= 0) & (place < axis.places)
             part = excerpt(g, dim, axis.size, b + k, p, inside) if q == 1 else picked(g, dim, place, inside)
-            reads, share = shared(axis, k, place.to_compute(g.dtype), own)
-            yield part if share is None else part * share, inside if reads is None else inside & reads
+            reads, share = _share(axis, k, place.to_compute(g.dtype), own)
+            yield part * share, inside if reads is None else inside & reads
 
     return summed(parts())
 
 
-def _linear(axis: Axis, k: int, at: Value, own: Value) -> tuple[Value | None, Value | None]:
+def _share(axis: Axis, k: int, at: Value, own: Value) -> tuple[Value | None, Value]:
     """Whether readers k, by number, read the elements `own`, None for all, and by what factor.
 
     A result that lies d ahead of an element, within the ends of the axis, takes 1 - |d| of it; d is in [-1, 1).
     """
-    known, (before, after) = axis.ahead(k), axis.shift
-    ahead = (at + before) * axis.step + after - own if known is None else known
-    ahead = call("maximum", call("minimum", (axis.size - 1) - own, ahead), -own)
+    known = axis.ahead(k)
+    place = at * axis.step if axis.align_corners else (at + 0.5) * axis.step - 0.5
+    ahead = call("maximum", call("minimum", (axis.size - 1) - own, place - own if known is None else known), -own)
     reads = None if known is not None and -1 <= known < 1 else (ahead >= -1) & (ahead < 1)
     return reads, 1 - call("abs", ahead)
 
 
-def _share(axis: Axis, k: int, at: Value, own: Value) -> tuple[Value | None, Value | None]:
-    """The same for the other modes; the factor is None for 1."""
-    reads: Value | None = None
-    share: Value | None = None
-    for element, weight in axis.neighbours(at):
-        hit = element.eq(own)
-        reads = hit if reads is None else reads | hit
-        if weight is not None:
-            part = where(hit, weight, 0)
-            share = part if share is None else share + part
-    return reads, share
+def _gradient(flops: int) -> Says:
+    """What gradients say alike; `flops` are those of one result of the upsampling."""
+    return {
+        "arithmetic": each(of_argument("grad_output"), flops),
+        "promotion": "none",
+        "shapes": like_the_input,
+    }
 
 
-def _gradient(c: Call, g: Value, axes: Sequence[Axis]) -> Value:
+@body(
+    "upsample_bilinear2d_backward.default(grad_output, output_size, input_size, align_corners, scales_h, scales_w)",
+    **_gradient(8),
+)
+def upsample_bilinear2d_backward(
+    c: Call,
+    g: Value,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> Value:
     """Along the one axis that changes. Raises `Unfusable` if both do: an element has too many readers."""
-    changing = [(dim, axis) for dim, axis in zip((-2, -1), axes, strict=True) if axis.changes]
-    if len(changing) > 1:
+    ends = zip(c.shape[-2:], g.shape[-2:], (scales_h, scales_w), strict=True)
+    axes = [Axis(size, places, align_corners, scale) for size, places, scale in ends]
+    if all(axis.changes for axis in axes):
         raise Unfusable("an upsampling along two axes at once")
     if g.dtype not in FLOATS:
         raise Unfusable("an upsampling of integers")
-    for dim, axis in changing:
-        g = _along(c, g, dim, axis)
+    for dim, axis in zip((-2, -1), axes, strict=True):
+        g = _along(c, g, dim, axis) if axis.changes else g
     return g
 
 
-def _by_place(text: str, flops: int) -> Callable[[F], F]:
-    """Declare a gradient; `flops` are those of one result of the upsampling."""
-    arithmetic = each(of_argument("grad_output"), flops)
-    return body(text, arithmetic=arithmetic, promotion="none", shapes=like_the_input)
-
-
-def _interpolated(name: str, mode: Mode, flops: int) -> None:
-    @_by_place(f"{name}.default(grad_output, output_size, input_size, align_corners, scales_h, scales_w)", flops)
-    def _(
-        c: Call,
-        g: Value,
-        output_size: Sequence[int],
-        input_size: Sequence[int],
-        align_corners: bool,
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Value:
-        return _gradient(c, g, _axes(mode, c.shape, g.shape, (scales_h, scales_w), align_corners))
-
-
-_interpolated("upsample_bilinear2d_backward", "linear", 8)
-_interpolated("upsample_bicubic2d_backward", "cubic", 32)
-
-
-@_by_place("upsample_nearest2d_backward.default(grad_output, output_size, input_size, scales_h, scales_w)", 1)
+@body(
+    "upsample_nearest2d_backward.default(grad_output, output_size, input_size, scales_h, scales_w)",
+    **_gradient(1),
+)
 def upsample_nearest2d_backward(
     c: Call,
     g: Value,
@@ -239,36 +185,41 @@ def upsample_nearest2d_backward(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Value:
-    try:
-        rows, columns = _factors(c.shape, g.shape, (scales_h, scales_w))
-    except Unfusable:
-        rows, columns = 0, 0
-    if not 0 < rows * columns <= MOST_REPEATS:
-        return _gradient(c, g, _axes("nearest", c.shape, g.shape, (scales_h, scales_w)))
+    rows, columns = _factors(c.shape, g.shape, (scales_h, scales_w))
+    if rows * columns > MOST_REPEATS:
+        raise Unfusable(f"elements that are repeated more than {MOST_REPEATS} times")
     refuse_repeats(g, rows * columns)
     every = product(range(rows), range(columns))
     return summed((excerpt(excerpt(g, -2, c.shape[-2], i, rows), -1, c.shape[-1], j, columns), None) for i, j in every)
 
 
-@_by_place("_upsample_nearest_exact2d_backward.default(grad_output, output_size, input_size, scales_h, scales_w)", 1)
-def upsample_nearest_exact2d_backward(
-    c: Call,
-    g: Value,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Value:
-    return _gradient(c, g, _axes("nearest-exact", c.shape, g.shape, (scales_h, scales_w)))
-
-
-def _axes(
-    mode: Mode,
-    small: Sequence[int],
-    large: Sequence[int],
-    scales: Sequence[float | None],
-    align_corners: bool = False,
-) -> list[Axis]:
-    """Those of the last two dimensions."""
-    ends = zip(small[-2:], large[-2:], scales, strict=True)
-    return [Axis(mode, size, places, align_corners, scale) for size, places, scale in ends]
+calls(
+    """
+    upsample_linear1d_backward.default(grad_output, output_size, input_size, align_corners, scales)
+    upsample_trilinear3d_backward.default(grad_output, output_size, input_size, align_corners, scales_d, scales_h,
+        scales_w)
+    """,
+    "library",
+    arithmetic=each(of_argument("grad_output"), 8),
+    shapes=like_the_input,
+)
+calls(
+    """
+    upsample_bicubic2d_backward.default(grad_output, output_size, input_size, align_corners, scales_h, scales_w)
+    """,
+    "library",
+    arithmetic=each(of_argument("grad_output"), 32),
+    shapes=like_the_input,
+)
+calls(
+    """
+    upsample_nearest1d_backward.default(grad_output, output_size, input_size, scales)
+    upsample_nearest3d_backward.default(grad_output, output_size, input_size, scales_d, scales_h, scales_w)
+    _upsample_nearest_exact1d_backward.default(grad_output, output_size, input_size, scales)
+    _upsample_nearest_exact2d_backward.default(grad_output, output_size, input_size, scales_h, scales_w)
+    _upsample_nearest_exact3d_backward.default(grad_output, output_size, input_size, scales_d, scales_h, scales_w)
+    """,
+    "library",
+    arithmetic=each(of_argument("grad_output"), 1),
+    shapes=like_the_input,
+)

@@ -5,7 +5,8 @@
 
 PyTorch decomposes it into gathers, and the gradients of those into scatters that add with atomics: SegFormer's training
 step spent 293 of its 311 ms there, sorting the indices of each (H200). Along one axis after the other, each element
-sums the few results that read it (`operators/upsampling.py`).
+sums the few results that read it (`operators/upsampling.py`). The gradients of other modes, of `nearest` to sizes that
+are no multiples, and of elements that many results read are eager's operators.
 """
 
 from __future__ import annotations
@@ -19,25 +20,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from tilewright.operators.upsampling import MOST_READERS, MOST_REPEATS, REACH, Axis, Mode
+from tilewright.operators.upsampling import MOST_READERS, MOST_REPEATS, Axis
 from tilewright.passes.attention.spelling import argument, example, spelled
 
 aten: Any = torch.ops.aten
-MODES: dict[str, Mode] = {
-    "nearest": "nearest",
-    "nearest-exact": "nearest-exact",
-    "linear": "linear",
-    "bilinear": "linear",
-    "trilinear": "linear",
-    "bicubic": "cubic",
+LINEAR = ("linear", "bilinear", "trilinear")
+NEAREST = ("nearest", "nearest-exact")
+OPERATORS = {
+    "linear": "upsample_linear{}d_backward",
+    "bilinear": "upsample_bilinear{}d_backward",
+    "trilinear": "upsample_trilinear{}d_backward",
+    "bicubic": "upsample_bicubic{}d_backward",
+    "nearest": "upsample_nearest{}d_backward",
+    "nearest-exact": "_upsample_nearest_exact{}d_backward",
 }
-"""Those of `interpolate` whose axes are independent of each other."""
-GRADIENTS: dict[Mode, Any] = {
-    "nearest": aten.upsample_nearest2d_backward.default,
-    "nearest-exact": aten._upsample_nearest_exact2d_backward.default,
-    "linear": aten.upsample_bilinear2d_backward.default,
-    "cubic": aten.upsample_bicubic2d_backward.default,
-}
+"""Eager's, of the modes whose axes are independent of each other, by the number of axes."""
 
 
 def gather_gradients(module: fx.GraphModule) -> None:
@@ -46,25 +43,23 @@ def gather_gradients(module: fx.GraphModule) -> None:
         if spelled(node) != "interpolate" or argument(node, 6, "antialias", False):
             continue
         source, mode = argument(node, 0, "input"), argument(node, 3, "mode", "nearest")
-        axes = _axes(source, node, mode)
+        axes = _axes(source, node) if mode in OPERATORS else None
         if axes is None:
             continue
-        factors = _factors(axes)
+        factors = _factors(axes) if mode == "nearest" else None
         if factors is not None:
             node.target, node.args = upsampled, (source, *factors)
-        elif all(axis.readers[-1] <= MOST_READERS for axis in axes):
+        else:
             scales = tuple(axis.scale for axis in axes)
             node.target, node.args = resampled, (source, mode, axes[0].align_corners, _sizes(axes), scales)
-        else:
-            continue
         node.kwargs = {}
     module.recompile()
 
 
-def _axes(source: Any, node: fx.Node, mode: str) -> tuple[Axis, ...] | None:
+def _axes(source: Any, node: fx.Node) -> tuple[Axis, ...] | None:
     """Those that are resampled; None where there is no gradient, or a size is not known."""
     x, y = example(source), example(node)
-    if x is None or y is None or not x.requires_grad or mode not in MODES or x.dim() not in (3, 4, 5):
+    if x is None or y is None or not x.requires_grad or x.dim() not in (3, 4, 5):
         return None
     if not all(isinstance(size, int) and size for size in (*x.shape, *y.shape)):
         return None
@@ -74,7 +69,7 @@ def _axes(source: Any, node: fx.Node, mode: str) -> tuple[Axis, ...] | None:
         return None
     corners = bool(argument(node, 4, "align_corners"))
     ends = zip(x.shape[2:], y.shape[2:], scales, strict=True)
-    return tuple(Axis(MODES[mode], size, places, corners, factor and float(factor)) for size, places, factor in ends)
+    return tuple(Axis(size, places, corners, factor and float(factor)) for size, places, factor in ends)
 
 
 def _sizes(axes: Sequence[Axis]) -> tuple[int, ...]:
@@ -83,7 +78,7 @@ def _sizes(axes: Sequence[Axis]) -> tuple[int, ...]:
 
 def _factors(axes: tuple[Axis, ...]) -> tuple[int, int] | None:
     """How often rows and columns are repeated; None where that is not all, or they are not whole or many."""
-    if len(axes) != 2 or any(axis.mode != "nearest" or axis.places % axis.size for axis in axes):
+    if len(axes) != 2 or any(axis.places % axis.size for axis in axes):
         return None
     rows, columns = (axis.places // axis.size for axis in axes)
     fits = all(axis.scale in (None, factor) for axis, factor in zip(axes, (rows, columns), strict=True))
@@ -115,26 +110,34 @@ def upsampled(x: Tensor, rows: int, columns: int) -> Tensor:
 class _Resampled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, mode: str, axes: Sequence[Axis]) -> Tensor:
-        ctx.axes = axes
+        ctx.mode, ctx.axes, ctx.shape = mode, axes, x.shape
         if not any(axis.changes for axis in axes):
             return x.clone()
-        options: dict[str, Any] = {"mode": mode}
-        if MODES[mode] in REACH:
-            options["align_corners"] = axes[0].align_corners
+        options: dict[str, Any] = {} if mode in NEAREST else {"align_corners": axes[0].align_corners}
         scales = [axis.scale for axis in axes if axis.scale is not None]
         sizes = {"scale_factor": scales} if scales else {"size": list(_sizes(axes))}
-        return F.interpolate(x, **sizes, **options)
+        return F.interpolate(x, **sizes, mode=mode, **options)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (g,) = gradients
         if not any(axis.changes for axis in ctx.axes):
             return g.clone(), None, None
+        if ctx.mode not in LINEAR or any(axis.readers[-1] > MOST_READERS for axis in ctx.axes):
+            return _by_pytorch(g, ctx.mode, ctx.shape, ctx.axes), None, None
         total = g if g.dtype == torch.float64 else g.float()
         for number, axis in enumerate(ctx.axes):
             if axis.changes:
                 total = _along(total, number + 2, axis)
         return total.to(g.dtype), None, None
+
+
+def _by_pytorch(g: Tensor, mode: str, shape: Sequence[int], axes: Sequence[Axis]) -> Tensor:
+    operator = getattr(aten, OPERATORS[mode].format(len(axes))).default
+    corners = () if mode in NEAREST else (axes[0].align_corners,)
+    scales = (axis.scale for axis in axes)
+    found: Tensor = operator(g, list(_sizes(axes)), list(shape), *corners, *scales)
+    return found
 
 
 def _along(g: Tensor, dim: int, axis: Axis) -> Tensor:
@@ -146,8 +149,7 @@ def _along(g: Tensor, dim: int, axis: Axis) -> Tensor:
     large, small = list(seen.shape[2:]), list(seen.shape)
     scales: list[float | None] = [None, None]
     small[place], scales[place - 2] = axis.size, axis.scale
-    corners = (axis.align_corners,) if axis.mode in REACH else ()
-    found: Tensor = GRADIENTS[axis.mode](seen, large, small, *corners, *scales)
+    found: Tensor = aten.upsample_bilinear2d_backward.default(seen, large, small, axis.align_corners, *scales)
     shape[dim] = axis.size
     return found if is_image else found.view(shape)
 
@@ -157,6 +159,6 @@ def resampled(
 ) -> Tensor:
     """`interpolate` of [N, C, …] to [N, C, *sizes]."""
     ends = zip(x.shape[2:], sizes, scales, strict=True)
-    axes = [Axis(MODES[mode], size, places, align_corners, scale) for size, places, scale in ends]
+    axes = [Axis(size, places, align_corners, scale) for size, places, scale in ends]
     result: Tensor = _Resampled.apply(x, mode, axes)  # type: ignore[no-untyped-call]
     return result
