@@ -13,7 +13,6 @@ from tests.report.large import write_large
 from tests.report.sample import program, write_sample
 from tests.report.test_page import HOSTILE, write_hostile
 from tests.waiting import until
-from tilewright.records.program import Program
 from tilewright.report.page import write_page
 from tilewright.store import Run
 
@@ -182,18 +181,6 @@ def test_hostile_text_runs_nothing(browser: Browser, tmp_path: Path) -> None:
     browser.hover("#graph-panels .row")
     assert "<img src=x" in text(browser, "#tip")
     assert browser.evaluate("document.querySelectorAll('script').length") == 4
-
-
-def test_a_plan_that_never_ran(browser: Browser, tmp_path: Path) -> None:
-    block = program()
-    plan = Program([op for op in block.operators if op.stage == "before"], block.regions, block.decisions)
-    with Run.create(tmp_path / "run.duckdb", command="tilewright explain", target="t", case="plan") as run:
-        run.add_program(plan)
-    browser.open(write_page(tmp_path / "run.duckdb", tmp_path / "run.html"))
-    assert browser.problems == []
-    after = "#graph-panels .panel:last-child"
-    assert browser.evaluate(f"document.querySelectorAll('{after} .row').length") == 15
-    assert squares(browser) == 10
 
 
 def test_a_run_of_nothing(browser: Browser, tmp_path: Path) -> None:

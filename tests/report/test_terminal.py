@@ -76,7 +76,10 @@ def naive_softmax(planned: bool = True) -> Program:
         writes_symbolic="M*N",
     )
     regions = [Region("forward", "softmax", tuple(op.name for op in operators), fused, "c++", "", 1500.0)]
-    return Program(operators, regions if planned else [])
+    if not planned:
+        return Program(operators + [replace(op, stage="after") for op in operators])
+    launch = replace(operators[1], stage="after", name="softmax", target="kernel", cost=fused, floor_us=1500.0)
+    return Program([*operators, launch], regions)
 
 
 def test_the_naive_softmax_reads_and_writes_what_the_definitions_say() -> None:

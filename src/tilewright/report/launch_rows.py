@@ -237,12 +237,10 @@ def _two_lines(formula: str | None, number: str) -> Text:
     return Text(number) if formula is None else Text.assemble(plain(formula), "\n", (number, "dim"))
 
 
-def unused_label(launch: Operator | Region) -> str:
-    if isinstance(launch, Operator):
-        name = plain(launch.target).removeprefix("aten.").partition(".")[0]
-        if name in _WITH_INDICES:
-            return f"indices of {name}"
-    return f"values of {plain(launch.name)}"
+def unused_label(launch: Operator) -> str:
+    """`indices of max` or, where only the result as a whole is known, `values of` it."""
+    name = plain(launch.target).removeprefix("aten.").partition(".")[0]
+    return f"indices of {name}" if name in _WITH_INDICES else f"values of {plain(launch.name)}"
 
 
 def _traffic(cost: Cost, names: Sequence[str]) -> tuple[Text, Text]:

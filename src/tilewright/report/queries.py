@@ -34,17 +34,9 @@ SELECT max(live_bytes) FILTER (WHERE stage = 'before') AS before,
        max(live_bytes) FILTER (WHERE stage = 'after') AS after
 FROM memory""",
     "roofline": """\
-WITH launched AS (
-    SELECT count(*) > 0 AS known FROM roofline WHERE kind = 'operator' AND stage = 'after' AND region IS NULL
-)
-SELECT kind, graph, 'before fusion' AS shown, name, operator_class, intensity, TFLOPs, GBps, flops, floor_us,
+SELECT kind, graph, stage || ' fusion' AS shown, name, operator_class, intensity, TFLOPs, GBps, flops, floor_us,
        measured_us, bound
-FROM roofline WHERE kind = 'operator' AND stage = 'before'
-UNION ALL
-SELECT kind, graph, 'after fusion', name, operator_class, intensity, TFLOPs, GBps, flops, floor_us, measured_us, bound
-FROM roofline, launched
-WHERE EXISTS (FROM roofline WHERE kind = 'region')
-      AND (kind = 'region' OR (region IS NULL AND stage = CASE WHEN known THEN 'after' ELSE 'before' END))""",
+FROM roofline ORDER BY stage DESC""",
     "operators": """\
 SELECT graph, stage, index, name, target, operator_class AS class, shape, shape_symbolic, dtype,
        reads, reads_symbolic, writes, writes_symbolic, unused, unused_symbolic,
@@ -52,10 +44,6 @@ SELECT graph, stage, index, name, target, operator_class AS class, shape, shape_
        provenance, source
 FROM operator
 ORDER BY graph DESC, stage DESC, index""",
-    "regions": """\
-SELECT graph, name, members, reads, reads_symbolic, writes, writes_symbolic, flops, bytes,
-       floor_us, bound
-FROM region""",
     "memory": """\
 SELECT graph, stage, index, name, live_bytes
 FROM memory

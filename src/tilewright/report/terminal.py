@@ -20,7 +20,6 @@ from tilewright.records.program import (
     GraphName,
     Operator,
     Program,
-    Region,
     Verdict,
 )
 from tilewright.report.launch_rows import operator_rows, place, plain, region_rows, unused_label
@@ -48,8 +47,9 @@ def show_explain(
         parts.append(Text(f"\n{plain(program.folded)}", "yellow"))
     names = list(dims)
     for graph in _graphs(program):
-        before = [op for op in program.operators if (op.graph, op.stage) == (graph, "before")]
-        after = _launches(program, graph)
+        before, after = (
+            [op for op in program.operators if (op.graph, op.stage) == (graph, stage)] for stage in ("before", "after")
+        )
         parts += [
             Text(f"\n{graph}", style="bold"),
             operator_rows(before, names, everything),
@@ -119,17 +119,7 @@ def _graphs(program: Program) -> list[GraphName]:
     return list(dict.fromkeys(op.graph for op in program.operators))
 
 
-def _launches(program: Program, graph: GraphName) -> list[Operator | Region]:
-    """The kernels after fusion: the launches if known, else the regions and the operators in no region."""
-    operators = [op for op in program.operators if op.graph == graph]
-    after: list[Operator | Region] = [op for op in operators if op.stage == "after"]
-    if after:
-        return after
-    unfused = [op for op in operators if op.region is None]
-    return [*unfused, *(region for region in program.regions if region.graph == graph)]
-
-
-def _totals(title: str, launches: Sequence[Operator | Region], names: Sequence[str]) -> Text:
+def _totals(title: str, launches: Sequence[Operator], names: Sequence[str]) -> Text:
     known = [launch for launch in launches if launch.cost.provenance == "formula"]
     moving = [launch for launch in known if launch.cost.bytes]
     costs = [launch.cost for launch in known]
@@ -148,7 +138,7 @@ def _totals(title: str, launches: Sequence[Operator | Region], names: Sequence[s
         labels = ", ".join(dict.fromkeys(map(unused_label, wasteful)))
         text.append(f"\n  unused {_sum([launch.cost for launch in wasteful], 'unused', names)} ({labels})")
     text.append(f"\n  FLOPs {_sum(costs, 'flops', names)}")
-    products = [launch.cost for launch in known if isinstance(launch, Operator) and launch.operator_class == "compute"]
+    products = [launch.cost for launch in known if launch.operator_class == "compute"]
     if products:
         text.append(f"\n  matmul FLOPs {_sum(products, 'flops', names)}")
     if len(known) < len(launches):
@@ -156,7 +146,7 @@ def _totals(title: str, launches: Sequence[Operator | Region], names: Sequence[s
     return text
 
 
-def _vanished(before: Sequence[Operator], after: Sequence[Operator | Region], names: Sequence[str]) -> Text:
+def _vanished(before: Sequence[Operator], after: Sequence[Operator], names: Sequence[str]) -> Text:
     """The traffic that fusion saves: the difference of both totals."""
     old, new = [op.cost for op in before], [launch.cost for launch in after]
     saved = sum(cost.bytes for cost in old) - sum(cost.bytes for cost in new)

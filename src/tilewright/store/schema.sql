@@ -151,51 +151,15 @@ CREATE TABLE verified (                 -- a tensor against float64, beside eage
     ok              BOOLEAN NOT NULL
 );
 
--- The kernels after fusion: the launches if the run recorded them, else the planned regions and
--- the operators in no region.
-CREATE VIEW launch AS
-SELECT graph, index, name, operator_class, region, reads, writes, unused, bytes, flops, floor_us, bound,
-       measured_us, provenance
-FROM operator
-WHERE stage = 'after'
-UNION ALL
-SELECT graph, index, name, operator_class, region, reads, writes, unused, bytes, flops, floor_us, bound,
-       measured_us, provenance
-FROM operator
-WHERE stage = 'before' AND region IS NULL AND NOT EXISTS (FROM operator WHERE stage = 'after')
-UNION ALL
-SELECT graph, NULL, name, 'region', name, reads, writes, unused, bytes, flops, floor_us, bound,
-       measured_us, provenance
-FROM region
-WHERE NOT EXISTS (FROM operator WHERE stage = 'after');
-
--- Every operator and region on the roofline: its measured rate, else the rate at its floor. FLOPs per microsecond are 1e-6 TFLOP/s.
+-- Every operator and launch on the roofline: its measured rate, else the rate at its floor. FLOPs per microsecond are 1e-6 TFLOP/s.
 CREATE VIEW roofline AS
-SELECT 'operator' AS kind, graph, stage, index, name, operator_class, region, provenance,
-       intensity, flops, bytes, floor_us, measured_us, bound,
-       measured_us IS NOT NULL AS measured,
+SELECT CASE WHEN stage = 'after' AND region IS NOT NULL THEN 'region' ELSE 'operator' END AS kind, graph, stage, index,
+       name, CASE kind WHEN 'region' THEN 'region' ELSE operator_class END AS operator_class, region, provenance,
+       intensity, flops, bytes, floor_us, measured_us, bound, measured_us IS NOT NULL AS measured,
        flops / nullif(coalesce(measured_us, floor_us), 0) / 1e6 AS TFLOPs,
        bytes / nullif(coalesce(measured_us, floor_us), 0) / 1e3 AS GBps,
        measured_us / nullif(floor_us, 0) AS times_floor
-FROM operator
-UNION ALL
-SELECT 'region', graph, 'after', NULL, name, 'region', name, provenance,
-       intensity, flops, bytes, floor_us, measured_us, bound,
-       measured_us IS NOT NULL,
-       flops / nullif(coalesce(measured_us, floor_us), 0) / 1e6,
-       bytes / nullif(coalesce(measured_us, floor_us), 0) / 1e3,
-       measured_us / nullif(floor_us, 0)
-FROM region;
-
--- Where the time goes: each operator with its share of its graph's time, longest first.
-CREATE VIEW slowest AS
-SELECT graph, stage, index, name, operator_class, coalesce(measured_us, floor_us) AS time_us,
-       CASE WHEN measured_us IS NULL THEN 'floor' ELSE 'measured' END AS origin, bound, bytes, flops,
-       time_us / nullif(sum(time_us) OVER (PARTITION BY graph, stage), 0) AS share,
-       source
-FROM operator
-WHERE time_us IS NOT NULL
-ORDER BY time_us DESC, graph, stage, index;
+FROM operator;
 
 -- Launches of the plan by the time that they lose to their floors, those that are alike in one row. `why` is the choice
 -- against fusing one of their operators, a raced one first; else what the floor or the prediction explains; else
@@ -238,18 +202,12 @@ ORDER BY lost_us DESC, graph, name;
 -- Launches and traffic before and after fusion. `unknown` counts operators without a formula, which
 -- the sums omit. A view of a tensor moves no bytes and launches nothing.
 CREATE VIEW fusion_summary AS
-WITH step AS (
-    SELECT 'before' AS stage, graph, reads, writes, unused, bytes, flops, floor_us, provenance
-    FROM operator WHERE stage = 'before'
-    UNION ALL
-    SELECT 'after', graph, reads, writes, unused, bytes, flops, floor_us, provenance FROM launch
-)
 SELECT graph, stage,
        count(*) FILTER (WHERE bytes > 0 OR provenance = 'unknown') AS launches,
        sum(reads)::BIGINT AS reads, sum(writes)::BIGINT AS writes, sum(unused)::BIGINT AS unused,
        sum(bytes)::BIGINT AS bytes, sum(flops)::BIGINT AS flops, sum(floor_us) AS floor_us,
        count(*) FILTER (WHERE provenance = 'unknown') AS unknown
-FROM step
+FROM operator
 GROUP BY graph, stage
 ORDER BY graph DESC, stage DESC;
 

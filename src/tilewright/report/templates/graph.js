@@ -102,19 +102,3 @@ function describe(op, shape) {
 }
 
 const clipped = (text, letters) => (text.length > letters ? `${text.slice(0, letters - 1)}…` : text);
-
-// The launches of a plan that has not run: each region at the place of its last member.
-function planned(before, regions) {
-  const homes = new Map(before.filter((op) => op.region).map((op) => [op.name, op.region]));
-  const lastOf = new Map(before.filter((op) => op.region).map((op) => [op.region, op]));
-  const launches = [];
-  for (const op of before) {
-    const region = regions.find((each) => each.name === op.region);
-    if (region && lastOf.get(op.region) !== op) continue;
-    const read = region ? before.filter((each) => each.region === op.region).flatMap((each) => each.inputs) : op.inputs;
-    const inputs = [...new Set(read.map((name) => homes.get(name) ?? name))].filter((name) => name !== op.region);
-    const cost = region ? { ...region, unused: 0, unused_symbolic: null, flops_symbolic: null } : {};
-    launches.push({ ...op, ...cost, inputs, region: op.region });
-  }
-  return launches;
-}

@@ -24,17 +24,15 @@ function graph() {
   const graphs = [...new Set(rowsOf.operators.map((op) => op.graph))];
   const panels = host("graph-panels");
   function show(name) {
-    const regions = rowsOf.regions.filter((region) => region.graph === name);
-    const order = new Map(regions.map((region, index) => [region.name, index]));
-    const tintOf = (region) => (order.get(region) ?? 0) % 6;
-    const before = rowsOf.operators.filter((op) => op.graph === name && op.stage === "before");
-    const after = rowsOf.operators.filter((op) => op.graph === name && op.stage === "after");
+    const [before, after] = ["before", "after"].map((stage) => rowsOf.operators.filter((op) => op.graph === name && op.stage === stage));
+    const regions = [...new Set(after.map((op) => op.region).filter(Boolean))];
+    const tintOf = (region) => Math.max(regions.indexOf(region), 0) % 6;
     const lit = (region) => {
       for (const band of panels.querySelectorAll(".band")) band.classList.toggle("lit", region !== null && band.dataset.region === region);
     };
     panels.replaceChildren(
       panel("Before fusion", before, tintOf, lit),
-      panel("After fusion", after.length ? after : planned(before, regions), tintOf, lit));
+      panel("After fusion", after, tintOf, lit));
   }
   if (graphs.length > 1) host("graph-pick").append(choice("Graph", graphs, graphs[0], show));
   host("graph-pick").append(legend(CLASSES.filter((name) => rowsOf.operators.some((op) => op.class === name))));
