@@ -48,7 +48,7 @@ def test_a_schedule_holds_its_rows_and_fits_the_device(
         made = call(direction, columns, dtype, residual)
         found = scheduled(made)
         if found is None:
-            held = 2**17 if direction == "forward" else 2**19
+            held = 2**17
             is_whole = direction == "forward" or columns % lanes == 0
             assert columns * dtype.itemsize > held or not is_whole, "rows of models are held"
             continue
@@ -62,7 +62,7 @@ def test_a_schedule_holds_its_rows_and_fits_the_device(
             assert found.rows_per_block == 1 or found.stages * inputs * VECTOR >= found.vectors * lanes * 4
         if found.storage == "tma":
             assert found.block_vectors * found.cluster * lanes >= columns and found.stages >= 3
-            assert found.alignment == "ALIGNED" and columns * dtype.itemsize <= 2**16
+            assert found.alignment == "ALIGNED"
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
@@ -85,23 +85,20 @@ def test_rows_that_lie_otherwise_than_the_results_are_refused() -> None:
     )
 
 
-def test_rings_have_the_rows_that_they_are_faster_with() -> None:
-    def storage(columns: int, dtype: torch.dtype, sums: int) -> str:
-        found = scheduled(call("backward", columns, dtype, weights=sums))
-        assert found is not None
-        return found.storage
-
-    assert storage(2048, BF16, 2) == "ring" and storage(8192, FP32, 2) == "ring"
-    assert storage(8192, BF16, 1) == "ring" and storage(8192, BF16, 2) == "tma"
-    assert storage(5000, BF16, 1) == "tma" and storage(5000, FP32, 1) == "tma"
-    assert storage(65536, BF16, 2) == "ring" and scheduled(call("backward", 4097, BF16)) is None
+def test_a_block_takes_several_short_rows() -> None:
+    for columns, dtype in ((512, BF16), (256, FP32), (384, BF16), (8, BF16)):
+        found = scheduled(call("backward", columns, dtype))
+        assert found is not None and found.rows_per_block > 1
+    for columns, dtype in ((520, BF16), (260, FP32), (5000, BF16), (32768, BF16)):
+        found = scheduled(call("backward", columns, dtype))
+        assert found is not None and found.rows_per_block == 1
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 @pytest.mark.parametrize("direction, columns, storage", [
     ("forward", 5000, "registers"), ("forward", 16384, "registers"), ("forward", 32768, "registers"),
-    ("backward", 2048, "ring"),
-    ("backward", 5000, "tma"),
+    ("backward", 192, "ring"), ("backward", 256, "ring"),
+    ("backward", 2048, "tma"), ("backward", 5000, "tma"), ("backward", 8192, "tma"), ("backward", 16384, "tma"),
 ])  # fmt: skip
 def test_no_kernel_spills(direction: Direction, columns: int, storage: str, dtype: torch.dtype) -> None:
     """Layer norm with weight and bias, which has the most to keep in registers."""

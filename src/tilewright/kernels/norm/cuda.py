@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
-from tilewright.kernels import ring
 from tilewright.kernels.row import (
     ELEMENTS,
     LINE,
@@ -28,9 +27,11 @@ from tilewright.launch.builder import Operand, RecipeBuilder
 
 Direction = Literal["forward", "backward"]
 HERE = Path(__file__).parent
+SHORT_ROW = 64 * VECTOR
+"""Bytes of a row up to which backward takes several of them at a time."""
 SOURCES = {
     ("forward", "registers"): ("registers.cu", "norm_registers", "PPPPPPPPqiqqf"),
-    ("backward", "ring"): ("backward.cu", "norm_backward", "PPPPPPPPqiqqq"),
+    ("backward", "ring"): ("backward_short.cu", "norm_backward_short", "PPPPPPPPqiqqq"),
     ("backward", "tma"): ("backward_tma.cu", "norm_backward_tma", "PPPPPPPPqiqqq"),
 }
 """By direction and storage: file, entry point, types of its parameters."""
@@ -95,7 +96,7 @@ def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
     elif alignment != "ALIGNED":
         return "rows are not whole vectors of 16 bytes"
     else:
-        found = _tma(call, limits) or _ring(call, limits)
+        found = _short(call, limits) if call.columns * size <= SHORT_ROW else _tma(call, limits)
     if found is None:
         return f"no kernel holds rows of {call.columns} columns"
     return replace(found, alignment=alignment, line=max(line, found.line))
@@ -117,33 +118,31 @@ def _registers(vectors: int) -> Schedule | None:
     return replace(found, blocks=blocks_for(found.threads, found.vectors * 4))
 
 
-def _ring(call: NormCall, limits: DeviceLimits) -> Schedule | None:
-    """Backward, rows in the rings of `backward.cu`."""
-    task = ring.Task(
-        call.columns * call.dtype.itemsize // VECTOR, len(call.inputs), 8 if call.centered else 4,
-        int(call.weight_dtype is not None), call.weight_vector_bytes,
-    )  # fmt: skip
-    return ring.plan(task, _ring_shapes(call.columns, call.dtype.itemsize, call.weights), limits)
+_SHORT_THREADS, _SHORT_STAGES = 256, 24
+"""`backward_short.cu`: of a block; vectors of its ring at most."""
 
 
-def _ring_shapes(columns: int, itemsize: int, sums: int) -> tuple[ring.RingShape, ...]:
-    """The fastest of those measured on an H200 first; `sums` over rows: 0, 1 or 2."""
-    vectors, shape = columns * itemsize // VECTOR, ring.RingShape
-    if columns % 256:
-        return shape(4), shape(8)
-    # The two sums over rows bound the registers of a 16-bit layer norm.
-    if vectors <= (2048 if sums == 2 and itemsize == 2 else 8192):
-        return shape(2), shape(4), shape(8)
-    return (shape(4, 256), shape(4), shape(8)) if vectors <= 8192 else (shape(4), shape(8))
+def _short(call: NormCall, limits: DeviceLimits) -> Schedule | None:
+    """Backward, each row within a warp; with two blocks a multiprocessor if their rings can read ahead."""
+    vectors = 2 if call.columns % 256 == 0 else 4
+    row_threads = 1 << (-(-call.columns * call.dtype.itemsize // (vectors * VECTOR)) - 1).bit_length()
+    weights = vectors * _SHORT_THREADS * call.weight_vector_bytes
+    stage_bytes = len(call.inputs) * _SHORT_THREADS * VECTOR
+    for blocks in (2, 1):
+        stages = min(_SHORT_STAGES, (room_of(blocks, limits) - weights) // stage_bytes)
+        if stages > vectors:
+            return Schedule(
+                _SHORT_THREADS, row_threads, vectors, 1, blocks, "ring", stages,
+                shared_bytes=stages * stage_bytes + weights,
+            )  # fmt: skip
+    return None
 
 
-_TMA_VECTORS = range(256, 4097)
-"""`backward_tma.cu`: vectors of a row; others are for rings."""
-_TMA_LEAST_ON_LINES = 512
-"""The same of a layer norm's rows of 16 bits that all begin on lines. Other rows on lines are for rings."""
-_ALONE, _ALONE_ON_LINES, _TOGETHER = (4, 16), (2, 18), ((2, 28), (5, 16))
-"""Vectors of a thread, warps of a multiprocessor: a row in one block; the same where rows begin on lines; a row in a
-cluster, of 16 bits. 16 warps have registers for five vectors, 28 for two."""
+_ALONE, _TOGETHER = (4, 16), ((2, 28), (5, 16))
+"""`backward_tma.cu`: vectors of a thread, warps of a multiprocessor: a row in one block, a row in a cluster. 16 warps
+have registers for five vectors, 28 for two."""
+_MANY_ON_LINES = 512
+"""Vectors of rows that begin on lines from which more warps are faster."""
 _LEAST_STAGES, _MOST_STAGES = 3, 8
 """Rows in shared memory: one for each pass, and at least one on its way."""
 PIPELINE_BYTES = 2048
@@ -151,15 +150,11 @@ PIPELINE_BYTES = 2048
 
 
 def _tma(call: NormCall, limits: DeviceLimits) -> Schedule | None:
-    """Backward, rows fetched by bulk copies; None if they are for rings."""
+    """Backward, rows fetched by bulk copies; in the smallest cluster that holds one."""
     size = call.dtype.itemsize
     vectors, on_lines = call.columns * size // VECTOR, call.columns * size % LINE == 0
-    if vectors not in _TMA_VECTORS:
-        return None
-    if on_lines and (size != 2 or call.weights < 2 or vectors < _TMA_LEAST_ON_LINES):
-        return None
-    together = _TOGETHER if size == 2 else (_ALONE,)
-    shapes = [(_ALONE_ON_LINES if on_lines else _ALONE, 1)] + [(shape, c) for shape in together for c in CLUSTERS[1:]]
+    alone = ((2, 24) if vectors >= _MANY_ON_LINES else (2, 16)) if on_lines else _ALONE
+    shapes = [(alone, 1)] + [(shape, c) for shape in _TOGETHER for c in CLUSTERS[1:]]
     tried = (_tma_shape(call, shape, cluster, -(-vectors // cluster), limits) for shape, cluster in shapes)
     found = next(filter(None, tried), None)
     return found and replace(found, line=LINE if on_lines else VECTOR)
