@@ -48,19 +48,30 @@ def programs(device: str) -> Mapping[str, Sequence[Program]]:
     return {
         "products": _each("linear", F.linear, linear, together=10),
         "gelu": _each("gelu", _after_product(F.gelu), made),
-        "gate": _each("gate", _after_product(_gate), with_other),
+        "gate": _each("gate", _after_product(lambda x, y: F.silu(x) * y), with_other),
         "sum": _each("sum", _after_product(_cast_sum), with_other),
-        "bias": _each("bias", _after_product(_bias), [(*two, two[1][1:]) for two in made]),
-        "softmax": _each("softmax", _softmax, [(shape,) for shape in rows]),
-        "log_softmax": _each("log_softmax", _log_softmax, [(shape,) for shape in rows]),
+        "bias": _each("bias", _after_product(lambda x, b: torch.tanh(x + b)), [(*two, two[1][1:]) for two in made]),
+        "softmax": _each("softmax", lambda x: torch.softmax(x, -1), [(shape,) for shape in rows]),
+        "log_softmax": _each("log_softmax", lambda x: torch.log_softmax(x, -1), [(shape,) for shape in rows]),
         "layer_norm": _each("layer_norm", _after_product(_layer_norm), with_vectors),
-        "transposed": _each("transposed", _transposed_norm, [(s, s[1:], s[1:]) for s in short], together=4),
-        "layouts": _each("layouts", _transposed, [(shape,) for shape in short], training=False),
-        "gathers": _each("gathers", _gathered, [(shape,) for shape in short]),
+        "transposed": _each(
+            "transposed",
+            lambda x, w, b: _layer_norm(x.view(x.shape[1], x.shape[0]).t(), w, b),
+            [(s, s[1:], s[1:]) for s in short],
+            together=4,
+        ),
+        "layouts": _each("layouts", lambda x: x.t().contiguous(), [(shape,) for shape in short], training=False),
+        "gathers": _each("gathers", lambda x: F.embedding(_scattered(x, 0), x), [(shape,) for shape in short]),
         "attention": _each("attention", _attention, [(s, s, s) for s in batch]),
         "own_attention": _each("own attention", _own_attention, [(s, s, s) for s in batch]),
-        "convolutions": _each("convolution", _convolution, [(s, (s[1], s[1], 3, 3)) for s in images]),
-        "losses": _each("loss", _loss, [(shape,) for shape in rows if shape not in short]),
+        "convolutions": _each(
+            "convolution", lambda x, w: F.conv2d(x, w, padding=1), [(s, (s[1], s[1], 3, 3)) for s in images]
+        ),
+        "losses": _each(
+            "loss",
+            lambda x: F.cross_entropy(x, _scattered(x, 1)),
+            [(shape,) for shape in rows if shape not in short],
+        ),
         "own_norms": _each("own layer_norm", _after_product(functional.layer_norm), with_vectors),
         "own_sums": _each(
             "own add_layer_norm",
@@ -68,7 +79,9 @@ def programs(device: str) -> Mapping[str, Sequence[Program]]:
             [(*two, shape, shape[1:], shape[1:]) for two, shape in zip(made, short, strict=True)],
         ),
         "own_softmax": _each("own softmax", functional.softmax, [(shape,) for shape in rows]),
-        "own_losses": _each("own loss", _own_loss, [(shape,) for shape in rows]),
+        "own_losses": _each(
+            "own loss", lambda x: functional.cross_entropy(x, _scattered(x, 1)), [(shape,) for shape in rows]
+        ),
     }
 
 
@@ -103,54 +116,18 @@ def _after_product(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _gate(x: Tensor, y: Tensor) -> Tensor:
-    return F.silu(x) * y
-
-
 def _cast_sum(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     wide = x.float() + y.float()
     return wide, wide.to(x.dtype)
 
 
-def _bias(x: Tensor, b: Tensor) -> Tensor:
-    return torch.tanh(x + b)
-
-
-def _classes(x: Tensor) -> Tensor:
-    return torch.arange(x.shape[0], device=x.device) * 7919 % x.shape[1]
-
-
-def _loss(x: Tensor) -> Tensor:
-    return F.cross_entropy(x, _classes(x))
-
-
-def _own_loss(x: Tensor) -> Tensor:
-    return functional.cross_entropy(x, _classes(x))
-
-
-def _softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
-
-
-def _log_softmax(x: Tensor) -> Tensor:
-    return torch.log_softmax(x, -1)
+def _scattered(x: Tensor, axis: int) -> Tensor:
+    """For each row of `x` a place along an axis, far from the one before it."""
+    return torch.arange(x.shape[0], device=x.device) * 7919 % x.shape[axis]
 
 
 def _layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], w, b)
-
-
-def _transposed_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return F.layer_norm(x.view(x.shape[1], x.shape[0]).t(), x.shape[-1:], w, b)
-
-
-def _transposed(x: Tensor) -> Tensor:
-    return x.t().contiguous()
-
-
-def _gathered(x: Tensor) -> Tensor:
-    places = torch.arange(x.shape[0], device=x.device) * 7919 % x.shape[0]
-    return F.embedding(places, x)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -160,7 +137,3 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _own_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     out: Tensor = functional.attention(q, k, v, causal=q.shape[-2] != 197)
     return out
-
-
-def _convolution(x: Tensor, w: Tensor) -> Tensor:
-    return F.conv2d(x, w, padding=1)
