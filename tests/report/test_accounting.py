@@ -65,7 +65,7 @@ def test_classes_waits_and_wins(tmp_path: Path) -> None:
     ):
         assert line in text, line
     assert "no synchronisation" in text and "at its floor" in text
-    assert "is known: bytes and FLOPs 100.0 %" in text
+    assert "is known: bytes 100.0 %" in text
 
 
 def test_names_of_a_trace_move_no_cursor(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_host_alone(tmp_path: Path) -> None:
     trace.step(0, 0, 400)
     trace.operator("aten::exp", 1, 300, dims=[[1 << 20]])
     text = shown([trace.write(tmp_path)])
-    assert "of the operators' own time is known: bytes and FLOPs 100.0 %" in text
+    assert "of the operators' own time is known: bytes 100.0 %" in text
 
 
 def test_a_run_without_a_timeline(tmp_path: Path) -> None:

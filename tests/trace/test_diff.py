@@ -141,26 +141,6 @@ def test_traces_that_are_no_runs(tmp_path: Path) -> None:
     assert (found.before, found.after) == ((sides[0],), (sides[1],))
 
 
-def test_step_times_alone(tmp_path: Path) -> None:
-    draw = Random(7)
-    sides = [tmp_path / "before.txt", tmp_path / "after.json"]
-    times = [[us * draw.gauss(1, 0.005) for _ in range(60)] for us in (100_000, 105_000)]
-    sides[0].write_text("\n".join(map(str, times[0])) + "\n")
-    sides[1].write_text(str(times[1]))
-    found = diff(*map(read_side, sides))
-    assert found.step.verdict == "slower" and found.step.ratio == pytest.approx(1.05, abs=0.005)
-    assert found.device is None and found.operators == ()
-    assert "slower" in shown(show_diff(found))
-
-
-@pytest.mark.parametrize("text", ["1.5 0 2", "1.5 -2", "3 4 1e999", "1.5 2-3"])
-def test_what_no_step_takes(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "times.txt"
-    path.write_text(text)
-    with pytest.raises(StoreError, match=r"is not a list of step times: .* is not a positive number"):
-        read_side(path)
-
-
 @pytest.mark.parametrize(
     ("names", "category", "steps"),
     [

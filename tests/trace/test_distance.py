@@ -42,7 +42,7 @@ def test_a_bandwidth_bound_operator(tmp_path: Path) -> None:
         )
     ]
     known = rows(connection, "SELECT what, percent FROM attribution ORDER BY what")
-    assert known == [("bytes and FLOPs", 100), ("operator", 100), ("verdict", 100)]
+    assert known == [("bytes", 100), ("operator", 100), ("verdict", 100)]
 
 
 def test_the_runs_own_ceilings_go_before_the_shipped_ones(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_an_unknown_operator_costs_unknown_and_never_zero(tmp_path: Path) -> Non
     assert rows(connection, "SELECT bytes, flops, provenance, floor_us FROM distance") == [
         (None, None, "unknown", None)
     ]
-    assert "bytes and FLOPs" not in dict(rows(connection, "FROM (SELECT what, percent FROM attribution)"))
+    assert "bytes" not in dict(rows(connection, "FROM (SELECT what, percent FROM attribution)"))
 
 
 def test_a_kernel_that_fills_its_workspace_costs_more_than_the_fill(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_what_inductor_made_for_a_cpu_is_an_operator(tmp_path: Path) -> None:
     )
     # Its own time is known, and what it moved is not.
     known = dict(connection.execute("SELECT what, percent FROM attribution").fetchall())
-    assert known == {"operator": 100, "bytes and FLOPs": 25}
+    assert known == {"operator": 100, "bytes": 25}
 
 
 def test_words_of_nothing() -> None:

@@ -253,9 +253,9 @@ def test_an_optimizers_lists() -> None:
 def test_a_generated_kernel_moves_its_arguments() -> None:
     args = recorded_call("f", ([64, 32], "float"), ([64, 32], "bool"), ([64, 32], "float"), ([], "Scalar"))
     call = read_call("triton_poi_fused_add_gelu_3", args)
-    priced = call and price_generated("triton_poi_fused_add_gelu_3", call)
+    priced = call and price_generated(call)
     assert priced is not None
-    assert (priced.cost.bytes, priced.cost.flops) == (2048 * (4 + 1 + 4), 2048 * (1 + 4))
+    assert priced.cost.bytes == 2048 * (4 + 1 + 4)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,7 @@ from tilewright.cli.output import print_json, show, stages
 
 
 def diff(
-    before: Annotated[
-        Path, typer.Argument(help="A run, a folder of runs, a trace, or a list of step times in µs, of one program.")
-    ],
+    before: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a trace, of one program.")],
     after: Annotated[Path, typer.Argument(help="The same of what to hold against it.")],
     as_json: AsJson = False,
     quiet: Quiet = False,

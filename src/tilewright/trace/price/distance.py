@@ -37,7 +37,7 @@ CREATE OR REPLACE TABLE operator_distance (
     bytes           BIGINT,             -- of one call, as all that follows
     flops           BIGINT,
     transcendentals BIGINT,
-    provenance      VARCHAR NOT NULL,   -- formula; estimate, of a generated kernel by its arguments and name; unknown
+    provenance      VARCHAR NOT NULL,   -- formula; estimate, of a generated kernel by its arguments alone; unknown
     floor_us        DOUBLE,
     bound           VARCHAR
 )"""
@@ -96,7 +96,8 @@ def add_distances(connection: DuckDBPyConnection) -> None:
             (
                 *(kind.file_id, kind.operator, kind.dims, priced.dtype if priced else None, kind.source),
                 *(kind.phase or None, kind.attributed_by, kind.calls, kind.device_ns, kind.waited_ns),
-                *((cost.bytes, cost.flops, cost.transcendentals) if cost else (None, None, None)),
+                cost.bytes if cost else None,
+                *((cost.flops, cost.transcendentals) if cost and provenance == "formula" else (None, None)),
                 *(provenance, *bound),
             )
         )
@@ -122,7 +123,7 @@ def _price(kind: _Kind, regions: Mapping[str, Cost]) -> tuple[Price | None, str]
     # On a host PyTorch's operators compute what one of tilewright's stands for, and have their own rows.
     if call is not None and not (kind.device is None and kind.operator.startswith("tilewright::")):
         generated = kind.operator.startswith("triton_")
-        found = price_generated(kind.operator, call) if generated else price(call)
+        found = price_generated(call) if generated else price(call)
         if found is not None and max(found.cost.bytes, found.cost.flops, found.cost.transcendentals) < _COUNTABLE:
             return found, "estimate" if generated else "formula"
     if kind.kind in ("copy", "fill") and kind.moved is not None and "HtoD" not in kind.kernel:

@@ -73,7 +73,7 @@ part AS (
     UNION ALL
     SELECT file_id, 'source line', device_ns FROM operator_distance WHERE source IS NOT NULL
     UNION ALL
-    SELECT file_id, 'bytes and FLOPs', device_ns FROM operator_distance WHERE provenance <> 'unknown'
+    SELECT file_id, 'bytes', device_ns FROM operator_distance WHERE provenance <> 'unknown'
     UNION ALL
     SELECT file_id, 'verdict', device_ns FROM operator_distance WHERE bound IS NOT NULL
 )

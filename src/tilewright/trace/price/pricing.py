@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tilewright.operators.arithmetic import NOTHING, Arithmetic, Count, NoFormula, Shape, UnknownCost
+from tilewright.operators.arithmetic import NOTHING, Arithmetic, NoFormula, UnknownCost
 from tilewright.operators.axes import Unfusable
-from tilewright.operators.counting import arithmetic_of, count_element, tensors_of
+from tilewright.operators.counting import arithmetic_of, count_element
 from tilewright.operators.row import ALL, Row
 from tilewright.operators.shapes import UnknownShape
-from tilewright.operators.table import rows
 from tilewright.records.program import Cost
 from tilewright.trace.price.recorded_call import PositionalCall, Tensor
 from tilewright.trace.price.recorded_rows import RecordedCall, is_in_place, row_for, rows_of
@@ -115,70 +114,10 @@ def _count(row: Row, given: list[object]) -> tuple[int, int] | None:
         return None
 
 
-def price_generated(name: str, call: PositionalCall) -> Price | None:
-    """A kernel that Inductor generated: each tensor argument moves once, which is the least it can do.
-
-    The profile does not tell its arithmetic. What its name says of it is taken for every element of its largest
-    argument: `triton_poi_fused_add_gelu_3` adds and takes the GELU.
-
-    Source of the names: Inductor's `config.triton.descriptive_names`.
-    """
-    tensors = call.tensors
-    if not tensors:
+def price_generated(call: PositionalCall) -> Price | None:
+    """A kernel that Inductor generated: each tensor argument moves once, which is the least it can do."""
+    if not call.tensors:
         return None
-    text = name.split("_fused_", 1)[-1]
-    largest = max(tensors, key=lambda tensor: tensor.elements)
-    flops = transcendentals = 0
-    for word in sorted(_words(), key=len, reverse=True):
-        if word in text:
-            found = text.count(word)
-            text = text.replace(word, "|")
-            each = _one_element(word)
-            flops += found * each[0] * largest.elements
-            transcendentals += found * each[1] * largest.elements
-    moved = sum(tensor.nbytes for tensor in tensors)
-    reads = sum(tensor.own for tensor in tensors)
-    cost = Cost(reads=reads, bytes_read=moved, flops=flops, transcendentals=transcendentals)
-    return Price(cost, largest.dtype, "pointwise")
-
-
-def _words() -> set[str]:
-    classes = ("pointwise", "reduction")
-    return {row.name.split(".")[1] for row in rows().values() if row.operator_class in classes and not row.own}
-
-
-def _one_element(word: str) -> tuple[int, int]:
-    """What an operator of this name does for one element; nothing where that hangs on its arguments."""
-    for row in rows_of(word):
-        if row.arithmetic is not None:
-            return int(row.arithmetic.flops(_ONE)), int(row.arithmetic.transcendentals(_ONE))
-        try:
-            return count_element(row, tensors_of(row))
-        except TypeError:
-            continue
-    return 0, 0
-
-
-class _OneElement:
-    """A call whose operands and first result have one element, and which asks for nothing special."""
-
-    def argument(self, name: str) -> object:
-        return None
-
-    def shape(self, name: str) -> Shape | None:
-        # Statistics are few.
-        return (0,) if name.startswith("running") else (1,)
-
-    def operand(self, index: int = 0) -> Shape:
-        return (1,)
-
-    def result(self, index: int = 0) -> Shape:
-        return (0,) if index else (1,)
-
-    def number(self, count: Count) -> int:
-        return int(count)
-
-    only_number = number
-
-
-_ONE = _OneElement()
+    largest = max(call.tensors, key=lambda tensor: tensor.elements)
+    reads, moved = (sum(getattr(tensor, count) for tensor in call.tensors) for count in ("own", "nbytes"))
+    return Price(Cost(reads=reads, bytes_read=moved), largest.dtype, "pointwise")
