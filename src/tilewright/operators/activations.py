@@ -11,7 +11,7 @@ from tilewright.operators.arithmetic import per_result
 from tilewright.operators.excerpt import excerpt
 from tilewright.operators.language import Scalar, Unfusable, Value, call, where
 from tilewright.operators.pieces import beside
-from tilewright.operators.row import Call, body, calls
+from tilewright.operators.row import Call, body, calls, formulas
 from tilewright.operators.shapes import kept, like
 
 SQRT_HALF = math.sqrt(0.5)
@@ -22,24 +22,72 @@ SIXTH = 0.1666666716337204
 """Rounded to fp32, as PyTorch has it for every dtype."""
 
 
-@body("relu.default(self)", role="ReLU", part="activation")
-def relu(c: Call, x: Value) -> Value:
-    return call("maximum", x, 0)
+def _elu(c: Call, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Value:
+    """Clevert et al., arXiv:1511.07289; with other scales SELU and CELU."""
+    return where(x < 0, call("expm1", x * input_scale) * (alpha * scale), x * scale)
 
 
-@body("threshold_backward.default(grad_output, self, threshold)")
-def threshold_backward(c: Call, g: Value, x: Value, threshold: Scalar) -> Value:
-    return where(x <= threshold, 0, g)
+def _hard_gate(c: Call, x: Value) -> Value:
+    if c.dtype == "float64":
+        raise Unfusable("PyTorch's sixth is of fp32 on a GPU, and of float64 on a CPU")
+    return call("minimum", call("maximum", x + 3, 0), 6)
 
 
-@body("leaky_relu.default(self, negative_slope)")
-def leaky_relu(c: Call, x: Value, slope: Scalar = 0.01) -> Value:
-    return where(x > 0, x, x * slope)
+def _mish_gate(x: Value) -> Value:
+    return call("tanh", call("log1p", call("exp", x)))
 
 
-@body("leaky_relu_backward.default(grad_output, self, negative_slope, self_is_result)")
-def leaky_relu_backward(c: Call, g: Value, x: Value, slope: Scalar, from_result: bool) -> Value:
-    return where(x > 0, g, g * slope)
+def _mish_backward(c: Call, g: Value, x: Value) -> Value:
+    gate = _mish_gate(x)
+    return g * (gate + x * call("sigmoid", x) * (1 - gate * gate))
+
+
+def _silu_backward(c: Call, g: Value, x: Value) -> Value:
+    s = call("sigmoid", x)
+    return g * s * (1 + x * (1 - s))
+
+
+formulas({"relu.default(self)": lambda c, x: call("maximum", x, 0)}, role="ReLU", part="activation")
+formulas(
+    {
+        "threshold.default(self, threshold, value)": lambda c, x, limit, value: where(x <= limit, value, x),
+        "threshold_backward.default(grad_output, self, threshold)": lambda c, g, x, threshold: where(
+            x <= threshold, 0, g
+        ),
+        "leaky_relu.default(self, negative_slope)": lambda c, x, slope=0.01: where(x > 0, x, x * slope),
+        "leaky_relu_backward.default(grad_output, self, negative_slope, self_is_result)": lambda c, g, x, slope, _: (
+            where(x > 0, g, g * slope)
+        ),
+        "silu_backward.default(grad_output, self)": _silu_backward,
+        "sigmoid_backward.default(grad_output, output)": lambda c, g, y: g * (1 - y) * y,
+        "tanh_backward.default(grad_output, output)": lambda c, g, y: g * (1 - y * y),
+        "elu.default(self, alpha, scale, input_scale)": _elu,
+        "celu.default(self, alpha)": lambda c, x, alpha=1: _elu(c, x, alpha, 1, 1 / alpha),
+        "hardsigmoid.default(self)": lambda c, x: _hard_gate(c, x) / 6,
+        "hardsigmoid_backward.default(grad_output, self)": lambda c, g, x: where((x > -3) & (x < 3), g * SIXTH, 0),
+        # Howard et al., arXiv:1905.02244.
+        "hardswish.default(self)": lambda c, x: x * _hard_gate(c, x) / 6,
+        "hardtanh.default(self, min_val, max_val)": lambda c, x, low=-1, high=1: call(
+            "minimum", call("maximum", x, low), high
+        ),
+        # Misra, arXiv:1908.08681.
+        "mish.default(self)": lambda c, x: x * _mish_gate(x),
+        "mish_backward.default(grad_output, self)": _mish_backward,
+        "_prelu_kernel.default(self, weight)": lambda c, x, weight: where(x > 0, x, weight * x),
+        "_prelu_kernel_backward.default(grad_output, self, weight)": lambda c, g, x, weight: (
+            where(x > 0, g, weight * g),
+            where(x > 0, 0, x * g),
+        ),
+        "hardshrink.default(self, lambd)": lambda c, x, limit=0.5: where((x >= -limit) & (x <= limit), 0, x),
+        "softshrink.default(self, lambd)": lambda c, x, limit=0.5: where(
+            x > limit, x - limit, where(x < -limit, x + limit, x * 0)
+        ),
+        # g · σ(-x). A GPU's buffer is empty, so there PyTorch computes it.
+        "log_sigmoid_backward.default(grad_output, self, buffer)": lambda c, g, x, z: (
+            g * where(x < 0, 1 - z / (1 + z), z / (1 + z))
+        ),
+    }
+)
 
 
 def _normal_cdf(x: Value) -> Value:
@@ -73,22 +121,6 @@ def silu(c: Call, x: Value) -> Value:
     return x / (1 + call("exp", -x))
 
 
-@body("silu_backward.default(grad_output, self)")
-def silu_backward(c: Call, g: Value, x: Value) -> Value:
-    s = call("sigmoid", x)
-    return g * s * (1 + x * (1 - s))
-
-
-@body("sigmoid_backward.default(grad_output, output)")
-def sigmoid_backward(c: Call, g: Value, y: Value) -> Value:
-    return g * (1 - y) * y
-
-
-@body("tanh_backward.default(grad_output, output)")
-def tanh_backward(c: Call, g: Value, y: Value) -> Value:
-    return g * (1 - y * y)
-
-
 @body("softplus.default(self, beta, threshold)")
 def softplus(c: Call, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
     scaled = x * beta
@@ -114,39 +146,6 @@ def dropout_with_mask(c: Call, x: Value, mask: Value, scale: float) -> Value:
     return x * where(mask, x.lift(scale), 0)
 
 
-@body("elu.default(self, alpha, scale, input_scale)")
-def elu(c: Call, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Value:
-    """Clevert et al., arXiv:1511.07289; with other scales SELU and CELU."""
-    return where(x < 0, call("expm1", x * input_scale) * (alpha * scale), x * scale)
-
-
-def _hard_gate(c: Call, x: Value) -> Value:
-    if c.dtype == "float64":
-        raise Unfusable("PyTorch's sixth is of fp32 on a GPU, and of float64 on a CPU")
-    return call("minimum", call("maximum", x + 3, 0), 6)
-
-
-@body("hardsigmoid.default(self)")
-def hardsigmoid(c: Call, x: Value) -> Value:
-    return _hard_gate(c, x) / 6
-
-
-@body("hardsigmoid_backward.default(grad_output, self)")
-def hardsigmoid_backward(c: Call, g: Value, x: Value) -> Value:
-    return where((x > -3) & (x < 3), g * SIXTH, 0)
-
-
-@body("hardswish.default(self)")
-def hardswish(c: Call, x: Value) -> Value:
-    """Howard et al., arXiv:1905.02244."""
-    return x * _hard_gate(c, x) / 6
-
-
-@body("hardtanh.default(self, min_val, max_val)")
-def hardtanh(c: Call, x: Value, low: Scalar = -1, high: Scalar = 1) -> Value:
-    return call("minimum", call("maximum", x, low), high)
-
-
 @body("hardswish_backward.default(grad_output, self)", arithmetic=per_result(5), discontinuous=True)
 def hardswish_backward(c: Call, g: Value, x: Value) -> Value:
     """Of NaN it is `g` on a GPU, and NaN in the vectors of PyTorch's kernel for CPUs."""
@@ -161,63 +160,11 @@ def hardtanh_backward(c: Call, g: Value, x: Value, low: Scalar, high: Scalar) ->
     return where((x > low) & (x < high), g, 0) if c.in_cpp else where((x <= low) | (x >= high), 0, g)
 
 
-def _mish_gate(x: Value) -> Value:
-    return call("tanh", call("log1p", call("exp", x)))
-
-
-@body("mish.default(self)")
-def mish(c: Call, x: Value) -> Value:
-    """Misra, arXiv:1908.08681."""
-    return x * _mish_gate(x)
-
-
-@body("mish_backward.default(grad_output, self)")
-def mish_backward(c: Call, g: Value, x: Value) -> Value:
-    gate = _mish_gate(x)
-    return g * (gate + x * call("sigmoid", x) * (1 - gate * gate))
-
-
-@body("_prelu_kernel.default(self, weight)")
-def prelu(c: Call, x: Value, weight: Value) -> Value:
-    return where(x > 0, x, weight * x)
-
-
-@body("_prelu_kernel_backward.default(grad_output, self, weight)")
-def prelu_backward(c: Call, g: Value, x: Value, weight: Value) -> tuple[Value, Value]:
-    return where(x > 0, g, weight * g), where(x > 0, 0, x * g)
-
-
-@body("celu.default(self, alpha)")
-def celu(c: Call, x: Value, alpha: Scalar = 1) -> Value:
-    return elu(c, x, alpha, 1, 1 / alpha)
-
-
-@body("threshold.default(self, threshold, value)")
-def threshold(c: Call, x: Value, limit: Scalar, value: Scalar) -> Value:
-    return where(x <= limit, value, x)
-
-
-@body("hardshrink.default(self, lambd)")
-def hardshrink(c: Call, x: Value, limit: Scalar = 0.5) -> Value:
-    return where((x >= -limit) & (x <= limit), 0, x)
-
-
-@body("softshrink.default(self, lambd)")
-def softshrink(c: Call, x: Value, limit: Scalar = 0.5) -> Value:
-    return where(x > limit, x - limit, where(x < -limit, x + limit, x * 0))
-
-
 @body("log_sigmoid_forward.default(self)", dtypes=("self", "self"))
 def log_sigmoid(c: Call, x: Value) -> tuple[Value, Value]:
     """log σ(x), and exp(-|x|), which PyTorch keeps on a CPU."""
     z = call("exp", -call("abs", x))
     return call("minimum", x, 0) - call("log1p", z), z
-
-
-@body("log_sigmoid_backward.default(grad_output, self, buffer)")
-def log_sigmoid_backward(c: Call, g: Value, x: Value, z: Value) -> Value:
-    """g · σ(-x). A GPU's buffer is empty, so there PyTorch computes it."""
-    return g * where(x < 0, 1 - z / (1 + z), z / (1 + z))
 
 
 @body("logit.default(self, eps)")

@@ -4,43 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 
 from tilewright.operators.arithmetic import NOTHING, per_result
 from tilewright.operators.language import FLOATS, Scalar, Unfusable, Value, call, predicate, where
-from tilewright.operators.row import Call, Row, Says, body, declare
+from tilewright.operators.row import Call, Row, Says, body, declare, formulas
 
-UNARY = [
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sqrt",
-    "rsqrt",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "erf",
-    "erfc",
-    "sigmoid",
-]
+UNARY = "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh erf erfc sigmoid"
 PREDICATE: Says = {"promotion": "none", "discontinuous": True, "dtypes": ("bool",)}
 LOGIC: Says = {**PREDICATE, "arithmetic": NOTHING}
 ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round_even"}
-
-
-def _unary(name: str) -> None:
-    @body(f"{name}.default(self)")
-    def _(c: Call, x: Value) -> Value:
-        return call(name, x)
 
 
 def _rounding(name: str, function: str) -> None:
@@ -50,98 +23,97 @@ def _rounding(name: str, function: str) -> None:
         return call(function, x) if c.dtype in FLOATS else x
 
 
-for _name in UNARY:
-    _unary(_name)
 for _name, _function in ROUNDING.items():
     _rounding(_name, _function)
 
 
-@body("sign.default(self)", "sgn.default(self)", discontinuous=True)
-def sign(c: Call, x: Value) -> Value:
-    return call("sign", x)
+formulas({f"{name}.default(self)": partial(lambda function, c, x: call(function, x), name) for name in UNARY.split()})
+formulas(
+    {
+        "neg.default(self)": lambda c, x: -x,
+        "abs.default(self)": lambda c, x: call("abs", x),
+        "reciprocal.default(self)": lambda c, x: 1 / x,
+    }
+)
+formulas(
+    {
+        "sign.default(self) sgn.default(self)": lambda c, x: call("sign", x),
+        "frac.default(self)": lambda c, x: x - call("trunc", x),
+    },
+    discontinuous=True,
+)
+formulas(
+    {
+        "isnan.default(self)": lambda c, x: predicate("isnan", x),
+        "isinf.default(self)": lambda c, x: predicate("isinf", x),
+        "isposinf.default(self)": lambda c, x: _equals(c, x, math.inf),
+        "isneginf.default(self)": lambda c, x: _equals(c, x, -math.inf),
+    },
+    **PREDICATE,
+)
+formulas({"logical_not.default(self)": lambda c, x: x.eq(0)}, **LOGIC)
+formulas(
+    {"bitwise_not.default(self)": lambda c, x: x.eq(0) if c.dtype == "bool" else call("bitnot", x)}, arithmetic=NOTHING
+)
 
 
-@body("isnan.default(self)", **PREDICATE)
-def isnan(c: Call, x: Value) -> Value:
-    return predicate("isnan", x)
-
-
-@body("isinf.default(self)", **PREDICATE)
-def isinf(c: Call, x: Value) -> Value:
-    return predicate("isinf", x)
-
-
-def _infinity(name: str, number: float) -> None:
-    @body(f"{name}.default(self)", **PREDICATE)
-    def _(c: Call, x: Value) -> Value:
-        return x.eq(number) if x.dtype in FLOATS else c.trace.full(False, "bool", c.shape)
-
-
-_infinity("isposinf", math.inf)
-_infinity("isneginf", -math.inf)
-
-
-@body("logical_not.default(self)", **LOGIC)
-def logical_not(c: Call, x: Value) -> Value:
-    return x.eq(0)
-
-
-@body("neg.default(self)")
-def neg(c: Call, x: Value) -> Value:
-    return -x
-
-
-@body("abs.default(self)")
-def absolute(c: Call, x: Value) -> Value:
-    return call("abs", x)
-
-
-@body("reciprocal.default(self)")
-def reciprocal(c: Call, x: Value) -> Value:
-    return 1 / x
-
-
-@body("bitwise_not.default(self)", arithmetic=NOTHING)
-def bitwise_not(c: Call, x: Value) -> Value:
-    return x.eq(0) if c.dtype == "bool" else call("bitnot", x)
+def _equals(c: Call, x: Value, number: float) -> Value:
+    return x.eq(number) if x.dtype in FLOATS else c.trace.full(False, "bool", c.shape)
 
 
 # Arithmetic. `alpha` scales the second operand.
 
 
-@body("add.Tensor(self, other, alpha)", "add.Scalar(self, other, alpha)", part="sum")
-def add(c: Call, x: Value, y: Value | Scalar, alpha: Scalar = 1) -> Value:
-    return x + y if alpha == 1 else x + y * alpha
+def _scaled(y: Value | Scalar, alpha: Scalar) -> Value | Scalar:
+    return y if alpha == 1 else y * alpha
 
 
-@body("sub.Tensor(self, other, alpha)", "sub.Scalar(self, other, alpha)")
-def sub(c: Call, x: Value, y: Value | Scalar, alpha: Scalar = 1) -> Value:
-    return x - y if alpha == 1 else x - y * alpha
+formulas(
+    {"add.Tensor(self, other, alpha) add.Scalar(self, other, alpha)": lambda c, x, y, alpha=1: x + _scaled(y, alpha)},
+    part="sum",
+)
+formulas(
+    {
+        "sub.Tensor(self, other, alpha) sub.Scalar(self, other, alpha)": lambda c, x, y, alpha=1: x - _scaled(y, alpha),
+        "rsub.Tensor(self, other, alpha) rsub.Scalar(self, other, alpha)": lambda c, x, y, alpha=1: (
+            y - _scaled(x, alpha)
+        ),
+        "mul.Tensor(self, other) mul.Scalar(self, other)": lambda c, x, y: x * y,
+        "div.Tensor(self, other) div.Scalar(self, other)": lambda c, x, y: x / y,
+        "maximum.default(self, other)": lambda c, x, y: call("maximum", x, y),
+        "minimum.default(self, other)": lambda c, x, y: call("minimum", x, y),
+        "pow.Tensor_Tensor(self, exponent)": lambda c, x, exponent: call("pow", x, exponent),
+        "pow.Scalar(self, exponent)": lambda c, base, exponent: call("pow", exponent.lift(base), exponent),
+        "atan2.default(self, other)": lambda c, x, y: call("atan2", x, y),
+        "addcmul.default(self, tensor1, tensor2, value)": lambda c, x, a, b, value=1: x + (a * value) * b,
+        "addcdiv.default(self, tensor1, tensor2, value)": lambda c, x, a, b, value=1: x + (a * value) / b,
+        # From the nearer end, as PyTorch does, so that weights 0 and 1 give the ends.
+        "lerp.Scalar(self, end, weight)": lambda c, x, end, weight: (
+            x + (end - x) * weight if weight < 0.5 else end - (end - x) * (1 - weight)
+        ),
+        "clamp_min.default(self, min) clamp_min.Tensor(self, min)": lambda c, x, low: call("maximum", x, low),
+        "clamp_max.default(self, max) clamp_max.Tensor(self, max)": lambda c, x, high: call("minimum", x, high),
+        # The larger or smaller; of a number and NaN the number.
+        "fmax.default(self, other)": lambda c, x, y: _unless_nan(x, y, call("maximum", x, y)),
+        "fmin.default(self, other)": lambda c, x, y: _unless_nan(x, y, call("minimum", x, y)),
+        # x·log y; 0 where x is, unless y is NaN.
+        "xlogy.Tensor(self, other)": lambda c, x, y: where(
+            predicate("isnan", y), y, where(x.eq(0), 0, x * call("log", y))
+        ),
+    }
+)
+formulas(
+    {
+        "lerp.Tensor(self, end, weight)": lambda c, x, end, weight: where(
+            call("abs", weight) < 0.5, x + (end - x) * weight, end - (end - x) * (1 - weight)
+        ),
+    },
+    arithmetic=per_result(3),
+)
 
 
-@body("rsub.Scalar(self, other, alpha)", "rsub.Tensor(self, other, alpha)")
-def rsub(c: Call, x: Value, y: Value | Scalar, alpha: Scalar = 1) -> Value:
-    return y - x if alpha == 1 else y - x * alpha
-
-
-@body("mul.Tensor(self, other)", "mul.Scalar(self, other)")
-def mul(c: Call, x: Value, y: Value | Scalar) -> Value:
-    return x * y
-
-
-@body("div.Tensor(self, other)", "div.Scalar(self, other)")
-def div(c: Call, x: Value, y: Value | Scalar) -> Value:
-    return x / y
-
-
-@body("maximum.default(self, other)")
-def maximum(c: Call, x: Value, y: Value) -> Value:
-    return call("maximum", x, y)
-
-
-@body("minimum.default(self, other)")
-def minimum(c: Call, x: Value, y: Value) -> Value:
-    return call("minimum", x, y)
+def _unless_nan(x: Value, y: Value, otherwise: Value) -> Value:
+    return where(predicate("isnan", x), y, where(predicate("isnan", y), x, otherwise))
 
 
 @body("pow.Tensor_Scalar(self, exponent)")
@@ -159,37 +131,6 @@ def power(c: Call, x: Value, exponent: Scalar) -> Value:
         if exponent == -1:
             return 1 / x
     return call("pow", x, exponent)
-
-
-@body("pow.Tensor_Tensor(self, exponent)")
-def power_tensor(c: Call, x: Value, exponent: Value) -> Value:
-    return call("pow", x, exponent)
-
-
-@body("atan2.default(self, other)")
-def atan2(c: Call, x: Value, y: Value) -> Value:
-    return call("atan2", x, y)
-
-
-@body("addcmul.default(self, tensor1, tensor2, value)")
-def addcmul(c: Call, x: Value, a: Value, b: Value, value: Scalar = 1) -> Value:
-    return x + (a * value) * b
-
-
-@body("addcdiv.default(self, tensor1, tensor2, value)")
-def addcdiv(c: Call, x: Value, a: Value, b: Value, value: Scalar = 1) -> Value:
-    return x + (a * value) / b
-
-
-@body("lerp.Scalar(self, end, weight)")
-def lerp(c: Call, x: Value, end: Value, weight: Scalar) -> Value:
-    """From the nearer end, as PyTorch does, so that weights 0 and 1 give the ends."""
-    return x + (end - x) * weight if weight < 0.5 else end - (end - x) * (1 - weight)
-
-
-@body("lerp.Tensor(self, end, weight)", arithmetic=per_result(3))
-def lerp_each(c: Call, x: Value, end: Value, weight: Value) -> Value:
-    return where(call("abs", weight) < 0.5, x + (end - x) * weight, end - (end - x) * (1 - weight))
 
 
 LARGEST = {
@@ -246,21 +187,16 @@ def _logical(name: str, symbol: str) -> None:
 
 for _name in ("and", "or", "xor"):
     _logical(_name, _name)
-
-
-@body("where.self(condition, self, other)", promotion="none")
-def where_self(c: Call, condition: Value, x: Value, y: Value) -> Value:
-    return where(condition, x.to_compute(c.dtype), y.to_compute(c.dtype))
-
-
-@body("masked_fill.Scalar(self, mask, value)", promotion="none")
-def masked_fill_scalar(c: Call, x: Value, mask: Value, value: Scalar) -> Value:
-    return where(mask, value, x)
-
-
-@body("masked_fill.Tensor(self, mask, value)", promotion="none")
-def masked_fill_tensor(c: Call, x: Value, mask: Value, value: Value) -> Value:
-    return where(mask, value.to_compute(c.dtype), x)
+formulas(
+    {
+        "where.self(condition, self, other)": lambda c, condition, x, y: where(
+            condition, x.to_compute(c.dtype), y.to_compute(c.dtype)
+        ),
+        "masked_fill.Scalar(self, mask, value)": lambda c, x, mask, value: where(mask, value, x),
+        "masked_fill.Tensor(self, mask, value)": lambda c, x, mask, value: where(mask, value.to_compute(c.dtype), x),
+    },
+    promotion="none",
+)
 
 
 @body("clamp.default(self, min, max)", "clamp.Tensor(self, min, max)")
@@ -268,43 +204,6 @@ def clamp(c: Call, x: Value, low: Value | Scalar | None = None, high: Value | Sc
     if low is not None:
         x = call("maximum", x, low)
     return x if high is None else call("minimum", x, high)
-
-
-@body("clamp_min.default(self, min)", "clamp_min.Tensor(self, min)")
-def clamp_min(c: Call, x: Value, low: Value | Scalar) -> Value:
-    return call("maximum", x, low)
-
-
-@body("clamp_max.default(self, max)", "clamp_max.Tensor(self, max)")
-def clamp_max(c: Call, x: Value, high: Value | Scalar) -> Value:
-    return call("minimum", x, high)
-
-
-@body("frac.default(self)", discontinuous=True)
-def frac(c: Call, x: Value) -> Value:
-    return x - call("trunc", x)
-
-
-@body("pow.Scalar(self, exponent)")
-def power_of_number(c: Call, base: Scalar, exponent: Value) -> Value:
-    return call("pow", exponent.lift(base), exponent)
-
-
-@body("fmax.default(self, other)")
-def fmax(c: Call, x: Value, y: Value) -> Value:
-    """The larger; of a number and NaN the number."""
-    return where(predicate("isnan", x), y, where(predicate("isnan", y), x, call("maximum", x, y)))
-
-
-@body("fmin.default(self, other)")
-def fmin(c: Call, x: Value, y: Value) -> Value:
-    return where(predicate("isnan", x), y, where(predicate("isnan", y), x, call("minimum", x, y)))
-
-
-@body("xlogy.Tensor(self, other)")
-def xlogy(c: Call, x: Value, y: Value) -> Value:
-    """x·log y; 0 where x is, unless y is NaN."""
-    return where(predicate("isnan", y), y, where(x.eq(0), 0, x * call("log", y)))
 
 
 @body("logaddexp.default(self, other)")
@@ -326,15 +225,14 @@ def _quotient(x: Value, divisor: Value | Scalar) -> Value:
     return where(x < 0, below, call("idiv", x, divisor)) if x.dtype != "uint8" else call("idiv", x, divisor)
 
 
-@body("floor_divide.default(self, other)", "floor_divide.Scalar(self, other)", arithmetic=per_result(1))
-def floor_divide(c: Call, x: Value, y: Value | Scalar) -> Value:
-    return _quotient(x, y)
-
-
-@body("remainder.Scalar(self, other)", arithmetic=per_result(1))
-def remainder(c: Call, x: Value, y: Scalar) -> Value:
-    """x - ⌊x / y⌋·y, which has the sign of y."""
-    return x - _quotient(x, y) * y
+formulas(
+    {
+        "floor_divide.default(self, other) floor_divide.Scalar(self, other)": lambda c, x, y: _quotient(x, y),
+        # It has the sign of y.
+        "remainder.Scalar(self, other)": lambda c, x, y: x - _quotient(x, y) * y,
+    },
+    arithmetic=per_result(1),
+)
 
 
 @body(

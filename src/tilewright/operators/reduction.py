@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from math import prod
+from typing import Any, Literal
 
 from tilewright.operators.arithmetic import NOTHING, per_operand
 from tilewright.operators.language import FLOATS, Scalar, Value, call, predicate, where
@@ -51,29 +52,6 @@ def product(c: Call, x: Value, dim: Dims = None, keepdim: bool = False, dtype: o
     return x.reduce("prod", dim, keepdim)
 
 
-# The gradient of an extreme goes to the elements that equal it: backward must meet eager's own extreme.
-
-
-@reduced("amax.default(self, dim, keepdim)", **EXTREME)
-def amax(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
-    return x.max(_all_if_empty(dims), keepdim)
-
-
-@reduced("amin.default(self, dim, keepdim)", **EXTREME)
-def amin(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
-    return x.min(_all_if_empty(dims), keepdim)
-
-
-@reduced("max.default(self)", **EXTREME)
-def max_all(c: Call, x: Value) -> Value:
-    return x.max(None, keepdim=False)
-
-
-@reduced("min.default(self)", **EXTREME)
-def min_all(c: Call, x: Value) -> Value:
-    return x.min(None, keepdim=False)
-
-
 def _first_at(x: Value, extreme: Value, dim: int, keepdim: bool) -> Value:
     """The first position along `dim` that holds `extreme`; NaN is the extreme where there is one."""
     hit = x.eq(extreme)
@@ -82,38 +60,37 @@ def _first_at(x: Value, extreme: Value, dim: int, keepdim: bool) -> Value:
     return where(hit, x.index(dim), FARTHEST).min(dim, keepdim)
 
 
-@reduced("max.dim(self, dim, keepdim)", **WITH_PLACE)
-def max_dim(c: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return x.max(dim, keepdim), _first_at(x, x.max(dim), dim, keepdim)
+def _extremes(kind: Literal["max", "min"]) -> None:
+    # The gradient of an extreme goes to the elements that equal it: backward must meet eager's own extreme.
+    @reduced(f"a{kind}.default(self, dim, keepdim)", **EXTREME)
+    def _(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
+        return x.reduce(kind, _all_if_empty(dims), keepdim)
+
+    @reduced(f"{kind}.default(self)", **EXTREME)
+    def _(c: Call, x: Value) -> Value:
+        return x.reduce(kind, None, keepdim=False)
+
+    @reduced(f"{kind}.dim(self, dim, keepdim)", **WITH_PLACE)
+    def _(c: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+        return x.reduce(kind, dim, keepdim), _first_at(x, x.reduce(kind, dim), dim, keepdim)
+
+    @reduced(f"arg{kind}.default(self, dim, keepdim)", **PLACE)
+    def _(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        if dim is None:
+            x, dim = x.view([prod(x.shape)]), 0
+        return _first_at(x, x.reduce(kind, dim), dim, keepdim)
 
 
-@reduced("min.dim(self, dim, keepdim)", **WITH_PLACE)
-def min_dim(c: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return x.min(dim, keepdim), _first_at(x, x.min(dim), dim, keepdim)
+def _truth(kind: Literal["any", "all"]) -> None:
+    @reduced(f"{kind}.default(self)", f"{kind}.dim(self, dim, keepdim)", f"{kind}.dims(self, dim, keepdim)", **TRUTH)
+    def _(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
+        return x.ne(0).reduce(kind, dims, keepdim)
 
 
-@reduced("argmax.default(self, dim, keepdim)", **PLACE)
-def argmax(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    if dim is None:
-        x, dim = x.view([prod(x.shape)]), 0
-    return _first_at(x, x.max(dim), dim, keepdim)
-
-
-@reduced("argmin.default(self, dim, keepdim)", **PLACE)
-def argmin(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    if dim is None:
-        x, dim = x.view([prod(x.shape)]), 0
-    return _first_at(x, x.min(dim), dim, keepdim)
-
-
-@reduced("any.default(self)", "any.dim(self, dim, keepdim)", "any.dims(self, dim, keepdim)", **TRUTH)
-def any_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
-    return x.ne(0).reduce("any", dims, keepdim)
-
-
-@reduced("all.default(self)", "all.dim(self, dim, keepdim)", "all.dims(self, dim, keepdim)", **TRUTH)
-def all_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
-    return x.ne(0).reduce("all", dims, keepdim)
+_extremes("max")
+_extremes("min")
+_truth("any")
+_truth("all")
 
 
 def variance(x: Value, dims: Dims, correction: Scalar | None, keepdim: bool) -> tuple[Value, Value]:
@@ -125,26 +102,25 @@ def variance(x: Value, dims: Dims, correction: Scalar | None, keepdim: bool) -> 
     return (centred * centred).sum(dims, keepdim) / freedom, x.sum(dims, keepdim) / count
 
 
-@reduced("var.correction(self, dim, correction, keepdim)", arithmetic=VARIANCE, shapes=reduction)
-def var(c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
-    return variance(x, dims, correction, keepdim)[0]
+def _spread(name: str, *, is_root: bool, with_mean: bool) -> None:
+    """A variance or a standard deviation, alone or with the mean."""
+
+    @reduced(
+        f"{name}.correction(self, dim, correction, keepdim)",
+        arithmetic=VARIANCE,
+        shapes=reduction,
+        dtypes=("self", "self") if with_mean else ("",),
+    )
+    def _(c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Any:
+        spread, mean = variance(x, dims, correction, keepdim)
+        spread = call("sqrt", spread) if is_root else spread
+        return (spread, mean) if with_mean else spread
 
 
-@reduced("std.correction(self, dim, correction, keepdim)", arithmetic=VARIANCE, shapes=reduction)
-def std(c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
-    return call("sqrt", variance(x, dims, correction, keepdim)[0])
-
-
-@reduced(
-    "var_mean.correction(self, dim, correction, keepdim)",
-    arithmetic=VARIANCE,
-    shapes=reduction,
-    dtypes=("self", "self"),
-)
-def var_mean(
-    c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False
-) -> tuple[Value, Value]:
-    return variance(x, dims, correction, keepdim)
+_spread("var", is_root=False, with_mean=False)
+_spread("std", is_root=True, with_mean=False)
+_spread("var_mean", is_root=False, with_mean=True)
+_spread("std_mean", is_root=True, with_mean=True)
 
 
 @reduced("logsumexp.default(self, dim, keepdim)", arithmetic=per_operand(3, 1), shapes=reduction)
@@ -169,19 +145,6 @@ def vector_norm(
     if ord in (math.inf, -math.inf):
         return call("abs", x).reduce("max" if ord > 0 else "min", dims, keepdim)
     return call("pow", call("pow", call("abs", x), ord).sum(dims, keepdim), 1 / ord)
-
-
-@reduced(
-    "std_mean.correction(self, dim, correction, keepdim)",
-    arithmetic=VARIANCE,
-    shapes=reduction,
-    dtypes=("self", "self"),
-)
-def std_mean(
-    c: Call, x: Value, dims: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False
-) -> tuple[Value, Value]:
-    spread, mean = variance(x, dims, correction, keepdim)
-    return call("sqrt", spread), mean
 
 
 @reduced("aminmax.default(self, dim, keepdim)", **BOTH_EXTREMES)

@@ -8,7 +8,7 @@ names, can be read where PyTorch is not installed:
         return where(x > 0, x, x * slope)
 
 That is all there is to say of a pointwise operator: its FLOPs are those of the body, its axes and its dtype follow
-from its operands. Any other says what is not so.
+from its operands. Any other says what is not so. Bodies of one expression stand in tables (`formulas`).
 """
 
 from __future__ import annotations
@@ -174,10 +174,19 @@ def body(*texts: str, operator_class: OperatorClass = "pointwise", **says: Unpac
     return register
 
 
+def formulas(table: Mapping[str, Body], **says: Unpack[Says]) -> None:
+    """Declare pointwise rows `aten.<text>` by the formula of each; operators of one text share it."""
+    for texts, formula in table.items():
+        body(*_operators(texts), **says)(formula)
+
+
 def calls(texts: str, operator_class: OperatorClass, **says: Unpack[Says]) -> None:
     """Declare rows `aten.<text>`, one after the other, of operators that stay calls of a library."""
-    found = [" ".join(text.split()) for text in re.findall(r"[^()]+\([^()]*\)", texts)]
-    declare(*(_row(f"aten.{text}", operator_class, None, says) for text in found))
+    declare(*(_row(f"aten.{text}", operator_class, None, says) for text in _operators(texts)))
+
+
+def _operators(texts: str) -> list[str]:
+    return [" ".join(text.split()) for text in re.findall(r"[^()]+\([^()]*\)", texts)]
 
 
 def own(schema: str, operator_class: OperatorClass, **says: Unpack[Says]) -> None:
