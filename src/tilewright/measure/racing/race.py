@@ -39,7 +39,7 @@ BUSY_US = 20.0
 _PROFILES = 3
 """Profiles taken before a call is rejected: at its power limit a device may run one of them 10 % slower."""
 _LONGEST_HOST_US = 20_000.0
-"""Calls with a longer host time (a Python loop of launches) have too many kernels for a profile or a graph."""
+"""Calls with a longer host time (a Python loop of launches) have too many kernels for a profile."""
 _POISONED = 4
 """Free memory filled with NaN before an inspected call, as a multiple of the arguments' bytes."""
 
@@ -247,30 +247,30 @@ class _Running:
             raise InvalidRun(f"other streams were busy for {late_us:.0f} µs after it had ended")
 
     def _crosschecked(self, candidate: RacedVariant, timing: Timing, number: int, watch: CudaStopwatch) -> list[str]:
-        """Time the call by other clocks too; raise InvalidRun if the device did work that the events did not cover."""
-        from tilewright.measure.timing.crosscheck import clock_overheads, crosscheck, profile, replay_us
+        """Time the call by the profiler too; raise InvalidRun if the device did work that the events did not cover."""
+        from tilewright.measure.timing.crosscheck import clock_overhead_us, disagreement, profile
 
         if candidate.lead_us > _LONGEST_HOST_US:
-            return [f"host time above {_LONGEST_HOST_US / 1e3:.0f} ms: not timed by other clocks"]
-        overheads = clock_overheads(self.race.device)
-        if overheads is None:
+            return [f"host time above {_LONGEST_HOST_US / 1e3:.0f} ms: not timed by the profiler"]
+        overhead_us = clock_overhead_us(self.race.device)
+        if overhead_us is None:
             return []
         most_us = BUSY * timing.median_us + BUSY_US
         for _ in range(_PROFILES):
             profiled = profile(partial(candidate.ready, number), watch, candidate.lead_us)
             if profiled is None or profiled.busy_us <= most_us:
                 break
-        # A backward runs on the stream of its forward, so a capture on another stream misses it.
-        graph_us = replay_us(candidate.ready(number), watch) if self.race.direction == "fwd" else None
-        if profiled and profiled.early_us > 0:
+        if profiled is None:
+            return []
+        if profiled.early_us > 0:
             raise InvalidRun(
                 f"{profiled.early_us:.0f} µs of its work ran on another stream before the call's stream reached it"
             )
-        if profiled and profiled.busy_us > most_us:
+        if profiled.busy_us > most_us:
             raise InvalidRun(
                 f"its kernels ran {profiled.busy_us:.0f} µs, the events on its stream say {timing.median_us:.0f}"
             )
-        said = crosscheck(timing.median_us, graph_us, profiled, overheads).disagreement()
+        said = disagreement(timing.median_us, profiled.span_us + overhead_us)
         return [said] if said else []
 
     def _prove(self) -> None:

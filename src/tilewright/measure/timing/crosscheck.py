@@ -1,4 +1,4 @@
-"""Times one call by CUDA events, by replaying it as a CUDA graph, and by the profiler's kernel records.
+"""Times one call by the profiler's kernel records beside CUDA events.
 
 Each method has an overhead, measured with a tiny kernel and subtracted. The profiler records every stream, so
 it also shows work outside the stream that the events time.
@@ -40,29 +40,6 @@ class ProfiledCall:
     """Part of `busy_us` before the call's own stream had reached the call."""
 
 
-@dataclass(frozen=True)
-class CrossCheck:
-    """The three times of one call, net of overhead; None for a method that failed."""
-
-    event_us: float
-    graph_us: float | None
-    profiled_us: float | None
-
-    def disagreement(self) -> str | None:
-        """The three times as text if they differ by more than 2 % on a call of at least 10 µs, else None.
-
-        >>> CrossCheck(100.0, 99.0, 100.5).disagreement()
-        >>> CrossCheck(100.0, None, 90.0).disagreement()
-        'ambiguous: events 100.0 µs, profiler 90.0 µs'
-        """
-        named = {"events": self.event_us, "graph": self.graph_us, "profiler": self.profiled_us}
-        known = {name: us for name, us in named.items() if us is not None}
-        least, most = min(known.values()), max(known.values())
-        if self.event_us < SHORTEST_US or most <= least * (1 + AMBIGUOUS):
-            return None
-        return "ambiguous: " + ", ".join(f"{name} {us:.1f} µs" for name, us in known.items())
-
-
 def profile(
     prepare: Callable[[], Callable[[], object]], watch: CudaStopwatch, lead_us: float = 0.0
 ) -> ProfiledCall | None:
@@ -102,81 +79,33 @@ def between_marks(records: Sequence[Record]) -> list[tuple[float, float, float]]
     return calls
 
 
-def replay_us(function: Callable[[], object], watch: CudaStopwatch) -> float | None:
-    """Median time of `function` replayed from a CUDA graph, cold; None where it cannot be captured."""
-    try:
-        graph, kept = _captured(function)
-    except Exception:
-        # A peer that synchronises or replays a graph of its own cannot be captured.
-        torch.cuda.synchronize()
-        # A failed capture leaves the default generator in capture mode; setting its state resets that.
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        generator.graphsafe_set_state(generator.clone_state())
-        return None
-    us = _median_us(graph.replay, watch)
-    del kept
-    return us
-
-
-def _captured(function: Callable[[], object]) -> tuple[torch.cuda.CUDAGraph, object]:
-    """`function` as a graph, and the results that its replays write.
-
-    Unlike `torch.cuda.graph` this does not release cached memory first: the driver clears released memory, which
-    takes a tenth of the bandwidth meanwhile (measured on an H200).
-    """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        function()
-        torch.cuda.synchronize()
-        graph.capture_begin()
-        try:
-            kept = function()
-        finally:
-            graph.capture_end()
-    torch.cuda.synchronize()
-    return graph, kept
-
-
-def _median_us(function: Callable[[], object], watch: CudaStopwatch) -> float:
-    laps = []
-    for _ in range(2 * _CALLS + 1):
-        watch.lead(_MARK_US)
-        laps.append(watch.time(function).us)
-    return statistics.median(laps)
-
-
-@dataclass(frozen=True)
-class Overheads:
-    """The time that each method shows for a kernel of one element, in microseconds."""
-
-    event_us: float
-    graph_us: float
-    profiled_us: float
-
-
 @functools.cache
-def clock_overheads(device: str) -> Overheads | None:
-    """The overhead of each method on a device; None if the profiler records nothing."""
+def clock_overhead_us(device: str) -> float | None:
+    """How many microseconds longer events make a kernel of one element than the profiler; None if that records none."""
     watch = CudaStopwatch(device)
     tiny = torch.zeros(1, device=device)
 
     def touch() -> None:
         tiny.add_(1.0)
 
-    event = _median_us(touch, watch)
-    graph, profiled = replay_us(touch, watch), profile(lambda: touch, watch)
-    if graph is None or profiled is None:
+    profiled = profile(lambda: touch, watch)
+    if profiled is None:
         return None
-    return Overheads(event, graph, profiled.span_us)
+    laps = []
+    for _ in range(2 * _CALLS + 1):
+        watch.lead(_MARK_US)
+        laps.append(watch.time(touch).us)
+    return statistics.median(laps) - profiled.span_us
 
 
-def crosscheck(
-    event_us: float, graph_us: float | None, profiled: ProfiledCall | None, overheads: Overheads
-) -> CrossCheck:
-    """The three times of a call, each corrected to the overhead of the events."""
-    return CrossCheck(
-        event_us,
-        None if graph_us is None else graph_us + overheads.event_us - overheads.graph_us,
-        None if profiled is None else profiled.span_us + overheads.event_us - overheads.profiled_us,
-    )
+def disagreement(event_us: float, profiled_us: float) -> str | None:
+    """Both times of a call of at least 10 µs as text if they differ by more than 2 %, else None.
+
+    >>> disagreement(100.0, 99.0)
+    >>> disagreement(100.0, 90.0)
+    'ambiguous: events 100.0 µs, profiler 90.0 µs'
+    """
+    least, most = sorted((event_us, profiled_us))
+    if event_us < SHORTEST_US or most <= least * (1 + AMBIGUOUS):
+        return None
+    return f"ambiguous: events {event_us:.1f} µs, profiler {profiled_us:.1f} µs"
