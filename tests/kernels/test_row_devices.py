@@ -77,7 +77,7 @@ def test_softmax_compiles(direction: softmax.Direction, columns: int, capability
     layouts = (RowLayout(0, 50, columns),) * 2
     found = softmax.schedule_of(direction, columns, BF16, layouts, False, limits(capability))
     definitions = (("ELEMENT", ELEMENTS[BF16]), ("LOG", 0))
-    fits(found, softmax.HERE / softmax.SOURCES[found.storage], direction, definitions, capability)
+    fits(found, softmax.SOURCE, direction, definitions, capability)
 
 
 @pytest.mark.parametrize("capability", WITH_CLUSTERS)

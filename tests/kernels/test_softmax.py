@@ -78,22 +78,21 @@ def scheduled(direction: cuda.Direction, columns: int, dtype: torch.dtype, addre
     return cuda.schedule_of(direction, columns, dtype, layouts, False, H200)
 
 
-def macros(schedule: Schedule, dtype: torch.dtype) -> Definitions:
-    return (*schedule.definitions(), ("ELEMENT", ELEMENTS[dtype]), ("LOG", 0))
+def macros(schedule: Schedule, dtype: torch.dtype, log: bool) -> Definitions:
+    return (*schedule.definitions(), ("ELEMENT", ELEMENTS[dtype]), ("LOG", int(log)))
 
 
+@pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize(("columns", "dtype"), [(4096, torch.bfloat16), (262144, torch.float32)])
-def test_cuda_does_not_spill(direction: cuda.Direction, columns: int, dtype: torch.dtype) -> None:
-    found = scheduled(direction, columns, dtype, address=4)
-    assert found.alignment == "PEELED"
-    assert spilled(cuda.HERE / cuda.SOURCES[found.storage], macros(found, dtype))[direction] == 0
-
-
-def test_the_ring_of_long_rows_does_not_spill() -> None:
-    found = scheduled("forward", 262144, torch.float32)
-    assert found.storage == "ring"
-    assert spilled(cuda.HERE / "persistent_cluster.cu", macros(found, torch.float32)) == {"forward": 0}
+@pytest.mark.parametrize(
+    ("columns", "dtype", "address"), [(4096, torch.bfloat16, 4), (200000, torch.float32, 4), (256000, torch.float32, 0)]
+)
+def test_cuda_does_not_spill(
+    direction: cuda.Direction, columns: int, dtype: torch.dtype, address: int, log: bool
+) -> None:
+    found = scheduled(direction, columns, dtype, address)
+    assert found.alignment == ("PEELED" if address else "ALIGNED")
+    assert spilled(cuda.SOURCE, macros(found, dtype, log))[direction] == 0
 
 
 @pytest.mark.parametrize("columns", [4096, 16384])

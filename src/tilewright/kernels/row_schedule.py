@@ -42,10 +42,6 @@ class Schedule:
     """Where a row waits between its passes: `registers`; a `ring` of `stages` vectors a thread; slots for
     `stages` rows, filled by `tma`; or nowhere: a `stream` of `vectors` at a time, read again for a second pass."""
     stages: int = 0
-    lag: int = 0
-    """1: a row's reduction is collected after the next row's is posted."""
-    kept: int = 0
-    """Weight vectors (1: weight, 2: and bias) that a program keeps on chip; others come from the caches."""
     block_vectors: int = 0
     """With `tma`: vectors of a row that a block has at most."""
     alignment: Alignment = "ALIGNED"
@@ -66,13 +62,12 @@ class Schedule:
         return -(-rows // self.rows_per_block)
 
     def definitions(self) -> tuple[tuple[str, int | str], ...]:
-        """The macros that `row.cuh`, `ring.cuh`, `cluster_reduce.cuh` and the kernels read."""
+        """The macros that `row.cuh` and the kernels read."""
         return tuple((name.upper(), getattr(self, name)) for name in _MACROS)
 
 
 _MACROS = (
-    "threads", "row_threads", "vectors", "cluster", "blocks", "stages", "lag", "kept", "block_vectors",
-    "alignment", "line",
+    "threads", "row_threads", "vectors", "cluster", "blocks", "stages", "block_vectors", "alignment", "line",
 )  # fmt: skip
 
 

@@ -50,7 +50,6 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], Inputs]]] = {
     "softmax, short": (functional.softmax, lambda: [drawn(100, 37)]),
     "softmax": (functional.softmax, lambda: [drawn(2, 9, 5000)]),
     "softmax in a cluster": (functional.softmax, lambda: [drawn(3, 50257)]),
-    "softmax in rings": (functional.softmax, lambda: [drawn(5, 262144)]),
     "softmax of columns": (lambda x: functional.softmax(x, 0), lambda: [drawn(40, 50)]),
     "log_softmax": (functional.log_softmax, lambda: [drawn(11, 1024, dtype=torch.float32)]),
     "cross_entropy": (functional.cross_entropy, lambda: classes(33, 1000, torch.bfloat16)),

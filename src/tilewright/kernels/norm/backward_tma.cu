@@ -18,6 +18,7 @@
 #include "moments.cuh"
 
 constexpr int INPUTS = 2 + RESIDUAL, WARPS = THREADS / 32, SETS = 4;
+constexpr int LAG = 1;                                     // rows from the first pass to the second
 constexpr bool BULK_STORE = LINE == 128;                   // rows begin on lines
 constexpr int PARTS = BULK_STORE ? 1 : VECTORS;                // in which a row comes, and its room is given back
 constexpr int PART = BULK_STORE ? BLOCK_VECTORS : THREADS;             // vectors of one

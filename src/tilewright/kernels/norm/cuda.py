@@ -174,7 +174,7 @@ def _tma_shape(
         stages = min(_MOST_STAGES, (room_of(blocks, limits) - PIPELINE_BYTES - weights) // row_bytes)
         if stages >= _LEAST_STAGES:
             return Schedule(
-                threads, threads, vectors, cluster, blocks, "tma", stages, lag=1, block_vectors=block_vectors,
+                threads, threads, vectors, cluster, blocks, "tma", stages, block_vectors=block_vectors,
                 shared_bytes=stages * row_bytes + weights,
             )  # fmt: skip
     return None

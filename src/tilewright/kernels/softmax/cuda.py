@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
-from tilewright.kernels import ring
 from tilewright.kernels.row import (
     ELEMENTS,
     VECTOR,
@@ -26,12 +25,8 @@ from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 Direction = Literal["forward", "backward"]
-HERE = Path(__file__).parent
-SOURCES = {"registers": "registers.cu", "ring": "persistent_cluster.cu"}
-"""By storage."""
+SOURCE = Path(__file__).parent / "registers.cu"
 SIGNATURES = {"forward": "PPqiqq", "backward": "PPPqiqqq"}
-RING_BYTES = 512 * 1024
-"""Of a row, from which rings are faster forward than the registers of a cluster."""
 STEPS = {
     "forward": (
         (128, 64, 1),
@@ -40,8 +35,7 @@ STEPS = {
         (4096, 512, 1),
         (8192, 256, 4),
         (16384, 256, 8),
-        (32768, 256, 16),
-        (65536, 512, 16),
+        (65536, 256, 16),
         (131072, 1024, 16),
     ),
     "backward": (
@@ -69,11 +63,6 @@ def schedule_of(
 ) -> Schedule:
     """The schedule for tensors of these layouts; `log` for log-softmax."""
     size = dtype.itemsize
-    long = direction == "forward" and columns * size >= RING_BYTES
-    if long and alignment_of(columns, size, layouts, VECTOR) == "ALIGNED":
-        task = ring.Task(columns * size // VECTOR, inputs=1, state_bytes=8)
-        if found := ring.plan(task, (ring.RingShape(8, stages=20),), limits):
-            return found
     alignment = alignment_of(columns, size, layouts)
     found = _registers(direction, vectors_of(columns, size, alignment), log, limits)
     return replace(found, alignment=alignment, line=line_of(columns, size))
@@ -100,25 +89,23 @@ def _registers(direction: Direction, vectors: int, log: bool, limits: DeviceLimi
 
 
 def _blocks(schedule: Schedule, tensors: int, log: bool) -> int:
-    """As `blocks_for` has it; but in a cluster, whose blocks wait for each other, 48 registers a thread for up to 28 of
-    a softmax's data: more blocks hide the wait."""
+    """As `blocks_for` has it; but in a cluster, whose blocks wait for each other, more blocks hide the wait: 48
+    registers a thread for up to 28 of a softmax's data, 80 for more than 32 (64 that begin off a line spill)."""
     threads, vectors = schedule.threads, schedule.vectors
-    if schedule.cluster > 1 and not log and tensors == 1 and vectors <= 7:
-        return 1280 // threads
+    if schedule.cluster > 1 and tensors == 1:
+        if vectors <= 7 and not log:
+            return 1280 // threads
+        if vectors > 8:
+            return max(1, 768 // threads)
     return blocks_for(threads, vectors * 4 * tensors)
 
 
 @functools.cache
-def _kernel(
-    direction: Direction, device: int, dtype: torch.dtype, log: bool, schedule: Schedule
-) -> tuple[nvrtc.Kernel, int]:
-    """The kernel, and the programs that run at once."""
-    kernel = nvrtc.kernel(
-        HERE / SOURCES[schedule.storage], direction, SIGNATURES[direction],
-        device=device, threads=schedule.threads, shared_bytes=schedule.shared_bytes, cluster=schedule.cluster,
+def _kernel(direction: Direction, device: int, dtype: torch.dtype, log: bool, schedule: Schedule) -> nvrtc.Kernel:
+    return nvrtc.kernel(
+        SOURCE, direction, SIGNATURES[direction], device=device, threads=schedule.threads, cluster=schedule.cluster,
         definitions=(*schedule.definitions(), ("ELEMENT", ELEMENTS[dtype]), ("LOG", int(log))),
     )  # fmt: skip
-    return kernel, kernel.programs_at_once()
 
 
 def forward(call: RecipeBuilder, x: Operand, y: Operand, log: bool) -> None:
@@ -135,9 +122,6 @@ def _launch(call: RecipeBuilder, direction: Direction, tensors: tuple[Operand, .
     first, layouts = tensors[0], tuple(map(layout_of, tensors))
     rows, columns = first.shape
     schedule = schedule_of(direction, columns, first.dtype, layouts, log, limits_of(first.device))
-    kernel, at_once = _kernel(direction, first.device.index, first.dtype, log, schedule)
-    programs = schedule.programs(rows)
-    if schedule.storage == "ring":
-        programs = min(at_once, rows)
+    kernel = _kernel(direction, first.device.index, first.dtype, log, schedule)
     strides = (layout.stride for layout in layouts)
-    call.launch(kernel, (programs * schedule.cluster,), *tensors, rows, columns, *strides)
+    call.launch(kernel, (schedule.programs(rows) * schedule.cluster,), *tensors, rows, columns, *strides)
