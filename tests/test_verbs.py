@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tilewright.compile.planner import Planner
 from tilewright.hardware import profiles
 from tilewright.hardware.target import target_named
 from tilewright.measure.timing import contest
+from tilewright.records import errors
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.errors import UsageError, VerificationError
 from tilewright.records.measurement import Verified
@@ -26,7 +29,7 @@ from tilewright.records.program import Program
 from tilewright.store.run import SavedRun
 from tilewright.tune.regions import APART, FUSED
 from tilewright.verbs import bench_case, explain_case, optimisation, optimize_case
-from tilewright.verbs.bench import case_label
+from tilewright.verbs.bench import case_label, measure
 from tilewright.verbs.subject import Subject, _written_to
 
 BLOCK = transformer_block.case(D=32, H=4, B=2, S=16)
@@ -118,6 +121,27 @@ def test_every_stage_is_told(unmeasured: None) -> None:
     told: list[str] = []
     optimize_case(naive_softmax.case(N=8, M=16), tell=told.append)
     assert len(told) == 6 and told[0].startswith("measuring") and "verifying against float64" in told
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_case_that_beats_its_floor_has_the_ceilings_measured_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_found: bool
+) -> None:
+    """Ceilings of a machine that other programs kept busy: a step of microseconds had a floor of seconds."""
+    true = profiles.profile_for("cpu")
+    slow = replace(true, copy_GBps=1e-6, read_GBps=1e-6, write_GBps=1e-6, l2_GBps=1e-6)
+    monkeypatch.setattr(profiles, "local_profile", lambda **_: slow)
+    monkeypatch.setattr(profiles, "remeasured_profile", lambda _: true if is_found else None)
+    monkeypatch.setattr(optimisation, "measure", partial(measure, impls=["tilewright"]))
+    monkeypatch.setattr(errors, "_warned", set())
+    told: list[str] = []
+    done = optimize_case(naive_softmax.case(N=8, M=16), tell=told.append, seconds=0.1)
+    assert sum("again: the case took less than its floor" in line for line in told) == 1
+    ours = next(row.median_us for row in done.measurements if row.impl == "tilewright")
+    floor = sum(launch.floor_us or 0.0 for launch in done.program.operators if launch.stage == "after")
+    kept = {row.value for row in SavedRun(done.run).ceilings() if row.kind == "copy"}
+    assert (ours > floor) == is_found and kept == {(true if is_found else slow).copy_GBps}
+    assert ("less than its floor of" in capsys.readouterr().err) != is_found
 
 
 def test_the_time_given_to_measuring_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,6 +257,34 @@ def local_ceilings(refresh: bool = False, device: str | None = None) -> tuple[Ma
     return machine, measured
 
 
+HIGHER = 1.1
+"""Times a ceiling that is measured again must be higher, or a launch shorter, to be another one."""
+
+
+def remeasured_profile(device: str) -> DeviceProfile | None:
+    """The profile of `cpu`, `cuda` or `cuda:N` after measuring again, for a run that beat its floor; None where no
+    ceiling is higher than the one kept.
+
+    Of both figures the faster one is kept from now on: other programs slow a device down, and nothing makes it faster.
+    """
+    from tilewright.hardware import ceilings
+    from tilewright.hardware.detect import detect
+
+    machine = detect()
+    kept = {(one.kind, one.dtype): one for one in ceilings.kept_ceilings(ceilings.device_name(machine, device)) or []}
+    measured = {(one.kind, one.dtype): one for one in ceilings.measure_ceilings(device, machine=machine)}
+    times_faster = {key: _times_faster(one, kept[key]) if key in kept else HIGHER for key, one in measured.items()}
+    if max(times_faster.values()) < HIGHER:
+        return None
+    found = list((kept | {key: measured[key] for key, times in times_faster.items() if times > 1}).values())
+    ceilings.keep_ceilings(found)
+    return measured_profile(machine, found)
+
+
+def _times_faster(one: Ceiling, other: Ceiling) -> float:
+    return other.value / one.value if one.unit == "us" else one.value / other.value
+
+
 def _say_if_busy(machine: Machine) -> None:
     running = os.getloadavg()[0]
     if running >= (machine.cpu.threads or 1):

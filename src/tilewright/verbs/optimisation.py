@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.records.case import Case
+from tilewright.records.errors import warn_once
 from tilewright.records.measurement import Measurement, Verified
 from tilewright.records.program import GraphName, Program, Stage
 from tilewright.report.displayable import Displayable
+from tilewright.report.quantity import duration
 from tilewright.verbs.bench import PEERS, measure
 from tilewright.verbs.explanation import case_of, ceilings_of
 from tilewright.verbs.subject import Subject
@@ -20,8 +23,11 @@ if TYPE_CHECKING:
 
     from tilewright.backend import Recording
     from tilewright.compile.price import PricedCase
+    from tilewright.hardware.profiles import DeviceProfile
 
 TOP = 5
+BELOW = 0.8
+"""Share of its floor below which a case shows that a ceiling is wrong."""
 
 
 @dataclass(repr=False)
@@ -80,18 +86,16 @@ def optimize_case(
 ) -> Optimized:
     """Capture, explain, fuse, verify against float64, measure beside eager and Inductor, and store.
 
+    A case that takes clearly less than its floor has the ceilings measured again, and is priced with them.
     `seconds` bounds the timing; `tell` receives a line before each stage. A tensor that breaks the
     numbers contract has `ok=False` in `verified`; the run is written all the same, and nothing of it
     is left where anything fails or the user interrupts. Raises CaptureError, InputError,
     CompilerError (nothing can be raced without a compiler), CacheError or StoreError.
     """
-    from tilewright.compile.price import price_case
     from tilewright.hardware.detect import detect
-    from tilewright.hardware.profiles import local_profile
+    from tilewright.hardware.profiles import local_profile, remeasured_profile
     from tilewright.hardware.summary import machine_report
-    from tilewright.hardware.target import Target
     from tilewright.launch.cxx import find_compiler
-    from tilewright.measure.truth.verify import verify
     from tilewright.records.cache import ensure_usable
     from tilewright.report.page import write_page
     from tilewright.store.run import Run
@@ -109,24 +113,65 @@ def optimize_case(
     ) as run:
         tell("measuring this machine's ceilings")
         profile = local_profile(device=device)
-        tell("pricing every operator, racing every fusion")
-        priced = price_case(case, Target(profile), measure=True)
-        tell("compiling")
-        subject = Subject(case, device)
-        subject.call("tilewright")
-        tell("verifying against float64")
-        ours = subject.functions["tilewright"]
-        verified = verify(subject.model, ours, subject.inputs, seed=1, training=case.training)
-        tell("timing every kernel")
-        program = with_times(priced, subject.recording, device)
-        tell(f"timing tilewright beside {' and '.join(PEERS)}")
-        measurements = measure(subject, program, suite="optimize", seconds=seconds)
-        run.add_program(program)
+        done = _optimized(case, profile, device, seconds, tell)
+        if done.beats_its_floor:
+            tell("measuring this machine's ceilings again: the case took less than its floor")
+            if (better := remeasured_profile(device)) is not None:
+                profile, done = better, _optimized(case, better, device, seconds, tell)
+        if done.beats_its_floor:
+            warn_once(
+                f"{case.name} took {duration(done.measured_us)}, less than its floor of {duration(done.floor_us)}: its "
+                "data stay in a cache, or the ceilings were measured beside other programs; on an idle machine "
+                "`tilewright doctor --refresh` measures them again"
+            )
+        run.add_program(done.program)
         run.add_ceilings(ceilings_of(profile))
-        run.add_verified(verified)
-        run.add_measurements(measurements)
+        run.add_verified(done.verified)
+        run.add_measurements(done.measurements)
     page = write_page(path, path.with_suffix(".html"))
-    return Optimized(case, program, verified, measurements, path, page)
+    return Optimized(case, done.program, done.verified, done.measurements, path, page)
+
+
+@dataclass
+class _Outcome:
+    """A case priced, verified and timed with the ceilings of one profile."""
+
+    program: Program
+    verified: list[Verified]
+    measurements: list[Measurement]
+
+    @property
+    def floor_us(self) -> float:
+        return sum(launch.floor_us or 0.0 for launch in self.program.operators if launch.stage == "after")
+
+    @property
+    def measured_us(self) -> float:
+        return next((row.median_us for row in self.measurements if row.impl == "tilewright"), math.inf)
+
+    @property
+    def beats_its_floor(self) -> bool:
+        return self.measured_us < BELOW * self.floor_us
+
+
+def _optimized(
+    case: Case, profile: DeviceProfile, device: str, seconds: float, tell: Callable[[str], None]
+) -> _Outcome:
+    from tilewright.compile.price import price_case
+    from tilewright.hardware.target import Target
+    from tilewright.measure.truth.verify import verify
+
+    tell("pricing every operator, racing every fusion")
+    priced = price_case(case, Target(profile), measure=True)
+    tell("compiling")
+    subject = Subject(case, device)
+    subject.call("tilewright")
+    tell("verifying against float64")
+    ours = subject.functions["tilewright"]
+    verified = verify(subject.model, ours, subject.inputs, seed=1, training=case.training)
+    tell("timing every kernel")
+    program = with_times(priced, subject.recording, device)
+    tell(f"timing tilewright beside {' and '.join(PEERS)}")
+    return _Outcome(program, verified, measure(subject, program, suite="optimize", seconds=seconds))
 
 
 def with_times(priced: PricedCase, recording: Recording, device: str = "cpu") -> Program:
