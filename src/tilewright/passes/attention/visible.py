@@ -109,8 +109,8 @@ def visible(
     if value is None:
         return Visible(ALL, added=(mask,))
     if value.dtype == torch.bool:
-        return _shown(mask, constants)
-    found = _added(mask, constants, hides)
+        return shown(mask, constants)
+    found = added(mask, constants, hides)
     finite = any(fill != -math.inf for fill in found.fills)
     if finite and (found.kept or not found.leaves_a_key(queries, keys)):
         return Visible(ALL, added=(mask,))
@@ -122,25 +122,26 @@ def hiding(mask: Node, constants: Constants, hides: float = NEGLIGIBLE) -> Visib
     """What `mask`, bool or added, is made of, whatever becomes of a query that sees no key."""
     value = value_of(mask)
     is_bool = value is not None and value.dtype == torch.bool
-    return _shown(mask, constants) if is_bool else _added(mask, constants, hides)
+    return shown(mask, constants) if is_bool else added(mask, constants, hides)
 
 
-def _both(a: Visible, b: Visible) -> Visible:
-    kept, added = dict.fromkeys((*a.kept, *b.kept)), (*a.added, *b.added)
-    return Visible(a.known & b.known, tuple(kept), added, a.fills | b.fills, a.places.within(b.places))
+def both(a: Visible, b: Visible) -> Visible:
+    """What two masks of one attention show together."""
+    kept = tuple(dict.fromkeys((*a.kept, *b.kept)))
+    return Visible(a.known & b.known, kept, (*a.added, *b.added), a.fills | b.fills, a.places.within(b.places))
 
 
-def _shown(node: Node, constants: Constants) -> Visible:
+def shown(node: Node, constants: Constants) -> Visible:
     """A bool tensor as a conjunction."""
     value, name = constants.value(node), name_of(node)
     if value is not None:
         return Visible(once(value))
     if name in AND and len(operands := [x for x in node.args if isinstance(x, Node)]) == 2:
-        return _both(*(_shown(x, constants) for x in operands))
+        return both(*(shown(x, constants) for x in operands))
     source = argument(node, 0, "input")
     if (name in BROADCASTS or name == "cast") and _is_bool(source):
-        return _shown(source, constants)
-    if name in NOT and isinstance(source, Node) and (opposite := _hidden(source, constants)) is not None:
+        return shown(source, constants)
+    if name in NOT and isinstance(source, Node) and (opposite := hidden(source, constants)) is not None:
         return opposite
     if count_of(node, constants) == Count(None, 1):
         return Visible(ALL)
@@ -148,14 +149,14 @@ def _shown(node: Node, constants: Constants) -> Visible:
     return Visible(ALL, kept=(node,)) if places is None else Visible(ALL, places=places)
 
 
-def _hidden(node: Node, constants: Constants) -> Visible | None:
+def hidden(node: Node, constants: Constants) -> Visible | None:
     """A bool tensor that is True where a key is hidden; None where nothing in the graph is its opposite."""
     value = constants.value(node)
     if value is not None:
         return Visible(~once(value))
     source = argument(node, 0, "input")
     if name_of(node) in NOT and _is_bool(source):
-        return _shown(source, constants)
+        return shown(source, constants)
     places = _compared(node, OPPOSITES.get(str(name_of(node)), ""), constants)
     return None if places is None else Visible(ALL, places=places)
 
@@ -196,29 +197,29 @@ def _is_bool(node: object) -> bool:
     return value is not None and value.dtype == torch.bool
 
 
-def _added(node: Node, constants: Constants, hides: float) -> Visible:
+def added(node: Node, constants: Constants, hides: float) -> Visible:
     """A floating tensor as what is hidden and what is added to the rest."""
     known = constants.value(node)
     if known is not None:
         known = once(known)
-        hidden = known <= hides
-        rest = known[~hidden] if hidden.any() else known
+        dropped = known <= hides
+        rest = known[~dropped] if dropped.any() else known
         if not rest.any():
-            return Visible(~hidden, fills=frozenset({float(x) for x in known[hidden].unique()}))
+            return Visible(~dropped, fills=frozenset({float(x) for x in known[dropped].unique()}))
         return Visible(ALL, added=(node,))
     name = name_of(node)
     if name == "add" and not node.kwargs and all(isinstance(x, Node) for x in node.args):
-        return _both(*(_added(x, constants, hides) for x in node.args if isinstance(x, Node)))
+        return both(*(added(x, constants, hides) for x in node.args if isinstance(x, Node)))
     if name in ("where", "masked_fill") and (found := _filled(node, constants, hides)) is not None:
         return found
     source = argument(node, 0, "input")
     if isinstance(source, Node) and not _is_bool(source):
         if name in BROADCASTS:
-            return _added(source, constants, hides)
-        if name == "cast" and not (found := _added(source, constants, hides)).added:
+            return added(source, constants, hides)
+        if name == "cast" and not (found := added(source, constants, hides)).added:
             return found
         if name == "slice" and (padded := _before_padding(node, source)) is not None:
-            return _added(padded, constants, hides)
+            return added(padded, constants, hides)
     return Visible(ALL, added=(node,))
 
 
@@ -234,8 +235,8 @@ def _filled(node: Node, constants: Constants, hides: float) -> Visible | None:
         return None
     first, second = constants.scalar(x), constants.scalar(other)
     if second is not None and second <= hides:
-        seen, rest, fill = _shown(condition, constants), x, second
-    elif first is not None and first <= hides and (opposite := _hidden(condition, constants)) is not None:
+        seen, rest, fill = shown(condition, constants), x, second
+    elif first is not None and first <= hides and (opposite := hidden(condition, constants)) is not None:
         seen, rest, fill = opposite, other, first
     else:
         return None
@@ -243,7 +244,7 @@ def _filled(node: Node, constants: Constants, hides: float) -> Visible | None:
     number = constants.scalar(rest)
     if number is not None:
         return seen if number == 0 else None
-    return _both(seen, _added(rest, constants, hides)) if isinstance(rest, Node) else None
+    return both(seen, added(rest, constants, hides)) if isinstance(rest, Node) else None
 
 
 def _before_padding(node: Node, padded: Node) -> Node | None:
