@@ -252,13 +252,12 @@ def test_a_damaged_entry_is_made_again(folder: Path, damage: str) -> None:
 
 
 def test_a_program_that_a_full_cache_lost_is_compiled_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction, "_unchecked", {})
     first = run(chain, torch.randn(40, 200))
     for path in folder.glob("??/*"):
         os.utime(path, (1, 1))
     again()
     monkeypatch.setenv(eviction.VARIABLE, "1K")
-    monkeypatch.setattr(eviction, "_unchecked", {})
+    eviction._trimmed.clear()
     run(drops, torch.randn(40, 200))
     (kept_last,) = programs(folder)
     assert kept_last.stat().st_mtime > 1

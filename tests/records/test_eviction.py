@@ -18,15 +18,15 @@ KIB = 2**10
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache of at most 100 KiB, which this process has not added up yet."""
+    """An empty cache of at most 100 KiB."""
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
     monkeypatch.setenv(eviction.VARIABLE, "100K")
-    monkeypatch.setattr(eviction, "_unchecked", {})
     yield tmp_path
 
 
 def keep(name: str, size: int = 20 * KIB, *, age_s: float = 0) -> Path:
-    """An entry that was used some seconds ago."""
+    """An entry that was used some seconds ago, written by a process that has written nothing yet."""
+    eviction._trimmed.clear()
     path = cache.build(cache.key_of(name), ".test", lambda path: path.write_bytes(bytes(size)))
     os.utime(path, (time.time() - age_s,) * 2)
     return path
@@ -74,7 +74,6 @@ def test_a_smaller_limit_holds_from_the_next_process_that_writes(monkeypatch: py
     many = [keep(f"unlimited {n}", age_s=1000 - n) for n in range(12)]
     assert all(path.exists() for path in many)
     monkeypatch.setenv(eviction.VARIABLE, "102400")
-    monkeypatch.setattr(eviction, "_unchecked", {})
     keep("new", 1)
     assert [path.exists() for path in many] == [False] * 8 + [True] * 4
 

@@ -48,7 +48,7 @@ def build(key: str, suffix: str, make: Callable[[Path], object]) -> Path:
         if not path.exists():
             _write(path, make)
             with _errors():
-                eviction.note_written(cache_dir(), path, most)
+                eviction.trim(cache_dir(), most)
     return path
 
 
