@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import compress
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tilewright.hardware.geometry import Alternative, KernelView, is_scattered, tiles_of
 from tilewright.hardware.occupancy import Occupancy, Waves
 from tilewright.records.launch_record import Access, Grid, LaunchRecord, Operand, ProgramAccesses, Range
 from tilewright.report.quantity import duration, nbytes
-from tilewright.report.tables import FirstThatFits, open_table
+from tilewright.report.tables import FittedTable
 
 _COLUMNS_SHOWN = 9
 _STEPS_SHOWN = 3
@@ -224,22 +222,19 @@ def _wave_lines(waves: Waves) -> list[str]:
 
 
 def _alternatives(view: KernelView) -> RenderableType:
-    """A row per launch; a narrow terminal omits columns."""
-    return FirstThatFits(*(_alternative_table(view, left_out) for left_out in ((), ("limit",), ("limit", "stack"))))
-
-
-def _alternative_table(view: KernelView, left_out: Sequence[str]) -> Table:
+    """A row per launch."""
     measured = any(other.launch and other.launch.measured_us is not None for other in view.alternatives)
-    names = ("", *_FIGURES, *(["measured"] if measured else []))
-    shown = [name not in left_out for name in names]
-    table = open_table(*(name if name in ("", "limit") else f"{name}>" for name in compress(names, shown)))
-    for column in table.columns:
-        column.no_wrap = True
+    columns = [
+        "",
+        *(name if name == "limit" else f"{name}>" for name in _FIGURES),
+        *(["measured>"] if measured else []),
+    ]
+    table = FittedTable(columns, left_out=("limit", "stack"))
     tiles = tiles_of(view.walks[0]) if view.walks else None
     as_is = Alternative({}, view.launch, view.occupancy, view.waves, tiles)
     for other in (as_is, *view.alternatives):
         if not other.refused:
-            table.add_row(*compress(_alternative(other, measured), shown))
+            table.add_row(*_alternative(other, measured))
     return table
 
 

@@ -6,15 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tilewright.records.program import Cost, Operator, OperatorClass, Region
 from tilewright.report.quantity import count, duration, in_names
-from tilewright.report.tables import FirstThatFits, open_table
+from tilewright.report.tables import FittedTable
 
 CLASS_STYLE: Mapping[OperatorClass, str] = {
     "compute": "blue",
@@ -49,33 +48,21 @@ class Alike(Generic[Priced]):
 
 
 def operator_rows(operators: Sequence[Operator], names: Sequence[str], everything: bool) -> RenderableType:
-    """A row for each operator that moves or computes anything; unless `everything`, for the dearest kinds of them.
-
-    With what the width allows: the source line, only its place, or neither; then brief rows.
-    """
+    """A row for each operator that moves or computes anything; unless `everything`, for the dearest kinds of them."""
     costly = [op for op in operators if not _is_free(op)]
     kinds = _kinds(costly, _kind_of_operator, everything)
     shown = kinds if everything else _dearest(kinds)
-    lines = [plain(kind.first.source or "") for kind in shown]
-    full = [_operator_table(shown, names, source) for source in (lines, [*map(place, lines)], None)]
-    brief = [_operator_table(shown, names, brief=True, formulas=formulas) for formulas in (True, False)]
-    table = FirstThatFits(*full, *brief)
-    parts: list[RenderableType] = [table, _rest(shown, costly, "operators")]
+    parts: list[RenderableType] = [_operator_table(shown, names), _rest(shown, costly, "operators")]
     if free := len(operators) - len(costly):
         parts.append(Text(f"and {free:,} view{'s' if free > 1 else ''} that cost nothing; --tree has them", "dim"))
     return Group(*parts)
 
 
 def region_rows(regions: Sequence[Region], names: Sequence[str], everything: bool) -> RenderableType:
-    """A row for each region; unless `everything`, for the dearest kinds of them.
-
-    A narrow terminal omits the members, which the name abbreviates, then the formulas.
-    """
+    """A row for each region; unless `everything`, for the dearest kinds of them."""
     kinds = _kinds(regions, _kind_of_region, everything)
     shown = kinds if everything else _dearest(kinds)
-    tables = [_region_table(shown, names, members, everything) for members in (48, 28, 0)]
-    table = FirstThatFits(*tables, _region_table(shown, names, 0, everything, formulas=False))
-    return Group(table, _rest(shown, regions, "regions"))
+    return Group(_region_table(shown, names, everything), _rest(shown, regions, "regions"))
 
 
 def _kinds(rows: Sequence[Priced], kind_of: Callable[[Priced], Hashable], everything: bool) -> list[Alike[Priced]]:
@@ -123,79 +110,55 @@ def _rest(shown: Sequence[Alike[Priced]], rows: Sequence[Priced], what: str) -> 
     )
 
 
-def _is_several(kinds: Sequence[Alike[Priced]]) -> bool:
-    return any(kind.number > 1 for kind in kinds)
+def _times(kinds: Sequence[Alike[Priced]]) -> list[str]:
+    """What the column of numbers is called, if any kind has several."""
+    return ["times>"] if any(kind.number > 1 for kind in kinds) else []
 
 
-def _times(kind: Alike[Priced]) -> str:
-    return f"{kind.number:,}"
-
-
-def _operator_table(
-    kinds: Sequence[Alike[Operator]],
-    names: Sequence[str],
-    source: Sequence[str] | None = None,
-    brief: bool = False,
-    formulas: bool = True,
-) -> Table:
-    """With the source lines, if given; without formulas unless `formulas`. `brief`: the class is a colour."""
-    several = ["times>"] if _is_several(kinds) else []
-
-    def unless_brief(*cells: Any) -> tuple[Any, ...]:
-        return () if brief else cells
-
-    def shortened(text: Text) -> Text | str:
-        return text if formulas else text.split()[-1]
-
-    table = open_table(
-        *("#>", "operator", *several, *unless_brief("class"), "shape", "reads>", "writes>", "FLOPs>"),
-        *(*unless_brief("FLOP/B>"), "floor>", *unless_brief("predicted>"), "bound", *(["source"] if source else [])),
+def _operator_table(kinds: Sequence[Alike[Operator]], names: Sequence[str]) -> FittedTable:
+    """A narrow terminal leaves out what the page and JSON have."""
+    several = _times(kinds)
+    columns = ["#>", "operator…", *several, "class", "shape", "reads>", "writes>", "FLOPs>", "FLOP/B>", "floor>"]
+    table = FittedTable(
+        [*columns, "predicted>", "bound", "source…"],
+        left_out=("source", "predicted", "FLOP/B", "class", "shape", "FLOPs"),
     )
-    table.columns[1].overflow = "fold" if brief else "ellipsis"
-    for column in table.columns:
-        column.no_wrap = column.no_wrap or column.header in ("bound", "source")
-    for position, kind in enumerate(kinds):
+    for kind in kinds:
         op = kind.first
         known = op.cost.provenance == "formula"
-        bound = plain(op.bound or "-")
         table.add_row(
             str(op.index),
-            Text(plain(op.name), CLASS_STYLE[op.operator_class] if brief else ""),
-            *([_times(kind)] if several else []),
-            *unless_brief(Text(op.operator_class, style=CLASS_STYLE[op.operator_class])),
-            _two_lines(op.shape_symbolic if formulas else None, str(list(op.shape))),
-            *map(shortened, (*_traffic(op.cost, names), _flops(op.cost, names))),
-            *unless_brief(f"{op.cost.intensity:.3g}" if known and op.cost.bytes else "-"),
+            Text(plain(op.name), CLASS_STYLE[op.operator_class]),
+            *(f"{kind.number:,}" for _ in several),
+            Text(op.operator_class, style=CLASS_STYLE[op.operator_class]),
+            _two_lines(op.shape_symbolic, str(list(op.shape))),
+            *_traffic(op.cost, names),
+            _flops(op.cost, names),
+            f"{op.cost.intensity:.3g}" if known and op.cost.bytes else "-",
             duration(op.floor_us),
-            *unless_brief(duration(op.predicted_us)),
-            bound.removesuffix("-bound") if brief else bound,
-            *([Text(source[position], "dim")] if source else []),
+            duration(op.predicted_us),
+            plain(op.bound or "-"),
+            Text(plain(op.source or ""), "dim"),
         )
         if op.cost.unused:
-            unused = shortened(_pair(op.cost.unused_symbolic, op.cost.unused, names))
+            unused = _pair(op.cost.unused_symbolic, op.cost.unused, names)
             label = Text(f"  unused: {unused_label(op)}", style="italic")
-            table.add_row("", label, *("" for _ in several), *unless_brief(""), "", "", unused)
+            table.add_row("", label, *("" for _ in several), "", "", "", unused, *[""] * 6)
     return table
 
 
-def _region_table(
-    kinds: Sequence[Alike[Region]], names: Sequence[str], members: int, everything: bool, formulas: bool = True
-) -> Table:
-    """`members` is the width of the list of operators, which wraps."""
-    several = ["times>"] if _is_several(kinds) else []
-    operators = ["operators"] if members else []
-    table = open_table("region", *several, *operators, "in", "reads>", "writes>", "floor>", "predicted>", "measured>")
-    if members:
-        table.columns[1 + len(several)].max_width = members
+def _region_table(kinds: Sequence[Alike[Region]], names: Sequence[str], everything: bool) -> FittedTable:
+    several = _times(kinds)
+    columns = ["region", *several, "operators…", "in", "reads>", "writes>", "floor>", "predicted>", "measured>"]
+    table = FittedTable(columns, left_out=("operators", "predicted", "in", "reads"))
     for kind in kinds:
         region = kind.first
-        traffic = _traffic(region.cost, names)
         table.add_row(
             Text(plain(region.name), "bold"),
-            *([_times(kind)] if several else []),
-            *([Text(plain(_members(region, everything)))] if members else []),
+            *(f"{kind.number:,}" for _ in several),
+            Text(plain(_members(region, everything))),
             region.language,
-            *(text if formulas else text.split()[-1] for text in traffic),
+            *_traffic(region.cost, names),
             duration(region.floor_us),
             duration(region.predicted_us),
             duration(region.measured_us),
@@ -214,11 +177,6 @@ def _members(region: Region, everything: bool) -> str:
 def _is_free(op: Operator) -> bool:
     cost = op.cost
     return op.operator_class == "layout" and cost.provenance == "formula" and not (cost.bytes or cost.flops)
-
-
-def place(source: str) -> str:
-    """`file.py:12` of `file.py:12: the line`."""
-    return ":".join(source.split(":", 2)[:2])
 
 
 def plain(text: str) -> str:

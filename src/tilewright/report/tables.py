@@ -1,25 +1,46 @@
-"""Tables of the terminal: without borders, and alternatives by the terminal's width."""
+"""Tables of the terminal: without borders, and narrower where the terminal is."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
+_WIDTHS = (None, 48, 32, 24)
+"""Of the columns whose name ends with `…`: their text wraps before other columns are left out."""
 
-class FirstThatFits:
-    """The first alternative that fits the terminal's width, else the last."""
 
-    def __init__(self, *alternatives: RenderableType) -> None:
-        self.alternatives = alternatives
+class FittedTable:
+    """A table that a narrow terminal shows without the first of `left_out`, or the first two, and so on."""
+
+    def __init__(self, columns: Sequence[str], left_out: Sequence[str] = (), title: str | None = None) -> None:
+        self.columns, self.left_out, self.title = columns, left_out, title
+        self._rows: list[tuple[Sequence[RenderableType], str]] = []
+
+    def add_row(self, *cells: RenderableType, style: str = "") -> None:
+        """A cell for each column."""
+        self._rows.append((cells, style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        *wider, narrowest = self.alternatives
-        unbounded = options.update(max_width=10_000)
-        for alternative in wider:
-            if console.measure(alternative, options=unbounded).maximum <= options.max_width:
-                yield alternative
-                return
-        yield narrowest
+        without = [self.left_out[:number] for number in range(len(self.left_out) + 1)]
+        for width, left_out in [*((width, ()) for width in _WIDTHS), *((_WIDTHS[-1], some) for some in without[1:])]:
+            table = self._table(width, left_out)
+            if console.measure(table, options=options.update(max_width=10_000)).maximum <= options.max_width:
+                break
+        yield table
+
+    def _table(self, width: int | None, left_out: Sequence[str]) -> Table:
+        kept = [name.rstrip(">…") not in left_out for name in self.columns]
+        table = open_table(*compress(self.columns, kept))
+        table.title, table.title_justify, table.title_style = self.title, "left", "bold"
+        for name, column in zip(compress(self.columns, kept), table.columns, strict=True):
+            if name.endswith("…"):
+                column.max_width, column.overflow = width, "fold"
+        for cells, style in self._rows:
+            table.add_row(*compress(cells, kept), style=style)
+        return table
 
 
 def open_table(*columns: str) -> Table:
@@ -27,5 +48,5 @@ def open_table(*columns: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for name in columns:
         right = name.endswith(">")
-        table.add_column(name.removesuffix(">"), justify="right" if right else "left", no_wrap=right)
+        table.add_column(name.rstrip(">…"), justify="right" if right else "left", no_wrap=right)
     return table

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tilewright.records.measurement import Ceiling, Measurement, Verified
@@ -22,9 +21,9 @@ from tilewright.records.program import (
     Program,
     Verdict,
 )
-from tilewright.report.launch_rows import operator_rows, place, plain, region_rows, unused_label
+from tilewright.report.launch_rows import operator_rows, plain, region_rows, unused_label
 from tilewright.report.quantity import count, duration, nbytes
-from tilewright.report.tables import FirstThatFits, open_table
+from tilewright.report.tables import FittedTable
 
 _VERDICT_STYLE: Mapping[Verdict, str] = {
     "taken": "green",
@@ -198,16 +197,10 @@ def _by_reason(decisions: Sequence[Decision]) -> list[list[Decision]]:
     return list(groups.values())
 
 
-def _decisions(groups: Sequence[Sequence[Decision]]) -> RenderableType:
-    """A row per group of one reason, with the source line of its first or, if that is too wide, only its place."""
-    lines = [plain(group[0].source or "") for group in groups]
-    return FirstThatFits(*(_decision_table(groups, source) for source in (lines, [*map(place, lines)])))
-
-
-def _decision_table(groups: Sequence[Sequence[Decision]], source: Sequence[str]) -> Table:
-    table = open_table("verdict", "pair", "reason", "saved>", "predicted>", "measured>")
-    table.add_column("source", no_wrap=True, style="dim")
-    for group, line in zip(groups, source, strict=True):
+def _decisions(groups: Sequence[Sequence[Decision]]) -> FittedTable:
+    """A row per group of one reason, with the source line of its first."""
+    table = FittedTable(("verdict", "pair…", "reason…", "saved>", "predicted>", "measured>", "source…"), ("source",))
+    for group in groups:
         first, saved = group[0], sum(decision.bytes_saved or 0 for decision in group)
         more = f" and {len(group) - 1:,} more" if len(group) > 1 else ""
         table.add_row(
@@ -216,6 +209,6 @@ def _decision_table(groups: Sequence[Sequence[Decision]], source: Sequence[str])
             Text(plain(first.reason)),
             nbytes(saved) if saved else "-",
             *(duration(us) if not more else "" for us in (first.predicted_us, first.measured_us)),
-            Text(line),
+            Text(plain(first.source or ""), "dim"),
         )
     return table
