@@ -151,7 +151,7 @@ def test_a_result_with_strides_of_its_own_keeps_the_layout(planned_for_h200: lis
     with torch.no_grad():
         got = torch.compile(lambda x: convolution(x).permute(0, 2, 3, 1), backend=backend)(x)
         assert got.stride() == convolution(x).permute(0, 2, 3, 1).stride()
-    assert planned_for_h200[0].reason == "a result is not contiguous"
+    assert planned_for_h200[0].reason == "a result is neither contiguous nor channels-last"
 
 
 def test_statistics_of_samples_keep_the_layout(planned_for_h200: list[Decision]) -> None:

@@ -53,12 +53,12 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
         return []
     reason = _refusal(module.graph, convolutions, target)
     if reason is None:
-        reachable = _reachable(convolutions)
+        changed = _changed(convolutions)
         for node in convolutions:
-            _convert(node, reachable)
-        _restore(module.graph, reachable)
+            _convert(node, changed)
+        _restore(module.graph, changed)
         _bring_gradients_back(_images(convolutions))
-        for node in reachable:
+        for node in changed:
             _keep_the_layout(node, dtypes)
         module.recompile()
     first = convolutions[0]
@@ -83,15 +83,15 @@ def _refusal(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> st
             return f"most of the work is in convolutions with fewer than {MIN_CHANNELS} input channels a group"
     elif DEPTHWISE * sum(map(_is_depthwise, convolutions)) < len(convolutions):
         return f"fewer than one convolution in {DEPTHWISE} is depthwise, and oneDNN converts the operands of the others"
-    reachable = _reachable(convolutions)
-    if (norm := next((node for node in reachable if spelled(node) in STATISTICS), None)) is not None:
+    changed = _changed(convolutions)
+    if (norm := next((node for node in changed if spelled(node) in STATISTICS), None)) is not None:
         return f"{norm.name} reduces over places, which do not lie side by side then"
-    for node in reachable:
-        if spelled(node) in VIEWS and _layout(node.args[0]) is not torch.contiguous_format and not _is_copy(node):
-            return f"{node.name} views a tensor that is not contiguous"
-    results = [node for node in graph.output_node().all_input_nodes if node in reachable]
+    for node in graph.nodes:
+        if spelled(node) in VIEWS and node.args[0] in changed and _layout(node.args[0]) is None and not _is_copy(node):
+            return f"{node.name} views a tensor that is neither contiguous nor channels-last"
+    results = [node for node in graph.output_node().all_input_nodes if node in changed]
     if any(_layout(node) is None for node in results):
-        return "a result is not contiguous"
+        return "a result is neither contiguous nor channels-last"
     return None
 
 
@@ -139,9 +139,9 @@ def _is_trained(node: fx.Node) -> bool:
     return value is not None and value.dim() == 4 and value.is_floating_point() and value.requires_grad
 
 
-def _reachable(start: list[fx.Node]) -> set[fx.Node]:
-    """What is computed from the results of `start`, and these."""
-    return closure(start, lambda node: node.users)
+def _changed(convolutions: list[fx.Node]) -> set[fx.Node]:
+    """Nodes whose layout may change: the convolutions and what is computed from them. A view's operand keeps eager's."""
+    return closure(convolutions, lambda node: (user for user in node.users if spelled(user) not in VIEWS))
 
 
 def _images(convolutions: list[fx.Node]) -> set[fx.Node]:
@@ -149,28 +149,26 @@ def _images(convolutions: list[fx.Node]) -> set[fx.Node]:
     return closure(convolutions, lambda node: (u for u in node.users if _rank(u) == 4 and spelled(u) not in MOVES))
 
 
-def _convert(node: fx.Node, reachable: set[fx.Node]) -> None:
+def _convert(node: fx.Node, changed: set[fx.Node]) -> None:
     for place, name in ((0, "input"), (1, "weight")):
         operand = argument(node, place, name)
-        if operand not in reachable and _is_channels_last(operand):
+        if operand not in changed and _is_channels_last(operand):
             continue
-        converted = _laid(node, operand, torch.channels_last, None if operand in reachable else _layout(operand))
+        converted = _laid(node, operand, torch.channels_last, None if operand in changed else _layout(operand))
         if len(node.args) > place:
             node.update_arg(place, converted)
         else:
             node.update_kwarg(name, converted)
 
 
-def _restore(graph: fx.Graph, reachable: set[fx.Node]) -> None:
-    """Results, and what is viewed, lie as eager has them."""
+def _restore(graph: fx.Graph, changed: set[fx.Node]) -> None:
+    """Results, and what is viewed, lie as eager has them; what a reshape copies is contiguous."""
     for node in list(graph.nodes):
-        if node.op == "output":
-            for result in [x for x in node.all_input_nodes if x in reachable and _rank(x) > 2]:
-                layout = _layout(result)
-                assert layout is not None
-                node.replace_input_with(result, _laid(node, result, layout, torch.channels_last))
-        elif spelled(node) in VIEWS and node.args[0] in reachable and _rank(node.args[0]) > 2:
-            node.update_arg(0, _laid(node, node.args[0], torch.contiguous_format, torch.channels_last))
+        if node.op == "output" or spelled(node) in VIEWS:
+            operands = node.all_input_nodes if node.op == "output" else [node.args[0]]
+            for operand in [x for x in operands if x in changed and _rank(x) > 2]:
+                layout = _layout(operand) or torch.contiguous_format
+                node.replace_input_with(operand, _laid(node, operand, layout, torch.channels_last))
 
 
 def _bring_gradients_back(images: set[fx.Node]) -> None:
