@@ -194,3 +194,14 @@ def test_a_view_inside_a_kernel_does_not_run() -> None:
     units = schedule(graph, fuse(graph, "forward", target_named("cpu")).regions)
     views = [unit for unit in units if isinstance(unit, fx.Node) and is_view(unit)]
     assert [view.all_input_nodes[0].name for view in views] == ["w_1"]
+
+
+def test_what_no_kernel_reads_does_not_run() -> None:
+    """The gradient of an average needs the shape of its operand, not its values: no product is computed for it."""
+
+    def program(gradient: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return torch.ops.aten.avg_pool2d_backward(gradient, x @ w, [2, 2], [2, 2], [0, 0], False, True, None)
+
+    graph = aten(program, torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 8, 8), torch.zeros(8, 8))
+    units = schedule(graph, fuse(graph, "backward", target_named("cpu")).regions)
+    assert [unit.name for unit in units] == ["backward0_avg_pool2d_backward"]

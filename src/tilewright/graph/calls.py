@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tilewright.operators.table import row_of
 from tilewright.records.errors import CaptureError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from tilewright.records.program import OperatorClass
 
+T = TypeVar("T")
 
 LAUNCHED = "launched"
 """In a node's metadata: the operator that it is on the device that a graph is planned for, where that is another."""
@@ -61,7 +62,7 @@ def class_of(node: Node) -> OperatorClass:
     return "unknown" if row is None else row.operator_class
 
 
-def closure(start: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> set[Node]:
+def closure(start: Iterable[T], step: Callable[[T], Iterable[T]]) -> set[T]:
     """`start`, what `step` gives of it, what it gives of that, and so on."""
     found, todo = set(start), list(start)
     while todo:

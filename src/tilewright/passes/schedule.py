@@ -9,7 +9,7 @@ of a weight) runs as soon as it can: what it reads beside the gradient can go.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import fx
 
@@ -28,8 +28,8 @@ def schedule(graph: fx.Graph, regions: list[Region]) -> list[Unit]:
     unit_of: dict[fx.Node, Unit] = {m: r for r in regions for m in r.members}
     for region in regions:
         unit_of.update({value: region for value in region.lowered.outputs})
-    needed = _needed(graph, regions, unit_of)
-    units: list[Unit] = [*regions, *(n for n in graph.nodes if n in needed)]
+    needed = _needed(graph, unit_of)
+    units: list[Unit] = [unit for unit in (*regions, *graph.nodes) if unit in needed]
     for node in units:
         if isinstance(node, fx.Node):
             unit_of[node] = node
@@ -48,21 +48,23 @@ def schedule(graph: fx.Graph, regions: list[Region]) -> list[Unit]:
     return _topological(units, before, order)
 
 
-def _needed(graph: fx.Graph, regions: list[Region], unit_of: dict[fx.Node, Unit]) -> set[fx.Node]:
-    """Nodes outside regions that must run: results, impure calls, and what they and the kernels read."""
-    kept = {n for n in graph.nodes if n.op == "call_function" and n not in unit_of and not is_view(n)}
-    read = [*graph.output_node().all_input_nodes, *(i for r in regions for i in r.lowered.inputs)]
-    read += [operand for node in kept for operand in node.all_input_nodes]
+def _needed(graph: fx.Graph, unit_of: dict[fx.Node, Unit]) -> set[Unit]:
+    """What must run: results, impure calls, and what these read. A kernel may not read all operands of its members."""
 
-    def must_run(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-        return [n for n in nodes if n not in unit_of and n not in kept and n.op != "placeholder"]
+    def units(nodes: Iterable[fx.Node]) -> list[Unit]:
+        return [unit_of.get(n, n) for n in nodes if n.op != "placeholder"]
 
-    return kept | closure(must_run(read), lambda node: must_run(node.all_input_nodes))
+    impure = [n for n in graph.nodes if n.op == "call_function" and not is_pure(n)]
+    start = units([*graph.output_node().all_input_nodes, *impure])
+    return closure(start, lambda unit: units(_reads(unit)))
+
+
+def _reads(unit: Unit) -> Sequence[fx.Node]:
+    return unit.lowered.inputs if isinstance(unit, Region) else unit.all_input_nodes
 
 
 def _waits_for(unit: Unit, unit_of: dict[fx.Node, Unit]) -> set[Unit]:
-    reads = unit.lowered.inputs if isinstance(unit, Region) else tuple(unit.all_input_nodes)
-    return {unit_of[node] for node in reads if node in unit_of}
+    return {unit_of[node] for node in _reads(unit) if node in unit_of}
 
 
 def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[fx.Node, int]) -> list[Unit]:
@@ -98,8 +100,7 @@ def _computed_again(units: list[Unit], before: dict[Unit, set[Unit]], order: dic
 
     def waits_for_gradients(unit: Unit) -> bool:
         if unit not in waits:
-            reads = unit.lowered.inputs if isinstance(unit, Region) else unit.all_input_nodes
-            waits[unit] = any(r in incoming for r in reads) or any(map(waits_for_gradients, before[unit]))
+            waits[unit] = any(r in incoming for r in _reads(unit)) or any(map(waits_for_gradients, before[unit]))
         return waits[unit]
 
     return {unit for unit in sorted(units, key=_position(order)) if not waits_for_gradients(unit)}
