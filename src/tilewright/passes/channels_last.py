@@ -140,7 +140,7 @@ def _is_trained(node: fx.Node) -> bool:
 
 
 def _changed(convolutions: list[fx.Node]) -> set[fx.Node]:
-    """Nodes whose layout may change: the convolutions and what is computed from them. A view's operand keeps eager's."""
+    """Nodes whose layout may change: convolutions and what is computed from them; views have operands as in eager."""
     return closure(convolutions, lambda node: (user for user in node.users if spelled(user) not in VIEWS))
 
 
