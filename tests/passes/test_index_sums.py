@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
 from tilewright.hardware.target import target_named
-from tilewright.passes import index_sums
 from tilewright.passes.index_sums import sum_by_index
 
 put = torch.ops.aten.index_put
@@ -99,27 +98,6 @@ def test_rows_that_shared_memory_holds(name: str, deterministic: None) -> None:
     torch.testing.assert_close(run(graph, y, ROWS), IN_ROWS[name](y, ROWS))
 
 
-def test_many_rows_of_a_large_table_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gradient(y: Tensor, i: Tensor) -> Tensor:
-        return y.new_zeros(20000, 2048).index_put((i,), y, accumulate=True)
-
-    small = torch.zeros(4096, 2048, dtype=torch.bfloat16)
-    graph = aten(gradient, small, torch.zeros(4096, dtype=torch.int64))
-    (decision,) = sum_by_index(graph, H200)
-    assert decision.verdict == "taken" and "sorted" in decision.reason
-    assert "tilewright.embedding_sums.default" in calls(graph)
-    y, index = drawn((7, 3), torch.float32), ROWS
-
-    def few(y: Tensor, i: Tensor) -> Tensor:
-        return y.new_zeros(5, 3).index_put((i,), y, accumulate=True)
-
-    monkeypatch.setattr(index_sums, "SORT_US", -1e6)
-    graph = aten(few, y, index)
-    sum_by_index(graph, H200)
-    assert "tilewright.embedding_sums.default" in calls(graph)
-    torch.testing.assert_close(run(graph, y, index), few(y, index))
-
-
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
@@ -163,19 +141,3 @@ def test_what_stays() -> None:
         lambda y, i: y.new_zeros(5, 4).scatter_reduce(0, i.view(7, 1).expand(7, 4) % 5, y, "amax"),
     ):
         assert sum_by_index(aten(function, y, ROWS), H200) == []
-
-
-def test_indices_that_are_sorted_are_known_to_be() -> None:
-    """4096 rows for eight experts in their order: 16 rows of a tile go to one place."""
-    y = torch.zeros(4096, 5632, dtype=torch.bfloat16)
-
-    def gradient(y: Tensor, i: Tensor) -> Tensor:
-        return y.new_zeros(8, 5632).index_put((i.sort()[0].clamp(max=7),), y, accumulate=True)
-
-    def of_any(y: Tensor, i: Tensor) -> Tensor:
-        return y.new_zeros(8, 5632).index_put((i,), y, accumulate=True)
-
-    index = torch.zeros(4096, dtype=torch.int64)
-    in_order, in_none = (sum_by_index(aten(function, y, index), H200)[0] for function in (gradient, of_any))
-    assert in_order.predicted_us is not None and in_none.predicted_us is not None
-    assert in_order.predicted_us < in_none.predicted_us

@@ -1,14 +1,11 @@
-"""Sums at indices that may repeat are tilewright's kernels on a GPU: rows in shared memory, atomic additions in fp32,
-or sorted positions.
+"""Sums at indices that may repeat are tilewright's kernels on a GPU: rows in shared memory, or atomics in fp32.
 
     dx = index_put(zeros [n, m, …], [i, j], dy, accumulate)  →  dx = to_copy(index_sums(dy, i · m + j, n · m))
     dx = index_add(zeros, dim, i, dy)                        →  dx = to_copy(index_sums(dy, i, n))
     dx = scatter_add(zeros, dim, i, dy)                      →  dx = to_copy(index_sums(dy, i, n))
     dx = scatter_add(zeros, -1, i, dy)                       →  dx = scatter_sums(dy, i, n)
 
-    dx = index_put(zeros [n, …], [i], dy, accumulate)        →  dx = embedding_sums(dy, *sort(i), n)
-
-The last where that is predicted to take less, the one before for rows of a result that shared memory holds.
+The last for rows of a result that shared memory holds.
 
 PyTorch sorts the indices of `index_put` in some 25 launches, and one warp adds up each index after the other: 712 µs in
 the mean for the gradients of eight experts' biases, 4096 rows of 1024 and of 5632 in bf16 (H200). Its others add by
@@ -18,7 +15,6 @@ positions of an attention, and 22 for the zeros before, where one read and one w
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -31,8 +27,6 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_formula, replace
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
-from tilewright.hardware.floor import floor_us
-from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
 from tilewright.passes.shared_zeros import is_zeros
 from tilewright.passes.units import behind_views, gradients
@@ -43,13 +37,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 ADDS = (aten.index_add.default,)
 SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two)
-ATOMICS = 3e5
-"""Additions in a microsecond: Inductor's kernel in SegFormer's training step has 1.26e9 in 4184 µs (H200)."""
-CONTENDED = 1e3
-"""The same to one address; an estimate: about one a clock of L2."""
-SORT_US, SORT_POSITION_US = 25.0, 0.0009
-"""Of a sort with the kernels that find its runs: 84 µs for 65536 positions (H200)."""
-LAUNCH_US = 2.0
 
 
 class Refusal(Exception):
@@ -73,12 +60,6 @@ class _Sums:
     """Whether a negative index counts from the end."""
 
     @property
-    def value(self) -> Tensor:
-        found = calls.output(self.node)
-        assert found is not None
-        return found
-
-    @property
     def extent(self) -> int:
         return prod(self.shape[self.start : self.start + len(self.indices)])
 
@@ -97,11 +78,6 @@ class _Sums:
 
         return self.by_element and self.start == len(self.shape) - 1 and self.extent <= MOST
 
-    @property
-    def can_be_sorted(self) -> bool:
-        """Whether rows are sent to rows."""
-        return not self.by_element and self.start == 0 and len(self.indices) == 1 and self.extent < 2**31
-
 
 def sum_by_index(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite `graph`, a joint graph of ATen operators, in place; a decision for each call that adds at indices."""
@@ -109,7 +85,7 @@ def sum_by_index(graph: fx.Graph, target: Target) -> list[Decision]:
         return []
     found = [node for node in graph.nodes if node.op == "call_function" and _accumulates(node)]
     behind = gradients(graph) if found else set()
-    return [_decide(node, "backward" if node in behind else "forward", target.profile) for node in found]
+    return [_decide(node, "backward" if node in behind else "forward") for node in found]
 
 
 def _accumulates(node: fx.Node) -> bool:
@@ -120,7 +96,7 @@ def _accumulates(node: fx.Node) -> bool:
     return node.target in (*ADDS, *SCATTERS)
 
 
-def _decide(node: fx.Node, side: GraphName, profile: DeviceProfile) -> Decision:
+def _decide(node: fx.Node, side: GraphName) -> Decision:
     name, line = calls.operator_name(node.target).partition(".")[0], source_line(node)
     values = _values(node)
     producer = behind_views(values).name
@@ -129,23 +105,10 @@ def _decide(node: fx.Node, side: GraphName, profile: DeviceProfile) -> Decision:
     except Refusal as refusal:
         reason = f"tilewright.index_sums does not take {name}: {refusal}"
         return Decision(side, producer, node.name, "refused", reason, source=line, passed_by="index sums")
-    if sums.in_rows:
-        new = _apply(sums, _by_rows)
-        reason = f"sums at computed places are tilewright's kernel, in place of zeros and {name}"
-        return Decision(side, producer, new.name, "taken", reason, source=line, passed_by="index sums")
-    atomic, by_order = _atomic_us(sums, profile), _sorted_us(sums, profile)
-    positions = sums.sizes[1]
-    if by_order < atomic:
-        new = _apply(sums, _by_order)
-        reason = f"{positions} positions are sorted and summed: {by_order:.0f} µs, by atomic additions {atomic:.0f}"
-    else:
-        new = _apply(sums, _by_atomics)
-        reason = f"{positions} positions are added by atomics in fp32: {atomic:.0f} µs, in place of {name}"
-        reason += f"; sorted {by_order:.0f}" if sums.can_be_sorted else ""
-    return Decision(
-        side, producer, new.name, "taken", reason,
-        predicted_us=min(atomic, by_order), source=line, passed_by="index sums",
-    )  # fmt: skip
+    how = "in rows that shared memory holds" if sums.in_rows else "by atomics in fp32"
+    reason = f"{sums.sizes[1]} positions are added {how}, in place of {name}"
+    new = _apply(sums, _by_rows if sums.in_rows else _by_atomics)
+    return Decision(side, producer, new.name, "taken", reason, source=line, passed_by="index sums")
 
 
 def _values(node: fx.Node) -> fx.Node:
@@ -206,50 +169,8 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(found.shape)
 
 
-def _atomic_us(sums: _Sums, profile: DeviceProfile) -> float:
-    from tilewright.kernels.index_sums.triton import rows_of_tile
-
-    outer, positions, columns = sums.sizes
-    count, results = outer * positions * columns, sums.value.numel()
-    rows = 1 if sums.by_element else rows_of_tile(columns)
-    distinct = sums.extent * (1 - (1 - 1 / sums.extent) ** rows)
-    added = count * (min(distinct, 1.0) if _is_sorted(sums.indices) else distinct) / rows
-    moved = _moved_us(count * sums.value.itemsize, 0, profile)
-    adding = max(moved, added / ATOMICS, added / results / CONTENDED)
-    cast = _moved_us(results * 4, results * sums.value.itemsize, profile) if sums.value.dtype != torch.float32 else 0.0
-    return 2 * LAUNCH_US + _moved_us(0, results * 4, profile) + adding + cast
-
-
-def _sorted_us(sums: _Sums, profile: DeviceProfile) -> float:
-    if not sums.can_be_sorted:
-        return float("inf")
-    _, positions, columns = sums.sizes
-    itemsize = sums.value.itemsize
-    moved = _moved_us(positions * columns * itemsize, sums.value.numel() * itemsize, profile)
-    return SORT_US + SORT_POSITION_US * positions + moved
-
-
-def _moved_us(read: int, written: int, profile: DeviceProfile) -> float:
-    total = read + written
-    return floor_us(total, 0, 0, "", total, profile, "pointwise", bytes_written=written)[0]
-
-
-def _is_sorted(indices: Sequence[fx.Node]) -> bool:
-    """Whether one index grows with its position: values of a sort, through functions that keep their order."""
-    if len(indices) > 1:
-        return False
-    node = indices[0]
-    while node.target in (aten.clamp.default, aten._to_copy.default, aten.view.default, aten.floor_divide.default):
-        node = node.all_input_nodes[0]
-    sorts = (aten.sort.default, aten.sort.stable)
-    if node.target is not operator.getitem or node.args[1] != 0:
-        return False
-    return node.all_input_nodes[0].target in sorts
-
-
 def _apply(sums: _Sums, formula: Callable[..., Tensor]) -> fx.Node:
     # They define the operators.
-    import tilewright.kernels.embedding
     import tilewright.kernels.index_sums
     import tilewright.kernels.scatter_sums  # noqa: F401
 
@@ -289,12 +210,3 @@ def _numbered(indices: Sequence[Tensor], extents: Sequence[int]) -> Tensor:
     for place, extent in zip(places[1:], extents[1:], strict=True):
         flat, inside = flat * extent + place, inside & (place >= 0) & (place < extent)
     return torch.where(inside, flat, prod(extents))
-
-
-def _by_order(sums: _Sums, values: Tensor, index: Tensor) -> Tensor:
-    _, positions, columns = sums.sizes
-    rows = values.expand(*index.shape, *sums.shape[1:]).reshape(positions, columns)
-    places = torch.where(index < 0, index + sums.extent, index) if sums.wraps else index
-    keys, order = places.reshape(-1).to(torch.int32).sort(stable=True)
-    total: Tensor = torch.ops.tilewright.embedding_sums(rows, keys, order, sums.extent, -1)
-    return total.view(sums.shape)
