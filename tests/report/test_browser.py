@@ -140,7 +140,6 @@ def test_hovering_an_operator_tells_its_cost_and_lights_its_region(browser: Brow
     [
         ("#roofline-chart", ("intensity", "measured", "floor", "bound")),
         ("#memory-chart", ("live bytes", " MB")),
-        ("#predicted-chart", ("predicted", "ratio")),
     ],
 )
 def test_a_mark_of_a_chart_tells_its_figures(browser: Browser, sample: Path, chart: str, words: tuple[str]) -> None:

@@ -186,32 +186,6 @@ def live_memory(points: Rows) -> dict[str, Any]:
     return _spec(alt.layer(curves, points_, labels.mark_text(dy=-10).encode(text="peak:N")), height=280)
 
 
-def predicted(points: Rows) -> dict[str, Any]:
-    """Predicted against measured time, both logarithmic; the band is within a factor of 1.5. Dataset: `predicted`."""
-    import altair as alt
-
-    values = [float(point[key]) for point in points for key in ("predicted_us", "measured_us") if point[key]]
-    ends = [{"x": at, "low": at / 1.5, "at": at, "high": at * 1.5} for at in (min(values) / 2, max(values) * 2)]
-    line = alt.Chart(alt.InlineData(values=ends)).encode(x=alt.X("x:Q", scale=alt.Scale(type="log")))
-    marks = alt.Chart(alt.NamedData("predicted")).transform_calculate(
-        x="datum.predicted_us", at="datum.measured_us", ratio="datum.measured_us / datum.predicted_us"
-    )
-    y = alt.Y("at:Q", scale=alt.Scale(type="log"), axis=_decades("measured, µs"))
-    return _spec(
-        alt.layer(
-            line.mark_area(opacity=0.08).encode(y=alt.Y("low:Q", scale=alt.Scale(type="log")), y2="high:Q"),
-            line.mark_line(strokeWidth=1.5).encode(y=y),
-            marks.mark_point(filled=True, size=60).encode(
-                x=alt.X("x:Q", scale=alt.Scale(type="log"), axis=_decades("predicted, µs")),
-                y=y,
-                color=alt.Color("what:N", legend=alt.Legend(title=None)),
-                tooltip=["name:N", "what:N", "predicted_us:Q", "measured_us:Q", "ratio:Q"],
-            ),
-        ),
-        height=_HEIGHT,
-    )
-
-
 def allocated() -> dict[str, Any]:
     """An allocator's bytes over time. Dataset `allocated` has `begin` in seconds, `what`, `bytes` and `is_peak`."""
     import altair as alt

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tilewright.records.cache import build, key_of
 from tilewright.records.errors import CacheError
-from tilewright.report.charts import live_memory, predicted, roofline
+from tilewright.report.charts import live_memory, roofline
 from tilewright.report.optimised_findings import findings
 from tilewright.report.output import write_document
 from tilewright.report.page_budget import harmless_json
@@ -123,12 +123,10 @@ def _vega() -> str:
 
 def _charts(answers: Mapping[str, Answer]) -> dict[str, Any]:
     """The charts of a program, each with the name of its answer."""
-    rows = {name: answers[name].records() for name in ("roofline", "ceilings", "memory", "predicted")}
+    rows = {name: answers[name].records() for name in ("roofline", "ceilings", "memory")}
     charts = {"roofline": roofline(rows["roofline"], rows["ceilings"])} if rows["roofline"] else {}
     if rows["memory"]:
         charts["memory"] = live_memory(rows["memory"])
-    if rows["predicted"]:
-        charts["predicted"] = predicted(rows["predicted"])
     return charts
 
 

@@ -45,9 +45,8 @@ FROM decision""",
         "predicted",
         "Prediction",
         "Predicted against measured",
-        "On the line the prediction was right; the band is within a factor of 1.5. What is off by more than two times "
-        "is marked: the model of times is not fitted to such kernels on this device, which `tilewright doctor "
-        "--kernels` does.",
+        "What is off by more than two times is marked: the model of times is not fitted to such kernels on this "
+        "device, which `tilewright doctor --kernels` does.",
         """\
 WITH timed AS (
     SELECT 'region' AS what, graph || ' ' || name AS name, predicted_us, measured_us FROM region
