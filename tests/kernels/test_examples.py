@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples.kernels import gelu, linear_narrow, matmul, softmax, weighted_sum
+from examples.kernels import gelu, matmul, softmax, weighted_sum
 from tests.kernels.hopper import assembled
 from tilewright.bench import peers
 from tilewright.bench.catalogue import suite
-from tilewright.kernels.linear import cuda
 from tilewright.records.errors import UsageError
 
 TAUGHT = (
@@ -19,8 +18,6 @@ TAUGHT = (
     ("softmax", "online-loop"),
     ("gelu", "tilewright-cuda"),
     ("weighted_sum", "tilewright-16x64"),
-    ("linear_gelu", "tilewright-narrow"),
-    ("linear_dropout_add", "tilewright-narrow"),
 )
 
 
@@ -96,12 +93,3 @@ def test_the_weighted_sum_compiles_without_spills() -> None:
     tile = {"ROWS": weighted_sum.ROWS, "COLUMNS": weighted_sum.COLUMNS}
     code = compiled(weighted_sum.forward, types, tile, ("columns", "x_row"), weighted_sum.WARPS)
     assert spilled(code) == 0 and "ld.global.v4.b32" in code.asm["ptx"]
-
-
-@pytest.mark.parametrize("epilogue", cuda.EPILOGUES)
-def test_the_narrow_linear_does_not_spill(epilogue: cuda.Epilogue, tmp_path: Path) -> None:
-    shape = linear_narrow.NARROW
-    settings = cuda.definitions(shape, epilogue, True, epilogue in ("gelu", "gelu_tanh"), torch.bfloat16)
-    found = assembled(cuda.SOURCE, settings, tmp_path)
-    assert found["spilled"] == 0 and found["serialized"] == 0
-    assert found["registers"] * shape.threads <= 65536 and shape.shared_bytes <= 227 * 1024

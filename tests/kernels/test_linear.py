@@ -215,26 +215,6 @@ def test_the_scale_of_dropout_in_two_factors(dtype: torch.dtype) -> None:
     assert (cuda.factors(65519.0, dtype) is None) == (dtype == torch.float16)
 
 
-def test_philox_by_pieces_does_not_spill(tmp_path: Path) -> None:
-    assert cuda.by_pieces(4096) and not cuda.by_pieces(768)
-    settings = cuda.definitions(cuda.WIDE, "dropout_add", True, False, torch.bfloat16, pieces=True)
-    found = assembled(cuda.SOURCE, settings, tmp_path)
-    assert found["spilled"] == 0 and found["serialized"] == 0
-
-
-@pytest.mark.parametrize("factor", [0xD2511F53, 0xCD9E8D57])
-def test_a_product_by_pieces_loses_no_carry(factor: int) -> None:
-    """The steps of `multiply_by_pieces` in exact integers: none leaves 32 bits, and the high word is right."""
-    low, high = factor & 0xFFFF, factor >> 16
-    edges = [0, 1, 0xFFFF, 0x10000, 0xFFFF0000, 0xFFFFFFFF]
-    for x in [*edges, *torch.randint(2**32, (20000,), generator=torch.Generator().manual_seed(0)).tolist()]:
-        first = (x & 0xFFFF) * low
-        second = (x & 0xFFFF) * (high & 255) + (x >> 16) * (low & 255) + (first >> 16)
-        third = (x & 0xFFFF) * (high >> 8) + (x >> 16) * (low >> 8) + (second >> 8)
-        word = (x >> 16) * high + (third >> 8)
-        assert max(first, second, third, word) < 2**32 and word == x * factor >> 32
-
-
 @pytest.mark.parametrize(("form", "approximate"), [(0, "none"), (1, "tanh")], ids=["erf", "tanh"])
 def test_the_polynomials_of_gelu(form: int, approximate: str) -> None:
     """The steps of `activate` on every bf16 value of [-5, 5], in float64 rounded as the GPU rounds each."""
@@ -255,13 +235,12 @@ def test_the_polynomials_of_gelu(form: int, approximate: str) -> None:
 
 @pytest.mark.parametrize("epilogue", cuda.EPILOGUES)
 def test_the_hopper_kernel_does_not_spill(epilogue: cuda.Epilogue, tmp_path: Path) -> None:
-    shape = cuda.WIDE
     for dtype in (torch.bfloat16, torch.float16):
-        settings = cuda.definitions(shape, epilogue, True, epilogue in ("gelu", "gelu_tanh"), dtype)
+        settings = cuda.definitions(epilogue, True, epilogue in ("gelu", "gelu_tanh"), dtype)
         found = assembled(cuda.SOURCE, settings, tmp_path)
         assert found["spilled"] == 0 and found["serialized"] == 0
-        assert found["registers"] * shape.threads <= 65536
-    assert shape.shared_bytes <= 227 * 1024
+        assert found["registers"] * cuda.THREADS <= 65536
+    assert cuda.SHARED_BYTES <= 227 * 1024
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -269,7 +248,7 @@ def test_the_hopper_kernel_does_not_spill(epilogue: cuda.Epilogue, tmp_path: Pat
 def test_no_copy_loses_its_policy(epilogue: cuda.Epilogue, dtype: torch.dtype, tmp_path: Path) -> None:
     """Where ptxas 13.0 takes the addresses of such copies apart they are illegal instructions (`copy_piece`)."""
     for bias in (True, False):
-        assembled(cuda.SOURCE, cuda.definitions(cuda.WIDE, epilogue, bias, False, dtype), tmp_path)
+        assembled(cuda.SOURCE, cuda.definitions(epilogue, bias, False, dtype), tmp_path)
         copies = [line for line in instructions(tmp_path) if "LDGSTS" in line]
         assert copies and not [line for line in copies if "+UR" in line]
 

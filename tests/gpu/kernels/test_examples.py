@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from examples.kernels import gelu, linear_narrow, matmul, weighted_sum
+from examples.kernels import gelu, matmul, weighted_sum
 from tests.gpu.kernels.launching import on_a_side_stream, replayed, values_of
 from tests.kernels.layouts import layouts
 from tilewright.bench.catalogue import suite
-from tilewright.hardware.architectures import limits_of
 from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
@@ -69,17 +68,3 @@ def test_the_product_beyond_32_bits() -> None:
     )
     c = matmul.in_triton(a, b)
     torch.testing.assert_close(c[-64:], a[-64:] @ b)
-
-
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or not limits_of(GPU).wgmma, reason="the kernel needs wgmma: compute capability 9.0"
-)
-@pytest.mark.parametrize("sizes", [(1, 8, 8), (1000, 776, 72), (8192, 512, 64)], ids=str)
-def test_the_narrow_linear(sizes: tuple[int, int, int]) -> None:
-    m, n, k = sizes
-    x, residual = (torch.randn(shape, device=GPU).bfloat16() for shape in ((m, k), (m, n)))
-    weight, bias = torch.randn(n, k, device=GPU).mul_(k**-0.5).bfloat16(), torch.randn(n, device=GPU).bfloat16()
-    rows = prove(suite("linear_gelu"), linear_narrow.linear_gelu, (x, weight, bias, "none"), backward=False)
-    inputs = x, weight, bias, residual, 0.1
-    rows += prove(suite("linear_dropout_add"), linear_narrow.linear_dropout_add, inputs, backward=False)
-    assert [row for row in rows if not row.ok] == []

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tilewright.bench.peers import example, generated, inductor
+from tilewright.bench.peers import generated, inductor
 from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.dropout_add import drawn_by_pytorch
 from tilewright.kernels.linear import (
@@ -84,26 +84,19 @@ def _draws(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[torch.Ten
     return (drawn_by_pytorch(x.new_empty(len(x), len(weight)), rest[-1]),)
 
 
-def _ours(operator: str, function: Callable[..., Any], fused: Callable[..., Any], limit: str) -> tuple[Variant, ...]:
+def _ours(function: Callable[..., Any], fused: Callable[..., Any], limit: str) -> tuple[Variant, ...]:
     """What a user gets, our kernel, and the one that it was chosen over."""
-    narrow = "products of 128 columns in place of 256: x is read twice, seven epilogue warps in place of three"
     return (
-        Variant(
-            "tilewright", "cuda", function, "the fastest of the implementations below, as measured at these sizes"
-        ),
+        Variant("tilewright", "cuda", function, "the fastest of the implementations below, as measured at these sizes"),
         Variant(
             "tilewright-cuda", "cuda", lambda *inputs: fused(*inputs)[0], limit, directions=FORWARD, refuses=_refuses
         ),
-        example(
-            "tilewright-narrow", "cuda", f"kernels/linear_narrow.py:{operator}", narrow, directions=FORWARD,
-            refuses=_refuses,
-        ),
-    )  # fmt: skip
+    )
 
 
 def _gelu_suite(name: str, approximate: str) -> Suite:
     variants = [
-        *_ours("linear_gelu", linear_gelu, gelu_fused, "matrix rate under the power cap"),
+        *_ours(linear_gelu, gelu_fused, "matrix rate under the power cap"),
         Variant("tilewright-apart", "torch", lambda *inputs: gelu_apart(*inputs)[0], "the second pass over y"),
         Variant("eager", "torch", _eager_gelu, "the second pass over y"),
         generated(_eager_gelu, note="the second pass over y, where no epilogue is generated"),
@@ -141,7 +134,7 @@ SUITES = {
         reference=reference.linear_dropout_add,
         workload=_workload(residual=True),
         variants=(
-            *_ours("linear_dropout_add", linear_dropout_add, dropout_add_fused, _DROPOUT_LIMIT),
+            *_ours(linear_dropout_add, dropout_add_fused, _DROPOUT_LIMIT),
             Variant(
                 "tilewright-apart",
                 "triton",

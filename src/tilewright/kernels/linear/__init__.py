@@ -115,12 +115,11 @@ def _check(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 
 
 def gelu_recipe(
-    call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, approximate: str, keep: bool,
-    shape: cuda.ProductBuild = cuda.WIDE,
-) -> Recipe:  # fmt: skip
+    call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, approximate: str, keep: bool
+) -> Recipe:
     """The result, and the value before the GELU (empty unless `keep`); for what `cuda.refuses` does not refuse."""
     epilogue: cuda.Epilogue = "gelu_tanh" if approximate == "tanh" else "gelu"
-    return call.finish(*cuda.product(call, x, weight, bias, epilogue, shape=shape, keep=keep))
+    return call.finish(*cuda.product(call, x, weight, bias, epilogue, keep=keep))
 
 
 def _chosen_gelu_recipe(
@@ -144,10 +143,9 @@ def gelu_fused(
     bias: torch.Tensor | None,
     approximate: str = "none",
     keep: bool = False,
-    shape: cuda.ProductBuild = cuda.WIDE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By our kernel; for what `cuda.refuses` does not refuse."""
-    y, pre = perform_part("tilewright::linear_gelu", gelu_recipe, x, weight, bias, approximate, keep, shape)
+    y, pre = perform_part("tilewright::linear_gelu", gelu_recipe, x, weight, bias, approximate, keep)
     return y, pre
 
 
@@ -208,7 +206,7 @@ _gelu = define(
 
 def dropout_add_recipe(
     call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, residual: Operand, p: float,
-    state: Operand | None = None, shape: cuda.ProductBuild = cuda.WIDE,
+    state: Operand | None = None,
 ) -> Recipe:  # fmt: skip
     """The result and, unless `state` has them, what the backward draws the mask from (as `dropout_add` returns it).
 
@@ -217,7 +215,7 @@ def dropout_add_recipe(
     is_captured = state is not None
     state = state or call.empty((2,), torch.int64)
     if p == 0.0:
-        y, _ = cuda.product(call, x, weight, bias, "add", shape=shape, residual=residual)
+        y, _ = cuda.product(call, x, weight, bias, "add", residual=residual)
     else:
         factors = cuda.factors(generator.scale(p), x.dtype)
         assert factors is not None
@@ -228,9 +226,7 @@ def dropout_add_recipe(
         draw = cuda.Draw(0, 0, None, is_captured, limit, *factors, threads, row_turn, row_thread)
         if not is_captured:
             call.draw(geometry.advance)
-        y, _ = cuda.product(
-            call, x, weight, bias, "dropout_add", shape=shape, residual=residual, draw=draw, state=state
-        )
+        y, _ = cuda.product(call, x, weight, bias, "dropout_add", residual=residual, draw=draw, state=state)
     return call.finish(y) if is_captured else call.finish(y, state)
 
 
@@ -265,15 +261,14 @@ def dropout_add_fused(
     bias: torch.Tensor | None,
     residual: torch.Tensor,
     p: float,
-    shape: cuda.ProductBuild = cuda.WIDE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By our kernel; for what `dropout_add_recipe` is for."""
     name, operands = "tilewright::linear_dropout_add", (x, weight, bias, residual, p)
     if p > 0.0 and torch.cuda.is_current_stream_capturing():
         state = generator.take_captured(x.device, _geometry(x, weight).advance)
-        (y,) = perform_part(name, dropout_add_recipe, *operands, state, shape)
+        (y,) = perform_part(name, dropout_add_recipe, *operands, state)
     else:
-        y, state = perform_part(name, dropout_add_recipe, *operands, None, shape)
+        y, state = perform_part(name, dropout_add_recipe, *operands, None)
     return y, state
 
 

@@ -2,25 +2,23 @@
 //
 //   x [M, K], w [N, K], bias [N], residual [M, N], y [M, N]: one 16-bit dtype, rows contiguous; sums in fp32.
 //
-// A program computes tiles of 128 × 256 and has twelve warps (sixteen where COLUMNS is 128):
+// A program computes tiles of 128 × 256 and has twelve warps:
 //
 //   0      producer   one thread issues bulk tensor copies of x and w into a ring of STAGES slots. Both programs
 //                     of a cluster need the same rows of w: each fetches half and multicasts it to both. In a deep
 //                     product they are copied into L2 AHEAD steps before.
-//   next   epilogue   three warps (seven) read the hand-over buffer by rows, apply GELU, or dropout and residual, and
-//                     store, while the math warps are in the main loop of the next tile. The registers of a matrix
-//                     instruction of 256 columns leave room for three; two of 128 columns, which read x twice,
-//                     leave room for seven.
+//   next   epilogue   three warps read the hand-over buffer by rows, apply GELU, or dropout and residual, and store,
+//                     while the math warps are in the main loop of the next tile. The registers of a matrix
+//                     instruction of 256 columns leave room for three.
 //   last   math       two warpgroups of 64 rows each: wgmma into registers, then + bias, rounded, into the
 //                     hand-over buffer in shared memory, and on to the next tile at once.
 //
-// All warps finish the last tile of a program, since the matrix units have nothing more to do. Where a tile takes long
-// enough (PIECES), the epilogue warps draw the mask of dropout; else the math warps draw it after the hand-over, while
-// the matrix units rest.
+// All warps finish the last tile of a program, since the matrix units have nothing more to do. The math warps draw the
+// mask of dropout after the hand-over, while the matrix units rest.
 //
 // Limit: the matrix rate under the power cap; at K = 768, and with dropout, the instructions of the epilogue: a busy
 // multiprocessor issues few (dropout.cuh), and its quarter with the producer none. H200, bf16, medians of interleaved
-// runs: cuBLAS's product alone in TFLOP/s, this kernel as a share of that, with twelve warps (sixteen):
+// runs: cuBLAS's product alone in TFLOP/s, this kernel as a share of that:
 //
 //   M x N x K               8192x16384x4096  8192x4096x16384  16384x3072x768  4096x4096x4096
 //   cuBLAS, product alone        726              705              657             755
@@ -28,14 +26,13 @@
 //   GELU by erf                  1.02             1.00             0.98            0.98
 //   GELU by tanh                 1.02             1.00             0.98            0.98
 //   residual                     1.03             1.00             0.93            0.97
-//   dropout and residual         1.00             1.00             0.65 (0.63)     0.93 (0.84)
+//   dropout and residual            -             0.97             0.65            0.89
 //
 // A tile's mask takes each quarter of a multiprocessor 64 calls of Philox, some 5000 cycles at rest or beside the matrix
 // units; a tile at K = 768 takes 15,000. So 0.75 is the bound for dropout there. docs/experiments.md: what was tried.
 //
-// Settings: COLUMNS, STAGES, EPILOGUE (0 none, 1 GELU by erf, 2 GELU by tanh, 3 residual, 4 dropout and residual),
-// BIAS, KEEP_PRE (the value before the activation is stored too), HALF (fp16, otherwise bf16), PIECES (Philox
-// multiplies by pieces).
+// Settings: STAGES, EPILOGUE (0 none, 1 GELU by erf, 2 GELU by tanh, 3 residual, 4 dropout and residual),
+// BIAS, KEEP_PRE (the value before the activation is stored too), HALF (fp16, otherwise bf16).
 
 #include "dropout.cuh"
 #include "instructions.cuh"
@@ -46,14 +43,12 @@ constexpr int X_BYTES = BM * BK * 2, W_BYTES = BN * BK * 2, W_PART = W_BYTES / C
 constexpr int ROW_BYTES = BN * 2, HALF_TILE = BM / 2 * ROW_BYTES;
 constexpr int AHEAD = 8, DEEP = 32;  // steps from a copy into L2 to the one into shared memory, if a tile has DEEP
 constexpr int BIAS_SLOTS = STAGES + 1;  // with one step a tile the producer is STAGES tiles ahead of the additions
-constexpr int EPILOGUE_WARPS = COLUMNS == 256 ? 3 : 7, MATH_WARPS = 8, MATH_THREADS = 128, WARP_ROWS = 16;
+constexpr int EPILOGUE_WARPS = 3, MATH_WARPS = 8, MATH_THREADS = 128, WARP_ROWS = 16;
 constexpr int THREADS = 32 * (1 + EPILOGUE_WARPS + MATH_WARPS);
-// Registers a thread; twelve or sixteen warps start with 168 or 128.
-constexpr int EPILOGUE_REGISTERS = COLUMNS == 256 ? 136 : 88, MATH_REGISTERS = COLUMNS == 256 ? 184 : 168;
-constexpr bool AT_REST = EPILOGUE == 4 && COLUMNS == 256 && !PIECES;  // the math warps draw the mask
-constexpr int GROUP_ROWS = COLUMNS == 128 ? 1 : AT_REST ? 2 : 4;  // rows that an epilogue warp computes together
-constexpr int RING = COLUMNS == 128 ? 4 : AT_REST ? 3 : 2;        // groups of rows of the residual on their way to it
-constexpr bool LEAVES_FIRST = COLUMNS == 256 && (EPILOGUE == 3 || AT_REST);  // the residual, out of L2
+constexpr int EPILOGUE_REGISTERS = 136, MATH_REGISTERS = 184;  // a thread; all start with 168
+constexpr bool DROPS = EPILOGUE == 4;
+constexpr int GROUP_ROWS = DROPS ? 2 : 4;  // rows that an epilogue warp computes together
+constexpr int RING = DROPS ? 3 : 2;        // groups of rows of the residual on their way to it
 constexpr int RING_BYTES = RING * GROUP_ROWS * 512;
 
 struct Problem {
@@ -124,7 +119,7 @@ __device__ __forceinline__ void widen_bias(u32 wide, u32 bias, float rest, int p
     u32 pair, thread = threadIdx.x % MATH_THREADS;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(bias + 4 * thread));
     float2 b = unpack(pair);
-    if (EPILOGUE == 4) b.x *= rest, b.y *= rest;
+    if (DROPS) b.x *= rest, b.y *= rest;
     meet(1 + part, MATH_THREADS);  // those of the tile before have been read
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(wide + 8 * thread), "f"(b.x), "f"(b.y) : "memory");
     meet(1 + part, MATH_THREADS);
@@ -148,7 +143,7 @@ __device__ __forceinline__ void hand_over(const float (&d)[BN / 2], u32 tile, u3
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float low = v[2 * i], high = v[2 * i + 1], c0 = b[2 * j + i / 2].x, c1 = b[2 * j + i / 2].y;
-                pairs[i] = EPILOGUE == 4 ? pack(fmaf(low, rest, c0), fmaf(high, rest, c1))
+                pairs[i] = DROPS ? pack(fmaf(low, rest, c0), fmaf(high, rest, c1))
                                          : pack(low + c0, high + c1);
             }
             asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
@@ -158,30 +153,11 @@ __device__ __forceinline__ void hand_over(const float (&d)[BN / 2], u32 tile, u3
     }
 }
 
-// Where the walk of a lane down its column pieces stands: in the result, and in eager's numbers for it.
+// Where the walk of a lane down its column pieces stands.
 struct Walk {
     int row;
-    u64 at;           // byte of the piece
-    u32 turn, thread;
+    u64 at;  // byte of the piece in the result
 };
-
-__device__ __forceinline__ Walk walk_from(const Problem& p, const Draw& draw, int row, int column) {
-    Walk walk;
-    walk.row = row;
-    walk.at = ((u64)row * p.n + column) * 2;
-    u32 piece = walk.at / 16;
-    if (EPILOGUE == 4 && !AT_REST) walk.turn = piece / draw.threads, walk.thread = piece % draw.threads;
-    return walk;
-}
-
-__device__ __forceinline__ void advance(Walk& walk, const Draw& draw, int rows, u64 bytes, u32 turns, u32 threads) {
-    walk.row += rows;
-    walk.at += bytes;
-    if (EPILOGUE == 4 && !AT_REST) {
-        walk.turn += turns, walk.thread += threads;
-        if (walk.thread >= draw.threads) walk.thread -= draw.threads, ++walk.turn;
-    }
-}
 
 // A lane fetches what it will read itself, so that nothing but its own copies needs waiting for.
 __device__ __forceinline__ void fetch_residual(u32 ring, int group, const Problem& p, int row, u64 at, int end) {
@@ -189,7 +165,7 @@ __device__ __forceinline__ void fetch_residual(u32 ring, int group, const Proble
         u32 to = ring + group % RING * (GROUP_ROWS * 512) + 16 * (threadIdx.x % 32);
 #pragma unroll
         for (int i = 0; i < GROUP_ROWS; ++i) {
-            if (row + i < end) copy_piece<LEAVES_FIRST>(to + i * 512, (const char*)p.residual + at);
+            if (row + i < end) copy_piece(to + i * 512, (const char*)p.residual + at);
             at += 2 * p.n;
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
@@ -197,9 +173,8 @@ __device__ __forceinline__ void fetch_residual(u32 ring, int group, const Proble
 }
 
 // `end`: rows from there on are not the result's.
-template <bool BY_PIECES>
 __device__ __forceinline__ void finish_rows(u32 tile, u32 mask, u32 inside, u32 ring, int group, Walk walk,
-                                            Dealt& numbers, const Problem& p, int end, const Draw& draw) {
+                                            const Problem& p, int end, const Draw& draw) {
     if (EPILOGUE >= 3) asm volatile("cp.async.wait_group %0;" ::"n"(RING - 1) : "memory");
     uint4 v[GROUP_ROWS], r[GROUP_ROWS];
     u32 bits[GROUP_ROWS];
@@ -209,7 +184,7 @@ __device__ __forceinline__ void finish_rows(u32 tile, u32 mask, u32 inside, u32 
     for (u32 i = 0; i < GROUP_ROWS; ++i) {
         v[i] = read_piece(from + i * ROW_BYTES + (swizzled ^ (16 * i)));
         if (EPILOGUE >= 3) r[i] = read_piece(added + i * 512);
-        if (AT_REST)
+        if (DROPS)
             asm volatile("ld.shared.u8 %0, [%1];" : "=r"(bits[i]) : "r"(mask + 32 * (inside + i) + lane) : "memory");
     }
 #pragma unroll
@@ -220,29 +195,21 @@ __device__ __forceinline__ void finish_rows(u32 tile, u32 mask, u32 inside, u32 
         if (EPILOGUE == 1 || EPILOGUE == 2) x = make_uint4(activate(x.x), activate(x.y), activate(x.z), activate(x.w));
         if (EPILOGUE == 3)
             x = make_uint4(add(x.x, r[i].x), add(x.y, r[i].y), add(x.z, r[i].z), add(x.w, r[i].w));
-        if (AT_REST) {
-            x = drop_and_add(x, r[i], bits[i], draw);
-        } else if (EPILOGUE == 4) {
-            if (walk.turn != numbers.turn) numbers = dealt(draw, walk.turn);
-            x = drop_and_add<BY_PIECES>(x, r[i], numbers, walk.thread, draw);
-        }
+        if (DROPS) x = drop_and_add(x, r[i], bits[i], draw);
         if (stored) *(uint4*)((char*)p.y + walk.at) = x;
-        advance(walk, draw, 0, 2 * p.n, draw.row_turn, draw.row_thread);
+        walk.at += 2 * p.n;
     }
 }
 
 // Every `workers`-th group of rows of a tile, from group `worker` on. `handed_over` waits for a half of the tile,
 // `taken` says that it is not needed any more.
-template <bool BY_PIECES, typename HandedOver, typename Taken>
+template <typename HandedOver, typename Taken>
 __device__ __forceinline__ void finish_tile(u32 buffer, u32 mask, u32 ring, const Problem& p, const Draw& draw,
                                             Tile tile, int worker, int workers, HandedOver handed_over, Taken taken) {
     int lane = threadIdx.x % 32, stride = workers * GROUP_ROWS, inside = worker * GROUP_ROWS;
-    u32 pieces = stride * (p.n / 8), turns = EPILOGUE == 4 && !AT_REST ? pieces / draw.threads : 0;
-    u64 bytes = 16 * (u64)pieces;
+    u64 bytes = 16 * (u64)(u32)(stride * (p.n / 8));
     int column = tile.column + 8 * lane, end = column < p.n ? min(p.m, tile.row + BM) : 0;
-    Walk walk = walk_from(p, draw, tile.row + inside, column);
-    Dealt numbers;
-    if (EPILOGUE == 4 && !AT_REST) numbers = dealt(draw, walk.turn);
+    Walk walk{tile.row + inside, ((u64)(tile.row + inside) * p.n + column) * 2};
     for (int group = 0; group < RING; ++group)
         fetch_residual(ring, group, p, walk.row + group * stride, walk.at + group * bytes, end);
     handed_over(0);
@@ -254,16 +221,16 @@ __device__ __forceinline__ void finish_tile(u32 buffer, u32 mask, u32 ring, cons
             taken(0);
             handed_over(1);
         }
-        finish_rows<BY_PIECES>(buffer, mask, inside, ring, group, walk, numbers, p, end, draw);
+        finish_rows(buffer, mask, inside, ring, group, walk, p, end, draw);
         fetch_residual(ring, group, p, walk.row + RING * stride, walk.at + RING * bytes, end);
-        advance(walk, draw, stride, bytes, turns, pieces - turns * draw.threads);
+        walk.row += stride, walk.at += bytes;
     }
     taken(1);
 }
 
 __device__ __forceinline__ void finish(const Shared& s, const Problem& p, int rows, int columns, u32 rank, int worker) {
     int turn = 0, total = rows * columns;
-    Draw draw = EPILOGUE == 4 ? drawn_from(p.draw, worker == 0 && threadIdx.x % 32 == 0) : p.draw;
+    Draw draw = DROPS ? drawn_from(p.draw, worker == 0 && threadIdx.x % 32 == 0) : p.draw;
     u32 ring = s.residual + worker * RING_BYTES;
     for (int index = blockIdx.x / CLUSTER; index < total; index += gridDim.x / CLUSTER, ++turn) {
         auto handed_over = [&](int half) { barrier_wait(s.tile_full + 8 * half, turn & 1); };
@@ -274,10 +241,9 @@ __device__ __forceinline__ void finish(const Shared& s, const Problem& p, int ro
         Tile tile = tile_at(index, rows, columns, rank);
         // In the last tile the matrix units have no more to do, nor have the math warps.
         if (index + gridDim.x / CLUSTER < total)
-            finish_tile<PIECES>(s.tile, s.mask, ring, p, draw, tile, worker, EPILOGUE_WARPS, handed_over, taken);
+            finish_tile(s.tile, s.mask, ring, p, draw, tile, worker, EPILOGUE_WARPS, handed_over, taken);
         else
-            finish_tile<false>(s.tile, s.mask, ring, p, draw, tile, worker, EPILOGUE_WARPS + MATH_WARPS, handed_over,
-                               taken);
+            finish_tile(s.tile, s.mask, ring, p, draw, tile, worker, EPILOGUE_WARPS + MATH_WARPS, handed_over, taken);
     }
 }
 
@@ -316,15 +282,15 @@ __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int 
         if (signals) barrier_arrive_at(s.empty + 8 * before, threadIdx.x % 128);
         barrier_wait(s.tile_empty + 8 * part, (turn & 1) ^ 1);
         hand_over(d, s.tile + HALF_TILE * part, wide_bias, p.draw.rest, warp, lane);
-        if (AT_REST) draw_half(s.mask, p, tile_at(index, rows, columns, rank), part);
+        if (DROPS) draw_half(s.mask, p, tile_at(index, rows, columns, rank), part);
         barrier_arrive(s.tile_full + 8 * part);
     }
     if (turn == 0) return;
     // The last tile is finished by all warps. No tile will come into the slots again: they become rings.
     int worker = EPILOGUE_WARPS + part * 4 + warp, last = blockIdx.x / CLUSTER + (turn - 1) * (gridDim.x / CLUSTER);
     for (int half = 0; half < 2; ++half) barrier_wait(s.tile_full + 8 * half, (turn - 1) & 1);
-    finish_tile<false>(
-        s.tile, s.mask, s.x + (part * 4 + warp) * RING_BYTES, p, EPILOGUE == 4 ? drawn_from(p.draw, false) : p.draw,
+    finish_tile(
+        s.tile, s.mask, s.x + (part * 4 + warp) * RING_BYTES, p, DROPS ? drawn_from(p.draw, false) : p.draw,
         tile_at(last, rows, columns, rank), worker, EPILOGUE_WARPS + MATH_WARPS, [](int) {}, [](int) {});
 }
 
@@ -338,7 +304,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     s.tile = s.w + STAGES * W_BYTES;
     s.residual = s.tile + 2 * HALF_TILE;
     s.mask = s.residual + EPILOGUE_WARPS * RING_BYTES;
-    s.bias = s.mask + (AT_REST ? BM * 32 : 0);
+    s.bias = s.mask + (DROPS ? BM * 32 : 0);
     s.wide_bias = s.bias + BIAS_SLOTS * ROW_BYTES;
     s.full = s.wide_bias + 4 * ROW_BYTES;
     s.empty = s.full + 8 * STAGES;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -30,33 +29,20 @@ VECTOR = 8
 """16-bit values in 16 bytes; rows must be multiples of it."""
 
 
-@dataclass(frozen=True)
-class ProductBuild:
-    """One build of the kernel. Narrower matrix instructions leave registers for more warps and read more."""
-
-    columns: int
-    """Columns of a matrix instruction's result."""
-    epilogue_warps: int
-    ring_rows: int
-    """Rows of the residual that an epilogue warp has in flight; fewer where a tile's mask is kept."""
-    mask_bytes: int
-    """For a tile's mask, less the rows of the residual that it displaces."""
-
-    @property
-    def threads(self) -> int:
-        """Producer, epilogue, and two warpgroups that multiply."""
-        return 32 * (1 + self.epilogue_warps) + 256
-
-    @property
-    def shared_bytes(self) -> int:
-        """The ring, the hand-over buffer, residuals and mask, biases in flight and two in fp32, barriers."""
-        ring = STAGES * (ROWS + COLUMNS) * DEPTH * 2
-        residuals = self.epilogue_warps * self.ring_rows * 512 + self.mask_bytes
-        biases = (STAGES + 1) * COLUMNS * 2 + 2 * COLUMNS * 4
-        return ring + ROWS * COLUMNS * 2 + residuals + biases + 8 * (2 * STAGES + 4)
-
-
-WIDE = ProductBuild(columns=256, epilogue_warps=3, ring_rows=8, mask_bytes=ROWS * COLUMNS // 8 - 3 * 2 * 512)
+EPILOGUE_WARPS = 3
+THREADS = 32 * (1 + EPILOGUE_WARPS) + 256
+"""Producer, epilogue, and two warpgroups that multiply."""
+RING_ROWS = 8
+"""Rows of the residual that an epilogue warp has in flight; six where a tile's mask is kept."""
+SHARED_BYTES = (
+    STAGES * (ROWS + COLUMNS) * DEPTH * 2
+    + ROWS * COLUMNS * 2
+    + max(EPILOGUE_WARPS * RING_ROWS * 512, EPILOGUE_WARPS * (RING_ROWS - 2) * 512 + ROWS * COLUMNS // 8)
+    + (STAGES + 1) * COLUMNS * 2
+    + 2 * COLUMNS * 4
+    + 8 * (2 * STAGES + 4)
+)
+"""The ring, the hand-over buffer, residuals and mask, biases in flight and two in fp32, barriers."""
 
 
 class Draw(ctypes.Structure):
@@ -92,14 +78,6 @@ def factors(scale: float, dtype: torch.dtype) -> tuple[float, int] | None:
     if narrow.isinf():
         return None
     return (wide / narrow.float()).item(), int(narrow.view(torch.int16).item()) & 0xFFFF
-
-
-def by_pieces(k: int) -> bool:
-    """Whether Philox multiplies in ten instructions that do not stop the matrix units, in place of one that does.
-
-    A tile takes 1024 cycles for each 64 of k; from k = 4096 on they suffice for the ten (docs/experiments.md).
-    """
-    return k >= 4096
 
 
 class Problem(ctypes.Structure):
@@ -140,7 +118,6 @@ def product(
     bias: Operand | None,
     epilogue: Epilogue = "none",
     *,
-    shape: ProductBuild = WIDE,
     keep: bool = False,
     residual: Operand | None = None,
     draw: Draw | None = None,
@@ -168,8 +145,7 @@ def product(
     if draw is not None and not draw.captured:
         patches.append((Problem.draw.offset + Draw.seed.offset, Seed()))
         patches.append((Problem.draw.offset + Draw.offset.offset, Offset()))
-    pieces = epilogue == "dropout_add" and by_pieces(k)
-    built = _built(shape, epilogue, bias is not None, keep, x.dtype, pieces, x.device.index)
+    built = _built(epilogue, bias is not None, keep, x.dtype, x.device.index)
     grid = (programs(m, n, limits_of(x.device).multiprocessors),)
     maps = tensor_map(x, (ROWS, DEPTH)), tensor_map(weight, (COLUMNS // CLUSTER, DEPTH))
     call.launch(built, grid, *maps, Structure(bytes(problem), tuple(patches)))
@@ -180,35 +156,29 @@ def _aligned(call: RecipeBuilder, x: Operand) -> Operand:
     return x if x.is_contiguous() and x.data_ptr() % 16 == 0 else call.copy(x)
 
 
-def definitions(
-    shape: ProductBuild, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: bool = False
-) -> tuple[tuple[str, int], ...]:
+def definitions(epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype) -> tuple[tuple[str, int], ...]:
     """The macros that the source is compiled with."""
     settings = {
-        "COLUMNS": shape.columns,
         "STAGES": STAGES,
         "EPILOGUE": EPILOGUES.index(epilogue),
         "BIAS": int(bias),
         "KEEP_PRE": int(keep),
         "HALF": int(dtype == torch.float16),
-        "PIECES": int(pieces),
     }
     return tuple(settings.items())
 
 
 @functools.cache
-def _built(
-    shape: ProductBuild, epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, pieces: bool, device: int
-) -> Kernel:
+def _built(epilogue: Epilogue, bias: bool, keep: bool, dtype: torch.dtype, device: int) -> Kernel:
     return kernel(
         SOURCE,
         "linear_epilogue",
         "",
         device=device,
-        threads=shape.threads,
-        shared_bytes=shape.shared_bytes,
+        threads=THREADS,
+        shared_bytes=SHARED_BYTES,
         cluster=CLUSTER,
-        definitions=definitions(shape, epilogue, bias, keep, dtype, pieces),
+        definitions=definitions(epilogue, bias, keep, dtype),
     )
 
 

@@ -29,29 +29,8 @@ __device__ __forceinline__ uint2 multiply_wide(u32 a, u32 b) {
     return words;
 }
 
-__device__ __forceinline__ u32 dot_of_halves(u32 halves, u32 bytes, u32 sum) {
-    u32 dot;
-    asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(dot) : "r"(halves), "r"(bytes), "r"(sum));
-    return dot;
-}
-
-// The same product in ten instructions, none of which stops the matrix units: x by 16 bits times M by bytes.
-template <u32 M>
-__device__ __forceinline__ uint2 multiply_by_pieces(u32 x) {
-    constexpr u32 M0 = M & 255, M1 = M >> 8 & 255, M2 = M >> 16 & 255, M3 = M >> 24;
-    u32 carry = (x & 0xFFFF) * (M & 0xFFFF) >> 16;
-    carry = dot_of_halves(x, M2 | M0 << 8, carry) >> 8;
-    carry = dot_of_halves(x, M3 | M1 << 8, carry) >> 8;
-    return make_uint2(x * M, (x >> 16) * (M >> 16) + carry);
-}
-
 // The multipliers of Philox4x32 (Salmon et al. 2011).
 constexpr u32 A = 0xD2511F53u, B = 0xCD9E8D57u;
-
-template <bool BY_PIECES, u32 M>
-__device__ __forceinline__ uint2 multiply(u32 x) {
-    return BY_PIECES ? multiply_by_pieces<M>(x) : multiply_wide(x, M);
-}
 
 // The part of the first two of ten rounds that depends on the key and the call's number alone, shared by `threads`
 // pieces of the result. The counter is (call, thread), as cuRAND counts.
@@ -66,26 +45,16 @@ __device__ __forceinline__ Call call_of(u64 seed, u64 call) {
 }
 
 // `product` is the thread's number times the second multiplier.
-template <bool BY_PIECES>
 __device__ __forceinline__ uint4 philox(u64 seed, const Call& call, uint2 product) {
-    uint2 a = multiply<BY_PIECES, A>(product.y ^ call.s);
+    uint2 a = multiply_wide(product.y ^ call.s, A);
     uint4 c = make_uint4(call.p ^ product.x, call.q, a.y ^ call.r, a.x);
 #pragma unroll
     for (u32 round = 2; round < 10; ++round) {
         u32 k0 = (u32)seed + round * 0x9E3779B9u, k1 = (u32)(seed >> 32) + round * 0xBB67AE85u;
-        uint2 a = multiply<BY_PIECES, A>(c.x), b = multiply<BY_PIECES, B>(c.z);
+        uint2 a = multiply_wide(c.x, A), b = multiply_wide(c.z, B);
         c = make_uint4(b.y ^ c.y ^ k0, b.x, a.y ^ c.w ^ k1, a.x);
     }
     return c;
-}
-
-// A dropped value is multiplied by zero, as eager does, so that its NaN and Inf show.
-__device__ __forceinline__ u32 drop_and_add(u32 pair, u32 residual, u32 word0, u32 word1, const Draw& draw) {
-    u32 factors;
-    asm("{\n.reg .pred low, high;\nsetp.le.u32 low, %1, %3;\nsetp.le.u32 high, %2, %3;\n"
-        "selp.b32 %0, %4, 0, low;\n@high or.b32 %0, %0, %5;\n}"
-        : "=&r"(factors) : "r"(word0), "r"(word1), "r"(draw.limit), "r"(draw.factor), "r"(draw.factor << 16));
-    return multiply_add(pair, factors, residual);
 }
 
 __device__ __forceinline__ Draw drawn_from(Draw draw, bool keeper) {
@@ -113,22 +82,14 @@ struct Words {
     uint4 first, second;
 };
 
-template <bool BY_PIECES>
 __device__ __forceinline__ Words words_of(const Dealt& d, u32 thread, const Draw& draw) {
-    uint2 product = multiply<BY_PIECES, B>(thread);
-    return {philox<BY_PIECES>(draw.seed, d.first, product), philox<BY_PIECES>(draw.seed, d.second, product)};
-}
-
-template <bool BY_PIECES>
-__device__ __forceinline__ uint4 drop_and_add(uint4 v, uint4 r, const Dealt& d, u32 thread, const Draw& draw) {
-    auto [a, b] = words_of<BY_PIECES>(d, thread, draw);
-    return make_uint4(drop_and_add(v.x, r.x, a.x, a.y, draw), drop_and_add(v.y, r.y, a.z, a.w, draw),
-                      drop_and_add(v.z, r.z, b.x, b.y, draw), drop_and_add(v.w, r.w, b.z, b.w, draw));
+    uint2 product = multiply_wide(thread, B);
+    return {philox(draw.seed, d.first, product), philox(draw.seed, d.second, product)};
 }
 
 // Which elements of a piece are kept, as bits: the four even ones, then the four odd ones.
 __device__ __forceinline__ u32 kept(const Dealt& d, u32 thread, const Draw& draw) {
-    auto [a, b] = words_of<false>(d, thread, draw);
+    auto [a, b] = words_of(d, thread, draw);
     const u32 words[] = {a.x, a.z, b.x, b.z, a.y, a.w, b.y, b.w};
     u32 bits = 0;
 #pragma unroll
@@ -138,6 +99,7 @@ __device__ __forceinline__ u32 kept(const Dealt& d, u32 thread, const Draw& draw
     return bits;
 }
 
+// A dropped value is multiplied by zero, as eager does, so that its NaN and Inf show.
 __device__ __forceinline__ uint4 drop_and_add(uint4 v, uint4 r, u32 bits, const Draw& draw) {
     u32 spread = bits * 0x1001u;
     auto one = [&](u32 pair, u32 residual, int i) {

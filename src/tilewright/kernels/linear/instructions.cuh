@@ -1,7 +1,6 @@
 // What a linear layer alone asks of Hopper beside `hopper.cuh`: tiles of two axes, 16-byte copies, its product.
 //
-// COLUMNS (of the result of a product instruction, 256 or 128) and HALF (fp16, otherwise bf16) are set before this is
-// included.
+// HALF (fp16, otherwise bf16) is set before this is included.
 
 #pragma once
 
@@ -35,65 +34,38 @@ __device__ __forceinline__ uint4 read_piece(u32 from) {
     return v;
 }
 
-// 16 bytes into shared memory, without waiting. What LEAVES_FIRST leaves L2 before all else. `to` must then not be a sum
-// with a part that the assembler knows to be the same in all lanes: ptxas 13.0 would lose the policy, and the
-// instruction is illegal (row.cuh).
-template <bool LEAVES_FIRST>
+// 16 bytes into shared memory, without waiting; they leave L2 before all else. `to` must not be a sum with a part that
+// the assembler knows to be the same in all lanes: ptxas 13.0 would lose the policy, and the instruction is illegal
+// (row.cuh).
 __device__ __forceinline__ void copy_piece(u32 to, const void* from) {
-    if (LEAVES_FIRST) {
-        u64 policy;
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy)
-                     : "memory");
-    } else {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-    }
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy)
+                 : "memory");
 }
 
-// d[64, COLUMNS] += a[64, 16] · b[COLUMNS, 16]ᵀ, or = where not `accumulate`; four registers for each eight columns.
+// d[64, 256] += a[64, 16] · b[256, 16]ᵀ, or = where not `accumulate`; four registers for each eight columns.
 #define OUT4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define OUT16(i) OUT4(i), OUT4(i + 4), OUT4(i + 8), OUT4(i + 12)
 #define OUT64(i) OUT16(i), OUT16(i + 16), OUT16(i + 32), OUT16(i + 48)
-#define NAMES64 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#if COLUMNS == 256
-#define OUT(i) OUT64(i), OUT64(i + 64)
-#define NAMES NAMES64 ", " \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define OPERANDS "%128, %129"
-#define FLAG "%130"
-#define SHAPE "m64n256k16"
-#else
-#define OUT(i) OUT64(i)
-#define NAMES NAMES64
-#define OPERANDS "%64, %65"
-#define FLAG "%66"
-#define SHAPE "m64n128k16"
-#endif
-template <int FIRST>
-__device__ __forceinline__ void mma_from(float (&d)[128], u64 a, u64 b, int accumulate) {
+__device__ __forceinline__ void mma(float (&d)[128], u64 a, u64 b, int accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred add;\n"
-        "setp.ne.b32 add, " FLAG ", 0;\n"
-        "wgmma.mma_async.sync.aligned." SHAPE ".f32." TYPES " {" NAMES "}, " OPERANDS ", add, 1, 1, 0, 0;\n"
+        "setp.ne.b32 add, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+        "}, %128, %129, add, 1, 1, 0, 0;\n"
         "}"
-        : OUT(FIRST)
+        : OUT64(0), OUT64(64)
         : "l"(a), "l"(b), "r"(accumulate));
-}
-
-// 256 columns, by one instruction or two; 128 rows of b are 16384 bytes.
-__device__ __forceinline__ void mma(float (&d)[128], u64 a, u64 b, int accumulate) {
-    mma_from<0>(d, a, b, accumulate);
-#if COLUMNS == 128
-    mma_from<64>(d, a, b + 1024, accumulate);
-#endif
 }
 
 // Until all is done; d is named so that no read of it moves ahead.
