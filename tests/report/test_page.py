@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.report.large import write_large
-from tests.report.sample import CEILINGS, DIMS, measurements, program, verified, write_sample
+from tests.report.sample import CEILINGS, measurements, program, verified, write_sample
 from tilewright.records.errors import StoreError
 from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Cost, Decision, Fallback, MemoryPoint, Operator, Program, Region
 from tilewright.report.page import write_page
 from tilewright.report.queries import DRAWN, MOST_ROWS
 from tilewright.report.views import PROGRAM
-from tilewright.store import Run, SavedRun, query
+from tilewright.store import Run, query
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&{{7*7}}\u2028\x00"
 Row = TypeVar("Row", Operator, Region, Decision, MemoryPoint, Fallback, Measurement, Ceiling, Verified, Cost)
@@ -94,11 +94,6 @@ def island(html: str) -> dict[str, dict[str, object]]:
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sample(tmp_path_factory.mktemp("sample") / "run.duckdb")
-
-
-def test_the_sample_is_a_run_like_any_other(sample: Path) -> None:
-    assert SavedRun(sample).program() == program()
-    assert SavedRun(sample).info.dims == DIMS
 
 
 def test_the_page_holds_what_the_run_holds(sample: Path) -> None:

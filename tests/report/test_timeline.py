@@ -7,14 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
-from tests.trace.training_trace import TrainingTrace, load
+from tests.trace.loading import complete, written
+from tests.trace.training_trace import TrainingTrace, load, load_events
 from tilewright.report.kinds import kind_of
 from tilewright.report.timeline import DEEPEST, MOST_TRACKS, laid_out, timeline
-from tilewright.store import Run
 from tilewright.store.query import query, reading
-from tilewright.trace import load_traces
 
 
 def packed(run: Path, most: int = 50_000) -> dict[str, Any]:
@@ -34,14 +34,8 @@ def slices_of(lines: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def run_of(events: list[dict[str, Any]], tmp_path: Path) -> Path:
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    return load(path, tmp_path / "run.duckdb")
-
-
 def slice_(name: str, ts: float, dur: float, tid: int = 1, **more: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, **more}
+    return complete(name, ts, dur, tid, cat="cpu_op", **more)
 
 
 @pytest.fixture(scope="module")
@@ -120,14 +114,14 @@ def test_every_slice_has_a_row_below_the_slice_around_it(training: Path) -> None
 def test_counters_are_curves(tmp_path: Path) -> None:
     place = {"ph": "C", "name": "power", "pid": 1, "tid": 1}
     events = [slice_("a", 0, 100), *({**place, "ts": t, "args": {"watts": 7.5 * t}} for t in (10, 20))]
-    (counter,) = packed(run_of(events, tmp_path))["counters"]
+    (counter,) = packed(load_events(events, tmp_path))["counters"]
     assert counter["ts"] == [10_000, 20_000] and counter["values"] == [75.0, 150.0]
 
 
 def test_a_slice_that_never_ended_and_an_instant(tmp_path: Path) -> None:
     events = [slice_("a", 0, 10), {"ph": "B", "name": "open", "pid": 1, "tid": 2, "ts": 3}]
     events.append({"ph": "i", "name": "now", "pid": 1, "tid": 2, "ts": 5})
-    assert {each["name"]: each["dur"] for each in slices_of(packed(run_of(events, tmp_path)))} == {
+    assert {each["name"]: each["dur"] for each in slices_of(packed(load_events(events, tmp_path)))} == {
         "a": 10_000, "open": -1, "now": 0,
     }  # fmt: skip
 
@@ -136,14 +130,14 @@ def test_what_is_too_deep_or_on_too_many_tracks_is_counted(tmp_path: Path) -> No
     deep = DEEPEST + 30
     events = [slice_(f"f{i}", i, 2 * deep - 2 * i, tid=0) for i in range(deep)]
     events += [slice_("one", 0, 1, tid=1 + i) for i in range(MOST_TRACKS + 5)]
-    found = packed(run_of(events, tmp_path))
+    found = packed(load_events(events, tmp_path))
     assert len(found["homes"]) == MOST_TRACKS
     assert found["kept"]["left_out"] == 30 + 6 and found["kept"]["slices"] == len(events)
 
 
 def test_long_names_and_arguments_are_cut(tmp_path: Path) -> None:
     events = [slice_("n" * 5_000, i, 1, args={"k" * 900: "v" * 9_000, "list": list(range(500))}) for i in range(3)]
-    found = packed(run_of(events, tmp_path))
+    found = packed(load_events(events, tmp_path))
     assert len(found["names"][0][0]) == 400
     assert {len(key) for key in found["args"][0]} <= {60, 4} and max(map(len, found["args"][0].values())) == 300
 
@@ -152,14 +146,14 @@ def test_arguments_without_room_are_counted_and_the_longest_slices_keep_theirs(t
     events = [
         slice_("a", 10 * i, 1 + i / 1000, args={f"k{j}": f"{i}".rjust(290, "x") for j in range(9)}) for i in range(400)
     ]
-    found = packed(run_of(events, tmp_path))
+    found = packed(load_events(events, tmp_path))
     without = [each for each in slices_of(found) if not each["args"]]
     assert 0 < found["kept"]["without_arguments"] == len(without) < 400
     assert max(each["dur"] for each in without) < 1_400
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
-    with reading(run_of([], tmp_path)) as connection:
+    with reading(load_events([], tmp_path)) as connection:
         assert timeline(connection) is None
 
 
@@ -187,22 +181,15 @@ def test_kinds(name: str, category: str, kind: str) -> None:
 
 
 def test_processes_of_several_files_are_told_apart(tmp_path: Path) -> None:
-    paths = [tmp_path / "train.json", tmp_path / "infer.json"]
-    for path in paths:
-        path.write_text(json.dumps({"traceEvents": [slice_("a", 0, 10)]}))
-    with Run.create(tmp_path / "run.duckdb", command="c", target="t", case="both") as run:
-        load_traces(paths, run.connection)
+    paths = [written(tmp_path / name, [slice_("a", 0, 10)]) for name in ("train.json", "infer.json")]
+    load(paths[0], tmp_path / "run.duckdb", paths[1])
     found = packed(tmp_path / "run.duckdb")
     assert [track["process"] for track in found["homes"]] == ["process 1 (train.json)", "process 1 (infer.json)"]
 
 
 def test_the_timed_steps_and_the_one_that_describes_them_are_told_apart(tmp_path: Path) -> None:
-    paths = []
-    for name in ("light.json", "light.described.json"):
-        (tmp_path / name).write_text(json.dumps({"traceEvents": [slice_("work", 1, 2)]}))
-        paths.append(tmp_path / name)
-    with Run.create(tmp_path / "run.duckdb", command="profile", target="case", case="case") as run:
-        load_traces(paths, run.connection)
-        run.connection.execute("CREATE TABLE description AS SELECT 0 AS file_id, 1 AS described_by")
+    paths = [written(tmp_path / name, [slice_("work", 1, 2)]) for name in ("light.json", "light.described.json")]
+    with duckdb.connect(str(load(paths[0], tmp_path / "run.duckdb", paths[1]))) as connection:
+        connection.execute("CREATE TABLE description AS SELECT 0 AS file_id, 1 AS described_by")
     names = {track["process"] for track in packed(tmp_path / "run.duckdb")["homes"]}
     assert names == {"process 1 (timed steps)", "process 1 (the step described)"}

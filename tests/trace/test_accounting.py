@@ -34,37 +34,44 @@ def stepped(end: float, *launches: tuple[float, float, float]) -> Trace:
     return trace
 
 
-def test_a_device_that_is_always_busy(tmp_path: Path) -> None:
-    assert microseconds(stepped(100, (0, 10, 60), (5, 60, 100)), tmp_path) == {"idle": 10, "kernel": 90}
+WAITED: dict[str, tuple[float, list[tuple[float, float, float]], tuple[str, float, float] | None, dict[str, float]]] = {
+    "a device that is always busy": (100, [(0, 10, 60), (5, 60, 100)], None, {"idle": 10, "kernel": 90}),
+    "a host that comes late": (
+        100,
+        [(0, 5, 20), (50, 58, 100)],
+        None,
+        {"idle": 5, "kernel": 57, "launch-bound": 38},
+    ),
+    # The host waits for 30 µs and needs 40 more to come to the next launch: only 30 are the wait's.
+    "a wait costs no more than it lasted": (
+        200,
+        [(0, 0, 50), (92, 100, 200)],
+        ("cudaStreamSynchronize", 22, 52),
+        {"kernel": 150, "synchronisation": 30, "launch-bound": 20},
+    ),
+    # 40 µs of waiting let the host fall behind for two gaps; the third is its own slowness.
+    "a wait is paid off by later gaps too": (
+        300,
+        [(0, 0, 50), (60, 65, 100), (115, 120, 150), (195, 200, 300)],
+        ("cudaDeviceSynchronize", 12, 52),
+        {"kernel": 50 + 35 + 30 + 100, "synchronisation": 15 + 20 + 5, "launch-bound": 45},
+    ),
+    "a wait costs nothing where the device stayed busy": (
+        100,
+        [(0, 0, 60), (2, 60, 100)],
+        ("cudaEventSynchronize", 10, 60),
+        {"kernel": 100},
+    ),
+}
 
 
-def test_a_host_that_comes_late(tmp_path: Path) -> None:
-    found = microseconds(stepped(100, (0, 5, 20), (50, 58, 100)), tmp_path)
-    assert found == {"idle": 5, "kernel": 57, "launch-bound": 38}
-
-
-def test_a_wait_costs_no_more_than_it_lasted(tmp_path: Path) -> None:
-    """The host waits for 30 µs and needs 40 more to come to the next launch: only 30 are the wait's."""
-    trace = stepped(200, (0, 0, 50))
-    trace.call("cudaStreamSynchronize", 22, 52)
-    trace.launch(92, 100, 200)
-    assert microseconds(trace, tmp_path) == {"kernel": 150, "synchronisation": 30, "launch-bound": 20}
-
-
-def test_a_wait_is_paid_off_by_later_gaps_too(tmp_path: Path) -> None:
-    """40 µs of waiting let the host fall behind for two gaps; the third is its own slowness."""
-    trace = stepped(300, (0, 0, 50))
-    trace.call("cudaDeviceSynchronize", 12, 52)
-    for at, start, end in ((60, 65, 100), (115, 120, 150), (195, 200, 300)):
-        trace.launch(at, start, end)
-    found = microseconds(trace, tmp_path)
-    assert found == {"kernel": 50 + 35 + 30 + 100, "synchronisation": 15 + 20 + 5, "launch-bound": 45}
-
-
-def test_a_wait_costs_nothing_where_the_device_stayed_busy(tmp_path: Path) -> None:
-    trace = stepped(100, (0, 0, 60), (2, 60, 100))
-    trace.call("cudaEventSynchronize", 10, 60)
-    assert microseconds(trace, tmp_path) == {"kernel": 100}
+@pytest.mark.parametrize("name", WAITED)
+def test_gaps_and_what_waits_cost(name: str, tmp_path: Path) -> None:
+    end, launches, wait, expected = WAITED[name]
+    trace = stepped(end, *launches)
+    if wait:
+        trace.call(*wait)
+    assert microseconds(trace, tmp_path) == expected
 
 
 def test_a_host_that_is_away_leaves_the_device_idle(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import duckdb
 import numpy as np
 import pytest
 
-from tests.trace.training_trace import TrainingTrace, load
+from tests.trace.loading import complete
+from tests.trace.training_trace import TrainingTrace, load, load_events
 from tilewright.store.query import reading
 from tilewright.trace.analysis import analyse
 from tilewright.trace.flame import DEEPEST, NOT_LAUNCHED, Flame, Weight, flame
@@ -29,14 +29,12 @@ def folded(tree: Flame) -> dict[tuple[str, ...], int]:
 
 
 def flame_of(events: list[dict[str, Any]], tmp_path: Path, weight: Weight = "host") -> Flame:
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    with reading(load(path, tmp_path / f"{weight}.duckdb")) as connection:
+    with reading(load_events(events, tmp_path)) as connection:
         return flame(connection, weight)
 
 
 def host(name: str, ts: float, dur: float, category: str = "cpu_op", **more: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, **more}
+    return complete(name, ts, dur, cat=category, **more)
 
 
 @pytest.mark.parametrize("stacks", [True, False], ids=["with Python frames", "operators alone"])
@@ -101,11 +99,6 @@ def test_time_below_the_deepest_row_counts_for_its_ancestor(tmp_path: Path) -> N
     tree = flame_of([host(f"f{i}", i, 2 * deep - 2 * i) for i in range(deep)], tmp_path)
     assert tree.total[0] == 2 * deep * 1_000
     assert max(len(path) for path in folded(tree)) == DEEPEST + 1
-
-
-def test_overlapping_slices_give_no_negative_time(tmp_path: Path) -> None:
-    tree = flame_of([host("a", 0, 10), host("b", 5, 10), host("c", 6, 2)], tmp_path)
-    assert (tree.own >= 0).all() and tree.total[0] >= 10_000
 
 
 def test_threads_that_wait_and_the_recorders_frames_are_left_out(tmp_path: Path) -> None:

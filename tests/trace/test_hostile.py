@@ -106,20 +106,6 @@ def test_events_that_are_none(tmp_path: Path, field: str, reason: str) -> None:
     assert file.events == accounted(file) == 3
 
 
-@pytest.mark.parametrize("event", ["null", "7", '"X"', "[]", "[1, 2]", "{}"])
-def test_elements_that_are_no_events(tmp_path: Path, event: str) -> None:
-    path = tmp_path / "t.json"
-    path.write_bytes(GOOD.replace(b"[", f"[{event}, ".encode(), 1))
-    connection, (file,) = loaded(path)
-    assert file.events == accounted(file) == 3
-    assert rows(connection, "SELECT event FROM reject") == [(event,)]
-
-
-def test_negative_times_are_times(tmp_path: Path) -> None:
-    connection, _ = loaded(written(tmp_path / "t.json", [complete("a", -5.5, 2), complete("b", -5, 1)]))
-    assert rows(connection, "SELECT ts, depth FROM slice ORDER BY ts") == [(-5500, 0), (-5000, 1)]
-
-
 NAMES = (
     "</script><script>alert(1)</script>",
     "'; DROP TABLE slice; --",
@@ -188,17 +174,6 @@ def test_control_characters_within_names(tmp_path: Path) -> None:
 def test_an_event_larger_than_the_fast_reader_takes(tmp_path: Path) -> None:
     connection, _ = loaded(written(tmp_path / "t.json", [complete("a", 1, 1, args={"x": "y" * 5_000_000})]))
     assert rows(connection, "SELECT length(string_value) FROM args") == [(5_000_000,)]
-
-
-def test_events_on_a_million_levels(tmp_path: Path) -> None:
-    """Slices within slices, not brackets within brackets."""
-    events = ",".join(
-        f'{{"ph":"X","name":"d","pid":1,"tid":1,"ts":{at},"dur":{200_000 - 2 * at}}}' for at in range(100_000)
-    )
-    path = tmp_path / "t.json"
-    path.write_text(f"[{events}]")
-    connection, _ = loaded(path)
-    assert rows(connection, "SELECT max(depth), count(*) FROM slice") == [(99_999, 100_000)]
 
 
 def test_as_many_threads_as_events(tmp_path: Path) -> None:

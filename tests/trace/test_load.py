@@ -20,7 +20,7 @@ from benchmarks import synthetic_trace
 from tests.trace.kineto import analysed
 from tests.trace.loading import accounted, complete, loaded, rows, written
 from tilewright.records.errors import TraceError
-from tilewright.store import SavedRun, query, runs_dir
+from tilewright.store import runs_dir
 from tilewright.trace import load_traces, trace_run
 from tilewright.trace.formats import exact, typed
 
@@ -374,24 +374,6 @@ def test_ranks_share_a_run(tmp_path: Path) -> None:
     assert rows(connection, f"SELECT min(ts) - 5000 {mine} WHERE file_id = 1") == rows(alone, f"SELECT min(ts) {mine}")
     strangers = "FROM slice c JOIN slice p ON c.parent_id = p.id WHERE c.track_id <> p.track_id"
     assert rows(connection, f"SELECT count(*) {strangers}") == [(0,)]
-
-
-def test_gpus_are_processes_with_their_name(tmp_path: Path) -> None:
-    connection, _ = loaded(FIXTURES / "softmax200.json.gz")
-    found = rows(
-        connection,
-        "SELECT DISTINCT process.name, device, tid FROM slice JOIN thread_track t ON t.id = track_id "
-        "JOIN thread USING (utid) JOIN process USING (upid) WHERE category = 'kernel'",
-    )
-    assert found == [("GPU 0", 0, 7)]
-
-
-def test_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path))
-    path, _ = trace_run([FIXTURES / "phases.json"], command="tilewright trace phases.json", tell=lambda _: None)
-    assert SavedRun(path).info.case == "phases"
-    assert query(path, "SELECT count(*) > 0 FROM slice")[1] == [(True,)]
-    assert sorted(runs_dir().iterdir()) == [path]
 
 
 def test_a_failed_load_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

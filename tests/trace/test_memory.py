@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trace.training_trace import TrainingTrace, load
-from tilewright.store import Run
+from tests.trace.loading import complete, written
+from tests.trace.training_trace import TrainingTrace, load, load_events
 from tilewright.store.query import query, reading
-from tilewright.trace import load_traces
 from tilewright.trace.memory import BEFORE, NO_OPERATOR, DeviceMemory, Holder, memory
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
 def memory_of(events: list[dict[str, Any]], tmp_path: Path) -> list[DeviceMemory]:
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    with reading(load(path, tmp_path / "run.duckdb")) as connection:
+    with reading(load_events(events, tmp_path)) as connection:
         return memory(connection)
 
 
@@ -33,7 +30,7 @@ def event(ts: float, size: int, total: int, address: int, device: int = 0, **mor
 
 
 def slice_(name: str, ts: float, dur: float, category: str = "cpu_op", tid: int = 1) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur}
+    return complete(name, ts, dur, tid, cat=category)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -110,11 +107,8 @@ def test_files_do_not_lend_each_other_their_phases(tmp_path: Path) -> None:
     """Training in one file and inference in another, at the same times."""
     training = [slice_("backward", 0, 10, "user_annotation"), slice_("aten::mm", 1, 8), event(2, 64, 64, 1)]
     inference = [slice_("aten::mm", 1, 8), event(2, 32, 32, 1)]
-    paths = [tmp_path / "train.json", tmp_path / "infer.json"]
-    for path, events in zip(paths, (training, inference), strict=True):
-        path.write_text(json.dumps({"traceEvents": events}))
-    with Run.create(tmp_path / "run.duckdb", command="c", target="t", case="both") as run:
-        load_traces(paths, run.connection)
+    paths = [written(tmp_path / "train.json", training), written(tmp_path / "infer.json", inference)]
+    load(paths[0], tmp_path / "run.duckdb", paths[1])
     with reading(tmp_path / "run.duckdb") as connection:
         first, second = memory(connection)
     assert (first.file, first.training, first.holders) == (0, True, [Holder("aten::mm", "backward", 64, 1)])

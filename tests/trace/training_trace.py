@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.trace.loading import complete, written
 from tilewright.store import Run
 from tilewright.trace import load_traces
 
@@ -47,8 +47,7 @@ class TrainingTrace:
             self._step(step, operators)
 
     def write(self, path: Path) -> Path:
-        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events}), encoding="utf-8")
-        return path
+        return written(path, self.events, schemaVersion=1)
 
     def _step(self, step: int, operators: int) -> None:
         stack: Path_ = (f"thread {HOST} (python)",)
@@ -98,16 +97,8 @@ class TrainingTrace:
         self._slice("cudaLaunchKernel", "cuda_runtime", self._now, 1_800, call, {"correlation": self._number})
         self._flow("s", HOST, HOST, self._now)
         self._flow("f", GPU, STREAM, start)
-        event = {
-            "ph": "X",
-            "cat": "kernel",
-            "name": kernel,
-            "pid": GPU,
-            "tid": STREAM,
-            "ts": start / 1e3,
-            "dur": dur / 1e3,
-        }
-        self.events.append(event | {"args": {"correlation": self._number, "grid": [132, 1, 1], "stream": STREAM}})
+        args = {"correlation": self._number, "grid": [132, 1, 1], "stream": STREAM}
+        self.events.append(complete(kernel, start / 1e3, dur / 1e3, STREAM, GPU, cat="kernel", args=args))
         self.device[(*call, kernel)] += dur
         self._stream_free = start + dur + 1
         self._now += 1_900
@@ -139,16 +130,7 @@ class TrainingTrace:
     def _slice(
         self, name: str, category: str, start: int, dur: int, path: Path_, args: dict[str, Any] | None = None
     ) -> None:
-        event = {
-            "ph": "X",
-            "cat": category,
-            "name": name,
-            "pid": HOST,
-            "tid": HOST,
-            "ts": start / 1e3,
-            "dur": dur / 1e3,
-        }
-        self.events.append(event | {"args": args or {}})
+        self.events.append(complete(name, start / 1e3, dur / 1e3, HOST, HOST, cat=category, args=args or {}))
         self.host[path] += dur
         if len(path) > 2:
             self.host[path[:-1]] -= dur
@@ -162,8 +144,13 @@ class TrainingTrace:
         return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
-def load(path: Path, run: Path) -> Path:
-    """A new run at `run` that holds the trace at `path`."""
+def load(path: Path, run: Path, *more: Path) -> Path:
+    """A new run at `run` that holds the trace at `path`, and `more`."""
     with Run.create(run, command=f"tilewright trace {path.name}", target=str(path), case=path.stem) as made:
-        load_traces([path], made.connection)
+        load_traces([path, *more], made.connection)
     return run
+
+
+def load_events(events: list[dict[str, Any]], folder: Path) -> Path:
+    """A new run in `folder` that holds a trace of these events."""
+    return load(written(folder / "trace.json", events), folder / "run.duckdb")
