@@ -12,7 +12,6 @@ from torch import Tensor
 from tests.kernels import machine_code
 from tilewright.bench.catalogue import suite
 from tilewright.kernels import norm
-from tilewright.kernels.norm import reference
 from tilewright.measure.truth.proof import prove
 
 NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
@@ -52,12 +51,6 @@ def test_gradients_in_float64_are_slopes(name: str) -> None:
     assert torch.autograd.gradcheck(getattr(norm, name), inputs_of(name, (4, 9), "float64"))
 
 
-def test_the_references_are_pytorchs_norms() -> None:
-    x, weight, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((5, 33), (33,), (33,)))
-    torch.testing.assert_close(reference.layer_norm(x, weight, bias), F.layer_norm(x, (33,), weight, bias))
-    torch.testing.assert_close(reference.rms_norm(x, weight, 1e-6), F.rms_norm(x, (33,), weight, 1e-6))
-
-
 @pytest.mark.parametrize("optional", ["all", "weight", "none"])
 @pytest.mark.parametrize("centered", [True, False])
 def test_operators_are_registered_well(centered: bool, optional: str) -> None:
@@ -94,7 +87,7 @@ def test_gradient_through_one_result_only() -> None:
     assert [gradient.unique().tolist() for gradient in ours] == [[1.0], [1.0], [0.0]], "no NaN"
     x, residual, weight = inputs_of("add_rms_norm", (4, 16), "float32")
     y, _ = norm.add_rms_norm(x, residual, weight)
-    true = torch.autograd.grad(reference.rms_norm(x + residual, weight).sum(), (x, residual, weight))
+    true = torch.autograd.grad(F.rms_norm(x + residual, (16,), weight, norm.FLOAT_EPSILON).sum(), (x, residual, weight))
     for a, b in zip(torch.autograd.grad(y.sum(), (x, residual, weight)), true, strict=True):
         torch.testing.assert_close(a, b)
 

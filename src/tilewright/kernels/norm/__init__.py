@@ -1,11 +1,11 @@
 """Layer norm and RMS norm over the last dimension, with and without the residual addition before them.
 
 Ba, Kiros and Hinton, "Layer Normalization", 2016; Zhang and Sennrich, "Root Mean Square Layer
-Normalization", 2019. Gradients as in `backward.cu`.
+Normalization", 2019. Gradients as in `backward_tma.cu`.
 
 On a GPU with thread-block clusters the CUDA C++ kernels run where they take the tensors (`cuda.py`), except for the
 forward of short rows; elsewhere Triton's, to `LONGEST` columns; on a CPU, of longer rows, and in float64, PyTorch's
-operators (`plain.py`).
+operators (`by_torch`), which compute 16 bits in fp32 and round once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.device import runs_triton
-from tilewright.kernels.norm import cuda, plain
+from tilewright.kernels.norm import cuda
 from tilewright.kernels.norm.cuda import Direction
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import ELEMENTS, rows_of
@@ -207,8 +207,62 @@ def _norm_recipe(call: RecipeBuilder, x: Operand, *options: Any) -> Recipe | Non
     return add_norm_recipe(call, x, None, *options)
 
 
+def _matrix(x: Tensor) -> Tensor:
+    """x [..., columns] as a matrix, in the dtype of sums."""
+    matrix = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return matrix if x.dtype == torch.float64 else matrix.float()
+
+
+def _shaped(matrix: Tensor, like: Tensor) -> Tensor:
+    # Not a view: autograd forbids writing to a view that an operator returns.
+    shaped: Tensor = torch.ops.aten._unsafe_view.default(matrix.to(like.dtype), like.shape)
+    return shaped
+
+
+def by_torch(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
+) -> tuple[Tensor, ...]:
+    """y, x + residual (if there is one), mean (empty unless `centered`) and rstd, of each row of x [..., columns]."""
+    total = None if residual is None else (x + residual).contiguous()
+    values = _matrix(x if total is None else total)
+    mean = values.new_empty(0)
+    if centered:
+        mean = values.mean(1)
+        # Add the mean's rounding error: the mean of a row of one value is that value then.
+        mean += (values - mean[:, None]).mean(1)
+        values = values - mean[:, None]
+    rstd = torch.rsqrt(values.square().mean(1) + eps)
+    y = values * rstd[:, None]
+    y = y if weight is None else y * weight
+    y = y if bias is None else y + bias
+    return _shaped(y, x), *(() if total is None else (total,)), mean, rstd
+
+
+def _backward_by_torch(
+    dy: Tensor,
+    x: Tensor,
+    dsum: Tensor | None,
+    weight: Tensor | None,
+    has_bias: bool,
+    mean: Tensor,
+    rstd: Tensor,
+    centered: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx (plus `dsum`), dweight and dbias; empty where there is no weight, no bias."""
+    incoming = _matrix(dy)
+    normal = (_matrix(x) - mean[:, None] if centered else _matrix(x)) * rstd[:, None]
+    gradient = incoming if weight is None else incoming * weight
+    off = gradient - normal * (gradient * normal).mean(1, keepdim=True)
+    off = off - gradient.mean(1, keepdim=True) if centered else off
+    dx = off * rstd[:, None] if dsum is None else off * rstd[:, None] + _matrix(dsum)
+    dtype = x.dtype if weight is None else weight.dtype
+    vectors = (incoming * normal if weight is not None else None), (incoming if has_bias else None)
+    d_weight, d_bias = (x.new_empty(0, dtype=dtype) if v is None else v.sum(0).to(dtype) for v in vectors)
+    return _shaped(dx, x), d_weight, d_bias
+
+
 def _norm_by_torch(x: Tensor, *options: Any) -> tuple[Tensor, ...]:
-    return plain.forward(x, None, *options)
+    return by_torch(x, None, *options)
 
 
 def _fake_add_norm(
@@ -254,7 +308,7 @@ def _add_norm_gradients(
 
 _backward = define(
     "norm_backward",
-    plain.backward,
+    _backward_by_torch,
     _fake_backward,
     recipe=backward_recipe,
 )
@@ -272,7 +326,7 @@ _norm = define(
 _known_norm = known_of(_norm)
 _add_norm = define(
     "add_norm",
-    plain.forward,
+    by_torch,
     _fake_add_norm,
     backward=_add_norm_gradients,
     save=_save_add_norm,
