@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.loops.nest import Nest, Step
+from tilewright.operators.ranges import STORED, Range, computed
 
-Range = tuple[int, int]
-NARROW = (-(2**31), 2**31 - 1)
-STORED = {"bool": (0, 1), "uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1), "int32": NARROW}
-"""What a buffer of these can hold."""
+NARROW = STORED["int32"]
+HELD = {dtype: held for dtype, held in STORED.items() if dtype != "int64"}
 
 
 def ranges_of(nest: Nest) -> dict[int, Range]:
@@ -55,35 +54,9 @@ def _range(nest: Nest, step: Step, given: Sequence[Range] | None) -> Range | Non
         return (int(step.constant), int(step.constant)) if isinstance(step.constant, int) else None
     if step.name == "load":
         assert step.access is not None
-        return STORED.get(nest.buffers[step.access.buffer].dtype)
+        return HELD.get(nest.buffers[step.access.buffer].dtype)
     if step.dtype == "bool":
-        return STORED["bool"]
-    if given is None or step.dtype not in ("int64", *STORED):
-        return None
-    return _combined(step, given)
-
-
-def _combined(step: Step, given: Sequence[Range]) -> Range | None:
-    if step.name == "where":
-        return min(given[1][0], given[2][0]), max(given[1][1], given[2][1])
-    low, high = given[0]
-    if step.name == "cast":
-        within = STORED.get(step.dtype)
-        return (low, high) if within is None or (within[0] <= low and high <= within[1]) else within
-    if step.name == "neg":
-        return -high, -low
-    if len(given) < 2:
-        return None
-    other = given[1]
-    ends = [low * end for end in other] + [high * end for end in other]
-    if step.name == "idiv":
-        # Triton rounds towards zero.
-        return (min(low, 0) // other[0], max(high, 0) // other[0]) if other[0] == other[1] > 0 else None
-    found: dict[str, Range] = {
-        "add": (low + other[0], high + other[1]),
-        "sub": (low - other[1], high - other[0]),
-        "mul": (min(ends), max(ends)),
-        "maximum": (max(low, other[0]), max(high, other[1])),
-        "minimum": (min(low, other[0]), min(high, other[1])),
-    }
-    return found.get(step.name)
+        return HELD["bool"]
+    found = computed(step.name, given) if given is not None and step.dtype in STORED else None
+    held = HELD.get(step.dtype)
+    return found if found is None or held is None or (held[0] <= found[0] and found[1] <= held[1]) else held

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from tilewright.hardware.detect import Machine, detect
 from tilewright.hardware.kernel_times import TERMS, KernelTimes
@@ -21,9 +22,6 @@ from tilewright.measure.timing.stopwatch import CpuStopwatch, CudaStopwatch
 from tilewright.records.atomic_file import write_atomically
 from tilewright.records.errors import CacheError, UsageError, warn_once
 from tilewright.records.measurement import Ceiling
-
-if TYPE_CHECKING:
-    import torch
 
 _MIB = 1024**2
 _UNKNOWN_CACHE_BYTES = 64 * _MIB
@@ -79,8 +77,6 @@ class _Bench:
 
     def random(self, nbytes: int) -> torch.Tensor:
         """fp32 of about `nbytes`; a random block repeated, as drawing them all would take seconds."""
-        import torch
-
         block = torch.randn(min(nbytes // 4, _MIB), device=self.device)
         return block.repeat(max(1, nbytes // 4 // block.numel()))
 
@@ -147,8 +143,6 @@ def _memory_and_cache(bench: _Bench) -> list[Ceiling]:
 
 
 def _bandwidths(bench: _Bench) -> list[Ceiling]:
-    import torch
-
     nbytes = 4 * bench.cache_bytes if bench.device == "cpu" else max(4 * bench.cache_bytes, _GPU_BUFFER_BYTES)
     source = bench.random(min(nbytes, bench.memory_bytes // 8))
     target = torch.zeros_like(source)
@@ -174,8 +168,6 @@ def _cache(bench: _Bench) -> list[Ceiling]:
 
 
 def _walked_GBps(bench: _Bench) -> dict[str, float]:
-    import torch
-
     from tilewright.hardware.cache_memory import FEW, MANY, cache_walkers
 
     walkers = cache_walkers(torch.device(bench.device), bench.cache_bytes)
@@ -192,8 +184,6 @@ def _copied_GBps(bench: _Bench) -> float:
     On a CPU launches do not matter: 4 and 8 MB of a cache of 32 move at the same 169 GB/s. The difference of two sizes
     would exclude them, but came out five times too high while other programs ran. On an H200 launches cost a quarter.
     """
-    import torch
-
     source = bench.random(bench.cache_bytes // 4)
     target = torch.zeros_like(source)
 
@@ -207,8 +197,6 @@ def _copied_GBps(bench: _Bench) -> float:
 
 def _recorded(function: Callable[[], None], device: str) -> Callable[[], None]:
     """`function` as a CUDA graph: a host cannot queue kernels of a few microseconds fast enough one by one."""
-    import torch
-
     with torch.cuda.device(device):
         function()
         torch.cuda.synchronize()
@@ -219,8 +207,6 @@ def _recorded(function: Callable[[], None], device: str) -> Callable[[], None]:
 
 
 def _matmuls(bench: _Bench) -> list[Ceiling]:
-    import torch
-
     on_cpu = bench.device == "cpu"
     names = ("float32", "bfloat16") if on_cpu else ("float32", "tf32", "bfloat16", "float16")
     precision = torch.get_float32_matmul_precision()
@@ -240,8 +226,6 @@ def _matmuls(bench: _Bench) -> list[Ceiling]:
 
 def _matmul_TFLOPs(bench: _Bench, dtype: str) -> dict[int, float]:
     """Rate of each square size; on a CPU larger sizes only while a call is short."""
-    import torch
-
     rates: dict[int, float] = {}
     for size in (512, 1024, 2048, 4096, 8192) if bench.device == "cpu" else (4096, 8192):
         factors = torch.randn(2, size, size, device=bench.device).to(getattr(torch, dtype))
@@ -254,8 +238,6 @@ def _matmul_TFLOPs(bench: _Bench, dtype: str) -> dict[int, float]:
 
 
 def _launches(bench: _Bench) -> list[Ceiling]:
-    import torch
-
     small = torch.zeros(1, device=bench.device)
 
     def queue() -> None:
@@ -273,8 +255,6 @@ def _vector(bench: _Bench, fp32_matmul_TFLOPs: float) -> Ceiling:
     """The fp32 matmul's rate, or that of multiply-adds alone, which neither load nor wait for operands."""
     rate = fp32_matmul_TFLOPs
     if bench.runs_triton:
-        import torch
-
         from tilewright.hardware.multiply_adds import FEW, MANY, multiply_adder
 
         run, flops = multiply_adder(torch.device(bench.device))
@@ -286,8 +266,6 @@ def _shared(bench: _Bench) -> list[Ceiling]:
     """Nothing where there is no Triton to build the kernel with."""
     if not bench.runs_triton:
         return []
-    import torch
-
     from tilewright.hardware.shared_memory import FEW, MANY, shared_memory_reader
 
     read, nbytes = shared_memory_reader(torch.device(bench.device))
@@ -295,8 +273,6 @@ def _shared(bench: _Bench) -> list[Ceiling]:
 
 
 def _links(bench: _Bench) -> list[Ceiling]:
-    import torch
-
     host = bench.random(_PINNED_BYTES).cpu().pin_memory()
     device = torch.zeros_like(host, device=bench.device)
     times_us = {
@@ -307,8 +283,6 @@ def _links(bench: _Bench) -> list[Ceiling]:
 
 
 def _first_touch(bench: _Bench) -> Ceiling:
-    import torch
-
     nbytes = 64 * _MIB
 
     def touch() -> torch.Tensor:
@@ -378,7 +352,5 @@ def _write(path: Path, text: str, what: str) -> None:
 
 
 def _place(name: str, what: str = "") -> Path:
-    import torch
-
     key = f"{name} torch-{torch.__version__} threads-{torch.get_num_threads()}"
     return machine_dir() / f"{re.sub(r'[^A-Za-z0-9_.+-]+', '-', f'{key} {what}'.strip())}.json"

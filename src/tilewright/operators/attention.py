@@ -79,21 +79,36 @@ def gradient_shapes(names: tuple[str, str, str] = OPERANDS) -> Rule:
     return rule
 
 
-HEADS_FIRST = attention_arithmetic(pairs_twice())
-HEADS_FIRST_BACKWARD = attention_arithmetic(pairs_twice(), backward=True)
-FORWARD_DTYPES, BACKWARD_DTYPES = ("query", "float32"), ("query", "key", "value", "attn_bias")
+def _forward(texts: str, *, causal: str = "is_causal", heads_first: bool = True, priced: bool = True) -> None:
+    calls(
+        texts,
+        "compute",
+        arithmetic=attention_arithmetic(pairs_twice(causal=causal, heads_first=heads_first)),
+        shapes=attention_shapes() if heads_first else _rows_first_shapes,
+        role="attention",
+        dtypes=("query", "float32"),
+        priced=priced,
+    )
 
-calls(
+
+def _backward(texts: str, *, causal: str = "is_causal", heads_first: bool = True) -> None:
+    calls(
+        texts,
+        "compute",
+        arithmetic=attention_arithmetic(pairs_twice(causal=causal, heads_first=heads_first), backward=True),
+        shapes=gradient_shapes(),
+        role="attention backward",
+        dtypes=("query", "key", "value", "attn_bias"),
+    )
+
+
+_forward(
     """
     scaled_dot_product_attention.default(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     """,
-    "compute",
-    arithmetic=HEADS_FIRST,
-    shapes=attention_shapes(),
-    role="attention",
     priced=False,
 )
-calls(
+_forward(
     """
     _scaled_dot_product_flash_attention.default(query, key, value, dropout_p, is_causal, return_debug_mask, scale)
     _scaled_dot_product_flash_attention_for_cpu.default(query, key, value, dropout_p, is_causal, attn_mask, scale)
@@ -105,13 +120,8 @@ calls(
     _cudnn_attention_forward.default(query, key, value, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k,
         compute_log_sumexp, dropout_p, is_causal, ...)
     """,
-    "compute",
-    arithmetic=HEADS_FIRST,
-    shapes=attention_shapes(),
-    role="attention",
-    dtypes=FORWARD_DTYPES,
 )
-calls(
+_backward(
     """
     _scaled_dot_product_flash_attention_backward.default(grad_out, query, key, value, out, logsumexp, cum_seq_q,
         cum_seq_k, max_q, max_k, dropout_p, is_causal, ...)
@@ -123,62 +133,35 @@ calls(
         philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, scale)
     _cudnn_attention_backward.default(grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset,
         attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, scale)
-    """,
-    "compute",
-    arithmetic=HEADS_FIRST_BACKWARD,
-    shapes=gradient_shapes(),
-    role="attention backward",
-    dtypes=BACKWARD_DTYPES,
+    """
 )
-
-
 # What those call, with the heads behind the rows.
-
-
-def _rows_first(causal: str, *, backward: bool = False) -> Arithmetic:
-    return attention_arithmetic(pairs_twice(causal=causal, heads_first=False), backward=backward)
-
-
-calls(
+_forward(
     """
     _flash_attention_forward.default(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, ...)
     """,
-    "compute",
-    arithmetic=_rows_first("is_causal"),
-    shapes=_rows_first_shapes,
-    role="attention",
-    dtypes=FORWARD_DTYPES,
+    heads_first=False,
 )
-calls(
+_backward(
     """
     _flash_attention_backward.default(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q,
         max_k, dropout_p, is_causal, ...)
     """,
-    "compute",
-    arithmetic=_rows_first("is_causal", backward=True),
-    shapes=gradient_shapes(),
-    role="attention backward",
-    dtypes=BACKWARD_DTYPES,
+    heads_first=False,
 )
-calls(
+_forward(
     """
     _efficient_attention_forward.default(query, key, value, bias, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
         max_seqlen_k, dropout_p, custom_mask_type, ...)
     """,
-    "compute",
-    arithmetic=_rows_first("custom_mask_type"),
-    shapes=_rows_first_shapes,
-    role="attention",
-    dtypes=FORWARD_DTYPES,
+    causal="custom_mask_type",
+    heads_first=False,
 )
-calls(
+_backward(
     """
     _efficient_attention_backward.default(grad_out_, query, key, value, bias, out, cu_seqlens_q, cu_seqlens_k,
         max_seqlen_q, max_seqlen_k, logsumexp, dropout_p, philox_seed, philox_offset, custom_mask_type, ...)
     """,
-    "compute",
-    arithmetic=_rows_first("custom_mask_type", backward=True),
-    shapes=gradient_shapes(),
-    role="attention backward",
-    dtypes=BACKWARD_DTYPES,
+    causal="custom_mask_type",
+    heads_first=False,
 )

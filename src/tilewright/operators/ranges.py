@@ -62,18 +62,31 @@ class _Ranges:
             return 0, size(op.detail) - 1
         if op.name == "check":
             return 0, int(op.detail) - 1
-        # A condition's operand has a range, too; that of a load says nothing of what is read.
-        given = [self.known[a] for a in op.args]
-        if op.name == "where":
-            return _union(given[1:])
-        if op.name == "cast":
-            return given[0]
-        if op.name == "neg" and given[0]:
-            return -given[0][1], -given[0][0]
-        if op.name in CORNERS and len(given) == 2 and given[0] and given[1]:
-            found = [CORNERS[op.name](a, b) for a, b in product(*given)]  # type: ignore[arg-type]
-            return min(found), max(found)
+        # That of a load says nothing of what is read.
+        return computed(op.name, [self.known[a] for a in op.args]) if op.name != "load" else None
+
+
+def computed(name: str, given: Sequence[Range | None]) -> Range | None:
+    """The least and the most of a function of whole numbers, by those of its operands; None where they are unknown."""
+    if name == "where":
+        # A condition's operand has a range, too.
+        return _union(given[1:])
+    if name == "cast":
+        return given[0]
+    known = [r for r in given if r]
+    if not known or len(known) < len(given):
         return None
+    low, high = known[0]
+    if name == "neg":
+        return -high, -low
+    if name == "idiv":
+        # Kernels round towards zero.
+        least, most = known[1]
+        return (min(low, 0) // least, max(high, 0) // least) if least == most > 0 else None
+    if name in CORNERS and len(known) == 2:
+        found = [CORNERS[name](a, b) for a, b in product(*known)]
+        return min(found), max(found)
+    return None
 
 
 def _union(ranges: Sequence[Range | None]) -> Range | None:
