@@ -93,7 +93,8 @@ def backward_rows(  # type: ignore[no-untyped-def]
         if CENTERED:
             normal = tl.where(inside, normal - tl.load(means + row, mask=live, other=0.0)[:, None], 0.0)
         normal *= rstd[:, None]
-        gradient = incoming * scale[None, :]
+        # Selected, so that no multiply-add rounds it otherwise than the sum: a row of one value has no gradient.
+        gradient = tl.where(inside, incoming * scale[None, :], 0.0)
         if HAS_WEIGHT:
             d_weight += incoming * normal
         if HAS_BIAS:
