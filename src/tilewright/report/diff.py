@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tilewright.report.launch_rows import plain
 from tilewright.report.quantity import duration
+from tilewright.report.tables import open_table
 from tilewright.trace.compare.change import Change
 from tilewright.trace.compare.diff import Difference, OperatorChange
 
@@ -52,11 +53,8 @@ def _percent(ratio: float) -> str:
 
 
 def _operators(changed: list[OperatorChange], found: Difference) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("where")
-    table.add_column("operator", overflow="fold")
-    for name in ("before", "after", "difference", "of device's", "calls"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = open_table("where", "operator", "before>", "after>", "difference>", "of device's>", "calls>")
+    table.columns[1].overflow = "fold"
     for op in changed:
         share = found.of_device(op)
         calls = f"{op.before_calls:.3g}"

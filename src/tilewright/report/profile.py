@@ -13,6 +13,7 @@ from rich.text import Text
 from tilewright.measure.recording.recorder import Recording
 from tilewright.report.launch_rows import plain
 from tilewright.report.quantity import duration
+from tilewright.report.tables import open_table
 from tilewright.trace.operators.operator_findings import findings, short_name
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
 
@@ -111,19 +112,15 @@ def _overhead(recording: Recording) -> str:
 
 
 def _operators(table: OperatorTable, rows: Sequence[OperatorTime]) -> Table:
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    # Names are shortened before figures are.
-    shown.add_column("operator", overflow="ellipsis", no_wrap=True, min_width=20, max_width=48)
-    host = f"of {table.cpu_ns / 1e6:,.1f} ms"
-    columns = ["calls", "host self", host, "host total", "average"]
-    if table.on_device:
-        columns += ["device self", f"of {table.device_ns / 1e6:,.1f} ms", "device total", "average"]
-    for column in columns:
-        shown.add_column(column, justify="right", no_wrap=True)
     sources = any(row.source for row in rows)
-    if sources:
-        title = "launched at" if table.on_device else "called at"
-        shown.add_column(title, overflow="ellipsis", style="dim", min_width=14, max_width=40)
+    columns = ["operator", "calls>", "host self>", f"of {table.cpu_ns / 1e6:,.1f} ms>", "host total>", "average>"]
+    if table.on_device:
+        columns += ["device self>", f"of {table.device_ns / 1e6:,.1f} ms>", "device total>", "average>"]
+    shown = open_table(*columns, *([f"{'launched' if table.on_device else 'called'} at"] if sources else []))
+    # Names are shortened before figures are.
+    for column, least, most in ((shown.columns[0], 20, 48), (shown.columns[-1], 14, 40)):
+        if column.justify != "right":
+            column.no_wrap, column.min_width, column.max_width = True, least, most
     for row in rows[:_ROWS]:
         cells = [
             plain(short_name(row.name)),

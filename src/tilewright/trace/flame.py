@@ -16,9 +16,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tilewright.trace.events.nesting import nest
+from tilewright.trace.events.rows import Ints, find_ids
 from tilewright.trace.events.self_time import self_times
 from tilewright.trace.frames import fold_name
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 Weight = Literal["host", "device"]
-Integers = NDArray[np.int64]
 
 _RECORDER = re.compile(r"^<frozen runpy>\(|(^|/)tilewright/(profiling|measure)/(\w+/)*\w+\.py\(")
 _HIDDEN = -1
@@ -84,11 +83,11 @@ class Flame:
     weight: Weight
     names: list[str]
     categories: list[str]
-    parent: Integers
-    frame: Integers
-    own: Integers
-    total: Integers
-    calls: Integers
+    parent: Ints
+    frame: Ints
+    own: Ints
+    total: Ints
+    calls: Ints
     steps: int
 
 
@@ -99,8 +98,8 @@ class _Tree:
         self.names: list[str] = []
         self.categories: list[str] = []
         self._index: dict[str, int] = {}
-        self.parents: list[Integers] = [np.array([-1])]
-        self.frames: list[Integers] = [np.array([self.name("all", "thread")])]
+        self.parents: list[Ints] = [np.array([-1])]
+        self.frames: list[Ints] = [np.array([self.name("all", "thread")])]
         self.size = 1
 
     def name(self, text: str, category: str) -> int:
@@ -111,7 +110,7 @@ class _Tree:
             self.categories.append(category)
         return self._index[text]
 
-    def children(self, parents: Integers, frames: Integers) -> Integers:
+    def children(self, parents: Ints, frames: Ints) -> Ints:
         """New nodes for each (parent, frame); call this once per parent."""
         wide = np.int64(len(self.names) + 1)
         keys, place = np.unique(parents * wide + frames, return_inverse=True)
@@ -119,7 +118,7 @@ class _Tree:
         self.frames.append(keys % wide)
         nodes = self.size + place
         self.size += keys.size
-        return cast("Integers", nodes)
+        return cast("Ints", nodes)
 
 
 def flame(connection: DuckDBPyConnection, weight: Weight) -> Flame:
@@ -133,7 +132,7 @@ def flame(connection: DuckDBPyConnection, weight: Weight) -> Flame:
     host = {name: np.asarray(column, dtype=np.int64) for name, column in found.items()}
     tree = _Tree()
     frame_of = np.where([bool(_RECORDER.search(name or "")) for name, _ in labels], _HIDDEN, _frames(tree, labels))
-    place_of_parent = _places(host["id"], host["parent"])
+    place_of_parent = find_ids(host["id"], host["parent"])
     node_of = _fold(connection, tree, host, frame_of, place_of_parent)
     nested = nest(host["utid"], host["ts"], host["dur"])
     own = np.empty_like(host["dur"])
@@ -149,9 +148,7 @@ def flame(connection: DuckDBPyConnection, weight: Weight) -> Flame:
     return _summed(tree, weight, node_of, own, calls, steps[0] if steps else 0)
 
 
-def _fold(
-    connection: DuckDBPyConnection, tree: _Tree, host: dict[str, Integers], frame_of: Integers, parents: Integers
-) -> Integers:
+def _fold(connection: DuckDBPyConnection, tree: _Tree, host: dict[str, Ints], frame_of: Ints, parents: Ints) -> Ints:
     """The node of every slice, one depth at a time, so that parents precede their children."""
     threads = dict(connection.execute(_THREADS).fetchall())
     tracks, place = np.unique(host["track_id"], return_inverse=True)
@@ -171,19 +168,17 @@ def _fold(
     return node_of
 
 
-def _frames(tree: _Tree, labels: Iterable[tuple[str | None, str | None]]) -> Integers:
+def _frames(tree: _Tree, labels: Iterable[tuple[str | None, str | None]]) -> Ints:
     """The frame of each (name, category)."""
     made = [tree.name(fold_name(str(name or "(no name)")), category or "") for name, category in labels]
     return np.array(made, dtype=np.int64)
 
 
-def _launched(
-    connection: DuckDBPyConnection, tree: _Tree, ids: Integers, node_of: Integers
-) -> tuple[Integers, Integers]:
+def _launched(connection: DuckDBPyConnection, tree: _Tree, ids: Ints, node_of: Ints) -> tuple[Ints, Ints]:
     """A node and a duration for each kernel and copy, below the stack of its launch."""
     rows = connection.execute(_ATTRIBUTED if _attributed(connection) else _KERNELS).fetchall()
     frames = _frames(tree, [row[:2] for row in rows])
-    launches = _places(ids, np.array([row[3] for row in rows], dtype=np.int64))
+    launches = find_ids(ids, np.array([row[3] for row in rows], dtype=np.int64))
     if not rows:
         return frames, frames
     above = np.where(launches >= 0, node_of[launches] if node_of.size else 0, 0)
@@ -197,7 +192,7 @@ def _attributed(connection: DuckDBPyConnection) -> bool:
     return bool(connection.execute("SELECT 1 FROM duckdb_views() WHERE view_name = 'operator_slice'").fetchone())
 
 
-def _without_launch(tree: _Tree, operators: list[str | None]) -> Integers:
+def _without_launch(tree: _Tree, operators: list[str | None]) -> Ints:
     """Nodes for work without a launch in the trace: under a separate root, by operator if known."""
     lost = tree.children(np.array([0]), np.array([tree.name(NOT_LAUNCHED, "thread")]))
     above = np.full(len(operators), lost[0], dtype=np.int64)
@@ -208,16 +203,7 @@ def _without_launch(tree: _Tree, operators: list[str | None]) -> Integers:
     return above
 
 
-def _places(ids: Integers, wanted: Integers) -> Integers:
-    """The place of each wanted id in `ids`, or -1."""
-    if not ids.size:
-        return np.full(wanted.size, -1, dtype=np.int64)
-    order = np.argsort(ids)
-    found = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), ids.size - 1)]
-    return np.where(ids[found] == wanted, found, -1)
-
-
-def _summed(tree: _Tree, weight: Weight, node_of: Integers, own: Integers, calls: Integers, steps: int) -> Flame:
+def _summed(tree: _Tree, weight: Weight, node_of: Ints, own: Ints, calls: Ints, steps: int) -> Flame:
     """Sum self times to totals, children before parents; nodes without time are omitted."""
     parent, frame = np.concatenate(tree.parents), np.concatenate(tree.frames)
     sums = np.zeros(tree.size, dtype=np.int64)
@@ -234,7 +220,7 @@ def _summed(tree: _Tree, weight: Weight, node_of: Integers, own: Integers, calls
     )
 
 
-def _batches(parts: list[Integers]) -> Iterable[tuple[int, int]]:
+def _batches(parts: list[Ints]) -> Iterable[tuple[int, int]]:
     """Batches of nodes whose parents are in earlier batches."""
     stops = np.cumsum([part.size for part in parts]).tolist()
     return list(pairwise(stops))

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewright.trace.events.rows import Ints, find_ids
+
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-Integers = NDArray[np.int64]
 Span = tuple[int, int, str]
 """Begin and end of a range, and its phase."""
 
@@ -99,9 +100,9 @@ class DeviceMemory:
     file: int
     process: int | None
     device: str
-    ts: Integers
-    allocated: Integers
-    reserved: Integers
+    ts: Ints
+    allocated: Ints
+    reserved: Ints
     peak_bytes: int
     peak_ts: int
     training: bool
@@ -164,7 +165,7 @@ def _device(process: int | None, name: str, part: dict[str, NDArray[Any]], range
     )
 
 
-def _freed(address: Integers, sizes: Integers) -> Integers:
+def _freed(address: Ints, sizes: Ints) -> Ints:
     """For each allocation the index of the next event at its address if that is a free; else past the end."""
     order = np.lexsort((np.arange(sizes.size), address))
     freed = np.full(sizes.size, sizes.size, dtype=np.int64)
@@ -174,7 +175,7 @@ def _freed(address: Integers, sizes: Integers) -> Integers:
     return freed
 
 
-def _by_phase(phase: Integers, allocated: Integers, sizes: Integers, freed: Integers) -> list[PhaseMemory]:
+def _by_phase(phase: Ints, allocated: Ints, sizes: Ints, freed: Ints) -> list[PhaseMemory]:
     found = []
     after = np.append(phase, -1)[freed]
     for number, name in enumerate(PHASES):
@@ -186,7 +187,7 @@ def _by_phase(phase: Integers, allocated: Integers, sizes: Integers, freed: Inte
     return found
 
 
-def _operators(connection: DuckDBPyConnection, parents: Integers) -> list[str]:
+def _operators(connection: DuckDBPyConnection, parents: Ints) -> list[str]:
     """The operator of each event: the innermost around it that does not allocate on behalf of its caller."""
     found = connection.execute(_STACKS).fetchnumpy()
     ids, up = (np.asarray(found[name], dtype=np.int64) for name in ("id", "parent"))
@@ -195,8 +196,8 @@ def _operators(connection: DuckDBPyConnection, parents: Integers) -> list[str]:
     names = np.ma.filled(found["name"], "")
     operator = np.ma.filled(found["operator"], False).astype(bool)
     serious = operator & ~np.isin(names.astype(str), list(_HELPERS))
-    above = _places(ids, up)
-    at = _places(ids, parents)
+    above = find_ids(ids, up)
+    at = find_ids(ids, parents)
     best = np.full(parents.size, -1, dtype=np.int64)
     for _ in range(_DEEPEST):
         inside = at >= 0
@@ -208,7 +209,7 @@ def _operators(connection: DuckDBPyConnection, parents: Integers) -> list[str]:
     return [NO_OPERATOR if place < 0 else str(names[place]).removeprefix(_ENGINE) for place in best.tolist()]
 
 
-def _phases(ts: Integers, ranges: list[Span]) -> Integers:
+def _phases(ts: Ints, ranges: list[Span]) -> Ints:
     """The phase of each moment.
 
     Ranges named forward, backward and optimizer on any thread define phases; without them, the autograd engine's
@@ -225,9 +226,3 @@ def _phases(ts: Integers, ranges: list[Span]) -> Integers:
             place = np.searchsorted(starts, ts, side="right") - 1
             phase[(place >= 0) & (ts <= latest[np.maximum(place, 0)])] = number
     return phase
-
-
-def _places(ids: Integers, wanted: Integers) -> Integers:
-    """The index of each wanted id in the sorted `ids`, or -1."""
-    found = np.minimum(np.searchsorted(ids, wanted), ids.size - 1)
-    return np.where(ids[found] == wanted, found, -1)

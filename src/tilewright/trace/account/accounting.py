@@ -18,12 +18,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tilewright.trace.events.nesting import PENDING
-from tilewright.trace.events.rows import append
+from tilewright.trace.events.rows import Ints, append, fetch
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -32,8 +32,6 @@ PAUSE_NS = 500_000
 """Python between two operators takes about 10 µs; a longer gap means that the host is not launching."""
 CLASSES = ("kernel", "wave tail", "communication", "copy", "synchronisation", "launch-bound", "idle")
 """First those of a busy device, in the order of precedence for overlaps."""
-
-Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 
 @dataclass(frozen=True)
@@ -295,7 +293,7 @@ def account(connection: DuckDBPyConnection) -> None:
     for file_id, start, end in connection.execute(
         "SELECT file_id, min(ts), max(ts + dur) FROM step GROUP BY file_id ORDER BY file_id"
     ).fetchall():
-        host = _columns(connection, "SELECT ts, ts + dur FROM host_activity WHERE file_id = ?", file_id)
+        host = fetch(connection, "SELECT ts, ts + dur FROM host_activity WHERE file_id = ?", file_id)
         pauses = pauses_between(host[0], host[1])
         devices = connection.execute(
             "SELECT DISTINCT upid FROM device_slice WHERE file_id = ? ORDER BY upid", [file_id]
@@ -332,7 +330,7 @@ def _write(connection: DuckDBPyConnection, upid: int, spans: AccountSpans) -> No
 
 
 def _work(connection: DuckDBPyConnection, upid: int) -> DeviceWork:
-    columns = _columns(
+    columns = fetch(
         connection,
         """SELECT d.slice_id, d.ts, d.ts + d.dur, coalesce(w.tail_ns, 0),
                   CASE d.kind WHEN 'kernel' THEN 0 WHEN 'communication' THEN 2 ELSE 3 END,
@@ -345,7 +343,7 @@ def _work(connection: DuckDBPyConnection, upid: int) -> DeviceWork:
 
 
 def _waits(connection: DuckDBPyConnection, file_id: int, upid: int) -> Waits:
-    slice_id, start, end = _columns(
+    slice_id, start, end = fetch(
         connection,
         """SELECT slice_id, ts, ts + dur FROM wait
            WHERE file_id = ? AND (upid IS NULL OR upid = ?) ORDER BY ts + dur, slice_id""",
@@ -353,8 +351,3 @@ def _waits(connection: DuckDBPyConnection, file_id: int, upid: int) -> Waits:
         upid,
     )
     return Waits(slice_id.tolist(), start.tolist(), end.tolist())
-
-
-def _columns(connection: DuckDBPyConnection, sql: str, *parameters: int) -> list[Ints]:
-    found = connection.execute(sql, list(parameters)).fetchnumpy()
-    return [np.ma.filled(column, 0).astype(np.int64) for column in found.values()]

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.trace.events.nesting import Ints
-from tilewright.trace.events.rows import next_id
-from tilewright.trace.events.slices import Slices, fetch, reject
+from tilewright.trace.events.rows import Ints, fetch, next_id
+from tilewright.trace.events.slices import Slices, reject
 from tilewright.trace.events.staging import FLOW_PHASES
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from tilewright.trace.events.rows import Ints
 
 PENDING = np.iinfo(np.int64).max
 _NEVER = int(np.iinfo(np.int64).min)

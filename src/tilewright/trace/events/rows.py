@@ -1,4 +1,4 @@
-"""Bulk insertion of rows into tables."""
+"""Bulk insertion of rows into tables, and columns of integers out of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,28 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
+
+Ints = NDArray[np.int64]
+
+
+def fetch(connection: DuckDBPyConnection, sql: str, *parameters: object) -> list[Ints]:
+    """The columns of a query, all of them integers; NULL is 0."""
+    found = connection.execute(sql, list(parameters)).fetchnumpy()
+    return [np.ma.filled(column, 0).astype(np.int64, copy=False) for column in found.values()]
+
+
+def find_ids(ids: Ints, wanted: Ints) -> Ints:
+    """The place of each wanted id in `ids`, or -1."""
+    if not ids.size:
+        return np.full(wanted.size, -1, dtype=np.int64)
+    order = np.argsort(ids)
+    found = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), ids.size - 1)]
+    return np.where(ids[found] == wanted, found, -1)
 
 
 def append(connection: DuckDBPyConnection, table: str, rows: Sequence[tuple[object, ...]]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.trace.events.nesting import Ints, NestedSlices
+from tilewright.trace.events.nesting import NestedSlices
+from tilewright.trace.events.rows import Ints
 
 
 def self_times(nest: NestedSlices) -> tuple[Ints, Ints]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from tilewright.trace.events.nesting import Ints, NestedSlices, nest
+from tilewright.trace.events.nesting import NestedSlices, nest
 from tilewright.trace.events.pairing import Event, Paired, pair
-from tilewright.trace.events.rows import next_id
+from tilewright.trace.events.rows import Ints, fetch, next_id
 from tilewright.trace.events.staging import ASYNC_PHASES, NESTED_PHASES, ROW, SLICE_PHASES, WIDE
 from tilewright.trace.events.tracks import Tracks
 
@@ -68,12 +68,6 @@ def find_slices(connection: DuckDBPyConnection, tracks: Tracks) -> UnnestedSlice
     return UnnestedSlices(
         seq, track, ts, dur, next_id(connection, "slice", "id"), sum(len(pairs.ends) for pairs in paired)
     )
-
-
-def fetch(connection: DuckDBPyConnection, sql: str) -> list[Ints]:
-    """The columns of a query, all of them integers."""
-    found = connection.execute(sql).fetchnumpy()
-    return [np.asarray(column, dtype=np.int64) for column in found.values()]
 
 
 def _wide_instants(connection: DuckDBPyConnection, tracks: Tracks) -> list[Ints]:

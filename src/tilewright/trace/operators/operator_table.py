@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tilewright.trace.events.nesting import Ints, nest
+from tilewright.trace.events.nesting import nest
+from tilewright.trace.events.rows import Ints, fetch
 from tilewright.trace.events.self_time import self_times
 
 if TYPE_CHECKING:
@@ -96,8 +97,7 @@ def add_operator_table(connection: DuckDBPyConnection) -> None:
 
 def _add_host_calls(connection: DuckDBPyConnection) -> None:
     """Table `host_call`: the rows of `host_slice` with their self time, their outer call and their step."""
-    found = connection.execute("SELECT id, file_id, utid, ts, dur FROM host_slice").fetchnumpy()
-    ids, file_id, utid, ts, dur = (np.asarray(column, np.int64) for column in found.values())
+    ids, file_id, utid, ts, dur = fetch(connection, "SELECT id, file_id, utid, ts, dur FROM host_slice")
     nested = nest(utid, ts, dur)
     own, outer = self_times(nested)
     place = np.argsort(nested.order)
