@@ -49,9 +49,10 @@ class Pool:
         if nbytes < SMALL:
             return torch.empty_strided(shape, strides, dtype=dtype)
         block = self._take(size_class(nbytes), nbytes)
-        storage = torch.frombuffer(block, dtype=dtype, count=extent).untyped_storage()
-        # Not a view of another tensor: autograd lets a caller write to it as to any result.
-        return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+        whole = torch.frombuffer(block, dtype=dtype, count=extent)
+        # Not a view of another tensor: autograd lets a caller write to it as to any result. A storage that Python has
+        # seen counts as held: autograd would add a second gradient to this one in new memory.
+        return torch.empty(0, dtype=dtype).set_(whole, 0, shape, strides)  # type: ignore[call-overload, no-any-return]
 
     def after_fork(self) -> None:
         """Another thread may have held the lock when this process was forked; it does not exist here."""
