@@ -26,7 +26,7 @@ from tilewright.graph.graph_breaks import graph_break
 from tilewright.graph.pytorch_state import compilations
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
-from tilewright.graph.specialise import binding, has_symbols, sizes_are_given, specialise
+from tilewright.graph.specialise import binding, counted_inputs, has_symbols, sizes_are_given, specialise
 from tilewright.graph.writes import written
 from tilewright.hardware.target import target_of
 from tilewright.launch.triton import hash_ahead
@@ -179,8 +179,8 @@ class _Compiler(Compiler):
         return [*versions(), repr(planner.target), str(planner.hand_written), str(self.replays)]
 
     def planned(self) -> tuple[list[GraphPlan] | dict[GraphName, fx.Graph], list[fx.Graph]] | None:
-        # A replay reads what symbolic values are.
-        if self.by_size and not self.replays:
+        # A replay reads what symbolic values are, and so does a backward whose sizes depend on data.
+        if self.by_size and not self.replays and not any(map(counted_inputs, self.by_size.values())):
             graphs = {name: module.graph for name, module in self.by_size.items()}
             return graphs, list(graphs.values())
         return _bare(self.graphs)

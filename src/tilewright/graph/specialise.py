@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -34,8 +34,8 @@ def sizes_are_given(module: fx.GraphModule) -> bool:
 
 
 def _symbols(value: object) -> Iterator[torch.SymInt]:
-    sizes = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) and has_symbols(value) else (value,)
-    yield from (size for size in sizes if isinstance(size, torch.SymInt))
+    if has_symbols(value):
+        yield from (size for size in _sizes(value) if isinstance(size, torch.SymInt))
 
 
 def has_symbols(value: object) -> bool:
@@ -45,17 +45,36 @@ def has_symbols(value: object) -> bool:
     return isinstance(value, (torch.SymInt, SymbolicValue))
 
 
-def binding(args: Sequence[Any], *, offsets: bool) -> Hashable:
+def binding(
+    args: Sequence[Any], *, offsets: bool, counted: Mapping[int, torch.Tensor | None] | None = None
+) -> Hashable:
     """The key of the values that a call gives a graph's symbols: its integers, and its tensors' shapes and strides.
 
-    With `offsets` also their storage offsets, for a graph that reads them (`reads_offsets`).
+    With `offsets` also their storage offsets, for a graph that reads them (`reads_offsets`). Sizes that depend on data
+    are no part of it: `counted` are the arguments that have such (`counted_inputs`).
     """
+    if counted:
+        args = [_without_counts(a, counted[place]) if place in counted else a for place, a in enumerate(args)]
     return tuple(
         (a.shape, a.stride(), a.storage_offset() if offsets else 0)
         if isinstance(a, torch.Tensor)
-        else a if isinstance(a, int) else None
+        else a if isinstance(a, (int, tuple)) else None
         for a in args
     )  # fmt: skip
+
+
+def counted_inputs(module: fx.GraphModule) -> dict[int, torch.Tensor | None]:
+    """The inputs by place whose sizes depend on data: tensors, as they were traced, and None for such a size itself."""
+    values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    found = {place: value for place, value in enumerate(values) if not all(map(calls.is_known, _symbols(value)))}
+    return {place: value if isinstance(value, torch.Tensor) else None for place, value in found.items()}
+
+
+def _without_counts(argument: Any, traced: torch.Tensor | None) -> tuple[int, ...]:
+    if traced is None:
+        return ()
+    sizes = zip((*argument.shape, *argument.stride()), (*traced.shape, *traced.stride()), strict=True)
+    return tuple(size if calls.is_known(known) else -1 for size, known in sizes)
 
 
 def reads_offsets(module: fx.GraphModule) -> bool:
@@ -77,23 +96,61 @@ def specialise(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
     # Sizes are static; the shape environment is for those that depend on data, and for offsets of nested tensors.
     symbols = ShapeEnv()
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols) as mode, torch.no_grad():
-        return _Specialiser(module, mode).run(list(args))
+        return _Specialiser(module, mode, _Sizes(module, args, symbols)).run(list(args))
+
+
+class _Sizes:
+    """Sizes of one call's inputs: numbers, and new symbols for those that depend on data."""
+
+    def __init__(self, module: fx.GraphModule, args: Sequence[Any], symbols: Any) -> None:
+        self.symbols = symbols
+        self.values: dict[Any, Any] = {}
+        """Of the symbols of the traced graph: numbers, and new symbols."""
+        for node, value in zip(module.graph.find_nodes(op="placeholder"), args, strict=True):
+            for traced, size in zip(_sizes(node.meta.get("val")), _sizes(value), strict=False):
+                if isinstance(traced, torch.SymInt) and calls.is_known(traced) and traced.node.expr.is_Symbol:
+                    self.values[traced.node.expr] = size
+
+    def of(self, traced: int | torch.SymInt, size: int) -> int | torch.SymInt:
+        """The size of this call, or the new symbol of one that depends on data. Raises CaptureError."""
+        from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
+
+        if calls.is_known(traced):
+            return size
+        expression = traced.node.expr  # type: ignore[union-attr]
+        for symbol in expression.free_symbols - self.values.keys():
+            new = self.symbols.create_unbacked_symint()
+            _constrain_range_for_size(new)
+            self.values[symbol] = new.node.expr
+        made: torch.SymInt = self.symbols.create_symintnode(expression.xreplace(self.values), hint=None)
+        return made
+
+
+def _sizes(value: object) -> Sequence[int | torch.SymInt]:
+    if isinstance(value, torch.Tensor):
+        return *value.shape, *value.stride()
+    return [value] if isinstance(value, (int, torch.SymInt)) else []
 
 
 class _Specialiser:
-    def __init__(self, module: fx.GraphModule, mode: Any) -> None:
+    def __init__(self, module: fx.GraphModule, mode: Any, sizes: _Sizes) -> None:
         self.module = module
         self.mode = mode
+        self.sizes = sizes
+        self.counted = counted_inputs(module)
         self.graph = fx.Graph()
         self.known: dict[fx.Node, Any] = {}
         """A node's counterpart in the new graph, or its constant value."""
 
     def run(self, args: list[Any]) -> fx.GraphModule:
-        for node in self.module.graph.nodes:
+        for place, node in enumerate(self.module.graph.nodes):
             if node.op == "output":
                 self.graph.output(fx.map_arg(node.args[0], self.known.__getitem__))
             elif node.op == "placeholder":
                 value = args.pop(0)
+                if place in self.counted:
+                    self.known[node] = self._copy(node, self._counted(node.meta["val"], value))
+                    continue
                 counterpart = self._copy(node, self._without_data(value))
                 self.known[node] = value if isinstance(value, int) else counterpart
             else:
@@ -122,6 +179,16 @@ class _Specialiser:
             return target(*args, **kwargs)
         except Exception as error:
             raise CaptureError(f"the shape of {node.target} is unknown before it runs: {first_line(error)}") from error
+
+    def _counted(self, traced: torch.Tensor | torch.SymInt, value: Any) -> Any:
+        """An input whose sizes depend on data, or such a size, with symbols in place of them."""
+        if not isinstance(traced, torch.Tensor):
+            return self.sizes.of(traced, value)
+        shape, strides = (
+            map(self.sizes.of, traced.shape, value.shape),
+            map(self.sizes.of, traced.stride(), value.stride()),
+        )
+        return torch.empty_strided(list(shape), list(strides), dtype=value.dtype, device=value.device)
 
     def _without_data(self, value: Any) -> Any:
         return self.mode.from_tensor(value.detach(), static_shapes=True) if isinstance(value, torch.Tensor) else value

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from tilewright.graph.capture import Boxed
-from tilewright.graph.specialise import binding, reads_offsets
+from tilewright.graph.specialise import binding, counted_inputs, reads_offsets
 
 AT_ONCE = 4
 """For so many sizes a program is compiled when they first come; for others when they come a second time."""
@@ -57,7 +57,8 @@ class CompiledBySize:
 class ExecutableBySize:
     """A graph with symbolic sizes: compiled for each set of sizes when a call first brings them.
 
-    `compile` gives the executable for the sizes of the arguments it is shown; `otherwise` runs any.
+    Sizes that depend on data stay symbolic. `compile` gives the executable for the sizes of the arguments it is shown;
+    `otherwise` runs any.
     """
 
     _boxed_call = True
@@ -66,10 +67,11 @@ class ExecutableBySize:
         self.compile = compile
         self.otherwise = otherwise
         self.offsets = reads_offsets(module)
+        self.counted = counted_inputs(module)
         self.known: dict[Hashable, Boxed] = {}
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        sizes = binding(args, offsets=self.offsets)
+        sizes = binding(args, offsets=self.offsets, counted=self.counted)
         run = self.known.get(sizes)
         if run is None:
             # Two threads may compile the same sizes; the library they load is one.
