@@ -183,6 +183,13 @@ def dropout_off(q, k, v):
     return F.dropout(nn.Dropout(0.0)(torch.softmax(q @ k.mT, -1)), 0.3, training=False) @ v
 
 
+def value_written_first(q, k, v):
+    weights = torch.softmax(q @ k.mT, -1)
+    v = v.clone()
+    v[:, :, 0] = 0
+    return weights @ v
+
+
 def merged_heads(q, k, v):
     out = torch.softmax(q @ k.mT, -1) @ v
     return out.transpose(1, 2).contiguous().view(B, N, H * D)
@@ -202,7 +209,7 @@ SPELLINGS: list[Function] = [
     scaled_twice, einsums, einsum_sequence_first, einsum_reversed, batched, baddbmm, one_head, one_head_mm,
     three_axes, five_axes, given_transposed, half_depth_values, half_depth_keys, grouped_repeat,
     grouped_broadcast, fewer_keys, one_query, written_softmax, written_max, written_values, written_unpacked,
-    log_softmax, logsumexp, stabilised, dropout_off, merged_heads, viewed_result, viewed_scores,
+    log_softmax, logsumexp, stabilised, dropout_off, value_written_first, merged_heads, viewed_result, viewed_scores,
 ]  # fmt: skip
 
 
@@ -288,6 +295,15 @@ def added_to_rows_and_views(q, k, v, mask):
     return torch.bmm(weights.view(B * H, N, N), v)
 
 
+def added_once_written(q, k, v, mask):
+    """Swin's: the mask is made in place between the product and the softmax."""
+    scores = q @ k.mT
+    written = torch.zeros(N, N)
+    written[:3, 2:] = -7.0
+    written[:, :] += mask
+    return torch.softmax(scores + written, -1) @ v
+
+
 def added_batch(q, k, v, mask):
     return torch.softmax(q[:, 0] @ k[:, 0].mT + mask, -1) @ v[:, 0]
 
@@ -347,7 +363,8 @@ MASKED: list[tuple[Function, Tensor]] = [
     (added, FLOAT_MASK.expand(H, N, N)), (added, draw((B, H, N, N), seed=2)[0]), (added, DROPPED_ROW),
     (added, FLOAT_MASK[:, :1].masked_fill(FLOAT_MASK[:, :1] > 1, -INF)), (added_first, LOST_ROW),
     (added_twice, LOST_ROW), (added_padding, LONG_KEEP), (added_padding, NO_KEEP),
-    (added_by_baddbmm, draw((B * H, N, N), seed=3)[0]), (added_between_views, LOST_ROW),
+    (added_once_written, FLOAT_MASK), (added_by_baddbmm, draw((B * H, N, N), seed=3)[0]),
+    (added_between_views, LOST_ROW),
     (added_between_views, draw((B, 1, N, N), seed=3)[0]), (added_to_rows_and_views, LOST_ROW),
     (added_to_rows_and_views, draw((B, 1, N, N), seed=3)[0]), (added_batch, draw((B, N, N), seed=3)[0]),
     (filled, DROPPED_ROW), (filled, DROPPED_ROW.triu()), (filled_low, DROPPED_ROW), (filled_billion, DROPPED_ROW),
@@ -426,11 +443,18 @@ def in_place_fill(q, k, v):
     return torch.softmax(scores, -1) @ v
 
 
-def written_value(q, k, v):
+def written_query(q, k, v):
+    q = q.clone()
     weights = torch.softmax(q @ k.mT, -1)
-    v = v.clone()
-    v[:, :, 0] = 0
+    q[:, :, 0] = 0
     return weights @ v
+
+
+def written_mask(q, k, v):
+    mask = torch.zeros(N, N)
+    scores = q @ k.mT + mask
+    mask[:, 0] = -5.0
+    return torch.softmax(scores, -1) @ v
 
 
 def no_maximum(q, k, v):
@@ -492,7 +516,8 @@ def mode_change(q, k, v):
 REFUSED: list[tuple[Function, str]] = [
     (training_dropout, "dropout on the weights"), (returned_weights, "the weights are used by"),
     (used_scores, "is also used by"), (in_place_scale, "in place"), (in_place_fill, "in place"),
-    (written_value, "in place"), (no_maximum, "row maximum"), (normalised_later, "not normalised"),
+    (written_query, "to what they read"), (written_mask, "to what they read"), (no_maximum, "row maximum"),
+    (normalised_later, "not normalised"),
     (over_queries, "last axis"), (weak_fill, "keep some weight"), (negative_scale, "scaled by -1"),
     (changed_weights, "nan_to_num between"), (clipped_scores, "tanh between"), (trained_bias, "needs a gradient"),
     (mask_of_scores, "is also used by"), (two_fills, "different ways"), (empty, "empty"), (mode_change, "mode"),

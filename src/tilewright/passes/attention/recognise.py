@@ -30,6 +30,7 @@ from tilewright.passes.attention.spelling import (
     MODES,
     PRODUCTS,
     Refusal,
+    argument,
     example,
     mutates,
     scores_at,
@@ -157,7 +158,7 @@ def _predicted(above: Node, below: Node, price: Price) -> float | None:
 
 
 def _check_order(attention: Attention) -> None:
-    """Refuse where something is written, or a mode changes, while the attention is being computed."""
+    """Refuse where what the attention has read is written, or a mode changes, before the fused form reads it."""
     members = {*attention.inside, *attention.bypassed}
     node = attention.result
     members.discard(node)
@@ -166,8 +167,28 @@ def _check_order(attention: Attention) -> None:
         members.discard(node)
         if node.op == "root":
             raise Refusal("the attention is not in order")
-        if mutates(node) or spelled(node) in MODES:
-            raise Refusal(f"{node.name} writes in place or changes a mode between the products")
+        if spelled(node) in MODES:
+            raise Refusal(f"{node.name} changes a mode between the products")
+        if mutates(node) and not _memory(_written(node)).isdisjoint(_read(members)):
+            raise Refusal(f"{node.name} writes in place between the products to what they read")
+
+
+def _written(node: Node) -> Node:
+    written = node.kwargs.get("out") or argument(node, 0, "input")
+    if not isinstance(written, Node) or example(written) is None:
+        raise Refusal(f"{node.name} writes in place or changes a mode between the products")
+    return written
+
+
+def _read(members: Iterable[Node]) -> set[int]:
+    """The storages that calls read or give."""
+    return {memory for member in members for x in (member, *member.all_input_nodes) for memory in _memory(x)}
+
+
+def _memory(node: Node) -> set[int]:
+    """What tells the storage of a tensor from others; empty for what is no tensor."""
+    value = example(node)
+    return set() if value is None else {value.untyped_storage()._cdata}
 
 
 def _needless(attention: Attention, masking: Masking) -> set[Node]:
