@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -111,17 +110,6 @@ class Browser:
             self.send("Input.dispatchMouseEvent", type="mouseMoved", **place, button="left", buttons=1)
         place = {"x": x + dx, "y": y + dy}
         self.send("Input.dispatchMouseEvent", type="mouseReleased", **place, button="left", clickCount=1)
-
-    def screenshot(self, path: Path, selector: str | None = None) -> None:
-        """The whole page, or the box of one element."""
-        box = self.evaluate(
-            f"(({json.dumps(selector)} && document.querySelector({json.dumps(selector)})) || "
-            "document.documentElement).getBoundingClientRect().toJSON()"
-        )
-        scroll = self.evaluate("scrollY")
-        clip = {"x": box["x"], "y": box["y"] + scroll, "width": box["width"], "height": box["height"], "scale": 1}
-        answer = self.send("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(answer["data"]))
 
     def send(self, method: str, **params: object) -> dict[str, Any]:
         """One command and its result; events that arrive meanwhile are noted."""

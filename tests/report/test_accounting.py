@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from tests.report.printing import printed
 from tests.trace.kineto import Trace
 from tests.trace.test_ranks import rank
 from tilewright.records.errors import StoreError
@@ -27,10 +27,7 @@ def shown(paths: list[Path]) -> str:
 
 
 def text_of(run: Path) -> str:
-    console = Console(width=160)
-    with console.capture() as captured:
-        console.print(show_accounting(run))
-    return captured.get()
+    return printed(show_accounting(run), 160)
 
 
 def waiting(name: str) -> Trace:

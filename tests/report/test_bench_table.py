@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
+from tests.report.printing import printed
 from tilewright.records.measurement import Measurement
 from tilewright.report.bench_plot import chart, draw
 from tilewright.report.bench_table import show_race
@@ -35,10 +34,7 @@ BARE = Measurement("softmax", "4x4 bf16", "eager", "fwd", 0.5, 0.5, 0.5, 3)
 
 
 def shown(*rows: Measurement, unit: str = "GB/s") -> list[list[str]]:
-    console = Console(width=200, color_system=None)
-    with console.capture() as captured:
-        console.print(show_race("softmax\x1b[2J", rows, ["liger refused: \x07too long"], unit))
-    lines = captured.get().splitlines()
+    lines = printed(show_race("softmax\x1b[2J", rows, ["liger refused: \x07too long"], unit)).splitlines()
     assert lines[0].strip() == "softmax�[2J" and lines[-1] == "liger refused: �too long"
     assert lines[1].split()[:2] == ["implementation", "time"]
     return [re.split(r"\s{2,}", line.strip()) for line in lines[2:-1]]
@@ -67,10 +63,7 @@ def test_a_ratio_that_the_spread_leaves_open_is_no_figure() -> None:
 def test_a_narrow_terminal_keeps_every_row_on_one_line() -> None:
     rows = [OURS, TORCH, *(replace(TORCH, impl=impl) for impl in ("inductor", "liger", "eager"))]
     for width, kept in ((200, "host"), (120, "p20–p80"), (100, "of limit")):
-        console = Console(width=width, color_system=None)
-        with console.capture() as captured:
-            console.print(show_race("softmax", rows, [], "GB/s"))
-        lines = captured.get().splitlines()
+        lines = printed(show_race("softmax", rows, [], "GB/s"), width).splitlines()
         assert len(lines) == 7 and kept in lines[1] and all(len(line) <= width for line in lines)
 
 

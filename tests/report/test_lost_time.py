@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from tests.report.printing import printed
 from tests.store.test_query import operator
 from tilewright.records.program import Cost, Decision, Program, Region
 from tilewright.report.page import write_page
@@ -59,15 +57,9 @@ def test_alike_launches_are_one_row_and_each_has_its_reason(tmp_path: Path) -> N
 
 def test_the_terminal_marks_what_has_no_reason_and_what_was_predicted_wrong(tmp_path: Path) -> None:
     answer = ask_view(_run(tmp_path / "run.duckdb"), LOST, 3)
-    out = io.StringIO()
-    Console(width=200, file=out, force_terminal=True, color_system="standard").print(show_view(LOST, answer))
-    lines = {
-        name: line
-        for line in out.getvalue().splitlines()
-        for name in ("mm", "forward0_gelu", "softmax")
-        if name in line
-    }
-    assert "2 × mm" in lines["mm"] and "32.6 %" in lines["mm"] and "odd" not in out.getvalue()
+    text = printed(show_view(LOST, answer), colours=True)
+    lines = {name: line for line in text.splitlines() for name in ("mm", "forward0_gelu", "softmax") if name in line}
+    assert "2 × mm" in lines["mm"] and "32.6 %" in lines["mm"] and "odd" not in text
     # Softmax loses more than 1 % without a reason, the prediction of the region is off, and mm has a reason.
     assert "no decision says why" in lines["softmax"] and "3.00×" in lines["forward0_gelu"]
     assert ["\x1b[1;31m" in lines[name] for name in ("softmax", "forward0_gelu", "mm")] == [True, True, False]

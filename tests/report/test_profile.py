@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
+from tests.report.printing import printed
 from tilewright.measure.recording.recorder import Recording, RecordingPlan
 from tilewright.report.profile import loss_words, recorded_words, show_profile
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
@@ -66,10 +65,7 @@ def test_shows_shares_losses_and_what_happened_once() -> None:
         OperatorTime("cudaDeviceSynchronize", "call", 1, 100, 100, 0, 0, 0, 1, None, True),
     ]
     table = OperatorTable(rows, [], 1000, 600, [("events that never ended", 3, 40)], 2, 1000, 2, 1000, 600)
-    console = Console(width=200, file=io.StringIO())
-    with console.capture() as captured:
-        console.print(show_profile(table, [RECORDING]))
-    text = captured.get()
+    text = printed(show_profile(table, [RECORDING]))
     assert loss_words(table) == ["lost: 3 events that never ended, of 40"] and "lost: 3 events" in text
     assert "\x1b[2J" not in text and "40.0 %" in text and "100.0 %" in text and "model.py:7" in text
     assert text.index("once, not in every step") < text.index("cudaDeviceSynchronize")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from dataclasses import replace
 
 import pytest
-from rich.console import Console, RenderableType
 
+from tests.report.printing import printed
 from tests.report.sample import CEILINGS, DIMS, measurements, program, verified
 from tilewright.records.measurement import Measurement
 from tilewright.records.program import Cost, Decision, Fallback, MemoryPoint, Operator, OperatorClass, Program, Region
@@ -17,14 +16,6 @@ from tilewright.report.optimised import show_optimize
 from tilewright.report.terminal import as_json, show_explain
 
 N, M = 4000, 5000
-
-
-def printed(view: RenderableType, width: int = 200) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(view)
-    output = console.file
-    assert isinstance(output, io.StringIO)
-    return output.getvalue()
 
 
 def naive_softmax(planned: bool = True) -> Program:

@@ -13,31 +13,21 @@ import pytest
 
 from tests.report.test_timeline import slices_of
 from tests.report.test_traced_page import page_of, trace_island
-from tests.trace.training_trace import load
 from tilewright.report.views import TRACE
 from tilewright.store import query
-from tilewright.trace.analysis import analyse
 
 FIXTURE = Path(__file__).parents[1] / "trace" / "fixtures" / "block_eager.json.gz"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = load(FIXTURE, tmp_path_factory.mktemp("analysed") / "run.duckdb")
-    with duckdb.connect(str(path)) as connection:
-        analyse(connection)
-    return path
+def data(recorded: Path) -> dict[str, Any]:
+    return trace_island(page_of(recorded))
 
 
-@pytest.fixture(scope="module")
-def data(run: Path) -> dict[str, Any]:
-    return trace_island(page_of(run))
-
-
-def test_every_table_answers_its_query(run: Path, data: dict[str, Any]) -> None:
+def test_every_table_answers_its_query(recorded: Path, data: dict[str, Any]) -> None:
     shown = data["tables"]
     for view in TRACE:
-        columns, rows = query(run, view.sql)
+        columns, rows = query(recorded, view.sql)
         if rows:
             assert shown[view.id]["columns"] == list(columns)
             assert shown[view.id]["total"] == len(rows) >= len(shown[view.id]["rows"])
@@ -50,9 +40,9 @@ def test_the_first_headline_is_the_step_of_the_device(data: dict[str, Any]) -> N
     assert data["headlines"][1][1] == "median step on the host"
 
 
-def test_a_view_of_another_version_is_told_and_the_rest_is_shown(run: Path, tmp_path: Path) -> None:
+def test_a_view_of_another_version_is_told_and_the_rest_is_shown(recorded: Path, tmp_path: Path) -> None:
     other = tmp_path / "run.duckdb"
-    other.write_bytes(run.read_bytes())
+    other.write_bytes(recorded.read_bytes())
     with duckdb.connect(str(other)) as connection:
         connection.execute("CREATE OR REPLACE VIEW synchronisation AS SELECT 1 AS something_else")
     html = page_of(other)
@@ -68,18 +58,18 @@ def test_a_step_is_accounted_for_whole(data: dict[str, Any]) -> None:
     assert sum(row[percent] for row in table["rows"]) == pytest.approx(100, abs=0.5)
 
 
-def test_the_accounting_is_a_track_without_holes(run: Path, data: dict[str, Any]) -> None:
+def test_the_accounting_is_a_track_without_holes(recorded: Path, data: dict[str, Any]) -> None:
     spans = [each for each in slices_of(data["timeline"]) if each["category"] == "accounting"]
-    rows = query(run, "SELECT ts, dur, class FROM device_time ORDER BY ts")[1]
+    rows = query(recorded, "SELECT ts, dur, class FROM device_time ORDER BY ts")[1]
     assert [(each["ts"], each["dur"], each["name"]) for each in spans] == rows
     assert all(a["ts"] + a["dur"] == b["ts"] for a, b in pairwise(spans))
     tracks = {(track["process"], track["name"]) for track in data["timeline"]["homes"]}
     assert ("GPU 0", "where its time went") in tracks
 
 
-def test_queue_depth_is_a_curve(run: Path, data: dict[str, Any]) -> None:
+def test_queue_depth_is_a_curve(recorded: Path, data: dict[str, Any]) -> None:
     curve = next(each for each in data["timeline"]["counters"] if each["name"] == "Queued for GPU 0")
-    rows = query(run, "SELECT ts, depth FROM queue_depth ORDER BY ts")[1]
+    rows = query(recorded, "SELECT ts, depth FROM queue_depth ORDER BY ts")[1]
     origin = int(data["timeline"]["origin"])
     assert list(zip(curve["ts"], curve["values"], strict=True)) == [
         (ts - origin, depth) for ts, depth in rows if isinstance(ts, int)

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 
 from tests.report.browser import CHROMIUM, Browser
 from tests.report.drawings import marks, point_at, signal
-from tests.report.test_trace_tables import FIXTURE
 from tests.report.test_traced_page import write_hostile_trace
 from tests.trace.training_trace import TrainingTrace, load
 from tests.waiting import until
 from tilewright.report.page import write_page
 from tilewright.store import query
-from tilewright.trace.analysis import analyse
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 
 TIMELINE = "#timeline-chart"
 CANVAS = "#timeline-chart canvas"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -209,15 +199,6 @@ def test_hostile_names_are_shown_and_not_run(browser: Browser, tmp_path: Path) -
     signal(browser, TIMELINE, "find", "'); document.title = 'owned'; ('")
     assert browser.evaluate("document.title") != "owned" and browser.problems == []
     assert browser.evaluate("document.querySelectorAll('img, iframe').length") == 0
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three training steps of a Transformer block as an H200 ran them, with every analysis."""
-    path = load(FIXTURE, tmp_path_factory.mktemp("recorded") / "run.duckdb")
-    with duckdb.connect(str(path)) as connection:
-        analyse(connection)
-    return path
 
 
 @pytest.mark.parametrize("width", [1400, 420])

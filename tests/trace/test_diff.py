@@ -6,8 +6,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from rich.console import Console
 
+from tests.report.printing import printed
 from tests.trace.kineto import Trace
 from tilewright.records.errors import StoreError
 from tilewright.report.diff import show_diff
@@ -49,12 +49,6 @@ def traced(folder: Path, seed: int, gelu: int = 30_000, name: str = "run", step:
     return trace.write(folder, name)
 
 
-def shown(found: object, width: int = 120) -> str:
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(found)
-    return console.export_text()
-
-
 def test_a_slower_operator_is_found_and_named(tmp_path: Path) -> None:
     before, after = run(tmp_path, 1), run(tmp_path, 2, gelu=36_000)
     found = diff([read_run(before)], [read_run(after)])
@@ -66,7 +60,7 @@ def test_a_slower_operator_is_found_and_named(tmp_path: Path) -> None:
     assert first.difference_us == pytest.approx(6000, rel=0.1)
     share = found.of_device(first)
     assert share is not None and share == pytest.approx(1, abs=0.15)
-    text = shown(show_diff(found))
+    text = printed(show_diff(found))
     assert "slower" in text and "aten::gelu" in text and "+6." in text
 
 
@@ -111,7 +105,7 @@ def test_a_run_that_saw_no_device(tmp_path: Path) -> None:
         paths.append(trace_run([trace.write(tmp_path)], command="test", tell=lambda _: None)[0])
     found = diff([read_run(paths[0])], [read_run(paths[1])])
     assert found.device is None and found.step.verdict == "cannot tell"
-    assert "cannot tell" in shown(show_diff(found), width=80)
+    assert "cannot tell" in printed(show_diff(found), width=80)
 
 
 def test_a_run_without_a_timeline_is_refused(tmp_path: Path) -> None:

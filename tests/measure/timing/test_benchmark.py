@@ -6,7 +6,7 @@ import gc
 import json
 import statistics
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -55,40 +55,38 @@ class FakeStopwatch:
         return self.seconds
 
 
-def test_steady_times_converge_with_the_fewest_repeats() -> None:
+def timed(costs_us: Mapping[str, Iterable[float]], **options: float) -> tuple[dict[str, Timing], FakeStopwatch]:
+    """The timings of implementations whose calls take `costs_us`, and the watch that they were timed with."""
     watch = FakeStopwatch()
-    runs = {"a": watch.implementation("a", repeat(2e4)), "b": watch.implementation("b", repeat(5e4))}
-    timings = benchmark(runs, min_repeats=8, max_seconds=100, stopwatch=watch)
+    runs = {name: watch.implementation(name, iter(costs)) for name, costs in costs_us.items()}
+    return benchmark(runs, **{"max_seconds": 100, **options}, stopwatch=watch), watch  # type: ignore[arg-type]
+
+
+def test_steady_times_converge_with_the_fewest_repeats() -> None:
+    timings, _ = timed({"a": repeat(2e4), "b": repeat(5e4)}, min_repeats=8)
     assert timings == {"a": Timing(2e4, 2e4, 2e4, 8, True), "b": Timing(5e4, 5e4, 5e4, 8, True)}
 
 
 def test_rounds_are_interleaved_and_rotate() -> None:
-    watch = FakeStopwatch()
-    runs = {name: watch.implementation(name, repeat(1e5)) for name in "abc"}
-    benchmark(runs, min_repeats=4, max_seconds=100, stopwatch=watch)
+    _, watch = timed({name: repeat(1e5) for name in "abc"}, min_repeats=4)
     assert "".join(watch.calls[-12:]) == "abcbcacababc"
 
 
 def test_warm_up_lasts_until_calls_stop_getting_faster() -> None:
-    watch = FakeStopwatch()
     slow_start = [9e5, 5e5, 3e5, 2e5, 1e5]
-    runs = {"a": watch.implementation("a", chain(slow_start, repeat(1e5)))}
-    timing = benchmark(runs, min_repeats=5, max_seconds=100, stopwatch=watch)["a"]
-    assert (timing.median_us, timing.p80_us, timing.repeats) == (1e5, 1e5, 5)
+    timings, watch = timed({"a": chain(slow_start, repeat(1e5))}, min_repeats=5)
+    assert (timings["a"].median_us, timings["a"].p80_us, timings["a"].repeats) == (1e5, 1e5, 5)
     assert len(watch.calls) == len(slow_start) + 3 + 5
 
 
 def test_short_calls_are_warmed_up_for_a_least_time() -> None:
-    watch = FakeStopwatch()
-    benchmark({"a": watch.implementation("a", repeat(1e3))}, min_repeats=5, max_seconds=100, stopwatch=watch)
+    _, watch = timed({"a": repeat(1e3)}, min_repeats=5)
     assert 50 <= len(watch.calls) - 5 <= 52
 
 
 def test_a_spread_that_stays_wide_runs_out_of_time_and_says_so() -> None:
-    watch = FakeStopwatch()
     wobble = chain.from_iterable(repeat([1e4, 3e4]))
-    runs = {"steady": watch.implementation("steady", repeat(2e4)), "wild": watch.implementation("wild", wobble)}
-    timings = benchmark(runs, min_repeats=5, max_seconds=2, stopwatch=watch)
+    timings, watch = timed({"steady": repeat(2e4), "wild": wobble}, min_repeats=5, max_seconds=2)
     assert timings["steady"].converged and not timings["wild"].converged
     assert timings["wild"].repeats == timings["steady"].repeats > 5
     assert watch.seconds == pytest.approx(2, abs=0.06)
@@ -96,34 +94,25 @@ def test_a_spread_that_stays_wide_runs_out_of_time_and_says_so() -> None:
 
 
 def test_more_repeats_narrow_a_noisy_median_until_it_is_known() -> None:
-    watch = FakeStopwatch()
     noise = chain.from_iterable(repeat([1e4, 1.1e4, 1.04e4, 1.06e4, 1.05e4, 1.02e4, 1.08e4]))
-    runs = {"a": watch.implementation("a", noise)}
-    timing = benchmark(runs, min_repeats=5, max_seconds=900, stopwatch=watch)["a"]
+    timing = timed({"a": noise}, min_repeats=5, max_seconds=900)[0]["a"]
     assert timing.converged and 20 < timing.repeats < 2000
     assert timing.median_us == 1.05e4
 
 
 def test_a_median_is_known_no_closer_than_events_count() -> None:
-    watch = FakeStopwatch()
     steps = chain.from_iterable(repeat([6.016, 6.048, 6.08]))
-    runs = {"a": watch.implementation("a", steps)}
-    timing = benchmark(runs, min_repeats=9, max_seconds=1, tolerance=0.0, stopwatch=watch)["a"]
+    timing = timed({"a": steps}, min_repeats=9, max_seconds=1, tolerance=0.0)[0]["a"]
     assert timing.converged and timing.repeats == 9
 
 
 def test_the_fewest_repeats_run_even_when_time_is_out() -> None:
-    watch = FakeStopwatch()
-    runs = {"a": watch.implementation("a", repeat(7e6))}
-    assert benchmark(runs, min_repeats=4, max_seconds=1, stopwatch=watch)["a"].repeats == 4
+    assert timed({"a": repeat(7e6)}, min_repeats=4, max_seconds=1)[0]["a"].repeats == 4
 
 
 def test_quantiles_are_those_of_the_repeats() -> None:
-    watch = FakeStopwatch()
-    warm_up = [1e6] * 4
-    laps = [30.0, 10.0, 50.0, 20.0, 40.0, 60.0]
-    runs = {"a": watch.implementation("a", chain(warm_up, laps))}
-    timing = benchmark(runs, min_repeats=6, max_seconds=100, stopwatch=watch, tolerance=10)["a"]
+    warm_up, laps = [1e6] * 4, [30.0, 10.0, 50.0, 20.0, 40.0, 60.0]
+    timing = timed({"a": chain(warm_up, laps)}, min_repeats=6, tolerance=10)[0]["a"]
     assert (timing.p20_us, timing.median_us, timing.p80_us) == (20.0, 35.0, 50.0)
 
 
