@@ -41,7 +41,10 @@ from tilewright.records.measurement import Direction, Measurement
 from tilewright.report.quantity import duration
 
 REPOSITORY = Path(__file__).parents[1]
-DOCUMENTS = tuple(REPOSITORY / name for name in ("README.md", "docs/kernels.md", "docs/models.md", "docs/replay.md"))
+DOCUMENTS = tuple(
+    REPOSITORY / name
+    for name in ("README.md", "docs/kernels.md", "docs/models.md", "docs/replay.md", "docs/training.md")
+)
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w ]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 NONE = "–"
 GRID = (512, 1024, 2048, 4096, 8192, 16384)
@@ -410,6 +413,27 @@ def _models(rows: list[Measurement]) -> str:
     )
 
 
+def ranks(_: Results) -> str:
+    """A step of training on two GPUs beside eager's and Inductor's: of each way the run that came last."""
+    rows = {(row.case, row.impl): row for row in read_all(ROOT / "h200x2").rows if row.suite == "distributed"}
+    lines = []
+    for case in dict.fromkeys(case for case, _ in rows):
+        found = {impl: rows[case, impl] for impl in ("eager", "inductor", "tilewright")}
+        ours, peer = found["tilewright"], found["inductor"]
+        lines.append(
+            [
+                case,
+                *(duration(row.median_us) for row in found.values()),
+                f"{peer.median_us / ours.median_us:.2f}",
+                f"{ours.peak_bytes / peer.peak_bytes:.2f}" if ours.peak_bytes and peer.peak_bytes else NONE,
+                f"{ours.error:.1e}",
+                f"{ours.eager_error:.1e}",
+            ]
+        )
+    headings = ["a step of", "eager", "Inductor", "tilewright", "× Inductor", "of its memory", "losses", "eager's"]
+    return markdown(headings, lines)
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
     "gelu": implementations("gelu", "16384x16384 bf16", ("fwd", "bwd")),
     "small weighted sum": implementations("weighted_sum", "1000x512 fp32", ("fwd",)),
@@ -434,6 +458,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "replayed": replayed,
     "shown": shown,
     "models": models("models"),
+    "ranks": ranks,
     "wider models": models("wider_models"),
 }
 
