@@ -217,6 +217,11 @@ WIDER: Mapping[str, Build] = {
     "resnext": classified("torchvision.models", lambda models, _: models.resnext50_32x4d()),
     "regnet": classified("torchvision.models", lambda models, _: models.regnet_y_1_6gf()),
     "vgg": classified("torchvision.models", lambda models, _: models.vgg16_bn()),
+    "dinov2": _image("Dinov2ForImageClassification", "Dinov2Config", **_PATCHES, patch_size=16),
+    "coatnet": classified(
+        "timm", lambda timm, size: timm.create_model("coatnet_0_rw_224", num_classes=1000, img_size=size)
+    ),
+    "pvt": classified("timm", lambda timm, _: timm.create_model("pvt_v2_b1", num_classes=1000)),
     "mixer": classified(
         "timm", lambda timm, size: timm.create_model("mixer_b16_224", num_classes=1000, img_size=size)
     ),
