@@ -14,7 +14,7 @@ from tilewright.backend import backend, recording
 @torch.library.custom_op("tests_custom::grouped", mutates_args=())
 def grouped(x: Tensor, w: Tensor, ends: Tensor, factor: float) -> Tensor:
     """Rows [N, K] times the matrix [K, M] of their group; `ends` [G] are the groups' last rows, w [G, K, M]."""
-    result, begin = torch.zeros(x.shape[0], w.shape[2]), 0
+    result, begin = x.new_zeros(x.shape[0], w.shape[2]), 0
     for group, end in enumerate(ends.tolist()):
         if begin != end:
             result[begin:end] = x[begin:end] @ w[group] * factor
@@ -35,7 +35,7 @@ def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, w = ctx.saved_tensors
-    dx, dw, begin = torch.zeros(ctx.shape), torch.zeros_like(w), 0
+    dx, dw, begin = x.new_zeros(ctx.shape), torch.zeros_like(w), 0
     for group, end in enumerate(ctx.ends.tolist()):
         if begin != end:
             dx[begin:end] = dy[begin:end] @ w[group].T * ctx.factor

@@ -74,7 +74,7 @@ def normalised(x: Tensor) -> Tensor:
 def picked(x: Tensor) -> Tensor:
     """The loss of the rows that count, as with an index to ignore."""
     counts = x[:, 0] > 0
-    return torch.nn.functional.cross_entropy(x[counts] * 2, torch.arange(7)[counts], reduction="sum")
+    return torch.nn.functional.cross_entropy(x[counts] * 2, torch.arange(7, device=x.device)[counts], reduction="sum")
 
 
 def selected(x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def selected(x: Tensor) -> Tensor:
 def experts(x: Tensor) -> Tensor:
     """A mixture of three experts: each takes the rows that are sent to it."""
     gates = x[:, :3].softmax(-1)
-    best, out = gates.argmax(-1), torch.zeros(7, 9)
+    best, out = gates.argmax(-1), torch.zeros_like(x)
     for number in range(3):
         rows = torch.nonzero(best == number)[:, 0]
         sent = torch.nn.functional.silu(x[rows] @ (x.t() @ x))

@@ -1,0 +1,46 @@
+"""On a GPU, training graphs with sizes that depend on data have eager's gradients and are planned once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.backend.test_custom_operators import experts as grouped_experts
+from tests.backend.test_data_dependent_sizes import TRAINED, whole_graphs
+from tilewright.backend import backend, recording
+
+pytestmark = pytest.mark.gpu
+__all__ = ["whole_graphs"]
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize("function", TRAINED, ids=lambda f: f.__name__)
+def test_gradients_are_eagers(
+    function: Callable[[Tensor], Tensor], mode: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What reads how many there are is not recorded: that these graphs stay by calls is a line, not an error.
+    monkeypatch.setenv("TILEWRIGHT_STRICT", "0" if mode else "1")
+    generator = torch.Generator("cuda").manual_seed(2)
+    run = torch.compile(lambda x: function(x).sum(), backend=backend, fullgraph=True, dynamic=False, mode=mode)
+    with recording() as record:
+        for shift in (0.0, 0.5, -0.3, -9.0, 9.0, 0.1):
+            x = (torch.randn(7, 9, generator=generator, device="cuda") + shift).requires_grad_()
+            ours, theirs = run(x), function(x).sum()
+            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
+    assert len(record.graphs) == 2
+    assert all(any(step.generated for step in graph.executable.steps) for graph in record.graphs)
+
+
+def test_a_custom_gradient_that_reads_data_is_one_call() -> None:
+    generator = torch.Generator("cuda").manual_seed(3)
+    run = torch.compile(grouped_experts, backend=backend)
+    for ends in ([2, 2, 7], [0, 5, 7], [1, 2, 7]):
+        x = torch.randn(7, 9, generator=generator, device="cuda", requires_grad=True)
+        w = torch.randn(3, 9, 4, generator=generator, device="cuda", requires_grad=True)
+        ours, theirs = (each(x, w, torch.tensor(ends, device="cuda")) for each in (run, grouped_experts))
+        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(torch.autograd.grad(ours, (x, w)), torch.autograd.grad(theirs, (x, w)))
