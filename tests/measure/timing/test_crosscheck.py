@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tilewright.measure.racing.ceiling_probe import ceiling_probe
-from tilewright.measure.timing.cold import _chain
 from tilewright.measure.timing.crosscheck import between_marks, disagreement
 from tilewright.measure.timing.device_records import Record, union
 from tilewright.measure.timing.sm_clock import SmClock, throttled
@@ -57,17 +56,6 @@ def test_the_union_is_that_of_the_points() -> None:
 )
 def test_two_percent_from_ten_microseconds_on(event_us: float, profiled_us: float, said: str | None) -> None:
     assert disagreement(event_us, profiled_us) == said
-
-
-def test_the_chain_is_one_cycle_over_all_lines() -> None:
-    chain = _chain("cpu")
-    place, seen = 0, 0
-    for _ in range(65536):
-        place = int(chain[place])
-        seen += 1
-        if place == 0:
-            break
-    assert seen == 65536 and place == 0
 
 
 def test_a_throttled_clock_is_named() -> None:

@@ -22,7 +22,7 @@ from tilewright.measure.racing.arguments import Arguments, poison_free_memory, p
 from tilewright.measure.racing.candidate import InvalidRun, RacedVariant
 from tilewright.measure.timing import timers
 from tilewright.measure.timing.benchmark import WARM_UP, Timing, interleaved
-from tilewright.measure.timing.cold import check_l2_flush, persisting_bytes, set_persisting_bytes
+from tilewright.measure.timing.persisting_l2 import persisting_bytes, set_persisting_bytes
 from tilewright.measure.timing.sm_clock import read_sm_clock, throttled
 from tilewright.measure.timing.stopwatch import CudaStopwatch, Lap, Stopwatch, stopwatch_for
 from tilewright.measure.truth.proof import RunOutput, truth_of
@@ -85,8 +85,6 @@ class Race:
         A variant that does not support the workload, fails, or cheats has an outcome with a `refusal`.
         """
         timers.cuda_timers()
-        if self.device != "cpu":
-            check_l2_flush(self.device)
         # Past its recompile limit Dynamo runs a function eagerly without a message.
         torch._dynamo.reset()
         with _own_generators(self.device):
