@@ -1,28 +1,51 @@
 """Records the memory accesses of some programs of a Triton launch by running them in Triton's interpreter.
 
-Run as `python -m tilewright.anatomy.interpreted` with `TRITON_INTERPRET=1`, in a separate process, because Triton
-decides at import whether kernels are interpreted. It reads a list of launches as JSON on standard input and prints,
-for each, a list of walks (the accesses of one program, in order) or an error. Tensors are zeros, and the system maps
-their pages only when they are accessed; pointers that a kernel computes from tensor values (indices, page tables)
-are therefore those for zeros.
+Run as `python -m tilewright.anatomy.interpreted FILE` with `TRITON_INTERPRET=1`, in a separate process, because Triton
+decides at import whether kernels are interpreted. FILE, a pickle, has a list of `InterpretedLaunch`; it gets, for each,
+the accesses of its programs or an error. Tensors are zeros, and the system maps their pages only when they are
+accessed; pointers that a kernel computes from tensor values (indices, page tables) are therefore those for zeros.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
+import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from tilewright.records.launch_record import Access, Grid, ProgramAccesses, Range
+from tilewright.records.recipe import Layout
+
 MOST_ACCESSES = 20_000
 """Per program; a program with more accesses is an error."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A tensor descriptor."""
+
+    base: Layout
+    block: Sequence[int]
+
+
+@dataclass(frozen=True)
+class InterpretedLaunch:
+    """What to interpret of a launch; a tensor among the arguments is its layout, a tensor descriptor `Described`."""
+
+    module: str
+    file: str
+    kernel: str
+    arguments: Mapping[str, Any]
+    grid: Grid
+    programs: Sequence[Grid]
 
 
 class _Recorder:
@@ -31,13 +54,11 @@ class _Recorder:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.grid: tuple[int, ...] = ()
-        self.programs: list[tuple[int, int, int]] = []
-        self.walks: list[dict[str, Any]] = []
+        self.programs: Sequence[Grid] = []
+        self.walks: list[list[Access]] = []
 
-    def begin(self, tensors: dict[str, torch.Tensor], grid: list[int], programs: list[list[int]]) -> None:
-        self.tensors, self.grid = tensors, tuple(grid)
-        self.programs = [(x, y, z) for x, y, z in programs]
-        self.walks = []
+    def begin(self, tensors: dict[str, torch.Tensor], grid: Grid, programs: Sequence[Grid]) -> None:
+        self.tensors, self.grid, self.programs, self.walks = tensors, grid, programs, []
 
     def install(self) -> None:
         """Patch the interpreter of this process: it runs chosen programs and records their accesses."""
@@ -49,7 +70,7 @@ class _Recorder:
         patch_tensor = interpreter._patch_lang_tensor
 
         def begin_program(builder: Any, x: int, *_: int) -> None:
-            self.walks.append({"program": self.programs[x], "accesses": []})
+            self.walks.append([])
             set_index(builder, *self.programs[x])
 
         def recorded_load(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
@@ -73,25 +94,20 @@ class _Recorder:
         # The tensors are already on the host; copying them back would map every page.
         interpreter.GridExecutor._restore_args_dev = lambda *_: None
 
-    def record(self, pointers: Any, mask: Any, direction: str) -> None:
-        accesses = self.walks[-1]["accesses"]
+    def record(self, pointers: Any, mask: Any, direction: Literal["read", "write"]) -> None:
+        accesses = self.walks[-1]
         if len(accesses) >= MOST_ACCESSES:
             raise RuntimeError(f"a program accesses memory more than {MOST_ACCESSES} times")
         addresses = np.asarray(pointers.data).astype(np.int64)
         inside = np.broadcast_to(np.asarray(mask.data).astype(bool), addresses.shape)
         touched = addresses[inside]
-        access = {
-            "direction": direction,
-            "shape": list(addresses.shape),
-            "lanes": int(addresses.size),
-            "elements": int(touched.size),
-        }
         for name, tensor in self.tensors.items():
             start = tensor.data_ptr()
             anywhere = touched if touched.size else addresses
             if start <= anywhere.min() and anywhere.max() < start + _extent(tensor) * tensor.element_size():
                 offsets = (touched - start) // tensor.element_size()
-                accesses.append(access | {"operand": name, "ranges": _ranges(offsets, tensor)})
+                counts = int(touched.size), int(addresses.size)
+                accesses.append(Access(name, direction, _ranges(offsets, tensor), *counts, addresses.shape))
                 return
         if touched.size:
             raise RuntimeError("a program accesses memory outside the launch's tensors")
@@ -102,11 +118,11 @@ def _extent(tensor: torch.Tensor) -> int:
     return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
 
 
-def _ranges(offsets: Any, tensor: torch.Tensor) -> list[tuple[int, int]]:
+def _ranges(offsets: Any, tensor: torch.Tensor) -> tuple[Range, ...]:
     """First and last index along each axis, from offsets in elements."""
     if not offsets.size:
-        return []
-    ranges: dict[int, tuple[int, int]] = {}
+        return ()
+    ranges: dict[int, Range] = {}
     rest = offsets
     for axis in sorted(range(tensor.dim()), key=tensor.stride, reverse=True):
         if tensor.stride(axis) == 0 or tensor.shape[axis] == 1:
@@ -115,41 +131,31 @@ def _ranges(offsets: Any, tensor: torch.Tensor) -> list[tuple[int, int]]:
         index = rest // tensor.stride(axis)
         ranges[axis] = (int(index.min()), int(index.max()))
         rest = rest % tensor.stride(axis)
-    return [ranges[axis] for axis in range(tensor.dim())]
+    return tuple(ranges[axis] for axis in range(tensor.dim()))
 
 
-def walks(launch: dict[str, Any], recorder: _Recorder) -> list[dict[str, Any]]:
-    """Run the programs that `launch` names; `tilewright.anatomy.program_accesses` writes its fields."""
-    kernel = getattr(_module(launch["module"], Path(launch["file"])), launch["kernel"])
-    arguments = {name: _argument(value) for name, value in launch["arguments"].items()}
+def walks(launch: InterpretedLaunch, recorder: _Recorder) -> tuple[ProgramAccesses, ...]:
+    """Run the programs that `launch` names."""
+    kernel = getattr(_module(launch.module, Path(launch.file)), launch.kernel)
+    arguments = {name: _with_memory(value) for name, value in launch.arguments.items()}
     based = {name: getattr(value, "base", value) for name, value in arguments.items()}
     tensors = {name: value for name, value in based.items() if isinstance(value, torch.Tensor)}
-    recorder.begin(tensors, launch["grid"], launch["programs"])
+    recorder.begin(tensors, launch.grid, launch.programs)
     kernel[(len(recorder.programs),)](**arguments)
-    return recorder.walks
+    pairs = zip(launch.programs, recorder.walks, strict=True)
+    return tuple(ProgramAccesses(program, tuple(accesses)) for program, accesses in pairs)
 
 
-def _argument(value: dict[str, Any]) -> Any:
-    kind = value["kind"]
-    if kind == "tensor":
-        return _zeros(value)
-    if kind == "descriptor":
+def _with_memory(value: Any) -> Any:
+    """Zeros for a layout, and a descriptor of such zeros."""
+    if isinstance(value, Layout):
+        return torch.zeros(max(value.extent, 1), dtype=value.dtype).as_strided(value.shape, value.strides)
+    if isinstance(value, Described):
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        base = _zeros(value)
-        return TensorDescriptor(base, list(value["shape"]), list(value["strides"]), list(value["block"]))
-    if kind == "dtype":
-        import triton.language as tl
-
-        return getattr(tl, value["value"])
-    return value["value"]
-
-
-def _zeros(value: dict[str, Any]) -> torch.Tensor:
-    shape, strides = value["shape"], value["strides"]
-    elements = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
-    storage = torch.zeros(max(elements, 1), dtype=getattr(torch, value["dtype"]))
-    return storage.as_strided(shape, strides)
+        base = value.base
+        return TensorDescriptor(_with_memory(base), list(base.shape), list(base.strides), list(value.block))
+    return value
 
 
 def _module(name: str, file: Path) -> ModuleType:
@@ -169,20 +175,23 @@ def _module(name: str, file: Path) -> ModuleType:
     return module
 
 
-def main(launches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each launch its walks, or the reason why it could not be interpreted."""
+def main(launches: Sequence[InterpretedLaunch]) -> list[tuple[ProgramAccesses, ...] | str]:
+    """For each launch its programs' accesses, or the reason why it could not be interpreted."""
     recorder = _Recorder()
     recorder.install()
-    answers: list[dict[str, Any]] = []
+    answers: list[tuple[ProgramAccesses, ...] | str] = []
     for launch in launches:
         try:
-            answers.append({"walks": walks(launch, recorder)})
+            answers.append(walks(launch, recorder))
         except Exception as error:  # a kernel may raise anything; the other launches still run
             # The interpreter wraps the kernel's exception.
-            answers.append({"error": str(error.__cause__ or error) or type(error).__name__})
+            answers.append(str(error.__cause__ or error) or type(error).__name__)
     return answers
 
 
 if __name__ == "__main__":
-    found = main(json.load(sys.stdin))
-    print("\n" + json.dumps(found))
+    # The classes are those of the module that the pickle names.
+    from tilewright.anatomy import interpreted
+
+    file = Path(sys.argv[1])
+    file.write_bytes(pickle.dumps(interpreted.main(pickle.loads(file.read_bytes()))))

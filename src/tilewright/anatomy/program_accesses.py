@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import torch
 
 from tilewright.anatomy.capture import TritonLaunch
-from tilewright.records.launch_record import Access, Grid, ProgramAccesses
+from tilewright.anatomy.interpreted import Described, InterpretedLaunch
+from tilewright.records.launch_record import Grid, ProgramAccesses
+from tilewright.records.recipe import Layout
 
 SECONDS = 60
 """Time limit of the interpreter."""
@@ -45,68 +48,44 @@ def program_accesses(
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "tilewright.anatomy.interpreted"]
-    try:
-        done = subprocess.run(
-            command,
-            input=json.dumps(launches),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            env=environment,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return [f"the interpreter took more than {SECONDS} s"] * len(variants)
-    if done.returncode:
-        return [f"the interpreter failed: {done.stderr.strip().splitlines()[-1:]}"] * len(variants)
-    answers = json.loads(done.stdout.rstrip().rsplit("\n", 1)[-1])
-    return [answer.get("error") or tuple(map(_walk, answer["walks"])) for answer in answers]
+    with tempfile.NamedTemporaryFile() as file:
+        pickle.dump(launches, file)
+        file.flush()
+        command = [sys.executable, "-m", "tilewright.anatomy.interpreted", file.name]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return [f"the interpreter took more than {SECONDS} s"] * len(variants)
+        if done.returncode:
+            return [f"the interpreter failed: {done.stderr.strip().splitlines()[-1:]}"] * len(variants)
+        answers: list[tuple[ProgramAccesses, ...] | str] = pickle.loads(Path(file.name).read_bytes())
+    return answers
 
 
-def _launch(captured: TritonLaunch, changes: Mapping[str, Any], grid: Grid, programs: Sequence[Grid]) -> dict[str, Any]:
+def _launch(
+    captured: TritonLaunch, changes: Mapping[str, Any], grid: Grid, programs: Sequence[Grid]
+) -> InterpretedLaunch:
     function = captured.function.fn
-    return {
-        "module": function.__module__,
-        "file": str(Path(function.__code__.co_filename).resolve()),
-        "kernel": function.__name__,
-        "arguments": {name: _argument(name, value) for name, value in {**captured.arguments, **changes}.items()},
-        "grid": grid,
-        "programs": programs,
-    }
-
-
-def _argument(name: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, torch.Tensor):
-        return {"kind": "tensor", **_layout(value)}
-    if isinstance(getattr(value, "base", None), torch.Tensor) and hasattr(value, "block_shape"):
-        return {"kind": "descriptor", "block": list(value.block_shape), **_layout(value.base)}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"kind": "value", "value": value}
-    if type(value).__module__.startswith("triton.language") and hasattr(value, "primitive_bitwidth"):
-        return {"kind": "dtype", "value": str(value) if str(value).startswith(("float", "int")) else value.name}
-    raise TypeError(f"the argument {name} of type {type(value).__name__} cannot be passed to the interpreter")
-
-
-def _layout(tensor: torch.Tensor) -> dict[str, Any]:
-    return {
-        "shape": list(tensor.shape),
-        "strides": list(tensor.stride()),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-    }
-
-
-def _walk(answer: Mapping[str, Any]) -> ProgramAccesses:
-    accesses = tuple(
-        Access(
-            a["operand"],
-            a["direction"],
-            tuple((first, last) for first, last in a["ranges"]),
-            a["elements"],
-            a["lanes"],
-            tuple(a["shape"]),
-        )
-        for a in answer["accesses"]
+    return InterpretedLaunch(
+        function.__module__,
+        str(Path(function.__code__.co_filename).resolve()),
+        function.__name__,
+        {name: _argument(name, value) for name, value in {**captured.arguments, **changes}.items()},
+        grid,
+        programs,
     )
-    x, y, z = answer["program"]
-    return ProgramAccesses((x, y, z), accesses)
+
+
+def _argument(name: str, value: Any) -> Any:
+    """The argument as `InterpretedLaunch` has it; TypeError for what has no such form."""
+    if isinstance(value, torch.Tensor):
+        return Layout(tuple(value.shape), tuple(value.stride()), value.dtype, None)
+    if isinstance(getattr(value, "base", None), torch.Tensor) and hasattr(value, "block_shape"):
+        return Described(_argument(name, value.base), list(value.block_shape))
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if type(value).__module__.startswith("triton.language") and hasattr(value, "primitive_bitwidth"):
+        return value
+    raise TypeError(f"the argument {name} of type {type(value).__name__} cannot be passed to the interpreter")

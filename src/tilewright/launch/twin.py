@@ -28,32 +28,14 @@ from tilewright.records.recipe import (
     TensorMap,
 )
 
-INVALID_CONTEXT = 201
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 
 
-def fits(recipe: Recipe, inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether the recipe holds for tensors at these addresses."""
-    pairs = zip(inputs, recipe.residues, strict=True)
-    return all(x.data_ptr() % recipe.modulus == residue for x, residue in pairs)
-
-
-def perform(
-    recipe: Recipe,
-    inputs: Sequence[torch.Tensor],
-    reused: Sequence[torch.Tensor | None] = (),
-) -> tuple[torch.Tensor, ...]:
-    """The results of `recipe` on `inputs`, on the current stream; the recipe's device is the current one.
-
-    `reused`: for each result, a tensor of its layout that it is written to, or None.
-    """
-    given = dict(zip(recipe.results, reused, strict=False))
+def perform(recipe: Recipe, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The results of `recipe` on `inputs`, on the current stream; the recipe's device is the current one."""
     tensors = list(inputs)
-    for number, layout in enumerate(recipe.buffers):
-        buffer = given.get(number)
-        if buffer is None:
-            buffer = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=layout.device)
-        tensors.append(buffer)
+    for layout in recipe.buffers:
+        tensors.append(torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=layout.device))
     seed, offset = _draw(recipe) if recipe.advance else (0, 0)
     for action in recipe.actions:
         if isinstance(action, Copy):

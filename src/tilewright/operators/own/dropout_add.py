@@ -8,9 +8,9 @@ from tilewright.operators.row import own
 from tilewright.operators.shapes import Axes, CallAxes, Result, like
 
 
-def drawn_state(call: CallAxes, like: Axes, index: int = 1) -> Axes:
-    """Of the result `index`: two numbers, or what `like` is where the call was captured with a mask of that shape."""
-    if call.known is not None and len(call.known[index] or ()) == len(like):
+def drawn_state(call: CallAxes, like: Axes) -> Axes:
+    """Of the second result: two numbers, or what `like` is where the call was captured with a mask of that shape."""
+    if call.known is not None and len(call.known[1] or ()) == len(like):
         return like
     return call.names.unknown_shape((2,))
 
