@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.layouts import layouts
 from tilewright.bench.catalogue import suite
 from tilewright.kernels import activation
@@ -64,15 +63,6 @@ def test_float64_is_pytorchs() -> None:
     x = torch.randn(33, device=GPU, dtype=torch.float64)
     assert torch.equal(activation.gelu(x), F.gelu(x))
     assert torch.equal(activation.swiglu(x, x), F.silu(x) * x)
-
-
-@pytest.mark.parametrize("name", ["gelu", "swiglu"])
-def test_streams_graphs_and_compilation(name: str) -> None:
-    call = {"gelu": activation.gelu, "swiglu": activation.swiglu}[name]
-    inputs = [torch.randn(300, 1000, device=GPU, requires_grad=True) for _ in range(1 + (name == "swiglu"))]
-    plain = values_of(call, inputs)
-    for other in (on_a_side_stream(call, inputs), replayed(call, inputs), compiled(call, inputs)):
-        assert all(torch.equal(mine, true) for mine, true in zip(other, plain, strict=True))
 
 
 def test_more_elements_than_31_bits_count() -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 import torch
 
-from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.losses import OPTIONS, proved, targets
 from tests.kernels.rows import SPECIALS, layout
 from tilewright.bench.suites.softmax import COLUMNS
-from tilewright.kernels.cross_entropy import by_impl, cross_entropy
+from tilewright.kernels.cross_entropy import by_impl
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
@@ -47,24 +45,6 @@ def test_every_number_of_classes(dtype: torch.dtype, columns: int) -> None:
     for logits in inputs:
         for impl in IMPLS:
             assert [row for row in proved(logits.detach(), {}, impl) if not row.ok] == []
-
-
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("columns", [256, 300, 131072])
-def test_launches(impl: str, columns: int) -> None:
-    logits = torch.randn(37, columns, device=GPU, requires_grad=True)
-    function = functools.partial(by_impl, impl=impl)
-    inputs = [logits, targets(logits)]
-    wanted = values_of(function, inputs)
-    for values in (on_a_side_stream(function, inputs), replayed(function, inputs)):
-        assert all(torch.equal(ours, true) for ours, true in zip(values, wanted, strict=True))
-
-
-def test_compiles_as_one_graph() -> None:
-    logits = torch.randn(37, 5000, device=GPU, requires_grad=True)
-    inputs = [logits, targets(logits)]
-    for ours, true in zip(compiled(cross_entropy, inputs), values_of(cross_entropy, inputs), strict=True):
-        torch.testing.assert_close(ours, true)
 
 
 @pytest.mark.parametrize("rows", [1, 31, 32, 33, 257, 40000, 2**20 + 5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.kernels.launching import on_a_side_stream, replayed, values_of
+from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tilewright import functional
+from tilewright.kernels import cross_entropy, softmax
 from tilewright.launch.eager import launches_in_python
 from tilewright.launch.executor import EXTENSION
 
@@ -50,6 +52,10 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], Inputs]]] = {
     "softmax, short": (functional.softmax, lambda: [drawn(100, 37)]),
     "softmax": (functional.softmax, lambda: [drawn(2, 9, 5000)]),
     "softmax in a cluster": (functional.softmax, lambda: [drawn(3, 50257)]),
+    "softmax by Triton": (
+        functools.partial(softmax.by_impl, log=False, impl="triton"),
+        lambda: [drawn(37, 50257, dtype=torch.float32)],
+    ),
     "softmax of columns": (lambda x: functional.softmax(x, 0), lambda: [drawn(40, 50)]),
     "log_softmax": (functional.log_softmax, lambda: [drawn(11, 1024, dtype=torch.float32)]),
     "cross_entropy": (functional.cross_entropy, lambda: classes(33, 1000, torch.bfloat16)),
@@ -57,14 +63,21 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], Inputs]]] = {
         lambda x, y: functional.cross_entropy(x, y, reduction="none", label_smoothing=0.1, z_loss=1e-3),
         lambda: classes(17, 50257, torch.float32),
     ),
+    "cross_entropy by Triton": (
+        functools.partial(cross_entropy.by_impl, impl="triton"),
+        lambda: classes(37, 131072, torch.float32),
+    ),
     "weighted_sum": (functional.weighted_sum, lambda: [drawn(5, 7, 300), drawn(300)]),
-    "dropout_add": (functional.dropout_add, lambda: [drawn(33, 64), drawn(33, 64)]),
+    "dropout_add": (
+        functools.partial(functional.dropout_add, p=0.37, activation="gelu"), lambda: [drawn(33, 64), drawn(33, 64)],
+    ),
     "layer_norm": (functional.layer_norm, lambda: normed(768, False, True)),
     "layer_norm, short": (functional.layer_norm, lambda: normed(48, False, True)),
     "rms_norm": (functional.rms_norm, lambda: normed(4096, False, False)),
     "add_layer_norm": (functional.add_layer_norm, lambda: normed(1000, True, True)),
     "add_rms_norm": (functional.add_rms_norm, lambda: normed(8192, True, False)),
-}
+    "rms_norm in a cluster": (functional.rms_norm, lambda: normed(65536, False, False)),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,14 +132,34 @@ def test_python_launches_nothing_of_a_known_kind(name: str, monkeypatch: pytest.
     values_of(call, others)
 
 
-@pytest.mark.parametrize("name", ["gelu", "softmax", "cross_entropy", "layer_norm"])
-def test_streams_graphs_and_threads(name: str) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_streams_and_graphs(name: str) -> None:
     call, make = CASES[name]
     inputs = make()
     values_of(call, inputs)
     true = by_operator(call, inputs)
+    torch.manual_seed(0)
     assert_equal(on_a_side_stream(call, inputs), true)
-    assert_equal(replayed(call, inputs), true)
+    if name != "dropout_add":  # each replay draws anew: tests/gpu/kernels/test_dropout_add.py
+        assert_equal(replayed(call, inputs), true)
+
+
+@pytest.mark.parametrize(
+    "name", ["swiglu", "softmax", "cross_entropy", "weighted_sum", "dropout_add", "add_layer_norm"]
+)
+def test_one_graph_for_inductor(name: str) -> None:
+    call, make = CASES[name]
+    inputs = make()
+    true = by_operator(call, inputs)
+    torch.manual_seed(0)
+    assert_equal(compiled(call, inputs), true)
+
+
+@pytest.mark.parametrize("name", ["gelu", "softmax", "cross_entropy", "layer_norm"])
+def test_threads(name: str) -> None:
+    call, make = CASES[name]
+    inputs = make()
+    true = by_operator(call, inputs)
     torch.cuda.synchronize()
     got: list[list[torch.Tensor]] = []
 

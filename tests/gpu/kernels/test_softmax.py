@@ -7,11 +7,10 @@ import functools
 import pytest
 import torch
 
-from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.rows import LAYOUTS, SPECIALS, layout
 from tilewright.bench.suites.softmax import COLUMNS, SUITES
 from tilewright.hardware.architectures import limits_of
-from tilewright.kernels.softmax import by_impl, softmax
+from tilewright.kernels.softmax import by_impl
 from tilewright.kernels.softmax.cuda import longest
 from tilewright.measure.truth.proof import prove
 
@@ -43,22 +42,6 @@ def test_every_length_of_row(name: str, dtype: torch.dtype, columns: int) -> Non
     for x in inputs:
         for impl in IMPLS if columns * dtype.itemsize <= longest("backward", limits_of(GPU)) else ("auto", "triton"):
             assert [row for row in prove(SUITES[name], _function(name, impl), [x.requires_grad_()]) if not row.ok] == []
-
-
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("columns", [300, 5000, 131072])
-def test_launches(impl: str, columns: int) -> None:
-    x = torch.randn(37, columns, device=GPU, requires_grad=True)
-    function = functools.partial(by_impl, log=False, impl=impl)
-    wanted = values_of(function, [x])
-    for values in (on_a_side_stream(function, [x]), replayed(function, [x])):
-        assert all(torch.equal(ours, true) for ours, true in zip(values, wanted, strict=True))
-
-
-def test_compiles_as_one_graph() -> None:
-    x = torch.randn(37, 5000, device=GPU, requires_grad=True)
-    for ours, true in zip(compiled(softmax, [x]), values_of(softmax, [x]), strict=True):
-        torch.testing.assert_close(ours, true)
 
 
 @pytest.mark.parametrize("impl", IMPLS)

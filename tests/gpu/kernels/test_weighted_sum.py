@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.layouts import layouts
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.weighted_sum import weighted_sum
@@ -32,14 +31,6 @@ def test_specials_are_where_eagers_are(value: float) -> None:
     w[7] = value
     inputs = x.requires_grad_(), w.requires_grad_()
     assert all(row.ok for row in prove(suite("weighted_sum"), weighted_sum, inputs))
-
-
-def test_streams_graphs_and_compilation() -> None:
-    inputs = [torch.randn(shape, device=GPU, requires_grad=True) for shape in ((300, 1000), (1000,))]
-    plain = values_of(weighted_sum, inputs)
-    for way in (on_a_side_stream, replayed, compiled, values_of):
-        other = way(weighted_sum, inputs)
-        assert all(torch.equal(mine, true) for mine, true in zip(other, plain, strict=True))
 
 
 def test_more_elements_than_31_bits_count() -> None:
