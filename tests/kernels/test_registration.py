@@ -11,6 +11,7 @@ import torch
 import torch.autograd.forward_ad as forward
 
 from tests.gpu.kernels.launching import values_of
+from tests.kernels.losses import OPTIONS, targets
 from tests.kernels.registered import all_operators
 from tilewright import functional
 from tilewright.operators.table import row_of, rows
@@ -41,6 +42,13 @@ def test_every_operator_has_its_row_and_every_row_its_operator() -> None:
 
 
 CLASSES = torch.tensor([0, 8, -100, 3])
+
+
+def _cross_entropy(options: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    target = targets(torch.empty(4, 9), options.get("ignore_index", -100))
+    return lambda x: functional.cross_entropy(x, target, **options)
+
+
 DROPOUTS = {
     kind: partial(functional.dropout_add, p=0.3, activation=kind) for kind in ("none", "gelu", "gelu_tanh", "silu")
 }
@@ -48,6 +56,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     **{name: (getattr(functional, name), ((6, 24),)) for name in ("gelu", "silu")},
     **{name: (getattr(functional, name), ((6, 24), (6, 24))) for name in ("swiglu", "geglu")},
     **{f"dropout_add {kind}": (call, ((6, 24), (6, 24))) for kind, call in DROPOUTS.items()},
+    **{f"{name} by tanh": (partial(getattr(functional, name), approximate="tanh"), ((6, 24),) * count)
+       for name, count in (("gelu", 1), ("geglu", 2))},
     "weighted_sum": (functional.weighted_sum, ((6, 24), (24,))),
     "softmax": (partial(functional.softmax, dim=0), ((6, 24),)),
     "log_softmax": (functional.log_softmax, ((6, 24),)),
@@ -55,7 +65,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "rms_norm": (functional.rms_norm, ((6, 24), (24,))),
     "add_layer_norm": (functional.add_layer_norm, ((6, 24), (6, 24), (24,), (24,))),
     "add_rms_norm": (functional.add_rms_norm, ((6, 24), (6, 24), (24,))),
-    "cross_entropy": (lambda x: functional.cross_entropy(x, CLASSES, z_loss=1e-3), ((4, 9),)),
+    **{f"cross_entropy {name}": (_cross_entropy(options), ((4, 9),)) for name, options in OPTIONS.items()},
     "linear_gelu": (functional.linear_gelu, ((5, 24), (8, 24), (8,))),
     "linear_dropout_add": (
         partial(functional.linear_dropout_add, p=0.25), ((5, 24), (8, 24), (8,), (5, 8)),
@@ -70,7 +80,7 @@ ONCE = {
     "weighted_sum": "weighted_sum",
     "softmax": "softmax",
     "rms_norm": "norm",
-    "cross_entropy": "cross_entropy",
+    "cross_entropy z-loss": "cross_entropy",
 }
 """Cases without a second derivative, and what the operator is called."""
 
@@ -87,6 +97,16 @@ def test_compiled_as_one_graph(name: str) -> None:
         torch.manual_seed(0)
         found.append(values_of(function, inputs))
     assert all(torch.equal(plain, compiled) for plain, compiled in zip(*found, strict=True))
+
+
+DRAWING = ("dropout_add", "linear_dropout_add")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(DRAWING)])
+def test_gradients_in_float64_are_slopes(name: str) -> None:
+    call, shapes = CASES[name]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(call, inputs)
 
 
 @pytest.mark.parametrize("name", ONCE)

@@ -172,7 +172,9 @@ def _gelu_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, to
     ctx.approximate, ctx.biased = approximate, bias is not None
 
 
-def _gelu_backward(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+def _gelu_backward(ctx: Any, dy: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 5
     x, weight, bias, pre = ctx.saved_tensors
     if torch.is_grad_enabled():
         # A graph of the gradient is wanted, in which what was saved would be a constant.
@@ -305,7 +307,9 @@ def _dropout_add_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Ten
     ctx.p, ctx.biased = p, bias is not None
 
 
-def _dropout_add_backward(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+def _dropout_add_backward(ctx: Any, dy: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 5
     x, weight, state = ctx.saved_tensors
     gradients: tuple[torch.Tensor | None, ...] = (None, None, None)
     if any(ctx.needs_input_grad[:3]):

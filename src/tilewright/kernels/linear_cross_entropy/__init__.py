@@ -114,7 +114,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
     ctx.gradients = output[1:]
 
 
-def _backward(ctx: Any, upstream: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+def _backward(ctx: Any, upstream: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor | None, ...]:
+    if upstream is None:
+        return (None,) * 9
     if torch.is_grad_enabled():
         # A graph of the gradient is wanted, in which what was saved would be a constant.
         gradients = _gradients(upstream, *ctx.saved_tensors, *ctx.options)
