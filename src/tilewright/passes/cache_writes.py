@@ -21,6 +21,7 @@ from tilewright.graph.insert import insert_call
 from tilewright.graph.source import source_line
 from tilewright.graph.views import part_of
 from tilewright.hardware.target import Target
+from tilewright.kernels.device import NARROW
 from tilewright.passes.simplify import drop_unread, is_pure
 from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision, GraphName
@@ -28,7 +29,6 @@ from tilewright.records.program import Decision, GraphName
 aten: Any = torch.ops.aten
 MOST_TOKENS = 64
 """Of a batch entry."""
-NARROW = (torch.bfloat16, torch.float16)
 
 
 class _Write(NamedTuple):

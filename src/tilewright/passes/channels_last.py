@@ -28,11 +28,12 @@ from torch import fx
 from tilewright.graph.calls import closure
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
+from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.spelling import argument, example, spelled
 from tilewright.passes.group_norm import group_norm
 from tilewright.records.program import Decision, Verdict
 
-NARROW, WIDE = (torch.bfloat16, torch.float16), (torch.float32,)
+WIDE = (torch.float32,)
 MIN_CHANNELS = 16
 """Input channels of a group, from which a convolution runs on matrix units without padding."""
 DEPTHWISE = 8

@@ -25,6 +25,7 @@ from tilewright.graph.insert import insert_call, insert_results, replace
 from tilewright.graph.source import source_line
 from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
+from tilewright.kernels.device import DTYPES
 from tilewright.passes.units import behind_views, nbytes, readers
 from tilewright.records.program import Decision, GraphName
 
@@ -33,7 +34,6 @@ SUMS, ADDED = "tilewright.embedding_sums.default", "tilewright.add_embedding_sum
 UNSORTED = 768
 """Positions that PyTorch adds up, at 0.04 µs each, before a sort with the sums has ended. That time, 28 µs, is
 estimated from kernels of other sizes (H200); the crossing itself was not measured."""
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def sum_sorted(graph: fx.Graph, target: Target) -> list[Decision]:

@@ -28,12 +28,12 @@ from tilewright.graph.insert import insert_formula, replace
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
+from tilewright.kernels.device import DTYPES
 from tilewright.passes.shared_zeros import is_zeros
 from tilewright.passes.units import behind_views, gradients
 from tilewright.records.program import Decision, GraphName
 
 aten: Any = torch.ops.aten
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 ADDS = (aten.index_add.default,)
 SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two)

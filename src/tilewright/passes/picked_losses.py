@@ -23,13 +23,12 @@ from tilewright.graph.insert import insert_formula, replace, replace_results
 from tilewright.graph.layouts import before_widening
 from tilewright.hardware.target import Target
 from tilewright.kernels.cross_entropy.candidate import Match, matched
+from tilewright.kernels.device import NARROW
 
 aten = torch.ops.aten
 NONE, MEAN = 0, 1
 """Reductions by ATen's numbers; 2 is the sum."""
 DTYPES = (torch.float32, torch.float64)
-NARROW = (torch.bfloat16, torch.float16)
-"""Computed in fp32."""
 
 
 def compute_from_rows(graph: fx.Graph, target: Target) -> None:

@@ -22,12 +22,12 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_known
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
+from tilewright.kernels.device import DTYPES
 from tilewright.passes.attention.spelling import argument, example, mutates, spelled
 from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision
 
 MARK = "tilewright_written_out"
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = frozenset({"cast", "pow", "square", "mul", "mean", "add", "rsqrt", "rms_norm"})
 SMALLEST = torch.finfo(torch.float32).eps
 """What PyTorch adds where the caller says nothing."""

@@ -25,6 +25,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.graph.capture import first_line
+from tilewright.kernels.device import DTYPES
 from tilewright.passes.attention.spelling import Refusal, example, static, tensor_of
 from tilewright.passes.attention.writer import Writer
 
@@ -35,7 +36,6 @@ ALIGNMENT_BYTES = 16
 MASK_ALIGNMENT = 16
 """Elements whose multiples the rows of a mask begin at in PyTorch's memory-efficient kernel."""
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class SdpaCall(NamedTuple):
