@@ -7,11 +7,7 @@ the tests around it use.
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -19,6 +15,7 @@ from triton.compiler import ASTSource
 
 from tests.emit.triton_programs import golden, nests_of
 from tilewright.emit.triton import emit_triton
+from tilewright.hardware.assembly import resources
 from tilewright.loops.nest import Nest
 from tilewright.runtime.blocking import plan
 from tilewright.runtime.gpu import TritonKernel
@@ -30,15 +27,8 @@ MULTIPROCESSORS = 132
 
 def usage(cubin: bytes) -> dict[str, int]:
     """Registers a thread and bytes of its stack, read from the machine code."""
-    cuobjdump = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(cuobjdump), "-res-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found, text
-    return {"registers": int(found[1]), "spilled": int(found[2])}
+    (taken,) = resources(cubin).values()
+    return {"registers": taken.registers, "spilled": taken.stack_bytes}
 
 
 def compiled(nest: Nest) -> dict[str, dict[str, int]]:

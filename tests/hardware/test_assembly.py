@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
 
+from tests.kernels.machine_code import compiled
 from tilewright.hardware import assembly
 from tilewright.hardware.assembly import disassemble, read_sass, resources
 from tilewright.records.errors import CompilerError
@@ -48,17 +52,25 @@ def test_every_kind_of_instruction_is_told_apart() -> None:
     assert found.names["LDG.E.128"] == 1 and found.names["LDGSTS.E.BYPASS.128"] == 1
 
 
-def test_a_kernel_compiled_here(compiled_copy: dict[int, bytes]) -> None:
-    for architecture, cubin in compiled_copy.items():
-        (sass,) = disassemble(cubin).values()
-        found = read_sass(sass)
-        # 1024 bf16 over 128 threads are 16 bytes a thread.
-        assert found.widths("global", "load") == {16: 1}, architecture
-        assert found.widths("global", "store") == {16: 1}
-        assert found.matrix == {} and found.spills == 0
-        (taken,) = resources(cubin).values()
-        assert 8 <= taken.registers <= 32 and taken.stack_bytes == 0
-        assert list(disassemble(cubin)) == list(resources(cubin)) == ["copy"]
+@triton.jit
+def copy(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_a_kernel_compiled_here(architecture: int) -> None:
+    types, target = {"x": "*bf16", "y": "*bf16", "n": "i32"}, GPUTarget("cuda", architecture, 32)
+    cubin = compiled(copy, types, {"BLOCK": 1024}, aligned=["n"], target=target).asm["cubin"]
+    (sass,) = disassemble(cubin).values()
+    found = read_sass(sass)
+    # 1024 bf16 over 128 threads are 16 bytes a thread.
+    assert found.widths("global", "load") == {16: 1}
+    assert found.widths("global", "store") == {16: 1}
+    assert found.matrix == {} and found.spills == 0
+    (taken,) = resources(cubin).values()
+    assert 8 <= taken.registers <= 32 and taken.stack_bytes == 0
+    assert list(disassemble(cubin)) == list(resources(cubin)) == ["copy"]
 
 
 def test_what_is_no_machine_code_is_refused() -> None:

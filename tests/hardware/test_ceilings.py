@@ -12,7 +12,7 @@ import torch
 from tilewright.hardware.ceilings import device_name, keep_ceilings, kept_ceilings, machine_dir, measure_ceilings
 from tilewright.hardware.detect import Cpu, detect
 from tilewright.measure.timing.stopwatch import CpuStopwatch, Lap
-from tilewright.records.errors import CacheError, UsageError
+from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Ceiling
 
 MIB = 1024**2
@@ -48,12 +48,6 @@ def test_a_figure_that_cannot_be_is_not_believed(value: str) -> None:
     path = keep_ceilings([COPY])
     path.write_text(path.read_text().replace("123.0", value))
     assert kept_ceilings(COPY.device) is None
-
-
-def test_a_folder_that_cannot_be_made_is_named(home: Path) -> None:
-    (home / "machine").write_text("")
-    with pytest.raises(CacheError, match=r"cannot keep the measured ceilings in .*\.json: "):
-        keep_ceilings([COPY])
 
 
 def test_figures_of_an_older_format_are_measured_again() -> None:

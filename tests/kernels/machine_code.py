@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.emit.machine_code import H200, usage
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import GPUTarget
 
 
 def compiled(
     kernel: Any, types: Mapping[str, str], constants: Mapping[str, object], aligned: Sequence[str] = (), warps: int = 4,
-    stages: int = 3,
+    stages: int = 3, target: GPUTarget = H200,
 ) -> Any:  # fmt: skip
     """Compiled with parameters of these Triton types; pointers and those named in `aligned` are multiples of 16."""
     import triton
@@ -22,7 +25,7 @@ def compiled(
     sixteens = [n for n in names if n not in constants and (types[n].startswith("*") or n in aligned)]
     divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in sixteens}
     options = {"num_warps": warps, "num_stages": stages}
-    return triton.compile(ASTSource(kernel, signature, constants, divisible), target=H200, options=options)
+    return triton.compile(ASTSource(kernel, signature, constants, divisible), target=target, options=options)
 
 
 def spilled(code: Any) -> int:
