@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.report.printing import printed
-from tests.report.sample import CEILINGS, DIMS, measurements, program, verified
-from tilewright.records.measurement import Measurement
+from tests.report.sample import CEILINGS, DIMS, measurements, program, verified, write_sample
+from tilewright.records.measurement import Measurement, Verified
 from tilewright.records.program import Cost, Decision, Fallback, MemoryPoint, Operator, OperatorClass, Program, Region
 from tilewright.report.optimised import show_optimize
 from tilewright.report.terminal import as_json, show_explain
+from tilewright.store import Run
 
 N, M = 4000, 5000
 
@@ -184,34 +187,41 @@ def test_text_is_neither_markup_nor_control() -> None:
     assert not {"\x1b", "\r", "\x07"} & set(text)
 
 
-def test_nothing_to_show() -> None:
+def written(path: Path, verified: Sequence[Verified] = (), measured: Sequence[Measurement] = ()) -> Path:
+    with Run.create(path, command="c", target="t", case="k") as run:
+        run.add_verified(verified)
+        run.add_measurements(measured)
+    return path
+
+
+def test_nothing_to_show(tmp_path: Path) -> None:
     assert printed(show_explain(Program(), [], {})).strip() == ""
-    assert printed(show_optimize(Program(), [], [])).strip() == ""
+    assert printed(show_optimize(written(tmp_path / "run.duckdb"), 5)).strip() == ""
 
 
-def test_measurements_beside_their_peers() -> None:
-    text = printed(show_optimize(program(), measurements(), verified()))
-    (line,) = [line for line in text.splitlines() if line.startswith("block") and "fwd+bwd" in line]
-    figures = ["112 ms", "110 ms to 115 ms", "1.83×", "1.17×", "63.0 MB", "79%"]
+def test_measurements_beside_their_peers(tmp_path: Path) -> None:
+    text = printed(show_optimize(write_sample(tmp_path / "run.duckdb"), 5))
+    (line,) = [line for line in text.splitlines() if "fwd+bwd" in line and "tilewright" in line]
+    figures = ["block", "112 ms", "110 ms", "115 ms", "1.83×", "1.17×", "63.0 MB"]
     assert all(figure in line for figure in figures)
-    assert "18 of 18 tensors within the numbers contract; 10 further from their bounds are not shown" in text
+    assert "18 of 18 tensors within the numbers contract" in text
     assert "peak of live memory" in text and "forward" in text
 
 
-def test_peers_are_those_of_the_same_case() -> None:
+def test_peers_are_those_of_the_same_case(tmp_path: Path) -> None:
     def row(impl: str, case: str, median: float) -> Measurement:
         return Measurement("softmax", case, impl, "fwd", median, median, median, 10)
 
     rows = [row("tilewright", "a", 10.0), row("eager", "b", 1000.0), row("tilewright", "b", 100.0)]
-    text = printed(show_optimize(Program(), rows, []))
+    text = printed(show_optimize(written(tmp_path / "run.duckdb", measured=rows), 5))
     assert [line.count("10.0×") for line in text.splitlines() if "tilewright" in line] == [0, 1]
 
 
-def test_every_tensor_that_fails_is_shown_first() -> None:
-    rows = [replace(tensor, ok=False, error=math.nan) for tensor in verified()[:12]] + verified()[12:]
-    text = printed(show_optimize(Program(), [], rows))
-    assert text.count("FAILED") == 12 and "6 of 18 tensors" in text
-    assert text.index("FAILED") < text.index("6 of 18")
+def test_every_tensor_that_fails_is_shown_first(tmp_path: Path) -> None:
+    rows = [replace(tensor, ok=False, error=math.nan) for tensor in verified()[12:]] + verified()[:12]
+    text = printed(show_optimize(written(tmp_path / "run.duckdb", rows[::-1]), 5))
+    holds = [line.split()[-1] for line in text.splitlines() if line.startswith(("fwd", "bwd"))]
+    assert holds == ["False"] * 6 + ["True"] * 4 and "12 of 18 tensors" in text
 
 
 def test_json_has_every_field_and_is_strict() -> None:

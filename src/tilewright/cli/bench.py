@@ -117,7 +117,8 @@ def _bench_case(
     quiet: bool,
 ) -> None:
     from tilewright.measure.racing.results import append_results, as_line
-    from tilewright.report.optimised import show_optimize
+    from tilewright.report.bench_table import show_race
+    from tilewright.report.terminal import fallbacks
     from tilewright.verbs import bench_case
 
     with stages(quiet or as_json) as tell:
@@ -130,4 +131,5 @@ def _bench_case(
         for row in rows:
             print(as_line(row))
     else:
-        show(show_optimize(program, rows, []))
+        title = f"{rows[0].suite} {rows[0].case} {rows[0].direction}"
+        show(show_race(title, rows, [str(line) for line in fallbacks(program)], "TFLOP/s"))

@@ -20,7 +20,6 @@ from tilewright.report.views import View
 _NARROWEST = 16
 """Characters to which a column of text may be folded."""
 _WIDEST = 60
-_ROWS_OF_A_VIEW = 10
 
 
 def show_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], header: bool = True) -> RenderableType:
@@ -72,20 +71,20 @@ def _cell(value: Any) -> Text:
     return Text(f"{value:{digits}}" if isinstance(value, float) else plain(str(value)))
 
 
-def show_view(view: View, answer: Answer) -> RenderableType:
-    """The first ten rows under the view's title, without columns that are empty; those `marked` in red."""
+def show_view(view: View, answer: Answer, most: int = 10) -> RenderableType:
+    """The first `most` rows under the view's title, without columns that are empty; those `marked` in red."""
     records = answer.records()
     kept = [name for name in answer.columns if name != "marked" and any(row[name] is not None for row in records)]
     numeric = [all(isinstance(row[name], int | float | None) for row in records) for name in kept]
     table = open_table(*(label_of(name) + ">" * right for name, right in zip(kept, numeric, strict=True)))
     for column in table.columns:
         column.max_width, column.overflow = None if column.no_wrap else _WIDEST, "fold"
-    for row in records[:_ROWS_OF_A_VIEW]:
+    for row in records[:most]:
         style = "bold red" if row.get("marked") else ""
         table.add_row(*(Text(figure(name, row[name])) for name in kept), style=style)
     parts: list[RenderableType] = [Text(f"\n{view.title}", "bold"), table]
-    if answer.total > _ROWS_OF_A_VIEW:
-        parts.append(Text(f"and {answer.total - _ROWS_OF_A_VIEW:,} more", "dim"))
+    if answer.total > most:
+        parts.append(Text(f"and {answer.total - most:,} more", "dim"))
     if answer.problem:
         parts.append(Text(answer.problem, "yellow"))
     return Group(*parts)

@@ -29,6 +29,27 @@ SELECT CASE WHEN launches > 1 THEN launches || ' × ' ELSE '' END || name AS lau
        coalesce(off > 2, false) OR (share > 0.01 AND why IS NULL) AS marked
 FROM lost_time WHERE lost_us > 0""",
 )
+VERIFIED = View(
+    "verified",
+    "Verification",
+    "Verification",
+    "Every tensor against float64 from the same inputs. An error may be twice eager's and 4 ulp more, in relative "
+    "norm and at its largest element.",
+    """\
+SELECT direction, tensor, dtype, error, eager_error, bound, max_error, eager_max_error, max_bound, ok, NOT ok AS marked
+FROM verified
+ORDER BY ok, error / nullif(bound, 0) DESC""",
+)
+MEASUREMENTS = View(
+    "measurements",
+    "Measurements",
+    "Measurements",
+    "Medians of interleaved repeats in one run, from the 20th to the 80th percentile.",
+    """\
+SELECT suite, "case", direction, impl, median_us, p20_us, p80_us, times_eager, times_inductor, peak_bytes,
+   100 * of_ceiling AS of_ceiling_percent, repeats
+FROM speedup""",
+)
 PROGRAM = (
     LOST,
     View(
@@ -62,27 +83,8 @@ WITH timed AS (
 SELECT *, measured_us / predicted_us AS times_predicted, greatest(times_predicted, 1 / times_predicted) > 2 AS marked
 FROM timed WHERE predicted_us > 0 AND measured_us > 0""",
     ),
-    View(
-        "verified",
-        "Verification",
-        "Verification",
-        "Every tensor against float64 from the same inputs. An error may be twice eager's and 4 ulp more, in relative "
-        "norm and at its largest element.",
-        """\
-SELECT direction, tensor, dtype, error, eager_error, bound, max_error, eager_max_error, max_bound, ok, NOT ok AS marked
-FROM verified
-ORDER BY ok, error / nullif(bound, 0) DESC""",
-    ),
-    View(
-        "measurements",
-        "Measurements",
-        "Measurements",
-        "Medians of interleaved repeats in one run, from the 20th to the 80th percentile.",
-        """\
-SELECT suite, "case", direction, impl, median_us, p20_us, p80_us, times_eager, times_inductor, peak_bytes,
-       100 * of_ceiling AS of_ceiling_percent, repeats
-FROM speedup""",
-    ),
+    VERIFIED,
+    MEASUREMENTS,
     View(
         "ceilings",
         "Ceilings",

@@ -55,13 +55,11 @@ class Optimized(Displayable):
         from rich.text import Text
 
         from tilewright.report.optimised import show_optimize
-        from tilewright.report.queries import ask_view
-        from tilewright.report.views import LOST
 
-        lost = ask_view(self.run, LOST, self.top)
-        shown = show_optimize(self.program, self.measurements, self.verified, lost)
         paths = (f"run   {self.run}", f"page  {self.page}")
-        return Group(shown, *(Text(path, no_wrap=True, overflow="ignore") for path in paths))
+        return Group(
+            show_optimize(self.run, self.top), *(Text(path, no_wrap=True, overflow="ignore") for path in paths)
+        )
 
 
 def optimize(
