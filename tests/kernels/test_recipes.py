@@ -29,6 +29,7 @@ all_operators()
 GPU = torch.device("cuda", 0)
 BF16, FP32, INT64 = torch.bfloat16, torch.float32, torch.int64
 Layout = tuple[tuple[int, ...], torch.dtype]
+SUMS = ("mean", "sum", "none")
 
 
 @dataclass(frozen=True)
@@ -147,13 +148,6 @@ def test_rows_that_lie_apart_are_copied() -> None:
     assert recipe.buffers[1].shape == (20, 30) and recipe.results == (0,)
 
 
-def test_softmax_by_triton() -> None:
-    recipe = recipe_of("softmax", ((7, 1000), BF16, (1008, 1)), False, "triton")
-    # Two areas of Triton's own come last.
-    sizes = [("i", 7), ("i", 1000), ("i", 1008), ("i", 1000)]
-    assert told(recipe) == [("forward_rows", (2, 1, 1), [0, 1, *sizes, None, None])]
-
-
 def test_cross_entropy_by_cuda() -> None:
     options = (-100, 0.1, 1e-4)
     recipe = recipe_of("cross_entropy", ((100, 5000), BF16), ((100,), INT64), *options, "mean", True, "auto")
@@ -177,48 +171,6 @@ def test_cross_entropy_by_cuda() -> None:
     strides = [("q", 5000), ("q", 5008), ("q", 0)]
     assert arguments[6:] == [("q", 100), ("i", 5000), pieces, *strides, ("q", -100), ("f", 0.1), ("f", 1e-4)]
     assert pieces[0] == "i" and shapes(recipe) == [((100, 5008), BF16)]
-
-
-def test_cross_entropy_by_triton() -> None:
-    options = (-100, 0.0, 0.0)
-    recipe = recipe_of("cross_entropy", ((100, 5000), BF16), ((100,), INT64), *options, "sum", False, "triton")
-    first, second = told(recipe)
-    # 2: loss, 3: statistics, 4: weight, 5: sums of programs.
-    numbers = [("i", 100), ("i", 5000), ("i", 5000), ("i", -100), ("f", 0.0), ("f", 0.0)]
-    assert first[2] == [0, 1, 2, 3, 5, *numbers, None, None]
-    assert second == ("finish", (1, 1, 1), [5, 2, 4, ("i", first[1][0]), None, None])
-
-
-def test_activations_by_triton() -> None:
-    gate, up = ((4, 25, 96), BF16, (4800, 192, 1)), ((4, 25, 96), BF16, (4800, 192, 1))
-    recipe = recipe_of("gated_activation", gate, up, "silu")
-    assert shapes(recipe) == [((4, 25, 96), BF16)]
-    sizes = [("q", 96), ("q", 192), ("q", 192)]
-    assert told(recipe) == [("forward", (100, 1, 1), [0, 1, 2, *sizes, None, None])]
-    recipe = recipe_of("activation_backward", ((100, 96), FP32), ((100, 96), FP32, (1, 100)), "gelu")
-    # 0: dy, 1: x, 2: dx, 3: the copy of x.
-    sizes = [("q", 96), ("q", 96), ("q", 96), ("q", 0)]
-    assert told(recipe) == [(Copy(3, 1),), ("backward", (100, 1, 1), [0, 3, 2, *sizes, None, None])]
-
-
-def test_dropout_by_triton() -> None:
-    recipe = recipe_of("dropout_add", *[((100, 96), BF16)] * 2, 0.5, "gelu", 16)
-    assert shapes(recipe) == [((100, 96), BF16), ((2,), INT64)] and recipe.advance == 4
-    # 0: x, 1: residual, 2: the result, 3: seed and offset.
-    numbers = [("I", threshold(0.5)), ("f", 2.0)]
-    assert told(recipe) == [
-        ("remember", (1, 1, 1), [3, "seed", "offset", None, None]),
-        ("forward", (5, 1, 1), [0, 1, 2, 3, ("q", 9600), ("i", 38), "seed", "offset", *numbers, None, None]),
-    ]
-    recipe = recipe_of("dropout_add_backward", ((100, 96), BF16, (1, 100)), None, ((2,), INT64), 0.5, "none", 16)
-    # 0: dout, 1: seed and offset, 2: the copy of dout, 3: dx.
-    assert told(recipe) == [
-        (Copy(2, 0),),
-        ("backward", (5, 1, 1), [2, 2, 3, 1, ("q", 9600), ("i", 38), *numbers, None, None]),
-    ]
-    recipe = recipe_of("dropout_add", *[((100, 96), BF16)] * 2, 1.0, "none", 16)
-    assert recipe.advance == 0 and len(recipe.actions) == 1
-    assert told(recipe)[0][2][6:10] == [("q", 0), ("q", 0), ("I", 0), ("f", 0.0)]
 
 
 def test_the_parts_of_linear_cross_entropy() -> None:
@@ -286,89 +238,55 @@ def patched(structure: Structure) -> dict[str, Any]:
     return {fields[at]: _told(patch) for at, patch in structure.patches}
 
 
-def test_products_of_few_rows_by_triton() -> None:
-    x, gain, weights = ((1, 512), BF16), ((512,), BF16), [((n, 512), BF16) for n in (512, 128, 128)]
-    recipe = recipe_of("skinny_linear", x, gain, 1e-6, *weights, None, None, None, None, "none", None)
-    assert shapes(recipe) == [((1, 512), BF16), ((1, 128), BF16), ((1, 128), BF16)]
-    # 0: x, 1: gain, 2 to 4: weights, 5 to 7: results; no biases, residual, scratch or zeros.
-    (entry, grid, arguments) = told(recipe)[0]
-    assert (entry, grid) == ("skinny_linear", (48, 1, 1)) and arguments[:5] == [0, 1, 2, 3, 4]
-    assert [a for a in arguments if isinstance(a, int)] == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert [value for letter, value in (a for a in arguments if isinstance(a, tuple)) if letter == "i"][:4] == [
-        1, 512, 128, 128
-    ]  # fmt: skip
-    x, pair, zeros = ((32, 2048), BF16), [((5632, 2048), BF16)] * 2, ((4096,), torch.int32)
-    recipe = recipe_of("skinny_linear", x, None, 0.0, *pair, None, None, None, None, None, "swiglu", zeros)
-    assert shapes(recipe) == [((32, 5632), BF16), ((0,), BF16), ((0,), BF16)]
-    # 176 blocks in two splits; both leave 32 × 32 sums for each product.
-    assert told(recipe)[0][1] == (352, 1, 1) and recipe.buffers[3].shape == (2 * 176 * 2 * 32 * 32,)
-    assert recipe.actions and not any(isinstance(action, Fill) for action in recipe.actions)
+HALVES = ((4, 25, 96), BF16, (4800, 192, 1))
+CACHE, TOKENS, ANGLES = ((2, 2, 1024, 64), BF16), ((2, 2, 3, 64), BF16), ((2, 1, 3, 32), BF16)
+Q = ((2, 8, 3, 64), BF16)
+PROJECTIONS = [((n, 512), BF16) for n in (512, 128, 128)]
+IN_TRITON: dict[str, list[tuple[Any, ...]]] = {
+    "activation": [(HALVES, "gelu"), (((100, 96), FP32, (1, 100)), "silu")],
+    "activation_backward": [(((100, 96), FP32), ((100, 96), FP32, (1, 100)), "gelu")],
+    "gated_activation": [(HALVES, HALVES, "silu")],
+    "gated_activation_backward": [(((4, 25, 96), BF16), HALVES, HALVES, "gelu_tanh")],
+    "attention_prefix": [
+        (Q, CACHE, CACHE, ((2, 1, 3, 1), INT64, (0, 0, 0, 0)), 2, False, ((4096,), torch.int32), 0.125)
+    ],
+    "cross_entropy": [(((100, 5000), BF16), ((100,), INT64), -100, 0.0, 0.0, how, False, "triton") for how in SUMS],
+    "dropout_add": [(*[((100, 96), BF16)] * 2, p, "gelu", 16) for p in (0.5, 1.0)],
+    "dropout_add_backward": [(((100, 96), BF16, (1, 100)), None, ((2,), INT64), 0.5, "none", 16)],
+    "embedding_sums": [(((4000, 96), BF16), ((4000,), torch.int32), ((4000,), INT64), 50, -1)],
+    "index_sums": [(((2, 60, 300), BF16), ((2, 60, 300), INT64, (60, 1, 0)), 13, True)],
+    "norm": [(((50, 32), BF16, (40, 1)), ((32,), BF16), None, 1e-6, False)],
+    "skinny_linear": [
+        (((1, 512), BF16), ((512,), BF16), 1e-6, *PROJECTIONS, None, None, None, None, "none", None),
+        (((32, 2048), BF16), None, 0.0, *[((5632, 2048), BF16)] * 2, *[None] * 5, "swiglu", ((4096,), torch.int32)),
+    ],
+    "softmax": [(((7, 1000), BF16, (1008, 1)), True, "triton")],
+    "softmax_backward": [(*[((7, 70000), BF16)] * 2, True, "triton")],
+    "weighted_sum": [(((100, 1000), BF16, (1008, 1)), ((1000,), BF16))],
+    "weighted_sum_backward": [(((100,), BF16, (0,)), ((100, 1000), BF16, (1008, 1)), ((1000,), BF16), False, True)],
+    "write_cache_": [
+        (CACHE, CACHE, TOKENS, TOKENS, ((3,), INT64), Q, ANGLES, ANGLES),
+        (CACHE, CACHE, TOKENS, TOKENS, ((3,), INT64), None, None, None),
+    ],
+}
+"""Calls whose recipes launch Triton's kernels; what those compute is seen in Triton's interpreter."""
 
 
-def test_a_prefix_of_a_cache_by_triton() -> None:
-    q, cache = ((2, 8, 1, 64), BF16), ((2, 2, 1024, 64), BF16)
-    recipe = recipe_of(
-        "attention_prefix",
-        q,
-        cache,
-        cache,
-        ((2, 1, 1, 1), INT64, (0, 0, 0, 0)),
-        1,
-        False,
-        ((4096,), torch.int32),
-        0.125,
-    )
-    # 0: q, 1: keys, 2: values, 3: their number, 4: zeros, 5: out, 6: log-sum-exp, 7: scratch.
-    assert shapes(recipe) == [((2, 8, 1, 64), BF16)]
-    ((entry, grid, arguments),) = told(recipe)
-    assert entry == "decode" and grid[0] % 4 == 0 and grid[0] > 4
-    assert [a for a in arguments if isinstance(a, int)] == [0, 1, 2, 5, 6, 7, 4, 3]
-
-
-def test_a_token_into_its_cache_by_triton() -> None:
-    cache, k, q, angles = ((2, 2, 96, 64), BF16), ((2, 2, 1, 64), BF16), ((2, 8, 1, 64), BF16), ((2, 1, 1, 32), BF16)
-    recipe = recipe_of("write_cache_", cache, cache, k, k, ((1,), INT64), q, angles, angles)
-    # 0: keys, 1: values, 2: k, 3: v, 4: place, 5: q, 6: cos, 7: sin, 8: q turned.
-    assert shapes(recipe) == [((2, 8, 1, 64), BF16)]
-    ((entry, grid, arguments),) = told(recipe)
-    assert (entry, grid) == ("write_cache", (2, 12, 1))
-    assert [a for a in arguments if isinstance(a, int)] == [0, 1, 2, 3, 4, 5, 8, 6, 7]
-    recipe = recipe_of("write_cache_", cache, cache, k, k, ((1,), INT64), None, None, None)
-    assert shapes(recipe) == [((0,), BF16)] and told(recipe)[0][1] == (2, 4, 1)
-
-
-def test_the_weighted_sum_by_triton() -> None:
-    x, w = ((100, 1000), BF16, (1008, 1)), ((1000,), BF16)
-    recipe = recipe_of("weighted_sum", x, w)
-    assert shapes(recipe) == [((100,), BF16)]
-    sizes = [("i", 100), ("i", 1000), ("q", 63)]
-    assert told(recipe) == [("forward", (100, 1, 1), [0, 1, 2, *sizes, None, None])]
-    # Operands: dy, x, w; 3: dx, 4: dw, 5: partial sums.
-    recipe = recipe_of("weighted_sum_backward", ((100,), BF16, (0,)), x, w, False, True)
-    copy, first, second = told(recipe)
-    assert shapes(recipe) == [((0, 0), BF16), ((1000,), BF16)] and copy == (Copy(5, 0),)
-    assert recipe.buffers[3].shape == (13, 1000)
-    sizes = [("i", 100), ("i", 1000), ("q", 126)]
-    assert first == ("backward", (1, 13, 1), [5, 1, 2, 3, 6, *sizes, None, None])
-    assert second == ("column_sums", (8, 1, 1), [6, 4, 4, ("i", 13), ("i", 1000), None, None])
-    recipe = recipe_of("weighted_sum_backward", ((0,), BF16), ((0, 8), BF16), ((8,), BF16), True, True)
-    assert shapes(recipe) == [((0, 8), BF16), ((8,), BF16)] and told(recipe) == [(Fill(4, 0),)]
-
-
-@pytest.mark.parametrize("name, arguments", [
-    ("dropout_add", (*[((100, 96), BF16)] * 2, 0.5, "gelu", 16)),
-    ("weighted_sum", (((100, 1000), BF16), ((1000,), BF16))),
-    ("softmax", (((7, 1000), BF16), True, "triton")),
-    ("cross_entropy", (((100, 5000), BF16), ((100,), INT64), -100, 0.0, 0.0, "none", False, "triton")),
-])  # fmt: skip
-def test_triton_is_given_the_same_by_its_own_launcher(name: str, arguments: tuple[Any, ...]) -> None:
-    """Beside constants, which a compiled kernel lacks, and its two areas."""
-    one, other = (recipe_of(name, *arguments, compiled=compiled) for compiled in (True, False))
-    for mine, theirs in zip(one.actions, other.actions, strict=True):
-        assert isinstance(mine, Launch) and isinstance(theirs, Launch) and mine.grid == theirs.grid
-        names = theirs.kernel.kernel.arg_names
-        assert set(names[len(theirs.arguments) :]) <= set(theirs.kernel.options)
-        assert [_value(a) for a in mine.arguments[:-2]] == [_value(a) for a in theirs.arguments]
+@pytest.mark.parametrize("name", IN_TRITON)
+def test_triton_is_given_the_same_by_its_own_launcher(name: str) -> None:
+    """Beside constants and what is absent, which a compiled kernel lacks, and its two areas."""
+    for arguments in IN_TRITON[name]:
+        one, other = (recipe_of(name, *arguments, compiled=compiled) for compiled in (True, False))
+        assert (one.results, one.buffers, one.advance) == (other.results, other.buffers, other.advance)
+        pairs = [pair for pair in zip(one.actions, other.actions, strict=True) if isinstance(pair[0], Launch)]
+        assert pairs
+        for mine, theirs in pairs:
+            assert isinstance(mine, Launch) and isinstance(theirs, Launch) and mine.grid == theirs.grid
+            names = theirs.kernel.kernel.arg_names
+            assert set(names[len(theirs.arguments) :]) <= set(theirs.kernel.options)
+            parameters = zip(theirs.arguments, theirs.kernel.kernel.params, strict=False)
+            given = [_value(a) for a, p in parameters if not p.is_constexpr and a != Number("P", 0)]
+            assert [_value(a) for a in mine.arguments[:-2]] == given
 
 
 def _value(argument: Any) -> Any:
@@ -403,11 +321,3 @@ def test_the_backward_of_norms_by_cuda(columns: int, entry: str) -> None:
     programs = arguments[3]
     assert (name, arguments) == ("column_sums", [9, 7, 8, programs, ("i", columns), None, None])
     assert recipe.buffers[3].shape == (2, programs[1], columns)
-
-
-def test_norms_by_triton() -> None:
-    x, weights = ((50, 32), BF16, (40, 1)), ((32,), BF16)
-    ((entry, _, arguments),) = told(recipe_of("norm", x, weights, None, 1e-6, False))
-    # 0: x, 1: weight, 2: y, 3: no means, 4: rstd. What is absent is a constant to Triton.
-    numbers = [("i", 50), ("i", 32), ("f", 1e-6)]
-    assert (entry, arguments) == ("forward_rows", [0, ("i", 40), ("i", 0), 2, 1, 3, 4, *numbers, None, None])
