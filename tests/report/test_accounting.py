@@ -44,6 +44,16 @@ def waiting(name: str) -> Trace:
     return trace
 
 
+@pytest.mark.parametrize(("elements", "is_below"), [(1 << 20, False), (1 << 28, True)])
+def test_operators_that_beat_their_floors_question_the_ceilings(tmp_path: Path, elements: int, is_below: bool) -> None:
+    """80 µs for 8 MiB, and for 2 GiB, which take an H200 half a millisecond."""
+    trace = Trace()
+    trace.step(0, 0, 400)
+    trace.operator("aten::exp", 1, 30, dims=[[elements]])
+    trace.launch(2, 10, 90)
+    assert ("took 80.0 µs, less than their floors of" in shown([trace.write(tmp_path)])) == is_below
+
+
 @pytest.mark.parametrize("dims", [None, [[8, 8], [8, 8]]])
 def test_a_trace_without_shapes_is_said_to_have_none(tmp_path: Path, dims: list[list[int]] | None) -> None:
     trace = Trace()

@@ -33,6 +33,9 @@ SELECT any_value(process.name), any_value(lag_us), coalesce(sum(depth * dur)::DO
 FROM held JOIN ahead USING (upid) JOIN process USING (upid) GROUP BY upid ORDER BY upid"""
 _BARE = "SELECT max(recorded_ms) * 1e3, max(bare_ms) * 1e3 FROM bare_step HAVING max(bare_ms) < max(recorded_ms)"
 _KNOWN = "SELECT what, avg(percent) AS percent FROM attribution GROUP BY what ORDER BY percent DESC, what"
+_BELOW = """
+SELECT sum(device_ns) / 1e3 AS us, sum(calls * operator_distance.floor_us) AS least FROM operator_distance
+WHERE operator_distance.floor_us IS NOT NULL GROUP BY file_id HAVING us < 0.8 * least ORDER BY file_id"""
 _SHAPES = "SELECT count(*) > 0 AND count(shapes) = 0, (SELECT count(*) > 0 FROM device_slice) FROM operator_distance"
 
 
@@ -63,6 +66,11 @@ def _remarks(connection: DuckDBPyConnection) -> Iterator[str]:
         more = 100 * (recorded / bare - 1)
         of = f"{duration(bare)} without the profiler ({duration(recorded)} while recorded, +{more:.0f} %)"
         yield f"what you would win is of a step of {of}"
+    for took, least in connection.execute(_BELOW).fetchall():
+        yield (
+            f"operators with a floor took {duration(took)}, less than their floors of {duration(least)}: their data "
+            "lay in a cache, or the ceilings are too low (`tilewright doctor --refresh` measures this machine's again)"
+        )
     ((without_shapes, on_device),) = connection.execute(_SHAPES).fetchall()
     known = ", ".join(f"{what} {percent:.1f} %" for what, percent in connection.execute(_KNOWN).fetchall())
     if known:
