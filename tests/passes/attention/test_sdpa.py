@@ -24,9 +24,11 @@ from tilewright.records.program import Decision
 B, H, S, K, D = 2, 4, 6, 9, 16
 UNFUSED = ("bmm", "_softmax", "_safe_softmax", "matmul", "baddbmm")
 Function = Callable[..., Tensor]
+sdpa = F.scaled_dot_product_attention
 
 
 TARGET = target_named("h200")
+LOW = torch.finfo(torch.float32).min
 
 
 def written_out(
@@ -66,7 +68,7 @@ class Settled:
 
     @property
     def call(self) -> Node:
-        (node,) = (n for n in self.graph.nodes if n.target in (F.scaled_dot_product_attention, EFFICIENT))
+        (node,) = (n for n in self.graph.nodes if n.target in (sdpa, EFFICIENT))
         return node
 
     @property
@@ -132,38 +134,46 @@ def repeat(x: Tensor, times: int = 2) -> Tensor:
     return x[:, :, None].expand(batch, count, times, length, width).reshape(batch, count * times, length, width)
 
 
-def test_a_mask_that_hides_nothing_is_dropped() -> None:
-    def vit(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, (rows() >= 0).expand(B, 1, S, K))
+IS_CAUSAL = "its mask is causal, and none is written"
+LESS: dict[str, tuple[Function, Callable[[], list[Tensor]], tuple[int, ...] | None, str]] = {
+    "nothing": (lambda q, k, v, _: sdpa(q, k, v, (rows() >= 0).expand(B, 1, S, K)), heads, None, "hides nothing"),
+    "comparison": (lambda q, k, v, _: sdpa(q, k, v, columns(S) <= rows()), square, None, IS_CAUSAL),
+    "tril": (lambda q, k, v, _: sdpa(q, k, v, torch.ones(S, S).tril() == 1), square, None, IS_CAUSAL),
+    "triu of -inf": (lambda q, k, v, _: sdpa(q, k, v, torch.full((S, S), -torch.inf).triu(1)), square, None, IS_CAUSAL),
+    "lowest": (
+        lambda q, k, v, _: sdpa(q, k, v, torch.where(columns(S) <= rows(), 0.0, LOW)),
+        square,
+        None,
+        IS_CAUSAL,
+    ),
+    "padding": (
+        lambda q, k, v, seen: sdpa(q, k, v, ((rows() >= 0) & seen[:, None, None, :]).expand(B, 1, S, K)),
+        *(heads, (B, 1, 1, K), "a mask of 18 elements in place of 108"),
+    ),
+    "two small ones": (
+        lambda q, k, v, seen: sdpa(
+            q, k, v, (seen[:, None, None, :] & (rows() >= 0) & seen[:1, None, None, :]).expand(B, H, S, K)
+        ),
+        *(heads, (B, 1, 1, K), "a mask of 18 elements"),
+    ),
+}
+"""By name: a function, its operands, the shape of the mask that is left, and why."""
 
-    settled = Settled(vit, *heads())
-    assert settled.call.kwargs["attn_mask"] is None and not settled.call.kwargs["is_causal"]
-    assert settled.reason == "its mask hides nothing"
-    check_fused(vit, settled.run, heads())
 
-
-@pytest.mark.parametrize(
-    "mask",
-    [
-        lambda: (columns(S) <= rows()).expand(B, 1, S, S),
-        lambda: torch.ones(S, S, dtype=torch.bool).tril(),
-        lambda: torch.full((S, S), -torch.inf).triu(1),
-        lambda: torch.where(columns(S) <= rows(), 0.0, torch.finfo(torch.float32).min),
-    ],
-    ids=["comparison", "tril", "triu of -inf", "lowest"],
-)
-def test_a_causal_mask_is_an_option(mask: Callable[[], Tensor]) -> None:
-    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, mask())
-
-    settled = Settled(function, *square())
-    assert settled.call.kwargs["attn_mask"] is None and settled.call.kwargs["is_causal"]
-    check_fused(function, settled.run, square())
+@pytest.mark.parametrize("name", LESS)
+def test_a_mask_is_what_it_amounts_to(name: str) -> None:
+    function, make, shape, reason = LESS[name]
+    inputs = [*make(), padding()]
+    settled = Settled(function, *inputs)
+    mask = settled.call.kwargs["attn_mask"]
+    assert (mask.meta["example_value"].shape if isinstance(mask, Node) else mask) == shape
+    assert settled.call.kwargs["is_causal"] == (reason == IS_CAUSAL) and reason in settled.reason
+    check_fused(function, settled.run, inputs)
 
 
 def test_a_mask_made_outside_of_an_activation_checkpoint_is_known_inside() -> None:
     def layer(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, mask)
+        return sdpa(q, k, v, mask)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = (columns(S) <= rows()).expand(B, 1, S, S)
@@ -182,37 +192,27 @@ def test_a_mask_made_outside_of_an_activation_checkpoint_is_known_inside() -> No
     assert reasons == ["its mask is causal, and none is written"] * 2
 
 
-def test_causal_from_the_start_of_longer_keys_stays_a_mask() -> None:
-    """`is_causal` means something else in each of PyTorch's kernels there."""
-
-    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, columns() <= rows())
-
-    assert Settled(function, *heads()).decisions == []
-
-
-def test_padding_is_not_expanded_over_queries() -> None:
-    def bert(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        mask = ((rows() >= 0) & seen[:, None, None, :]).expand(B, 1, S, K)
-        return F.scaled_dot_product_attention(q, k, v, mask)
-
-    inputs = [*heads(), padding()]
-    settled = Settled(bert, *inputs)
-    mask = settled.call.kwargs["attn_mask"]
-    assert isinstance(mask, Node) and mask.meta["example_value"].shape == (B, 1, 1, K)
-    assert settled.reason == "a mask of 18 elements in place of 108"
-    check_fused(bert, settled.run, inputs)
+STAY: dict[str, tuple[Function, Callable[[], list[Tensor]], str]] = {
+    # `is_causal` means something else in each of PyTorch's kernels there.
+    "causal from the start of longer keys": (lambda q, k, v: sdpa(q, k, v, columns() <= rows()), heads, "h200"),
+    "heads repeated in another order": (
+        lambda q, k, v: sdpa(q, k[:, :2].repeat(1, 2, 1, 1), v[:, :2].repeat(1, 2, 1, 1)),
+        *(heads, "h200"),
+    ),
+    "pinned": (lambda q, k, v: pinned(q, k, v, columns(S) <= rows()), square, "h200"),
+    "on a CPU": (lambda q, k, v: sdpa(q, k, v, columns(S) <= rows()), square, "cpu"),
+}
 
 
-def test_two_small_masks_stay_small() -> None:
-    def function(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        both = seen[:, None, None, :] & (rows() >= 0) & seen[:1, None, None, :]
-        return F.scaled_dot_product_attention(q, k, v, both.expand(B, H, S, K))
+def pinned(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return sdpa(q, k, v, mask)
 
-    inputs = [*heads(), padding()]
-    settled = Settled(function, *inputs)
-    assert settled.call.kwargs["attn_mask"].meta["example_value"].shape == (B, 1, 1, K)
-    check_fused(function, settled.run, inputs)
+
+@pytest.mark.parametrize("name", STAY)
+def test_a_call_stays_as_it_is(name: str) -> None:
+    function, make, device = STAY[name]
+    assert Settled(function, *make(), target=target_named(device)).decisions == []
 
 
 @pytest.mark.parametrize("way", [repeat, lambda x: x.repeat_interleave(2, 1)], ids=["expand", "repeat_interleave"])
@@ -220,7 +220,7 @@ def test_two_small_masks_stay_small() -> None:
 def test_heads_that_share_keys_are_not_repeated(way: Callable[[Tensor], Tensor], masked: bool) -> None:
     def llama(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         mask = seen[:, None, None, :] if masked else None
-        return F.scaled_dot_product_attention(q, way(k), way(v), mask)
+        return sdpa(q, way(k), way(v), mask)
 
     q, k, v = heads()
     inputs = [q, k[:, :2].detach().requires_grad_(), v[:, :2].detach().requires_grad_(), padding()]
@@ -229,26 +229,18 @@ def test_heads_that_share_keys_are_not_repeated(way: Callable[[Tensor], Tensor],
     check_fused(llama, settled.run, inputs)
 
 
-def test_heads_repeated_in_another_order_stay_repeated() -> None:
-    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1))
-
-    q, k, v = heads()
-    assert Settled(function, q, k[:, :2], v[:, :2]).decisions == []
-
-
 def t5(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
     """A bias whose heads are its last axis in memory, under a mask that hides nothing."""
     bias = table.permute(2, 0, 1)[None]
     bias = torch.where((rows() >= 0).expand(B, 1, S, K), bias, torch.finfo(bias.dtype).min)
-    return F.scaled_dot_product_attention(q, k, v, bias, scale=1.0)
+    return sdpa(q, k, v, bias, scale=1.0)
 
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_bias_over_heads_is_fused_with_its_gradient(trained: bool) -> None:
     inputs = [*heads(), torch.randn(S, K, H, requires_grad=trained)]
     settled = Settled(t5, *inputs)
-    assert settled.call.target is (EFFICIENT if trained else F.scaled_dot_product_attention)
+    assert settled.call.target is (EFFICIENT if trained else sdpa)
     assert "a mask of 216 elements in place of 432" in settled.reason
     assert ("for the gradient of the mask" in settled.reason) == trained
     check_fused(t5, settled.run, inputs)
@@ -257,49 +249,49 @@ def test_a_bias_over_heads_is_fused_with_its_gradient(trained: bool) -> None:
 OTHERS: list[tuple[str, Function, Callable[[], list[Tensor]], str]] = [
     (
         "one head",
-        F.scaled_dot_product_attention,
+        sdpa,
         lambda: [*(x.detach()[:, 0].requires_grad_() for x in heads()), torch.randn(B, S, K) > 0],
         "3 axes as 4",
     ),
     (
         "a mask of its own for each head, and its gradient",
-        F.scaled_dot_product_attention,
+        sdpa,
         lambda: [*heads(), torch.randn(B, H, S, K, requires_grad=True)],
         "for the gradient of the mask",
     ),
     (
         "a mask of three axes",
-        lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias > 0),
+        lambda q, k, v, bias: sdpa(q, k, v, bias > 0),
         lambda: [*heads(), torch.randn(1, S, K)],
         "the mask copied by rows",
     ),
     (
         "a bias of three axes",
-        F.scaled_dot_product_attention,
+        sdpa,
         lambda: [*heads(), torch.randn(H, S, K, requires_grad=True)],
         "for the gradient of the mask",
     ),
     (
         "a bias of each query, and its gradient",
-        lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias + bias.new_zeros(1, 1, 1, K)),
+        lambda q, k, v, bias: sdpa(q, k, v, bias + bias.new_zeros(1, 1, 1, K)),
         lambda: [*heads(), torch.randn(B, H, S, 1, requires_grad=True)],
         "for the gradient of the mask",
     ),
     (
         "columns as rows",
-        lambda q, k, v, bias: F.scaled_dot_product_attention(q, k.mT.contiguous().mT, v, bias),
+        lambda q, k, v, bias: sdpa(q, k.mT.contiguous().mT, v, bias),
         lambda: [*heads(), torch.randn(1, 1, S, K, requires_grad=True)],
         "operands copied by rows",
     ),
     (
         "shared keys under a bias with a gradient",
-        lambda q, k, v, bias: F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], bias, enable_gqa=True),
+        lambda q, k, v, bias: sdpa(q, k[:, :2], v[:, :2], bias, enable_gqa=True),
         lambda: [*heads(), torch.randn(1, 1, S, K, requires_grad=True)],
         "keys and values repeated for each head",
     ),
     (
         "one head of keys for all",
-        lambda q, k, v: F.scaled_dot_product_attention(q, k[:, :1], v[:, :1]),
+        lambda q, k, v: sdpa(q, k[:, :1], v[:, :1]),
         heads,
         "heads that share keys read them once",
     ),
@@ -321,7 +313,7 @@ def test_what_pytorch_leaves_to_products_is_fused(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_dropout_is_fused(dtype: torch.dtype) -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, (rows() >= 0).expand(B, 1, S, K), dropout_p=0.5)
+        return sdpa(q, k, v, (rows() >= 0).expand(B, 1, S, K), dropout_p=0.5)
 
     names = traced(function, *heads(dtype=dtype))
     assert "_scaled_dot_product_efficient_attention" in names and not set(UNFUSED) & set(names)
@@ -329,7 +321,7 @@ def test_dropout_is_fused(dtype: torch.dtype) -> None:
 
 def test_the_mask_of_the_memory_efficient_kernel_has_aligned_rows() -> None:
     inputs = [*heads(), torch.randn(1, 1, S, K, requires_grad=True)]
-    call = Settled(F.scaled_dot_product_attention, *inputs).call
+    call = Settled(sdpa, *inputs).call
     bias = call.args[3].meta["example_value"]
     assert bias.shape == (B, H, S, K) and bias.stride() == (0, 0, 16, 1)
     assert call.args[4] is True
@@ -339,11 +331,11 @@ def test_the_mask_of_the_memory_efficient_kernel_has_aligned_rows() -> None:
 def test_a_number_for_all_keys_is_written_for_each(dtype: torch.dtype) -> None:
     """Expanded by PyTorch, its memory-efficient kernel would raise."""
     inputs = [*heads(), (torch.randn(B, 1, S, 1) + 2).to(dtype)]
-    settled = Settled(F.scaled_dot_product_attention, *inputs)
+    settled = Settled(sdpa, *inputs)
     mask = settled.call.kwargs["attn_mask"].meta["example_value"]
     assert mask.shape == (B, 1, S, K) and mask.is_contiguous()
     assert "the mask copied by rows" in settled.reason
-    check_fused(F.scaled_dot_product_attention, settled.run, inputs)
+    check_fused(sdpa, settled.run, inputs)
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -358,7 +350,7 @@ def test_a_mask_that_alone_needs_a_gradient_keeps_the_log_sum_exp(
             self.name = "_scaled_dot_product_efficient_attention"
 
     def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, bias)
+        return sdpa(q, k, v, bias)
 
     monkeypatch.setattr("tilewright.passes.attention.acceptable._Reached", Efficient)
     inputs = [*heads(grad=trained), torch.randn(1, H, S, K, requires_grad=True)]
@@ -380,12 +372,12 @@ def test_rows_of_operands_begin_at_multiples_of_16_bytes(late: bool, spaced: boo
     if late:
         k = torch.randn(k.numel() + 1)[1:].view(k.shape).requires_grad_()
     inputs = [q, k, v, torch.randn(1, H, S, K, requires_grad=True)]
-    settled = Settled(F.scaled_dot_product_attention, *inputs)
+    settled = Settled(sdpa, *inputs)
     assert len([node for node in settled.graph.nodes if node.target == "clone"]) == late + spaced
     for value in (node.meta["example_value"] for node in settled.call.args[:3]):
         assert not any(x % 4 for x in (value.storage_offset(), *value.stride()[:-1]))
     assert ("operands copied by rows" in settled.reason) == (late or spaced)
-    check_fused(F.scaled_dot_product_attention, settled.run, inputs)
+    check_fused(sdpa, settled.run, inputs)
 
 
 @pytest.mark.parametrize("begin", [0, 3])
@@ -393,7 +385,7 @@ def test_a_bias_begins_at_a_multiple_of_16_bytes_and_is_copied_once(begin: int) 
     """Rows of K are padded, which is a copy; rows of S + 10 are not."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, bias)
+        return sdpa(q, k, v, bias)
 
     q, k, v = (x.detach() for x in square())
     k, v = (torch.cat([x, x, x[:, :, :4]], 2) for x in (k, v))
@@ -406,7 +398,7 @@ def test_a_bias_begins_at_a_multiple_of_16_bytes_and_is_copied_once(begin: int) 
 
 def test_a_wide_mask_is_narrowed_to_the_operands() -> None:
     inputs = [*heads(dtype=torch.bfloat16), torch.randn(1, 1, S, K)]
-    settled = Settled(F.scaled_dot_product_attention, *inputs)
+    settled = Settled(sdpa, *inputs)
     assert settled.call.kwargs["attn_mask"].meta["example_value"].dtype == torch.bfloat16
     assert settled.reason == "the mask in bfloat16"
 
@@ -414,24 +406,22 @@ def test_a_wide_mask_is_narrowed_to_the_operands() -> None:
 VARYING: list[tuple[str, Callable[..., Tensor], str]] = [
     (
         "nothing hidden",
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, (rows() >= 0).expand(q.shape[0], 1, S, K)),
+        lambda q, k, v: sdpa(q, k, v, (rows() >= 0).expand(q.shape[0], 1, S, K)),
         "its mask hides nothing",
     ),
     (
         "padding",
-        lambda q, k, v: F.scaled_dot_product_attention(
-            q, k, v, ((rows() >= 0) & (k[:, :1, :, 0] > 0)[:, :, None]).expand(q.shape[0], 1, S, K)
-        ),
+        lambda q, k, v: sdpa(q, k, v, ((rows() >= 0) & (k[:, :1, :, 0] > 0)[:, :, None]).expand(q.shape[0], 1, S, K)),
         "its mask as it was before it was expanded",
     ),
     (
         "a bias whose last axis is another",
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, (q.detach()[..., :1] + k.detach()[..., :1].mT).mT.mT),
+        lambda q, k, v: sdpa(q, k, v, (q.detach()[..., :1] + k.detach()[..., :1].mT).mT.mT),
         "",
     ),
     (
         "shared heads",
-        lambda q, k, v: F.scaled_dot_product_attention(q, repeat(k[:, :2]), repeat(v[:, :2])),
+        lambda q, k, v: sdpa(q, repeat(k[:, :2]), repeat(v[:, :2])),
         "heads that share keys read them once",
     ),
 ]
@@ -489,13 +479,13 @@ OF_ANY_LENGTH: list[tuple[str, Callable[[Tensor], Tensor], bool]] = [
 @pytest.mark.parametrize(("mask", "causal"), [x[1:] for x in OF_ANY_LENGTH], ids=[x[0] for x in OF_ANY_LENGTH])
 def test_lengths_that_vary_stay_symbols(mask: Callable[[Tensor], Tensor], causal: bool) -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, mask(q))
+        return sdpa(q, k, v, mask(q))
 
     options: list[bool] = []
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
         settle_calls(gm, TARGET)
-        (call,) = (node for node in gm.graph.nodes if node.target is F.scaled_dot_product_attention)
+        (call,) = (node for node in gm.graph.nodes if node.target is sdpa)
         options.append(bool(call.kwargs.get("is_causal")))
         return gm.forward
 
@@ -509,7 +499,7 @@ def test_lengths_that_vary_stay_symbols(mask: Callable[[Tensor], Tensor], causal
 def test_in_autocast_the_kernel_takes_the_narrow_dtype() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            return F.scaled_dot_product_attention(q, k, v, bias)
+            return sdpa(q, k, v, bias)
 
     inputs = [*heads(), torch.randn(1, H, S, K, requires_grad=True)]
     call = Settled(function, *inputs).call
@@ -528,30 +518,15 @@ def test_in_autocast_the_kernel_takes_the_narrow_dtype() -> None:
 def test_what_has_no_fused_kernel_stays_pytorchs(change: Callable[[Tensor], Tensor], reason: str) -> None:
     inputs = [change(x.detach()).requires_grad_() for x in heads()]
     bias = torch.randn(S, K, dtype=inputs[0].dtype, requires_grad=True)
-    (decision,) = Settled(F.scaled_dot_product_attention, *inputs, bias).decisions
+    (decision,) = Settled(sdpa, *inputs, bias).decisions
     assert decision.verdict == "refused" and reason in decision.reason
-
-
-def test_a_pinned_call_stays_as_it_is() -> None:
-    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(SDPBackend.MATH):
-            return F.scaled_dot_product_attention(q, k, v, (columns(S) <= rows()).expand(B, 1, S, S))
-
-    assert Settled(function, *square()).decisions == []
-
-
-def test_on_a_cpu_nothing_changes() -> None:
-    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, (columns(S) <= rows()).expand(B, 1, S, S))
-
-    assert Settled(function, *square(), target=target_named("cpu")).decisions == []
 
 
 def test_readers_that_need_the_layout_get_it() -> None:
     """Products and a softmax leave [B, H, S, D] dense; the memory-efficient kernel does not."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, bias).view(B, H * S, D)
+        return sdpa(q, k, v, bias).view(B, H * S, D)
 
     inputs = [*heads(), torch.randn(1, H, S, K, requires_grad=True)]
     settled = Settled(function, *inputs)
@@ -570,7 +545,7 @@ def projected(*width: int) -> list[Tensor]:
 
 def copied(x: Tensor, y: Tensor) -> Tensor:
     q, k, v = apart(x).contiguous(), apart(x.sin()).clone(), apart(y).contiguous()
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    return sdpa(q, k, v).transpose(1, 2).flatten(2)
 
 
 def test_operands_are_not_copied_to_lie_densely() -> None:
@@ -594,17 +569,17 @@ def written_before_it_is_read(x: Tensor, y: Tensor) -> Tensor:
     wide = y * 1
     k = apart(wide).contiguous()
     wide.mul_(2)
-    return F.scaled_dot_product_attention(apart(x), k, k)
+    return sdpa(apart(x), k, k)
 
 
 def with_odd_rows(x: Tensor, y: Tensor) -> Tensor:
     k = apart(y[..., 1:]).contiguous()
-    return F.scaled_dot_product_attention(apart(x), k, k)
+    return sdpa(apart(x), k, k)
 
 
 def along_keys(x: Tensor, y: Tensor) -> Tensor:
     k = apart(y).mT.contiguous().mT.contiguous()
-    return F.scaled_dot_product_attention(apart(x), k, k)
+    return sdpa(apart(x), k, k)
 
 
 @pytest.mark.parametrize(
