@@ -52,43 +52,24 @@ def test_a_gradient_by_a_permutation_adds_nothing_up(function: Function, rows: i
     torch.testing.assert_close(run(graph, *given), gradient(function)(*given), rtol=1e-14, atol=1e-14)
 
 
-def of_fewer(x: Tensor, keys: Tensor) -> Tensor:
-    return x[keys.sort()[1][:5]]
-
-
-def of_more_rows(x: Tensor, keys: Tensor) -> Tensor:
-    return x[keys.sort()[1]]
-
-
-def by_values(x: Tensor, keys: Tensor) -> Tensor:
-    return x[keys.sort()[0]]
-
-
-def of_columns(x: Tensor, keys: Tensor) -> Tensor:
-    return x[:, keys.sort()[1]]
-
-
-def to_uneven_places(x: Tensor, keys: Tensor) -> Tensor:
-    return x[keys.sort()[1] // 2]
-
-
 def by_part_of_a_permutation(x: Tensor, keys: Tensor) -> Tensor:
     order = keys.sort()[1]
     return x[torch.zeros_like(order).index_put((order[:5],), torch.arange(5))]
 
 
-@pytest.mark.parametrize(
-    ("function", "rows", "keys"),
-    [
-        (of_fewer, 12, 12),
-        (of_more_rows, 13, 12),
-        (by_values, 12, 12),
-        (of_columns, 12, 5),
-        (to_uneven_places, 7, 13),
-        (by_part_of_a_permutation, 12, 12),
-    ],
-)
-def test_other_gradients_stay(function: Function, rows: int, keys: int) -> None:
+OTHERS: dict[str, tuple[Function, int, int]] = {
+    "of fewer": (lambda x, keys: x[keys.sort()[1][:5]], 12, 12),
+    "of more rows": (lambda x, keys: x[keys.sort()[1]], 13, 12),
+    "by values": (lambda x, keys: x[keys.sort()[0]], 12, 12),
+    "of columns": (lambda x, keys: x[:, keys.sort()[1]], 12, 5),
+    "to uneven places": (lambda x, keys: x[keys.sort()[1] // 2], 7, 13),
+    "by a part of a permutation": (by_part_of_a_permutation, 12, 12),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_gradients_stay(name: str) -> None:
+    function, rows, keys = OTHERS[name]
     graph = aten(gradient(function), *inputs(rows, keys))
     before = calls(graph)
     assert not gather_back(graph) and calls(graph) == before
