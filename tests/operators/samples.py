@@ -172,6 +172,10 @@ MOMENT_DIMS: list[Maker] = [
     lambda o: call(o.row, list(range(o.row.dim()))),
 ]
 DIM: list[Maker] = [lambda o: call(o.x, -1), lambda o: call(o.x, 0, True)]
+LOSS_BACKWARD: list[Maker] = [
+    lambda o: call(o.row.sum(), o.row, _target(o), 1, 1.0),
+    lambda o: call(_gradient(o), o.row, _target(o), 0, 0.7),
+]
 
 UNARY = [
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan",
@@ -215,8 +219,7 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(o.x, 2, 1),
     ],
     "clamp.Tensor": [lambda o: call(o.x, o.y, o.like), lambda o: call(o.x, None, o.y)],
-    "clamp_min.default": [lambda o: call(o.x, 1)],
-    "clamp_max.default": [lambda o: call(o.x, 1)],
+    **{name: [lambda o: call(o.x, 1)] for name in ("clamp_min.default", "clamp_max.default")},
     "threshold_backward.default": [lambda o: call(o.x, o.like, 0), lambda o: call(o.x, o.like, 1.5)],
     "leaky_relu.default": [unary, lambda o: call(o.x, 0.2)],
     "leaky_relu_backward.default": [lambda o: call(o.x, o.like, 0.2, False)],
@@ -258,20 +261,13 @@ CALLS: dict[str, list[Maker]] = {
     "mean.dim": DIMS,
     "prod.default": [unary],
     "prod.dim_int": DIM,
-    "amax.default": DIMS,
-    "amin.default": DIMS,
-    "max.default": [unary],
-    "min.default": [unary],
-    "max.dim": DIM,
-    "min.dim": DIM,
-    "argmax.default": [unary, *DIM],
-    "argmin.default": [unary, *DIM],
-    "any.default": [unary],
-    "all.default": [unary],
-    "any.dim": DIM,
-    "all.dim": DIM,
-    "any.dims": DIMS,
-    "all.dims": DIMS,
+    **dict.fromkeys(("amax.default", "amin.default"), DIMS),
+    **{name: [unary] for name in ("max.default", "min.default")},
+    **dict.fromkeys(("max.dim", "min.dim"), DIM),
+    **{name: [unary, *DIM] for name in ("argmax.default", "argmin.default")},
+    **{name: [unary] for name in ("any.default", "all.default")},
+    **dict.fromkeys(("any.dim", "all.dim"), DIM),
+    **dict.fromkeys(("any.dims", "all.dims"), DIMS),
     "var.correction": [
         *MOMENT_DIMS,
         lambda o: call(o.row, [-1], correction=0),
@@ -330,15 +326,9 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(_gradient(o), o.row, _target(o), 0),
     ],
     "smooth_l1_loss.default": [lambda o, r=r: call(o.row, _target(o), r, 0.7) for r in (0, 1, 2)],
-    "smooth_l1_loss_backward.default": [
-        lambda o: call(o.row.sum(), o.row, _target(o), 1, 1.0),
-        lambda o: call(_gradient(o), o.row, _target(o), 0, 0.7),
-    ],
+    "smooth_l1_loss_backward.default": LOSS_BACKWARD,
     "huber_loss.default": [lambda o, r=r: call(o.row, _target(o), r, 0.7) for r in (0, 1, 2)],
-    "huber_loss_backward.default": [
-        lambda o: call(o.row.sum(), o.row, _target(o), 1, 1.0),
-        lambda o: call(_gradient(o), o.row, _target(o), 0, 0.7),
-    ],
+    "huber_loss_backward.default": LOSS_BACKWARD,
     "binary_cross_entropy_with_logits.default": [
         lambda o: call(o.row, _shares(o)),
         lambda o: call(o.row, _shares(o), o.weight, None, 2),
@@ -352,8 +342,7 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(o.row.sum(), _shares(o), _shares(o).flip(0)),
         lambda o: call(_gradient(o), _shares(o), _shares(o).flip(0), o.weight, 0),
     ],
-    "clamp_min.Tensor": [binary],
-    "clamp_max.Tensor": [binary],
+    **{name: [binary] for name in ("clamp_min.Tensor", "clamp_max.Tensor")},
     "lerp.Tensor": [lambda o: call(o.modest, o.y, o.like.clamp(-2, 2))],
     # Unless told, it takes the largest numbers of the dtype, which in float64 are others.
     "nan_to_num.default": [lambda o: call(o.x, 1.5, 3.0, -2.0), lambda o: call(o.x, None, 0.0, 0.0)],
@@ -399,14 +388,9 @@ CALLS: dict[str, list[Maker]] = {
     ],
     "eye.default": [lambda o: call(5, dtype=o.dtype)],
     "eye.m": [lambda o: call(3, 7, dtype=o.dtype), lambda o: call(1, 1)],
-    "isneginf.default": [unary],
-    "isposinf.default": [unary],
-    "frac.default": [unary],
+    **{name: [unary] for name in ("isneginf.default", "isposinf.default", "frac.default")},
     "pow.Scalar": [lambda o: call(2, o.x), lambda o: call(0.5, o.x)],
-    "fmax.default": [binary],
-    "fmin.default": [binary],
-    "xlogy.Tensor": [binary],
-    "logaddexp.default": [binary],
+    **{name: [binary] for name in ("fmax.default", "fmin.default", "xlogy.Tensor", "logaddexp.default")},
     "floor_divide.default": [lambda o: call(o.x, 3)],
     "floor_divide.Scalar": [lambda o: call(o.x, 3), lambda o: call(o.x, -2)],
     "remainder.Scalar": [lambda o: call(o.x, 3), lambda o: call(o.x, 1)],
@@ -512,8 +496,7 @@ CALLS: dict[str, list[Maker]] = {
     "std_mean.correction": [*MOMENT_DIMS, lambda o: call(o.row, [0], correction=0, keepdim=True)],
     "aminmax.default": [unary, lambda o: call(o.x, dim=-1), lambda o: call(o.x, dim=0, keepdim=True)],
     "count_nonzero.dim_IntList": [lambda o: call(o.x, [-1]), lambda o: call(o.x, [0])],
-    "tril.default": [unary, lambda o: call(o.x, 1), lambda o: call(o.x, -1)],
-    "triu.default": [unary, lambda o: call(o.x, 1), lambda o: call(o.x, -1)],
+    **{name: [unary, lambda o: call(o.x, 1), lambda o: call(o.x, -1)] for name in ("tril.default", "triu.default")},
 }
 
 
