@@ -98,12 +98,6 @@ def kernels_for(package: str, x: Operand, impl: str, longest: float = math.inf) 
     return importlib.import_module(f"{package}.{impl}")
 
 
-def cluster_of(vectors: int, vectors_a_thread: int, most_threads: int, limits: DeviceLimits) -> int | None:
-    """The smallest cluster whose blocks of `most_threads` hold a row of so many vectors; None if none does."""
-    fits = (size for size in CLUSTERS if -(-vectors // (vectors_a_thread * size)) <= most_threads)
-    return next((size for size in fits if size <= limits.largest_cluster), None)
-
-
 def short_rows(vectors: int, each: int) -> Schedule:
     """For rows of so few vectors: as few threads a row, of a warp at most, as leave a thread no more than `each`."""
     row_threads = next((threads for threads in (1, 2, 4, 8, 16) if each * threads >= vectors), 32)

@@ -40,11 +40,6 @@ def _accepted(row: Row) -> list[Parameter]:
     return [p for p in parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
 
 
-def tensors_of(row: Row) -> list[object]:
-    """The arguments of a call of which nothing is known: tensors, but for those to which the body gives a value."""
-    return [None if p.default not in (Parameter.empty, None) else ... for p in _accepted(row)]
-
-
 def count_element(row: Row, given: Sequence[object]) -> tuple[int, int]:
     """FLOPs and transcendentals for one element of the results.
 

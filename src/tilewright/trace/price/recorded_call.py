@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TypeGuard
@@ -44,10 +44,6 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         return self.own * self.itemsize
-
-
-def dense(shape: Sequence[int], like: Tensor) -> Tensor:
-    return Tensor(tuple(shape), prod(shape), like.itemsize, like.dtype)
 
 
 @dataclass(frozen=True)
