@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from tilewright.hardware.target import Target
+from tilewright.passes.added_biases import add_biases_in_products
 from tilewright.passes.attention.kernel import Raced, choose_kernels, not_raced
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.recognise import Price, recognise_attention, unpriced
@@ -46,9 +47,9 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
 def optimise_joint(
     graph: fx.Graph, target: Target, raced: Raced = not_raced, *, hand_written: bool = True
 ) -> list[Decision]:
-    """Before the cut into forward and backward: constants, copies, sums of products, common subexpressions, dead code;
-    then attention, hand-written kernels, alignment, products of few rows, gradients of embeddings and gathers, and
-    dropout.
+    """Before the cut into forward and backward: constants, copies, sums of products, common subexpressions, dead code,
+    biases; then attention, hand-written kernels, alignment, products of few rows, gradients of embeddings and gathers,
+    and dropout.
 
     `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured. Without `hand_written`
     no hand-written kernel is proposed.
@@ -58,6 +59,7 @@ def optimise_joint(
     drop_copies(graph)
     contracted = contract(graph)
     simplify(graph)
+    add_biases_in_products(graph, target)
     gathered = gather_back(graph) + narrow_sorts(graph, target)
     decisions = choose_kernels(graph, target, raced) if hand_written else []
     skinny = skinny_products(graph, target) if hand_written else []
