@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.report.printing import printed
+from tests.trace.kineto import Trace
 from tilewright.measure.recording.recorder import Recording, RecordingPlan
 from tilewright.report.profile import loss_words, recorded_words, show_profile
-from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
+from tilewright.store.query import reading
+from tilewright.trace import trace_run
+from tilewright.trace.operators.operator_table import read_operator_table
 
 PLAN = RecordingPlan(active=200, events=200_000)
 RECORDING = Recording(
@@ -58,14 +63,24 @@ def test_each_process_says_its_own() -> None:
     assert [line.split(":")[0] for line in lines] == ["process 0", "process 1"]
 
 
-def test_shows_shares_losses_and_what_happened_once() -> None:
-    rows = [
-        OperatorTime("aten::mm\x1b[2J", "operator", 4, 400, 900, 600, 600, 4, 2, "model.py:7", False),
-        OperatorTime("ProfilerStep*", "range", 2, 500, 1000, 0, 600, 0, 2, None, False),
-        OperatorTime("cudaDeviceSynchronize", "call", 1, 100, 100, 0, 0, 0, 1, None, True),
+def test_shows_shares_losses_and_what_happened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path))
+    trace = Trace()
+    for number, begin in ((1, 0), (2, 1000)):
+        trace.step(number, begin, begin + 500)
+        trace.frame("model.py(7): forward", begin, begin + 100)
+        trace.operator("aten::mm\x1b[2J", begin + 10, begin + 90)
+        trace.launch(begin + 20, begin + 120, begin + 150)
+    trace.call("cudaDeviceSynchronize", 300, 400)
+    trace.call("cudaLaunchKernel", 450, 451)
+    run, _ = trace_run([trace.write(tmp_path)], command="test", tell=lambda _: None)
+    with reading(run) as connection:
+        table = read_operator_table(connection)
+    text = printed(show_profile(run, table, [RECORDING]))
+    (line,) = [line for line in text.splitlines() if line.startswith("aten::mm")]
+    assert re.split(r"\s{2,}", line.strip())[2:] == [
+        *("2", "158 µs", "15.8 %", "160 µs", "80.0 µs", "60.0 µs", "100.0 %", "60.0 µs", "30.0 µs", "model.py:7"),
     ]
-    table = OperatorTable(rows, [], 1000, 600, [("events that never ended", 3, 40)], 2, 1000, 2, 1000, 600)
-    text = printed(show_profile(table, [RECORDING]))
-    assert loss_words(table) == ["lost: 3 events that never ended, of 40"] and "lost: 3 events" in text
-    assert "\x1b[2J" not in text and "40.0 %" in text and "100.0 %" in text and "model.py:7" in text
-    assert text.index("once, not in every step") < text.index("cudaDeviceSynchronize")
+    assert loss_words(table) == ["lost: 1 launches whose work on the device is missing, of 3"]
+    assert loss_words(table)[0] in text and "\x1b[2J" not in text
+    assert text.index("Once, not in every step") < text.index("cudaDeviceSynchronize")

@@ -38,7 +38,7 @@ class SavedProfile(Displayable):
     def __rich__(self) -> Any:
         from tilewright.report.profile import show_profile
 
-        return show_profile(self.table, self.recordings)
+        return show_profile(self.run, self.table, self.recordings)
 
 
 def save(

@@ -5,39 +5,39 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tilewright.measure.recording.recorder import Recording
 from tilewright.report.launch_rows import plain
 from tilewright.report.quantity import duration
-from tilewright.report.tables import open_table
-from tilewright.trace.operators.operator_findings import findings, short_name
-from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime
+from tilewright.report.queries import ask_view
+from tilewright.report.rows import show_view
+from tilewright.report.views import SHARES
+from tilewright.trace.operators.operator_findings import findings
+from tilewright.trace.operators.operator_table import OperatorTable
 
-_ROWS = 25
+_ROWS, _MOST = 25, 100_000
+_REGULAR, _RANGES, _ONCE = "kind <> 'range' AND happens <> 'once'", "kind = 'range'", "happens = 'once'"
 
 
-def show_profile(table: OperatorTable, recordings: Sequence[Recording]) -> RenderableType:
-    """The recordings, tables of operators, ranges and one-off entries, and findings in sentences."""
-    regular = [row for row in table.rows if not row.one_off and row.kind != "range"]
-    ranges = [row for row in table.rows if row.kind == "range"]
-    once = [row for row in table.rows if row.one_off]
+def show_profile(run: Path, table: OperatorTable, recordings: Sequence[Recording]) -> RenderableType:
+    """The recordings, tables of operators, ranges and one-off entries of the run, and findings in sentences.
+
+    Raises:
+        StoreError: the run is missing or damaged.
+    """
     parts: list[RenderableType] = [Text(line) for line in recorded_words(recordings)]
     parts += [Text(line, "yellow") for line in loss_words(table)]
     where = ", in one step that was recorded in every detail" if table.described else ""
-    parts += [Text(f"\noperators{where}", style="bold"), _operators(table, regular)]
-    if len(regular) > _ROWS:
-        parts.append(Text(f"and {len(regular) - _ROWS} more in table operator_time", "dim"))
-    if ranges:
-        parts += [Text("\nranges", style="bold"), _operators(table, ranges)]
-    if once:
-        parts += [Text("\nonce, not in every step", style="bold"), _operators(table, once)]
-    parts.append(Text())
-    parts += [Text(f"- {plain(sentence)}") for sentence in findings(table)]
-    return Group(*parts)
+    for title, chosen in ((f"Operators{where}", _REGULAR), ("Ranges", _RANGES), ("Once, not in every step", _ONCE)):
+        view = SHARES._replace(title=title, sql=f"SELECT * EXCLUDE (happens) FROM ({SHARES.sql}) WHERE {chosen}")
+        answer = ask_view(run, view, _MOST)
+        if answer.rows:
+            parts.append(show_view(view, answer, _ROWS))
+    return Group(*parts, Text(), *(Text(f"- {plain(sentence)}") for sentence in findings(table)))
 
 
 def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: str) -> str:
@@ -109,32 +109,3 @@ def _overhead(recording: Recording) -> str:
         f"; a step takes {duration(recording.bare_us)} bare and {duration(recording.recorded_us)} while recorded "
         f"({more:+.0f} %)"
     )
-
-
-def _operators(table: OperatorTable, rows: Sequence[OperatorTime]) -> Table:
-    sources = any(row.source for row in rows)
-    columns = ["operator", "calls>", "host self>", f"of {table.cpu_ns / 1e6:,.1f} ms>", "host total>", "average>"]
-    if table.on_device:
-        columns += ["device self>", f"of {table.device_ns / 1e6:,.1f} ms>", "device total>", "average>"]
-    shown = open_table(*columns, *([f"{'launched' if table.on_device else 'called'} at"] if sources else []))
-    # Names are shortened before figures are.
-    for column, least, most in ((shown.columns[0], 20, 48), (shown.columns[-1], 14, 40)):
-        if column.justify != "right":
-            column.no_wrap, column.min_width, column.max_width = True, least, most
-    for row in rows[:_ROWS]:
-        cells = [
-            plain(short_name(row.name)),
-            f"{row.calls:,}",
-            *_times(row.cpu_self, row.cpu_total, row.calls, table.cpu_ns),
-        ]
-        if table.on_device:
-            cells += _times(row.device_self, row.device_total, row.calls, table.device_ns)
-        shown.add_row(*cells, *([plain(row.source or "")] if sources else []))
-    return shown
-
-
-def _times(own: int, total: int, calls: int, whole: int) -> list[str]:
-    if not total:
-        return ["-", "", "-", "-"]
-    share = f"{100 * own / whole:.1f} %" if whole else "-"
-    return [duration(own / 1e3), share, duration(total / 1e3), duration(total / calls / 1e3)]

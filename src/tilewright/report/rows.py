@@ -20,6 +20,8 @@ from tilewright.report.views import View
 _NARROWEST = 16
 """Characters to which a column of text may be folded."""
 _WIDEST = 60
+_CUT = ("name", "operator")
+"""Columns of names, which a template of C++ makes very long: JSON and SQL have all of them."""
 
 
 def show_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], header: bool = True) -> RenderableType:
@@ -77,8 +79,11 @@ def show_view(view: View, answer: Answer, most: int = 10) -> RenderableType:
     kept = [name for name in answer.columns if name != "marked" and any(row[name] is not None for row in records)]
     numeric = [all(isinstance(row[name], int | float | None) for row in records) for name in kept]
     table = open_table(*(label_of(name) + ">" * right for name, right in zip(kept, numeric, strict=True)))
-    for column in table.columns:
-        column.max_width, column.overflow = None if column.no_wrap else _WIDEST, "fold"
+    for name, column in zip(kept, table.columns, strict=True):
+        if name in _CUT:
+            column.max_width, column.no_wrap = _WIDEST, True
+        elif not column.no_wrap:
+            column.max_width, column.overflow = _WIDEST, "fold"
     for row in records[:most]:
         style = "bold red" if row.get("marked") else ""
         table.add_row(*(Text(figure(name, row[name])) for name in kept), style=style)

@@ -93,6 +93,20 @@ FROM timed WHERE predicted_us > 0 AND measured_us > 0""",
         "SELECT device, kind, dtype, value, unit, origin FROM ceiling",
     ),
 )
+SHARES = View(
+    "shares",
+    "Operator times",
+    "Operators, self and total",
+    "Self is what an operator did or launched itself, total includes what it called. Shares are of all host time "
+    "within operators, calls and ranges, and of all device time.",
+    """\
+SELECT name, kind, calls, cpu_self AS host_self_ns, 100 * of_cpu AS of_host_percent, cpu_total AS host_total_ns,
+       cpu_average AS host_average_ns, nullif(device_self, 0) AS device_self_ns,
+       CASE WHEN device_self > 0 THEN 100 * of_device END AS of_device_percent,
+       nullif(device_total, 0) AS device_total_ns, nullif(device_average, 0) AS device_average_ns,
+       CASE WHEN one_off THEN 'once' ELSE 'every step' END AS happens, source
+FROM operator_share""",
+)
 TRACE = (
     View(
         "accounting",
@@ -141,19 +155,7 @@ SELECT rank, operator, source, calls, ms_per_step AS time_ms, percent, floor_us,
        dtype, shapes
 FROM distance LEFT JOIN file_rank USING (file_id) ORDER BY ms_per_step DESC""",
     ),
-    View(
-        "shares",
-        "Operator times",
-        "Operators, self and total",
-        "Self is what an operator did or launched itself, total includes what it called. Shares are of all host time "
-        "within operators, calls and ranges, and of all device time.",
-        """\
-SELECT name, kind, calls, cpu_self AS host_self_ns, cpu_total AS host_total_ns, 100 * of_cpu AS of_host_percent,
-       nullif(device_self, 0) AS device_self_ns, nullif(device_total, 0) AS device_total_ns,
-       100 * of_device AS of_device_percent,
-       CASE WHEN one_off THEN 'once' ELSE 'every step' END AS happens, source
-FROM operator_share""",
-    ),
+    SHARES,
     View(
         "ranks",
         "Communication",
