@@ -8,14 +8,13 @@ import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
+from tilewright.kernels.softmax.triton import LOWEST
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 TILE = 4096
 """Elements that a program takes at once."""
 SUM_BLOCK = 1024
 """Programs' sums that are added at once."""
-LOWEST = tl.constexpr(-3.402823466e38)
-"""Finite, so that -inf minus it is no NaN."""
 
 
 @triton.jit

@@ -54,7 +54,8 @@ def philox(
 
 
 @triton.jit
-def _low(x: tl.tensor) -> tl.tensor:
+def low(x: tl.tensor) -> tl.tensor:
+    """The lower word."""
     return (x & 0xFFFFFFFF).to(tl.uint32)
 
 
@@ -64,7 +65,7 @@ def _call(seed: tl.tensor, counter: tl.tensor, thread: tl.tensor) -> tl.tensor:
     # The interpreter makes a small argument 32 bits wide.
     seed = seed.to(tl.int64)
     counter = counter.to(tl.int64)
-    return philox(_low(seed), _low(seed >> 32), _low(counter), _low(counter >> 32), thread, thread ^ thread)
+    return philox(low(seed), low(seed >> 32), low(counter), low(counter >> 32), thread, thread ^ thread)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import INTERPRETED, rounded
-from tilewright.kernels.dropout_add.triton import philox
+from tilewright.kernels.dropout_add.triton import low, philox
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -136,11 +136,6 @@ def scores(
 
 
 @triton.jit
-def _low(x: tl.tensor) -> tl.tensor:
-    return (x & 0xFFFFFFFF).to(tl.uint32)
-
-
-@triton.jit
 def dropout_mask(
     state: tl.tensor, row: tl.tensor, first: tl.tensor, threshold: tl.tensor, ROWS: tl.constexpr, KEYS: tl.constexpr
 ) -> tl.tensor:
@@ -153,7 +148,7 @@ def dropout_mask(
     call = (tl.load(state + 1) >> 2) + first // 4 + tl.arange(0, KEYS // 4)
     call = call.to(tl.int64)[None, :]
     row = row.to(tl.int64)[:, None]
-    w0, w1, w2, w3 = philox(_low(seed), _low(seed >> 32), _low(call), _low(call >> 32), _low(row), _low(row >> 32))
+    w0, w1, w2, w3 = philox(low(seed), low(seed >> 32), low(call), low(call >> 32), low(row), low(row >> 32))
     words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [ROWS, KEYS])
     return words < threshold.to(tl.uint32)
 
