@@ -8,12 +8,62 @@ from unittest import mock
 import torch
 
 from tilewright.hardware.architectures import limits_of
+from tilewright.kernels.attention.dispatch import aligned
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.hopper import recipe as hopper
-from tilewright.kernels.attention.request import Request
+from tilewright.kernels.attention.request import Request, strides_of
 from tilewright.kernels.by_recipe import perform_part
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
+
+GPU = torch.device("cuda:0")
+LENGTHS = [
+    (1, 1), (3, 3), (113, 113), (203, 203), (1023, 1023), (1025, 1025), (799, 799), (128, 128), (512, 512),
+    (113, 203), (203, 113), (1, 1023), (1023, 1), (799, 1025), (1023, 64), (384, 640), (3, 129),
+]  # fmt: skip
+BANDS: list[tuple[int | None, int | None]] = [(None, None), (None, 0), (100, 0), (64, 64), (None, 128), (0, None)]
+"""How far a query sees back and ahead: everything, causal, windows."""
+
+
+def tensors(
+    queries: int,
+    keys: int,
+    size: int,
+    dtype: torch.dtype,
+    *,
+    value_size: int | None = None,
+    batch: int = 2,
+    heads: tuple[int, int] = (4, 2),
+    along: str = "bhsd",
+    outliers: int = 3,
+) -> tuple[torch.Tensor, ...]:
+    """q, k, v and dout [batch, heads, positions, head size], some values thirty times as large, in memory `along`."""
+    generator = torch.Generator(GPU).manual_seed(0)
+    made, ahead = [], value_size or size
+    for count, length, width in (
+        (heads[0], queries, size), (heads[1], keys, size), (heads[1], keys, ahead), (heads[0], queries, ahead)
+    ):  # fmt: skip
+        sizes = {"b": batch, "h": count, "s": length, "d": width}
+        x = torch.randn([sizes[axis] for axis in along], generator=generator, device=GPU)
+        x.view(-1)[torch.randint(x.numel(), (outliers,), generator=generator, device=GPU)] *= 30
+        made.append(x.to(dtype).permute([along.index(axis) for axis in "bhsd"]))
+    return tuple(made)
+
+
+def request_of(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    band: tuple[int | None, int | None] = (None, None),
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Request:
+    """The call as plain data."""
+    (batch, heads, queries, size), (_, kv_heads, keys, value_size) = q.shape, v.shape
+    return Request(
+        q.device, q.dtype, batch, heads, kv_heads, queries, keys, size, value_size, strides_of(q), strides_of(k),
+        strides_of(v), aligned(q, k, v), 1 / math.sqrt(size) if scale is None else scale, *band, softcap,
+    )  # fmt: skip
 
 
 def forward(request: Request, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

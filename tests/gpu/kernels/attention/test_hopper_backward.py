@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from tests.gpu.kernels.attention import hopper_calls
+from tests.gpu.kernels.attention.hopper_calls import BANDS, LENGTHS, request_of, tensors
 from tilewright.hardware.architectures import limits_of
-from tilewright.kernels.attention.dispatch import aligned
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.reference import attention as written_out
-from tilewright.kernels.attention.request import Request, strides_of
+from tilewright.kernels.attention.request import Request
 from tilewright.measure.truth.contract import compare
 
 pytestmark = pytest.mark.gpu
@@ -26,50 +26,7 @@ GPU = torch.device("cuda:0")
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(GPU) == (9, 0)
 if torch.cuda.is_available() and not HOPPER:
     pytest.skip("the kernel is for compute capability 9.0", allow_module_level=True)
-LENGTHS = [
-    (1, 1), (3, 3), (113, 113), (203, 203), (1023, 1023), (1025, 1025), (799, 799), (128, 128), (512, 512),
-    (113, 203), (203, 113), (1, 1023), (1023, 1), (799, 1025), (1023, 64), (384, 640), (3, 129),
-]  # fmt: skip
-BANDS: list[tuple[int | None, int | None]] = [(None, None), (None, 0), (100, 0), (64, 64), (None, 128), (0, None)]
-"""How far a query sees back and ahead: everything, causal, windows."""
-OUTLIERS = 3
 Tensors = tuple[torch.Tensor, ...]
-
-
-def tensors(
-    queries: int,
-    keys: int,
-    size: int,
-    dtype: torch.dtype,
-    *,
-    batch: int = 2,
-    heads: tuple[int, int] = (4, 2),
-    along: str = "bhsd",
-    outliers: int = OUTLIERS,
-) -> Tensors:
-    """q, k, v and dout [batch, heads, positions, head size], some values thirty times as large, in memory `along`."""
-    generator = torch.Generator(GPU).manual_seed(0)
-    made = []
-    for count, length in ((heads[0], queries), (heads[1], keys), (heads[1], keys), (heads[0], queries)):
-        sizes = {"b": batch, "h": count, "s": length, "d": size}
-        x = torch.randn([sizes[axis] for axis in along], generator=generator, device=GPU)
-        x.view(-1)[torch.randint(x.numel(), (outliers,), generator=generator, device=GPU)] *= 30
-        made.append(x.to(dtype).permute([along.index(axis) for axis in "bhsd"]))
-    return tuple(made)
-
-
-def request_of(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    band: tuple[int | None, int | None] = (None, None),
-    scale: float | None = None,
-) -> Request:
-    (batch, heads, queries, size), (_, kv_heads, keys, value_size) = q.shape, v.shape
-    return Request(
-        q.device, q.dtype, batch, heads, kv_heads, queries, keys, size, value_size, strides_of(q), strides_of(k),
-        strides_of(v), aligned(q, k, v), 1 / math.sqrt(size) if scale is None else scale, *band,
-    )  # fmt: skip
 
 
 def gradients(

@@ -8,15 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.gpu.kernels.attention import hopper_calls
+from tests.gpu.kernels.attention.hopper_calls import BANDS, LENGTHS, request_of
 from tests.waiting import HANG_S
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels import by_recipe
-from tilewright.kernels.attention.dispatch import aligned
 from tilewright.kernels.attention.hopper import forward as hopper_forward
 from tilewright.kernels.attention.reference import attention as written_out
 from tilewright.kernels.attention.request import Request
@@ -27,58 +28,12 @@ GPU = torch.device("cuda:0")
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(GPU) == (9, 0)
 if torch.cuda.is_available() and not HOPPER:
     pytest.skip("the kernel is for compute capability 9.0", allow_module_level=True)
-LENGTHS = [
-    (1, 1), (3, 3), (113, 113), (203, 203), (1023, 1023), (1025, 1025), (799, 799), (128, 128), (512, 512),
-    (113, 203), (203, 113), (1, 1023), (799, 1025), (1023, 64), (384, 640), (3, 129),
-]  # fmt: skip
-BANDS: list[tuple[int | None, int | None]] = [(None, None), (None, 0), (100, 0), (64, 64), (None, 128), (0, None)]
-"""How far a query sees back and ahead: everything, causal, windows."""
-SIZES = [(16, 16), (40, 40), (72, 72), (80, 80), (96, 96), (112, 112), (192, 128), (48, 256)]
-"""Head sizes of keys and of values that are padded."""
-OUTLIERS = 3
 
 
-def tensors(
-    queries: int,
-    keys: int,
-    head_size: int,
-    dtype: torch.dtype,
-    *,
-    value_size: int | None = None,
-    batch: int = 2,
-    heads: tuple[int, int] = (4, 2),
-    along: str = "bhsd",
-    seed: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v [batch, heads, positions, head size] with a few values thirty times as large, laid out as `along`."""
-    generator = torch.Generator(GPU).manual_seed(seed)
-    made = []
-    value_size = value_size or head_size
-    for count, length, size in (
-        (heads[0], queries, head_size),
-        (heads[1], keys, head_size),
-        (heads[1], keys, value_size),
-    ):
-        sizes = {"b": batch, "h": count, "s": length, "d": size}
-        x = torch.randn([sizes[axis] for axis in along], generator=generator, device=GPU)
-        x.view(-1)[torch.randint(x.numel(), (OUTLIERS,), generator=generator, device=GPU)] *= 30
-        made.append(x.to(dtype).permute([along.index(axis) for axis in "bhsd"]))
-    return made[0], made[1], made[2]
-
-
-def request_of(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    band: tuple[int | None, int | None] = (None, None),
-    scale: float | None = None,
-    softcap: float = 0.0,
-) -> Request:
-    (batch, heads, queries, size), (_, kv_heads, keys, value_size) = q.shape, v.shape
-    return Request(
-        q.device, q.dtype, batch, heads, kv_heads, queries, keys, size, value_size, q.stride(), k.stride(), v.stride(),
-        aligned(q, k, v), 1 / math.sqrt(size) if scale is None else scale, *band, softcap,
-    )  # fmt: skip
+def tensors(*sizes: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v of `hopper_calls.tensors`."""
+    q, k, v, _ = hopper_calls.tensors(*sizes, **options)
+    return q, k, v
 
 
 def computed(request: Request, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
