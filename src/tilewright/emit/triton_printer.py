@@ -13,7 +13,7 @@ from tilewright.loops.nest import Level, Nest, Step, Store
 
 RESERVED = frozenset(
     ["row", "col", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part", "part_ok",
-     "found", "four", "draw", "tl", "tw", "float", "range"]
+     "found", "four", "draw", "tl", "tw", "libdevice", "float", "range"]
 )  # fmt: skip
 """Names that the emitted code uses, besides those that start with one of `NUMBERED`."""
 NUMBERED = ("row", "col", "four", "total", "acc", "part", "skip")
