@@ -274,35 +274,27 @@ def rows(size: int) -> Tensor:
     return torch.arange(size)[None, None, :, None]
 
 
-def in_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Each query sees itself and the 7 keys before it, as Mistral and Gemma build it."""
-    seen = (columns(33) <= rows(33)) & (columns(33) > rows(33) - 8)
-    return F.scaled_dot_product_attention(q, k, v, seen.expand(len(q), 1, 33, 33))
+sdpa = F.scaled_dot_product_attention
+BANDS: dict[str, tuple[Function, tuple[int, int], tuple[int | None, int | None]]] = {
+    # Each query sees itself and the 7 keys before it, as Mistral and Gemma build it.
+    "window": (
+        lambda q, k, v: sdpa(
+            q, k, v, ((columns(33) <= rows(33)) & (columns(33) > rows(33) - 8)).expand(len(q), 1, 33, 33)
+        ),
+        *((33, 33), (7, 0)),
+    ),
+    "causal from the start": (
+        lambda q, k, v: sdpa(q, k, v, torch.where(columns(33) <= rows(20), 0.0, -torch.inf)),
+        *((20, 33), (None, -13)),
+    ),
+    "causal to the end": (lambda q, k, v: sdpa(q, k, v, columns(33) <= rows(20) + 13), (20, 33), (None, 0)),
+    "rows without keys": (lambda q, k, v: sdpa(q, k, v, columns(20) <= rows(33) - 13), (33, 20), (None, 0)),
+}
 
 
-def causal_from_the_start(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, torch.where(columns(33) <= rows(20), 0.0, -torch.inf))
-
-
-def causal_to_the_end(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, columns(33) <= rows(20) + 13)
-
-
-def rows_without_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, columns(20) <= rows(33) - 13)
-
-
-@pytest.mark.parametrize(
-    ("fn", "sizes", "band"),
-    [
-        (in_window, (33, 33), (7, 0)),
-        (causal_from_the_start, (20, 33), (None, -13)),
-        (causal_to_the_end, (20, 33), (None, 0)),
-        (rows_without_keys, (33, 20), (None, 0)),
-    ],
-    ids=lambda x: getattr(x, "__name__", str(x)),
-)
-def test_a_band_is_no_mask(fn: Function, sizes: tuple[int, int], band: tuple[int | None, int | None]) -> None:
+@pytest.mark.parametrize("name", BANDS)
+def test_a_band_is_no_mask(name: str) -> None:
+    fn, sizes, band = BANDS[name]
     compiled = check(fn, with_gradients(heads(n=sizes[0], m=sizes[1], d=16)))
     mask, (left, right) = options_of(compiled)
     assert mask is None and (left, right) == band
