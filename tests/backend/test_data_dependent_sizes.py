@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from tilewright.backend import Recording, backend, recording
+from tilewright.launch.executor import EXTENSION
 
 
 @pytest.fixture(autouse=True)
 def whole_graphs() -> Iterator[None]:
-    """Dynamo keeps operators whose results have such sizes in the graph."""
+    """Dynamo keeps operators whose results have such sizes in the graph; the executor in C++ is built."""
+    EXTENSION.module()
+    assert EXTENSION.wait()
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         yield
 
@@ -108,6 +111,9 @@ def test_a_backward_is_planned_once_for_all_counts(function: Callable[[Tensor], 
             torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
     assert record.fallbacks == []
     forward, backward = record.graphs
+    # The executor in C++ ran the later calls.
+    for graph in record.graphs:
+        assert graph.executable.native is not None and graph.executable.native.program(graph.executable) is not None
     assert any(step.generated for step in forward.executable.steps)
     assert any(step.generated for step in backward.executable.steps)
 

@@ -121,7 +121,8 @@ def holds_values(graph: fx.Graph) -> bool:
 
 
 def _is_value(value: object) -> bool:
-    return value is None or isinstance(value, (torch.Tensor, int, float))
+    """Symbols are sizes that depend on data: numbers when the program runs."""
+    return value is None or isinstance(value, (torch.Tensor, int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]]) -> tuple[int, tuple[Any, ...]]:
@@ -202,7 +203,8 @@ def _operands(target: OpOverload, step: CallStep) -> list[tuple[str, Any]] | Non
             continue
         given = step.args[place] if place < len(step.args) else step.kwargs.get(argument.name, argument.default_value)
         operand = _operand(given)
-        if operand is None:
+        # The executor makes lists of tensors; those of sizes that depend on data are Python's.
+        if operand is None or (operand[0] == "slots" and "Tensor" not in str(argument.type)):
             return None
         values.append(operand)
     return values
