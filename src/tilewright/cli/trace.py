@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tilewright.cli.options import AsJson, Quiet, command_line
 from tilewright.cli.output import print_json, show, stages
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from tilewright.trace import Loaded
 
 
 def trace(
@@ -37,26 +31,13 @@ def trace(
         print_json({"run": str(path), "files": [vars(file) for file in loaded]})
         return
     if not quiet:
-        show(_table(loaded))
-        for file in loaded:
-            if file.note:
-                print(f"{file.path}: {file.note}")
+        from tilewright.report.accounting import show_accounting
+        from tilewright.report.queries import ask_view
+        from tilewright.report.rows import show_view
+        from tilewright.report.views import LOADED
+
+        show(show_view(LOADED, ask_view(path, LOADED, len(files)), len(files)))
         if any(file.rejects for file in loaded):
             print('rejects  tilewright sql "SELECT file, reason, count(*) FROM reject GROUP BY ALL"')
-        from tilewright.report.accounting import show_accounting
-
         show(show_accounting(path))
     print(f"run  {path}")
-
-
-def _table(loaded: Sequence[Loaded]) -> Table:
-    from tilewright.report.launch_rows import plain
-    from tilewright.report.tables import open_table
-
-    counted = ("events>", "slices>", "pairs>", "flow events>", "counters>", "metadata>", "rejected>")
-    table = open_table("file", "format", "rank", *counted)
-    for file in loaded:
-        counts = (file.events, file.slices, file.paired, file.flow_points, file.counters, file.metadata, file.rejects)
-        rank = "" if file.rank is None else str(file.rank)
-        table.add_row(plain(Path(file.path).name), file.format, rank, *(f"{count:,}" for count in counts))
-    return table

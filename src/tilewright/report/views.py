@@ -93,6 +93,16 @@ FROM timed WHERE predicted_us > 0 AND measured_us > 0""",
         "SELECT device, kind, dtype, value, unit, origin FROM ceiling",
     ),
 )
+LOADED = View(
+    "files",
+    "Files",
+    "Files",
+    "The loaded files: every event is a slice, the end of one, of a flow or a counter, metadata, or rejected.",
+    """\
+SELECT parse_filename(path) AS file, format, rank, events, slices, paired AS pairs, flow_points AS flow_events,
+       counters, metadata, rejects AS rejected, note
+FROM trace_file""",
+)
 SHARES = View(
     "shares",
     "Operator times",
