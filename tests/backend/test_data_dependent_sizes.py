@@ -136,3 +136,38 @@ def test_sizes_that_change_are_planned_apart_and_counts_are_not() -> None:
                 torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
     assert record.fallbacks == []
     assert len(record.graphs) == 4
+
+
+def scaled(x: Tensor) -> Tensor:
+    """A number that is read from data, in place of a tensor."""
+    return (x.exp() * x.mean().item()).tanh().sum()
+
+
+def counted_positive(x: Tensor) -> Tensor:
+    count = int((x[:, 0] > 0).sum().item())
+    return x.exp()[:3].sum() * count + count
+
+
+def judged(x: Tensor) -> Tensor:
+    return (x.cos() * bool((x > 0).all().item())).sum()
+
+
+def cut(x: Tensor) -> Tensor:
+    count = int((x[:, 0] > 0).sum().item())
+    torch._check(count <= 7)
+    return x.exp()[:count].sum() + torch.ones(count, 3).sum()
+
+
+@pytest.mark.parametrize("function", [scaled, counted_positive, judged, cut], ids=lambda f: f.__name__)
+def test_numbers_read_from_data_are_values_of_the_program(function: Callable[[Tensor], Tensor]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), recording() as record:
+        run = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+        for shift in (0.0, 1.0, -1.0, 9.0, 0.2):
+            x = (torch.randn(7, 9, generator=generator) + shift).requires_grad_()
+            ours, theirs = run(x), function(x)
+            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
+    assert record.fallbacks == []
+    for graph in record.graphs:
+        assert graph.executable.native is not None and graph.executable.native.program(graph.executable) is not None

@@ -44,7 +44,7 @@ from tilewright.runtime.executable import (
     layout_of,
 )
 from tilewright.runtime.gpu import TritonStep, kernel_of
-from tilewright.runtime.native import Native, holds_values
+from tilewright.runtime.native import NUMBERS, Native, holds_values
 from tilewright.runtime.takeover import lie_alike, writes_after_reads
 
 aten = torch.ops.aten
@@ -254,7 +254,7 @@ class _Assembler:
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
-            return Slot(self._slot(value))
+            return Slot(self._slot(value), isinstance(value.meta.get("val"), NUMBERS))
         if isinstance(value, tuple):
             return tuple(self._argument(v) for v in value)
         if isinstance(value, list):

@@ -244,6 +244,8 @@ class Slot:
     """A place in the list of values, as an argument."""
 
     index: int
+    is_number: bool = False
+    """Whether it holds a number, which PyTorch's functions in Python take for a tensor, and its operators do not."""
 
 
 def fill(argument: Any, slots: Slots) -> Any:

@@ -35,6 +35,8 @@ from tilewright.runtime.executable import (
 from tilewright.runtime.gpu import TritonStep
 from tilewright.runtime.pool import SMALL
 
+NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Classes of a number of a graph; symbols are those that depend on data."""
 Run = Callable[[list[Any]], Any]
 """Runs a program on a list of arguments, which is emptied; None, and nothing done, where they are not plain tensors."""
 RECIPE, CALL, VIEW, CONSTANT, PYTHON, KERNEL = range(6)
@@ -121,8 +123,7 @@ def holds_values(graph: fx.Graph) -> bool:
 
 
 def _is_value(value: object) -> bool:
-    """Symbols are sizes that depend on data: numbers when the program runs."""
-    return value is None or isinstance(value, (torch.Tensor, int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return value is None or isinstance(value, (torch.Tensor, *NUMBERS))
 
 
 def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]]) -> tuple[int, tuple[Any, ...]]:
@@ -204,7 +205,9 @@ def _operands(target: OpOverload, step: CallStep) -> list[tuple[str, Any]] | Non
         given = step.args[place] if place < len(step.args) else step.kwargs.get(argument.name, argument.default_value)
         operand = _operand(given)
         # The executor makes lists of tensors; those of sizes that depend on data are Python's.
-        if operand is None or (operand[0] == "slots" and "Tensor" not in str(argument.type)):
+        is_tensor = "Tensor" in str(argument.type)
+        is_number = isinstance(given, Slot) and given.is_number
+        if operand is None or (is_tensor and is_number) or (operand[0] == "slots" and not is_tensor):
             return None
         values.append(operand)
     return values
