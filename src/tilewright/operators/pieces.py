@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilewright.operators.arithmetic import NOTHING
-from tilewright.operators.excerpt import bounds, excerpt
+from tilewright.operators.excerpt import bounds, excerpt, positions
 from tilewright.operators.language import Scalar, Unfusable, Value, where
 from tilewright.operators.row import Call, F, body
 from tilewright.operators.shapes import CallAxes, Result, Rule, kept, same
@@ -16,10 +16,9 @@ def moves(text: str, shapes: Rule) -> Callable[[F], F]:
     return body(text, promotion="none", arithmetic=NOTHING, shapes=shapes, priced=False)
 
 
-def _places(c: Call, dim: int, rank: int) -> Value:
-    """The positions along `dim` of a result of `rank` dimensions."""
-    places = c.trace.arange(c.shape[dim])
-    return places.view([1 if d != dim else c.shape[dim] for d in range(rank)])
+def _places(c: Call, dim: int) -> Value:
+    """The positions along `dim` of the result."""
+    return positions(c.trace, c.shape[dim], dim, len(c.shape))
 
 
 MOST_PARTS = 16
@@ -30,9 +29,7 @@ def beside(c: Call, parts: Sequence[Value], dim: int) -> Value:
     """Parts one after the other along `dim`; raises `Unfusable` for more than `MOST_PARTS`."""
     if len(parts) > MOST_PARTS:
         raise Unfusable(f"a concatenation of more than {MOST_PARTS} parts")
-    rank = len(c.shape)
-    places = _places(c, dim, rank)
-    start = c.shape[dim]
+    places, start = _places(c, dim), c.shape[dim]
     result: Value | None = None
     for part in reversed(parts):
         end, start = start, start - part.shape[dim]
@@ -87,7 +84,7 @@ def like_the_input(call: CallAxes) -> Result:
 
 def _surrounded(c: Call, x: Value, dim: int, start: int, value: Value | Scalar) -> Value:
     """`x` from `start` on along `dim` of a result that is `value` elsewhere."""
-    places = _places(c, dim, len(c.shape))
+    places = _places(c, dim)
     inside = _within(places, start, start + x.shape[dim], c.shape[dim])
     if inside is None:
         return x
@@ -107,7 +104,7 @@ def slice_backward(
 @moves("select_backward.default(grad_output, input_sizes, dim, index)", like_the_input)
 def select_backward(c: Call, g: Value, sizes: Sequence[int], dim: int, index: int) -> Value:
     at = dim % len(c.shape)
-    place = _places(c, at, len(c.shape))
+    place = _places(c, at)
     return where(place.eq(index % c.shape[at]), g.unsqueeze(at), 0)
 
 
@@ -146,15 +143,9 @@ def roll(c: Call, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> 
 
 @moves("repeat.default(self, repeats)", kept)
 def repeat(c: Call, x: Value, repeats: Sequence[int]) -> Value:
-    missing = len(repeats) - len(x.dims)
-    for dim in range(len(repeats)):
-        if dim < missing:
-            x = x.unsqueeze(0)
-    pairs = [x.shape[dim] for dim in range(len(x.dims))]
-    for dim in reversed(range(len(repeats))):
-        x = x.unsqueeze(dim)
-    wide = [size for count, own in zip(repeats, pairs, strict=True) for size in (count, own)]
-    return x.expand(wide).view(c.shape)
+    sizes = [1] * (len(repeats) - len(x.dims)) + list(x.shape)
+    apart = x.view([extent for size in sizes for extent in (1, size)])
+    return apart.expand([extent for pair in zip(repeats, sizes, strict=True) for extent in pair]).view(c.shape)
 
 
 def _triangle(name: str, upper: bool) -> None:
@@ -188,7 +179,7 @@ def slice_scatter(
 @moves("select_scatter.default(self, src, dim, index)", same)
 def select_scatter(c: Call, x: Value, source: Value, dim: int, index: int) -> Value:
     at = dim % len(c.shape)
-    return where(_places(c, at, len(c.shape)).eq(index % c.shape[at]), source.to_compute(c.dtype).unsqueeze(at), x)
+    return where(_places(c, at).eq(index % c.shape[at]), source.to_compute(c.dtype).unsqueeze(at), x)
 
 
 def _on_diagonal(c: Call, source: Value, offset: int, dim1: int, dim2: int, elsewhere: Value | Scalar) -> Value:
@@ -200,7 +191,7 @@ def _on_diagonal(c: Call, source: Value, offset: int, dim1: int, dim2: int, else
     rest = iter(range(rank - 2))
     order = [rank - 2 if d == first else rank - 1 if d == second else next(rest) for d in range(rank)]
     source = source.unsqueeze(-1).permute(order)
-    rows, columns = _places(c, first, rank), _places(c, second, rank)
+    rows, columns = _places(c, first), _places(c, second)
     inside = _within(rows, row, row + length, c.shape[first])
     if inside is not None:
         source = excerpt(source, first, c.shape[first], -row, inside=inside)

@@ -31,7 +31,7 @@ def _window_elements(sizes: CallSizes) -> Count:
     kernel = sizes.argument("kernel_size")
     assert isinstance(kernel, (int, list, tuple))
     windows = sizes.shape("grad_output")
-    return elements(sizes.result() if windows is None else windows) * prod2(_pair(kernel))
+    return elements(sizes.result() if windows is None else windows) * math.prod(_pair(kernel))
 
 
 EACH_WINDOW, EACH_ELEMENT = Arithmetic(_window_elements, nothing), each(of_argument("self"), 1)
@@ -136,17 +136,13 @@ def _axes(
 ) -> tuple[_Axis, _Axis]:
     """Those of height and width. Raises `Unfusable` for large windows, on a CPU for windows that overlap."""
     sizes, strides = _pair(kernel), _pair(stride if stride != [] and stride != () else kernel)
-    if prod2(sizes) > MOST_ELEMENTS:
+    if math.prod(sizes) > MOST_ELEMENTS:
         raise Unfusable(f"a window of more than {MOST_ELEMENTS} elements")
     if c.in_cpp and any(size > step for size, step in zip(sizes, strides, strict=True)):
         raise Unfusable(OVERLAP)
     pads, steps = _pair(padding), _pair(dilation)
     high, wide = (_Axis(d, full[d], windows[d], sizes[d], strides[d], pads[d], steps[d]) for d in (-2, -1))
     return high, wide
-
-
-def prod2(pair: tuple[int, int]) -> int:
-    return pair[0] * pair[1]
 
 
 def _elements(c: Call, x: Value, axes: tuple[_Axis, _Axis]) -> Iterator[tuple[int, int, Value, Value | None]]:
@@ -244,7 +240,7 @@ def _divisor(
     if override is not None:
         return override
     if all(axis.is_even(with_padding) for axis in axes):
-        return prod2((axes[0].kernel, axes[1].kernel))
+        return axes[0].kernel * axes[1].kernel
     return (axes[0].count(row, with_padding) * axes[1].count(column, with_padding)).to_compute(dtype)
 
 
@@ -303,10 +299,10 @@ def _equal_windows(full: Sequence[int], windows: Sequence[int]) -> tuple[int, in
 @pools("_adaptive_avg_pool2d.default(self, output_size)", shapes=kept, arithmetic=EACH_ELEMENT, dtypes=("self",))
 def adaptive_avg_pool2d(c: Call, x: Value, output_size: Sequence[int]) -> Value:
     height, width = kernel = _equal_windows(x.shape, c.shape)
-    if prod2(kernel) <= MOST_ELEMENTS:
+    if math.prod(kernel) <= MOST_ELEMENTS:
         return avg_pool2d(c, x, kernel)
     parts = x.view([*x.shape[:-2], c.shape[-2], height, c.shape[-1], width])
-    return (parts.sum((-3, -1)) / prod2(kernel)).view(c.shape)
+    return (parts.sum((-3, -1)) / math.prod(kernel)).view(c.shape)
 
 
 @pools(
@@ -321,4 +317,4 @@ def adaptive_avg_pool2d_backward(c: Call, g: Value, x: Value) -> Value:
         call("idiv", positions(c.trace, c.shape[dim], dim, rank), size)
         for dim, size in zip((-2, -1), kernel, strict=True)
     )
-    return _window(g, row, column, None) / prod2(kernel)
+    return _window(g, row, column, None) / math.prod(kernel)
