@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.hopper import assembled, instructions
 from tests.kernels.layouts import layouts
+from tests.kernels.nvcc import assembled, instructions
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.linear import choice, cuda, linear_dropout_add, linear_gelu
 from tilewright.measure.truth.proof import prove
@@ -220,10 +220,10 @@ def test_the_polynomials_of_gelu(form: int, approximate: str) -> None:
 
 
 @pytest.mark.parametrize("epilogue", cuda.EPILOGUES)
-def test_the_hopper_kernel_does_not_spill(epilogue: cuda.Epilogue, tmp_path: Path) -> None:
+def test_the_hopper_kernel_does_not_spill(epilogue: cuda.Epilogue) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         settings = cuda.definitions(epilogue, True, epilogue in ("gelu", "gelu_tanh"), dtype)
-        found = assembled(cuda.SOURCE, settings, tmp_path)
+        found = assembled(cuda.SOURCE, settings)
         assert found["spilled"] == 0 and found["serialized"] == 0
         assert found["registers"] * cuda.THREADS <= 65536
     assert cuda.SHARED_BYTES <= 227 * 1024
@@ -231,11 +231,11 @@ def test_the_hopper_kernel_does_not_spill(epilogue: cuda.Epilogue, tmp_path: Pat
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("epilogue", ["add", "dropout_add"])
-def test_no_copy_loses_its_policy(epilogue: cuda.Epilogue, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_no_copy_loses_its_policy(epilogue: cuda.Epilogue, dtype: torch.dtype) -> None:
     """Where ptxas 13.0 takes the addresses of such copies apart they are illegal instructions (`copy_piece`)."""
     for bias in (True, False):
-        assembled(cuda.SOURCE, cuda.definitions(epilogue, bias, False, dtype), tmp_path)
-        copies = [line for line in instructions(tmp_path) if "LDGSTS" in line]
+        code = instructions(cuda.SOURCE, cuda.definitions(epilogue, bias, False, dtype))
+        copies = [line for line in code if "LDGSTS" in line]
         assert copies and not [line for line in copies if "+UR" in line]
 
 

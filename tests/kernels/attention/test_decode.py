@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import struct
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.kernels.hopper import assembled
+from tests.kernels.nvcc import assembled
 from tilewright.hardware.architectures import INTERPRETER, stated_limits
 from tilewright.kernels.attention.decode import cuda as cuda_decode
 from tilewright.kernels.attention.request import Request
@@ -31,9 +30,9 @@ def request(**changes: Any) -> Request:
 
 
 @pytest.mark.parametrize(("head", "rows"), BUILDS)
-def test_products_run_on_the_matrix_units_and_registers_suffice(head: int, rows: int, tmp_path: Path) -> None:
+def test_products_run_on_the_matrix_units_and_registers_suffice(head: int, rows: int) -> None:
     for dtype in (torch.bfloat16, torch.float16):
-        found = assembled(cuda_decode.SOURCE, cuda_decode.settings(head, rows, dtype), tmp_path)
+        found = assembled(cuda_decode.SOURCE, cuda_decode.settings(head, rows, dtype))
         assert found["spilled"] == 0
 
 

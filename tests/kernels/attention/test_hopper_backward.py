@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.kernels.hopper import assembled
+from tests.kernels.nvcc import assembled
 from tilewright.hardware.architectures import INTERPRETER, stated_limits
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.hopper.problem import Problem
@@ -26,10 +25,10 @@ H200 = stated_limits("9.0", multiprocessors=132, l2_bytes=60 << 20)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_products_run_ahead_and_registers_suffice(shape: hopper_backward.BackwardTiles, tmp_path: Path) -> None:
+def test_products_run_ahead_and_registers_suffice(shape: hopper_backward.BackwardTiles) -> None:
     """The assembler makes matrix instructions wait for each other where it cannot follow the pipeline."""
     for build in BUILDS:
-        found = assembled(shape.source, shape.definitions(*build), tmp_path)
+        found = assembled(shape.source, shape.definitions(*build))
         assert found["serialized"] == 0
         # By the warps beside those that multiply, which have 24 registers.
         assert found["spilled"] <= 96
