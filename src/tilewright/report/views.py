@@ -23,7 +23,7 @@ LOST = View(
     "Generated kernels and library calls by the time that they take beyond what the machine allows. What loses more "
     "than 1 % of all time without a reason is marked, and so is a prediction that is off by more than two times.",
     """\
-SELECT CASE WHEN launches > 1 THEN launches || ' × ' ELSE '' END || name AS launch, target, shape::VARCHAR AS shape,
+SELECT CASE WHEN launches > 1 THEN launches || ' × ' ELSE '' END || name AS launch, shape::VARCHAR AS shape,
        measured_us, floor_us, lost_us, 100 * share AS of_all_percent, predicted_us,
        CASE WHEN off > 2 THEN off END AS times_off, bound, coalesce(why, 'no decision says why') AS why, graph, source,
        coalesce(off > 2, false) OR (share > 0.01 AND why IS NULL) AS marked
