@@ -15,6 +15,7 @@ from tilewright.passes.candidates import choose_candidates
 from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.channels_last import channels_last
 from tilewright.passes.contractions import contract
+from tilewright.passes.convolution_gradients import lighten_gradients
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.embeddings import sum_sorted
@@ -69,6 +70,7 @@ def optimise_joint(
         drop_round_trips(graph)
         drop_unread(graph)
     compute_from_rows(graph, target)
+    lighten_gradients(graph, target)
     padded = pad_products(graph, target)
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)
