@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from tests.passes.graphs import aten, is_view
+from tilewright.compile.memory import planned_steps
+from tilewright.cost.memory import live_bytes
 from tilewright.hardware.target import target_named
 from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.schedule import Unit, schedule
@@ -187,6 +189,23 @@ def test_the_gradient_of_a_weight_comes_first_and_takes_what_it_reads_along() ->
     assert [[node.name for node in region.members] for region in regions] == [["gelu"], ["gelu_backward"]]
     at = positions(schedule(graph, regions))
     assert at[regions[0].name] < at["mm_1"] < at["mm"] < at[regions[1].name]
+
+
+def test_gradients_of_weights_larger_than_what_they_read_come_last_and_the_peak_is_all_of_them() -> None:
+    def program(x: Tensor, gradient: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inner = gradient @ w.t()
+        return x.t() @ (inner @ v.t()), inner.t() @ x, gradient.t() @ inner
+
+    size = 32
+    graph = aten(program, *(torch.zeros(rows, size) for rows in (2, 2, size, size)))
+    second_is_a_gradient(graph)
+    units = schedule(graph, [])
+    calls = [unit for unit in units if isinstance(unit, fx.Node) and not is_view(unit)]
+    sizes = [call.meta["val"].numel() for call in calls]
+    assert sizes == sorted(sizes), "products of two rows first, then the gradients of weights"
+    row, weight = 4 * 2 * size, 4 * size * size
+    live = live_bytes(planned_steps(graph, units), [], graph.output_node().all_input_nodes)
+    assert max(live) <= 3 * weight + 2 * row
 
 
 def test_a_view_inside_a_kernel_does_not_run() -> None:

@@ -3,7 +3,8 @@
 A region runs where its last member stood, unless a reader needs it earlier. Calls that draw random
 numbers or write an operand keep their order among themselves, and what reads an operand before or after it
 is written in the graph does so here (`hazards.py`). In backward a call that gives a result (the gradient
-of a weight) runs as soon as it can: what it reads beside the gradient can go.
+of a weight) runs as soon as it can, since what it reads beside the gradient can go; or, where the result is larger than
+all that it reads, at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tilewright.graph.calls import closure
 from tilewright.passes.fusion import Region
 from tilewright.passes.hazards import hazards
 from tilewright.passes.simplify import is_pure
-from tilewright.passes.units import gradients, is_gradient, is_view, readers, sources
+from tilewright.passes.units import gradients, is_gradient, is_view, nbytes, readers, sources
 
 Unit = Region | fx.Node
 
@@ -70,10 +71,10 @@ def _waits_for(unit: Unit, unit_of: dict[fx.Node, Unit]) -> set[Unit]:
 def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[fx.Node, int]) -> list[Unit]:
     """Units by rank, each after what it waits for; views, and what backward computes again, only when needed."""
 
-    early = _gradients_of_weights(units, order)
+    placed = _gradients_of_weights(units, order)
 
     def rank(unit: Unit) -> int:
-        return early[unit] if unit in early else _last(unit, order)
+        return placed[unit] if unit in placed else _last(unit, order)
 
     lazy = _computed_again(units, before, order)
     # One of several results is taken at once: until then all of them are held.
@@ -107,15 +108,22 @@ def _computed_again(units: list[Unit], before: dict[Unit, set[Unit]], order: dic
 
 
 def _gradients_of_weights(units: list[Unit], order: dict[fx.Node, int]) -> dict[Unit, int]:
-    """For each library call of a backward graph that only the caller reads: the place of the gradient it reads."""
+    """For each library call of a backward graph that only the caller reads: the place of the gradient it reads, or one
+    behind all others if it takes more memory than it can give back; the largest operands go first then."""
     found: dict[Unit, int] = {}
+    late: dict[fx.Node, int] = {}
     computed = gradients(next(iter(order)).graph)
     for unit in units:
         if isinstance(unit, fx.Node) and not is_view(unit) and all(r.op == "output" for r in readers(unit)):
-            places = [order[source] for source in sources(unit) if source in computed]
-            if places:
+            operands = set(sources(unit))
+            places = [order[source] for source in operands if source in computed]
+            read = sum(map(nbytes, operands))
+            if places and read < nbytes(unit):
+                late[unit] = read
+            elif places:
                 found[unit] = max(places)
-    return found
+    ends = sorted(late, key=late.__getitem__, reverse=True)
+    return found | {unit: len(order) + i for i, unit in enumerate(ends)}
 
 
 def _last(unit: Unit, order: dict[fx.Node, int]) -> int:
