@@ -123,6 +123,9 @@ def holds_values(graph: fx.Graph) -> bool:
 
 
 def _is_value(value: object) -> bool:
+    # The ragged size of a nested tensor stays a symbol when the program runs.
+    if isinstance(value, torch.SymInt) and value.node.is_nested_int():
+        return False
     return value is None or isinstance(value, (torch.Tensor, *NUMBERS))
 
 
