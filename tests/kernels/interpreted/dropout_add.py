@@ -11,8 +11,9 @@ import torch
 from tests.kernels import philox
 from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
+from tilewright.bench.suites.dropout_add import masked
 from tilewright.kernels.activation import formula, formula_backward
-from tilewright.kernels.dropout_add import generator, reference
+from tilewright.kernels.dropout_add import generator
 from tilewright.kernels.dropout_add import triton as kernels
 from tilewright.launch import twin
 from tilewright.launch.builder import RecipeBuilder, operands_of
@@ -103,11 +104,11 @@ def test_both_directions_keep_the_contract(kind: str, dtype: torch.dtype) -> Non
     mask = philox.mask(x.numel(), dealt.vector, P, SEED, 0, BLOCKS).view(x.shape)
     out, state = forward(x, residual, P, kind, 16)
     eager = formula(x, kind) * (mask.to(dtype) / (1 - P)) + residual
-    truth = reference.dropout_add(x.double(), residual.double(), P, kind, mask)
+    truth = masked(x.double(), residual.double(), P, kind, mask)
     assert compare(out, eager, truth).ok
     dx = backward(dout, None if kind == "none" else x, state, P, kind, 16)
     wide = x.double().requires_grad_()
-    (true,) = torch.autograd.grad(reference.dropout_add(wide, residual, P, kind, mask), wide, dout.double())
+    (true,) = torch.autograd.grad(masked(wide, residual, P, kind, mask), wide, dout.double())
     assert compare(dx, formula_backward(dout * (mask.to(dtype) / (1 - P)), x, kind), true).ok
 
 
