@@ -244,8 +244,8 @@ def read(path: Path) -> list[LaunchRow]:
 def work_of(row: LaunchRow) -> Work:
     """The work of a row that was read."""
     assert row.work is not None
-    product = row.work["product"]
-    return Work(**{**row.work, "product": tuple(product) if product else None})
+    pairs = {name: tuple(map(tuple, row.work[name])) for name in ("products", "distances")}
+    return Work(**{**row.work, **pairs})
 
 
 if __name__ == "__main__":

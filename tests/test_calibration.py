@@ -33,7 +33,7 @@ def test_each_launch_of_a_program_is_timed_with_its_work() -> None:
     forward, backward = found["forward"], found["backward"]
     assert [work.kind for work in forward] == ["rows, three passes", "product", "pointwise"]
     (product,) = [work for work in forward if work.kind == "product"]
-    assert product.product == (1, 32, 48, 64) and product.flops == 2 * 32 * 48 * 64
+    assert product.products == ((1, 32, 48, 64),) and product.flops == 2 * 32 * 48 * 64
     assert [work.kind for work in backward].count("product") == 2
 
 

@@ -39,7 +39,7 @@ def test_launches_are_those_of_the_call_with_their_work(tmp_path: Path) -> None:
     assert all(row.measured_us > 0 and row.error is not None for row in rows)
     write(tmp_path / "rows", rows)
     again = read(tmp_path / "rows")
-    assert work_of(again[1]).product == (1, 4, 8, 32)
+    assert work_of(again[1]).products == ((1, 4, 8, 32),)
     text = table(again)
     assert "product" in text and "ALL                                          3" in text and "small infer" in text
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tilewright.cost.fit import ARITHMETIC, Timed, errors, fit
-from tilewright.cost.tiles import product_us
+from tilewright.cost.tiles import ATTENTION_ROWS, FILL, SUMMING_US, attention_tiles_us, product_us
 from tilewright.cost.work import Work, predicted_us, terms
 from tilewright.hardware.profiles import profile_for
 
@@ -83,3 +83,18 @@ def test_a_product_of_few_tiles_shares_them_along_k() -> None:
 
 def test_a_large_product_runs_at_the_rate_of_the_device() -> None:
     assert product_us(1, 8192, 8192, 8192, 800.0, 132) == pytest.approx(2 * 8192**3 / 800e6, rel=0.1)
+
+
+def test_a_tile_takes_time_to_fill_and_parts_of_one_to_sum() -> None:
+    short, long = (product_us(1, 8192, 8192, k, 800.0, 132) for k in (512, 1024))
+    assert (long - short) / short == pytest.approx(512 / (512 + FILL))
+    assert product_us(1, 64, 64, 65536, 800.0, 132) > SUMMING_US
+
+
+def test_no_two_programs_of_attention_share_a_tile() -> None:
+    one, wave, next_wave = (attention_tiles_us(heads, ATTENTION_ROWS, 64, 1024, 800.0, 132) for heads in (1, 132, 133))
+    assert one == wave == next_wave / 2
+    assert attention_tiles_us(66, 1, 64, 1024, 800.0, 132) == attention_tiles_us(
+        66, ATTENTION_ROWS, 64, 1024, 800.0, 132
+    )
+    assert attention_tiles_us(132, ATTENTION_ROWS, 64, 2048, 800.0, 132) == 2 * wave

@@ -6,13 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tests.graph.captured import naive_softmax
+from tests.passes.graphs import aten
 from tilewright.compile.price import price_case
+from tilewright.cost.kinds import LONG, nest_arithmetic
 from tilewright.cost.symbols import pretty
 from tilewright.hardware.target import target_named
+from tilewright.loops.lower import lower
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.program import Cost, GraphName, Program, Region
 
@@ -130,3 +134,28 @@ def test_mixed_dtypes_count_their_own_bytes() -> None:
 def test_several_results_are_written_once_each() -> None:
     cost = only(plan(lambda x: ((e := x.exp()), e.sum(1), e.sum(0)), f"fp32[N={N},M={M}]"))
     assert formulas(cost) == ("N·M", "N·M + N + M")
+
+
+def arithmetic(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[int, int]:
+    """Simple and special operations of the nest of the whole function."""
+    graph = aten(function, *inputs)
+    members = [node for node in graph.nodes if node.op == "call_function"]
+    return nest_arithmetic(lower(members, members[-1:], "all", "triton").nest)
+
+
+def test_an_operation_counts_as_often_as_its_nest_computes_it() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.exp(x)[None] * y
+
+    # An exponential of each column; a product, or a quotient, of each element.
+    assert arithmetic(function, torch.ones(M), torch.ones(N, M)) == (N * M, M)
+    assert arithmetic(lambda x, y: x[None] / y, torch.ones(M), torch.ones(N, M)) == (0, N * M)
+
+
+def test_integers_of_64_bits_take_several_instructions() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return (x + y).float()
+
+    long, short = (torch.ones(N, dtype=dtype) for dtype in (torch.int64, torch.int32))
+    assert arithmetic(function, long, long) == (LONG * N, N)
+    assert arithmetic(function, short, short) == (N, 0)

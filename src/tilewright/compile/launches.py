@@ -14,8 +14,9 @@ from tilewright.cost.floor import floor_of
 from tilewright.cost.kinds import call_work, region_work
 from tilewright.cost.nests import nest_cost
 from tilewright.cost.operators import operator_cost
+from tilewright.cost.reuse import reuse_distances
 from tilewright.cost.symbols import pretty
-from tilewright.cost.work import Work, predicted_us
+from tilewright.cost.work import Distances, Work, predicted_us
 from tilewright.emit.source import source_of
 from tilewright.graph import calls
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
@@ -49,6 +50,7 @@ def _operator(
     cost: Cost,
     shapes: SymbolicShapes,
     profile: DeviceProfile,
+    distances: Distances = (),
 ) -> records.Operator:
     value = next((v for v in calls.outputs(node) if v is not None), None)
     kind = calls.class_of(node)
@@ -70,8 +72,22 @@ def _operator(
         source=source_line(node),
         shape_symbolic=None if symbolic is None else "[" + ", ".join(map(pretty, symbolic)) + "]",
         inputs=tuple(dict.fromkeys(_behind_results(n).name for n in node.all_input_nodes)),
-        predicted_us=predicted_us(call_work(node, cost), profile) if is_known and cost.bytes else None,
+        predicted_us=_predicted_us(call_work(node, cost), distances, profile) if is_known and cost.bytes else None,
     )
+
+
+def _predicted_us(work: Work, distances: Distances, profile: DeviceProfile) -> float:
+    return predicted_us(replace(work, distances=distances), profile)
+
+
+def _distances(units: Sequence[Unit]) -> list[Distances]:
+    """For each unit those of the tensors that it reads, in the order of the program."""
+    return reuse_distances([
+        (unit.lowered.inputs, unit.lowered.outputs)
+        if isinstance(unit, Region)
+        else ([node for node in unit.all_input_nodes if calls.output(node) is not None], [unit])
+        for unit in units
+    ])  # fmt: skip
 
 
 def _behind_results(node: fx.Node) -> fx.Node:
@@ -89,14 +105,14 @@ def operators_after(
     launches: list[records.Operator] = []
     regions: list[records.Region] = []
     maker = {value: unit.name for unit in units if isinstance(unit, Region) for value in unit.lowered.outputs}
-    for index, unit in enumerate(units):
+    for index, (unit, distances) in enumerate(zip(units, _distances(units), strict=True)):
         if isinstance(unit, fx.Node):
             if not _is_result_of_several(unit):
-                record = _operator(name, "after", index, unit, operator_cost(unit, shapes), shapes, profile)
+                record = _operator(name, "after", index, unit, operator_cost(unit, shapes), shapes, profile, distances)
                 reads = tuple(dict.fromkeys(maker.get(n, _behind_results(n).name) for n in unit.all_input_nodes))
                 launches.append(replace(record, inputs=reads))
             continue
-        region = _region(name, unit, shapes, profile)
+        region = _region(name, unit, shapes, profile, distances)
         regions.append(region)
         last = unit.lowered.outputs[-1].meta["val"]
         launches.append(
@@ -121,9 +137,11 @@ def operators_after(
     return launches, regions
 
 
-def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: DeviceProfile) -> records.Region:
+def _region(
+    name: GraphName, region: Region, shapes: SymbolicShapes, profile: DeviceProfile, distances: Distances
+) -> records.Region:
     cost = nest_cost(region.lowered, [operator_cost(n, shapes) for n in region.members], shapes)
-    work = region_work(region.lowered, region.members)
+    work = region_work(region.lowered)
     floor, bound = floor_of(cost, work.dtype, "pointwise", profile)
     return records.Region(
         graph=name,
@@ -134,20 +152,20 @@ def _region(name: GraphName, region: Region, shapes: SymbolicShapes, profile: De
         source_code=source_of(region),
         floor_us=floor,
         bound=bound,
-        predicted_us=None if floor is None else predicted_us(work, profile),
+        predicted_us=None if floor is None else _predicted_us(work, distances, profile),
     )
 
 
 def works(plan: GraphPlan) -> Iterator[tuple[Unit, Work | None]]:
     """Each launch of a planned graph, and what it has to do; None where that is unknown."""
     shapes = symbolic_shapes(plan.graph, {}, {})
-    for unit in plan.units:
+    for unit, distances in zip(plan.units, _distances(plan.units), strict=True):
         if isinstance(unit, Region):
-            yield unit, region_work(unit.lowered, unit.members)
+            yield unit, replace(region_work(unit.lowered), distances=distances)
         elif unit.op == "call_function" and not is_view(unit):
             cost = operator_cost(unit, shapes)
             is_known = cost.provenance != "unknown" and cost.bytes
-            yield unit, call_work(unit, cost) if is_known else None
+            yield unit, replace(call_work(unit, cost), distances=distances) if is_known else None
 
 
 def with_predictions(
@@ -158,7 +176,7 @@ def with_predictions(
     Where a race refuted the proposal, its measured time stands beside this prediction.
     """
     priced = [
-        ({n.name for n in r.members}, predicted_us(region_work(r.lowered, r.members), profile))
+        ({n.name for n in r.members}, predicted_us(region_work(r.lowered), profile))
         for r in proposed
         if len(r.members) > 1
     ]

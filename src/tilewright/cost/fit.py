@@ -26,6 +26,9 @@ MOST_START_US = 15.0
 MEMORY = (TERMS.index("cached"), TERMS.index("DRAM"))
 LEAST_MEMORY = 0.3
 """Some of what a kernel reads may be in a nearer cache, but more bytes always take longer."""
+NARROW = TERMS.index("narrow")
+MOST_NARROW = 5.0
+"""Times an SM's share of the cache's rate: what short rows wait for beyond is their start."""
 ARITHMETIC = TERMS.index("arithmetic")
 SHORT_US = 1.5
 """Relative errors of shorter kernels count less."""
@@ -87,7 +90,7 @@ def _descend(
         for j in fitted:
             pull = PULL * products[j][j]
             slope = sums[j] - sum(products[j][i] * found[i] for i in range(size)) + pull * (UNFITTED[j] - found[j])
-            most = most_start if j == START else math.inf
+            most = most_start if j == START else MOST_NARROW if j == NARROW else math.inf
             least = LEAST_MEMORY if j in MEMORY else 0.0
             found[j] = min(max(found[j] + slope / ((products[j][j] + pull) or 1.0), least), most)
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING
 
-from tilewright.cost.convolutions import convolution_kind, convolution_product
+from tilewright.cost.convolutions import convolution_kind
 from tilewright.cost.nests import nest_bytes
-from tilewright.cost.operators import counted
+from tilewright.cost.products import is_attention, products_of
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.loops.nest import Level, Nest
+from tilewright.operators.counting import cost_of
+from tilewright.operators.language import Op
 from tilewright.operators.table import row_of
 from tilewright.records.program import Cost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
     from torch.fx import Node
 
@@ -25,10 +24,12 @@ if TYPE_CHECKING:
 
 ELEMENTS_PER_PROGRAM = 1024
 """Of a generated kernel without reductions."""
+SPECIAL = frozenset({"div", "idiv"})
+"""Computed by way of a reciprocal. So are, at the same rate, conversions between floats and 64-bit integers."""
+LONG = 4
+"""Instructions of an operation on 64-bit integers, which a GPU computes in halves."""
 WHOLE_ROW = 16384
 """Columns of a row that a program of a generated kernel holds; it reads longer ones in each pass."""
-PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
-"""Positions of the two factors."""
 
 
 def nest_kind(nest: Nest) -> str:
@@ -59,22 +60,40 @@ def kind_name(*, passes: int, sums_columns: bool, columns: int, transposes: bool
     return f"{kind}, transposed" if transposes else kind
 
 
-def region_work(lowered: Lowered, members: Sequence[Node]) -> Work:
-    """What the kernel of these operators has to do."""
+def region_work(lowered: Lowered) -> Work:
+    """What the kernel of a nest has to do."""
     nest = lowered.nest
-    counts = [counted(node) for node in members]
+    flops, transcendentals = nest_arithmetic(nest)
     value = calls.outputs(lowered.outputs[-1])[0]
     reduces = any(step.name == "reduce_cols" for step in nest.steps)
     return Work(
         nest_kind(nest),
         *nest_bytes(lowered),
-        flops=sum(flops for flops, _ in counts),
-        transcendentals=sum(transcendentals for _, transcendentals in counts),
+        flops=flops,
+        transcendentals=transcendentals,
         dtype=_dtype(value),
         programs=nest.row_count if reduces else -(-nest.row_count * nest.col_count // ELEMENTS_PER_PROGRAM),
         doubles=sum(_count(nest, step.level) for step in nest.steps if step.dtype == "float64"),
         draws=sum(_count(nest, step.level) for step in nest.steps if step.name == "draw"),
     )
+
+
+def nest_arithmetic(nest: Nest) -> tuple[int, int]:
+    """Simple operations and those of special functions' units, as often as the nest computes them: a value that varies
+    with fewer axes than the operator that reads it may be computed again for each of its elements."""
+    simple = special = 0
+    for step in nest.steps:
+        if step.dtype == "float64" or step.name.startswith("reduce"):
+            continue
+        count = _count(nest, step.level)
+        long = "int64" in (step.dtype, *(nest.steps[place].dtype for place in step.args))
+        if step.name in SPECIAL or (step.name == "cast" and long):
+            special += count
+        else:
+            flops, functions = cost_of(Op(step.name, (), step.dtype))
+            simple += count * flops * (LONG if long else 1)
+            special += count * functions
+    return simple, special
 
 
 def _count(nest: Nest, level: Level) -> int:
@@ -102,7 +121,21 @@ def call_work(node: Node, cost: Cost) -> Work:
     """What a call has to do, of which the cost is known."""
     dtype = _dtype(next((v for v in calls.outputs(node) if v is not None), None))
     moved = cost.bytes_read, cost.bytes_written
-    return Work(call_kind(node), *moved, cost.flops, cost.transcendentals, dtype, product=_product(node))
+    return Work(
+        call_kind(node),
+        *moved,
+        cost.flops,
+        cost.transcendentals,
+        dtype,
+        products=products_of(node, cost.flops),
+        draws=cost.transcendentals if is_attention(node) and _drops(node) else 0,
+    )
+
+
+def _drops(node: Node) -> bool:
+    """Whether an attention drops some of its weights."""
+    arguments = calls.arguments(node)
+    return bool(arguments.get("dropout_p", arguments.get("dropout")))
 
 
 def attention_us(cost: Cost, dtype: str, profile: DeviceProfile) -> float | None:
@@ -115,21 +148,3 @@ def attention_us(cost: Cost, dtype: str, profile: DeviceProfile) -> float | None
 
 def _dtype(value: Tensor | None) -> str:
     return "float32" if value is None else str(value.dtype).removeprefix("torch.")
-
-
-def _product(node: Node) -> tuple[int, int, int, int] | None:
-    """Batch, M, N, K of a plain product or of a convolution's forward; None for any other call."""
-    name = calls.operator_name(node.target)
-    if name == "convolution":
-        return convolution_product(node)
-    places = PRODUCTS.get(name)
-    if places is None:
-        return None
-    left, right = (_shape(node.args[place]) for place in places)
-    return prod(left[:-2]), left[-2], right[-1], left[-1]
-
-
-def _shape(operand: object) -> tuple[int, ...]:
-    value: Tensor | None = calls.output(operand)  # type: ignore[arg-type]
-    assert value is not None
-    return calls.shape_of(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.cost.tiles import product_us
+from tilewright.cost.tiles import attention_tiles_us, product_us
 from tilewright.hardware.floor import cache_us, dram_us, one_sm_us
 from tilewright.hardware.kernel_times import UNFITTED, Coefficients
 from tilewright.hardware.profiles import DeviceProfile
@@ -22,8 +22,13 @@ MATRIX = frozenset(
 """Kinds that run on matrix units, without what follows a comma in them."""
 PHILOX_OPERATIONS = 40
 """Of 32 bits, for a random number: ten rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3")."""
+Product = tuple[int, int, int, int]
+"""Batch, M, N and K."""
+Distances = tuple[tuple[int, int], ...]
+"""Of each tensor read, how many bytes it has, and how many the program touched since it was touched last, its own
+included (`cost/reuse.py`)."""
 HELD, MISSED = 0.6, 1.4
-"""Shares of the last-level cache: kernels that move less find all there, kernels that move more find nothing."""
+"""Shares of the last-level cache: after fewer bytes all is found there, after more nothing."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,14 @@ class Work:
     dtype: str = "float32"
     programs: int | None = None
     """Independent parts; None where they are many."""
-    product: tuple[int, int, int, int] | None = None
-    """Batch, M, N and K of a matrix product, or of a convolution as one."""
+    products: tuple[Product, ...] = ()
+    """The matrix products that it is, as a convolution's gradients are two."""
     doubles: int = 0
     """Operations in float64 among those of a generated kernel."""
     draws: int = 0
-    """Random numbers that a generated kernel draws."""
+    """Random numbers that are drawn."""
+    distances: Distances = ()
+    """None where the program is not known; what is read then counts as touched just before."""
 
     @property
     def is_priced_by_arithmetic(self) -> bool:
@@ -62,11 +69,10 @@ class Work:
 
 def terms(work: Work, profile: DeviceProfile) -> Sequence[float]:
     """The times that `kernel_times.TERMS` names."""
-    cached = cache_us(work.bytes, work.bytes_written, profile)
-    missed = min(max((work.bytes / (profile.l2_bytes or 1) - HELD) / (MISSED - HELD), 0.0), 1.0)
-    if cached is None:
-        cached, missed = 0.0, 1.0
-    dram = dram_us(work.bytes, work.bytes_written, profile)
+    missed_read, missed_written = _missed(work, profile)
+    hit_written = work.bytes_written - missed_written
+    cached = cache_us(work.bytes_read - missed_read + hit_written, hit_written, profile) or 0.0
+    dram = dram_us(missed_read + missed_written, missed_written, profile)
     narrow = 0.0
     if work.programs is not None and work.programs < profile.sms:
         narrow = one_sm_us(work.bytes, work.bytes_written, profile) / max(work.programs, 1)
@@ -74,8 +80,8 @@ def terms(work: Work, profile: DeviceProfile) -> Sequence[float]:
     return (
         1.0,
         float(work.bytes_read > 0),
-        cached * (1 - missed),
-        dram * missed,
+        cached,
+        dram,
         _arithmetic_us(work, profile),
         2 * work.doubles / vector,
         PHILOX_OPERATIONS * work.draws / vector,
@@ -83,11 +89,26 @@ def terms(work: Work, profile: DeviceProfile) -> Sequence[float]:
     )
 
 
+def _missed(work: Work, profile: DeviceProfile) -> tuple[int, int]:
+    """Bytes read and bytes written that the last-level cache does not hold."""
+
+    def share(nbytes: int) -> float:
+        if profile.l2_GBps is None:
+            return 1.0
+        return min(max((nbytes / (profile.l2_bytes or 1) - HELD) / (MISSED - HELD), 0.0), 1.0)
+
+    whole = share(work.bytes)
+    known = sum(size for size, _ in work.distances)
+    cold = sum(size * share(distance) for size, distance in work.distances) / known if known else whole
+    return round(work.bytes_read * cold), round(work.bytes_written * whole)
+
+
 def _arithmetic_us(work: Work, profile: DeviceProfile) -> float:
     vector = profile.vector_TFLOPs
     rate = profile.matmul_TFLOPs.get(work.dtype, vector) if work.is_matrix else vector
-    if work.product is not None and profile.device == "cuda":
-        return product_us(*work.product, rate, profile.sms)
+    if work.products and profile.device == "cuda":
+        us = attention_tiles_us if "attention" in work.kind else product_us
+        return sum(us(*product, rate, profile.sms) for product in work.products)
     return max(work.flops / rate, work.transcendentals * profile.flops_per_transcendental / vector) / 1e6
 
 

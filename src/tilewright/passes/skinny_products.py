@@ -238,7 +238,9 @@ def _library_us(product: _Product, profile: DeviceProfile) -> float:
     x, weight, y = (node.meta["val"] for node in (product.x, product.weight, product.node))
     moved, dtype = 2 * (x.numel() + weight.numel() + y.numel()), str(x.dtype).removeprefix("torch.")
     sizes = (1, x.shape[0], weight.shape[0], x.shape[1])
-    by_tiles = predicted_us(Work("product", moved, 0, 2 * y.numel() * x.shape[1], dtype=dtype, product=sizes), profile)
+    by_tiles = predicted_us(
+        Work("product", moved, 0, 2 * y.numel() * x.shape[1], dtype=dtype, products=(sizes,)), profile
+    )
     return max(by_tiles, float(moved / (profile.read_GBps * 1e3 * LIBRARY_SHARE)))
 
 

@@ -55,7 +55,7 @@ def _close(
     """Those of which prediction cannot tell whether the region or its parts are faster."""
 
     def is_close(region: Region, parts: Sequence[Region]) -> bool:
-        works = [region_work(one.lowered, one.members) for one in (region, *parts)]
+        works = [region_work(one.lowered) for one in (region, *parts)]
         whole, *split = (predicted_us(work, profile) for work in works)
         told = all(is_fitted(work, profile) for work in works)
         return not told or max(whole, sum(split)) < TELLS * min(whole, sum(split))

@@ -104,7 +104,7 @@ def _work(product: Node, x: Node, weight: Node, keep: bool) -> Work:
     n = calls.shape_of(values[2])[-1]  # type: ignore[arg-type]
     written = sizes[2] * (1 + keep)
     return Work(
-        "tilewright.linear_gelu", sizes[0] + sizes[1], written, 2 * m * n * k, dtype=dtype, product=(1, m, n, k)
+        "tilewright.linear_gelu", sizes[0] + sizes[1], written, 2 * m * n * k, dtype=dtype, products=((1, m, n, k),)
     )
 
 
