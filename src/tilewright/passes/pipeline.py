@@ -7,6 +7,7 @@ from torch import fx
 from tilewright.hardware.target import Target
 from tilewright.passes.added_biases import add_biases_in_products
 from tilewright.passes.attention.kernel import Raced, choose_kernels, not_raced
+from tilewright.passes.attention.lay_masks import lay_masks
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.recognise import Price, recognise_attention, unpriced
 from tilewright.passes.attention.sdpa import settle_calls
@@ -71,6 +72,7 @@ def optimise_joint(
         drop_unread(graph)
     compute_from_rows(graph, target)
     lighten_gradients(graph, target)
+    lay_masks(graph, target)
     padded = pad_products(graph, target)
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)
