@@ -18,10 +18,10 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tilewright.graph.calls import class_of, closure, is_known, outputs
+from tilewright.graph.calls import class_of, closure
 from tilewright.graph.cut import OVERWRITTEN
 from tilewright.operators.table import row_of
-from tilewright.passes.units import is_fusible, is_view, nbytes, readers
+from tilewright.passes.units import has_known_sizes, is_fusible, is_view, nbytes, readers
 
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 BESIDE = 1 / 64
@@ -45,7 +45,7 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
         if any(source.meta.get(OVERWRITTEN) for source in sources):
             continue
         extra = {s for s in sources if s not in saved and s.op != "placeholder"}
-        if not all(map(_has_known_sizes, extra)):
+        if not all(map(has_known_sizes, extra)):
             continue
         most = nbytes(node) - 1 if not _needs_no_memory(node, extra, forward) else nbytes(node) * (1 + BESIDE)
         if extra <= forward and sum(map(nbytes, extra)) <= most:
@@ -101,15 +101,10 @@ def _stored(node: fx.Node) -> fx.Node:
     return node
 
 
-def _has_known_sizes(node: fx.Node) -> bool:
-    """Whether no size of a value depends on data (of `nonzero`); such a value is no part of a kernel, and is kept."""
-    return all(value is None or all(map(is_known, value.shape)) for value in outputs(node))
-
-
 def _recomputable(node: fx.Node) -> bool:
     call = _operator(node)
     row = row_of(call.target)
-    if row is None or row.body is None or not row.pure or not _has_known_sizes(node):
+    if row is None or row.body is None or not row.pure or not has_known_sizes(node):
         return False
     if row.operator_class == "pointwise":
         return True

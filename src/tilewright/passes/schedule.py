@@ -18,7 +18,7 @@ from tilewright.graph.calls import closure
 from tilewright.passes.fusion import Region
 from tilewright.passes.hazards import hazards
 from tilewright.passes.simplify import is_pure
-from tilewright.passes.units import gradients, is_gradient, is_view, nbytes, readers, sources
+from tilewright.passes.units import gradients, has_known_sizes, is_gradient, is_view, nbytes, readers, sources
 
 Unit = Region | fx.Node
 
@@ -117,8 +117,8 @@ def _gradients_of_weights(units: list[Unit], order: dict[fx.Node, int]) -> dict[
         if isinstance(unit, fx.Node) and not is_view(unit) and all(r.op == "output" for r in readers(unit)):
             operands = set(sources(unit))
             places = [order[source] for source in operands if source in computed]
-            read = sum(map(nbytes, operands))
-            if places and read < nbytes(unit):
+            is_sized = all(map(has_known_sizes, (unit, *operands)))
+            if places and is_sized and (read := sum(map(nbytes, operands))) < nbytes(unit):
                 late[unit] = read
             elif places:
                 found[unit] = max(places)

@@ -9,7 +9,7 @@ from math import prod
 
 from torch import fx
 
-from tilewright.graph.calls import class_of, closure, shape_of
+from tilewright.graph.calls import class_of, closure, is_known, outputs, shape_of
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.loops.trace import SUPPORTED, dtype_name, results
@@ -137,6 +137,11 @@ def escaping(members: Sequence[fx.Node]) -> list[fx.Node]:
         for value in values_of(member)
         if any(reader not in inside for reader in readers(value))
     ]
+
+
+def has_known_sizes(node: fx.Node) -> bool:
+    """Whether no size of a value depends on data (of `nonzero`); such a value is no part of a kernel, and is kept."""
+    return all(value is None or all(map(is_known, value.shape)) for value in outputs(node))
 
 
 def nbytes(node: fx.Node) -> int:
