@@ -46,7 +46,7 @@ ABSORBING = -1e17
 """Added to a score of ordinary size, less than this leaves nothing of it in float64."""
 
 
-def check_form(attention: Attention, masking: Masking) -> None:
+def check_form(attention: Attention, masking: Masking, target: Target) -> None:
     """Refuse what the fused kernels do not take. Raises before anything is written."""
     if any(tensor_of(term.mask).requires_grad for term in masking.added):
         raise Refusal("the added mask needs a gradient, for which PyTorch has no fused attention")
@@ -57,13 +57,14 @@ def check_form(attention: Attention, masking: Masking) -> None:
     if any(static(x.shape) and x.numel() == 0 for x in shapes):
         raise Refusal("empty tensors")
     rank, wanted = len(attention.lead) + 2, shapes[3].dtype
-    if devices == {"cuda"}:
+    on_gpu = target.runs_on_gpu(shapes[3].device)
+    if on_gpu:
         _check_aligned(shapes[3], attention)
     for mask in (*(term.mask for term in masking.added), *(term.mask for term in masking.filled)):
         value = tensor_of(mask)
         if value.dim() == 0 or value.dim() > rank or (rank > 4 and value.dim() > 2):
             raise Refusal(f"a mask of {value.dim()} axes for scores of {rank}")
-        widest = wanted if devices == {"cuda"} else torch.promote_types(wanted, torch.float32)
+        widest = wanted if on_gpu else torch.promote_types(wanted, torch.float32)
         if value.dtype != torch.bool and torch.promote_types(value.dtype, widest) != widest:
             raise Refusal(f"a mask in {value.dtype} for attention in {wanted}")
 

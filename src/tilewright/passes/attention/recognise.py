@@ -109,7 +109,7 @@ def _decide(
         masking = settle_masks(attention, constants)
         within = in_windows(attention, masking, target)
         if not within:
-            check_form(attention, masking)
+            check_form(attention, masking, target)
         _check_order(attention)
         doomed = _needless(attention, masking)
         saved = sum(_nbytes(node, attention.scores) for node in attention.inside)
