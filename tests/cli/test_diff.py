@@ -44,14 +44,15 @@ def test_two_runs(tilewright: Tilewright, tmp_path: Path) -> None:
     assert found["step"]["verdict"] == "cannot tell"
 
 
-def test_step_times_beside_a_trace(tilewright: Tilewright, tmp_path: Path) -> None:
-    """A trace leaves no run behind."""
-    times = tmp_path / "times.txt"
-    times.write_text("1200\n1300\n")
-    trace = Trace()
-    for number in range(2):
-        trace.step(number, number * 1000, (number + 1) * 1000)
-    ended = tilewright("diff", str(trace.write(tmp_path)), str(times))
+def test_two_traces_leave_no_run_behind(tilewright: Tilewright, tmp_path: Path) -> None:
+    traces = []
+    for name, microseconds in (("before", 1000), ("after", 1250)):
+        trace, folder = Trace(), tmp_path / name
+        folder.mkdir()
+        for number in range(2):
+            trace.step(number, number * microseconds, (number + 1) * microseconds)
+        traces.append(str(trace.write(folder)))
+    ended = tilewright("diff", *traces)
     assert ended.code == 0, ended.err
     assert "a step: 1.00 ms → 1.25 ms" in ended.out and "2 steps are too few" in ended.out
     assert not list(runs_dir().glob("*.duckdb"))

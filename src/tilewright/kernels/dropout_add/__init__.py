@@ -37,15 +37,16 @@ def dropout_add(
     as it stands, and the generator advances as far. On a CUDA device (fp32, bf16, fp16) it is computed in
     the kernel, in both directions; on a CPU, and for fp64, PyTorch draws it and it is kept. Captured in a
     CUDA graph, each replay draws anew, as eager's does. Without an activation the mask depends on whether
-    x is aligned to 16 bytes; under `torch.compile` that is taken for granted. A layout with gaps is made
-    contiguous first, a dense one (a transposed matrix, say) is taken as it lies.
+    x is aligned to 16 bytes; under `torch.compile` that is taken for granted. On a GPU a layout with gaps is made
+    contiguous first, a dense one (a transposed matrix, say) is taken as it lies; on a CPU PyTorch computes both.
 
     Raises ValueError where p is outside of [0, 1], for an unknown activation, and where shapes, dtypes or
     devices differ; TypeError where the dtype is not floating.
     """
     _check(x, residual, p, activation)
     p = float(p) if training else 0.0
-    if x.is_cuda and x.dtype not in DTYPES:
+    on_gpu = runs_on_gpu(x.device)
+    if (on_gpu and x.dtype not in DTYPES) or not (on_gpu or x.is_contiguous()):
         return torch.nn.functional.dropout(formula(x, activation), p) + residual
     alignment = _alignment(x) if activation == "none" else ALIGNED
     # PyTorch numbers a CUDA tensor's elements as they lie only where a thread takes several of them at once.

@@ -45,12 +45,13 @@ def row_for(call: PositionalCall) -> Row | None:
     """The row of the overload that was called; of `add_` that of `add`."""
     rows = rows_of(call.name) or (rows_of(call.name.removesuffix("_")) if is_in_place(call.name) else [])
     given = len(call.operands)
-    scalar = given > 1 and not isinstance(call.operands[1], Tensor)
+    kinds = ["Tensor" if isinstance(operand, Tensor) else "Scalar" for operand in call.operands[:2]]
+    scalar = kinds[1:] == ["Scalar"]
 
-    def distance(row: Row) -> tuple[bool, int, bool]:
+    def distance(row: Row) -> tuple[bool, int, bool, bool]:
         # What follows the arguments is `out=`.
-        takes = len(row.arguments)
-        return takes > given, abs(given - takes), row.name.endswith("Scalar") != scalar
+        takes, overload = len(row.arguments), row.name.split(".")[-1]
+        return takes > given, abs(given - takes), overload != "_".join(kinds), overload.endswith("Scalar") != scalar
 
     return min(rows, key=distance, default=None)
 
