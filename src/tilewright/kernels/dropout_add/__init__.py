@@ -45,8 +45,9 @@ def dropout_add(
     """
     _check(x, residual, p, activation)
     p = float(p) if training else 0.0
-    on_gpu = runs_on_gpu(x.device)
-    if (on_gpu and x.dtype not in DTYPES) or not (on_gpu or x.is_contiguous()):
+    # A program that is compiled on a CPU may be planned for a GPU.
+    with_gaps = not (x.is_cuda or x.is_contiguous() or torch.compiler.is_compiling())
+    if with_gaps or (x.is_cuda and x.dtype not in DTYPES):
         return torch.nn.functional.dropout(formula(x, activation), p) + residual
     alignment = _alignment(x) if activation == "none" else ALIGNED
     # PyTorch numbers a CUDA tensor's elements as they lie only where a thread takes several of them at once.
