@@ -13,7 +13,7 @@ from tilewright.records.errors import StoreError
 from tilewright.report.diff import show_diff
 from tilewright.store import Run
 from tilewright.trace import trace_run
-from tilewright.trace.compare.diff import RunSteps, diff, in_turns, read_run, runs_of
+from tilewright.trace.compare.diff import RunSteps, Where, diff, in_turns, read_run, runs_of
 from tilewright.trace.compare.side import read_side
 
 STEPS = 30
@@ -79,10 +79,22 @@ def test_operators_of_the_host_count_without_what_they_call(tmp_path: Path) -> N
     trace.launch(20, 60, 90)
     path, _ = trace_run([trace.write(tmp_path)], command="test", tell=lambda _: None)
     found = read_run(path).operators
-    assert found["host", "aten::linear"] == {1: 20}
-    assert found["host", "aten::addmm"] == {1: 29}
-    assert found["host", "cudaLaunchKernel"] == {1: 1}
-    assert found["device", "aten::addmm"] == {1: 30}
+    assert found["host", "aten::linear"] == (20, 1)
+    assert found["host", "aten::addmm"] == (29, 1)
+    assert found["host", "cudaLaunchKernel"] == (1, 1)
+    assert found["device", "aten::addmm"] == (30, 1)
+
+
+def test_the_time_of_slices_that_overlap_counts_once(tmp_path: Path) -> None:
+    """`aten::mul` begins within `aten::linear` and outlasts it."""
+    trace = Trace()
+    trace.step(0, 0, 100)
+    trace.operator("aten::linear", 10, 60)
+    trace.operator("aten::mul", 40, 80)
+    path, _ = trace_run([trace.write(tmp_path)], command="test", tell=lambda _: None)
+    found = read_run(path).operators
+    assert found["host", "aten::linear"] == (30, 1)
+    assert found["host", "aten::mul"] == (40, 1)
 
 
 def test_folders_of_runs_made_in_turns(tmp_path: Path) -> None:
@@ -173,8 +185,10 @@ def test_turns() -> None:
 
 def test_an_operator_that_only_one_side_has() -> None:
     def made(operators: dict[str, float]) -> RunSteps:
-        table = {("device", name): {1: us, 2: us} for name, us in operators.items()}
-        return RunSteps(Path("x"), 0, (100.0, 100.0), table, dict.fromkeys(table, 2))  # type: ignore[arg-type]
+        table: dict[tuple[Where, str], tuple[float, float]] = {
+            ("device", name): (us, 1.0) for name, us in operators.items()
+        }
+        return RunSteps(Path("x"), 0, (100.0, 100.0), (sum(operators.values()),) * 2, table)
 
     found = diff([made({"aten::mm": 50.0})], [made({"aten::bmm": 40.0})])
     assert [(op.operator, op.before_us, op.after_us, op.before_calls, op.after_calls) for op in found.operators] == [

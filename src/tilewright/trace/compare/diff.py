@@ -16,39 +16,27 @@ from tilewright.trace.compare.change import Change, compare
 
 Where = Literal["device", "host"]
 
-_STEPS = "SELECT dur / 1e3 FROM step WHERE file_id = (SELECT min(file_id) FROM step) AND dur > 0 ORDER BY ts"
 _CREATED = "SELECT epoch_us(created) FROM run"
+_HAS_DEVICE = "SELECT count(*) > 0 FROM device_slice WHERE file_id = (SELECT min(file_id) FROM step)"
+# Of several ranks the first is compared. A step's device time is that of the work it launched.
+_WORK = """
+step LEFT JOIN (SELECT *, coalesce(launch_ts, ts) AS launched FROM device_slice) AS work
+  ON work.file_id = step.file_id AND launched >= step.ts AND launched < step.ts + step.host_dur
+WHERE step.file_id = (SELECT min(file_id) FROM step) AND step.dur > 0"""
+_STEPS = f"""
+SELECT any_value(step.dur) / 1e3, coalesce(sum(work.dur), 0) / 1e3
+FROM {_WORK} GROUP BY step.ts ORDER BY step.ts"""
 
-# The time of each operator in each step: on the device that of the kernels it launched, on the host its self time.
-# Of several ranks the first is compared.
-_OPERATORS = """
-WITH steps AS (
-    SELECT ts, host_dur, row_number() OVER (ORDER BY ts) AS step
-    FROM step WHERE file_id = (SELECT min(file_id) FROM step)
-),
-inner_time AS (
-    SELECT parent_id AS id, sum(dur) AS dur FROM slice WHERE parent_id IS NOT NULL AND dur > 0 GROUP BY parent_id
-),
-host AS (
-    SELECT slice.name, slice.ts, greatest(slice.dur - coalesce(inner_time.dur, 0), 0) AS dur
-    FROM slice
-    JOIN thread_track ON thread_track.id = slice.track_id
-    JOIN thread USING (utid)
-    JOIN process USING (upid)
-    LEFT JOIN inner_time ON inner_time.id = slice.id
-    WHERE slice.category IN ('cpu_op', 'cuda_runtime', 'cuda_driver')
-      AND process.file_id = (SELECT min(file_id) FROM step)
-),
-piece AS (
-    SELECT 'device' AS place, coalesce(operator, name) AS operator, coalesce(launch_ts, ts) AS ts, dur
-    FROM device_slice WHERE file_id = (SELECT min(file_id) FROM step)
-    UNION ALL
-    SELECT 'host', name, ts, dur FROM host
-)
-SELECT place, operator, step, count(*), sum(dur) / 1e3
-FROM piece JOIN steps ON piece.ts >= steps.ts AND piece.ts < steps.ts + steps.host_dur
-GROUP BY place, operator, step
-ORDER BY place, operator, step"""
+# Microseconds and calls of each operator in the mean step: on the device those of the kernels it launched, on the host
+# its self time, by which the time of slices that overlap counts once.
+_OPERATORS = f"""
+SELECT 'device', coalesce(operator, work.name), sum(work.dur) / 1e3 / $steps, count(*) / $steps::DOUBLE
+FROM {_WORK} AND work.slice_id IS NOT NULL GROUP BY 2
+UNION ALL
+SELECT 'host', name, cpu_self / 1e3 / host.steps, calls / host.steps::DOUBLE
+FROM operator_time, (SELECT count(*) AS steps FROM operator_step) AS host
+WHERE kind IN ('operator', 'call') AND NOT one_off
+ORDER BY ALL"""
 
 
 @dataclass(frozen=True)
@@ -58,20 +46,10 @@ class RunSteps:
     path: Path
     created_us: int
     steps: tuple[float, ...]
-    operators: Mapping[tuple[Where, str], Mapping[int, float]]
-    """Time by place, operator and step number; steps without the operator are missing."""
-    calls: Mapping[tuple[Where, str], int]
-
-    def series(self, key: tuple[Where, str]) -> list[float]:
-        """The operator's time in every step."""
-        found = self.operators.get(key, {})
-        return [found.get(step, 0.0) for step in range(1, len(self.steps) + 1)]
-
-    def device(self) -> list[float]:
-        """The time of all kernels in every step; empty if the run has no device."""
-        keys = [key for key in self.operators if key[0] == "device"]
-        columns = [self.series(key) for key in keys]
-        return [sum(values) for values in zip(*columns, strict=True)]
+    device: tuple[float, ...]
+    """The time of all kernels in every step; empty if the run has no device."""
+    operators: Mapping[tuple[Where, str], tuple[float, float]]
+    """Time and calls of the mean step, by place and operator."""
 
 
 @dataclass(frozen=True)
@@ -128,20 +106,21 @@ def read_run(path: Path) -> RunSteps:
     """The steps and operators of a run; StoreError if it has no timeline."""
     with reading(path) as connection:
         tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-        if not {"step", "device_slice"} <= tables:
+        if not {"step", "device_slice", "operator_time"} <= tables:
             raise StoreError(
                 f"run {path} has no timeline; `tilewright profile` and `tilewright trace` make runs with one"
             )
-        steps = tuple(us for (us,) in connection.execute(_STEPS).fetchall())
-        rows = connection.execute(_OPERATORS).fetchall()
+        steps = connection.execute(_STEPS).fetchall()
+        ((has_device,),) = connection.execute(_HAS_DEVICE).fetchall()
+        rows = connection.execute(_OPERATORS, {"steps": max(len(steps), 1)}).fetchall()
         created = connection.execute(_CREATED).fetchone()
-    operators: dict[tuple[Where, str], dict[int, float]] = {}
-    calls: dict[tuple[Where, str], int] = {}
-    for where, operator, step, count, us in rows:
-        key = (where, operator)
-        operators.setdefault(key, {})[step] = us
-        calls[key] = calls.get(key, 0) + count
-    return RunSteps(path, created[0] if created else 0, steps, operators, calls)
+    return RunSteps(
+        path,
+        created[0] if created else 0,
+        steps=tuple(us for us, _ in steps),
+        device=tuple(us for _, us in steps) if has_device else (),
+        operators={(where, operator): (us, calls) for where, operator, us, calls in rows},
+    )
 
 
 def diff(before: Sequence[RunSteps], after: Sequence[RunSteps]) -> Difference:
@@ -157,7 +136,7 @@ def diff(before: Sequence[RunSteps], after: Sequence[RunSteps]) -> Difference:
     turns = in_turns([run.created_us for run in first], [run.created_us for run in second])
     step = compare([run.steps for run in first], [run.steps for run in second], in_turns=turns)
     device: Change | None = None
-    busy = [[run.device() for run in side] for side in (first, second)]
+    busy = [[run.device for run in side] for side in (first, second)]
     if all(run and min(run) > 0 for side in busy for run in side):
         device = compare(busy[0], busy[1], in_turns=turns, shared_machine=False)
     return Difference(
@@ -198,9 +177,10 @@ def _operators(first: Sequence[RunSteps], second: Sequence[RunSteps]) -> list[Op
 
 
 def _each_step(side: Sequence[RunSteps], key: tuple[Where, str]) -> tuple[float, float]:
+    """Time and calls in the mean step of all runs of a side."""
     steps = sum(len(run.steps) for run in side)
-    us = sum(sum(run.operators.get(key, {}).values()) for run in side)
-    return us / steps, sum(run.calls.get(key, 0) for run in side) / steps
+    us, calls = (sum(len(run.steps) * run.operators.get(key, (0.0, 0.0))[place] for run in side) for place in (0, 1))
+    return us / steps, calls / steps
 
 
 def _mean(values: Iterable[float]) -> float:
