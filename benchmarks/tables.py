@@ -210,7 +210,7 @@ def attention(direction: Direction) -> Callable[[Results], str]:
 
 def decode(results: Results) -> str:
     """One query against a long cache, in shares of a copy."""
-    names = {"tilewright": "tilewright", "tilewright-triton": "in Triton", "torch": "PyTorch"}
+    names = {"tilewright": "tilewright", "torch": "PyTorch"}
     rows = {(row.case, row.impl): row for row in results.rows if row.suite == "attention_decode"}
     sizes = sorted(
         {tuple(int(re.findall(rf"{letter}(\d+)", case)[0]) for letter in "BS"): case for case, _ in rows}.items()

@@ -273,13 +273,20 @@ def test_narrow_tiles_are_widened_where_elements_come_alone() -> None:
     assert widths(128, 20, 5) == (128, 64)
 
 
-def test_a_cache_is_split_into_as_many_parts_as_fill_the_gpu() -> None:
+@pytest.mark.parametrize(("steps", "heads"), [(32, 64), (2048, 64), (64, 100), (64, 512), (1024, 1)])
+def test_splits_of_a_cache_load_multiprocessors_evenly(steps: int, heads: int) -> None:
     from tilewright.kernels.attention.decode.triton import _splits
 
-    # Steps of keys, key heads → programs, on the 132 multiprocessors of an H200.
-    programs = {(64, 64): 256, (2048, 64): 256, (64, 512): 1024, (2048, 1): 128, (1, 1): 1, (1, 500): 500}
-    for (steps, heads), count in programs.items():
-        assert _splits(steps, heads, 132) * heads == count
+    multiprocessors = 132
+    splits = _splits(steps, heads, multiprocessors)
+    fullest = -(-splits * heads // multiprocessors) * -(-steps // splits)
+    assert fullest <= 1.1 * steps * heads / multiprocessors
+
+
+def test_a_cache_of_one_block_is_not_split() -> None:
+    from tilewright.kernels.attention.decode.triton import _splits
+
+    assert _splits(1, 1, 132) == _splits(1, 500, 132) == 1
 
 
 @pytest.mark.parametrize("prefix", [False, True])
@@ -304,7 +311,7 @@ def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition(prefix:
     assert "cp.async.cg.shared.global" in code.asm["ptx"]
     assert "atom.global.gpu.acq_rel.add" in code.asm["ptx"]
     assert spilled(code) == 0
-    assert decode.RESIDENT * code.metadata.shared < 227 * 1024
+    assert code.metadata.shared <= 227 * 1024
 
 
 NONE = ("mask", "slopes", "starts_q", "starts_k", "state", "lse64", "dlse")

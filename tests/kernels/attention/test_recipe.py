@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import operator
 import re
 import struct
@@ -15,20 +14,18 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.kernels.attention.hopper_kernels import H200, HopperKernels, attended, request_of
-from tests.launch.driver import FakeDriver, FakeKernel
+from tests.launch.driver import FakeDriver
 from tilewright.anatomy.simulated import simulated
 from tilewright.hardware.profiles import profile_for
 from tilewright.kernels.attention import dispatch, recipe, registered
-from tilewright.kernels.attention.decode import cuda as decode
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.hopper import forward as hopper_forward
 from tilewright.kernels.attention.hopper import recipe as hopper
-from tilewright.kernels.attention.request import strides_of
 from tilewright.kernels.by_recipe import compiled_recipe
 from tilewright.launch import builder, driver, nvrtc, twin
 from tilewright.launch.builder import Operand, RecipeBuilder, operands_of
 from tilewright.launch.triton import LoadedKernel
-from tilewright.records.recipe import Argument, Fill, Launch, Number, Recipe, TensorMap
+from tilewright.records.recipe import Argument, Launch, Number, Recipe, TensorMap
 from tilewright.runtime.assemble import Scheduled, assemble
 from tilewright.runtime.executable import CallStep
 
@@ -126,28 +123,6 @@ def test_hopper_backward(
     # A query that sees no key has NaN in float64's gradient.
     assert_right(results, [x.nan_to_num() for x in torch.autograd.grad(true, wide, dout.double())])
     hopper_backward.plan.cache_clear()
-
-
-def test_decode_sends_one_structure(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bytes] = []
-    nbytes = struct.calcsize(decode.PROBLEM)
-    made = fake.kernel("decode", 1, lambda place: seen.append(ctypes.string_at(place, nbytes)), threads=256)
-    monkeypatch.setattr(decode, "built", lambda *_: FakeKernel("decode", made.function, 256, 64, decode.PROBLEM))
-    inputs = tensors((1, 4096), (4, 2), 128)
-    request = request_of(*inputs)
-    call, (q, k, v) = started(*inputs)
-    out, lse = call.empty(q.shape, q.dtype), call.empty(q.shape[:3], torch.float32)
-    recipe._decode_cuda(call, request, H200, recipe._inputs(q, k, v, [None] * 4, None), out, lse)
-    built = call.finish(out, lse)
-    results = twin.perform(built, inputs)
-    plan = decode.plan(request, H200, strides_of(results[0]))
-    assert fake.launches == [("decode", (plan.programs, 1, 1), 256, 64)]
-    pointers, scalars = struct.unpack(decode.PROBLEM, seen[0])[:7], struct.unpack(decode.PROBLEM, seen[0])[7:]
-    assert pointers[:5] == tuple(x.data_ptr() for x in (*inputs, *results))
-    assert scalars[:-1] == plan.scalars[:-1] and scalars[-1] == pytest.approx(plan.scalars[-1])
-    zeroed, scratch = built.buffers[2:]
-    assert zeroed.dtype == torch.int32 and (zeroed.shape, scratch.shape) == ((plan.counters,), (plan.scratch,))
-    assert built.actions[0] == Fill(len(inputs) + 2, 0)
 
 
 OPTIONS = (None, None, None, None, 0.125, None, 0, 0.0, 0.0, 0, 0, False, "triton")

@@ -184,8 +184,7 @@ SUITES = {
         reference=formula,
         workload=decode_workload,
         variants=(
-            Variant("tilewright", "cuda", ours, "memory", ("fwd",)),
-            Variant("tilewright-triton", "triton", functools.partial(_by, "decode"), "memory", ("fwd",)),
+            Variant("tilewright", "triton", ours, "memory", ("fwd",)),
             Variant("tilewright-unsplit", "triton", functools.partial(_by, "triton"), "too few programs", ("fwd",)),
             *_peers("torch", "cudnn", "flash2"),
             Variant("eager", "torch", formula, "memory: keys and values repeated for every head", ("fwd",)),

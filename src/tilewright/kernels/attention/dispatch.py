@@ -13,14 +13,14 @@ from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels.attention.request import DIVISIBILITY, MIN_SCALAR_WIDTH, Request, Strides, TensorLike
 from tilewright.kernels.dropout_add import generator
 
-FORWARDS = ("decode.cuda", "decode.triton", "hopper.forward", "portable.launch")
+FORWARDS = ("decode.triton", "hopper.forward", "portable.launch")
 BACKWARDS = ("hopper.backward", "portable.launch")
 """Modules with `supports`; the first that supports a call takes it (`recipe.py`)."""
 IMPLEMENTATIONS = {
     "auto": (FORWARDS, BACKWARDS),
     "triton": (FORWARDS[-1:], BACKWARDS[-1:]),
-    "decode": (FORWARDS[1:2], BACKWARDS[-1:]),
-    "hopper": (FORWARDS[2:3], BACKWARDS[:1]),
+    "decode": (FORWARDS[:1], BACKWARDS[-1:]),
+    "hopper": (FORWARDS[1:2], BACKWARDS[:1]),
 }
 
 

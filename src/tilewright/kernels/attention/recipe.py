@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels.attention import dispatch, registered
-from tilewright.kernels.attention.decode import cuda as decode_cuda
 from tilewright.kernels.attention.decode import triton as decode_triton
 from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.hopper import forward as hopper_forward
@@ -21,7 +19,7 @@ from tilewright.kernels.attention.portable.plan import BackwardStrides, LaunchPl
 from tilewright.kernels.attention.request import Request, strides_of
 from tilewright.kernels.device import DTYPES, interpreted
 from tilewright.launch.builder import Operand, RecipeBuilder
-from tilewright.records.recipe import Pointer, Recipe, Structure
+from tilewright.records.recipe import Recipe
 
 
 class Inputs(NamedTuple):
@@ -176,31 +174,15 @@ def _decode_triton(
 ) -> None:
     q, k, v, mask, slopes, *_ = inputs
     made = decode_triton.plan(request, limits, strides_of(out), strides_of(mask))
-    scratch, counters = _scratch(call, made.scratch, made.counters) if made.scratch else (None, None)
+    scratch, counters = None, None
+    if made.scratch:
+        scratch, counters = call.empty((made.scratch,), torch.float32), call.empty((made.counters,), torch.int32)
+        call.fill(counters, 0)
     _launch(call, made.launch, q, k, v, out, lse, scratch, counters, mask, slopes, None)
-
-
-def _decode_cuda(
-    call: RecipeBuilder, request: Request, limits: DeviceLimits, inputs: Inputs, out: Operand, lse: Operand
-) -> None:
-    made = decode_cuda.plan(request, limits, strides_of(out))
-    kernel = decode_cuda.built(made, request.device.index or 0)
-    tensors = *inputs[:3], out, lse, *_scratch(call, made.scratch, made.counters)
-    pointers = [(struct.calcsize("P") * n, Pointer(x.index, x.offset)) for n, x in enumerate(tensors)]
-    data = struct.pack(decode_cuda.PROBLEM, *[0] * len(tensors), *made.scalars)
-    call.launch(kernel, (made.programs,), Structure(data, tuple(pointers)))
-
-
-def _scratch(call: RecipeBuilder, numbers: int, counters: int) -> tuple[Operand, Operand]:
-    """fp32 scratch, and int32 counters that are zero."""
-    zeroed = call.empty((counters,), torch.int32)
-    call.fill(zeroed, 0)
-    return call.empty((numbers,), torch.float32), zeroed
 
 
 Forward = Callable[[RecipeBuilder, Request, DeviceLimits, Inputs, Operand, Operand], None]
 _FORWARDS: dict[ModuleType, Forward] = {
-    decode_cuda: _decode_cuda,
     decode_triton: _decode_triton,
     hopper_forward: _hopper_forward,
 }

@@ -51,7 +51,6 @@ KERNELS = "tilewright.kernels.attention"
 WRITTEN_IN = {
     "hopper.forward": "Gluon, for Hopper",
     "hopper.backward": "CUDA C++, for Hopper",
-    "decode.cuda": "CUDA C++, split over the keys",
     "decode.triton": "Triton, split over the keys",
     "portable.launch": "portable Triton",
 }
@@ -153,7 +152,7 @@ def _planned_ways(request: Request, training: bool, target: Target) -> list[str]
         return [SPLIT]
     why = forward.refuses(request)
     if why is None and decode.refuses(request) is None:
-        why = f"the kernel in {WRITTEN_IN['decode.cuda']} comes first"
+        why = f"the kernel in {WRITTEN_IN[SPLIT]} comes first"
     if why is None and training:
         why = "few queries or keys" if request.is_short else backward.refuses(request)
     if why is not None:

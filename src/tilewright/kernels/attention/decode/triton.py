@@ -19,12 +19,12 @@ MOST_ROWS = 64
 """Queries of all heads that share keys: one tile of them is in registers."""
 LEAST_KEYS = 512
 MOST_SPLITS = 128
-BLOCKS = {64: Blocks(0, 128, 4, 3), 128: Blocks(0, 64, 4, 3), 256: Blocks(0, 64, 4, 2)}
-"""By head size, padded."""
+BLOCKS = {64: Blocks(0, 128, 8, 3), 128: Blocks(0, 128, 8, 3), 256: Blocks(0, 64, 8, 3)}
+"""By head size, padded. One program of these draws its multiprocessor's share of the bandwidth."""
 INTERPRETED = Blocks(0, 16, 4, 1)
-RESIDENT, SATURATING = 3, 2
-"""Programs that a multiprocessor runs at once, and as many as use its share of the bandwidth."""
-SPLIT_COST, COMBINE_COST = 2.0, 0.125
+LEAST_STAGES = 2
+"""Where shared memory is short, tiles shrink before copies stop running ahead of the products."""
+SPLIT_COST, COMBINE_COST = 1.0, 0.0625
 """Of beginning and ending a split, and of combining it with the others; the unit is one step over a block of keys."""
 
 
@@ -76,7 +76,7 @@ def plan(
     """The launch into a result with strides `out`, decided without a tensor."""
     widths = padded_widths(request, limits)
     blocks = INTERPRETED if interpreted() else BLOCKS[max(64, *widths)]
-    blocks = fitted(blocks, 0, sum(widths) * request.dtype.itemsize, limits)
+    blocks = fitted(blocks, 0, sum(widths) * request.dtype.itemsize, limits, LEAST_STAGES)
     origin, limit = visible_keys(request)
     origin = origin // blocks.keys * blocks.keys
     steps = max(1, triton.cdiv(limit - origin, blocks.keys))
@@ -120,12 +120,11 @@ def visible_keys(request: Request) -> tuple[int, int]:
 def _splits(steps: int, kv_heads: int, multiprocessors: int) -> int:
     """Into how many splits the `steps` of each key head are cut, so that the fullest multiprocessor ends first.
 
-    A multiprocessor runs RESIDENT programs at once, which share its bandwidth; fewer than SATURATING draw less.
+    Programs of one multiprocessor share its bandwidth: their times add up, whether they run at once or in turn.
     """
 
     def time(splits: int) -> float:
-        rounds, rest = divmod(-(-splits * kv_heads // multiprocessors), RESIDENT)
-        shared = rounds * RESIDENT + (max(rest, SATURATING) if rest else 0)
-        return shared * (-(-steps // splits) + SPLIT_COST) + COMBINE_COST * splits
+        programs = -(-splits * kv_heads // multiprocessors)
+        return programs * (-(-steps // splits) + SPLIT_COST) + COMBINE_COST * splits
 
     return min(range(1, min(steps, MOST_SPLITS) + 1), key=time)

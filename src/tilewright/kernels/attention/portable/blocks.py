@@ -63,7 +63,7 @@ def blocks_of(
     return swapped._replace(queries=swapped.keys, keys=swapped.queries)
 
 
-def fitted(blocks: Blocks, own_bytes: int, step_bytes: int, limits: DeviceLimits) -> Blocks:
+def fitted(blocks: Blocks, own_bytes: int, step_bytes: int, limits: DeviceLimits, least_stages: int = 1) -> Blocks:
     """`blocks`, with fewer stages and then smaller tiles until they fit the device's shared memory.
 
     A program has `own_bytes` for each of `blocks.queries` rows that it owns, and `step_bytes` for each of
@@ -71,7 +71,7 @@ def fitted(blocks: Blocks, own_bytes: int, step_bytes: int, limits: DeviceLimits
     """
     most = limits.shared_bytes_per_block - SPARE_BYTES
     while blocks.queries * own_bytes + blocks.stages * blocks.keys * step_bytes > most:
-        if blocks.stages > 1:
+        if blocks.stages > least_stages:
             blocks = blocks._replace(stages=blocks.stages - 1)
         elif max(blocks.queries, blocks.keys) == 16:
             break
