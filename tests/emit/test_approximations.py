@@ -26,6 +26,12 @@ def test_a_silu_of_16_bits_takes_the_hardwares_functions(dtype: torch.dtype) -> 
     assert "tw.exp_approximate(" in text and " / " in text and "div_rn" not in text
 
 
+@pytest.mark.parametrize(("function", "name"), [(F.elu, "expm1"), (F.softplus, "log1p")])
+def test_an_activation_of_16_bits_takes_no_function_of_libdevice(function: Callable[..., Any], name: str) -> None:
+    assert f"tw.{name}_approximate(" in source(lambda x: function(x), torch.bfloat16)
+    assert f"libdevice.{name}(" in source(lambda x: function(x), torch.float32)
+
+
 def test_an_fp32_softmax_that_is_only_rounded_takes_them_too() -> None:
     text = source(lambda x: (2 * F.softmax(x.float(), -1)).to(x.dtype), torch.bfloat16)
     assert "tw.exp_approximate(" in text and "div_rn" not in text and "float64" not in text

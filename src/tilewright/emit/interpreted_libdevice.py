@@ -18,6 +18,7 @@ def install() -> None:
     """Give these functions to this process, whose kernels are interpreted."""
     for name in FUNCTIONS:
         setattr(libdevice, name, functools.partial(_computed, getattr(torch, name)))
+    libdevice.fast_log2f = functools.partial(_computed, torch.log2)
 
 
 def _computed(function: Callable[..., torch.Tensor], *operands: Any) -> Any:

@@ -36,6 +36,9 @@ if INTERPRETED:
 
 LOG2_E = tl.constexpr(1.44269502162933349609375)
 LOG2_E_LOW = tl.constexpr(1.9259629911266175e-08)
+LN_2 = tl.constexpr(0.693147180559945309417)
+EXPM1 = tl.constexpr((1 / 120, 1 / 24, 1 / 6, 0.5, 1.0))
+LOG1P = tl.constexpr((-0.25, 1 / 3, -0.5, 1.0))
 TANH = tl.constexpr((0.002214902743, -0.008272456733, 0.02174618709, -0.0539563494, 0.1333329075, -0.3333333308))
 """(tanh(x) / x - 1) / x² in powers of x², falling, |x| ≤ 0.65."""
 LOG2_ERFC = tl.constexpr(
@@ -79,6 +82,20 @@ def exp_approximate(x: tl.tensor) -> tl.tensor:
 def sigmoid_approximate(x: tl.tensor) -> tl.tensor:
     """To 18 bits."""
     return 1.0 / (1.0 + exp_approximate(neg(x)))
+
+
+@triton.jit
+def expm1_approximate(x: tl.tensor) -> tl.tensor:
+    """To 16 bits: near 0, where exp(x) - 1 cancels, by the first terms of its series."""
+    near = x * polynomial(x, EXPM1, 4)
+    return tl.where(tl.abs(x) < 0.3, near, exp_approximate(x) - 1.0)
+
+
+@triton.jit
+def log1p_approximate(x: tl.tensor) -> tl.tensor:
+    """To 16 bits: near 0, where 1 + x drops the low bits of x, by the first terms of its series."""
+    near = x * polynomial(x, LOG1P, 3)
+    return tl.where(tl.abs(x) < 0.0625, near, libdevice.fast_log2f(1.0 + x) * LN_2)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from tilewright.operators.axes import Axis, Unfusable, leaves, split, strides_of
 from tilewright.operators.language import Drawn, Op, Source, Value
 from tilewright.operators.redundant import eliminate_redundant
 
-APPROXIMABLE = frozenset({"exp", "sigmoid", "div"})
+APPROXIMABLE = frozenset({"exp", "expm1", "log1p", "sigmoid", "div"})
 """Functions whose accurate form takes several times the instructions of the hardware's own."""
 FEW_COLUMNS = 1024
 """A reduction over all axes is cut into rows of at least this many elements, if it has several axes left."""

@@ -92,8 +92,8 @@ class Step:
     philox: Philox | None = None
     number: int | None = None
     approximate: bool = False
-    """Of `exp`, `sigmoid` and `div`: 18 bits are enough, since the result is rounded to 16 bits before anything but a
-    factor meets it. Of a sum: a GPU accumulates in fp32."""
+    """Of the functions of `lower.APPROXIMABLE`: 16 bits are enough, since the result is rounded to 16 bits before
+    anything but a factor meets it. Of a sum: a GPU accumulates in fp32."""
 
     @property
     def is_late(self) -> bool:

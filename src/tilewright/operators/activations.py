@@ -34,7 +34,10 @@ def _hard_gate(c: Call, x: Value) -> Value:
 
 
 def _mish_gate(x: Value) -> Value:
-    return call("tanh", call("log1p", call("exp", x)))
+    """tanh(log(1 + e)) = n / (n + 2), with e = exp(x) and n = e (e + 2); from 20 on it is 1 in every dtype."""
+    e = call("exp", call("minimum", x, 20))
+    n = e * (e + 2)
+    return n / (n + 2)
 
 
 def _mish_backward(c: Call, g: Value, x: Value) -> Value:

@@ -50,7 +50,7 @@ class Op:
     dtype: str
     detail: Any = None
     approximate: bool = False
-    """Whether 18 bits are enough: eager rounds the result of the operator that it belongs to to 16 bits."""
+    """Whether 16 bits are enough: eager rounds the result of the operator that it belongs to to 16 bits."""
 
 
 @dataclass(frozen=True, eq=False)
