@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.model_table import lines
+from benchmarks.model_table import Line, lines
 from benchmarks.summary import (
     LARGE,
     ROOT,
@@ -390,6 +390,34 @@ def _step_and_host(row: Measurement | None) -> tuple[float | None, float | None]
     return (None, None) if row is None else (row.median_us, row.host_us)
 
 
+def models_together(results: Results) -> str:
+    """Whole models, one row each: inference or a token, and training, by calls and as CUDA graphs; losers first."""
+    found: dict[str, dict[tuple[bool, str], Line]] = {}
+    for line in lines(row for row in results.rows if row.suite == "models"):
+        found.setdefault(line.case, {})[line.kind == "train", line.by] = line
+    headings = ["model"]
+    for kind in ("inference", "training"):
+        headings += [kind, "× eager", "× Inductor", "replayed"]
+    return markdown(
+        [*headings, "memory"],
+        ([case.removesuffix(" bf16"), *_inference_and_training(of_case)] for case, of_case in found.items()),
+    )
+
+
+def _inference_and_training(found: Mapping[tuple[bool, str], Line]) -> list[str]:
+    cells = []
+    for trains in (False, True):
+        called, replayed = found.get((trains, "calls")), found.get((trains, "replay"))
+        cells += [
+            duration(called.ours.median_us) if called else NONE,
+            share(called and called.of_eager),
+            share(called and called.ratio),
+            share(replayed and replayed.ratio),
+        ]
+    trained = found.get((True, "calls"))
+    return [*cells, share(trained and trained.memory)]
+
+
 def models(suite: str) -> Callable[[Results], str]:
     """Whole models beside eager and Inductor, by calls and as CUDA graphs, the slowest beside Inductor first."""
     return lambda results: _models([row for row in results.rows if row.suite == suite])
@@ -458,6 +486,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "replayed": replayed,
     "shown": shown,
     "models": models("models"),
+    "models together": models_together,
     "ranks": ranks,
     "wider models": models("wider_models"),
 }
