@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
+from tests.report import sample as sample_run
 from tests.report.browser import CHROMIUM, Browser
 from tests.report.drawings import marks, point_at
 from tests.report.large import write_large
 from tests.report.sample import program, write_sample
 from tests.report.test_page import HOSTILE, write_hostile
 from tests.waiting import until
+from tilewright.records.measurement import Ceiling
 from tilewright.report.page import write_page
 from tilewright.store import Run
 
@@ -140,6 +143,23 @@ def test_a_mark_of_a_chart_tells_its_figures(browser: Browser, sample: Path, cha
     mark = marks(browser, chart, "symbol")[-1]
     tip = point_at(browser, chart, mark)
     assert mark["row"]["name"] in tip and all(word in tip for word in words)
+
+
+def test_names_of_ceilings_do_not_overlap(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU bf16 products and multiply-adds reach nearly what fp32 products do."""
+    rates = {("matmul", "float32"): 0.148, ("matmul", "bfloat16"): 0.151, ("vector", "float32"): 0.148}
+    bandwidths = {"copy": 11.4, "cache": 13.0}
+    monkeypatch.setattr(
+        sample_run,
+        "CEILINGS",
+        [Ceiling("CPU", kind, dtype, rate, "TFLOP/s", "measured") for (kind, dtype), rate in rates.items()]
+        + [Ceiling("CPU", kind, "", rate, "GB/s", "measured") for kind, rate in bandwidths.items()],
+    )
+    browser.open(write_page(write_sample(tmp_path / "run.duckdb"), tmp_path / "run.html"), width=900)
+    labels = marks(browser, "#roofline-chart", "text")
+    assert len(labels) == len(rates) + len(bandwidths)
+    for one, other in combinations(labels, 2):
+        assert abs(one["y"] - other["y"]) > 10 or abs(one["x"] - other["x"]) > (one["width"] + other["width"]) / 2
 
 
 def test_the_keyboard_walks_the_marks(browser: Browser, sample: Path) -> None:

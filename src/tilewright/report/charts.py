@@ -6,6 +6,7 @@ A tooltip's labels are the names of its fields, whose endings are their units.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ Rows = Sequence[Mapping[str, Any]]
 _ROW_PIXELS, _TALLEST = 15, 15_000
 """Of a row, and of all of them: a browser draws no canvas of more than 32,767 pixels, two of which may be one here."""
 _HEIGHT = 380
+_LINE_HEIGHT = 14
+"""Pixels, of a label."""
 _SLOPES = {"copy": "memory, copied", "cache": "cache, copied"}
 """A line for each level of memory, by the kind of its ceiling."""
 # A name has room in a box of this share of the time in view. Zoomed in, what is out of view is not drawn, nor what is
@@ -84,7 +87,7 @@ def roofline(points: Rows, ceilings: Rows) -> dict[str, Any]:
     stages = list(dict.fromkeys(str(point["shown"]) for point in shown))
     choice = alt.BindRadioSelect(input="radio", options=stages, name=" ")
     stage = alt.param(name="stage", value=stages[-1] if stages else "", bind=choice)
-    x = alt.X("intensity:Q", scale=alt.Scale(type="log"), axis=_decades("FLOPs per byte moved"))
+    x = alt.X("intensity:Q", scale=alt.Scale(type="log", nice=False), axis=_decades("FLOPs per byte moved"))
     y = alt.Y("rate:Q", scale=alt.Scale(type="log"), axis=_decades("FLOP/s"))
     base = (
         alt.Chart(alt.NamedData("roofline"))
@@ -129,30 +132,45 @@ def _roofs(points: Rows, ceilings: Rows, x: altair.X, y: altair.Y) -> list[Any]:
     if not intensities:
         return []
     low, high = min(intensities), max(intensities)
-    lines = []
-    for name, row in slopes:
+    lines, slope_names, rate_names = [], [], []
+    for name, row in sorted(slopes, key=lambda slope: float(slope[1]["value"])):
         bandwidth = float(row["value"]) * 1e9
         end = min(high, max(flops, default=high * bandwidth) / bandwidth)
-        lines.append((name, row, (low, low * bandwidth), (end, end * bandwidth)))
+        lines += [_on_line(name, row, at, at * bandwidth) for at in (low, end)]
+        slope_names.append(_on_line(name, row, low, low * min(bytes_)))
     for name, row in rates:
         rate = float(row["value"]) * 1e12
         begin = max(low, rate / max(bytes_)) if bytes_ else low
-        lines.append((name, row, (begin, rate), (high, rate)))
-    ends = [
-        {
-            "name": f"{name} {row['value']:,.4g} {row['unit']}",
-            "of": row["origin"],
-            "intensity": at[0],
-            "rate": at[1],
-            "is_end": at is end,
-        }
-        for name, row, begin, end in lines
-        for at in (begin, end)
-    ]
-    base = alt.Chart(alt.InlineData(values=ends)).encode(x=x, y=y, detail=["name:N", "of:N"])
+        lines += [_on_line(name, row, at, rate) for at in (begin, high)]
+        rate_names.append(lines[-1])
+    base = alt.Chart(alt.InlineData(values=lines)).encode(x=x, y=y, detail=["name:N", "of:N"])
     dashes = alt.when("datum.of == 'datasheet'").then(alt.value([5, 4])).otherwise(alt.value([1, 0]))
-    names = base.transform_filter("datum.is_end").mark_text(align="right", dy=-7)
-    return [base.mark_line(strokeWidth=1.5).encode(strokeDash=dashes), names.encode(text="name:N")]
+    rates_drawn = [float(point["TFLOPs"]) * 1e12 for point in points] + [end["rate"] for end in lines]
+    decades = math.log10(max(rates_drawn) / min(rates_drawn)) + 1
+    ratio = 10 ** (_LINE_HEIGHT / _HEIGHT * decades)
+    slope_texts, rate_texts = (
+        alt.Chart(alt.InlineData(values=_apart(ends, ratio))).encode(x=x, y=y, text="name:N")
+        for ends in (slope_names, rate_names)
+    )
+    names = [
+        # Below the lowest slope, where no line crosses them.
+        slope_texts.mark_text(align="left", baseline="top", dy=4 + _LINE_HEIGHT * (len(slope_names) - 1)),
+        rate_texts.mark_text(align="left", baseline="middle", dx=6),
+    ]
+    return [base.mark_line(strokeWidth=1.5).encode(strokeDash=dashes), *names]
+
+
+def _on_line(name: str, ceiling: Mapping[str, Any], intensity: float, rate: float) -> dict[str, Any]:
+    label = f"{name} {ceiling['value']:,.4g} {ceiling['unit']}"
+    return {"name": label, "of": ceiling["origin"], "intensity": intensity, "rate": rate}
+
+
+def _apart(labels: list[dict[str, Any]], ratio: float) -> list[dict[str, Any]]:
+    """The labels, each moved up to at least `ratio` times the rate of the one below it, so that none overlap."""
+    placed: list[dict[str, Any]] = []
+    for label in sorted(labels, key=lambda label: float(label["rate"])):
+        placed.append(label | {"rate": max(label["rate"], placed[-1]["rate"] * ratio if placed else 0.0)})
+    return placed
 
 
 def live_memory(points: Rows) -> dict[str, Any]:
