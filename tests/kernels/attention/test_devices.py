@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
+from tests.emit.machine_code import usage
 from tilewright.anatomy.capture import TritonLaunch, capturing
 from tilewright.anatomy.simulated import simulated
 from tilewright.hardware.architectures import architecture, limits_of
 from tilewright.hardware.profiles import profile_for
 from tilewright.kernels.attention import attention
 from tilewright.kernels.attention.dispatch import Choice, choose
-from tilewright.kernels.attention.registered import request_of
+from tilewright.kernels.attention.registered import attend, request_of
 
-DEVICES = [("a100", "8.0"), ("h200", "10.0"), ("h200", "12.0")]
+pytest.importorskip("triton")
+WITHOUT_WGMMA = [("a100", "8.0"), ("h200", "10.0"), ("h200", "12.0")]
 """A profile for what the architecture does not say, and a compute capability."""
+HOPPER = ("h200", "9.0")
+NO_OPTIONS = (None, None, 0.0, 0.0, 0, 0, False)
+
+
+def drawn(queries: int, keys: int, width: int, heads: tuple[int, int] = (2, 2)) -> list[torch.Tensor]:
+    shapes = ((heads[0], queries), (heads[1], keys), (heads[1], keys))
+    return [torch.randn(1, *shape, width, dtype=torch.bfloat16, device="cuda") for shape in shapes]
 
 
 def chosen(q: torch.Tensor, k: torch.Tensor, backward: bool) -> Choice:
@@ -26,39 +38,59 @@ def name_of(choice: Choice) -> str:
     return str(choice.module.__name__).partition("attention.")[2]
 
 
-def assert_compiled(found: list[TritonLaunch], kernels: list[str], capability: str) -> None:
+@contextmanager
+def device(profile: str, capability: str) -> Iterator[list[TritonLaunch]]:
+    """The launches of the code inside, whose kernels fit the device."""
+    with simulated(profile_for(profile), capability), capturing(run=False) as found:
+        yield found
     row = architecture(capability)
-    assert [one.function.fn.__name__ for one in found] == kernels
     for one in found:
         assert one.compiled.metadata.target.arch == row.number
         assert one.compiled.metadata.shared <= row.shared_bytes_per_block
-        assert one.compiled.asm["cubin"]
 
 
-@pytest.mark.parametrize(("profile", "capability"), DEVICES)
-@pytest.mark.parametrize("head_size", [64, 256])
-def test_forward_and_backward_are_portable(profile: str, capability: str, head_size: int) -> None:
-    pytest.importorskip("triton")
-    with simulated(profile_for(profile), capability), capturing(run=False) as found:
-        q, k, v = (torch.randn(1, 2, 200, head_size, dtype=torch.bfloat16, device="cuda") for _ in range(3))
-        both = [chosen(q, k, backward) for backward in (False, True)]
-        out = attention(*(x.requires_grad_() for x in (q, k, v)), causal=True)
-        torch.autograd.grad(out, (q, k, v), torch.zeros_like(out))
-    assert [name_of(choice) for choice in both] == ["portable.launch"] * 2
+def kernels(found: list[TritonLaunch]) -> list[str]:
+    return [one.function.fn.__name__ for one in found]
+
+
+@pytest.mark.parametrize(("profile", "capability"), [*WITHOUT_WGMMA, HOPPER])
+@pytest.mark.parametrize("width", [64, 256])
+def test_the_portable_kernels(profile: str, capability: str, width: int) -> None:
+    with device(profile, capability) as found:
+        given = [x.requires_grad_() for x in drawn(200, 200, width)]
+        out = attend(*given, *[None] * 4, 0.125, *NO_OPTIONS, "triton")[0]
+        torch.autograd.grad(out, given, torch.zeros_like(out))
+    dk_dv = ["backward_dk_dv"] * (2 if width == 256 else 1)
+    assert kernels(found) == ["forward", "backward_prepare", "backward_dq", *dk_dv]
+    if (profile, capability) == HOPPER:
+        for one in (found[0], *found[2:]):
+            assert "wgmma.mma_async" in one.compiled.asm["ptx"] and "cp.async.bulk.tensor" in one.compiled.asm["ptx"]
+            assert usage(one.compiled.asm["cubin"])["spilled"] <= (64 if width == 64 else 512)
+
+
+@pytest.mark.parametrize(("profile", "capability"), WITHOUT_WGMMA)
+def test_without_wgmma_the_portable_kernels_are_chosen(profile: str, capability: str) -> None:
+    with device(profile, capability):
+        q, k, _ = drawn(200, 200, 64)
+        forward, backward = (chosen(q, k, backward) for backward in (False, True))
+    assert name_of(forward) == name_of(backward) == "portable.launch"
     lacking = f"needs a GPU with wgmma instructions, which compute capability {capability} lacks"
-    assert f"hopper.forward: {lacking}" in both[0].refused and both[1].refused == (f"hopper.backward: {lacking}",)
-    dk_dv = ["backward_dk_dv"] * (2 if head_size == 256 else 1)
-    assert_compiled(found, ["forward", "backward_prepare", "backward_dq", *dk_dv], capability)
+    assert f"hopper.forward: {lacking}" in forward.refused and backward.refused == (f"hopper.backward: {lacking}",)
 
 
-@pytest.mark.parametrize(("profile", "capability"), DEVICES)
+@pytest.mark.parametrize(("profile", "capability"), WITHOUT_WGMMA)
 def test_decoding_is_split_in_triton(profile: str, capability: str) -> None:
-    pytest.importorskip("triton")
-    with simulated(profile_for(profile), capability), capturing(run=False) as found:
-        q, k = (torch.randn(1, *shape, dtype=torch.bfloat16, device="cuda") for shape in ((8, 1, 128), (2, 4096, 128)))
+    with device(profile, capability) as found:
+        q, k, v = drawn(1, 4096, 128, (8, 2))
         choice = chosen(q, k, False)
         with torch.no_grad():
-            attention(q, k, k)
-    assert name_of(choice) == "decode.triton"
-    assert choice.refused == ()
-    assert_compiled(found, ["decode"], capability)
+            attention(q, k, v)
+    assert name_of(choice) == "decode.triton" and choice.refused == () and kernels(found) == ["decode"]
+
+
+def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition() -> None:
+    with device(*HOPPER) as found:
+        attend(*drawn(1, 4096, 128, (8, 2)), *[None] * 4, 0.125, *NO_OPTIONS, "decode")
+    (decode,) = found
+    assert "cp.async.cg.shared.global" in decode.compiled.asm["ptx"]
+    assert "atom.global.gpu.acq_rel.add" in decode.compiled.asm["ptx"]
