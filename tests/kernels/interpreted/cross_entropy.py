@@ -42,3 +42,16 @@ def test_a_label_that_is_no_column_makes_its_row_nan() -> None:
     (gradient,) = torch.autograd.grad(losses.sum(), logits)
     assert losses.isnan().tolist() == [False, True, False, False, False]
     assert gradient.isnan().all(1).tolist() == [False, True, False, False, False]
+
+
+def test_the_gradient_of_a_smoothed_label_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The label's share, 1 - ε + ε / columns, must not be the difference of two numbers near 1."""
+    monkeypatch.setattr(kernels, "TILE", 65536)
+    target = torch.tensor([7])
+    found = []
+    for dtype, impl in ((torch.float32, "triton"), (torch.float64, "auto")):
+        logits = torch.randn(1, 50257, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+        loss = by_impl(logits, target, label_smoothing=1.0, reduction="sum", impl=impl)
+        found.append(torch.autograd.grad(loss, logits)[0].double())
+    torch.testing.assert_close(found[0][0, 7], found[1][0, 7], rtol=2e-6, atol=0)
+    assert (found[0] - found[1]).norm() <= 3e-7 * found[1].norm()

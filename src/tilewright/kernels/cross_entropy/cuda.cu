@@ -184,9 +184,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float maximum = statistics[row], log_sum = statistics[rows + row];
     const bool known = label >= 0 && label < columns;
     const float scale = known ? widen(gradient[row * gradient_stride]) * *weight : not_a_number();
-    const float squared = scale * 2.f * z_loss * (maximum + log_sum);
-    // With a single class, hit is all of the scale.
-    const float miss = scale * smoothing / columns, hit = scale * (1.f - smoothing * ((columns - 1.f) / columns));
+    // exp(x - maximum) exp(-log_sum): the exponent of one exponential would be larger, and so would its rounding.
+    const float inverse_sum = expf(-log_sum);
+    const float squared = scale * 2.f * z_loss * (maximum + log_sum) * inverse_sum, scaled_inverse = scale * inverse_sum;
+    // Without cancellation; with a single class, hit is all of the scale.
+    const float miss = scale * smoothing / columns, hit = scale * (1.f - smoothing + smoothing / columns);
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         const int v = first + i * ROW_THREADS;
@@ -203,14 +205,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const long long at = label - in.column(v);
 #pragma unroll
         for (int k = 0; k < LANES; k++) {
-            const float share = exp2_approx((a[k] - maximum - log_sum) * LOG2E);
-            a[k] = scale * share;
+            const float exponential = exp2_approx((a[k] - maximum) * LOG2E);
+            a[k] = scaled_inverse * exponential;
             if (at == k)
                 a[k] -= hit;
             else if (SMOOTH)
                 a[k] -= miss;
             // Added last: where one class has all of the probability, only this is left.
-            a[k] += squared * share;
+            a[k] += squared * exponential;
         }
         result.store(v, pack<ELEMENT>(a));
     }

@@ -116,10 +116,11 @@ def backward_tiles(
     log_sum = tl.load(statistics + rows + row, row < rows, other=0.0)
     scale = tl.load(gradient + row * gradient_stride, row < rows, other=0.0).to(tl.float32) * tl.load(weight)
     scale = tl.where(known, scale, float("nan"))
-    share = tl.exp(a - most - log_sum)
-    # Of a single class exactly 0, as a difference of equals is.
-    hit = 1.0 - smoothing * ((columns - 1.0) / columns)
-    change = share - tl.where(col == label, hit, smoothing / columns)
+    # The exponent of one exponential would be larger, and so would its rounding.
+    share = tl.exp(a - most) * tl.exp(-log_sum)
+    miss = tl.div_rn(smoothing, columns * 1.0)
+    # Without cancellation; of a single class exactly 0, as a difference of equals is.
+    change = share - tl.where(col == label, 1.0 - smoothing + miss, miss)
     # Added last: where one class has all of the probability, only this is left.
     change = (change + 2.0 * z_loss * (most + log_sum) * share) * scale
     # An ignored row is NaN where PyTorch's is: of NaN, +inf, or nothing but -inf.
