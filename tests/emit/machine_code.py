@@ -1,26 +1,34 @@
-"""Prints, as JSON, what each kernel of the golden nests takes of an H200: registers and bytes spilled.
+"""Generated kernels compiled for an H200, without one; run as a script.
 
-Run as a script, with the lengths of the rows: compiling needs Triton without its interpreter, whatever
-the tests around it use.
+With lengths of rows: prints, as JSON, the registers and the bytes spilled of each kernel of the golden nests. With
+`operators`: prints the errors of kernels that do not compile, of all samples of operators. Compiling needs Triton
+without its interpreter, whatever the tests around it use.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 
+import torch
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompilationError
+from triton.compiler.compiler import make_backend
 
-from tests.emit.triton_programs import golden, nests_of
+from tests.emit.triton_programs import golden, nests_of, operator_calls
 from tilewright.emit.triton import emit_triton
 from tilewright.hardware.assembly import resources
+from tilewright.hardware.target import target_named
 from tilewright.loops.nest import Nest
+from tilewright.passes.fusion import fuse
 from tilewright.runtime.blocking import plan
 from tilewright.runtime.gpu import TritonKernel
 
-POINTERS = {"bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1", "int64": "*i64"}
+POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1",
+            "int64": "*i64", "int32": "*i32", "int16": "*i16", "int8": "*i8", "uint8": "*u8"}  # fmt: skip
 H200 = GPUTarget("cuda", 90, 32)
 MULTIPROCESSORS = 132
 
@@ -31,11 +39,10 @@ def usage(cubin: bytes) -> dict[str, int]:
     return {"registers": taken.registers, "spilled": taken.stack_bytes}
 
 
-def compiled(nest: Nest) -> dict[str, dict[str, int]]:
-    """What each of the nest's kernels takes, launched as on an H200."""
+def sources(nest: Nest) -> Iterator[tuple[ASTSource, int]]:
+    """Each of the nest's kernels and its number of warps, as launched on an H200."""
     kernel, chosen = TritonKernel(nest, emit_triton(nest)), plan(nest, MULTIPROCESSORS)
     dtypes = [b.dtype for b in nest.buffers] + [dtype for _, dtype in chosen.scratch]
-    taken = {}
     for function, sizes, warps in ((kernel.main, chosen.sizes, chosen.warps), (kernel.after, chosen.after_sizes, 4)):
         if function is None:
             continue
@@ -46,14 +53,38 @@ def compiled(nest: Nest) -> dict[str, dict[str, int]]:
         signature = {name: POINTERS[d] for name, d in zip(pointers, dtypes, strict=True)}
         signature |= dict.fromkeys(numbers, "i64") | dict.fromkeys(constants, "constexpr")
         aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers}
-        source = ASTSource(function, signature, constants, aligned)
-        code = triton.compile(source, target=H200, options={"num_warps": warps})
-        taken[function.__name__] = usage(code.asm["cubin"])
-    return taken
+        yield ASTSource(function, signature, constants, aligned), warps
+
+
+def compiled(nest: Nest) -> dict[str, dict[str, int]]:
+    """What each of the nest's kernels takes."""
+    return {
+        source.fn.__name__: usage(triton.compile(source, target=H200, options={"num_warps": warps}).asm["cubin"])
+        for source, warps in sources(nest)
+    }
+
+
+def error_of(source: ASTSource, warps: int) -> str | None:
+    """What Triton's front end, which finds errors of types and shapes, says of a kernel."""
+    backend, context = make_backend(H200), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    options = backend.parse_options({"num_warps": warps})
+    try:
+        source.make_ir(H200, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    except CompilationError as error:
+        return str(error)
+    return None
 
 
 if __name__ == "__main__":
-    for columns in map(int, sys.argv[1:]):
-        for function, inputs in golden(4096, columns).values():
-            for lowered in nests_of(function, *inputs):
-                print(json.dumps(compiled(lowered.nest)))
+    if sys.argv[1:] == ["operators"]:
+        calls = operator_calls(torch.device("cpu"))
+        for region in fuse(calls.graph, "forward", target_named("cpu")).regions:
+            errors = (error_of(*source) for source in sources(region.lowered.nest))
+            print(json.dumps([error for error in errors if error]))
+    else:
+        for columns in map(int, sys.argv[1:]):
+            for function, inputs in golden(4096, columns).values():
+                for lowered in nests_of(function, *inputs):
+                    print(json.dumps(compiled(lowered.nest)))

@@ -44,6 +44,15 @@ def test_as_many_tiles_are_on_their_way_as_shared_memory_holds() -> None:
         assert ahead > 1 or budget < tile_bytes
 
 
+def test_every_operators_kernels_compile(tmp_path: Path) -> None:
+    """The interpreter takes kernels that the compiler does not: a loop whose values change their shape."""
+    pytest.importorskip("triton")
+    variables = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    printed, _ = processes.run(["-m", "tests.emit.machine_code", "operators"], env=variables)
+    errors = [json.loads(line) for line in printed.splitlines()]
+    assert len(errors) > 500 and [error for error in errors if error] == []
+
+
 def test_no_kernel_spills_on_an_h200(tmp_path: Path) -> None:
     """Six nests over rows that fit a program, and rows that some do not hold."""
     pytest.importorskip("triton")

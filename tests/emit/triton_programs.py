@@ -124,6 +124,12 @@ def biased_by_places(x: torch.Tensor, c: torch.Tensor, p: torch.Tensor, i: torch
     return (x + along / 2 + across).softmax(-1)
 
 
+def integer_powers(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Of one number, and of many to positive and negative exponents, in every integer type."""
+    kinds = [(x - 3).to(dtype) for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)]
+    return [power for base in kinds for power in (2**base, base ** (y - 60).to(base.dtype))]
+
+
 def _far_below_zero(function: Function) -> Program:
     """Where an activation is what is left of a difference from one."""
     return Program(function, lambda g: [torch.rand((7, 130), generator=g) * 3 - 6])
@@ -149,6 +155,7 @@ PROGRAMS: dict[str, Program] = {
     "rounded before a comparison": program(lambda x: torch.where(x * 1.1 > x + 0.1, x, -x), (33, 7), dtype=BF16),
     "int8 wraps around": _integers(lambda x, y: x * y + 100, (7, 33), torch.int8),
     "uint8 wraps around": _integers(lambda x, y: ~(x * y - 3), (7, 33), torch.uint8),
+    "integer powers": _integers(integer_powers, (7, 33), torch.int64),
     "positions": Program(lambda x: x * torch.arange(130, device=x.device), lambda _: [torch.ones(7, 130)]),
     "GELU far below zero": _far_below_zero(F.gelu),
     "GELU by tanh far below zero": _far_below_zero(lambda x: F.gelu(x, approximate="tanh")),
@@ -375,13 +382,19 @@ class Calls(Table):
         return super().input(self.moved[id(tensor)][1])
 
 
-def operators(device: torch.device) -> dict[str, list[tuple[str, Verified]]]:
-    """One kind of call of every operator with a body, verified, by the name of its row."""
+def operator_calls(device: torch.device) -> Calls:
+    """One kind of call of every operator with a body."""
     calls = Calls(device)
     for number, (name, makers) in enumerate([*CALLS.items(), *VIEWS.items()]):
         for sample in combinations(number, 0):
             calls.add(name, f"{name} {sample.layout} {sample.dtype}", makers[0], sample, view=name in VIEWS)
     calls.graph.output(tuple(node for _, node in calls.results))
+    return calls
+
+
+def operators(device: torch.device) -> dict[str, list[tuple[str, Verified]]]:
+    """One kind of call of every operator with a body, verified, by the name of its row."""
+    calls = operator_calls(device)
     results, _ = run_graph(calls.graph, calls.tensors, device, by_triton())
     found = defaultdict(list)
     for (label, _), figures in zip(calls.results, verify(calls.graph, calls.tensors, results), strict=True):

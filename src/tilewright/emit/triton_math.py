@@ -141,6 +141,8 @@ def erf_absolute(x: tl.tensor) -> tl.tensor:
 @triton.jit
 def integer_power(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """By squaring, with wrap-around; negative powers of all but ±1 are 0."""
+    # A value that a loop carries keeps its shape, and either operand may be one number.
+    x, y = tl.broadcast(x, y)
     result = x * 0 + 1
     base, left = x, y
     for _ in range(63):
