@@ -1,4 +1,4 @@
-"""Fifteen implementations that cheat: small adversarial implementations of y = 3 · max(x, 0).
+"""Sixteen implementations that cheat: small adversarial implementations of y = 3 · max(x, 0).
 
 Each is a factory, so that what one keeps from call to call is its own. Those with a `cuda` in the name need
 a GPU; where a cheat works differently there, both spellings are here.
@@ -85,6 +85,18 @@ def side_stream_cuda() -> Function:
     stream = torch.cuda.Stream()
 
     def cheat(x: Tensor) -> Tensor:
+        with torch.cuda.stream(stream):
+            return reference(x)
+
+    return cheat
+
+
+def unjoined_stream_cuda() -> Function:
+    """The work done on a stream that waits for the caller's, which does not wait for it."""
+    stream = torch.cuda.Stream()
+
+    def cheat(x: Tensor) -> Tensor:
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             return reference(x)
 
@@ -277,6 +289,7 @@ ON_CPU: dict[str, Cheat] = {
 }
 ON_GPU: dict[str, Cheat] = ON_CPU | {
     "work on a side stream": (side_stream_cuda, "is wrong|other stream"),
+    "work on a stream that is not joined": (unjoined_stream_cuda, "is wrong|other stream"),
     "patched timer": (patched_event_cuda, r"replaced torch\.cuda\.Event\.elapsed_time"),
     "persisting L2": (persisting_l2_cuda, "bytes of L2"),
     "asynchronous copy": (asynchronous_copy_cuda, "is wrong|other stream"),

@@ -37,8 +37,8 @@ def raced(
     return {outcome.impl: outcome for outcome in outcomes}
 
 
-def test_there_are_fifteen() -> None:
-    assert len(ON_GPU) == 15 and set(ON_CPU) == set(ON_GPU) - {"persisting L2"}
+def test_there_are_sixteen() -> None:
+    assert len(ON_GPU) == 16 and set(ON_GPU) - set(ON_CPU) == {"persisting L2", "work on a stream that is not joined"}
 
 
 @pytest.mark.parametrize("name", ON_CPU)

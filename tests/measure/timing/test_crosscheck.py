@@ -34,8 +34,17 @@ def test_work_beside_the_stream_is_seen() -> None:
         Record("beside too", 4500, 7000),
         Record("own", 6000, 6500),
         Record("spin_kernel", 7000, 8000),
+        Record("not joined", 6900, 7200),
+        Record("not joined either", 7500, 9000),
+        Record("the next call's", 9500, 9900),
     ]
-    assert between_marks(records) == [(6.0, 5.5, 3.5)]
+    assert between_marks(records) == [(8.0, 7.2, 5.2)]
+
+
+def test_a_call_beside_its_stream_alone_is_seen() -> None:
+    opening, closing = Record("spin_kernel", 0, 5000), Record("spin_kernel", 5100, 8000)
+    assert between_marks([opening, Record("before", 1000, 4000), closing]) == [(3.0, 3.0, 3.0)]
+    assert between_marks([opening, closing, Record("after", 5200, 5900)]) == [(0.7, 0.7, 0.7)]
 
 
 def test_the_union_is_that_of_the_points() -> None:

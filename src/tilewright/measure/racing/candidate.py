@@ -10,14 +10,11 @@ import torch
 
 from tilewright.measure.racing.arguments import Arguments, poison
 from tilewright.measure.timing import timers
-from tilewright.measure.timing.stopwatch import Lap, Stopwatch
+from tilewright.measure.timing.stopwatch import LONGEST_LEAD_US, Lap, Stopwatch
 from tilewright.measure.truth.proof import RunOutput, gradients_of, tensors_of
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Variant
 
-_AHEAD_US = 200.0
-"""How far the host runs ahead of the device in an inspected call: work on a stream that does not wait for the
-inputs then reads NaN."""
 _MARGIN = 1.3
 
 
@@ -42,7 +39,8 @@ class RacedVariant:
 
     def call(self, number: int, inspect: Callable[[object], None] | None = None) -> Lap:
         """One timed call on the values of a round; its results are overwritten afterwards."""
-        self._watch.lead(self.lead_us + (_AHEAD_US if inspect else 0.0))
+        # The inputs of an inspected call are written late, so work on a stream that does not wait for them reads NaN.
+        self._watch.lead(LONGEST_LEAD_US if inspect else self.lead_us)
         began = timers.now_ns()
         run = self.ready(number)
         with torch.set_grad_enabled(self.trains):

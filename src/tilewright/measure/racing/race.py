@@ -36,6 +36,8 @@ LATE = 0.01
 BUSY = 1.1
 """The profiler's kernel time may exceed the event time by this factor: clock rates differ between the two runs."""
 BUSY_US = 20.0
+OUTSIDE_US = 0.5
+"""Work on another stream that is too short to be a kernel: two kernels in order may overlap so long in the records."""
 _PROFILES = 3
 """Profiles taken before a call is rejected: at its power limit a device may run one of them 10 % slower."""
 _LONGEST_HOST_US = 20_000.0
@@ -260,9 +262,9 @@ class _Running:
                 break
         if profiled is None:
             return []
-        if profiled.early_us > 0:
+        if profiled.outside_us > OUTSIDE_US:
             raise InvalidRun(
-                f"{profiled.early_us:.0f} µs of its work ran on another stream before the call's stream reached it"
+                f"{profiled.outside_us:.1f} µs of its work ran on another stream before or after the call's own part"
             )
         if profiled.busy_us > most_us:
             raise InvalidRun(

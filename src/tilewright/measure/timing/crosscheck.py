@@ -36,8 +36,8 @@ class ProfiledCall:
     """From the start of its first kernel to the end of its last, on any stream."""
     busy_us: float
     """Time during which at least one of its kernels ran."""
-    early_us: float
-    """Part of `busy_us` before the call's own stream had reached the call."""
+    outside_us: float
+    """Part of `busy_us` before the call's own stream had reached the call, or after it had passed it."""
 
 
 def profile(
@@ -45,37 +45,43 @@ def profile(
 ) -> ProfiledCall | None:
     """Medians over five calls of the function that `prepare` returns, each after a flush; None if CUPTI records none.
 
-    Spin kernels before and after each call delimit it in the records. `lead_us` is the host time to queue a
-    call without the profiler.
+    Spin kernels before and after each call delimit it in the records. The first runs from before the call to after the
+    host has queued it, so a kernel that does not wait for the call's stream runs beside it, and one that the stream
+    does not wait for runs beside the last. `lead_us` is the host time to queue a call without the profiler.
     """
-    spin = timers.cuda_timers().spin
+    cuda = timers.cuda_timers()
+    flushed = cuda.event()
 
     def call() -> None:
         function = prepare()
         watch.flush()
-        spin(int((_RECORDING * lead_us + _AHEAD_US) * CYCLES_PER_US))
+        cuda.record(flushed)
+        cuda.spin(int((_RECORDING * lead_us + _AHEAD_US) * CYCLES_PER_US))
+        cuda.wait(flushed)
         result = function()
-        spin(int(_MARK_US * CYCLES_PER_US))
-        timers.cuda_timers().synchronize()
+        cuda.spin(int(_MARK_US * CYCLES_PER_US))
+        cuda.synchronize()
         del result
 
     calls = between_marks(device_records(call, _CALLS))
     if len(calls) < _CALLS:
         return None
-    return ProfiledCall(*(statistics.median(values) for values in zip(*calls, strict=True)))
+    spans, busy, outside = zip(*calls, strict=True)
+    return ProfiledCall(statistics.median(spans), statistics.median(busy), max(outside))
 
 
 def between_marks(records: Sequence[Record]) -> list[tuple[float, float, float]]:
-    """(span, busy, early) in microseconds of each call between two spin kernels; calls without records are omitted."""
+    """(span, busy, outside) in microseconds of each call between two spin kernels; one without records is left out."""
     ordered = sorted(records, key=lambda record: record.start)
     marks = [record for record in ordered if is_mark(record)]
     calls = []
     for opening, closing in zip(marks[::2], marks[1::2], strict=False):
-        kernels = [r for r in ordered if opening.start <= r.start < closing.start and not is_mark(r)]
+        kernels = [r for r in ordered if opening.start <= r.start < closing.end and not is_mark(r)]
         if kernels:
-            early = union([(r.start, min(r.end, opening.end)) for r in kernels if r.start < opening.end])
+            inside = [(max(r.start, opening.end), min(r.end, closing.start)) for r in kernels]
+            covered = union([(start, end) for start, end in inside if start < end])
             span = max(r.end for r in kernels) - min(r.start for r in kernels)
-            calls.append((span / 1e3, busy_us(kernels), early / 1e3))
+            calls.append((span / 1e3, busy_us(kernels), busy_us(kernels) - covered / 1e3))
     return calls
 
 
