@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from torch import nn
 
 from tilewright import backend
 from tilewright.profiling.block import profile
-from tilewright.profiling.compiled import as_json, from_json, program_of
+from tilewright.profiling.compiled import merged, program_of
 from tilewright.records.program import Program
 from tilewright.store.query import query
 
@@ -43,15 +44,13 @@ def training() -> Callable[[], None]:
     return step
 
 
-def test_a_program_travels_as_json() -> None:
+def test_a_program_travels_between_processes() -> None:
     with backend.recording() as record:
         training()()
     program = program_of(record)
     assert {region.graph for region in program.regions} == {"forward", "backward"}
     assert all(region.cost.bytes > 0 and region.floor_us is None for region in program.regions)
-    assert from_json([as_json(program)]) == Program(
-        program.operators, program.regions, program.decisions, [], program.fallbacks
-    )
+    assert merged([pickle.loads(pickle.dumps(program))]) == program
 
 
 def test_what_ranks_share_stands_once() -> None:
@@ -59,9 +58,9 @@ def test_what_ranks_share_stands_once() -> None:
         training()()
     program = program_of(record)
     other = replace(program, regions=[replace(program.regions[0], name="of the second rank")])
-    both = from_json([as_json(program), as_json(other)])
+    both = merged([program, other])
     assert both is not None and len(both.regions) == len(program.regions) + 1
-    assert from_json([as_json(Program())]) is None
+    assert merged([Program()]) is None
 
 
 def test_what_cannot_be_priced_is_said_and_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

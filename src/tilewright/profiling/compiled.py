@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar
 
-from tilewright.records.program import Cost, Decision, Fallback, Operator, Program, Region
+from tilewright.records.program import Fallback, Operator, Program, Region
 
 if TYPE_CHECKING:
     from tilewright.backend import Recording
     from tilewright.compile.plan import GraphPlan
+
+Row = TypeVar("Row")
 
 
 def program_of(record: Recording) -> Program:
@@ -51,26 +53,16 @@ def _priced(plan: GraphPlan) -> tuple[list[Operator], list[Region]]:
     )
 
 
-def as_json(program: Program) -> str:
-    return json.dumps(asdict(program))
-
-
-def from_json(texts: Iterable[str]) -> Program | None:
-    """The programs of several processes merged, without duplicates; None if no process compiled a graph."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for text in texts:
-        for name, rows in json.loads(text).items():
-            found.setdefault(name, {}).update((json.dumps(row), row) for row in rows)
-    if not any(found.values()):
-        return None
-    rows = {name: list(distinct.values()) for name, distinct in found.items()}
-    return Program(
-        operators=[Operator(**row | _tuples(row, "shape", "inputs")) for row in rows["operators"]],
-        regions=[Region(**row | _tuples(row, "members")) for row in rows["regions"]],
-        decisions=[Decision(**row) for row in rows["decisions"]],
-        fallbacks=[Fallback(**row) for row in rows["fallbacks"]],
+def merged(programs: Sequence[Program]) -> Program | None:
+    """The programs of several processes as one, equal rows once; None if no process compiled a graph."""
+    found = Program(
+        operators=_distinct(program.operators for program in programs),
+        regions=_distinct(program.regions for program in programs),
+        decisions=_distinct(program.decisions for program in programs),
+        fallbacks=_distinct(program.fallbacks for program in programs),
     )
+    return None if found == Program() else found
 
 
-def _tuples(row: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {"cost": Cost(**row["cost"])} | {name: tuple(row[name]) for name in names}
+def _distinct(parts: Iterable[Iterable[Row]]) -> list[Row]:
+    return list(dict.fromkeys(chain.from_iterable(parts)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -11,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tilewright.measure.recording.recorder import Recording, RecordingPlan
-from tilewright.profiling import compiled
+from tilewright.profiling.compiled import merged
 from tilewright.profiling.saved import SavedProfile, save
-from tilewright.profiling.start import COMPILED, FOLDER, PLAN, RECORDING, STOP
+from tilewright.profiling.start import ASKED, FOLDER
 from tilewright.records.errors import TargetError, UsageError
 
 _STARTER = ["-m", "tilewright.profiling.start"]
@@ -42,10 +43,12 @@ def profile_program(
     """
     started = started_under_recorder(words)
     with tempfile.TemporaryDirectory(prefix="tilewright-profile-") as folder:
-        environment = os.environ | {PLAN: plan.as_json(), FOLDER: folder, STOP: "1" if stop else ""}
+        (Path(folder) / ASKED).write_bytes(pickle.dumps((plan, stop)))
         tell("running the program")
-        code = _run(started, environment)
-        recordings = [Recording.from_json(text) for text in _texts(folder, RECORDING)]
+        code = _run(started, os.environ | {FOLDER: folder})
+        # In the order of the ranks.
+        recorded = [pickle.loads(path.read_bytes()) for path in sorted(Path(folder).glob("*.recorded"))]
+        recordings: list[Recording] = [recording for recording, _ in recorded]
         if plan.nvtx and not code:
             return None
         # As a shell has it: a signal's number above 128.
@@ -55,7 +58,7 @@ def profile_program(
             failed.exit_code = code
             raise failed
         name = next((Path(word).stem for word in words if word.endswith(".py")), "program")
-        program = compiled.from_json(_texts(folder, COMPILED))
+        program = merged([program for _, program in recorded])
         done = save(recordings, name=name, command=command, target=" ".join(words), program=program, tell=tell)
     return replace(done, exit_code=code)
 
@@ -74,11 +77,6 @@ def _run(started: Sequence[str], environment: Mapping[str, str]) -> int:
         return subprocess.run(started, env=environment, check=False).returncode
     except OSError as error:
         raise TargetError(f"{started[0]} cannot be started: {error.strerror}") from error
-
-
-def _texts(folder: str, pattern: str) -> list[str]:
-    """The files that the processes wrote under that name, in the order of their ranks."""
-    return [path.read_text("utf-8") for path in sorted(Path(folder).glob(pattern.format("*")))]
 
 
 def started_under_recorder(words: Sequence[str]) -> list[str]:

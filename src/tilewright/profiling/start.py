@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pickle
 import runpy
 import sys
 from pathlib import Path
@@ -16,24 +17,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tilewright.measure.recording.recorder import Recording
 
-PLAN = "TILEWRIGHT_PROFILE_PLAN"
 FOLDER = "TILEWRIGHT_PROFILE_FOLDER"
-STOP = "TILEWRIGHT_PROFILE_STOP"
-RECORDING = "{}.recording.json"
-COMPILED = "{}.compiled.json"
+"""The variable that names the folder: it holds what is to be recorded, and what was."""
+ASKED = "asked"
+"""File: a pickled `RecordingPlan`, and whether the program ends once its steps are recorded."""
+RECORDED = "rank{:05}.recorded"
+"""File of each process: its pickled `Recording` and `Program`."""
 
 
 def main() -> None:
     """Run the program of the command line as Python would, and write its trace to the folder."""
     # Here, so that the process that starts this one, and imports the names above, does not import PyTorch.
     from tilewright import backend
-    from tilewright.measure.recording.recorder import Recorder, RecordingPlan
-    from tilewright.profiling import compiled
+    from tilewright.measure.recording.recorder import Recorder
+    from tilewright.profiling.compiled import program_of
     from tilewright.profiling.regions import marked_regions
 
-    plan, folder = RecordingPlan.from_json(os.environ.pop(PLAN)), Path(os.environ.pop(FOLDER))
-    stop = bool(os.environ.pop(STOP, ""))
-    name = f"rank{int(os.environ.get('RANK', '0')):05}"
+    folder, rank = Path(os.environ.pop(FOLDER)), int(os.environ.get("RANK", "0"))
+    plan, stop = pickle.loads((folder / ASKED).read_bytes())
 
     def kept(recording: Recording) -> None:
         # Write now: the program may run on for hours, or be killed.
@@ -42,13 +43,15 @@ def main() -> None:
             sys.exit(0)
 
     def keep(recording: Recording) -> None:
-        _write(folder / COMPILED.format(name), compiled.as_json(compiled.program_of(record)))
-        _write(folder / RECORDING.format(name), recording.as_json())
+        path = folder / RECORDED.format(rank)
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(pickle.dumps((recording, program_of(record))))
+        partial.replace(path)
 
     del sys.argv[0]
     _check(sys.argv)
     sys.excepthook = _of_the_program
-    recorder = Recorder(plan, folder, name=name, by_optimizer=True, kept=kept)
+    recorder = Recorder(plan, folder, name=f"rank{rank:05}", by_optimizer=True, kept=kept)
     with backend.recording() as record, marked_regions(recorder):
         recorder.start()
         try:
@@ -82,12 +85,6 @@ def _of_the_program(kind: type[BaseException], error: BaseException, trace: Trac
     while trace and trace.tb_frame.f_code.co_filename.startswith((__file__, "<frozen runpy>")):
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: str
     """The same as JSON; times are nanoseconds unless the name has another unit."""
     document = {
         "run": run,
-        "recordings": [json.loads(recording.as_json()) for recording in recordings],
+        "recordings": [asdict(recording) for recording in recordings],
         "operators": [asdict(row) for row in table.rows],
         "cpu_ns": table.cpu_ns,
         "device_ns": table.device_ns,
@@ -56,7 +56,7 @@ def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: str
         "losses": [{"what": what, "found": found, "of": of} for what, found, of in table.losses],
         "words": findings(table),
     }
-    return json.dumps(document, indent=1)
+    return json.dumps(document, indent=1, default=str)
 
 
 def recorded_words(recordings: Sequence[Recording]) -> list[str]:

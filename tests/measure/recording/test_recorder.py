@@ -237,11 +237,6 @@ def test_nvtx_without_a_gpu_is_refused(tmp_path: Path) -> None:
         Recorder(RecordingPlan(nvtx=True), tmp_path).start()
 
 
-def test_recordings_survive_their_json(tmp_path: Path) -> None:
-    done = record(RecordingPlan(wait=1, active=1, detail=LEAN), tmp_path, five, steps=5)
-    assert Recording.from_json(done.as_json()) == done
-
-
 SPANNING = """
 import sys, torch
 from pathlib import Path

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from uuid import uuid4
@@ -64,14 +63,6 @@ class RecordingPlan:
     nvtx: bool = False
     light: bool = True
 
-    def as_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> RecordingPlan:
-        values = json.loads(text)
-        return RecordingPlan(**values | {"detail": Detail(**values["detail"])})
-
 
 @dataclass
 class Recording:
@@ -98,16 +89,6 @@ class Recording:
     """The bound was reached before the end of a step, or of a program recorded as a whole."""
     gave_way: bool = False
     """The program started another profiler, of PyTorch's or tilewright's, and the recording ended there."""
-
-    def as_json(self) -> str:
-        return json.dumps(asdict(self), default=str)
-
-    @staticmethod
-    def from_json(text: str) -> Recording:
-        values = json.loads(text)
-        plan = RecordingPlan.from_json(json.dumps(values["plan"]))
-        paths = {name: Path(values[name]) if values[name] else None for name in ("trace", "description")}
-        return Recording(**values | {"plan": plan} | paths)
 
 
 _started: list[Recorder] = []
