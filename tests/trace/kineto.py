@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import tempfile
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
+from tests.trace.loading import Rows, rows
 from tilewright.trace import load_traces
 from tilewright.trace.analysis import analyse
 
@@ -27,6 +30,7 @@ class Trace:
         if rank is not None:
             self.header["distributedInfo"] = {"rank": rank, "world_size": 2}
         self._numbers = itertools.count(1)
+        self._connection: duckdb.DuckDBPyConnection | None = None
         self._meta("process_name", self.pid, 0, "python")
         self._meta("process_labels", 0, 0, "GPU 0")
         self._meta("process_name", 0, 0, "python")
@@ -80,6 +84,20 @@ class Trace:
         self.work(start, end, correlation, **kernel)
         return correlation
 
+    def capture(self, *operators: str, **args: object) -> None:
+        """A CUDA graph of one kernel an operator, captured within the first 120 µs."""
+        self.call("cudaStreamBeginCapture", 1, 2)
+        for at, name in zip(range(10, 100, 30), operators, strict=False):
+            self.operator(name, at, at + 20, **args)
+            self.call("cudaLaunchKernel", at + 5, at + 8)
+        self.call("cudaStreamEndCapture", 110, 115)
+
+    def replay(self, at: float, *kernels: str) -> None:
+        """A graph launched at `at`, whose kernels take 10 µs each."""
+        correlation = self.call("cudaGraphLaunch", at, at + 5)
+        for place, name in enumerate(kernels, 1):
+            self.work(at + 10 * place, at + 10 * place + 10, correlation, name=name)
+
     def flow(self, category: str, number: int, out: tuple[float, int], into: tuple[float, int]) -> None:
         """From the slice at a time and thread to another."""
         for phase, (at, thread) in (("s", out), ("f", into)):
@@ -91,8 +109,14 @@ class Trace:
         path.write_text(json.dumps(self.header | {"traceEvents": self.events}))
         return path
 
-    def analysed(self, folder: Path) -> duckdb.DuckDBPyConnection:
-        return analysed([self.write(folder)])
+    def analysed(self, *before: str) -> duckdb.DuckDBPyConnection:
+        return analysed([self], *before)
+
+    def rows(self, sql: str) -> Rows:
+        """The answer from the trace as it was when it was first asked."""
+        if self._connection is None:
+            self._connection = self.analysed()
+        return rows(self._connection, sql)
 
     def _meta(self, name: str, pid: int, thread: int, text: str) -> None:
         value = {"labels" if name == "process_labels" else "name": text}
@@ -105,16 +129,31 @@ class Trace:
         self.events.append(event if args is None else event | {"args": args})
 
 
-def analysed(paths: list[Path], *before: str) -> duckdb.DuckDBPyConnection:
-    """A run's database in memory with the traces at `paths`, after the statements `before`, analysed."""
+def analysed(traces: Iterable[Trace | Path], *before: str) -> duckdb.DuckDBPyConnection:
+    """A run's database in memory with these traces, loaded after the statements `before`, analysed."""
     connection = duckdb.connect()
     connection.execute(files("tilewright.store").joinpath("schema.sql").read_text("utf-8"))
     for statement in before:
         connection.execute(statement)
-    load_traces(paths, connection)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [
+            trace if isinstance(trace, Path) else trace.write(Path(folder), f"trace{number}")
+            for number, trace in enumerate(traces)
+        ]
+        load_traces(paths, connection)
     analyse(connection)
     return connection
 
 
-def rows(connection: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
-    return connection.execute(sql).fetchall()
+def region(name: str, source: str = "") -> str:
+    """The statement by which a run knows a generated kernel: it reads 256 MB, writes 128 MB and takes 7,000 FLOPs."""
+    costs = """1 AS reads, 1 AS writes, 0 AS unused, 256000000 AS bytes_read, 128000000 AS bytes_written, 7000 AS flops,
+               5 AS transcendentals, 'formula' AS provenance"""
+    return f"""
+        INSERT INTO region BY NAME
+        SELECT 'backward' AS graph, '{name}' AS name, ['gelu'] AS members, {costs},
+               'triton' AS language, '' AS source_code;
+        INSERT INTO operator BY NAME
+        SELECT 'backward' AS graph, 'after' AS stage, 1 AS index, 'r' AS name, 'kernel' AS target, {costs},
+               'pointwise' AS operator_class, [1] AS shape, 'float32' AS dtype, '{name}' AS region,
+               '{source}' AS source, [] AS inputs"""

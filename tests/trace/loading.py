@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
 from tilewright.trace import Loaded, load_traces
 
 Event = Mapping[str, object]
-Rows = list[tuple[object, ...]]
+Rows = list[tuple[Any, ...]]
 
 
 def complete(name: str, ts: float, dur: float, tid: object = 1, pid: object = 1, **more: object) -> dict[str, object]:

@@ -30,9 +30,8 @@ def summed(connection: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_any_value_anywhere(seed: int, tmp_path: Path) -> None:
+def test_any_value_anywhere(seed: int, trace: Trace) -> None:
     draw = random.Random(seed)
-    trace = Trace()
     trace.step(0, 0, 500)
     for at in range(0, 500, 50):
         trace.frame(f"train.py({at}): step", at, at + 49)
@@ -44,11 +43,10 @@ def test_any_value_anywhere(seed: int, tmp_path: Path) -> None:
         key = draw.choice([*event, *args])
         (event if key in event else args)[key] = draw.choice(HOSTILE)
     trace.header["deviceProperties"] = draw.choice([*HOSTILE, trace.header["deviceProperties"]])
-    summed(trace.analysed(tmp_path))
+    summed(trace.analysed())
 
 
-def test_times_at_the_ends_of_the_range(tmp_path: Path) -> None:
-    trace = Trace()
+def test_times_at_the_ends_of_the_range(trace: Trace) -> None:
     trace.step(0, 0, 100)
     trace.launch(5, 10, 60)
     for ts, dur in ((9.2e15, 9e15), (-9e15, 1), (0, 9.2e15), (9e15, 0)):
@@ -56,25 +54,22 @@ def test_times_at_the_ends_of_the_range(tmp_path: Path) -> None:
         trace.events.append(event | {"cat": "kernel", "pid": 0, "tid": 7, "args": {"correlation": 1, "device": 0}})
         trace.events.append(event | {"cat": "cuda_runtime", "pid": trace.pid, "tid": HOST, "args": {"correlation": 1}})
         trace.events.append(event | {"cat": "user_annotation", "name": "ProfilerStep#9", "pid": trace.pid, "tid": HOST})
-    summed(trace.analysed(tmp_path))
+    summed(trace.analysed())
 
 
-def test_launches_on_very_many_levels(tmp_path: Path) -> None:
+def test_launches_on_very_many_levels(trace: Trace) -> None:
     """5,000 operators in each other with a launch in each: a context for a thousand levels, and no more."""
-    trace = Trace()
     levels = 5000
     for level in range(levels):
         trace.operator(f"op{level}", level, 3 * levels - level)
         trace.call("cudaLaunchKernel", level + 0.25, level + 0.5)
         trace.work(20_000 + level, 20_000 + level + 1, level + 1)
-    connection = trace.analysed(tmp_path)
-    found = rows(connection, "SELECT count(*), count(operator), max(operator_id) FROM device_slice")
+    found = trace.rows("SELECT count(*), count(operator), max(operator_id) FROM device_slice")
     assert found[0][0] == levels and 900 <= found[0][1] <= 1001
 
 
-def test_events_without_a_name(tmp_path: Path) -> None:
+def test_events_without_a_name(trace: Trace) -> None:
     """They count like all others; nothing is called by no name at all."""
-    trace = Trace()
     trace.step(0, 0, 100)
     trace.operator("aten::mm", 0, 40)
     trace.launch(5, 10, 60)
@@ -82,36 +77,22 @@ def test_events_without_a_name(tmp_path: Path) -> None:
     for event in trace.events:
         if event["ph"] == "X" and event["cat"] in ("cpu_op", "kernel", "cuda_runtime"):
             del event["name"]
-    connection = trace.analysed(tmp_path)
+    connection = trace.analysed()
     summed(connection)
     assert rows(connection, "SELECT operator, device_ns FROM operator_distance") == [("(no name)", 50_000)]
-    assert rows(connection, "SELECT sum(cpu_self)::BIGINT, sum(device_self)::BIGINT FROM operator_time") == [
-        (100_000, 50_000)
-    ]
+    sums = rows(connection, "SELECT sum(cpu_self)::BIGINT, sum(device_self)::BIGINT FROM operator_time")
+    assert sums == [(100_000, 50_000)]
     assert findings(read_operator_table(connection))
 
 
-def test_a_range_that_begins_with_the_last_step_and_outlasts_it(tmp_path: Path) -> None:
+def test_a_range_that_begins_with_the_last_step_and_outlasts_it(trace: Trace) -> None:
     """It is around the step and not cut by it: an answer, where each was once taken to lie in the other."""
-    trace = Trace()
     trace.slice("user_annotation", "all", 0, 200)
     trace.step(0, 0, 100)
     trace.operator("aten::mm", 10, 40)
     trace.operator("beyond", 60, 120)
-    found = dict(rows(trace.analysed(tmp_path), "SELECT name, cpu_total FROM operator_time"))
+    found = dict(trace.rows("SELECT name, cpu_total FROM operator_time"))
     assert found == {"all": 200_000, "ProfilerStep*": 100_000, "aten::mm": 30_000, "beyond": 40_000}
-
-
-def test_analysing_again_changes_nothing(tmp_path: Path) -> None:
-    trace = Trace()
-    trace.step(0, 0, 100)
-    trace.operator("aten::mm", 0, 40, dims=[[4, 4], [4, 4]])
-    trace.launch(5, 10, 60)
-    connection = trace.analysed(tmp_path)
-    views = ("accounting", "distance", "device_slice", "wave", "what_you_would_win")
-    before = [sorted(rows(connection, f"FROM {view}"), key=str) for view in views]
-    analyse(connection)
-    assert [sorted(rows(connection, f"FROM {view}"), key=str) for view in views] == before
 
 
 def test_a_bare_file(tmp_path: Path) -> None:
@@ -120,16 +101,21 @@ def test_a_bare_file(tmp_path: Path) -> None:
     summed(analysed([path]))
 
 
-def test_views_mean_the_same_where_integers_divide_as_in_perfetto(tmp_path: Path) -> None:
-    trace = Trace()
+def test_neither_a_second_analysis_nor_perfettos_division_changes_a_view(trace: Trace) -> None:
     trace.step(0, 0, 100)
     trace.operator("aten::mm", 0, 40, dims=[[40, 40], [40, 40]])
     trace.launch(5, 10, 37, name="ncclDevKernel_AllReduce(x)")
     trace.launch(6, 30, 61)
     trace.call("cudaStreamSynchronize", 7, 63)
-    connection = trace.analysed(tmp_path)
-    views = ("accounting", "step_account", "synchronisation", "distance", "what_you_would_win", "communication")
+    connection = trace.analysed()
+    views = ("accounting", "step_account", "synchronisation", "distance", "what_you_would_win", "communication", "wave")
+
+    def content() -> list[list[str]]:
+        return [sorted(map(str, rows(connection, f"FROM {view}"))) for view in views]
+
     connection.execute("SET integer_division = false")
-    before = [sorted(rows(connection, f"FROM {view}"), key=str) for view in views]
+    before = content()
+    analyse(connection)
+    assert content() == before
     connection.execute("SET integer_division = true")
-    assert [sorted(rows(connection, f"FROM {view}"), key=str) for view in views] == before
+    assert content() == before

@@ -6,41 +6,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.trace.kineto import AUTOGRAD, HOST, Trace, analysed, rows
+from tests.trace.kineto import AUTOGRAD, HOST, STREAM, Trace, analysed, region, rows
 from tilewright.trace import analyse
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
-def test_the_innermost_operator_and_frame(tmp_path: Path) -> None:
-    trace = Trace()
+def test_the_innermost_operator_and_frame(trace: Trace) -> None:
     trace.frame("train.py(3): <module>", 0, 100)
     trace.frame("/home/me/model.py(12): forward", 5, 95)
     trace.frame("torch/nn/functional.py(2300): linear", 6, 90)
     trace.operator("aten::linear", 10, 80)
     trace.operator("aten::addmm", 20, 70)
     trace.launch(30, 40, 60)
-    connection = trace.analysed(tmp_path)
-    assert rows(connection, "SELECT operator, source, source_function, attributed_by FROM device_slice") == [
-        ("aten::addmm", "/home/me/model.py:12", "forward", "launch")
-    ]
+    found = trace.rows("SELECT operator, source, source_function, attributed_by FROM device_slice")
+    assert found == [("aten::addmm", "/home/me/model.py:12", "forward", "launch")]
 
 
-def test_generated_code_and_libraries_are_not_the_users(tmp_path: Path) -> None:
-    trace = Trace()
+def test_generated_code_and_libraries_are_not_the_users(trace: Trace) -> None:
     trace.frame("train.py(7): step", 0, 100)
     generated = "/tmp/torchinductor_me/ab/c3k4yl3tujcixxvd5uikqyklalomijtcbn4pgb76bqpbl65ulw7v.py(40): call"
     for depth, name in enumerate((generated, "/usr/lib/python3.12/contextlib.py(80): inner", "triton/jit.py(9): run")):
         trace.frame(name, 1 + depth, 90 - depth)
     trace.operator("triton_poi_fused_add_0", 10, 80)
     trace.launch(30, 40, 60)
-    assert rows(trace.analysed(tmp_path), "SELECT operator, source FROM device_slice") == [
-        ("triton_poi_fused_add_0", "train.py:7")
-    ]
+    assert trace.rows("SELECT operator, source FROM device_slice") == [("triton_poi_fused_add_0", "train.py:7")]
 
 
-def test_backward_has_the_line_and_the_ranges_of_its_forward(tmp_path: Path) -> None:
-    trace = Trace()
+def test_backward_has_the_line_and_the_ranges_of_its_forward(trace: Trace) -> None:
     trace.step(0, 0, 300)
     trace.frame("model.py(8): forward", 5, 100)
     trace.slice("user_annotation", "layer mlp", 6, 90)
@@ -53,8 +46,7 @@ def test_backward_has_the_line_and_the_ranges_of_its_forward(tmp_path: Path) -> 
     trace.operator("aten::sum", 170, 190, AUTOGRAD)
     trace.launch(175, 180, 195, thread=AUTOGRAD)
     trace.flow("fwdbwd", 1, (20, HOST), (125, AUTOGRAD))
-    found = rows(trace.analysed(tmp_path), "SELECT operator, source, forward_ranges FROM device_slice ORDER BY ts")
-    assert found == [
+    assert trace.rows("SELECT operator, source, forward_ranges FROM device_slice ORDER BY ts") == [
         ("aten::addmm", "model.py:8", []),
         ("aten::mm", "model.py:8", ["ProfilerStep#0", "layer mlp"]),
         # What follows the node within the engine's range belongs to it.
@@ -62,74 +54,49 @@ def test_backward_has_the_line_and_the_ranges_of_its_forward(tmp_path: Path) -> 
     ]
 
 
-def test_a_launch_found_by_its_flow_where_correlations_are_missing(tmp_path: Path) -> None:
-    trace = Trace()
+def test_a_launch_found_by_its_flow_where_correlations_are_missing(trace: Trace) -> None:
     trace.operator("aten::relu", 0, 20)
     trace.slice("cuda_runtime", "cudaLaunchKernel", 5, 8)
-    trace.events.append(
-        {"ph": "X", "cat": "kernel", "name": "relu", "pid": 0, "tid": 7, "ts": 1030, "dur": 5, "args": {"device": 0}}
-    )
+    place = {"pid": 0, "tid": STREAM, "ts": 1030}
+    trace.events.append({"ph": "X", "cat": "kernel", "name": "relu", "dur": 5, "args": {"device": 0}, **place})
     trace.events.append({"ph": "s", "cat": "ac2g", "id": 9, "name": "ac2g", "pid": trace.pid, "tid": HOST, "ts": 1005})
-    trace.events.append({"ph": "f", "bp": "e", "cat": "ac2g", "id": 9, "name": "ac2g", "pid": 0, "tid": 7, "ts": 1030})
-    assert rows(trace.analysed(tmp_path), "SELECT operator FROM device_slice") == [("aten::relu",)]
+    trace.events.append({"ph": "f", "bp": "e", "cat": "ac2g", "id": 9, "name": "ac2g", **place})
+    assert trace.rows("SELECT operator FROM device_slice") == [("aten::relu",)]
 
 
-def test_the_same_correlation_in_two_files_is_not_the_same_launch(tmp_path: Path) -> None:
-    paths = []
-    for rank, name in enumerate(("aten::add", "aten::mul")):
-        trace = Trace(pid=4000 + rank, rank=rank)
+def test_the_same_correlation_in_two_files_is_not_the_same_launch() -> None:
+    ranks = [Trace(pid=4000 + rank, rank=rank) for rank in range(2)]
+    for trace, name in zip(ranks, ("aten::add", "aten::mul"), strict=True):
         trace.operator(name, 0, 20)
         trace.launch(5, 10, 30)
-        paths.append(trace.write(tmp_path, f"rank{rank}"))
-    found = rows(analysed(paths), "SELECT file_id, operator FROM device_slice ORDER BY file_id")
-    assert [operator for _, operator in found] == ["aten::add", "aten::mul"]
+    found = rows(analysed(ranks), "SELECT operator FROM device_slice ORDER BY file_id")
+    assert found == [("aten::add",), ("aten::mul",)]
 
 
-def replays(trace: Trace, *names: str) -> None:
-    """Two replays of a graph of these kernels."""
-    for at in (200, 300):
-        correlation = trace.call("cudaGraphLaunch", at, at + 5)
-        for place, name in enumerate(names):
-            trace.work(at + 10 * (place + 1), at + 10 * (place + 2), correlation, name=name)
-
-
-def test_a_graph_captured_in_the_trace(tmp_path: Path) -> None:
-    trace = Trace()
+def test_a_graph_captured_in_the_trace(trace: Trace) -> None:
     trace.frame("model.py(5): forward", 0, 150)
-    trace.call("cudaStreamBeginCapture", 1, 2)
-    for at, operator in ((10, "aten::addmm"), (40, "aten::gelu"), (70, "aten::native_layer_norm")):
-        trace.operator(operator, at, at + 20, dims=[[64, 64]])
-        trace.call("cudaLaunchKernel", at + 5, at + 8)
-    trace.call("cudaStreamEndCapture", 110, 115)
-    replays(trace, "one", "two", "three")
-    found = rows(trace.analysed(tmp_path), "SELECT name, operator, source, attributed_by FROM device_slice ORDER BY ts")
-    assert found == 2 * [
+    trace.capture("aten::addmm", "aten::gelu", "aten::native_layer_norm", dims=[[64, 64]])
+    for at in (200, 300):
+        trace.replay(at, "one", "two", "three")
+    assert trace.rows("SELECT name, operator, source, attributed_by FROM device_slice ORDER BY ts") == 2 * [
         ("one", "aten::addmm", "model.py:5", "capture"),
         ("two", "aten::gelu", "model.py:5", "capture"),
         ("three", "aten::native_layer_norm", "model.py:5", "capture"),
     ]
 
 
-def test_a_graph_of_another_length_is_not_the_captured_one(tmp_path: Path) -> None:
-    trace = Trace()
-    trace.call("cudaStreamBeginCapture", 1, 2)
-    trace.operator("aten::gelu", 10, 30)
-    trace.call("cudaLaunchKernel", 15, 18)
-    trace.call("cudaStreamEndCapture", 110, 115)
-    replays(trace, "one", "two")
-    assert rows(trace.analysed(tmp_path), "SELECT DISTINCT operator, attributed_by FROM device_slice") == [
-        (None, "graph")
-    ]
+def test_a_graph_of_another_length_is_not_the_captured_one(trace: Trace) -> None:
+    trace.capture("aten::gelu")
+    trace.replay(200, "one", "two")
+    assert trace.rows("SELECT DISTINCT operator, attributed_by FROM device_slice") == [(None, "graph")]
 
 
-def test_a_graph_whose_kernels_ran_elsewhere_or_have_telling_names(tmp_path: Path) -> None:
-    trace = Trace()
+def test_a_graph_whose_kernels_ran_elsewhere_or_have_telling_names(trace: Trace) -> None:
     trace.operator("aten::my_own", 0, 20)
     trace.launch(5, 10, 30, name="mine")
-    replays(trace, "mine", "sm90_xmma_gemm_bf16bf16_tn", "what is this")
-    found = rows(trace.analysed(tmp_path), "SELECT name, operator, attributed_by FROM device_slice ORDER BY ts")
-    assert found[0] == ("mine", "aten::my_own", "launch")
-    assert found[1:4] == [
+    trace.replay(200, "mine", "sm90_xmma_gemm_bf16bf16_tn", "what is this")
+    assert trace.rows("SELECT name, operator, attributed_by FROM device_slice ORDER BY ts") == [
+        ("mine", "aten::my_own", "launch"),
         ("mine", "aten::my_own", "same kernel"),
         ("sm90_xmma_gemm_bf16bf16_tn", "matrix product", "name"),
         ("what is this", None, "graph"),
@@ -156,23 +123,17 @@ def test_every_kernel_of_a_training_step_on_an_h200(name: str) -> None:
         assert total == pytest.approx(100, abs=1e-9)
 
 
-REGION = """INSERT INTO region BY NAME
-    SELECT 'forward' AS graph, unnest(?::VARCHAR[]) AS name, ['gelu'] AS members, 1 AS reads, 1 AS writes, 0 AS unused,
-           4000000 AS bytes_read, 4000000 AS bytes_written, 1000000 AS flops, 0 AS transcendentals,
-           'formula' AS provenance, 'triton' AS language, '' AS source_code"""
-
-
 def test_a_step_of_tilewrights_own_kernels_with_the_program_they_are_from() -> None:
     """Without the program, a region's kernels are known by name, and their cost is not."""
-    path = FIXTURES / "block_tilewright.json.gz"
-    connection = analysed([path])
+    connection = analysed([FIXTURES / "block_tilewright.json.gz"])
     shares = dict(rows(connection, "SELECT what, percent FROM attribution"))
     assert shares["operator"] >= 98 and shares["source line"] >= 98
     assert 80 < shares["bytes"] < 90
     unknown = rows(connection, "SELECT DISTINCT operator FROM operator_distance WHERE provenance = 'unknown'")
     names = [name for (name,) in unknown]
     assert names and all(name.startswith(("forward", "backward")) and not name.endswith("_after") for name in names)
-    connection.execute(REGION, [names])
+    for name in names:
+        connection.execute(region(name))
     analyse(connection)
     shares = dict(rows(connection, "SELECT what, percent FROM attribution"))
     assert min(shares.values()) >= 98

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -26,9 +25,8 @@ def described(kernels: tuple[str, ...] = ("gemm", "gelu")) -> Trace:
     trace.frame("train.py(10): step", 1, 1999)
     at = 10
     for name in kernels:
-        trace.operator(
-            "aten::mm" if name == "gemm" else "aten::gelu", at, at + 100, **(MATRIX if name == "gemm" else {})
-        )
+        operator, operands = ("aten::mm", MATRIX) if name == "gemm" else ("aten::gelu", {})
+        trace.operator(operator, at, at + 100, **operands)
         trace.launch(at + 50, at + 60, at + 80, name=name)
         at += 200
     trace.operator("aten::item", at, at + 50)
@@ -57,29 +55,22 @@ def light(*steps: tuple[str, ...]) -> Trace:
     return trace
 
 
-def load(folder: Path, *traces: Trace) -> duckdb.DuckDBPyConnection:
-    return analysed([trace.write(folder, f"trace{number}") for number, trace in enumerate(traces)])
-
-
-@pytest.fixture
-def both(tmp_path: Path) -> duckdb.DuckDBPyConnection:
-    return load(tmp_path, light(("gemm", "gelu"), ("gemm", "gelu")), described())
+@pytest.fixture(scope="module")
+def both() -> duckdb.DuckDBPyConnection:
+    return analysed([light(("gemm", "gelu"), ("gemm", "gelu")), described()])
 
 
 def test_kernels_have_the_operator_and_the_line_of_their_twin(both: duckdb.DuckDBPyConnection) -> None:
-    found = rows(
-        both, "SELECT name, operator, source, attributed_by, count(*) FROM device_slice GROUP BY ALL ORDER BY 1"
-    )
-    assert found == [
+    sql = "SELECT name, operator, source, attributed_by, count(*) FROM device_slice GROUP BY ALL ORDER BY 1"
+    assert rows(both, sql) == [
         ("gelu", "aten::gelu", "train.py:10", "description", 2),
         ("gemm", "aten::mm", "train.py:10", "description", 2),
     ]
 
 
 def test_what_is_timed_is_the_light_steps(both: duckdb.DuckDBPyConnection) -> None:
-    assert rows(both, "SELECT name, dur FROM step ORDER BY ts") == [
-        ("ProfilerStep#6", 100_000), ("ProfilerStep#7", 100_000)
-    ]  # fmt: skip
+    steps = rows(both, "SELECT name, dur FROM step ORDER BY ts")
+    assert steps == [("ProfilerStep#6", 100_000), ("ProfilerStep#7", 100_000)]
     account = dict(rows(both, "SELECT class, ms_per_step FROM step_account"))
     assert account["kernel"] == pytest.approx(0.04)
     assert sum(account.values()) == pytest.approx(0.1)
@@ -103,63 +94,55 @@ def test_the_operator_table_is_of_the_step_described(both: duckdb.DuckDBPyConnec
 
 
 def test_a_wait_is_known_by_its_mark_and_its_call_by_the_description(both: duckdb.DuckDBPyConnection) -> None:
-    assert rows(both, "SELECT source, exact, call, calls FROM synchronisation") == [
-        ("train.py:17", True, "aten::item", 2)
-    ]
+    found = rows(both, "SELECT source, exact, call, calls FROM synchronisation")
+    assert found == [("train.py:17", True, "aten::item", 2)]
 
 
-def test_a_step_that_differs(tmp_path: Path) -> None:
+def test_a_step_that_differs() -> None:
     """A second product finds its operator by the kernel, a kernel that nobody described by its name."""
-    connection = load(tmp_path, light(("gemm", "gemm", "softmax_kernel")), described())
+    connection = analysed([light(("gemm", "gemm", "softmax_kernel")), described()])
     found = rows(connection, "SELECT operator, attributed_by FROM device_slice ORDER BY ts")
     assert found == [("aten::mm", "description"), ("aten::mm", "same kernel"), ("aten::_softmax", "name")]
 
 
-def test_light_steps_alone(tmp_path: Path) -> None:
-    connection = load(tmp_path, light(("gemm", "gelu")))
-    in_the_step = "WHERE ts >= (SELECT min(ts) FROM step) ORDER BY ts"
-    assert rows(connection, f"SELECT operator, attributed_by FROM device_slice {in_the_step}") == [
-        (None, "range"), ("aten::gelu", "name")
-    ]  # fmt: skip
+def test_light_steps_alone() -> None:
+    connection = analysed([light(("gemm", "gelu"))])
+    sql = "SELECT operator, attributed_by FROM device_slice WHERE ts >= (SELECT min(ts) FROM step) ORDER BY ts"
+    assert rows(connection, sql) == [(None, "range"), ("aten::gelu", "name")]
     assert sum(ms for (ms,) in rows(connection, "SELECT ms_per_step FROM step_account")) == pytest.approx(0.1)
     assert read_operator_table(connection).timed_steps == 1
 
 
-def test_a_description_alone_is_a_trace_like_others(tmp_path: Path) -> None:
-    connection = load(tmp_path, described())
+def test_a_description_alone_is_a_trace_like_others() -> None:
+    connection = analysed([described()])
     assert rows(connection, "SELECT name FROM step ORDER BY ts") == [("ProfilerStep#3",), ("ProfilerStep#4",)]
     assert {how for (how,) in rows(connection, "SELECT attributed_by FROM device_slice")} == {"launch"}
 
 
-def test_each_rank_has_its_own(tmp_path: Path) -> None:
+def test_each_rank_has_its_own() -> None:
     traces = []
     for rank in (0, 1):
         timed, told = light(("gemm",)), described(("gemm",))
         for trace, name in ((timed, "tilewright described by"), (told, "tilewright description")):
             trace.header |= {name: f"rank {rank}", "distributedInfo": {"rank": rank, "world_size": 2}}
         traces += [timed, told]
-    connection = load(tmp_path, *traces)
+    connection = analysed(traces)
     assert rows(connection, "SELECT file_id, described_by FROM description ORDER BY 1") == [(0, 1), (2, 3)]
-    assert rows(connection, "SELECT file_id, operator FROM device_slice ORDER BY 1") == [
-        (0, "aten::mm"),
-        (2, "aten::mm"),
-    ]
+    found = rows(connection, "SELECT file_id, operator FROM device_slice ORDER BY 1")
+    assert found == [(0, "aten::mm"), (2, "aten::mm")]
 
 
-def test_replays_in_light_steps_are_calls_of_the_operators_captured(tmp_path: Path) -> None:
+def test_replays_in_light_steps_are_calls_of_the_operators_captured() -> None:
     told = Trace()
     told.header["tilewright description"] = "abc"
     told.step(4, 0, 2000)
-    told.call("cudaStreamBeginCapture", 1, 2)
-    told.operator("aten::mm", 10, 30, **MATRIX)
-    told.call("cudaLaunchKernel", 15, 18)
-    told.call("cudaStreamEndCapture", 110, 115)
+    told.capture("aten::mm", **MATRIX)
     timed = Trace()
     timed.header["tilewright described by"] = "abc"
     timed.step(6, 5000, 5400)
     for trace, begin in ((told, 200), (timed, 5000)):
-        for at in (begin + 10, begin + 100):
-            trace.work(at + 10, at + 20, trace.call("cudaGraphLaunch", at, at + 5), name="gemm")
-    connection = load(tmp_path, timed, told)
+        trace.replay(begin + 10, "gemm")
+        trace.replay(begin + 100, "gemm")
+    connection = analysed([timed, told])
     found = rows(connection, "SELECT operator, attributed_by, calls, device_ns, flops FROM operator_distance")
     assert found == [("aten::mm", "description", 2, 20_000, 2 * 64 * 32 * 16)]

@@ -20,37 +20,34 @@ STEPS = 30
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
-    return tmp_path
 
 
-def run(folder: Path, seed: int, *, gelu: int = 30_000, name: str = "run", step: int = 100_000) -> Path:
-    path, _ = trace_run([traced(folder, seed, gelu, name, step)], command="test", tell=lambda _: None)
-    return path
+def run(trace: Trace, folder: Path) -> Path:
+    return trace_run([trace.write(folder)], command="test", tell=lambda _: None)[0]
 
 
-def traced(folder: Path, seed: int, gelu: int = 30_000, name: str = "run", step: int = 100_000) -> Path:
-    """A trace of 30 steps of 100 ms, in each a product of 40 ms and a GELU, all with 1 % of noise."""
+def noisy(seed: int, gelu: int = 30_000) -> Trace:
+    """30 steps of 100 ms, in each a product of 40 ms and a GELU of 30 or a little more, all with 1 % of noise."""
     draw = Random(seed)
     trace = Trace()
     at = 0
     for number in range(STEPS):
         lengths = [round(us * draw.gauss(1, 0.01)) for us in (40_000, gelu)]
-        end = at + round((step + gelu - 30_000) * draw.gauss(1, 0.005))
+        end = at + round((70_000 + gelu) * draw.gauss(1, 0.005))
         trace.step(number, at, end)
         start = at + 100
-        for position, (operator, length) in enumerate(zip(("aten::mm", "aten::gelu"), lengths, strict=True)):
-            begin = at + 10 + position * 40
+        for begin, operator, length in zip((at + 10, at + 50), ("aten::mm", "aten::gelu"), lengths, strict=True):
             trace.operator(operator, begin, begin + 30)
             trace.launch(begin + 5, start, start + length)
             start += length
         at = end
-    return trace.write(folder, name)
+    return trace
 
 
 def test_a_slower_operator_is_found_and_named(tmp_path: Path) -> None:
-    before, after = run(tmp_path, 1), run(tmp_path, 2, gelu=36_000)
+    before, after = run(noisy(1), tmp_path), run(noisy(2, gelu=36_000), tmp_path)
     found = diff([read_run(before)], [read_run(after)])
     assert found.step.verdict == "slower" and found.step.ratio == pytest.approx(1.06, abs=0.01)
     assert found.device is not None and found.device.verdict == "slower"
@@ -58,43 +55,38 @@ def test_a_slower_operator_is_found_and_named(tmp_path: Path) -> None:
     first = found.operators[0]
     assert (first.where, first.operator) == ("device", "aten::gelu")
     assert first.difference_us == pytest.approx(6000, rel=0.1)
-    share = found.of_device(first)
-    assert share is not None and share == pytest.approx(1, abs=0.15)
+    assert found.of_device(first) == pytest.approx(1, abs=0.15)
     text = printed(show_diff(found))
     assert "slower" in text and "aten::gelu" in text and "+6." in text
 
 
 def test_the_same_program_twice(tmp_path: Path) -> None:
-    found = diff([read_run(run(tmp_path, 3))], [read_run(run(tmp_path, 4))])
+    found = diff([read_run(run(noisy(3), tmp_path))], [read_run(run(noisy(4), tmp_path))])
     assert found.step.verdict == "the same"
     assert found.device is not None and found.device.verdict in ("the same", "cannot tell")
     assert found.of_device(found.operators[0]) is None or abs(found.operators[0].difference_us) < 1000
 
 
-def test_operators_of_the_host_count_without_what_they_call(tmp_path: Path) -> None:
-    trace = Trace()
+def test_operators_of_the_host_count_without_what_they_call(trace: Trace, tmp_path: Path) -> None:
     trace.step(0, 0, 100)
     trace.operator("aten::linear", 0, 50)
     trace.operator("aten::addmm", 10, 40)
     trace.launch(20, 60, 90)
-    path, _ = trace_run([trace.write(tmp_path)], command="test", tell=lambda _: None)
-    found = read_run(path).operators
-    assert found["host", "aten::linear"] == (20, 1)
-    assert found["host", "aten::addmm"] == (29, 1)
-    assert found["host", "cudaLaunchKernel"] == (1, 1)
-    assert found["device", "aten::addmm"] == (30, 1)
+    assert read_run(run(trace, tmp_path)).operators == {
+        ("host", "aten::linear"): (20, 1),
+        ("host", "aten::addmm"): (29, 1),
+        ("host", "cudaLaunchKernel"): (1, 1),
+        ("device", "aten::addmm"): (30, 1),
+    }
 
 
-def test_the_time_of_slices_that_overlap_counts_once(tmp_path: Path) -> None:
+def test_the_time_of_slices_that_overlap_counts_once(trace: Trace, tmp_path: Path) -> None:
     """`aten::mul` begins within `aten::linear` and outlasts it."""
-    trace = Trace()
     trace.step(0, 0, 100)
     trace.operator("aten::linear", 10, 60)
     trace.operator("aten::mul", 40, 80)
-    path, _ = trace_run([trace.write(tmp_path)], command="test", tell=lambda _: None)
-    found = read_run(path).operators
-    assert found["host", "aten::linear"] == (30, 1)
-    assert found["host", "aten::mul"] == (40, 1)
+    found = read_run(run(trace, tmp_path)).operators
+    assert found == {("host", "aten::linear"): (30, 1), ("host", "aten::mul"): (40, 1)}
 
 
 def test_folders_of_runs_made_in_turns(tmp_path: Path) -> None:
@@ -102,46 +94,39 @@ def test_folders_of_runs_made_in_turns(tmp_path: Path) -> None:
     for number in range(6):
         for side, folder in enumerate(sides):
             folder.mkdir(exist_ok=True)
-            made = run(tmp_path, 10 * number + side, gelu=30_000 + 6_000 * side)
+            made = run(noisy(10 * number + side, gelu=30_000 + 6_000 * side), tmp_path)
             made.rename(folder / made.name)
     found = diff(*([read_run(path) for path in runs_of(folder)] for folder in sides))
     assert found.step.verdict == "slower" and "6 pairs of interleaved runs" in found.step.method
 
 
 def test_a_run_that_saw_no_device(tmp_path: Path) -> None:
-    paths = []
+    runs = []
     for number in range(2):
         trace = Trace()
         trace.step(0, 0, 100)
         trace.operator("aten::mm", 0, 80 + number)
-        paths.append(trace_run([trace.write(tmp_path)], command="test", tell=lambda _: None)[0])
-    found = diff([read_run(paths[0])], [read_run(paths[1])])
+        runs.append([read_run(run(trace, tmp_path))])
+    found = diff(*runs)
     assert found.device is None and found.step.verdict == "cannot tell"
     assert "cannot tell" in printed(show_diff(found), width=80)
 
 
-def test_a_run_without_a_timeline_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_a_timeline_or_a_step_and_a_folder_without_runs_are_refused(tmp_path: Path) -> None:
     with Run.create(tmp_path / "plain.duckdb", command="x", target="x", case="x") as made:
         pass
     with pytest.raises(StoreError, match="no timeline"):
         read_run(made.path)
-
-
-def test_a_run_without_steps_is_refused(tmp_path: Path) -> None:
-    path, _ = trace_run([Trace().write(tmp_path)], command="test", tell=lambda _: None)
-    empty = read_run(path)
+    empty = read_run(run(Trace(), tmp_path))
     with pytest.raises(StoreError, match="no step was recorded"):
         diff([empty], [empty])
-
-
-def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     with pytest.raises(StoreError, match="no run"):
         runs_of(tmp_path / "none")
 
 
 def test_traces_that_are_no_runs(tmp_path: Path) -> None:
-    sides = [traced(tmp_path, 1, name="before"), traced(tmp_path, 2, 36_000, name="after")]
+    sides = [noisy(1).write(tmp_path, "before"), noisy(2, gelu=36_000).write(tmp_path, "after")]
     found = diff(*map(read_side, sides))
     assert found.step.verdict == "slower" and found.operators[0].operator == "aten::gelu"
     assert (found.before, found.after) == ((sides[0],), (sides[1],))
@@ -159,17 +144,17 @@ def test_traces_that_are_no_runs(tmp_path: Path) -> None:
     ],
     ids=["steps", "one name", "iterations", "epochs", "an optimizer", "only one"],
 )
-def test_steps_that_the_user_named(tmp_path: Path, names: list[str], category: str, steps: tuple[float, ...]) -> None:
+def test_steps_that_the_user_named(
+    trace: Trace, tmp_path: Path, names: list[str], category: str, steps: tuple[float, ...]
+) -> None:
     """A step lasts until the next one begins, and the last as long as its range; else all is one step."""
-    trace = Trace()
     for at, name in zip((0, 100, 220), names, strict=True):
         trace.slice(category, name, at, at + 80)
         trace.operator("aten::mm", at + 5, at + 70)
     assert read_side(trace.write(tmp_path))[0].steps == pytest.approx(steps)
 
 
-def test_the_longer_of_two_families_of_steps(tmp_path: Path) -> None:
-    trace = Trace()
+def test_the_longer_of_two_families_of_steps(trace: Trace, tmp_path: Path) -> None:
     for at in (0, 100):
         trace.slice("user_annotation", "step", at, at + 80)
         trace.slice("user_annotation", f"batch {at}", at + 10, at + 30)

@@ -7,6 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -27,26 +30,29 @@ from tilewright.trace.formats import exact, typed
 FIXTURES = Path(__file__).parent / "fixtures"
 RECORDED = ("block_*.json.gz", "ddp_*.json.gz", "softmax*.json.gz", "syncs.json.gz", "eager_step.json.gz")
 TRACES = sorted(path for pattern in (*RECORDED, "phases.json") for path in FIXTURES.glob(pattern))
+ARROWS = """SELECT a.name, b.name, trace_id, flow.category
+            FROM flow JOIN slice a ON a.id = slice_out JOIN slice b ON b.id = slice_in ORDER BY a.ts, b.ts"""
 TABLES = ("process", "thread", "track", "thread_track", "process_track", "counter_track", "slice", "overlap", "flow")
 TABLES += ("arg_set", "counter", "metadata", "reject", "trace_file")
 SETTINGS = ("memory_limit", "threads", "preserve_insertion_order", "pandas_analyze_sample")
+Reader = Callable[[], AbstractContextManager[None]]
 IN_A_THREAD = {"pid": 1, "tid": 1}
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def in_haste() -> Iterator[None]:
+    """Only the reader for files without a flaw; what it leaves to the other is an error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "stage", None)
+        yield
+
+
+@contextmanager
+def patiently() -> Iterator[None]:
     """Only the reader that goes event by event."""
-    monkeypatch.setattr(typed, "stage", lambda *_: False)
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the reader for files without a flaw."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("the file needed a closer look")
-
-    monkeypatch.setattr(exact, "stage", refuse)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typed, "stage", lambda *_: False)
+        yield
 
 
 def content(connection: duckdb.DuckDBPyConnection) -> dict[str, list[tuple[object, ...]]]:
@@ -61,50 +67,54 @@ def _comparable(row: tuple[object, ...]) -> tuple[str, ...]:
     )
 
 
+def loaded_both_ways(path: Path, events: int, reader: Reader = nullcontext) -> duckdb.DuckDBPyConnection:
+    """The file's content, which has a place for each of its events, whichever reader takes it."""
+    with reader():
+        fast, (file,) = loaded(path)
+    assert file.events == events == accounted(file)
+    for table, count in (("slice", file.slices), ("reject", file.rejects)):
+        assert rows(fast, f"SELECT count(*) FROM {table}") == [(count,)]
+    with patiently():
+        slow, _ = loaded(path)
+    assert content(fast) == content(slow)
+    return fast
+
+
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
-def test_nothing_is_lost(path: Path) -> None:
+def test_nothing_of_a_recording_is_lost(path: Path) -> None:
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     events = json.loads(raw)["traceEvents"]
-    connection, (file,) = loaded(path)
-    assert file.events == len(events) == accounted(file)
-    assert rows(connection, "SELECT count(*) FROM slice") == [(file.slices,)]
-    assert rows(connection, "SELECT count(*) FROM reject") == [(file.rejects,)]
-    whole = [event for event in events if event["ph"] == "X"]
-    found = rows(connection, "SELECT name, round(sum(dur) / 1e3, 3), count(*) FROM slice GROUP BY name")
-    for name, total, count in found:
-        mine = [event for event in whole if event["name"] == name]
-        if len(mine) == count:
-            assert total == pytest.approx(sum(event["dur"] for event in mine), abs=1e-3)
-
-
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
-def test_both_readers_agree(path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast, _ = loaded(path)
-    monkeypatch.undo()
-    monkeypatch.setattr(typed, "stage", lambda *_: False)
-    slow, _ = loaded(path)
-    assert content(fast) == content(slow)
+    connection = loaded_both_ways(path, len(events), in_haste)
+    durations = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            durations[event["name"]].append(event["dur"])
+    for name, total, count in rows(connection, "SELECT name, sum(dur) / 1e3, count(*) FROM slice GROUP BY name"):
+        if len(durations[name]) == count:
+            assert total == pytest.approx(sum(durations[name]), abs=2e-3)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 61])
-def test_patience_at_any_border(size: int, patient: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_patience_at_any_border(size: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """However the pieces that it reads are cut."""
     path = tmp_path / "t.json"
     odd = '{"ph":"X","name":"é\\u00e9","pid":-1,"tid":1,"ts":-1.5e-3,"dur":2E+1,"args":{"a":[true,null,-0.25,1e5]}}'
     path.write_text('{ "a": [1.5, {}], "traceEvents" : [' + ", ".join([odd] * 5) + '] , "b": -1.25 }')
-    expected, _ = loaded(path)
-    monkeypatch.setattr("tilewright.trace.formats.source.PIECE", size)
-    connection, (file,) = loaded(path)
+    with patiently():
+        expected, _ = loaded(path)
+        monkeypatch.setattr("tilewright.trace.formats.source.PIECE", size)
+        connection, (file,) = loaded(path)
     assert content(connection) == content(expected)
     assert rows(connection, "SELECT DISTINCT name, ts, dur FROM slice") == [("éé", -2, 20000)]
     assert file.note is None and file.slices == 5
 
 
 @pytest.mark.parametrize("since_1970", [False, True])
-def test_synthetic(tmp_path: Path, hasty: None, since_1970: bool) -> None:
+def test_synthetic(tmp_path: Path, since_1970: bool) -> None:
     path = tmp_path / "rank3.json"
     counts = synthetic_trace.write(path, 2, rank=3, world=4, since_1970=since_1970)
-    connection, (file,) = loaded(path)
+    with in_haste():
+        connection, (file,) = loaded(path)
     assert (file.rank, file.world_size, file.note) == (3, 4, None)
     assert file.events == sum(counts.values()) == accounted(file)
     assert file.slices == counts["X"] + counts["i"]
@@ -149,12 +159,7 @@ EVENTS = st.lists(
 @given(EVENTS)
 def test_any_mixture_is_accounted_for(tmp_path: Path, events: list[dict[str, object]]) -> None:
     path = written(tmp_path / "mixture.json", events)
-    fast, (file,) = loaded(path)
-    assert file.events == len(events) == accounted(file)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(typed, "stage", lambda *_: False)
-        slow, _ = loaded(path)
-    assert content(fast) == content(slow)
+    fast = loaded_both_ways(path, len(events))
     starts = sum(event["ph"] in "XBib" or event["ph"] == "n" for event in events)
     assert rows(fast, "SELECT count(*) FROM slice") == [(starts,)]
 
@@ -179,12 +184,7 @@ def test_any_spelling_is_accounted_for(tmp_path: Path, events: list[str]) -> Non
     events = [*events, '{"ph":"i","name":"a","pid":1,"tid":1,"ts":1}']
     path = tmp_path / "spelled.json"
     path.write_text('{"traceEvents": [' + ",".join(events) + "]}")
-    fast, (file,) = loaded(path)
-    assert file.events == len(events) == accounted(file)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(typed, "stage", lambda *_: False)
-        slow, _ = loaded(path)
-    assert content(fast) == content(slow)
+    loaded_both_ways(path, len(events))
 
 
 def test_nanoseconds_survive(tmp_path: Path) -> None:
@@ -218,20 +218,17 @@ def as_written_until_2022(event: dict[str, Any]) -> dict[str, Any]:
     return event | {"cat": EARLIER.get(category, category), "name": name} | ({"args": args} if args else {})
 
 
-@pytest.mark.parametrize("reader", ["hasty", "patient"])
+@pytest.mark.parametrize("reader", [nullcontext, patiently])
 @pytest.mark.parametrize("name", ["block_eager", "syncs"])
-def test_kineto_with_capitalised_categories(
-    name: str, reader: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_kineto_with_capitalised_categories(name: str, reader: Reader, tmp_path: Path) -> None:
     """The same tables as the same trace in today's spelling, the analysis included."""
-    request.getfixturevalue(reader)
     document = json.loads(gzip.decompress((FIXTURES / f"{name}.json.gz").read_bytes()))
     events = [event | ({"name": "launch"} if event.get("cat") == "ac2g" else {}) for event in document["traceEvents"]]
-    today = written(tmp_path / "trace.json", events, **document)
-    expected = analysed([today])
+    trace = tmp_path / "trace.json"
     header = {key.replace("deviceProperties", "computeProperties"): value for key, value in document.items()}
-    written(today, map(as_written_until_2022, events), **header)
-    found = analysed([today])
+    with reader():
+        expected = analysed([written(trace, events, **document)])
+        found = analysed([written(trace, map(as_written_until_2022, events), **header)])
     # The files differ in length.
     assert content(found) | {"trace_file": []} == content(expected) | {"trace_file": []}
     for table in ("device_slice", "step", "wait", "device_time", "operator_time", "operator_distance"):
@@ -256,17 +253,16 @@ SLOW = ("with exponents", "a fortnight", "other digits", "from other zeros")
 
 @pytest.mark.parametrize("kind", SINCE_1970)
 @pytest.mark.parametrize("layout", ['"ts": {}', '"ts":{}', '"ts"\n : {}'])
-def test_times_since_1970(tmp_path: Path, kind: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_since_1970(tmp_path: Path, kind: str, layout: str) -> None:
     """Exact to the nanosecond; by the fast reader where a file's times lie within days of each other."""
-    if kind not in SLOW:
-        monkeypatch.setattr(exact, "stage", None)
     events = [
         f'{{"ph":"X","name":"{at}",{layout.format(ts)},"dur":0.007,"pid":1,"tid":{at},"args":{{"n":1732}}}}'
         for at, ts in enumerate(SINCE_1970[kind])
     ]
     path = tmp_path / "times.json"
     path.write_text(f"[{NAMED},{','.join(events)}]")
-    connection, _ = loaded(path)
+    with nullcontext() if kind in SLOW else in_haste():
+        connection, _ = loaded(path)
     expected = [int(Decimal(ts.strip('"')) * 1000) for ts in SINCE_1970[kind]]
     assert rows(connection, "SELECT ts, dur FROM slice ORDER BY name") == [(ts, 7) for ts in expected]
 
@@ -288,11 +284,8 @@ def test_slices_that_perfetto_drops_are_rows(tmp_path: Path) -> None:
     """Kernels of one stream whose times were rounded apart, and a range that leaves a function half-way."""
     events = [complete("k1", 0, 5), complete("k2", 4.999, 5), complete("k3", 9.999, 1)]
     connection, _ = loaded(written(tmp_path / "t.json", events))
-    assert rows(connection, "SELECT name, depth, parent_id FROM slice ORDER BY id") == [
-        ("k1", 0, None),
-        ("k2", 0, None),
-        ("k3", 0, None),
-    ]
+    found = rows(connection, "SELECT name, depth, parent_id FROM slice ORDER BY id")
+    assert found == [("k1", 0, None), ("k2", 0, None), ("k3", 0, None)]
     assert rows(connection, "SELECT name FROM overlap JOIN slice ON slice.id = overlap.slice_id") == [("k2",)]
 
 
@@ -332,11 +325,7 @@ def test_one_launch_of_many_kernels(tmp_path: Path) -> None:
         {"ph": "f", "bp": "e", "ts": 100, **flow, "id": 9, **IN_A_THREAD},
     ]
     connection, (file,) = loaded(written(tmp_path / "t.json", events))
-    assert rows(
-        connection,
-        "SELECT a.name, b.name, trace_id, flow.category FROM flow JOIN slice a ON a.id = slice_out "
-        "JOIN slice b ON b.id = slice_in ORDER BY b.ts",
-    ) == [("cudaGraphLaunch", f"k{at}", "7", "ac2g") for at in range(3)]
+    assert rows(connection, ARROWS) == [("cudaGraphLaunch", f"k{at}", "7", "ac2g") for at in range(3)]
     assert rows(connection, "SELECT reason FROM reject ORDER BY reason") == [
         ("a flow event where no slice is",),
         ("a flow event whose other end is missing",),
@@ -350,11 +339,7 @@ def test_a_flow_id_used_again(tmp_path: Path) -> None:
     events = [complete(name, ts, 1) for name, ts in (("a", 0), ("b", 2), ("c", 4), ("d", 6))]
     events += [{"ph": phase, "bp": "e", "ts": ts, **flow} for phase, ts in (("s", 0), ("f", 2), ("s", 4), ("f", 6))]
     connection, _ = loaded(written(tmp_path / "t.json", events))
-    assert rows(
-        connection,
-        "SELECT a.name, b.name FROM flow JOIN slice a ON a.id = slice_out "
-        "JOIN slice b ON b.id = slice_in ORDER BY a.ts",
-    ) == [("a", "b"), ("c", "d")]
+    assert rows(connection, ARROWS) == [("a", "b", "1", "c"), ("c", "d", "1", "c")]
 
 
 def test_ranks_share_a_run(tmp_path: Path) -> None:

@@ -78,14 +78,14 @@ def told(at_us: list[float], which: list[int], thread: int) -> dict[str, Any]:
     return {"thread": thread, "places": places, "since": since, "which": which}
 
 
-def traced(tmp_path: Path, lines: Any) -> list[Any]:
+def traced(lines: Any) -> list[Any]:
     """The line of one operator, 20 to 80 µs, in `train.py(10): step`."""
     trace = Trace()
     trace.frame("train.py(10): step", 0, 100)
     trace.operator("aten::mm", 20, 80)
     trace.launch(30, 40, 60)
     trace.header |= {"baseTimeNanoseconds": BASE_NS, "tilewright lines": lines}
-    return rows(trace.analysed(tmp_path), "SELECT source FROM device_slice")
+    return trace.rows("SELECT source FROM device_slice")
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def traced(tmp_path: Path, lines: Any) -> list[Any]:
         ([], [], "train.py:10"),
     ],
 )
-def test_the_line_reached_last(tmp_path: Path, at: list[float], which: list[int], line: str) -> None:
-    assert traced(tmp_path, told(at, which, HOST)) == [(line,)]
+def test_the_line_reached_last(at: list[float], which: list[int], line: str) -> None:
+    assert traced(told(at, which, HOST)) == [(line,)]
 
 
 @pytest.mark.parametrize(
@@ -126,33 +126,30 @@ def test_the_line_reached_last(tmp_path: Path, at: list[float], which: list[int]
         told([5], [0], HOST) | {"since": [float("nan")]},
     ],
 )
-def test_a_header_made_to_mislead_adds_nothing(tmp_path: Path, lines: Any) -> None:
-    assert traced(tmp_path, lines) == [("train.py:10",)]
+def test_a_header_made_to_mislead_adds_nothing(lines: Any) -> None:
+    assert traced(lines) == [("train.py:10",)]
 
 
 @pytest.mark.parametrize(
     ("within", "line"), [("autograd::engine::evaluate_function: X", "mine/train.py:12"), ("x", None)]
 )
-def test_gradients_added_up_on_autograds_thread(tmp_path: Path, within: str, line: str | None) -> None:
-    trace = Trace()
+def test_gradients_added_up_on_autograds_thread(trace: Trace, within: str, line: str | None) -> None:
     trace.frame("mine/train.py(10): step", 0, 100)
     trace.operator(within, 20, 80, AUTOGRAD)
     trace.launch(30, 40, 60, thread=AUTOGRAD)
     trace.header |= {"baseTimeNanoseconds": BASE_NS, "tilewright lines": told([5, 90], [0, 1], HOST)}
-    assert rows(trace.analysed(tmp_path), "SELECT source FROM device_slice") == [(line,)]
+    assert trace.rows("SELECT source FROM device_slice") == [(line,)]
 
 
-def test_frames_at_the_ends_of_time(tmp_path: Path) -> None:
-    trace = Trace()
+def test_frames_at_the_ends_of_time(trace: Trace) -> None:
     for at in (2000 - 2**62 // 1000, 0, 2**62 // 1000 - 2000):
         trace.frame("train.py(10): step", at, at + 100)
         trace.operator("aten::mm", at + 20, at + 80)
     trace.header |= {"baseTimeNanoseconds": BASE_NS, "tilewright lines": told([5], [0], HOST)}
-    assert rows(trace.analysed(tmp_path), "SELECT count(*) FROM slice") == [(6,)]
+    assert trace.rows("SELECT count(*) FROM slice") == [(6,)]
 
 
-def test_a_frame_that_ran_when_the_profiler_started_has_no_line(tmp_path: Path) -> None:
-    trace = Trace()
+def test_a_frame_that_ran_when_the_profiler_started_has_no_line(trace: Trace) -> None:
     trace.frame("train.py(33): <module>", 0, 100)
     trace.frame("train.py(20): main", 0.001, 99)
     trace.frame("torch/profiler/profiler.py(800): start", 0.002, 5)
@@ -161,5 +158,5 @@ def test_a_frame_that_ran_when_the_profiler_started_has_no_line(tmp_path: Path) 
     trace.launch(11, 12, 15)
     trace.operator("aten::mul", 60, 80)
     trace.launch(61, 62, 65)
-    found = rows(trace.analysed(tmp_path), "SELECT operator, source, source_function FROM device_slice ORDER BY ts")
+    found = trace.rows("SELECT operator, source, source_function FROM device_slice ORDER BY ts")
     assert found == [("aten::mm", "train.py:7", "step"), ("aten::mul", "train.py", "main")]

@@ -38,43 +38,35 @@ def rank(number: int, begins: list[int], ends: list[int], clock_ahead: int = 0) 
     return trace
 
 
-def test_overlap_of_compute_and_communication(tmp_path: Path) -> None:
-    connection = analysed([rank(0, [100, 300], [200, 400]).write(tmp_path)])
-    assert rows(
-        connection, "SELECT rank, collectives, communication_ms, exposed_ms, hidden_percent FROM communication"
-    ) == [(0, 2, 0.2, 0.15, pytest.approx(25))]
+OVERLAP = "SELECT collectives, communication_ms, exposed_ms, hidden_percent FROM communication"
 
 
-def test_collectives_do_not_hide_each_other(tmp_path: Path) -> None:
-    """From 100 to 300 µs two at once for the half of it, and a kernel over the first 50."""
-    one = rank(0, [100], [200])
-    one.launch(110, 150, 300, name=ALL_REDUCE, stream=21)
-    sql = "SELECT collectives, communication_ms, exposed_ms, hidden_percent FROM communication"
-    assert rows(analysed([one.write(tmp_path)]), sql) == [(2, 0.2, 0.15, pytest.approx(25))]
+def test_overlap_of_compute_and_communication() -> None:
+    assert rank(0, [100, 300], [200, 400]).rows(OVERLAP) == [(2, 0.2, 0.15, pytest.approx(25))]
+    # From 100 to 300 µs two at once for the half of it, and a kernel over the first 50.
+    two_streams = rank(0, [100], [200])
+    two_streams.launch(110, 150, 300, name=ALL_REDUCE, stream=21)
+    assert two_streams.rows(OVERLAP) == [(2, 0.2, 0.15, pytest.approx(25))]
 
 
-def test_a_straggler_whose_clock_is_ahead(tmp_path: Path) -> None:
+def test_a_straggler_whose_clock_is_ahead() -> None:
     """Rank 1 comes 60, 10 and 0 µs after rank 0, which it does not show: its clock is 5 ms ahead."""
     ends = [200, 400, 600]
-    first = rank(0, [100, 300, 500], ends).write(tmp_path, "rank0")
-    second = rank(1, [160, 310, 500], ends, clock_ahead=5000).write(tmp_path, "rank1")
+    ranks = [rank(0, [100, 300, 500], ends), rank(1, [160, 310, 500], ends, clock_ahead=5000)]
     sql = "SELECT rank, waited_ms, caused_ms, at_work_percent FROM straggler ORDER BY rank"
     # Its device had nothing to do: its host launched late.
-    assert rows(analysed([first, second]), sql) == [(0, pytest.approx(0.07), 0, None), (1, 0, pytest.approx(0.07), 0)]
+    assert rows(analysed(ranks), sql) == [(0, pytest.approx(0.07), 0, None), (1, 0, pytest.approx(0.07), 0)]
 
 
-def test_a_straggler_whose_device_is_at_work(tmp_path: Path) -> None:
+def test_a_straggler_whose_device_is_at_work() -> None:
     """Of the 60 µs that rank 1 comes late a kernel takes 45."""
     first, second = rank(0, [100], [200]), rank(1, [160], [200])
     second.launch(90, 100, 145)
-    paths = [trace.write(tmp_path, f"rank{number}") for number, trace in enumerate((first, second))]
-    assert rows(analysed(paths), "SELECT rank, caused_ms, at_work_percent FROM straggler WHERE caused_ms > 0") == [
-        (1, pytest.approx(0.06), pytest.approx(75))
-    ]
-
-
-def test_one_rank_has_nobody_to_wait_for(tmp_path: Path) -> None:
-    assert rows(analysed([rank(0, [100], [200]).write(tmp_path)]), "FROM straggler") == []
+    found = rows(
+        analysed([first, second]), "SELECT rank, caused_ms, at_work_percent FROM straggler WHERE caused_ms > 0"
+    )
+    assert found == [(1, pytest.approx(0.06), pytest.approx(75))]
+    assert first.rows("FROM straggler") == [], "one rank has nobody to wait for"
 
 
 @cache

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import duckdb
 import numpy as np
 
-from tests.trace.kineto import Trace
-from tests.trace.loading import rows
+from tests.trace.kineto import Trace, rows
 from tilewright.trace.events.nesting import nest
 from tilewright.trace.events.self_time import self_times
 from tilewright.trace.flame import flame
@@ -26,9 +22,9 @@ def owners(ts: np.ndarray, end: np.ndarray) -> np.ndarray:
     return own
 
 
-def test_a_thousand_random_threads_whatever_overlaps(tmp_path: Path) -> None:
+def test_a_thousand_random_threads_whatever_overlaps(trace: Trace) -> None:
     random = np.random.default_rng(7)
-    trace, busy = Trace(), dict[int, int]()
+    busy: dict[int, int] = {}
     for thread in range(1000, 2000):
         number = int(random.integers(1, 30))
         ts = random.integers(0, 60, number)
@@ -40,7 +36,7 @@ def test_a_thousand_random_threads_whatever_overlaps(tmp_path: Path) -> None:
         for begun, ended in zip(ts, end, strict=True):
             covered[begun:ended] = True
         busy[thread] = int(covered.sum()) * 1000
-    connection = trace.analysed(tmp_path)
+    connection = trace.analysed()
     found = rows(
         connection,
         "SELECT tid, sum(self_ns)::BIGINT, min(self_ns) FROM host_call JOIN thread USING (utid) GROUP BY tid",
@@ -63,20 +59,15 @@ def test_time_belongs_to_the_slice_that_began_last() -> None:
         assert (outer < np.arange(number)).all()
 
 
-def ordinary_loop(tmp_path: Path) -> duckdb.DuckDBPyConnection:
-    """Two steps, the first of which ends within the optimizer that ends it; the profiler stops in a third."""
-    trace = Trace()
+def test_a_step_that_ends_within_its_optimizer(trace: Trace) -> None:
+    """The optimizer ends the first step, and then itself."""
     trace.step(1, 0, 1000)
     trace.operator("forward", 100, 500)
     trace.slice("user_annotation", "Optimizer.step#SGD.step", 600, 1010)
     trace.operator("add_", 650, 950)
     trace.step(2, 1002, 2000)
     trace.operator("forward", 1100, 1500)
-    return trace.analysed(tmp_path)
-
-
-def test_a_step_that_ends_within_its_optimizer(tmp_path: Path) -> None:
-    connection = ordinary_loop(tmp_path)
+    connection = trace.analysed()
     found = {row.name: (row.cpu_self, row.cpu_total) for row in read_operator_table(connection).rows}
     assert found == {
         "ProfilerStep*": (1000 * (600 - 400 + 998 - 400), 1000 * (1000 + 998)),
@@ -84,10 +75,8 @@ def test_a_step_that_ends_within_its_optimizer(tmp_path: Path) -> None:
         "forward": (800_000, 800_000),
         "add_": (300_000, 300_000),
     }
-    assert sum(own for own, _ in found.values()) == 2_000_000
-    assert flame(connection, "host").total[0] == 2_000_000
-    inside = dict(rows(connection, "SELECT name, outer_name FROM operator_in"))
-    assert inside == {
+    assert sum(own for own, _ in found.values()) == flame(connection, "host").total[0] == 2_000_000
+    assert dict(rows(connection, "SELECT name, outer_name FROM operator_in")) == {
         "forward": "ProfilerStep*",
         "Optimizer.step#SGD.step": "ProfilerStep*",
         "add_": "Optimizer.step#SGD.step",
