@@ -1,6 +1,6 @@
 """A program as a run stores it: operators with their cost, regions, decisions, memory, fallbacks.
 
-A dataclass is a row of the run database (`store/schema.sql`); field names are column names.
+A dataclass is a row of the run database, which `store/rows.py` makes of them; field names are column names.
 Counts are elements unless the name says bytes; times are microseconds.
 """
 

@@ -1,10 +1,13 @@
-"""Dataclasses to rows and back: a field is a column, `Cost` is flattened into columns, a tuple is a list."""
+"""The tables of a run that are dataclasses: a field is a column, a tuple a list; the fields of `Cost` are columns of
+the operator or region that has it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, TypeVar, cast
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from tilewright.records.errors import StoreError
 from tilewright.records.measurement import Ceiling, Measurement, Verified
@@ -30,16 +33,41 @@ TABLES: Mapping[type, str] = {
 _COST = tuple(field.name for field in fields(Cost))
 
 
-def columns(kind: type[Row]) -> tuple[str, ...]:
-    """The columns of a dataclass, in the order of its fields.
+_TYPES: Mapping[type, str] = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
+_NOT_NULL = " NOT NULL"
+_OF_COST = """,
+    bytes BIGINT GENERATED ALWAYS AS (bytes_read + bytes_written),
+    intensity DOUBLE GENERATED ALWAYS AS (1e0 * flops / nullif(bytes_read + bytes_written, 0))"""
 
-    >>> columns(Fallback)
-    ('what', 'where', 'why')
+
+def create_tables(connection: DuckDBPyConnection) -> None:
+    """A table for each kind of row; a column is NOT NULL unless its field may be None."""
+    for kind, table in TABLES.items():
+        declared = _declared(kind)
+        listed = ", ".join(f"{_quoted(name)} {type_}" for name, type_ in declared.items())
+        connection.execute(f"CREATE TABLE {table} ({listed}{_OF_COST if 'bytes_read' in declared else ''})")
+
+
+def _declared(kind: type) -> dict[str, str]:
+    """The columns of a dataclass and their types, in the order of its fields.
+
+    >>> _declared(Fallback)
+    {'what': 'VARCHAR NOT NULL', 'where': 'VARCHAR NOT NULL', 'why': 'VARCHAR NOT NULL'}
     """
-    names: list[str] = []
-    for field in fields(kind):
-        names.extend(_COST if field.name == "cost" else (field.name,))
-    return tuple(names)
+    found: dict[str, str] = {}
+    for name, hint in get_type_hints(kind).items():
+        found |= _declared(Cost) if hint is Cost else {name: _column_type(hint)}
+    return found
+
+
+def _column_type(hint: Any) -> str:
+    if get_origin(hint) is UnionType:
+        (held,) = (part for part in get_args(hint) if part is not NoneType)
+        return _TYPES[held]
+    if get_origin(hint) is tuple:
+        return f"{_TYPES[get_args(hint)[0]]}[]{_NOT_NULL}"
+    # What is left is a literal, of strings.
+    return _TYPES.get(hint, "VARCHAR") + _NOT_NULL
 
 
 def storable(text: str) -> str:
@@ -54,22 +82,17 @@ def insert(connection: DuckDBPyConnection, kind: type[Row], rows: Sequence[Row])
     """
     if not rows:
         return
-    table, names = TABLES[kind], columns(kind)
-    declared = connection.execute(
-        "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ?", [table]
-    ).fetchall()
-    types = dict(declared)
-    values = [_flat(row) for row in rows]
+    declared = {name: type_.removesuffix(_NOT_NULL) for name, type_ in _declared(kind).items()}
     connection.execute(
-        f"INSERT INTO {table} ({', '.join(map(_quoted, names))}) "
-        f"SELECT {', '.join(f'unnest(CAST(? AS {types[name]}[]))' for name in names)}",
-        [list(column) for column in zip(*values, strict=True)],
+        f"INSERT INTO {TABLES[kind]} ({', '.join(map(_quoted, declared))}) "
+        f"SELECT {', '.join(f'unnest(CAST(? AS {type_}[]))' for type_ in declared.values())}",
+        [list(column) for column in zip(*map(_flat, rows), strict=True)],
     )
 
 
 def select(connection: DuckDBPyConnection, kind: type[Row]) -> list[Row]:
     """All rows of a kind, in the order in which they were added."""
-    names = columns(kind)
+    names = tuple(_declared(kind))
     sql = f"SELECT {', '.join(map(_quoted, names))} FROM {TABLES[kind]} ORDER BY rowid"
     return [_row(kind, dict(zip(names, row, strict=True))) for row in connection.execute(sql).fetchall()]
 

@@ -17,7 +17,7 @@ from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Decision, Fallback, MemoryPoint, Operator, Program, Region
 from tilewright.store.partial import PartialFolder
 from tilewright.store.query import first_line, reading
-from tilewright.store.rows import Row, insert, select, storable
+from tilewright.store.rows import Row, create_tables, insert, select, storable
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -86,6 +86,7 @@ class Run:
             ) from error
         run = cls(path, folder, connection)
         with run._discard_on_error():
+            create_tables(run._connection)
             run._connection.execute(files("tilewright.store").joinpath("schema.sql").read_text("utf-8"))
             run._connection.execute(
                 "INSERT INTO run VALUES (?, ?, ?, ?, "
