@@ -293,6 +293,10 @@ def test_what_cannot_be_described_is_not_kept(folder: Path) -> None:
         cases: dict[str, tuple[Callable[..., Any], list[Any]]] = {
             "shares memory": (lambda a, b: F.gelu(a) + b, [base[:-1], base[1:]]),
             "is a TwoTensor": (lambda x: x * 2 + 1, [TwoTensor(base, base.clone())]),
+            "a symbol that is no input": (
+                lambda x: F.gelu(x).values(),
+                [torch.nested.as_nested_tensor([base[:3], base[3:]], layout=torch.jagged)],
+            ),
             "nobody knows": (lambda x: F.gelu(torch.ops.tilewright_kept.twice(x)), [base]),
         }
         for reason, (function, inputs) in cases.items():

@@ -146,6 +146,26 @@ def test_nested_tensors() -> None:
         assert_same(nested.grad.values(), other.grad)
 
 
+class Labelled(torch.Tensor):
+    """A class that intercepts functions, not operators."""
+
+
+def test_a_subclass_that_intercepts_no_operators() -> None:
+    weight = torch.randn(20, 7)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x.mul_(2)
+        return F.gelu(x) * 3, x @ weight
+
+    ours, eager = (torch.ones(40, 20).as_subclass(Labelled) for _ in range(2))
+    run = compiled(function)
+    for _ in range(2):
+        results, expected = run(ours), function(eager)
+        assert {type(x) for x in results} == {Labelled}
+        assert_same(results, expected)
+        assert_same(ours, eager)
+
+
 def test_the_user_s_own_operators() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         h = F.gelu(x) * 2

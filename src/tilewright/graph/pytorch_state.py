@@ -60,6 +60,14 @@ def lies_in_memory(x: torch.Tensor) -> bool:
     return not isinstance(x, FakeTensor) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
+def without_subclass(x: torch.Tensor) -> torch.Tensor:
+    """x as a tensor of PyTorch's own class over the same memory; x itself if its class intercepts operators."""
+    if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return x
+    with in_real_tensors(), torch._C.DisableTorchFunctionSubclass():
+        return x.as_subclass(torch.Tensor)
+
+
 def functions_watched() -> bool:
     """Whether a `TorchFunctionMode` is active."""
     return bool(torch._C._len_torch_function_stack())

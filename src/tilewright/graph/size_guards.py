@@ -42,7 +42,8 @@ class Symbols:
         expression, environment = size.node.expr, size.node.shape_env
         ranges = []
         for symbol in sorted(expression.free_symbols - self.numbers.keys(), key=str):
-            if symbol not in self.known:
+            # A nested tensor's ragged size has no range: it stands for that tensor's lengths.
+            if symbol not in self.known or symbol not in environment.var_to_range:
                 raise CaptureError(f"the size {expression} is of a symbol that is no input")
             self.numbers[symbol] = sympy.Symbol(f"n{len(self.numbers)}", integer=True)
             ranges.append(f"{self.numbers[symbol]} in {environment.var_to_range[symbol]}")

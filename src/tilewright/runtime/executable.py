@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 
 from tilewright.graph.capture import Boxed
-from tilewright.graph.pytorch_state import carries_tangents, computes_nothing
+from tilewright.graph.pytorch_state import carries_tangents, computes_nothing, without_subclass
 from tilewright.records.errors import warn_once
 from tilewright.records.recipe import Layout, Recipe
 from tilewright.runtime.pool import pool
@@ -304,7 +304,11 @@ class Executable:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         if carries_tangents(args):
             return self.otherwise(args)
-        kept = None if self._was_right else list(args)
+        kept = None
+        if not self._was_right:
+            # AOTAutograd watches this call with a mode that takes tensors of no other class.
+            args[:] = map(as_plain, args)
+            kept = list(args)
         try:
             results = self._run(args)
         except PlanMismatch as error:
@@ -321,6 +325,7 @@ class Executable:
             return self.otherwise(args)
         run = self.native.program(self) if self.native else None
         if run is None:
+            args[:] = map(as_plain, args)
             has_memory = all(map(is_plain, args)) and not computes_nothing()
             return self._run_in_python(args) if has_memory else self.otherwise(args)
         results = run(args)
@@ -340,6 +345,11 @@ class Executable:
     @property
     def kernels(self) -> list[Step]:
         return [step for step in self.steps if step.generated]
+
+
+def as_plain(value: Any) -> Any:
+    """The value; a tensor of a subclass that does not intercept operators, as one of PyTorch's own class."""
+    return value if is_plain(value) else without_subclass(value)
 
 
 def is_plain(value: Any) -> bool:
