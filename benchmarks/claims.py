@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.tables import markdown
-from tilewright.claims.check import Row, documents, read_rows
-from tilewright.claims.claim import TOLERANCE
+from examples.claims.check import Row, documents, read_rows
+from examples.claims.claim import TOLERANCE
 
 ROOT = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"

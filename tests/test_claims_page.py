@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.claims import PAGE, page, results
-from tilewright.claims.check import documents
+from examples.claims.check import documents
 
 
 def test_every_claim_was_checked_on_each_device() -> None:

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tilewright.claims.claim import Claim, Document, Finding, equal, holds, percent
-from tilewright.claims.lab import Lab, after, before, flops, named
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.program import Operator, Program
+
+from .claim import Claim, Document, Finding, equal, holds, percent
+from .lab import Lab, after, before, flops, named
 
 B, S, D, H = 2, 1024, 768, 12
 """Of `block_large`."""

@@ -9,7 +9,13 @@ from functools import partial
 
 import torch
 
-from tilewright.claims.claim import (
+from tilewright.hardware.geometry import KernelView, read, tiles_of
+from tilewright.hardware.profiles import profile_for
+from tilewright.measure.timing.benchmark import Timing
+from tilewright.records.case import Case
+from tilewright.records.program import Operator, Program
+
+from .claim import (
     Claim,
     Document,
     Finding,
@@ -21,12 +27,7 @@ from tilewright.claims.claim import (
     percent,
     slower,
 )  # fmt: skip
-from tilewright.claims.lab import Lab, after, before, flops, named, nbytes
-from tilewright.hardware.geometry import KernelView, read, tiles_of
-from tilewright.hardware.profiles import profile_for
-from tilewright.measure.timing.benchmark import Timing
-from tilewright.records.case import Case
-from tilewright.records.program import Operator, Program
+from .lab import Lab, after, before, flops, named, nbytes
 
 S, D = 4096, 16
 KIB = 1024

@@ -14,7 +14,13 @@ import torch.nn.functional as F
 
 from tilewright.backend import backend
 from tilewright.bench.catalogue import suite
-from tilewright.claims.claim import (
+from tilewright.hardware.geometry import KernelView
+from tilewright.hardware.profiles import profile_for
+from tilewright.measure.timing.benchmark import Timing
+from tilewright.records.case import Case, InputSpec
+from tilewright.records.measurement import Measurement
+
+from .claim import (
     Claim,
     Document,
     Finding,
@@ -26,12 +32,7 @@ from tilewright.claims.claim import (
     percent,
     slower,
 )  # fmt: skip
-from tilewright.claims.lab import Lab, Profile, after, before
-from tilewright.hardware.geometry import KernelView
-from tilewright.hardware.profiles import profile_for
-from tilewright.measure.timing.benchmark import Timing
-from tilewright.records.case import Case, InputSpec
-from tilewright.records.measurement import Measurement
+from .lab import Lab, Profile, after, before
 
 MANUAL = "manual_gelu.py:gelu"
 

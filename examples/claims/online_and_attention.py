@@ -10,10 +10,11 @@ from functools import partial
 
 import torch
 
-from tilewright.claims.claim import Claim, Document, Finding, elsewhere, equal, holds, microseconds, percent
-from tilewright.claims.lab import Lab, Profile, before, named
 from tilewright.records.measurement import Measurement
 from tilewright.records.program import Operator
+
+from .claim import Claim, Document, Finding, elsewhere, equal, holds, microseconds, percent
+from .lab import Lab, Profile, before, named
 
 N, M = 100, 5000
 B, S, D = 32, 1024, 128

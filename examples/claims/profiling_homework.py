@@ -9,7 +9,9 @@ from functools import partial
 
 import torch
 
-from tilewright.claims.claim import (
+from tilewright.measure.timing.benchmark import Timing
+
+from .claim import (
     Claim,
     Document,
     Finding,
@@ -21,8 +23,7 @@ from tilewright.claims.claim import (
     percent,
     slower,
 )  # fmt: skip
-from tilewright.claims.lab import Lab, Profile, before, named
-from tilewright.measure.timing.benchmark import Timing
+from .lab import Lab, Profile, before, named
 
 N, M = 100, 5000
 SMALL = "naive_softmax.py:small"

@@ -5,9 +5,10 @@ tilewright claims --only "H4*"
 
 from __future__ import annotations
 
-from tilewright.claims.claim import Claim, Document, Finding, elsewhere, equal, holds, microseconds
-from tilewright.claims.lab import Lab, Profile, after, before, nbytes
 from tilewright.records.case import Case
+
+from .claim import Claim, Document, Finding, elsewhere, equal, holds, microseconds
+from .lab import Lab, Profile, after, before, nbytes
 
 N, M = 100, 5000
 SMALL = "naive_softmax.py:small"

@@ -14,11 +14,12 @@ from statistics import fmean, median
 import torch
 from torch import nn
 
-from tilewright.claims.claim import Claim, Document, Finding, equal, holds, microseconds, percent, slower
-from tilewright.claims.lab import Lab, Profile
 from tilewright.hardware.occupancy import Waves
 from tilewright.measure.timing.benchmark import Timing
 from tilewright.records.case import Case, InputSpec
+
+from .claim import Claim, Document, Finding, equal, holds, microseconds, percent, slower
+from .lab import Lab, Profile
 
 STEPS = 20
 SIZES = (1024, 8, 128)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tilewright.claims.check import Row, check_claims, documents, read_rows, selected, write_rows
-from tilewright.claims.claim import close, elsewhere, equal, holds, slower
-from tilewright.claims.lab import Lab
+from examples.claims.check import Row, check_claims, documents, read_rows, selected, write_rows
+from examples.claims.claim import close, elsewhere, equal, holds, slower
+from examples.claims.lab import Lab
 from tilewright.hardware import profiles
 from tilewright.measure.timing.benchmark import Timing
 from tilewright.records.errors import UsageError

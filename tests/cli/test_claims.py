@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from tilewright.claims.check import documents, read_rows
-from tilewright.claims.claim import Claim
-from tilewright.claims.lab import Lab
+from examples.claims.check import documents, read_rows
+from examples.claims.claim import Claim
+from examples.claims.lab import Lab
+from tilewright.bench.peers import example_module
 from tilewright.records.errors import VerificationError
 
 
@@ -28,6 +29,6 @@ def test_a_check_that_raises_fails_the_command(monkeypatch, tilewright) -> None:
         raise ZeroDivisionError("by zero")
 
     broken = replace(document, claims=[Claim("H1", "It is.", "1", check, "So.")])
-    monkeypatch.setattr("tilewright.claims.check.documents", lambda: [broken])
+    monkeypatch.setattr(example_module("claims/check.py"), "documents", lambda: [broken])
     ended = tilewright("claims", "--device", "cpu")
     assert ended.code == VerificationError.exit_code and "H1: ZeroDivisionError: by zero" in ended.err

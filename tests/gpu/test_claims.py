@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright.claims.check import check_claims
+from examples.claims.check import check_claims
 
 pytestmark = pytest.mark.gpu
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import pkgutil
 import sys
@@ -16,6 +17,8 @@ from tilewright.records.suite import Language, Variant, Workload
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 """Of a checkout; an installed package has none."""
+_EXAMPLES = "tilewright_examples"
+"""The name under which they are imported, whatever else is called `examples`."""
 
 
 def inductor(function: Callable[..., Any], **options: Any) -> Variant:
@@ -94,12 +97,10 @@ def example_module(file: str) -> ModuleType:
     path = EXAMPLES / file
     if not path.exists():
         raise UsageError(f"no file {path}: tilewright is installed without its examples")
-    spec = importlib.util.spec_from_file_location(f"tilewright_examples.{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    if _EXAMPLES not in sys.modules:
+        sys.modules[_EXAMPLES] = package = ModuleType(_EXAMPLES)
+        package.__path__ = [str(EXAMPLES)]
+    return importlib.import_module(".".join([_EXAMPLES, *Path(file).with_suffix("").parts]))
 
 
 def no_cuda_cpp(_: Workload) -> str | None:

@@ -22,17 +22,18 @@ def claims(
     """What the reference documents claim, each checked here: reproduced or refuted, and why."""
     from collections import Counter
 
-    from tilewright.claims.check import check_claims, write_rows
+    from tilewright.bench.peers import example_module
     from tilewright.report.rows import show_rows
 
+    check = example_module("claims/check.py")
     where = device_here(device)
     rows = []
     with stages(quiet or as_json) as tell:
-        for row in check_claims([name for name in only.split(",") if name], device=where, tell=tell):
+        for row in check.check_claims([name for name in only.split(",") if name], device=where, tell=tell):
             rows.append(row)
             if out:
                 # Written after each claim, so that an interrupted run keeps its rows.
-                write_rows(out, [row])
+                check.write_rows(out, [row])
             if as_json:
                 print(row.as_json(), flush=True)
     if not as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -9,10 +10,10 @@ from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tilewright.bench.peers import example_module
-from tilewright.claims.claim import Claim, Document, Finding, Verdict
-from tilewright.claims.lab import Lab
 from tilewright.records.errors import TilewrightError, UsageError
+
+from .claim import Claim, Document, Finding, Verdict
+from .lab import Lab
 
 FILES = (
     "profiling_homework",
@@ -56,8 +57,8 @@ class Row:
 
 
 def documents() -> list[Document]:
-    """The documents, in order; UsageError where tilewright is installed without its examples."""
-    return [example_module(f"claims/{name}.py").DOCUMENT for name in FILES]
+    """The documents, in order."""
+    return [importlib.import_module(f".{name}", __package__).DOCUMENT for name in FILES]
 
 
 def selected(only: Sequence[str]) -> list[tuple[Document, Claim]]:

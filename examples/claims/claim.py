@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from tilewright.claims.lab import Lab
     from tilewright.measure.timing.benchmark import Timing
+
+    from .lab import Lab
 
 Verdict = Literal[
     "reproduced", "refuted", "direction holds", "direction does not hold", "undecided", "not here", "failed"

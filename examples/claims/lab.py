@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tilewright.bench.peers import EXAMPLES
-from tilewright.claims.claim import Finding, elsewhere, microseconds, percent
+
+from .claim import Finding, elsewhere, microseconds, percent
 
 if TYPE_CHECKING:
     from tilewright.hardware.geometry import KernelView
