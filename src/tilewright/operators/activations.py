@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from tilewright.operators.arithmetic import per_result
+from tilewright.operators.arithmetic import each, of_argument, per_result
 from tilewright.operators.excerpt import excerpt
 from tilewright.operators.language import Scalar, Unfusable, Value, call, where
 from tilewright.operators.pieces import beside
@@ -182,14 +182,19 @@ def _halves(x: Value, dim: int) -> tuple[Value, Value]:
     return excerpt(x, dim, size, 0), excerpt(x, dim, size, size)
 
 
-@body("glu.default(self, dim)", shapes=kept)
+@body("glu.default(self, dim)", shapes=kept, arithmetic=per_result(4, 1))
 def glu(c: Call, x: Value, dim: int = -1) -> Value:
     """Dauphin et al., arXiv:1612.08083: the first half times σ of the second."""
     a, b = _halves(x, dim)
     return a * call("sigmoid", b)
 
 
-@body("glu_backward.default(grad_output, self, dim)", shapes=like("self"), dtypes=("self",))
+@body(
+    "glu_backward.default(grad_output, self, dim)",
+    shapes=like("self"),
+    dtypes=("self",),
+    arithmetic=each(of_argument("grad_output"), 8, 1),
+)
 def glu_backward(c: Call, g: Value, x: Value, dim: int) -> Value:
     a, b = _halves(x, dim)
     gate = call("sigmoid", b)

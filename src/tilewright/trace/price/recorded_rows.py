@@ -85,11 +85,9 @@ class RecordedCall:
         if len(several) > _MOST_RESULTS:
             raise UnknownShape("more results than an operator has")
         dtypes = self.row.dtypes
-        return [
-            self._tensor(one, dtypes[min(place, len(dtypes) - 1)])
-            for place, one in enumerate(several)
-            if one is not None
-        ]
+        # A rule may tell of more results than a row has: that of LayerNorm is RMS norm's, which has no mean.
+        every = zip(several, dtypes * len(several) if len(dtypes) == 1 else dtypes, strict=False)
+        return [self._tensor(one, dtype) for one, dtype in every if one is not None]
 
     def _axes(self) -> CallAxes:
         values = [self.call.value(place) for place in range(len(self.call.operands))]
