@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -136,6 +137,33 @@ def test_times_are_of_the_wall_clock() -> None:
     given.start()
     text = given.stop()
     assert text is not None and before <= json.loads(text)["since"][0] <= time.time_ns()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.settrace is called for each Python function")
+def test_other_code_is_as_fast_as_ever() -> None:
+    text = "the quick brown fox jumps over the lazy dog " * 100
+
+    def seconds() -> float:
+        began = time.thread_time()
+        textwrap.wrap(text, 9)
+        return time.thread_time() - began
+
+    bare = min(seconds() for _ in range(9))
+    given = LineTracer()
+    given.start()
+    traced = min(seconds() for _ in range(9))
+    given.stop()
+    assert traced < 1.25 * bare
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is Python's since 3.12")
+def test_nothing_of_it_is_left_behind() -> None:
+    followed(outer)
+    events = [
+        sys.monitoring.get_local_events(tool, inner.__code__) for tool in range(6) if sys.monitoring.get_tool(tool)
+    ]
+    assert not any(events) and line_tracer.LINES not in map(sys.monitoring.get_tool, range(6))
+    assert ("inner", "return y") in followed(outer)
 
 
 def test_whose_a_file_is() -> None:

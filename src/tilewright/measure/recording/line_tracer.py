@@ -1,7 +1,7 @@
 """Traces the lines of the user's functions with timestamps.
 
 PyTorch's profiler names a Python function by the line of its `def`, and one that was running when the profiler
-started, such as a training loop, by the line where it then was. `sys.settrace` reports every line.
+started, such as a training loop, by the line where it then was. `sys.monitoring` and `sys.settrace` report every line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sysconfig
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
@@ -23,6 +23,8 @@ LINES = "tilewright lines"
 _MOST = 100_000
 """About 1 MB in the header of the trace, which readers load as a whole."""
 _NOWHERE = -1
+_MONITORING: Any = getattr(sys, "monitoring", None)
+"""Python's since 3.12."""
 _STARTERS = ("typer", "click")
 TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 _OF_INDUCTOR = re.compile(r"c[a-z0-9]{40,}\.py")
@@ -39,30 +41,31 @@ class _UserFiles(dict[str, bool]):
 class LineTracer:
     """Traces the calling thread through the user's functions, from `start` to `stop`.
 
-    It adds about 0.3 µs to each call of a Python function and 0.4 µs to each line of the user's. If the thread is
-    traced already (by a debugger or coverage), it does nothing.
+    From Python 3.12 on by `sys.monitoring`, which adds 0.4 µs to each line of the user's and nothing to other code.
+    Before by `sys.settrace`, which adds 0.5 µs to each line, and 0.3 µs to each call of any Python function. If the
+    thread is traced already (by a debugger or coverage), it does nothing.
     """
 
     def __init__(self) -> None:
         self._at = array("q")
         self._which = array("q")
-        self._places: dict[tuple[CodeType, int], int] = {}
+        self._places: dict[tuple[str, str, int], int] = {}
         self._user_files = _UserFiles()
         self._thread = 0
         self._stopped = False
-        self._on_call, self._on_event = self._trace_functions()
+        self._release: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         if sys.gettrace() is not None:
             return
         self._thread = threading.get_native_id()
-        frame: FrameType | None = sys._getframe(1)
+        frame = sys._getframe(1)
         self._return_to(frame)
-        while frame is not None:
-            if self._user_files[frame.f_code.co_filename]:
-                frame.f_trace = self._on_event
-            frame = frame.f_back
-        sys.settrace(self._on_call)
+        running = [outer for outer in _outwards(frame) if self._user_files[outer.f_code.co_filename]]
+        if _MONITORING is None:
+            self._trace(running)
+        else:
+            self._monitor(running)
 
     def stop(self) -> str | None:
         """JSON of `thread` (its number), `places` (file, function, line), `since` (nanoseconds since 1970, each minus
@@ -71,66 +74,125 @@ class LineTracer:
         if self._thread == 0:
             return None
         self._stopped = True
-        if sys.gettrace() is self._on_call:
-            sys.settrace(None)
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_trace is self._on_event:
-                frame.f_trace = None
-            frame = frame.f_back
+        self._release()
         before = [0, *self._at[:-1]]
         since = [at - last for at, last in zip(self._at, before, strict=True)] if self._at else []
         traced = {
             "thread": self._thread,
-            "places": [(code.co_filename, code.co_name, line) for code, line in self._places],
+            "places": list(self._places),
             "since": since,
             "which": self._which.tolist(),
         }
         return json.dumps(traced, separators=(",", ":"))
 
-    def _trace_functions(self) -> tuple[TraceFunction, TraceFunction]:
-        """What Python calls for each call of a function, and for each line and return of one of the user's.
+    def _monitor(self, running: list[FrameType]) -> None:
+        """Events of lines and returns in the user's code only; other code reports its first call, then nothing."""
+        free = [tool for tool in range(6) if _MONITORING.get_tool(tool) is None]
+        if not free:
+            self._thread = 0
+            return
+        tool, user_files, thread = free[-1], self._user_files, threading.get_ident()
+        events, off, local_events = _MONITORING.events, _MONITORING.DISABLE, _MONITORING.set_local_events
+        followed: list[CodeType] = []
 
-        Closures over local names: every Python function that the program calls passes through the first.
-        """
-        user_files, places, at, which, now = self._user_files, self._places, self._at, self._which, time.time_ns
+        def follow(code: CodeType) -> None:
+            followed.append(code)
+            local_events(tool, code, events.LINE | events.PY_RETURN | events.PY_YIELD)
+
+        def on_start(code: CodeType, _: int) -> object:
+            if user_files[code.co_filename] and not self._stopped:
+                follow(code)
+            return off
+
+        def on_line(code: CodeType, line: int) -> object:
+            if self._stopped:
+                return off
+            if threading.get_ident() == thread:
+                self._reach(code, line)
+            return None
+
+        def on_return(code: CodeType, _: int, __: object) -> None:
+            if user_files[code.co_filename] and not self._stopped and threading.get_ident() == thread:
+                self._return_to(sys._getframe(1).f_back)
+
+        def release() -> None:
+            _MONITORING.set_events(tool, 0)
+            for code in followed:
+                local_events(tool, code, 0)
+            for event in callbacks:
+                _MONITORING.register_callback(tool, event, None)
+            _MONITORING.free_tool_id(tool)
+
+        # Events of an exception that leaves a function exist for all code alone.
+        leaving = dict.fromkeys((events.PY_RETURN, events.PY_YIELD, events.PY_UNWIND), on_return)
+        callbacks = {events.PY_START: on_start, events.LINE: on_line, **leaving}
+        self._release = release
+        _MONITORING.use_tool_id(tool, LINES)
+        for event, callback in callbacks.items():
+            _MONITORING.register_callback(tool, event, callback)
+        for frame in running:
+            follow(frame.f_code)
+        _MONITORING.restart_events()
+        _MONITORING.set_events(tool, events.PY_START | events.PY_UNWIND)
+
+    def _trace(self, running: list[FrameType]) -> None:
+        """What Python calls for each call of a function, and for each line and return of one of the user's."""
+        user_files = self._user_files
 
         def on_call(frame: FrameType, _: str, __: Any) -> TraceFunction | None:
             return on_event if user_files[frame.f_code.co_filename] else None
 
         def on_event(frame: FrameType, event: str, _: Any) -> TraceFunction | None:
-            if len(at) >= _MOST:
-                self._end()
             if self._stopped:
                 # Another thread may have called `stop`; only this thread can end its tracing.
                 sys.settrace(None)
                 return None
             if event == "line":
-                at.append(now())
-                place = (frame.f_code, frame.f_lineno)
-                found = places.get(place)
-                if found is None:
-                    found = places[place] = len(places)
-                which.append(found)
+                self._reach(frame.f_code, frame.f_lineno)
             elif event == "return":
                 self._return_to(frame.f_back)
             return on_event
 
-        return on_call, on_event
+        def release() -> None:
+            if sys.gettrace() is on_call:
+                sys.settrace(None)
+            for frame in _outwards(sys._getframe(1)):
+                if frame.f_trace is on_event:
+                    frame.f_trace = None
+
+        self._release = release
+        for frame in running:
+            frame.f_trace = on_event
+        sys.settrace(on_call)
+
+    def _reach(self, code: CodeType, line: int) -> None:
+        if len(self._at) >= _MOST:
+            self._end()
+            return
+        self._at.append(time.time_ns())
+        self._which.append(self._places.setdefault((code.co_filename, code.co_name, line), len(self._places)))
 
     def _return_to(self, frame: FrameType | None) -> None:
         """After a return, time belongs to the calling line: that of the innermost frame of the user's."""
-        while frame is not None and not self._user_files[frame.f_code.co_filename]:
-            frame = frame.f_back
-        self._at.append(time.time_ns())
-        place = frame and self._places.setdefault((frame.f_code, frame.f_lineno), len(self._places))
-        self._which.append(_NOWHERE if place is None else place)
+        users = (outer for outer in _outwards(frame) if self._user_files[outer.f_code.co_filename])
+        if (caller := next(users, None)) is not None:
+            self._reach(caller.f_code, caller.f_lineno)
+        else:
+            self._at.append(time.time_ns())
+            self._which.append(_NOWHERE)
 
     def _end(self) -> None:
         """Nothing is known of the time after the last line that there is room for."""
         self._stopped = True
         self._at.append(time.time_ns())
         self._which.append(_NOWHERE)
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame, its caller, and so on."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def is_user_file(path: Path) -> bool:
