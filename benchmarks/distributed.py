@@ -28,11 +28,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.step_stopwatch import StepStopwatch
 from tilewright.hardware.ceilings import device_name
 from tilewright.hardware.detect import detect
 from tilewright.measure.racing.results import append_results, environment, measurement
 from tilewright.measure.timing.benchmark import Timing, timing_of
-from tilewright.measure.timing.stopwatch import CpuStopwatch, StepStopwatch
+from tilewright.measure.timing.stopwatch import CpuStopwatch
 from tilewright.records.measurement import Measurement
 
 ENTRANTS = ("eager", "inductor", "tilewright")

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.kernel_times import KernelTimes, kernel_times
 from benchmarks.model_launches import Explained, differences, explained, launch_rows, write
 from benchmarks.model_zoo import DECODERS, MODELS, Missing, Size, Workload
+from benchmarks.step_stopwatch import StepStopwatch
 from benchmarks.wider_zoo import WIDER
 from tilewright.backend import Recording, recording
 from tilewright.hardware.ceilings import device_name
@@ -30,7 +31,7 @@ from tilewright.launch.executor import EXTENSION
 from tilewright.measure.memory import peak_bytes
 from tilewright.measure.racing.results import append_results, environment, measurement
 from tilewright.measure.timing.benchmark import Timing, benchmark
-from tilewright.measure.timing.stopwatch import CpuStopwatch, StepStopwatch
+from tilewright.measure.timing.stopwatch import CpuStopwatch
 from tilewright.measure.truth.contract import compare
 from tilewright.records.measurement import Measurement, Verified
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from tests.kernels.attention.calls import Call
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
-from tilewright.measure.truth.proof import prove
 from tilewright.records.measurement import Verified
 
 Sizes = Callable[[random.Random, bool], tuple[int, ...]]

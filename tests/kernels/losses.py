@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tests.proving import prove
 from tilewright.bench.suites.cross_entropy import SUITES
 from tilewright.kernels.cross_entropy import by_impl, reference
-from tilewright.measure.truth.proof import prove
 from tilewright.records.measurement import Verified
 from tilewright.records.suite import Variant
 

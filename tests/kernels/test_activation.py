@@ -7,12 +7,12 @@ import torch
 
 from tests.kernels.layouts import layouts
 from tests.kernels.machine_code import compiled, spilled
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels import activation
 from tilewright.kernels.activation import reference
 from tilewright.kernels.activation.triton import Rows, rows_of
 from tilewright.launch.builder import RecipeBuilder, operands_of
-from tilewright.measure.truth.proof import prove
 
 UNARY = {"gelu": reference.gelu, "silu": reference.silu}
 GATED = {"swiglu": reference.swiglu, "geglu": reference.geglu}

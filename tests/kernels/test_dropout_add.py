@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from tests.kernels import philox
 from tests.kernels.layouts import layouts
 from tests.kernels.machine_code import compiled, spilled
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.activation import formula
 from tilewright.kernels.dropout_add import dropout_add, generator
-from tilewright.measure.truth.proof import prove
 
 KINDS = ["none", "gelu", "gelu_tanh", "silu"]
 OPERATOR = "dropout_add"

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 
 from tests.kernels.layouts import layouts
 from tests.kernels.nvcc import assembled, instructions
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.linear import choice, cuda, linear_dropout_add, linear_gelu
-from tilewright.measure.truth.proof import prove
 from tilewright.records.outcomes import Outcome
 
 SHAPES = [(0, 4, 5), (1, 1, 1), (7, 3, 1), (31, 24, 37)]

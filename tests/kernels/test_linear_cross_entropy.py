@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.kernels.vocabulary import OPTIONS, Options, by_position, error_of_a_sure_row, inputs
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
 from tilewright.kernels.linear_cross_entropy.reference import linear_cross_entropy as linear_cross_entropy_of_all
-from tilewright.measure.truth.proof import prove
 from tilewright.operators.own import linear_cross_entropy as row
 
 SUITE = "linear_cross_entropy"

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels import machine_code
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels import norm
-from tilewright.measure.truth.proof import prove
 
 NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 SHAPES = ((7, 37), (1, 1), (5, 1), (3, 257), (64, 128))

@@ -9,13 +9,13 @@ from tests.kernels import machine_code
 from tests.kernels.devices import H200, limits
 from tests.kernels.nvcc import spilled
 from tests.kernels.rows import SPECIALS, layout
+from tests.proving import prove
 from tilewright.bench.suites.softmax import SUITES
 from tilewright.kernels.row import ELEMENTS, RowLayout
 from tilewright.kernels.row_schedule import Schedule
 from tilewright.kernels.softmax import by_impl, cuda, log_softmax, softmax
 from tilewright.kernels.softmax import triton as kernels
 from tilewright.launch.nvrtc import Definitions
-from tilewright.measure.truth.proof import prove
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

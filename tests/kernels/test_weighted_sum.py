@@ -7,9 +7,9 @@ import torch
 
 from tests.kernels.layouts import layouts
 from tests.kernels.machine_code import compiled, spilled
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.weighted_sum import weighted_sum
-from tilewright.measure.truth.proof import prove
 
 SHAPES = [(0, 5), (1, 1), (7, 1), (7, 37), (3, 1000)]
 

@@ -49,8 +49,6 @@ class DeviceProfile:
     """What one SM draws from the last-level cache when few do; None where nobody has measured it."""
     sm_write_GBps: float | None = None
     """What one SM writes into it."""
-    first_touch_GBps: float | None = None
-    """CPU: writing into memory that was just mapped."""
     capability: str | None = None
     """Compute capability of a GPU, `9.0`."""
     l2_read_GBps: float | None = None
@@ -325,7 +323,6 @@ def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile
         launch_us=by_kind.get("launch in a graph", by_kind["launch"]),
         sms=(gpu.sms if gpu else machine.cpu.threads) or 1,
         origin="measured",
-        first_touch_GBps=by_kind.get("first touch"),
         capability=gpu.capability if gpu else None,
         kernel_times=kept_kernel_times(name) or (kernel_times.H200 if gpu else {}),
     )

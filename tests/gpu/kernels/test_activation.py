@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from tests.kernels.layouts import layouts
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels import activation
 from tilewright.measure.truth.contract import compare
-from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

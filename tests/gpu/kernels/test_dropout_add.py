@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from tests.kernels.layouts import layouts
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.dropout_add import dropout_add
-from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

@@ -8,8 +8,8 @@ import torch
 from examples.kernels import gelu, matmul, weighted_sum
 from tests.gpu.kernels.launching import on_a_side_stream, replayed, values_of
 from tests.kernels.layouts import layouts
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
-from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

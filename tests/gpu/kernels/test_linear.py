@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.layouts import layouts
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.linear import choice, cuda, dropout_add_fused, gelu_fused, linear_dropout_add, linear_gelu
-from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

@@ -7,10 +7,10 @@ import torch
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.vocabulary import OPTIONS, Options, by_position, inputs
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.linear_cross_entropy import linear_cross_entropy, reference
 from tilewright.measure.truth.contract import compare
-from tilewright.measure.truth.proof import prove
 from tilewright.operators.own import linear_cross_entropy as row
 
 pytestmark = pytest.mark.gpu

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels import norm
 from tilewright.kernels.by_recipe import performed
 from tilewright.kernels.norm import cuda
-from tilewright.measure.truth.proof import prove, tensors_of
+from tilewright.measure.truth.proof import tensors_of
 from tilewright.records.measurement import Verified
 
 pytestmark = pytest.mark.gpu

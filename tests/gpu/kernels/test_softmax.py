@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.kernels.rows import LAYOUTS, SPECIALS, layout
+from tests.proving import prove
 from tilewright.bench.suites.softmax import COLUMNS, SUITES
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.softmax import by_impl
 from tilewright.kernels.softmax.cuda import longest
-from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

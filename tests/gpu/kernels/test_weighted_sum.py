@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.kernels.layouts import layouts
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.weighted_sum import weighted_sum
-from tilewright.measure.truth.proof import prove
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tests.kernels.attention.calls import Call
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.hardware.architectures import stated_limits
 from tilewright.kernels.attention import attention, reference
 from tilewright.kernels.attention.decode.triton import _splits
 from tilewright.kernels.attention.dispatch import empty_gradient, strides_like, with_aligned_rows
-from tilewright.measure.truth.proof import prove
 
 CPU = torch.device("cpu")
 CALLS = [

@@ -9,12 +9,12 @@ import torch
 
 from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
+from tests.proving import prove
 from tilewright.bench.suites.activation import SUITES
 from tilewright.kernels import activation
 from tilewright.kernels.activation import reference
 from tilewright.kernels.device import interpreted
 from tilewright.measure.truth.contract import compare
-from tilewright.measure.truth.proof import prove
 
 install()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -11,8 +11,8 @@ import torch
 from examples.kernels import matmul, weighted_sum
 from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
-from tilewright.measure.truth.proof import prove
 
 install()
 SIZES = [(1, 1, 1), (0, 5, 3), (5, 3, 0), (67, 130, 37), (64, 1, 65)]

@@ -7,9 +7,9 @@ import torch
 
 from tests.kernels.interpreter import install
 from tests.kernels.vocabulary import OPTIONS, Options, by_position, error_of_a_sure_row, inputs
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.cross_entropy import triton as kernels
-from tilewright.measure.truth.proof import prove
 from tilewright.operators.own import linear_cross_entropy as row
 
 install()

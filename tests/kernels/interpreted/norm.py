@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels import by_recipe, norm
 from tilewright.kernels.norm import triton
-from tilewright.measure.truth.proof import prove
 
 NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 CPU = torch.device("cpu")

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.kernels.rows import LAYOUTS, SPECIALS, layout
+from tests.proving import prove
 from tilewright.bench.suites.softmax import SUITES
 from tilewright.kernels import by_recipe
 from tilewright.kernels.softmax import by_impl
 from tilewright.kernels.softmax import triton as kernels
-from tilewright.measure.truth.proof import prove
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -7,9 +7,9 @@ import torch
 
 from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
+from tests.proving import prove
 from tilewright.bench.suites.weighted_sum import SUITES
 from tilewright.kernels.weighted_sum import weighted_sum
-from tilewright.measure.truth.proof import prove
 
 install()
 backward = torch.ops.tilewright.weighted_sum_backward.default

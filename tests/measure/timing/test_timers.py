@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 
+from benchmarks.step_stopwatch import StepStopwatch
 from tilewright.measure.timing import timers
-from tilewright.measure.timing.stopwatch import CpuStopwatch, StepStopwatch
+from tilewright.measure.timing.stopwatch import CpuStopwatch
 
 
 def test_nothing_is_replaced_in_an_honest_process() -> None:

@@ -59,29 +59,6 @@ class CpuStopwatch:
         return timers.now()
 
 
-class StepStopwatch:
-    """`perf_counter` around the call and the work that it left on the GPU: the wall time of a step of a program."""
-
-    def lead(self, us: float) -> None:
-        pass
-
-    def time(self, function: Callable[[], object], inspect: Callable[[object], None] | None = None) -> Lap:
-        synchronize = timers.cuda_timers().synchronize
-        synchronize()
-        start = timers.now_ns()
-        result = function()
-        returned = timers.now_ns()
-        synchronize()
-        stop = timers.now_ns()
-        if inspect:
-            inspect(result)
-        del result
-        return Lap((stop - start) / 1e3, (returned - start) / 1e3)
-
-    def now(self) -> float:
-        return timers.now()
-
-
 class CudaStopwatch:
     """CUDA events around the call, after a write of twice the size of L2, which evicts all other lines.
 

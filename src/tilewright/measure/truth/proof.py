@@ -40,18 +40,6 @@ class Truth:
         return outputs + _rows("bwd", "gradient", ours.gradients, self.eager.gradients, self.true.gradients)
 
 
-def prove(
-    suite: Suite, function: Callable[..., Any], inputs: Sequence[Any], *, seed: int = 0, backward: bool = True
-) -> list[Verified]:
-    """One row for each output of `function(*inputs)`, and with `backward` for each gradient.
-
-    The truth is `suite.reference` in float64 on the same rounded inputs and random draws. The error of the suite's
-    `eager` (or `torch`) variant sets the bound. All runs start from the same state of the generators.
-    """
-    ours = run(function, inputs, seed, backward=backward, tangent=_tangent)
-    return truth_of(suite, inputs, seed, backward=backward, tangent=_tangent).compare(ours)
-
-
 def error_baseline(suite: Suite) -> Variant:
     """The variant whose error bounds that of the others: `eager`, or `torch` if there is none."""
     return next(variant for variant in suite.variants if variant.name in ERROR_BASELINES)
@@ -120,12 +108,6 @@ def _seeded(inputs: Sequence[Any], seed: int) -> Iterator[None]:
     with torch.random.fork_rng(sorted({device.index or 0 for device in devices})):
         torch.manual_seed(seed)
         yield
-
-
-def _tangent(result: torch.Tensor, index: int) -> torch.Tensor:
-    """The same incoming gradient for every implementation, drawn on the CPU."""
-    generator = torch.Generator().manual_seed(1000 + index)
-    return exact_in_any_dtype(torch.randn(result.shape, generator=generator)).to(result)
 
 
 def exact_in_any_dtype(drawn: torch.Tensor) -> torch.Tensor:
