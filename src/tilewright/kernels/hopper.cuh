@@ -1,8 +1,7 @@
-// Hopper's instructions as functions, for warp-specialised kernels: clusters, mbarriers, bulk copies (TMA), wgmma, pairs
-// of 16-bit values.
+// Hopper's instructions as functions, for warp-specialised kernels: clusters, mbarriers, bulk copies (TMA), pairs of
+// 16-bit values. `wgmma.cuh` has the matrix instructions.
 //
-// Macro: HALF (1: fp16, 0: bf16). Matrix tiles in shared memory have rows of 64 16-bit
-// values (128 bytes) in the 128-byte swizzle.
+// Macro: HALF (1: fp16, 0: bf16).
 
 #pragma once
 
@@ -69,25 +68,6 @@ __device__ __forceinline__ void load_bytes(u32 to, const void* from, u32 nbytes,
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(nbytes), "r"(barrier) : "memory");
 }
-
-// The matrix descriptor of a tile whose rows run along the product's inner axis: eight rows are 1024 bytes.
-__device__ __forceinline__ u64 along_k(u32 address) {
-    return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
-}
-
-__device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most PENDING of the latest groups are unfinished.
-template <int PENDING>
-__device__ __forceinline__ void mma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-#if HALF
-#define TYPES "f16.f16"
-#else
-#define TYPES "bf16.bf16"
-#endif
 
 template <int REGISTERS>
 __device__ __forceinline__ void take_registers() {

@@ -1,8 +1,8 @@
 """CUDA C++ built at run time: NVRTC makes a cubin, the disk cache keeps it, the driver launches it.
 
-A source file includes only headers of its own folder or of `kernels/` (`row.cuh`, `hopper.cuh`), so neither nvcc nor
-CUDA's or PyTorch's headers are needed; sizes that must be constants (threads, vectors a thread, cluster)
-come as `-D` definitions:
+A source file includes only headers of its own folder or of `kernels/` (`row.cuh`, `wgmma.cuh`), so neither nvcc nor
+CUDA's or PyTorch's headers are needed; sizes that must be constants (threads, vectors a thread, cluster) come as `-D`
+definitions:
 
     forward = kernel(HERE / "cuda.cu", "forward", "PPqq", device=0, threads=512, definitions=(("THREADS", 512),))
     forward((rows,), x.data_ptr(), y.data_ptr(), rows, columns)

@@ -268,7 +268,7 @@ __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int 
             u64 a = along_k(s.x + X_BYTES * slot + X_BYTES / 2 * part), b = along_k(s.w + W_BYTES * slot);
             mma_fence();
 #pragma unroll
-            for (int i = 0; i < BK / 16; ++i) mma(d, a + 2 * i, b + 2 * i, step > 0 || i > 0);
+            for (int i = 0; i < BK / 16; ++i) mma<0, 0>(d, a + 2 * i, b + 2 * i, step > 0 || i > 0);
             mma_commit();
             if (step > 0) {
                 mma_wait<1>();
