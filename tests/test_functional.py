@@ -27,7 +27,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = functional.sotfmax
 
 
-def test_importing_it_loads_no_kernel() -> None:
-    heavy = "[m for m in sys.modules if m == 'torch' or m.startswith('tilewright.kernels')]"
-    loads = f"import sys, tilewright.functional; print({heavy})"
-    assert processes.run(["-c", loads])[0] == "[]\n"
+@pytest.mark.parametrize("modules", ["tilewright.functional", "tilewright.store", "tilewright.report.page"])
+def test_importing_loads_nothing_heavy(modules: str) -> None:
+    heavy = "{'torch', 'duckdb', 'sympy', 'jinja2', 'triton', 'tilewright.kernels'} & set(sys.modules)"
+    assert processes.run(["-c", f"import sys, {modules}; print(sorted({heavy}))"])[0] == "[]\n"

@@ -101,26 +101,6 @@ def test_a_page_that_cannot_be_written(with_run: Path, tilewright: Tilewright, t
     assert ended.code == StoreError.exit_code and "cannot write the page" in ended.err
 
 
-def test_queries_and_pages_need_no_torch(with_run: Path) -> None:
-    script = (
-        "import sys\n"
-        "from tilewright.cli import main\n"
-        "for arguments in (['sql', 'SELECT 1'], ['report']):\n"
-        "    sys.argv = ['tilewright', *arguments]\n"
-        "    try:\n"
-        "        main()\n"
-        "    except SystemExit as ended:\n"
-        "        assert not ended.code, ended.code\n"
-        "assert 'torch' not in sys.modules and 'sympy' not in sys.modules\n"
-    )
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=os.environ | OWN_PATH, capture_output=True, text=True, timeout=HANG_S)
-    assert done.returncode == 0, done.stderr
-
-
-# Ctrl-C
-
-
 def test_an_interrupted_optimize_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text(MODELS)
     compiler = tmp_path / "slow-compiler"

@@ -48,7 +48,8 @@ def test_opens_without_an_error_and_fits(browser: Browser, sample: Path, width: 
     assert browser.problems == []
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert len(marks(browser, "#roofline-chart", "symbol")) > 10
-    assert browser.evaluate("document.querySelectorAll('#graph-panels .row').length") == 25 + 12
+    drawn = [op for op in program().operators if op.graph == "forward"]
+    assert browser.evaluate("document.querySelectorAll('#graph-panels .row').length") == len(drawn)
     paper = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (paper == "rgb(20, 23, 26)") == (scheme == "dark")
 
@@ -120,7 +121,7 @@ def test_decisions_filter_by_verdict(browser: Browser, sample: Path) -> None:
 def test_hovering_an_operator_tells_its_cost_and_lights_its_region(browser: Browser, sample: Path) -> None:
     browser.open(sample)
     assert browser.evaluate("document.getElementById('tip').hidden")
-    browser.hover("#graph-panels .panel:first-child .row:nth-of-type(10)")
+    browser.hover("#graph-panels .panel:first-child .row:nth-of-type(6)")
     tip = text(browser, "#tip")
     softmax = next(op for op in BEFORE if op.name == "softmax")
     assert "softmax" in tip and "[B, H, S, S] float32" in tip and "B·H·S² = 8.39 M" in tip
@@ -178,7 +179,7 @@ def test_switches_between_graphs_and_stages(browser: Browser, sample: Path) -> N
     browser.open(sample)
     browser.click("#graph-pick button:nth-child(2)")
     assert "dropout_add_bwd" in text(browser, "#graph-panels .panel:last-child")
-    assert squares(browser) == 10
+    assert squares(browser) >= sum(region.graph == "backward" for region in program().regions)
     browser.click("#roofline-chart input[type=radio]")
     until(lambda: squares(browser) == 0)
     assert browser.problems == []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -113,8 +111,8 @@ def test_headlines_come_from_the_run(sample: Path) -> None:
     for figure, meaning in (
         ("1.83×", "speed of eager, fwd+bwd"),
         ("1.17×", "speed of Inductor, fwd+bwd"),
-        ("−73 %", "bytes moved"),
-        ("52 → 30", "kernel launches"),
+        ("−74 %", "bytes moved"),
+        ("24 → 14", "kernel launches"),
         ("18 of 18", "tensors within the numbers contract"),
     ):
         assert f"<b>{figure}</b><span>{meaning}</span>" in html
@@ -180,11 +178,3 @@ def test_a_missing_run_has_no_page(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no run at"):
         write_page(tmp_path / "missing.duckdb", tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
-
-
-def test_the_report_needs_no_torch() -> None:
-    script = (
-        "import sys, tilewright.report.page, tilewright.report.terminal; "
-        "sys.exit(bool({'torch', 'duckdb', 'sympy', 'jinja2'} & set(sys.modules)))"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)

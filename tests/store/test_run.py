@@ -255,8 +255,3 @@ def test_a_count_beyond_64_bits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot write the run"), create(tmp_path / "a.duckdb") as run:
         run.add_program(Program(operators=[operator]))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_store_needs_no_torch() -> None:
-    script = "import sys, tilewright.store; sys.exit('torch' in sys.modules or 'duckdb' in sys.modules)"
-    processes.run(["-c", script])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import synthetic_trace
+from tests import processes
 from tests.trace.kineto import analysed
 from tests.trace.loading import accounted, complete, loaded, rows, written
 from tilewright.records.errors import TraceError
@@ -382,19 +380,17 @@ def test_settings_are_left_as_they_were(tmp_path: Path) -> None:
     assert rows(connection, "SELECT table_name FROM duckdb_tables() WHERE temporary") == []
 
 
-def test_needs_no_torch(tmp_path: Path) -> None:
-    """Neither a trace nor a question about it."""
+def test_neither_a_trace_nor_a_question_nor_a_page_needs_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.modules['torch'] = None; sys.argv = ['tilewright', *sys.argv[1:]]; "
+        "import sys; sys.modules['torch'] = sys.modules['sympy'] = None; sys.argv = ['tilewright', *sys.argv[1:]]; "
         "from tilewright.cli import main; main()"
     )
-    environment = {**os.environ, "TILEWRIGHT_HOME": str(tmp_path)}
-    for arguments in (["trace", str(FIXTURES / "phases.json")], ["sql", "SELECT count(*) AS n FROM slice"]):
-        ended = subprocess.run(
-            [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
-        )
-        assert ended.returncode == 0, ended.stderr
-    assert "26" in ended.stdout
+    home = {"TILEWRIGHT_HOME": str(tmp_path)}
+    said = [
+        processes.run(["-c", code, *arguments], env=home)[0]
+        for arguments in (["trace", str(FIXTURES / "phases.json")], ["report"], ["sql", "SELECT count(*) FROM slice"])
+    ]
+    assert "26" in said[-1] and said[1].startswith("page  ")
 
 
 def test_perfettos_own_format_is_refused_with_the_way_out(tmp_path: Path) -> None:
