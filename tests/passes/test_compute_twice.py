@@ -16,6 +16,7 @@ from tilewright.passes.compute_twice import compute_in_each_reader
 from tilewright.passes.fusion import fuse
 
 ROWS, COLUMNS = 1024, 320
+CPU = target_named("cpu")
 
 
 def centred_gate(g: Tensor, z: Tensor) -> Tensor:
@@ -54,10 +55,10 @@ def test_values_are_computed_again_where_fewer_bytes_move(
     program: Callable[..., Any], operands: int, again: bool
 ) -> None:
     graph = aten(program, *inputs(operands))
-    before = [region.lowered for region in fuse(graph, "forward", target_named("cpu")).regions]
-    assert compute_in_each_reader(graph, fuse(graph, "forward", target_named("cpu")).regions) is again
+    before = [region.lowered for region in fuse(graph, "forward", CPU).regions]
+    assert compute_in_each_reader(graph, fuse(graph, "forward", CPU).regions, CPU.profile) is again
     graph.lint()
-    after = [region.lowered for region in fuse(graph, "forward", target_named("cpu")).regions]
+    after = [region.lowered for region in fuse(graph, "forward", CPU).regions]
     assert len(before) == len(after) >= 1
     assert (moved(after) < moved(before)) is again
 

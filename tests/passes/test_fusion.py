@@ -17,6 +17,7 @@ from tests.passes.graphs import aten, is_view, neighbours
 from tilewright.compile.capture import capture
 from tilewright.compile.planner import Planner
 from tilewright.hardware.target import target_named, target_of
+from tilewright.passes.compute_twice import compute_in_each_reader
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.fusion import Fusion, apart, fuse
 from tilewright.passes.simplify import simplify
@@ -74,6 +75,27 @@ def test_what_many_elements_of_a_gather_read_is_in_memory() -> None:
         graph, fusion = fused(program, X, torch.zeros(count, dtype=torch.int64))
         assert members(fusion) == ([["add", "index"]] if together else [["add"], ["index"]])
         assert_complete(graph, fusion)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_dear_table_that_many_elements_read_is_computed_once(layers: int) -> None:
+    """As buckets of relative positions are, by every pair of tokens, in every head and layer."""
+    size = 256
+
+    def program(*scores: Tensor) -> tuple[Tensor, ...]:
+        distance = torch.arange(size)[:, None] - torch.arange(size)[None, :]
+        buckets = (distance.abs() + 1).log().div(3).log1p().ceil()
+        return tuple(torch.nn.functional.relu(each) + buckets for each in scores)
+
+    graph = aten(program, *(torch.empty(128, size, size) for _ in range(layers)))
+    simplify(graph)
+    target = target_named("h200")
+    compute_in_each_reader(graph, fuse(graph, "forward", target).regions, target.profile)
+    fusion = fuse(graph, "forward", target)
+    nests = [region.lowered.nest for region in fusion.regions]
+    computed = [nest.row_count * nest.col_count for nest in nests for step in nest.steps if step.name == "log"]
+    assert sum(computed) == size * size
+    assert_complete(graph, fusion)
 
 
 def test_naive_softmax_is_one_kernel() -> None:

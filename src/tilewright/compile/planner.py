@@ -87,7 +87,7 @@ class Planner:
             written += write_caches(graph, name, self.target) + add_sums_in_place(graph, name)
         write_back_together(graph, self.target)
         proposed = fuse(graph, name, self.target)
-        if compute_in_each_reader(graph, proposed.regions):
+        if compute_in_each_reader(graph, proposed.regions, self.target.profile):
             proposed = fuse(graph, name, self.target)
         fusion = settle(proposed, self.target, measure=self.measure)
         fusion.decisions[:0] = written

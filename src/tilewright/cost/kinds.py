@@ -96,6 +96,12 @@ def nest_arithmetic(nest: Nest) -> tuple[int, int]:
     return simple, special
 
 
+def arithmetic_us(nest: Nest, profile: DeviceProfile) -> float:
+    """Time of a nest's arithmetic alone, at the device's vector rate."""
+    simple, special = nest_arithmetic(nest)
+    return (simple + special * profile.flops_per_transcendental) / (profile.vector_TFLOPs * 1e6)
+
+
 def _count(nest: Nest, level: Level) -> int:
     """How often a step of this level is computed."""
     rows = nest.row_count if level in (Level.FULL, Level.ROW) else 1

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from tilewright.hardware.profiles import DeviceProfile
 from tilewright.operators.table import row_of
-from tilewright.passes.fusion import Region
+from tilewright.passes.fusion import Region, computes_again
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views, escaping, is_view, nbytes, readers, values_of
 
@@ -28,14 +29,14 @@ SMALL = 16
 """A reduction's result is an operand of the chain if it has this many times fewer bytes than the chain's."""
 
 
-def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region]) -> bool:
+def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region], profile: DeviceProfile) -> bool:
     """Copy such chains in `graph`, in place; whether there were any."""
     region_of = {value: region for region in regions for member in region.members for value in values_of(member)}
     region_of.update({member: region for region in regions for member in region.members})
     found = False
     for region in regions:
         for value in escaping(region.members):
-            chosen = _readers_that_pay(value, region, region_of)
+            chosen = _readers_that_pay(value, region, region_of, profile)
             for reader in chosen:
                 _copy_for(value, region, reader)
             found = found or bool(chosen)
@@ -44,7 +45,9 @@ def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region]) -> bool:
     return found
 
 
-def _readers_that_pay(value: fx.Node, region: Region, region_of: dict[fx.Node, Region]) -> list[Region]:
+def _readers_that_pay(
+    value: fx.Node, region: Region, region_of: dict[fx.Node, Region], profile: DeviceProfile
+) -> list[Region]:
     """The regions that shall compute `value` themselves."""
     is_made = value.op == "call_function" and not value.all_input_nodes
     chain = _chain(value, region) if is_made or nbytes(value) >= LEAST_BYTES else None
@@ -54,7 +57,7 @@ def _readers_that_pay(value: fx.Node, region: Region, region_of: dict[fx.Node, R
     others = list(dict.fromkeys(region_of.get(reader) for reader in readers(value)))
     size, pays, gain = nbytes(value), [], 0
     for other in others:
-        if other is None or other is region:
+        if other is None or other is region or computes_again(region, other, profile):
             continue
         given = set(map(behind_views, other.lowered.inputs))
         more = sum(nbytes(operand) for operand in operands if operand not in given)

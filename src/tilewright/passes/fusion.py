@@ -15,15 +15,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import prod
 
 import torch
 from torch import fx
 
+from tilewright.cost.kinds import arithmetic_us
 from tilewright.graph.calls import operator_name, shape_of
 from tilewright.graph.source import source_line
+from tilewright.hardware.floor import cache_us, dram_us
+from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Language, Target
 from tilewright.loops.lower import Lowered, lower
 from tilewright.loops.nest import Level, Nest
+from tilewright.loops.trace import results
 from tilewright.operators.axes import Unfusable
 from tilewright.passes.units import (
     Reachability,
@@ -47,6 +52,8 @@ MOST_BUFFERS = 24
 """A nest that streams from more tensors than this at once defeats the prefetchers."""
 STRIDED_BYTES = 64 * 1024
 """A nest may walk through a tensor below this with a stride: it stays in a cache."""
+MANY = 8
+"""A kernel with so many times the elements of a value would compute it again and again."""
 
 
 @dataclass(eq=False)
@@ -202,6 +209,11 @@ class _Fuser:
             and not any(isinstance(each, Region) and _strides(each.lowered) for each in (first, second))
         ):
             outcome = "refused", "each row of the kernel would be read with a stride, which it is not by two kernels"
+        if isinstance(outcome, Region) and self._computes_again(outcome.lowered, first, second):
+            outcome = (
+                "refused",
+                "the kernel would compute it again for many elements, which takes longer than reading it",
+            )
         if isinstance(outcome, tuple):
             self.reasons[producer, consumer] = outcome
             return
@@ -222,6 +234,16 @@ class _Fuser:
             self.too_wide.append(Region(members, lowered))
             return "refused", f"the kernel would stream from {len(lowered.nest.buffers)} tensors at once"
         return Region(members, lowered)
+
+    def _computes_again(self, merged: Lowered, first: Region | _Elementwise, second: Region | _Elementwise) -> bool:
+        """Whether the arithmetic that `merged` repeats takes longer than reading the results of `first`."""
+        elements = _elements(second)
+        if elements < MANY * _elements(first):
+            return False
+        profile = self.target.profile
+        parts = [self._lowered(region).lowered for region in (first, second)]
+        again_us = arithmetic_us(merged.nest, profile) - sum(arithmetic_us(part.nest, profile) for part in parts)
+        return again_us > _reading_us(parts[0], elements, profile)
 
     def _is_elementwise(self, region: Region | _Elementwise) -> bool:
         if self.lower_each or isinstance(region, _Elementwise):
@@ -291,6 +313,26 @@ class _Fuser:
         is_first = consumer is min(inside, key=self.reach.order.__getitem__)
         unwritten = nbytes(producer) - sum(map(nbytes, kept)) if is_first else 0
         return min(read, nbytes(producer)) + unwritten, bool(kept)
+
+
+def computes_again(made: Region, reader: Region, profile: DeviceProfile) -> bool:
+    """Whether `reader` has so many more elements than `made` that it should read its results, not compute them."""
+    elements = _elements(reader)
+    times = elements / _elements(made)
+    return times >= MANY and times * arithmetic_us(made.lowered.nest, profile) > _reading_us(
+        made.lowered, elements, profile
+    )
+
+
+def _reading_us(made: Lowered, elements: int, profile: DeviceProfile) -> float:
+    """Of so many elements of each result, which a cache holds, and of the launch that makes them."""
+    nbytes = elements * sum(value.meta["val"].element_size() for value in made.outputs)
+    return (cache_us(nbytes, 0, profile) or dram_us(nbytes, 0, profile)) + profile.launch_us
+
+
+def _elements(region: Region | _Elementwise) -> int:
+    """Of the largest result of its members."""
+    return max(prod(shape_of(tensor)) for member in region.members for tensor in results(member))
 
 
 def _may_be_one(members: list[fx.Node]) -> bool:
