@@ -356,7 +356,7 @@ def test_attention_called_by_name_is_one_operator_where_its_kernels_run(device: 
 
 @pytest.mark.parametrize(
     ("queries", "keys", "reason"),
-    [(1, 8192, "the kernel in CUDA C++, split over the keys comes first"), (8, 64, "few queries or keys")],
+    [(1, 8192, "the kernel in Triton, split over the keys comes first"), (8, 64, "few queries or keys")],
 )
 def test_an_attention_that_only_a_race_settles_stays(queries: int, keys: int, reason: str) -> None:
     pytest.importorskip("triton")
