@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -112,8 +112,8 @@ def backend(
         places = [place for place, x in enumerate(inputs) if has_symbols(x)]
         if not places:
             return compiled
-        past_limit = partial(compiler.past_limit, _place(untouched))
-        return CompiledBySize(compiled, fx.GraphModule(module, untouched), places, past_limit)
+        past_limit = cache(partial(compiler.past_limit, _place(untouched)))
+        return CompiledBySize(compiled, fx.GraphModule(module, untouched).forward, places, past_limit)
     except CaptureError as error:
         compiler.leave_to_pytorch(Fallback("the graph", _place(module.graph), str(error)), error)
         return fx.GraphModule(module, untouched)
@@ -279,11 +279,13 @@ class _Compiler(Compiler):
                 kept.keep_plan(key, *planned, asked)
             return run
 
-        def past_limit(args: list[Any]) -> Sequence[Any]:
-            self.past_limit(_place(module.graph))
-            return _interpret(module)(args)
+        past_limit, interpreted = cache(partial(self.past_limit, _place(module.graph))), _interpret(module)
 
-        return ExecutableBySize(module, for_sizes_of, past_limit)
+        def otherwise(args: list[Any]) -> Sequence[Any]:
+            past_limit()
+            return interpreted(args)
+
+        return ExecutableBySize(module, for_sizes_of, otherwise)
 
     def _loaded_for_sizes(self, key: str) -> Boxed | None:
         """What was planned for the sizes of a call and kept, compiled; None where there is none that can be used."""
@@ -377,7 +379,7 @@ def _interpret(module: fx.GraphModule) -> Boxed:
     def run(args: list[Any]) -> Sequence[Any]:
         inputs = list(args)
         args.clear()
-        results: Sequence[Any] = module(*inputs)
+        results: Sequence[Any] = module.forward(*inputs)
         return results
 
     return run
