@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
 from tilewright.graph.function_calls import FunctionCall, FunctionCalls, Leaf, Value, attribute_of
 
@@ -121,7 +122,7 @@ def _reads_alike(before: FunctionCall, after: FunctionCall, cycle: Cycle) -> boo
         match x, y:
             case Value(), Value():
                 if y.call >= cycle.start and y.call - cycle.length >= cycle.start:
-                    return x == (y.call - cycle.length, y.place)
+                    return x == Value(y.call - cycle.length, y.place)
                 return y.call < cycle.start and x.call < cycle.start
             case Leaf(), Leaf():
                 return True
@@ -195,15 +196,7 @@ class _Short:
             node.meta["custom"] = {ITERATION: (kept - self.cycle.start) // self.cycle.length}
 
     def _operands(self, x: Any, reader: int) -> Any:
-        if isinstance(x, (Value, Leaf)):
-            return self._operand(x, reader)
-        if isinstance(x, dict):
-            return {name: self._operands(item, reader) for name, item in x.items()}
-        if isinstance(x, (tuple, list)):
-            return type(x)(self._operands(item, reader) for item in x)
-        if isinstance(x, slice):
-            return slice(*(self._operands(item, reader) for item in (x.start, x.stop, x.step)))
-        return x
+        return map_aggregate(x, lambda y: self._operand(y, reader) if isinstance(y, (Value, Leaf)) else y)
 
     def _operand(self, x: Value | Leaf, reader: int) -> fx.Node:
         if isinstance(x, Leaf):

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
@@ -29,14 +30,16 @@ PLAIN = (int, float, complex, str, type(None), type(...), torch.dtype, torch.dev
 """Classes of the arguments that a graph holds beside tensors and containers of them."""
 
 
-class Value(NamedTuple):
+@dataclass(frozen=True)
+class Value:
     """The result of a call, `place` among several; place -1 if it is the only one."""
 
     call: int
     place: int
 
 
-class Leaf(NamedTuple):
+@dataclass(frozen=True)
+class Leaf:
     """A tensor that no call made: an input or a parameter."""
 
     number: int
@@ -155,19 +158,22 @@ class _Recorder(TorchFunctionMode):
 
     def _called(self, function: Any, args: Any, kwargs: Any) -> Any:
         """What `function` gives for meta tensors."""
-        kwargs = self._on_meta(kwargs)
+        named = map_aggregate(kwargs, self._on_meta)
         if function in self.constructors:
-            kwargs["device"] = "meta"
-        return function(*self._on_meta(args), **kwargs)
+            named = {**named, "device": "meta"}
+        return function(*map_aggregate(args, self._on_meta), **named)
 
     def reference(self, x: Any) -> Any:
         """`x` with a `Value` or `Leaf` for each tensor. Raises `_NotRecorded` for what a graph cannot hold."""
+        return map_aggregate(x, self._reference)
+
+    def _reference(self, x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             made = self.made.get(id(x))
             return made[0] if made is not None else self._leaf(x)
         if isinstance(x, PLAIN):
             return x
-        return _mapped(x, self.reference)
+        raise _NotRecorded(type(x).__name__)
 
     def _leaf(self, x: torch.Tensor) -> Leaf:
         if id(x) not in self.leaves:
@@ -186,9 +192,7 @@ class _Recorder(TorchFunctionMode):
                 return self.twins[number]
             case torch.device():
                 return torch.device("meta")
-            case _ if isinstance(x, PLAIN):
-                return x
-        return _mapped(x, self._on_meta)
+        return x
 
     def _kind(self, x: Any) -> Any:
         """What `x`, a reference, says of the results: specs in place of tensors; True, 1 and 1.0 are different."""
@@ -215,16 +219,6 @@ def _writes(name: str) -> bool:
     """Whether a function of this name changes an operand, whose shape may then be another."""
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name == "__setitem__" or (name.startswith("__i") and name not in ("__invert__", "__index__"))
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict):
-        return {key: change(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return (list if isinstance(value, list) else tuple)(map(change, value))
-    if isinstance(value, slice):
-        return slice(change(value.start), change(value.stop), change(value.step))
-    raise _NotRecorded(type(value).__name__)
 
 
 def _like(spec: Spec) -> torch.Tensor:
