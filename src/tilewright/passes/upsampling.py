@@ -1,18 +1,17 @@
 """Upsampling and resampling by `interpolate`: its gradient is a gather, and scatters nothing.
 
-    y = interpolate(x, scale_factor=2)               →   the same, with dx = dy[…, ::2, ::2] + dy[…, ::2, 1::2] + …
+    y = interpolate(x, scale_factor=2)               →   the same, with dx = upsample_nearest2d_backward(dy, …)
     y = interpolate(x, (64, 96), mode="bilinear")    →   the same, with dx = along(along(dy, height), width)
 
 PyTorch decomposes it into gathers, and the gradients of those into scatters that add with atomics: SegFormer's training
-step spent 293 of its 311 ms there, sorting the indices of each (H200). Along one axis after the other, each element
-sums the few results that read it (`operators/upsampling.py`). The gradients of other modes, of `nearest` to sizes that
-are no multiples, and of elements that many results read are eager's operators.
+step spent 293 of its 311 ms there, sorting the indices of each (H200). Linear modes go along one axis after the other.
+Either way each element sums the few results that read it (`operators/upsampling.py`). The gradients of other modes, of
+`nearest` to sizes that are no multiples, and of elements that many results read are library calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from tilewright.operators.upsampling import MOST_READERS, MOST_REPEATS, Axis
+from tilewright.operators.upsampling import MOST_READERS, Axis
 from tilewright.passes.attention.spelling import argument, example, spelled
 
 aten: Any = torch.ops.aten
@@ -46,12 +45,8 @@ def gather_gradients(module: fx.GraphModule) -> None:
         axes = _axes(source, node) if mode in OPERATORS else None
         if axes is None:
             continue
-        factors = _factors(axes) if mode == "nearest" else None
-        if factors is not None:
-            node.target, node.args = upsampled, (source, *factors)
-        else:
-            scales = tuple(axis.scale for axis in axes)
-            node.target, node.args = resampled, (source, mode, axes[0].align_corners, _sizes(axes), scales)
+        scales = tuple(axis.scale for axis in axes)
+        node.target, node.args = resampled, (source, mode, axes[0].align_corners, _sizes(axes), scales)
         node.kwargs = {}
     module.recompile()
 
@@ -74,37 +69,6 @@ def _axes(source: Any, node: fx.Node) -> tuple[Axis, ...] | None:
 
 def _sizes(axes: Sequence[Axis]) -> tuple[int, ...]:
     return tuple(axis.places for axis in axes)
-
-
-def _factors(axes: tuple[Axis, ...]) -> tuple[int, int] | None:
-    """How often rows and columns are repeated; None where that is not all, or they are not whole or many."""
-    if len(axes) != 2 or any(axis.places % axis.size for axis in axes):
-        return None
-    rows, columns = (axis.places // axis.size for axis in axes)
-    fits = all(axis.scale in (None, factor) for axis, factor in zip(axes, (rows, columns), strict=True))
-    return (rows, columns) if fits and rows * columns <= MOST_REPEATS else None
-
-
-class _Upsampled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: int, columns: int) -> Tensor:
-        ctx.factors = rows, columns
-        return F.interpolate(x, size=[x.shape[2] * rows, x.shape[3] * columns], mode="nearest")
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (g,), (rows, columns) = gradients, ctx.factors
-        first, *others = (g[:, :, i::rows, j::columns] for i, j in product(range(rows), range(columns)))
-        total = first.clone() if not others else first
-        for part in others:
-            total = total + part
-        return total, None, None
-
-
-def upsampled(x: Tensor, rows: int, columns: int) -> Tensor:
-    """`interpolate` of [N, C, H, W] to [N, C, H · rows, W · columns]."""
-    result: Tensor = _Upsampled.apply(x, rows, columns)  # type: ignore[no-untyped-call]
-    return result
 
 
 class _Resampled(torch.autograd.Function):
