@@ -36,7 +36,7 @@ from tilewright.records.errors import CaptureError, KernelError, TilewrightError
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.records.progress import tell
 from tilewright.report.progress import progress_of
-from tilewright.runtime.assemble import Scheduled, assemble
+from tilewright.runtime.assemble import Scheduled, assemble, interpreted
 from tilewright.runtime.by_size import MOST_SIZES, CompiledBySize, ExecutableBySize
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import Executable
@@ -100,8 +100,10 @@ def backend(
     `options={"hand_written": False}`: no hand-written kernel takes part, only generated ones and library calls.
     """
     options = options or {}
-    planner = Planner(target_of(_device(inputs)), hand_written=options.get("hand_written", True))
-    compiler = _Compiler(_recording.get() or Recording(), planner, _asks_for_replay(mode, options))
+    record = _recording.get() or Recording()
+    hand_written = options.get("hand_written", True)
+    planner = Planner(target_of(_device(inputs)), hand_written=hand_written, decisions=record.decisions)
+    compiler = _Compiler(record, planner, _asks_for_replay(mode, options))
     compiler.note_limits(module)
     # A rewrite that fails halfway must leave nothing of itself in what runs instead.
     untouched = fx.Graph()
@@ -148,6 +150,7 @@ watch(backend, lambda skipped: _leave_to_pytorch(_recording.get() or Recording()
 
 class _Compiler(Compiler):
     def __init__(self, record: Recording, planner: Planner, replays: bool) -> None:
+        super().__init__(planner)
         self.record = record
         self.planner = planner
         self.replays = replays
@@ -158,18 +161,6 @@ class _Compiler(Compiler):
         """Those whose sizes are symbolic, as they were traced."""
         self.sizes_kept_for: str | None = None
         """The key of the program whose plans are kept for each size of its calls."""
-
-    def before_autograd(self, module: fx.GraphModule) -> None:
-        self.record.decisions += self.planner.before_autograd(module)
-
-    def joint(self, graph: fx.Graph) -> None:
-        self.record.decisions += self.planner.joint(graph)
-
-    def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
-        return self.planner.saved(graph, needed, forward)
-
-    def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
-        return self.planner.without_gradients(backward, places)
 
     def identity(self) -> Sequence[str] | None:
         # Who records wants what only planning gives: decisions, regions, fallbacks.
@@ -272,18 +263,18 @@ class _Compiler(Compiler):
             # Whatever it is, the graph with its symbols still runs.
             except Exception as error:
                 self.leave_to_pytorch(_fallback({name: module}, error), error)
-                return _interpret(module)
+                return interpreted(module.graph)
             with outcomes.asked() as asked:
                 (run,), graphs = self._try({name: fixed})
             if key is not None and (planned := _bare(graphs)) is not None:
                 kept.keep_plan(key, *planned, asked)
             return run
 
-        past_limit, interpreted = cache(partial(self.past_limit, _place(module.graph))), _interpret(module)
+        past_limit, run_eagerly = cache(partial(self.past_limit, _place(module.graph))), interpreted(module.graph)
 
         def otherwise(args: list[Any]) -> Sequence[Any]:
             past_limit()
-            return interpreted(args)
+            return run_eagerly(args)
 
         return ExecutableBySize(module, for_sizes_of, otherwise)
 
@@ -311,7 +302,7 @@ class _Compiler(Compiler):
         # A kernel that cannot be made, for whatever reason, must not take the user's program with it.
         except Exception as error:
             self.leave_to_pytorch(_fallback(modules, error), error)
-            return [_interpret(module) for module in modules.values()], []
+            return [interpreted(module.graph) for module in modules.values()], []
 
     def _compile_graphs(self, graphs: Sequence[GraphPlan]) -> list[Boxed]:
         in_cpp = [
@@ -373,16 +364,6 @@ def _fallback(modules: dict[GraphName, fx.GraphModule], error: Exception) -> Fal
 def _place(graph: fx.Graph) -> str:
     """The first line of the user's program that `graph` computes."""
     return next((line for node in graph.nodes if (line := source_line(node))), "an unknown place")
-
-
-def _interpret(module: fx.GraphModule) -> Boxed:
-    def run(args: list[Any]) -> Sequence[Any]:
-        inputs = list(args)
-        args.clear()
-        results: Sequence[Any] = module.forward(*inputs)
-        return results
-
-    return run
 
 
 def _device(inputs: Sequence[Any]) -> torch.device:

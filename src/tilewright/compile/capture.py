@@ -16,7 +16,7 @@ from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
 from tilewright.graph import calls
 from tilewright.graph.call_cycles import Folded, folded
-from tilewright.graph.capture import Boxed, Compiler, through_aot
+from tilewright.graph.capture import Boxed, Compiler, Rewriter, through_aot
 from tilewright.graph.capture_errors import capture_error
 from tilewright.graph.function_calls import function_calls
 from tilewright.graph.source import source_line
@@ -64,7 +64,10 @@ def capture(
     stands_for_gpu = target is not None and target.is_planned_gpu
 
     def observe(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        return through_aot(_Observer(captured, planner), module, list(examples))
+        for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
+            if match := INPUT_NAME.search(node.name):
+                captured.inputs[position] = int(match[1])
+        return through_aot(_Observer(captured, planner or Rewriter()), module, list(examples))
 
     torch._dynamo.reset()
     try:
@@ -161,30 +164,12 @@ def _refuse_unknown_sizes(name: str, graph: fx.Graph) -> None:
             raise CaptureError(f"{name} has no fixed shapes at {source_line(node) or node.name}\n  {error}") from error
 
 
-@dataclass
 class _Observer(Compiler):
     """Keeps the graphs of one capture, and ends it."""
 
-    captured: Captured
-    planner: Planner | None
-
-    def before_autograd(self, module: fx.GraphModule) -> None:
-        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-        for position, node in enumerate(placeholders):
-            if match := INPUT_NAME.search(node.name):
-                self.captured.inputs[position] = int(match[1])
-        if self.planner is not None:
-            self.planner.before_autograd(module)
-
-    def joint(self, graph: fx.Graph) -> None:
-        if self.planner is not None:
-            self.planner.joint(graph)
-
-    def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
-        return list(needed) if self.planner is None else self.planner.saved(graph, needed, forward)
-
-    def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
-        return self.planner is not None and self.planner.without_gradients(backward, places)
+    def __init__(self, captured: Captured, rewriter: Rewriter) -> None:
+        super().__init__(rewriter)
+        self.captured = captured
 
     def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
         self.captured.graphs = {"forward": forward.graph, "backward": backward.graph}

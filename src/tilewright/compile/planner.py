@@ -15,6 +15,7 @@ from torch import fx
 from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.cost.kinds import attention_us
 from tilewright.emit.source import source_of
+from tilewright.graph.capture import Rewriter
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import Nest, nameless
 from tilewright.passes.attention.library import name_attention
@@ -38,18 +39,25 @@ from tilewright.tune.attention import race, raced
 from tilewright.tune.settle import settle
 
 
-class Planner:
+class Planner(Rewriter):
     """Plans one program for one target: called by AOTAutograd at each step of a capture, in this order.
 
     `measure` races what prediction cannot settle, and keeps the outcomes; else those kept are followed. Without
-    `hand_written` the plan has generated kernels and library calls alone.
+    `hand_written` the plan has generated kernels and library calls alone. What is decided goes to `decisions`.
     """
 
-    def __init__(self, target: Target, *, measure: bool = False, hand_written: bool = True) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        measure: bool = False,
+        hand_written: bool = True,
+        decisions: list[Decision] | None = None,
+    ) -> None:
         self.target = target
         self.measure = measure
         self.hand_written = hand_written
-        self.decisions: list[Decision] = []
+        self.decisions = [] if decisions is None else decisions
 
     def before_autograd(self, module: fx.GraphModule) -> list[Decision]:
         """Rewrite what Dynamo captured, a graph of torch functions; what was decided."""

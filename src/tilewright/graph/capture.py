@@ -39,14 +39,14 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 Kind = Literal["forward", "backward", "inference"]
 
 
-class Compiler:
-    """The hooks of a backend at each step of a capture. This one leaves the program as it is, and keeps nothing."""
+class Rewriter:
+    """Rewrites a program at each step of its capture. This one leaves it as it is."""
 
-    def before_autograd(self, module: fx.GraphModule) -> None:
+    def before_autograd(self, module: fx.GraphModule) -> object:
         """Rewrite the captured torch-level graph in place."""
 
-    def joint(self, graph: fx.Graph) -> None:
-        """Rewrite the joint forward and backward graph in place."""
+    def joint(self, graph: fx.Graph) -> object:
+        """Rewrite the joint forward and backward graph, or one for inference, in place."""
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         """Of the forward values that backward needs, those to save; backward recomputes the others."""
@@ -55,6 +55,13 @@ class Compiler:
     def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
         """Take the incoming gradients at these places out of `backward`; False where it stays as it is."""
         return False
+
+
+class Compiler:
+    """What a backend does with the graphs of a capture, which `rewriter` rewrites. This one keeps nothing."""
+
+    def __init__(self, rewriter: Rewriter) -> None:
+        self.rewriter = rewriter
 
     def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
         raise NotImplementedError
@@ -121,7 +128,7 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any
         if key is not None and (loaded := _loaded(compiler, key, inputs)) is not None:
             return loaded
         with outcomes.asked() as asked:
-            compiler.before_autograd(module)
+            compiler.rewriter.before_autograd(module)
             if is_flat:
                 return _traced(compiler, module, inputs, key, asked)
             through = partial(_traced, compiler)
@@ -251,8 +258,8 @@ class _Pairs:
     def partition(
         self, joint: fx.GraphModule, _joint_inputs: object, *, num_fwd_outputs: int, **_: object
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        self.compiler.joint(joint.graph)
-        forward, backward = cut(joint, num_fwd_outputs, self.compiler.saved)
+        self.compiler.rewriter.joint(joint.graph)
+        forward, backward = cut(joint, num_fwd_outputs, self.compiler.rewriter.saved)
         self.backward_graph = backward
         given = backward
         if self.is_kept:
@@ -262,7 +269,7 @@ class _Pairs:
             self.packed = pack_or_none(backward.graph, symbolic=self.is_symbolic)
         if undefined := [] if compiled_autograd_is_on() else expected_undefined(backward.graph):
             without = copied(backward)
-            if self.compiler.without_gradients(without.graph, undefined):
+            if self.compiler.rewriter.without_gradients(without.graph, undefined):
                 self.undefined, self.tangents = undefined, tangents_of(backward.graph)
                 self.backward_graph, self.whole = without, backward
         self.compiled = self.compiler.compile_pair(forward, self.backward_graph)
@@ -310,7 +317,7 @@ class _Pairs:
         return self.compiler.repeated(CallableGraph(backward, "backward", saved), run)
 
     def inference(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
-        self.compiler.joint(gm.graph)
+        self.compiler.rewriter.joint(gm.graph)
         run = self.compiler.compile_inference(gm)
         self.static = _static_inputs()
         return _boxed(self.compiler.repeated(CallableGraph(gm, "inference", self.static), run))
