@@ -7,15 +7,15 @@ clamp, are not checked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
-from typing import TypedDict
 
-from tilewright.operators.arithmetic import NOTHING, Arithmetic, CallSizes, Count, elements, of_result
+from tilewright.operators.arithmetic import NOTHING, CallSizes, Count, elements, of_result
 from tilewright.operators.axes import size
 from tilewright.operators.excerpt import excerpt, picked, refuse_repeats
 from tilewright.operators.language import Unfusable, Value, broadcast, where
 from tilewright.operators.ranges import STORED, range_of
-from tilewright.operators.row import Call, Promotion, Traffic, body
+from tilewright.operators.row import Call, Traffic, body
 from tilewright.operators.shapes import CallAxes, Result, like
 
 
@@ -44,9 +44,6 @@ def _index(call: CallAxes) -> Result:
     start = places[0] if places[-1] - places[0] + 1 == len(places) else 0
     rest = tuple(axis for place, axis in enumerate(axes) if place not in places)
     return rest[:start] + found + rest[start:]
-
-
-GATHERED = Traffic(gathered={"self": of_result})
 
 
 def _place(index: Value, extent: int, *, wraps: bool, checks: bool = True) -> Value:
@@ -91,25 +88,18 @@ def _at(x: Value, indices: Sequence[Value | None], *, wraps: bool = False, check
     return x.squeeze([first + number for number in range(len(found))])
 
 
-class Gathers(TypedDict):
-    """What these rows say alike."""
-
-    promotion: Promotion
-    arithmetic: Arithmetic
-    traffic: Traffic
-    dtypes: tuple[str, ...]
+gathers = partial(
+    body, promotion="none", arithmetic=NOTHING, traffic=Traffic(gathered={"self": of_result}), dtypes=("self",)
+)
 
 
-OF_SELF = Gathers(promotion="none", arithmetic=NOTHING, traffic=GATHERED, dtypes=("self",))
-
-
-@body("_unsafe_index.Tensor(self, indices)", shapes=_index, **OF_SELF)
+@gathers("_unsafe_index.Tensor(self, indices)", shapes=_index)
 def unsafe_index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
     """Elements at indices that are known to be inside, as decompositions compute them."""
     return _at(x, indices, wraps=True, checks=False)
 
 
-@body("index.Tensor(self, indices)", shapes=_index, priced=False, **OF_SELF)
+@gathers("index.Tensor(self, indices)", shapes=_index, priced=False)
 def index_tensor(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
     return _at(x, indices, wraps=True)
 
@@ -127,14 +117,14 @@ def embedding(c: Call, weight: Value, indices: Value, *_options: object, **_name
     return _at(weight, [indices])
 
 
-@body("index_select.default(self, dim, index)", shapes=_index_select, **OF_SELF)
+@gathers("index_select.default(self, dim, index)", shapes=_index_select)
 def index_select(c: Call, x: Value, dim: int, index: Value) -> Value:
     if not x.dims:
         raise Unfusable("a selection from a tensor without dimensions")
     return _at(x, [*[None] * (dim % len(x.dims)), index if index.dims else index.unsqueeze(0)])
 
 
-@body("gather.default(self, dim, index, sparse_grad)", shapes=like("index"), **OF_SELF)
+@gathers("gather.default(self, dim, index, sparse_grad)", shapes=like("index"))
 def gather(c: Call, x: Value, dim: int, index: Value, *_options: object, **_named: object) -> Value:
     """out[i, j] = x[i, index[i, j]] along `dim`; along the others x may be longer than the index."""
     if not x.dims or not index.dims:

@@ -19,27 +19,11 @@ from tilewright.runtime.executable import Executable, Slots, Step
 REPEATS = 9
 
 
-def time_steps(executable: Executable, inputs: list[Any], device: str = "cpu") -> dict[str, float]:
-    """Median microseconds of every step by its name on `device`, over a few runs on the same inputs."""
-    watch = stopwatch_for(device)
-    laps: dict[str, list[float]] = defaultdict(list)
-    for _ in range(REPEATS):
-        slots: Slots = [None] * executable.slots
-        for (slot, _spec), value in zip(executable.inputs, inputs, strict=True):
-            slots[slot] = value
-        for step in executable.steps:
-            laps[step.name].append(watch.time(partial(step.run, slots)).us)
-            for index in step.frees:
-                slots[index] = None
-    return {name: median(values) for name, values in laps.items()}
-
-
 def time_in_place(executable: Executable, inputs: list[Any], device: str = "cpu") -> dict[str, CallTime]:
-    """The time of every step by its name as the program runs: each finds in the caches what the one before
-    it left there. On a GPU the time of its kernels alone, and steps that launch nothing are left out.
+    """The time of every step by its name as the program runs: each finds in the caches what the one before left there.
+
+    On a GPU that of its kernels alone, and steps that launch nothing are left out; on a CPU the median of a few runs.
     """
-    if torch.device(device).type != "cuda":
-        return {name: CallTime(us) for name, us in time_steps(executable, inputs, device).items()}
     slots: Slots = []
 
     def run(step: Step) -> None:
@@ -51,6 +35,13 @@ def time_in_place(executable: Executable, inputs: list[Any], device: str = "cpu"
         for index in step.frees:
             slots[index] = None
 
+    if torch.device(device).type != "cuda":
+        laps: dict[str, list[float]] = defaultdict(list)
+        watch = stopwatch_for(device)
+        for _ in range(REPEATS):
+            for step in executable.steps:
+                laps[step.name].append(watch.time(partial(run, step)).us)
+        return {name: CallTime(median(values)) for name, values in laps.items()}
     with torch.cuda.device(device):
         times = kernel_times([partial(run, step) for step in executable.steps])
     named = zip(executable.steps, times, strict=True)
