@@ -79,9 +79,7 @@ def live_bytes(
 
 def storage(node: Node) -> Node:
     """The node whose result `node` is a view of, or writes to and gives."""
-    while (calls.is_view(node) or calls.gives_operand(node)) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
+    return calls.through(node, lambda call: calls.is_view(call) or calls.gives_operand(call))
 
 
 def nbytes(node: Node) -> int:

@@ -194,13 +194,6 @@ def _own(tensor: Tensor, shape: Shape) -> Moved:
     return Moved(number, formula, tensor.element_size())
 
 
-def _storage(node: Node) -> Node:
-    """The node whose storage a view shows."""
-    while calls.is_view(node):
-        node = node.all_input_nodes[0]
-    return node
-
-
 def _reads(node: Node, row: Row, numbers: NodeSizes, formulas: NodeSizes, symbolic: SymbolicShapes) -> Iterator[Moved]:
     unread = row.traffic.unread
     by_storage: dict[Node, dict[Node, Moved]] = {}
@@ -211,7 +204,7 @@ def _reads(node: Node, row: Row, numbers: NodeSizes, formulas: NodeSizes, symbol
         places = row.traffic.gathered.get(argument)
         if places is not None and (count := int(places(numbers))) < moved.number:
             moved = Moved(count, sympy.sympify(places(formulas)), moved.itemsize)
-        by_storage.setdefault(_storage(operand), {})[operand] = moved
+        by_storage.setdefault(calls.through(operand, calls.is_view), {})[operand] = moved
     for storage, views in by_storage.items():
         whole = _own_of(storage, symbolic)
         # Two views of one tensor (x and its transpose) share elements, and each element is read once.

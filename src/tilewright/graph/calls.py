@@ -73,6 +73,13 @@ def closure(start: Iterable[T], step: Callable[[T], Iterable[T]]) -> set[T]:
     return found
 
 
+def through(node: Node, passes: Callable[[Node], bool]) -> Node:
+    """The value behind `node`: its first operand, and the operand of that, as long as `passes` is true of the call."""
+    while passes(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
 def is_view(node: Node) -> bool:
     """Whether the call returns a view of its first operand."""
     if node.op != "call_function":

@@ -1,4 +1,4 @@
-"""Values that only rearrange another value: through views, slices, copies and lossless casts."""
+"""How values lie in memory; those that only rearrange another value: views, slices, copies and lossless casts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ MOVES = {
     "permute", "slice_backward", "select_backward",
 }  # fmt: skip
 """Operators that rearrange the elements of their first operand, or pad them with zeros."""
+
+
+def layout(node: Node) -> object:
+    """Dtype, device, sizes and strides of a tensor; symbolic ones as expressions, since comparing symbols would bind
+    them. Of another value the node itself, which is equal to no other."""
+    import torch
+
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return node
+    extents = (*value.shape, *value.stride())
+    return value.dtype, value.device, *(n.node.expr if isinstance(n, torch.SymInt) else n for n in extents)
 
 
 def before_widening(node: Node) -> Node:

@@ -101,13 +101,7 @@ def _is_linear(node: Node) -> bool:
     if not _is_product(node):
         return False
     matrices = [x for x in node.all_input_nodes[-2:] if (value := calls.output(x)) is not None and value.dim() == 2]
-    return any(_source(operand).op in ("placeholder", "get_attr") for operand in matrices)
-
-
-def _source(node: Node) -> Node:
-    while calls.is_view(node):
-        node = node.all_input_nodes[0]
-    return node
+    return any(calls.through(operand, calls.is_view).op in ("placeholder", "get_attr") for operand in matrices)
 
 
 def _upstream(node: Node, passes: Passes) -> tuple[list[Node], Node]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def is_tangent(node: fx.Node) -> bool:
-    """Whether an input is an incoming gradient."""
-    return "tangents" in str(node.target)
+    """Whether this is an incoming gradient of a joint or backward graph."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def expected_undefined(backward: fx.Graph) -> list[int]:

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeGuard
 import torch
 from torch import fx
 
+from tilewright.graph.calls import through
 from tilewright.graph.specialise import has_symbols
 from tilewright.operators.table import row_of
 
@@ -43,12 +44,7 @@ def is_relabelled(node: fx.Node) -> bool:
 
 def base_of(node: fx.Node) -> fx.Node:
     """The tensor whose elements `node` shows under other strides, all views passed over; else `node` itself."""
-    while is_relabelled(node):
-        operand = node.args[0]
-        if not isinstance(operand, fx.Node) or not _same_storage(operand, node):
-            break
-        node = operand
-    return node
+    return through(node, lambda view: is_relabelled(view) and _same_storage(view.all_input_nodes[0], view))
 
 
 def _same_storage(operand: fx.Node, view: fx.Node) -> bool:

@@ -30,6 +30,4 @@ def shows_operand(node: fx.Node) -> bool:
 
 def maker(node: fx.Node) -> fx.Node:
     """The call that made the memory in which `node` lies."""
-    while node.target is operator.getitem or shows_operand(node):
-        node = node.all_input_nodes[0]
-    return node
+    return calls.through(node, lambda call: call.target is operator.getitem or shows_operand(call))

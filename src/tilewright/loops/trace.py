@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.calls import class_of
+from tilewright.graph.calls import class_of, through
 from tilewright.hardware.target import Language
 from tilewright.operators.language import COMPUTE_DTYPE, Trace, Unfusable, Value
 from tilewright.operators.row import Call, Row
@@ -137,31 +137,22 @@ class _Tracer:
         return value
 
     def _is_view_of_member(self, node: fx.Node) -> bool:
-        """Whether this value is a member, or a view (of a view ...) of one."""
-        while node.op == "call_function" and node not in self.inside:
-            row = row_of(node.target)
+        """Whether this value is a member, or a view (of views) of one. Raises `Unfusable` for views without body."""
+        in_memory: list[fx.Node] = []
+
+        def is_between(view: fx.Node) -> bool:
+            row = row_of(view.target) if view.op == "call_function" and view not in self.inside else None
             if row is None or row.operator_class != "layout":
                 return False
-            if row.body is None and any(isinstance(a, fx.Node) for a in node.args):
-                return _reaches(node, self.inside) and _refuse(node)
-            if not isinstance(node.args[0], fx.Node):
-                return False
-            node = node.args[0]
-        return node in self.inside
-
-
-def _reaches(node: fx.Node, members: set[fx.Node]) -> bool:
-    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
-        if node in members:
+            if row.body is None:
+                in_memory.append(view)
             return True
-        if class_of(node) != "layout":
+
+        if through(node, is_between) not in self.inside:
             return False
-        node = node.args[0]
-    return node in members
-
-
-def _refuse(node: fx.Node) -> bool:
-    raise Unfusable(f"{node.target} of a computed value needs that value in memory")
+        if in_memory:
+            raise Unfusable(f"{in_memory[0].target} of a computed value needs that value in memory")
+        return True
 
 
 def _converted(row: Row, given: Any, value: Any, wanted: str) -> Any:

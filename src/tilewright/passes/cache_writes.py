@@ -132,13 +132,14 @@ def _join(first: _Write, second: _Write, name: GraphName) -> Decision:
 
 def _unwidened(node: fx.Node) -> fx.Node:
     """What a view shows whose axes of one place come and go."""
-    while calls.is_view(node) and node.target is not operator.getitem:
-        operand = node.all_input_nodes[0]
-        shapes = [[size for size in calls.shape_of(x.meta["val"]) if size != 1] for x in (node, operand)]
-        if shapes[0] != shapes[1]:
-            break
-        node = operand
-    return node
+
+    def keeps_other_axes(view: fx.Node) -> bool:
+        if not calls.is_view(view) or view.target is operator.getitem:
+            return False
+        seen, shown = (calls.shape_of(x.meta["val"]) for x in (view, view.all_input_nodes[0]))
+        return [size for size in seen if size != 1] == [size for size in shown if size != 1]
+
+    return calls.through(node, keeps_other_axes)
 
 
 def _rotary(node: fx.Node) -> _Rotary | None:

@@ -17,8 +17,8 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import replace
+from tilewright.graph.layouts import layout
 from tilewright.graph.writes import shows_operand, written
-from tilewright.passes.dropout import layout
 
 
 def drop_copies(graph: fx.Graph) -> None:
@@ -32,8 +32,7 @@ def _is_needless(copy: fx.Node) -> bool:
     original = copy.all_input_nodes[0]
     if layout(copy) != layout(original) or not _begins_aligned(original):
         return False
-    while shows_operand(original):
-        original = original.all_input_nodes[0]
+    original = calls.through(original, shows_operand)
     readers = [*_readers(copy), *_readers(original)]
     return original.op == "call_function" and not any(
         reader.op == "output" or operand in written(reader) for operand, reader in readers

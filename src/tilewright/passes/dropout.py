@@ -28,6 +28,7 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import replace_results
+from tilewright.graph.layouts import layout
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
@@ -60,15 +61,6 @@ def _laid_out_alike(x: fx.Node) -> fx.Node:
             break
         x = alike
     return x
-
-
-def layout(node: fx.Node) -> object:
-    """Dtype, sizes and strides; symbolic ones as expressions, since comparing symbols would bind them."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return node
-    extents = (*value.shape, *value.stride())
-    return value.dtype, value.device, *(n.node.expr if isinstance(n, torch.SymInt) else n for n in extents)
 
 
 def _by_stream(node: fx.Node, x: fx.Node, p: float) -> fx.Node | None:

@@ -23,6 +23,7 @@ from torch import fx
 from tilewright.cost.kinds import arithmetic_us
 from tilewright.graph.calls import operator_name, shape_of
 from tilewright.graph.source import source_line
+from tilewright.graph.undefined import is_tangent
 from tilewright.hardware.floor import cache_us, dram_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Language, Target
@@ -36,7 +37,6 @@ from tilewright.passes.units import (
     escaping,
     is_elementwise,
     is_fusible,
-    is_gradient,
     is_view,
     nbytes,
     readers,
@@ -141,7 +141,7 @@ class _Fuser:
         self.lower_each = lower_each
         self.graph_name = graph_name
         self.reach = Reachability(graph)
-        self.gradients = sum(self.reach.bit[n] for n in graph.nodes if is_gradient(n))
+        self.gradients = sum(self.reach.bit[n] for n in graph.nodes if is_tangent(n))
         self.operators = [n for n in graph.nodes if n.op == "call_function" and not is_view(n)]
         self.impossible: dict[fx.Node, str] = {}
         self.region: dict[fx.Node, Region | _Elementwise] = {}

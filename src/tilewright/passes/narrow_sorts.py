@@ -41,15 +41,9 @@ def _narrow(node: fx.Node) -> torch.dtype | None:
     value = calls.output(keys) if isinstance(keys, fx.Node) else None
     if value is None or value.dtype != torch.int64:
         return None
-    extent = _extent(_behind_views(keys))  # type: ignore[arg-type]
+    # Through views of one of several results, but not to the call that gave these.
+    extent = _extent(calls.through(keys, lambda x: calls.is_view(x) and x.target is not operator.getitem))  # type: ignore[arg-type]
     return None if extent is None else next((d for d in KEYS if extent - 1 <= torch.iinfo(d).max), None)
-
-
-def _behind_views(node: fx.Node) -> fx.Node:
-    """As `behind_views`; one of several results is itself."""
-    while calls.is_view(node) and node.target is not operator.getitem:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _extent(node: fx.Node) -> int | None:

@@ -13,12 +13,13 @@ hold in registers alone: Mixtral's masked products were written twice.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
-from tilewright.graph.calls import class_of, closure
+from tilewright.graph.calls import class_of, closure, through
 from tilewright.graph.cut import OVERWRITTEN
 from tilewright.operators.table import row_of
 from tilewright.passes.units import has_known_sizes, is_fusible, is_view, nbytes, readers
@@ -90,15 +91,12 @@ def _operator(node: fx.Node) -> fx.Node:
 
 def _picks(node: fx.Node) -> bool:
     """Whether this is one result of several; a part of a `split` is a view instead."""
-    named = str(node.target).endswith("getitem") or getattr(node.target, "__name__", "") == "getitem"
-    return named and not is_view(node.all_input_nodes[0])
+    return node.target is operator.getitem and not is_view(node.all_input_nodes[0])
 
 
 def _stored(node: fx.Node) -> fx.Node:
     """The value in memory that `node` is a view of: one result of several stays itself."""
-    while is_view(node) and not _picks(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
+    return through(node, lambda view: is_view(view) and not _picks(view))
 
 
 def _recomputable(node: fx.Node) -> bool:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import fx
 
 from tilewright.graph.calls import closure
+from tilewright.graph.undefined import is_tangent
 from tilewright.passes.fusion import Region
 from tilewright.passes.hazards import hazards
 from tilewright.passes.simplify import is_pure
-from tilewright.passes.units import gradients, has_known_sizes, is_gradient, is_view, nbytes, readers, sources
+from tilewright.passes.units import gradients, has_known_sizes, is_view, nbytes, readers, sources
 
 Unit = Region | fx.Node
 
@@ -94,7 +95,7 @@ def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[f
 
 def _computed_again(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[fx.Node, int]) -> set[Unit]:
     """Units of a backward graph that do not wait for the incoming gradients."""
-    incoming = {n for n in order if is_gradient(n)}
+    incoming = {n for n in order if is_tangent(n)}
     if not incoming:
         return set()
     waits: dict[Unit, bool] = {}

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from tilewright.graph.insert import replace
+from tilewright.graph.layouts import layout
 from tilewright.graph.views import is_relabelled
 from tilewright.graph.writes import maker, shows_operand
 from tilewright.operators.table import row_of
@@ -73,21 +74,9 @@ def _stands_for(node: fx.Node) -> fx.Node | None:
     found, source = None, node
     while is_relabelled(source) and isinstance(source.args[0], fx.Node):
         source = source.args[0]
-        if _same_layout(node, source):
+        if layout(node) == layout(source):
             found = source
     return found
-
-
-def _same_layout(a: fx.Node, b: fx.Node) -> bool:
-    x, y = a.meta.get("val"), b.meta.get("val")
-    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
-        return False
-    return _extents(x) == _extents(y)
-
-
-def _extents(tensor: torch.Tensor) -> list[object]:
-    """Sizes and strides; symbolic ones as expressions, since comparing symbols would bind them."""
-    return [n.node.expr if isinstance(n, torch.SymInt) else n for n in (*tensor.shape, *tensor.stride())]
 
 
 def _key(node: fx.Node) -> Any:

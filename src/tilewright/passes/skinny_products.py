@@ -156,9 +156,10 @@ def _is_aligned(value: torch.Tensor) -> bool:
 
 def _behind(node: object, products: dict[fx.Node, _Product]) -> _Product | None:
     """The product that `node` shows as it lies, if nothing else reads that."""
-    while isinstance(node, fx.Node) and node.target in VIEWS and len(node.users) == 1:
-        node = node.args[0]
-    return products.get(node) if isinstance(node, fx.Node) and len(node.users) == 1 else None
+    if not isinstance(node, fx.Node):
+        return None
+    product = calls.through(node, lambda view: view.target in VIEWS and len(view.users) == 1)
+    return products.get(product) if len(product.users) == 1 else None
 
 
 def _gated(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
@@ -284,9 +285,7 @@ def _normed(match: _Match, place: fx.Node) -> tuple[fx.Node, fx.Node | None, flo
     x = match.products[0].x
     if _rows(match.products[0]) > 1:
         return x, None, 0.0
-    result = x
-    while result.target is not operator.getitem and calls.is_view(result) and _shows_all(result):
-        result = result.all_input_nodes[0]
+    result = calls.through(x, lambda y: y.target is not operator.getitem and calls.is_view(y) and _shows_all(y))
     norm = result.args[0] if result.target is operator.getitem else None
     if not isinstance(norm, fx.Node) or norm.target is not aten._fused_rms_norm.default or result.args[1] != 0:
         return x, None, 0.0

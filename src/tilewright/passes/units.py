@@ -9,8 +9,9 @@ from math import prod
 
 from torch import fx
 
-from tilewright.graph.calls import class_of, closure, is_known, outputs, shape_of
+from tilewright.graph.calls import class_of, closure, is_known, outputs, shape_of, through
 from tilewright.graph.specialise import has_symbols
+from tilewright.graph.undefined import is_tangent
 from tilewright.hardware.target import Target
 from tilewright.loops.trace import SUPPORTED, dtype_name, results
 from tilewright.operators.table import row_of
@@ -24,16 +25,11 @@ def is_view(node: fx.Node) -> bool:
     return class_of(node) == "layout"
 
 
-def is_gradient(node: fx.Node) -> bool:
-    """Whether this is an incoming gradient of a backward graph."""
-    return node.op == "placeholder" and "tangents" in str(node.target)
-
-
 def gradients(graph: fx.Graph) -> set[fx.Node]:
     """What a joint or backward graph computes from the incoming gradients, and these themselves."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
-        if is_gradient(node) or any(operand in found for operand in node.all_input_nodes):
+        if is_tangent(node) or any(operand in found for operand in node.all_input_nodes):
             found.add(node)
     return found
 
@@ -101,9 +97,7 @@ def sources(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def behind_views(node: fx.Node) -> fx.Node:
-    while is_view(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
+    return through(node, is_view)
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:

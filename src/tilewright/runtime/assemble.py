@@ -6,6 +6,7 @@ import ctypes
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
-from tilewright.graph.calls import class_of, closure
+from tilewright.graph.calls import class_of, closure, through
 from tilewright.graph.capture import Boxed
 from tilewright.graph.pytorch_state import carries_tangents
 from tilewright.graph.source import source_line
@@ -178,10 +179,7 @@ class _Assembler:
         """The operands of the collective whose end this call awaits: until then its stream reads them."""
         if not isinstance(unit, fx.Node) or str(unit.target) != WAIT:
             return ()
-        (collective,) = unit.all_input_nodes
-        while collective.target is operator.getitem:
-            (collective,) = collective.all_input_nodes
-        return self._reads(collective)
+        return self._reads(through(unit.all_input_nodes[0], lambda result: result.target is operator.getitem))
 
     def _last_uses(self) -> dict[fx.Node, int]:
         last: dict[fx.Node, int] = {}
@@ -306,14 +304,16 @@ class _Assembler:
 
     def _storage(self, node: fx.Node) -> fx.Node:
         """The kernel result or library result that `node` shows."""
-        while node not in self.kernel_results and is_view(node) and isinstance(node.args[0], fx.Node):
-            node = node.args[0]
-        return node
+        return through(node, lambda view: view not in self.kernel_results and is_view(view))
 
 
 def interpreted(graph: fx.Graph) -> Boxed:
     """The graph as PyTorch runs it, operator by operator."""
     own = next((node for node in graph.nodes if str(node.target).startswith("tilewright.")), None)
+
+    @cache
+    def module() -> fx.GraphModule:
+        return fx.GraphModule(graph.owning_module or torch.nn.Module(), graph)
 
     def run(args: list[Any]) -> Sequence[Any]:
         if own is not None and carries_tangents(args):
@@ -322,10 +322,9 @@ def interpreted(graph: fx.Graph) -> Boxed:
                 f"forward-mode differentiation reaches {own.target} at {where}, which has no tangent: "
                 "call the function as it was before torch.compile"
             )
-        module = fx.GraphModule(graph.owning_module or torch.nn.Module(), graph)
         inputs = list(args)
         args.clear()
-        results: Sequence[Any] = module(*inputs)
+        results: Sequence[Any] = module()(*inputs)
         return results
 
     return run

@@ -36,7 +36,7 @@ TRANSPOSING = ("t", "permute", "transpose")
 
 def offers(node: Node, target: Target, waiting: Container[Node]) -> list[Offer]:
     """The GELU that `node` is with the product before it, and views between them; empty where there is none."""
-    product = _behind_views(node.all_input_nodes[0])
+    product = calls.through(node.all_input_nodes[0], calls.is_view)
     if str(product.target) not in PRODUCTS or product.kwargs:
         return []
     x, weight, bias = _operands(product)
@@ -47,12 +47,6 @@ def offers(node: Node, target: Target, waiting: Container[Node]) -> list[Offer]:
     keep = _is_kept(node, product)
     work = _work(product, x, weight, keep)
     return [Offer((product, node), (work,), lambda: _apply(node, product, keep, waiting), refusal)]
-
-
-def _behind_views(node: Node) -> Node:
-    while calls.is_view(node):
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _operands(product: Node) -> tuple[Node, Node, Node | None]:
