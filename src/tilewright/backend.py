@@ -122,7 +122,7 @@ def backend(
 
 
 def _asks_for_replay(mode: str | None, options: Mapping[str, Any]) -> bool:
-    """Whether compiled graphs shall become CUDA graphs. What nobody knows is an error in strict mode."""
+    """Whether compiled graphs become CUDA graphs. Unknown options and modes warn, or raise in strict mode."""
     lines = []
     if unknown := [name for name in options if name not in OPTIONS]:
         lines.append(f"the backend has the options {', '.join(OPTIONS)}, and none named {', '.join(unknown)}")
@@ -158,7 +158,7 @@ class _Compiler(Compiler):
         self.graphs: list[GraphPlan] = []
         """As they were compiled last; none where PyTorch runs them, or their sizes are symbolic."""
         self.by_size: dict[GraphName, fx.GraphModule] = {}
-        """Those whose sizes are symbolic, as they were traced."""
+        """The graphs with symbolic sizes, as they were traced."""
         self.sizes_kept_for: str | None = None
         """The key of the program whose plans are kept for each size of its calls."""
 

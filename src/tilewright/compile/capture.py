@@ -121,7 +121,7 @@ def built(case: Case, device: str) -> tuple[Callable[..., Any], list[torch.Tenso
 
 
 def repeated_part(case: Case, device: str = "cpu") -> Folded | None:
-    """`case` with equal iterations left out, where it is long and consists of such; None where it is captured whole."""
+    """`case` with equal iterations left out, if it is long and repeats; None if it is captured whole."""
     function, inputs = built(case, device)
     with torch.set_grad_enabled(case.training):
         program = function_calls(function, inputs)

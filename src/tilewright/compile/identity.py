@@ -1,4 +1,4 @@
-"""What decides, beside a program and its inputs, what is compiled of it: versions, code, and the environment."""
+"""The part of a compiled program's cache key that its graph and inputs do not give: versions, code, environment."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Planner(Rewriter):
         return values_to_save(graph, needed, forward)
 
     def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
-        """Take incoming gradients that are not given out of a backward graph; False where it needs them."""
+        """Remove undefined incoming gradients from a backward graph; False if it cannot do without them."""
         if not drop_undefined(backward, places):
             return False
         write_padded(backward)
@@ -120,7 +120,7 @@ class _Kernels:
         self.known: dict[str, tuple[Nest, str]] = {}
 
     def source(self, region: Region) -> str:
-        """The source of the region's kernel, which from now on is that of the first of its kind."""
+        """The source of the region's kernel; the region takes over the nest of the first equal region."""
         nest = region.lowered.nest
         # Not the nests themselves: 0.0 equals -0.0, and True equals 1.
         key = repr(nameless(nest)) + region.language

@@ -28,7 +28,7 @@ Iterations = Mapping[str, int]
 
 
 class Irregular(CaptureError):
-    """The kept iterations are not planned alike, so that what is left out cannot be told from them."""
+    """The kept iterations are planned differently, so the rows of those left out do not follow from them."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def with_all_iterations(
             whole.memory += every
             if stage == "after":
                 regions = {region.name: region for region in program.regions if region.graph == graph}
-                # A name ends in `.3` where it is that of the third copy.
+                # The third copy of a row has a name that ends in `.3`.
                 whole.regions += [replace(regions[op.name.split(".")[0]], name=op.name) for op in rows if op.region]
         decisions = [decision for decision in program.decisions if decision.graph == graph]
         whole.decisions += _all_decisions(decisions, operators[graph], part.left_out)
@@ -172,7 +172,7 @@ def _operators_repeated(rows: Sequence[Operator], repeat: _Repeat) -> list[Opera
 
 
 def _all_points(points: Sequence[MemoryPoint], known: Iterations, left_out: int, saved: int) -> list[MemoryPoint]:
-    """Live memory of the whole program; none where it does not go on alike from cycle to cycle.
+    """Live memory of the whole program; empty if it does not change by the same amount in each cycle.
 
     `saved` bytes of the iterations left out are alive from the start: what forward leaves to backward.
     """
@@ -200,7 +200,7 @@ def _points_repeated(points: Sequence[MemoryPoint], repeat: _Repeat) -> list[Mem
 
 
 def _all_decisions(decisions: Sequence[Decision], known: Iterations, left_out: int) -> list[Decision]:
-    """Those of the kept part where they show no cycle."""
+    """The decisions of the whole program; those of the kept part alone if they show no cycle."""
     kinds = [(x.verdict, _NUMBER.sub("", x.reason), x.bytes_saved, x.passed_by, x.source) for x in decisions]
     for repeat in _repeats(kinds, [known.get(x.consumer) for x in decisions], left_out):
         copies = [

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tilewright.loops.lower import Lowered
 
 ELEMENTS_PER_PROGRAM = 1024
-"""Of a generated kernel without reductions."""
+"""Elements that a program of a generated kernel without reductions takes."""
 SPECIAL = frozenset({"div", "idiv"})
 """Computed by way of a reciprocal. So are, at the same rate, conversions between floats and 64-bit integers."""
 LONG = 4
@@ -46,7 +46,7 @@ def nest_kind(nest: Nest) -> str:
 
 
 def kind_name(*, passes: int, sums_columns: bool, columns: int, transposes: bool) -> str:
-    """Of a generated kernel that passes over each row so many times, a row having so many columns.
+    """The kind of a generated kernel by its passes over each row and the columns of a row.
 
     >>> kind_name(passes=3, sums_columns=False, columns=32000, transposes=False)
     'long rows, three passes'

@@ -228,7 +228,7 @@ def _written_operands(node: Node) -> Iterator[Node]:
 def _writes(
     node: Node, row: Row, numbers: NodeSizes, formulas: NodeSizes, symbolic: SymbolicShapes
 ) -> tuple[list[Moved], list[Moved]]:
-    """The results that somebody takes, and those that nobody does."""
+    """The results that have a reader, and those that have none."""
     used: list[Moved] = []
     unused: list[Moved] = []
     if row.traffic.reserves:
@@ -240,7 +240,7 @@ def _writes(
     if calls.has_many_outputs(node):
         taken = {user.args[1] for user in node.users if user.users}
     else:
-        # What is written into an operand is there for whoever holds that operand.
+        # A value written into an operand is used: the operand outlives the call.
         taken = {0} if node.users or calls.is_mutation(node) else set()
     for index, (tensor, shape) in enumerate(zip(calls.outputs(node), symbolic.of_outputs(node), strict=True)):
         if tensor is not None and shape is not None:

@@ -19,7 +19,7 @@ FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 
 
 def products_of(node: Node, flops: int) -> tuple[Product, ...]:
-    """Of a plain product, a convolution or attention over queries [B, H, S, d]; none of any other call."""
+    """(batch, M, N, K) of the products in a matrix product, a convolution or attention on [B, H, S, d], else ()."""
     name = calls.operator_name(node.target)
     if "convolution" in name:
         return convolution_products(node) if name in ("convolution", "convolution_backward") else ()

@@ -50,11 +50,11 @@ class Work:
     draws: int = 0
     """Random numbers that are drawn."""
     distances: Distances = ()
-    """None where the program is not known; what is read then counts as touched just before."""
+    """Empty if the program is not known; every read then counts as touched just before."""
 
     @property
     def is_priced_by_arithmetic(self) -> bool:
-        """Whether its time follows its arithmetic too. A reduction's is as its bytes: no fit tells them apart."""
+        """Whether its time follows its arithmetic too. That of reductions was fitted by their bytes alone."""
         return self.is_matrix or self.kind.startswith(("pointwise", "gather"))
 
     @property

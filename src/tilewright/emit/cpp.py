@@ -48,7 +48,7 @@ class _Kernel(Printer):
         self.draws = [i for i, step in enumerate(nest.steps) if step.name == "draw"]
         timed = zip(nest.stores, nest.store_stages(), strict=True)
         self.stores = [(store, stage) for store, stage in timed if not nest.steps[store.value].is_late]
-        """Those before the end of the rows, each with its stage."""
+        """The stores inside the loop over rows, each with its stage."""
 
     def text(self) -> str:
         nest = self.nest

@@ -32,7 +32,7 @@ class CompiledCode(OutputCode):
     kind: Kind
     run: Boxed
     _boxed_call: bool = True
-    """Of the object, not of the class: `functools.wraps` copies it from there."""
+    """An attribute of the instance, from which `functools.wraps` copies it."""
 
     def __call__(self, args: Any) -> Sequence[Any]:
         return self.run(args)
@@ -79,7 +79,7 @@ def _untraced(code: CompiledCode) -> Any:
 
 @contextmanager
 def observed() -> Iterator[None]:
-    """Let AOTAutograd remember what it makes, as it does for its own cache, which is asked for nothing.
+    """Let AOTAutograd keep what it makes, as it does for its own cache; nothing is looked up there.
 
     Without Inductor's cache PyTorch computes no key (which would import Inductor's code generators) and, in this mode,
     takes a random one.

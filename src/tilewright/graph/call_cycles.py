@@ -54,7 +54,7 @@ class Folded:
     cycle: Cycle
     left_out: int
     calls: int
-    """Of the whole program."""
+    """Calls of the whole program."""
     place: str
     """The user's line at which an iteration begins."""
 

@@ -77,7 +77,7 @@ class Compiler:
         return run
 
     def identity(self) -> Sequence[str] | None:
-        """All but program and inputs that decides what is compiled; None where nothing shall be kept on disk."""
+        """The cache key beside program and inputs; None to keep nothing on disk."""
         return None
 
     def planned(self) -> tuple[Any, Sequence[fx.Graph]] | None:
@@ -92,7 +92,7 @@ class Compiler:
         raise NotImplementedError
 
     def keep_sizes(self, key: str) -> None:
-        """Keep what is planned for the sizes of calls, as of the program with this key."""
+        """Keep the plans for each call's sizes under this program's key."""
 
     def compile_lost(self, error: Exception) -> None:
         """Note that a program which was kept cannot be used."""
@@ -163,7 +163,7 @@ def _traced(
         functions = aot_entry.compilers(pairs.forward, pairs.backward, pairs.inference)
     try:
         with aot_entry.observed() if key is not None else nullcontext(), warnings.catch_warnings():
-            # Of a gradient that cannot be traced; the error says it.
+            # A gradient that cannot be traced warns here and raises; the error has the message.
             warnings.filterwarnings("ignore", message="Error detected in .*Backward")
             compiled = aot_module_simplified(
                 module, inputs, partition_fn=pairs.partition, keep_inference_input_mutations=True, **functions
@@ -235,13 +235,13 @@ def first_line(error: BaseException) -> str:
 
 @dataclass
 class _Pairs:
-    """Compiles forward and backward together when AOTAutograd partitions; returns each when AOTAutograd asks."""
+    """Compiles forward and backward together in AOTAutograd's partitioner; its compiler hooks then return each."""
 
     compiler: Compiler
     is_symbolic: bool = False
     """Whether sizes are symbolic."""
     is_kept: bool = False
-    """Whether AOTAutograd shall say what it makes: it takes the metadata from the backward graph that it is given."""
+    """Whether AOTAutograd's entry is kept: it reads the metadata of the backward graph that it is given."""
     compiled: tuple[Boxed, Boxed] | None = None
     undefined: Sequence[int] = ()
     """Places of the gradients, among the inputs of backward, that the compiled backward does without."""

@@ -35,7 +35,7 @@ class _Context:
     formula: Callable[..., Any]
     spec: TreeSpec
     leaves: tuple[Any, ...]
-    """Of the context's attributes: plain values, `Tensor` for a held tensor, `torch.SymInt` for a size."""
+    """The leaves of the context's attributes: plain values, `Tensor` for a held tensor, `torch.SymInt` for a size."""
     needed: tuple[bool, ...]
     operands: tuple[tuple[int, int, torch.dtype, torch.device], ...]
     """Of each that needs a gradient: place, dimensions, dtype, device."""

@@ -130,7 +130,7 @@ def _is_tensor(x: object) -> bool:
 
 
 def _argument(x: Any) -> str:
-    """A constant or a node, told from every other."""
+    """A constant or a node as text that no other has."""
     kind = type(x)
     if isinstance(x, fx.Node):
         return f"%{x.name}"

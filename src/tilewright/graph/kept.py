@@ -66,7 +66,7 @@ def load(key: str) -> KeptProgram | None:
         if content is None:
             return None
         program: KeptProgram = pickle.loads(content)
-    # Written by another version, for all that the key says: what is read is no program.
+    # The file may be of another version in spite of its key, and then does not unpickle.
     except Exception:
         discard(key)
         return None

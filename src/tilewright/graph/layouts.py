@@ -99,7 +99,7 @@ def widened(node: Node) -> Node | None:
 
 
 def _order(tensor: torch.Tensor) -> list[int]:
-    """The axes along which there is more than one element, those first whose elements lie farthest apart."""
+    """The axes of more than one element, by falling stride."""
     strides, shape = calls.strides_of(tensor), calls.shape_of(tensor)
     return sorted((axis for axis, size in enumerate(shape) if size > 1), key=lambda axis: -strides[axis])
 

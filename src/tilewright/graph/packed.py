@@ -85,7 +85,7 @@ def _unpacked(unpickler: _Unpickler) -> Any:
 
 
 def _own(graph: fx.Graph, constants: Constants) -> None:
-    """Give a graph the module that holds its constants; its Python code is made when somebody calls it."""
+    """Give a graph the module that holds its constants; its Python code is generated at the first call."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     _LazyGraphModule({name: value.to(device) for name, (value, device) in constants.items()}, graph)

@@ -56,7 +56,7 @@ def hold(guards: str | None, inputs: Sequence[Any]) -> bool:
 
 
 def require(guards: str | None, inputs: Sequence[Any]) -> None:
-    """Let Dynamo check the conditions before each call, as if they had been asked for in this process."""
+    """Add the conditions to Dynamo's guards, as a trace in this process would have done."""
     if guards is not None and not _evaluated(guards, _integers(inputs), inputs):
         raise CaptureError("the conditions on its sizes do not hold")
 

@@ -64,7 +64,7 @@ def binding(
 
 
 def counted_inputs(module: fx.GraphModule) -> dict[int, torch.Tensor | None]:
-    """The inputs by place whose sizes depend on data: tensors, as they were traced, and None for such a size itself."""
+    """Inputs whose sizes depend on data, by place: the traced tensor, or None where the input is itself such a size."""
     values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
     found = {place: value for place, value in enumerate(values) if not all(map(calls.is_known, _symbols(value)))}
     return {place: value if isinstance(value, torch.Tensor) else None for place, value in found.items()}
@@ -105,7 +105,7 @@ class _Sizes:
     def __init__(self, module: fx.GraphModule, args: Sequence[Any], symbols: Any) -> None:
         self.symbols = symbols
         self.values: dict[Any, Any] = {}
-        """Of the symbols of the traced graph: numbers, and new symbols."""
+        """By symbol of the traced graph: its number, or the new symbol that stands for it."""
         for node, value in zip(module.graph.find_nodes(op="placeholder"), args, strict=True):
             for traced, size in zip(_sizes(node.meta.get("val")), _sizes(value), strict=False):
                 if isinstance(traced, torch.SymInt) and calls.is_known(traced) and traced.node.expr.is_Symbol:
@@ -181,7 +181,7 @@ class _Specialiser:
             raise CaptureError(f"the shape of {node.target} is unknown before it runs: {first_line(error)}") from error
 
     def _counted(self, traced: torch.Tensor | torch.SymInt, value: Any) -> Any:
-        """An input whose sizes depend on data, or such a size, with symbols in place of them."""
+        """An input whose sizes depend on data, or a size that does, with symbols in their place."""
         if not isinstance(traced, torch.Tensor):
             return self.sizes.of(traced, value)
         shape, strides = (

@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 def lies_as_told(meta: object) -> TypeGuard[torch.Tensor]:
-    """Whether this is a tensor that lies in memory as its strides say; not one whose size depends on data."""
+    """Whether this is a strided, non-empty tensor of known sizes on a CPU or GPU."""
     return (
         isinstance(meta, torch.Tensor)
         and meta.device.type in ("cpu", "cuda")

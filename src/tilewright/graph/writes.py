@@ -1,4 +1,4 @@
-"""Which operands calls write to, and whose memory values lie in."""
+"""Which operands calls write to, and which call allocated the memory of a value."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def shows_operand(node: fx.Node) -> bool:
 
 
 def maker(node: fx.Node) -> fx.Node:
-    """The call that made the memory in which `node` lies."""
+    """The call that allocated the memory of `node`."""
     return calls.through(node, lambda call: call.target is operator.getitem or shows_operand(call))

@@ -214,7 +214,7 @@ class Nest:
 
     @property
     def transposes(self) -> bool:
-        """Whether something that varies with rows and columns lies along the rows."""
+        """Whether an access that varies with rows and columns is contiguous along the rows."""
         loads = [s.access for s in self.steps if s.access and s.level is Level.FULL]
         parts = [self.split(access.strides) for access in (*loads, *(s.access for s in self.stores))]
         return any(1 in rows and 1 not in cols and any(cols) for rows, cols in parts)

@@ -197,7 +197,7 @@ def _rounded(members: Sequence[fx.Node], outputs: set[fx.Node]) -> set[fx.Node]:
 
 
 def _scales(node: fx.Node) -> bool:
-    """Whether a relative error of its operands is one of its result too; that of a sum can be far larger."""
+    """Whether the relative error of the result is about that of the operands; a sum can magnify it."""
     row = row_of(node.target)
     return row is not None and (row.body is CONVERSION or node.target in SCALING)
 

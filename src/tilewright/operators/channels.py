@@ -104,7 +104,7 @@ def batch_norm(
     rstd = call("rsqrt", squares / count + eps)
     mean, rstd, squares = (statistic.view([x.shape[1]]) for statistic in (mean, rstd, squares))
     y = _normalised(c, centred, rstd, weight, bias)
-    # The running variance is that of the whole, which a sample of `count` underestimates.
+    # The running variance is unbiased: divided by count - 1.
     moments = ((running_mean, mean), (running_var, squares / (count - 1)))
     running = (old * (1 - momentum) + new.to_compute(old.dtype) * momentum for old, new in moments)
     return y, mean, rstd, *running  # type: ignore[return-value]
@@ -191,7 +191,7 @@ def _group_norm_backward_shapes(call: CallAxes) -> Result:
     return [source, source[1:2], source[1:2]]
 
 
-# Those of channels-last tensors on a GPU (`passes/group_norm.py`).
+# Group norm of channels-last tensors on a GPU (`passes/group_norm.py`).
 declare(
     Row(
         f"{GROUP_NORM}(Tensor input, int group, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",

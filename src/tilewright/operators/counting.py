@@ -67,7 +67,7 @@ def count_element(row: Row, given: Sequence[object]) -> tuple[int, int]:
 
 
 def arithmetic_of(row: Row) -> Arithmetic | None:
-    """What the row says, else what the body of a pointwise one does; None where nobody knows."""
+    """The row's own arithmetic, else that of a pointwise body; None if neither is known."""
     if row.arithmetic is not None:
         return row.arithmetic
     if row.body is None or row.operator_class != "pointwise":

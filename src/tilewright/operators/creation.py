@@ -11,12 +11,12 @@ UNREAD = Traffic(unread=(ALL,))
 
 
 def _filled(call: CallAxes) -> Result:
-    """Sizes that the call gives; a trace tells them where it wrote into a tensor that it was given."""
+    """Sizes from the call's arguments; a recorded `out=` call has them in its last operand."""
     return call.operands[-1] if call.known is None and call.operands else factory(call)
 
 
 def over_self(call: CallAxes) -> Result:
-    """Of a copy over an operand, onto whose shape its source is broadcast."""
+    """The axes of `self`, to which `src` is broadcast."""
     return call.broadcast(call.tensor("self"), call.tensor("src"))
 
 

@@ -31,7 +31,7 @@ at_places(
     "index_put.default(self, indices, values, accumulate)\nindex_copy.default(self, dim, index, source)",
     arithmetic=NOTHING,
 )
-# What is written is as large as the values, unless they broadcast over the indices.
+# As many elements are written as there are values, unless the values broadcast over the indices.
 at_places(
     "index_put_.default(self, indices, values, accumulate)",
     arithmetic=NOTHING,
@@ -67,7 +67,7 @@ calls("sort.default(self, dim, descending)", "library", shapes=same, dtypes=("se
 calls("topk.default(self, k, dim, largest, sorted)", "library", shapes=kept, dtypes=("self", "int64"))
 
 
-# Of a loss that is picked out of each row, and its gradient.
+# The loss that picks one element of each row, and its gradient.
 
 
 TARGETS = of_argument("target")

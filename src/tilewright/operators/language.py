@@ -86,7 +86,7 @@ class Drawn:
     below: int
     """True where the number, a whole one of 53 bits, or of 32 from a GPU's generator, is below this."""
     philox: Philox | None = None
-    """Of a GPU's generator, whose state is seed and offset; None: the CPU's."""
+    """How a GPU's generator numbers elements, its state being seed and offset; None for the CPU's generator."""
     skip: int = 0
     """By how much that offset is advanced before the draw."""
 
@@ -97,7 +97,7 @@ class Trace:
 
     ops: list[Op] = field(default_factory=list)
     approximate: bool = False
-    """Of what is recorded next."""
+    """Whether the operations recorded from now on may be approximate (`Op.approximate`)."""
 
     def emit(self, name: str, args: Sequence[Value], dtype: str, dims: tuple[Group, ...], detail: Any = None) -> Value:
         self.ops.append(Op(name, tuple(a.id for a in args), dtype, detail, self.approximate))

@@ -114,7 +114,7 @@ def roots_of_rows(sizes: CallSizes) -> Count:
 
 
 def _normalised(call: CallAxes) -> tuple[Axes, Axes, Axes]:
-    """Of a normalisation over trailing axes: the operand, its statistics, its weight."""
+    """The axes of the operand, the statistics and the weight of a norm over trailing axes."""
     count = len(call.arguments["normalized_shape"])
     source = call.tensor("input")
     if (gradient := call.axes("grad_out")) is not None:
@@ -137,7 +137,7 @@ def _row_norm_backward(call: CallAxes) -> Result:
     return call.wanted(source, *vectors)
 
 
-# Of two nearly equal elements, what is left of x - mean hangs on the rounding of x. The moments of forward meet the
+# x - mean cancels for nearly equal elements, so it depends on the rounding of x. The moments of forward meet the
 # x of backward, which was in memory or is computed again: all of them must see eager's x.
 norm = partial(body, operator_class="reduction", promotion="none", discontinuous=True)
 

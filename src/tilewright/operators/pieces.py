@@ -22,7 +22,7 @@ def _places(c: Call, dim: int) -> Value:
 
 
 MOST_PARTS = 16
-"""Each element asks for every part whether it lies there; of many, PyTorch copies one after the other."""
+"""Each element tests every part for its place; beyond this PyTorch's copies, one for each part, are faster."""
 
 
 def beside(c: Call, parts: Sequence[Value], dim: int) -> Value:

@@ -220,7 +220,7 @@ def _quotient(x: Value, divisor: Value | Scalar) -> Value:
     """⌊x / divisor⌋. A divisor that may be 0 is left to PyTorch, which raises an error."""
     if x.dtype in FLOATS or not isinstance(divisor, int) or isinstance(divisor, bool) or divisor <= 0:
         raise Unfusable("a division that is rounded, but for integers by a positive number")
-    # Of a negative x the division is that of -1 - x, which does not overflow.
+    # For negative x: ⌊x / d⌋ = -1 - ⌊(-1 - x) / d⌋, and -1 - x does not overflow.
     below = call("bitnot", call("idiv", call("bitnot", x), divisor))
     return where(x < 0, below, call("idiv", x, divisor)) if x.dtype != "uint8" else call("idiv", x, divisor)
 

@@ -98,7 +98,7 @@ class _Axis:
         return where(start < 0, steps * self.dilation, 0)
 
     def around(self, c: Call, rank: int, t: int) -> tuple[Value, Value | None]:
-        """Of each element, the window that is t before the last it can lie in, and where there is such a window."""
+        """For each element, window number last - t of those it can lie in, and where that window exists."""
         last = call("idiv", positions(c.trace, self.size, self.dim, rank) + self.pad, self.stride)
         most = (self.size - 1 + self.pad) // self.stride - t
         places = last - t if t else last
@@ -134,7 +134,7 @@ def _axes(
     padding: Sequence[int] | int,
     dilation: Sequence[int] | int = 1,
 ) -> tuple[_Axis, _Axis]:
-    """Those of height and width. Raises `Unfusable` for large windows, on a CPU for windows that overlap."""
+    """The axes of height and width. Raises `Unfusable` for large windows, and on a CPU for windows that overlap."""
     sizes, strides = _pair(kernel), _pair(stride if stride != [] and stride != () else kernel)
     if math.prod(sizes) > MOST_ELEMENTS:
         raise Unfusable(f"a window of more than {MOST_ELEMENTS} elements")
@@ -187,7 +187,7 @@ def max_pool2d(
 def _around(
     c: Call, rank: int, axes: tuple[_Axis, _Axis], *, known: bool
 ) -> Iterator[tuple[Value, Value, Value | None]]:
-    """Of all elements, the windows in which they can lie: row, column, and where there is such a window.
+    """For all elements, the windows in which they can lie: row, column, and where that window exists.
 
     `known`: what a window gives says of which element it is, so that elements between windows need no check.
     """

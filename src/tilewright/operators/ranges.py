@@ -1,4 +1,4 @@
-"""What is known of a whole number before a kernel runs: the least and the most that it can be."""
+"""Range analysis of integers before a kernel runs: the least and the largest value of each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _Ranges:
             return 0, size(op.detail) - 1
         if op.name == "check":
             return 0, int(op.detail) - 1
-        # That of a load says nothing of what is read.
+        # The indices of a load say nothing about the loaded value.
         return computed(op.name, [self.known[a] for a in op.args]) if op.name != "load" else None
 
 

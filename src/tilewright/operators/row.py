@@ -98,7 +98,7 @@ class Row:
     shapes: Rule | None = pointwise
     """How the axes of the results follow from those of the operands; None: unknown."""
     dtypes: tuple[str, ...] = ("",)
-    """Of each result a dtype, the name of the argument that has it, or nothing: the operands' common dtype."""
+    """One for each result: a dtype, the name of the argument that has it, or "" for the operands' common dtype."""
     priced: bool = True
     """Whether a recorded call has a price: not if the operators that it calls are recorded in its place, or if what
     it moves depends on values."""

@@ -147,7 +147,7 @@ Rule = Callable[[CallAxes], Result]
 
 
 def pointwise(call: CallAxes) -> Result:
-    """Those of the operands, broadcast; without operands what the call says."""
+    """The axes of the operands, broadcast; without operands those that the call's sizes give."""
     if not call.operands:
         return factory(call)
     if call.known is None:
@@ -156,12 +156,12 @@ def pointwise(call: CallAxes) -> Result:
 
 
 def same(call: CallAxes) -> Result:
-    """Those of the first operand."""
+    """The axes of the first operand."""
     return call.each(call.operands[0])
 
 
 def like(*names: str) -> Rule:
-    """Those of these arguments, one for each result."""
+    """The axes of these arguments, one for each result."""
 
     def rule(call: CallAxes) -> Result:
         return call.tensor(names[0]) if len(names) == 1 else [call.axes(name) for name in names]

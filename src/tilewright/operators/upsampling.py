@@ -97,7 +97,7 @@ class Axis:
         return max(before if i else 0, 0), min(last, self.places - 1)
 
     def ahead(self, k: int) -> float | None:
-        """How far reader k of an element lies ahead of it, without the ends of the axis; None where that differs."""
+        """Distance of reader k from its element, away from the ends of the axis; None if it varies with the element."""
         p, q, b, _ = self.readers
         if q > 1 or self.align_corners or self.scale not in (None, p):
             return None
@@ -112,7 +112,7 @@ def _along(c: Call, g: Value, dim: int, axis: Axis) -> Value:
     refuse_repeats(g, count)
     element = positions(c.trace, axis.size, dim, len(g.dims))
     own = element.to_compute(g.dtype)
-    # Divisions round towards 0: what is divided must not be negative.
+    # Integer division truncates: shift the dividend so that it is not negative.
     raised = max(-(b // q), 0)
     first = element * p + b if q == 1 else call("idiv", element * p + (b + raised * q), q) - raised
 
@@ -140,7 +140,7 @@ def _share(axis: Axis, k: int, at: Value, own: Value) -> tuple[Value | None, Val
 
 
 def _gradient(flops: int) -> Says:
-    """What gradients say alike; `flops` are those of one result of the upsampling."""
+    """Fields that the rows of gradients share; `flops` for each element of the incoming gradient."""
     return {
         "arithmetic": each(of_argument("grad_output"), flops),
         "promotion": "none",

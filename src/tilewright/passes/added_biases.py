@@ -44,7 +44,7 @@ def add_biases_in_products(graph: fx.Graph, target: Target) -> None:
 
 
 def _product(seen: fx.Node) -> fx.Node | None:
-    """The product whose rows `seen` shows, where nobody else reads either."""
+    """The product that `seen` is, or views; None unless `seen` and its only reader are all that read it."""
     product = seen
     if calls.operator_name(seen.target) in RESHAPES and len(seen.users) == 1:
         product = seen.all_input_nodes[0]

@@ -28,7 +28,7 @@ from tilewright.records.program import Decision, GraphName
 
 aten: Any = torch.ops.aten
 MOST_TOKENS = 64
-"""Of a batch entry."""
+"""New tokens of a batch entry that one launch writes."""
 
 
 class _Write(NamedTuple):
@@ -210,7 +210,7 @@ def _is_half(node: object, x: fx.Node, number: int) -> bool:
 
 
 def _fits(found: _Rotary, shape: tuple[int, ...]) -> bool:
-    """Whether heads [batch, heads, tokens, width] are turned by angles that all heads share, and lie as kernels ask."""
+    """Whether heads [batch, heads, tokens, width] share their angles and have the layout that the kernel requires."""
     x, result, cos, sin = (node.meta["val"] for node in found[1:2] + found[:1] + found[2:])
     sizes = calls.shape_of(x)
     if len(sizes) != 4 or any(size not in (-1, own) for size, own in zip(shape, sizes, strict=True)):
@@ -222,7 +222,7 @@ def _fits(found: _Rotary, shape: tuple[int, ...]) -> bool:
 
 
 def _others(found: _Rotary, place: fx.Node) -> Iterator[_Rotary]:
-    """What is turned by the same angles before `place`, and read after it alone."""
+    """Other rotary embeddings by the same angles, computed before `place` and read only after it."""
     order = {node: number for number, node in enumerate(place.graph.nodes)}
     for node in place.graph.nodes:
         other = _rotary(node) if node.op == "call_function" and order[node] < order[place] else None

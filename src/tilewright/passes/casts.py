@@ -14,7 +14,7 @@ from tilewright.passes.units import gradients
 
 
 def drop_round_trips(graph: fx.Graph) -> None:
-    """Rewrite `graph`, a joint or inference graph, in place; what nobody reads any more stays for `simplify`."""
+    """Rewrite `graph`, a joint or inference graph, in place; `simplify` erases calls without readers."""
     computed = gradients(graph)
     results = set(graph.output_node().all_input_nodes)
     for node in list(graph.nodes):

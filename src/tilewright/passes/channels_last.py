@@ -123,7 +123,7 @@ def _multiplications(node: fx.Node) -> int:
 
 
 def _layout(node: Any) -> torch.memory_format | None:
-    """How eager's tensor lies; None for any other way."""
+    """The memory format of eager's tensor: contiguous or channels-last; None for any other strides."""
     value = example(node)
     if value is None or value.is_contiguous():
         return torch.contiguous_format
@@ -141,12 +141,12 @@ def _is_trained(node: fx.Node) -> bool:
 
 
 def _changed(convolutions: list[fx.Node]) -> set[fx.Node]:
-    """Nodes whose layout may change: convolutions and what is computed from them; views have operands as in eager."""
+    """Nodes whose layout may change: `convolutions` and their transitive readers, none through views."""
     return closure(convolutions, lambda node: (user for user in node.users if spelled(user) not in VIEWS))
 
 
 def _images(convolutions: list[fx.Node]) -> set[fx.Node]:
-    """What is computed from the results of `convolutions` and has the channels where these have them."""
+    """Transitive readers of `convolutions` with four dimensions, the second of which is the channels."""
     return closure(convolutions, lambda node: (u for u in node.users if _rank(u) == 4 and spelled(u) not in MOVES))
 
 
@@ -163,7 +163,7 @@ def _convert(node: fx.Node, changed: set[fx.Node]) -> None:
 
 
 def _restore(graph: fx.Graph, changed: set[fx.Node]) -> None:
-    """Results, and what is viewed, lie as eager has them; what a reshape copies is contiguous."""
+    """Give results of the graph and operands of views eager's strides; copies by `reshape` are contiguous."""
     for node in list(graph.nodes):
         if node.op == "output" or spelled(node) in VIEWS:
             operands = node.all_input_nodes if node.op == "output" else [node.args[0]]
@@ -196,7 +196,7 @@ def _places(node: fx.Node) -> torch.Size | None:
 
 
 def _shows(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether a result lies in the memory of an operand: it is a view of it, or was written over it."""
+    """Whether a result shares its storage with an operand: it is a view of it, or was computed in place."""
     result, source = example(node), example(operand)
     assert result is not None and source is not None
     return bool(result.untyped_storage()._cdata == source.untyped_storage()._cdata)

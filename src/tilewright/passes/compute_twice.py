@@ -22,7 +22,7 @@ from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views, escaping, is_view, nbytes, readers, values_of
 
 MOST_OPERATORS = 24
-"""Of a chain that is computed again."""
+"""The longest chain that is computed again."""
 LEAST_BYTES = 2**20
 """Smaller values come back from a cache. A value that is made of nothing, as a constant is, may have any size."""
 SMALL = 16
@@ -30,7 +30,7 @@ SMALL = 16
 
 
 def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region], profile: DeviceProfile) -> bool:
-    """Copy such chains in `graph`, in place; whether there were any."""
+    """Copy chains into the regions that read them, in place; True if any was copied."""
     region_of = {value: region for region in regions for member in region.members for value in values_of(member)}
     region_of.update({member: region for region in regions for member in region.members})
     found = False
@@ -48,7 +48,7 @@ def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region], profile: 
 def _readers_that_pay(
     value: fx.Node, region: Region, region_of: dict[fx.Node, Region], profile: DeviceProfile
 ) -> list[Region]:
-    """The regions that shall compute `value` themselves."""
+    """The regions for which computing `value` themselves pays."""
     is_made = value.op == "call_function" and not value.all_input_nodes
     chain = _chain(value, region) if is_made or nbytes(value) >= LEAST_BYTES else None
     if chain is None:

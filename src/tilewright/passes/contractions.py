@@ -63,7 +63,7 @@ class _Contraction:
     summed: frozenset[int]
     keeps: bool
     strides: tuple[int, ...]
-    """Of the sum: views of it are read by them."""
+    """Of the sum; the product gets the same, since later views depend on them."""
 
     def formula(self, first: Tensor, second: Tensor) -> Tensor:
         letters = ascii_letters[: self.rank]

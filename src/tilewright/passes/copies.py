@@ -1,4 +1,4 @@
-"""Copies that nobody could tell from their original.
+"""Copies that can be replaced by their original: same layout, and neither is written to or returned.
 
     h = exp(x); c = clone(h); y = sin(c)     →   h = exp(x); y = sin(h)
 

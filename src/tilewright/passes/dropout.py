@@ -136,7 +136,7 @@ def _draws(node: fx.Node) -> bool:
 
 
 def _extent(graph: fx.Graph, x: fx.Node, dim: int) -> int | fx.Node:
-    """The size of a dimension: a number, or the node that asks for it in each call."""
+    """The size of a dimension: a number, or a new `sym_size` node."""
     extent: int | torch.SymInt = x.meta["val"].shape[dim]
     if isinstance(extent, int):
         return extent

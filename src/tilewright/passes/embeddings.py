@@ -100,7 +100,7 @@ def _added(sums: fx.Node, name: GraphName) -> Decision | None:
 
 
 def _takes_sums(table: fx.Node, total: fx.Node) -> bool:
-    """Whether a product's result, or a part of it, is like the sum, dense, and read by nobody else."""
+    """Whether `table` is a product, or a slice of one, contiguous, like the sum, and without other readers."""
     own, wanted = calls.output(table), calls.output(total)
     product = maker(table)
     if own is None or wanted is None or calls.class_of(product) != "compute":

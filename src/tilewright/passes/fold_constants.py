@@ -24,7 +24,7 @@ from tilewright.passes.simplify import is_pure
 
 aten = torch.ops.aten
 CONVERTED = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor})
-"""Of the operators that take tensors those that make tensors of numbers; others raise."""
+"""Overloads for tensors that also take a number as an operand; others raise."""
 
 
 def fold_constants(graph: fx.Graph) -> None:
@@ -88,7 +88,7 @@ def _number(value: Any) -> torch.Tensor | None:
 
 
 def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
-    """The value of a call of known numbers alone, which somebody else may not write to."""
+    """The number that a call of known numbers gives; None if a reader writes to its result."""
     operands, target = node.all_input_nodes, node.target
     if not operands or not is_pure(node) or not all(x in known for x in operands):
         return None

@@ -108,7 +108,7 @@ class Fusion:
     regions: list[Region]
     decisions: list[Decision] = field(default_factory=list)
     refused: list[Region] = field(default_factory=list)
-    """Merges that would have been possible and were not made, so that their cost can be told."""
+    """Merges that are possible but were not made; they are priced for the decisions."""
 
 
 def fuse(graph: fx.Graph, graph_name: GraphName, target: Target) -> Fusion:
@@ -345,7 +345,7 @@ def _may_be_one(members: list[fx.Node]) -> bool:
 
 
 def _strides(lowered: Lowered) -> bool:
-    """Whether the columns that a nest reduces lie apart in a tensor that is not small, and its rows side by side."""
+    """Whether a nest reduces columns with a stride in a tensor that exceeds caches, whose rows are contiguous."""
     nest = lowered.nest
     if not nest.rows or not any(step.name == "reduce_cols" for step in nest.steps):
         return False

@@ -45,7 +45,7 @@ class Groups:
     def __init__(self, graph: fx.Graph) -> None:
         self.backward = gradients(graph)
         self.kernels_before: dict[fx.Node, int] = {}
-        """The least number of other kernels that run before that of a node, on the way from the inputs."""
+        """For each node, how many kernels at least must end before its own can start."""
         for node in graph.nodes:
             above = (self.kernels_before[operand] + _ends_kernel(operand) for operand in node.all_input_nodes)
             self.kernels_before[node] = max(above, default=0)
@@ -69,7 +69,7 @@ class Groups:
         return (a in self.backward) == (b in self.backward) and self.kernels_before[a] == self.kernels_before[b]
 
     def predicted_us(self, nodes: set[fx.Node], profile: DeviceProfile) -> float:
-        """Of the kernels and library calls that `nodes` become."""
+        """Predicted microseconds of the kernels and library calls that `nodes` become."""
         return sum(_predicted_us(group, profile) for group in self._joined(nodes))
 
     def _joined(self, nodes: set[fx.Node]) -> list[list[fx.Node]]:
@@ -147,7 +147,7 @@ def _reduces_rows_away(node: fx.Node) -> bool:
 
 
 def _lies_across(node: fx.Node) -> bool:
-    """Whether an operator's largest tensors lie along different axes, or reduced rows not along the last."""
+    """Whether an operator's largest tensors differ in their contiguous axis, or a reduction runs over another one."""
     values = [value for one in (node, *node.all_input_nodes) for value in results(one) if value.dim() > 1]
     sizes = [prod(shape_of(value)) for value in values]
     largest = max(sizes, default=0)
@@ -157,6 +157,6 @@ def _lies_across(node: fx.Node) -> bool:
 
 
 def _innermost(value: torch.Tensor) -> int | None:
-    """The axis along which elements lie side by side, counted from the last, which is -1."""
+    """The contiguous axis, counted from the last, which is -1; None if there is none."""
     sizes = [(n, stride) for n, stride in zip(shape_of(value), strides_of(value), strict=True)]
     return next((axis - len(sizes) for axis, (n, stride) in enumerate(sizes) if n > 1 and stride == 1), None)

@@ -114,7 +114,7 @@ FORMULAS: dict[str, Callable[..., Norm]] = {GROUP_NORM: _forward, GROUP_NORM_BAC
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Of a 16-bit [N, C, H, W], in its layout; `weight` and `bias` [C]."""
+    """Group norm of a 16-bit [N, C, H, W], with the same strides; `weight` and `bias` are [C]."""
     y: Tensor = torch.ops.tilewright.group_norm.default(x, groups, weight, bias, eps)[0]
     return y
 

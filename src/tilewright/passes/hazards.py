@@ -16,7 +16,7 @@ from tilewright.graph.writes import maker, written
 
 
 def hazards(graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:
-    """For each call that writes, or reads what is written: the calls on the same memory that stand before it."""
+    """For each call that writes memory, or reads memory that another call writes: the earlier calls it must follow."""
     writes: dict[fx.Node, set[fx.Node]] = defaultdict(set)
     for node in graph.nodes:
         for operand in written(node):

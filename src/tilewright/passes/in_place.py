@@ -1,4 +1,4 @@
-"""Writes to a part of an input stay in place, where nobody needs the input's old value.
+"""Writes to a part of an input stay in place, where no later call reads the input's old value.
 
     c = index_put(cache, [None, None, i], k)                →   index_put_(cache, [None, None, i], k)
     y = attention(q, c, …); copy_(cache, c)                 →   y = attention(q, cache, …)
@@ -83,7 +83,7 @@ def _writes(value: Any, memory: fx.Node) -> list[fx.Node]:
 
 
 def _inside(write: fx.Node) -> list[fx.Node]:
-    """Of a write to a view: the writes to parts of that view which it passes on; empty where its source is other."""
+    """The writes to parts of a view that a `*_scatter` copies back; empty if its source is anything else."""
     found: list[fx.Node] = []
     source = write.args[1]
     while isinstance(source, fx.Node) and (source.target in BY_INDEX or source.target in BY_VIEW):
@@ -94,7 +94,7 @@ def _inside(write: fx.Node) -> list[fx.Node]:
 
 
 def _plain_source(write: fx.Node) -> Any:
-    """What is written to a view; `copy(view, x)`, which takes nothing of the view but its shape and dtype, is x."""
+    """The value written to a view; for `copy(view, x)`, which uses only the shape and dtype of the view, x."""
     source = write.args[1]
     is_copy = isinstance(source, fx.Node) and source.target is aten.copy.default and len(source.users) == 1
     return source.args[1] if is_copy else source  # type: ignore[union-attr]

@@ -51,7 +51,7 @@ class _Sums:
     values: fx.Node
     indices: tuple[fx.Node, ...]
     shape: tuple[int, ...]
-    """Of the result."""
+    """The shape of the result."""
     start: int
     """The first dimension that is indexed."""
     by_element: bool = False

@@ -28,7 +28,7 @@ KEYS = (torch.int8, torch.int16)
 
 
 def narrow_sorts(graph: fx.Graph, target: Target) -> list[Decision]:
-    """Rewrite `graph`, a joint or inference graph of ATen operators, in place; a decision for each such sort."""
+    """Rewrite `graph`, a joint or inference graph of ATen operators, in place; a decision for each narrowed sort."""
     if not target.is_gpu:
         return []
     sorts = [node for node in graph.nodes if node.target in SORTS]
@@ -36,12 +36,12 @@ def narrow_sorts(graph: fx.Graph, target: Target) -> list[Decision]:
 
 
 def _narrow(node: fx.Node) -> torch.dtype | None:
-    """The narrowest dtype that holds every key; None where they are not known, or lie in no wider one."""
+    """The narrowest dtype that holds every key; None if their range is unknown, or they are not int64."""
     keys = node.args[0]
     value = calls.output(keys) if isinstance(keys, fx.Node) else None
     if value is None or value.dtype != torch.int64:
         return None
-    # Through views of one of several results, but not to the call that gave these.
+    # Stop at the getitem: the call behind it has several results.
     extent = _extent(calls.through(keys, lambda x: calls.is_view(x) and x.target is not operator.getitem))  # type: ignore[arg-type]
     return None if extent is None else next((d for d in KEYS if extent - 1 <= torch.iinfo(d).max), None)
 

@@ -48,7 +48,7 @@ OWN_GRADIENT = "tilewright.cross_entropy_backward.default"
 
 
 def pad_products(graph: fx.Graph, target: Target) -> list[Decision]:
-    """Rewrite `graph`, a joint or inference graph of ATen operators, in place; a decision for each such product."""
+    """Rewrite `graph`, a joint or inference graph of ATen operators, in place; a decision for each unaligned one."""
     architecture = known(target.profile.capability or "")
     if architecture is None or not architecture.wgmma:
         # What unaligned products cost was measured on Hopper alone.
@@ -75,7 +75,7 @@ class _Product:
         return SLOWER[min(odd)]
 
     def operands(self) -> list[tuple[fx.Node, tuple[int, int]]]:
-        """Those that are padded, and by how much on each axis."""
+        """The operands that are padded, each with the padding of its two axes."""
         m, k, n = self.padding
         return [(x, by) for x, by in ((self.left, (m, k)), (self.right, (k, n))) if any(by)]
 
@@ -91,7 +91,7 @@ def _unaligned(node: fx.Node) -> _Product | None:
     if not all(isinstance(size, int) for size in (*x.shape, *y.shape)) or not (x.numel() and y.numel()):
         return None
     extents = (x.shape[0], x.shape[1], y.shape[1])
-    # Of which extents elements lie side by side: in the operands, and in the result.
+    # The contiguous axes of the operands and of the result, as places in (m, k, n).
     beside = {1 if x.stride(1) == 1 else 0, 2 if y.stride(1) == 1 else 1, 2}
     odd = {axis for axis in beside if extents[axis] % ALIGNED}
     if not odd or any((extents[axis] & -extents[axis]) not in SLOWER for axis in odd):
@@ -159,7 +159,7 @@ class _Padder:
         return new
 
     def _put(self, node: fx.Node, cut: fx.Node) -> None:
-        """Let `cut` take the place of `node`: as it lies where its readers allow that, else copied without gaps."""
+        """Replace `node` by `cut`: with its gaps between rows if the readers allow that, else by a contiguous copy."""
         if self._needs_no_gaps(node) and not calls.output(cut).is_contiguous():  # type: ignore[union-attr]
             cut = insert_call(node, aten.clone.default, cut, memory_format=torch.contiguous_format)
         _replace(node, cut)

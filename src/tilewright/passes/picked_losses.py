@@ -90,7 +90,7 @@ def _gradient(
     g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, top: torch.Tensor, total: torch.Tensor,
     count: torch.Tensor, reduction: int, ignored: int,
 ) -> torch.Tensor:  # fmt: skip
-    """Of the logits; a row that does not count has the share 0."""
+    """The gradient of the logits; an ignored row has the factor 0."""
     dtype, x = x.dtype, _wide(x)
     share = torch.where(target != ignored, g / count if reduction == MEAN else g, 0).unsqueeze(1)
     classes = torch.arange(x.shape[1], device=x.device).view(-1, *[1] * (x.dim() - 2))

@@ -35,7 +35,7 @@ from tilewright.records.program import Decision
 
 
 def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpriced) -> list[Decision]:
-    """Before autograd, on the torch-level graph: attention and RMS norms, while they still are such; layouts.
+    """Before autograd, on the torch-level graph: recognise attention and RMS norms before they are decomposed; layouts.
 
     `price` predicts the time of an attention.
     """

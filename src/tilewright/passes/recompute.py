@@ -84,7 +84,7 @@ def _sources(node: fx.Node, saved: set[fx.Node]) -> set[fx.Node]:
 
 
 def _operator(node: fx.Node) -> fx.Node:
-    """The call behind one of several results."""
+    """The call whose result `node` is, also if it has several."""
     source = node.args[0] if is_view(node) and node.args else node
     return source if isinstance(source, fx.Node) and _picks(node) else node
 

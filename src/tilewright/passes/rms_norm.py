@@ -84,7 +84,7 @@ def _written_out(root: fx.Node) -> _Norm | None:
 
 
 def _longest(scaled: fx.Node, x: fx.Node, eps: float) -> _Norm | None:
-    """With the cast and the weight that follow, as far as the dtype is that of x again."""
+    """The norm extended by the cast and the weight behind it, up to the last value of x's dtype."""
     best = None if _dtype(scaled) != _dtype(x) else _Norm(scaled, x, None, eps)
     node, weight = scaled, None
     while len(node.users) == 1:
@@ -120,7 +120,7 @@ def _is_row_mean(node: fx.Node) -> bool:
 
 
 def _squared(node: object) -> fx.Node | None:
-    """What is squared."""
+    """x, if `node` is x², spelled as a product, a power or `square`."""
     if not isinstance(node, fx.Node):
         return None
     name, source = spelled(node), node.args[0] if node.args else None
@@ -146,7 +146,7 @@ def _takes(x: object, weight: object) -> bool:
 
 
 def _may_move(norm: _Norm) -> bool:
-    """Whether nobody writes to a tensor between x and the result, which the operator reads at once."""
+    """Whether no call between x and the result writes to a tensor: the operator reads all operands at one place."""
     order = list(norm.x.graph.nodes)
     return not any(mutates(node) for node in order[order.index(norm.x) : order.index(norm.result)])
 
@@ -167,7 +167,7 @@ def _replace(norm: _Norm) -> Decision:
 
 
 def _erase_unread(node: fx.Node) -> None:
-    """Erase the steps of a norm that nobody reads any more."""
+    """Erase the steps of a norm that have no reader left."""
     todo, erased = [node], set[fx.Node]()
     while todo:
         step = todo.pop()

@@ -12,7 +12,7 @@ from tilewright.graph.insert import insert_known
 
 aten: Any = torch.ops.aten
 MARK = "tilewright_zeros"
-"""Metadata key of such zeros: how many there are."""
+"""Metadata key of the shared zeros; its value is how many there are."""
 LEAST = 4096
 ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
 FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}

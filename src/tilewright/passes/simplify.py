@@ -63,7 +63,7 @@ def simplify(graph: fx.Graph) -> int:
 
 
 def drop_unread(graph: fx.Graph) -> None:
-    """Erase pure calls that nobody reads."""
+    """Erase pure calls whose results have no reader."""
     for node in reversed(list(graph.nodes)):
         if is_pure(node) and not node.users:
             graph.erase_node(node)

@@ -40,7 +40,7 @@ TRANSPOSED = {aten.t.default, aten.transpose.int, aten.permute.default}
 SMALLEST = torch.finfo(torch.float32).eps
 """What PyTorch's RMS norm adds where the caller says nothing."""
 LIBRARY_SHARE = 0.65
-"""Of the memory's bandwidth, in products of few rows by cuBLAS on an H200."""
+"""Share of the memory bandwidth that cuBLAS reaches in products of few rows (H200)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +63,11 @@ class _Match:
 
     products: tuple[_Product, ...]
     result: fx.Node | None = None
-    """What is computed of them, if that is one value."""
+    """The fused operator's node, if something is computed of the products in the same launch."""
     activation: str = "none"
-    """Of the first; "swiglu" takes the second too."""
+    """Applied to the first product; "swiglu" multiplies it with the second."""
     residual: fx.Node | None = None
-    """What is added to the first."""
+    """Added to the first product."""
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -155,7 +155,7 @@ def _is_aligned(value: torch.Tensor) -> bool:
 
 
 def _behind(node: object, products: dict[fx.Node, _Product]) -> _Product | None:
-    """The product that `node` shows as it lies, if nothing else reads that."""
+    """The product that `node` is, or views, if it has no other reader."""
     if not isinstance(node, fx.Node):
         return None
     product = calls.through(node, lambda view: view.target in VIEWS and len(view.users) == 1)
@@ -281,7 +281,7 @@ def _shows_all(view: fx.Node) -> bool:
 
 
 def _normed(match: _Match, place: fx.Node) -> tuple[fx.Node, fx.Node | None, float]:
-    """What is multiplied, its gain and what is added to its mean square: before an RMS norm that only `match` reads."""
+    """The left operand, gain and eps: those of the RMS norm before x if only `match` reads it, else x, None and 0."""
     x = match.products[0].x
     if _rows(match.products[0]) > 1:
         return x, None, 0.0

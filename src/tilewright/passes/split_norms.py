@@ -41,7 +41,7 @@ def split_norms(graph: fx.Graph) -> None:
 
 
 def is_by_columns(operand: Any) -> bool:
-    """Whether channels lie side by side in a tensor of fewer than 64 bits an element that is not small."""
+    """Whether a tensor is channels-last, of fewer than 64 bits an element, and too large for a strided nest."""
     x = operand.meta["val"]
     if not isinstance(x, Tensor) or x.dtype == torch.float64 or not all(isinstance(n, int) for n in x.shape):
         return False

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 KEEPING = {"_to_copy", "clone", "neg", "slice_backward", "select_backward", "constant_pad_nd", "sum", "expand"}
 """Operators of one tensor that make zeros of zeros."""
 PRODUCTS = {"mul", "mm", "bmm"}
-"""Those that make zeros if one of their tensors is."""
+"""Operators whose result is zero if one operand is."""
 
 
 def drop_undefined(graph: fx.Graph, places: Sequence[int]) -> bool:
@@ -51,7 +51,7 @@ def drop_undefined(graph: fx.Graph, places: Sequence[int]) -> bool:
 
 
 def _other_term(node: fx.Node, undefined: set[fx.Node]) -> fx.Node | None:
-    """What a sum is with one term undefined: the other one, where it lies as the sum does."""
+    """The term of a sum that remains if the other is undefined; None if its layout differs from the sum's."""
     if str(node.target) != "aten.add.Tensor" or node.kwargs:
         return None
     terms = [term for term in node.args if isinstance(term, fx.Node) and term not in undefined]

@@ -49,7 +49,7 @@ def is_fusible(node: fx.Node) -> str | None:
         return f"{node.target} is a library call"
     if row.body is None:
         return f"{node.target} has no body in the loop language"
-    # Of several results, those that somebody asks for.
+    # Results without a reader do not count.
     tensors = [t for value in (*values_of(node), *node.all_input_nodes) for t in results(value)]
     for tensor in tensors:
         if dtype_name(tensor.dtype) not in SUPPORTED:
@@ -134,7 +134,7 @@ def escaping(members: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def has_known_sizes(node: fx.Node) -> bool:
-    """Whether no size of a value depends on data (of `nonzero`); such a value is no part of a kernel, and is kept."""
+    """Whether no size of a value depends on data (`nonzero`); a value with such sizes is never recomputed."""
     return all(value is None or all(map(is_known, value.shape)) for value in outputs(node))
 
 

@@ -52,7 +52,7 @@ def gather_gradients(module: fx.GraphModule) -> None:
 
 
 def _axes(source: Any, node: fx.Node) -> tuple[Axis, ...] | None:
-    """Those that are resampled; None where there is no gradient, or a size is not known."""
+    """The spatial axes; None if the input needs no gradient, or a size is unknown."""
     x, y = example(source), example(node)
     if x is None or y is None or not x.requires_grad or x.dim() not in (3, 4, 5):
         return None
@@ -105,7 +105,7 @@ def _by_pytorch(g: Tensor, mode: str, shape: Sequence[int], axes: Sequence[Axis]
 
 
 def _along(g: Tensor, dim: int, axis: Axis) -> Tensor:
-    """The gradient along one axis of [N, C, …, places, …], as that of an upsampling of two axes."""
+    """The gradient along one axis of [N, C, …, places, …], computed as a bilinear one with one axis kept."""
     shape = list(g.shape)
     is_image = g.dim() == 4
     seen = g if is_image else g.reshape(shape[0], prod(shape[1:dim]), shape[dim], prod(shape[dim + 1 :]))

@@ -48,7 +48,7 @@ def _can_wait(copy: fx.Node, order: dict[fx.Node, int]) -> bool:
     alike = (x.shape, x.stride(), x.dtype, x.device) == (y.shape, y.stride(), y.dtype, y.device)
     if into.op != "placeholder" or not alike or not x.is_contiguous() or x.numel() * x.itemsize > MOST_BYTES:
         return False
-    # What is read at the end is no input, or view of one, that is written there.
+    # No value read at the end is an input that is written there, or a view of one.
     return maker(value).op == "call_function" and all(order[user] <= order[copy] for user in into.users)
 
 

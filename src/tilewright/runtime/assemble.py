@@ -149,7 +149,7 @@ class _Assembler:
         return {x.device for x in tensors if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
 
     def _needed(self, units: Sequence[Unit]) -> list[Unit]:
-        """Without the views that only kernels and other views read: these read what is behind them."""
+        """`units` without the views that only kernels and other views read: these address the base by strides."""
         calls = [u for u in units if isinstance(u, fx.Node) and not self._is_restrided(u)]
         asked = {n for call in (*calls, self.output) for n in call.all_input_nodes}
         asked |= {base_of(n) for u in units if isinstance(u, Region) for n in u.lowered.inputs}
@@ -221,7 +221,7 @@ class _Assembler:
             stands_for = target
             if not kwargs and meta.is_contiguous():
                 return CallStep(unit.name, self._slot(unit), call, args, {}, out=spec, operator=target)
-        # A view of a tensor that lies as the graph says lies as the graph says; one result of several may not.
+        # A view of a tensor of the planned layout has its planned layout; one of several results may differ.
         lies = is_view(unit) and unit.target is not operator.getitem
         given = None if lies else spec
         return CallStep(unit.name, self._slot(unit), call, args, kwargs, given, recipe=recipe, operator=stands_for)
@@ -240,7 +240,7 @@ class _Assembler:
         ]
         recipe = compiled_recipe(target.name(), list(operands.values()), map_arg(given, operands.__getitem__))
         results = unit.meta["val"] if isinstance(unit.meta["val"], (tuple, list)) else [unit.meta["val"]]
-        # A call's results are made to lie as the graph says; those of a recipe must lie so.
+        # The results of a call are copied where their layout differs from the plan; those of a recipe must not differ.
         found = [] if recipe is None else [recipe.buffers[number] for number in recipe.results]
         return recipe if [layout_of(result) for result in results] == found else None
 

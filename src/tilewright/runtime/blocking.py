@@ -30,17 +30,17 @@ WAVES = 2
 MOST_AHEAD = 2
 """Tiles of a strip on their way while a program is at one, if shared memory holds them; one if registers are few."""
 SHARED_BYTES = 100 * 1024
-"""Of an H200's shared memory, a little less than half, so that a multiprocessor holds two programs."""
+"""Shared memory of a program: a little less than half of an H200's, so that a multiprocessor holds two."""
 LEAST_SHARED_BYTES = 48 * 1024
 """What every program may have; PyTorch does not tell for AMD's."""
 REDUCTION_BYTES = 32 * 1024
-"""Of it, what a program's reductions and changes of layout may take beside its tiles."""
+"""Part of a program's shared memory that reductions and changes of layout may take beside its tiles."""
 MOST_PARTS = 512
 """Partial sums of a column that a program loads at once: one round trip to memory and one reduction for all of them."""
 MANY_LOADS = 6
-"""Of an element, beyond which a thread has eight and not sixteen: a max pool's gradient took 219 registers."""
+"""Loads per element above which a thread has eight elements, not sixteen: a max pool's gradient took 219 registers."""
 COLUMN_REGISTERS = 200
-"""Of a thread, for what it keeps of its columns."""
+"""Registers of a thread for the values that it keeps of its columns."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
 
 
 def _rows_of_sectors(schedule: TritonSchedule, block_cols: int) -> int:
-    """Rows that a program takes where they lie side by side in memory: they share sectors of 32 bytes.
+    """Rows of a program where rows are the contiguous axis: neighbouring rows share sectors of 32 bytes.
 
     Layer norm of Whisper's residual stream, which lies as its convolution left it, took 64 us of 98 MB in two rows.
     """

@@ -55,14 +55,14 @@ def layout_of(meta: torch.Tensor) -> Layout:
 
 
 def empty(layout: Layout) -> torch.Tensor:
-    """A tensor that lies so; on a CPU in pooled storage."""
+    """An uninitialised tensor of this layout; on a CPU in pooled storage."""
     if layout.device.type == "cpu":
         return pool.empty(layout.shape, layout.strides, layout.dtype, layout.extent)
     return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=layout.device)
 
 
 def over(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in the storage of one that nobody needs any more: that one itself where it lies as this shall.
+    """A tensor of this layout in the storage of `tensor`, which has no reader left; `tensor` itself if its layout fits.
 
     It is not a view of that one: autograd forbids a caller to write to a result that is a view.
     """
@@ -77,7 +77,7 @@ def over(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
 
 def conform(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` itself, or a copy where its strides are not those planned; PlanMismatch for another tensor."""
-    # A single number may be on the CPU where the plan has it on the GPU, as the seeds of PyTorch's attention are.
+    # A 0-d result may be on the CPU although it was planned on the GPU, as the seeds of PyTorch's attention are.
     elsewhere = tensor.dim() > 0 and tensor.device.type != layout.device.type
     if tensor.dtype != layout.dtype or tensor.shape != layout.shape or elsewhere:
         raise PlanMismatch(
@@ -166,7 +166,7 @@ class KernelStep(GeneratedStep):
 
     @property
     def outside(self) -> str:
-        """What is said of an index that is outside."""
+        """The error message for an index out of bounds."""
         sizes = " or ".join(map(str, self.checks))
         return f"index out of bounds for a dimension of size {sizes} (kernel {self.name})"
 
@@ -191,7 +191,7 @@ class CallStep(OneResult):
     kwargs: dict[str, Any]
     spec: Layout | None = None
     out: Layout | None = None
-    """Of a pooled `out=` tensor, where the operator can write into one."""
+    """The layout of a pooled `out=` tensor, if the operator can write into one."""
     recipe: Recipe | None = None
     """Of one of tilewright's operators on a GPU: what the executor does instead; its inputs are `reads`."""
     operator: OpOverload | None = None

@@ -42,7 +42,7 @@ Run = Callable[[list[Any]], Any]
 RECIPE, CALL, VIEW, CONSTANT, PYTHON, KERNEL = range(6)
 """Kinds of steps, as in launch/native/program.h."""
 CALLS_IN_PYTHON = 2
-"""Of a graph on a CPU, before the executor is built for it: a program that calls it once or twice needs none."""
+"""Calls of a graph on a CPU before the executor is built: a program that calls it once or twice needs none."""
 
 
 class Native:
@@ -130,7 +130,7 @@ def _is_value(value: object) -> bool:
 
 
 def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]]) -> tuple[int, tuple[Any, ...]]:
-    """Kind of a step, and what the executor is told of it."""
+    """The kind of a step, and its description for the executor, as `program.h` reads it."""
     if isinstance(step, TritonStep) and (recipe := step.recipe()) is not None:
         outputs = [(slot, -1 if over is None else over) for slot, _, over in step.outputs]
         return RECIPE, (native_recipe(module, recipe), step.inputs, outputs, _in_python(step))
@@ -166,7 +166,7 @@ def _recipe(step: CallStep, parts: Sequence[CallStep] | None) -> Recipe | None:
     places = [int(part.args[1]) for part in parts]
     if len(set(places)) < len(places):
         return None
-    # What nobody takes is scratch.
+    # A result that no step reads is scratch.
     return replace(step.recipe, results=tuple(step.recipe.results[place] for place in places))
 
 

@@ -4,10 +4,10 @@
     call 2   by calls, watched for operators that wait for the device, which would break a recording off
     call 3   recorded (`graph/cuda_graph.py`) and replayed for the first time; later calls are replays
 
-Each thread, each set of sizes and each set of addresses of the inputs that are written to (a cache) has its own count:
-those are written where they lie, and not copied. A backward is recorded when its forward is: what forward
-saves lies at one address only then. A recording cannot be tried: where one breaks off, PyTorch 2.11's allocator and
-generators are unusable. So what cannot be recorded is found out beforehand, and goes on by calls for a reason.
+Calls are counted for each thread, each set of sizes, and each set of addresses of the inputs that are written to (a
+cache): these are written in place, not copied. A backward is recorded after its forward, whose saved tensors then keep
+their addresses. A recording must not fail: it would leave PyTorch 2.11's allocator and generators unusable. So graphs
+that cannot be recorded are found beforehand, and run by calls.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Replay:
     ) -> None:
         self.run = run
         self._written = sorted(written_inputs(graph.module) - set(graph.static))
-        """Inputs that are written to and may lie elsewhere in the next call."""
+        """Inputs that the graph writes to and whose address may change from call to call."""
         self.graph = replace(graph, static=[*graph.static, *self._written])
         self.refuse = refuse
         self.forward = forward
@@ -127,7 +127,7 @@ class Replay:
     def _watched(self, args: list[Any]) -> Sequence[Any]:
         why = self._unfit(args)
         for place, x in enumerate(args):
-            # A recording's own inputs are aligned: the kernels for such must be loaded by then.
+            # A recording copies inputs to aligned memory: the kernels for aligned inputs must be loaded before it.
             if isinstance(x, torch.Tensor) and place not in self.graph.static and x.data_ptr() % ALIGNMENT:
                 args[place] = x.clone()
         results, waits = watched(self._by_calls, args)

@@ -1,4 +1,4 @@
-"""Whether a kernel's result may lie where one of its operands lay: in the same place, written after it was read."""
+"""Whether a kernel may write a result over an operand: each element after its last read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie side by side, in any order of the axes."""
+    """Whether a tensor has no gaps, whatever the order of its axes."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:

@@ -85,7 +85,7 @@ def _race(request: Request, training: bool) -> Outcome:
 
 
 def _operands(request: Request, training: bool) -> list[torch.Tensor]:
-    """Random q, k and v that lie in memory as the request's."""
+    """Random q, k and v with the strides of the request."""
     r = request
     shapes = (
         ((r.batch, r.heads, r.queries, r.head_size), r.q_strides),

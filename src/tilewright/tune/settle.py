@@ -52,7 +52,7 @@ def _is_here(region: Region) -> bool:
 def _close(
     pairs: Sequence[tuple[Region, Sequence[Region]]], profile: DeviceProfile
 ) -> list[tuple[Region, Sequence[Region]]]:
-    """Those of which prediction cannot tell whether the region or its parts are faster."""
+    """The pairs for which prediction cannot decide whether the region or its parts are faster."""
 
     def is_close(region: Region, parts: Sequence[Region]) -> bool:
         works = [region_work(one.lowered) for one in (region, *parts)]

@@ -19,7 +19,7 @@ DROPOUT = 2
 
 
 def kind_of(sizes: CallSizes, untold: str = "gelu") -> object:
-    """Which activation; a trace tells no text, and then it is the one that takes fewest FLOPs."""
+    """Which activation; a trace records no strings, and then the one with the fewest FLOPs."""
     tanh = sizes.argument("approximate") == "tanh"
     return sizes.argument("kind") or ("gelu_tanh" if tanh else untold)
 

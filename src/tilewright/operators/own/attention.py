@@ -47,7 +47,7 @@ def _up_to(rows: int, keys: int, places: int) -> int:
 
 
 def _keys_within(name: str) -> Formula:
-    """Those of the keys or values that some query's window reaches: the last ones."""
+    """Elements of the keys or values that some query's window reaches: the last ones."""
 
     def count(sizes: CallSizes) -> Count:
         query, shape, left = sizes.shape("q"), sizes.shape(name), sizes.argument("left")

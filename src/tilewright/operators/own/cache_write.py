@@ -12,7 +12,7 @@ def _shapes(call: CallAxes) -> Result:
     return call.axes("q") or call.names.unknown_shape((0,))
 
 
-# What is written beside the result is as much as the keys and the values that are read.
+# It writes as many elements into the caches as it reads of k and v, and the turned queries.
 own(
     "write_cache_(Tensor(a!) keys, Tensor(b!) values, Tensor k, Tensor v, Tensor place, Tensor? q, Tensor? cos, "
     "Tensor? sin) -> Tensor",

@@ -9,7 +9,7 @@ from tilewright.operators.shapes import Axes, CallAxes, Result, like
 
 
 def drawn_state(call: CallAxes, like: Axes) -> Axes:
-    """Of the second result: two numbers, or what `like` is where the call was captured with a mask of that shape."""
+    """The axes of the second result: two numbers, or `like` if the captured call has a mask of that shape."""
     if call.known is not None and len(call.known[1] or ()) == len(like):
         return like
     return call.names.unknown_shape((2,))

@@ -16,7 +16,7 @@ own(
     shapes=GRADIENT,
     dtypes=("dout",),
 )
-# Of the table the rows that the keys name are read and written; the result is empty.
+# It reads and writes the rows of the table that the keys name; the result is empty.
 own(
     "add_embedding_sums_(Tensor(a!) table, Tensor dout, Tensor keys, Tensor order, SymInt padding) -> Tensor",
     "library",

@@ -35,7 +35,7 @@ def _linear(call: CallAxes) -> Axes:
 
 
 def _gelu(call: CallAxes) -> Result:
-    """What is kept for backward is of the same shape, or nothing."""
+    """The second result, kept for backward, has the same shape; without `keep` it is absent."""
     out = _linear(call)
     return [out, out if call.arguments.get("keep") is True else None]
 

@@ -52,7 +52,7 @@ def _backward(call: CallAxes) -> Result:
     return [source, weight if has_weight else None, weight if has_weight and call.arguments.get("has_bias") else None]
 
 
-# What is left of x - mean hangs on the rounding of x, as in PyTorch's own norms.
+# x - mean cancels, so it depends on the rounding of x, as in PyTorch's own norms.
 NORM = Arithmetic(_flops, _roots)
 own(
     "norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centered) -> (Tensor, Tensor, Tensor)",
