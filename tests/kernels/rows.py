@@ -8,10 +8,11 @@ import torch
 
 LAYOUTS = (
     "1x1", "0x7", "3x0", "5x1", "3x2", "7x33", "2x257", "3x1031", "2x2048",
-    "every other row", "columns of a wider matrix", "transposed", "one element in", "one row of many", "3-d",
+    "every other row", "every other column", "columns of a wider matrix", "transposed", "one element in",
+    "one row of many", "3-d",
 )  # fmt: skip
 """Names for `layout`."""
-SPECIALS = ("nan", "+inf", "-inf", "row of -inf", "largest", "row of lowest", "spread")
+SPECIALS = ("nan", "+inf", "-inf", "1e30", "row of -inf", "largest", "row of lowest", "spread")
 """Names for `layout`, of values."""
 
 
@@ -26,6 +27,8 @@ def layout(name: str, dtype: torch.dtype, device: torch.device, columns: int = 3
         return _special(name, normal(5, columns))
     if name == "every other row":
         return normal(10, columns)[::2]
+    if name == "every other column":
+        return normal(4, 2 * columns)[:, ::2]
     if name == "columns of a wider matrix":
         return normal(4, columns + 17)[:, 3:-14]
     if name == "transposed":

@@ -1,53 +1,157 @@
-"""Operators compiled ahead for architectures that are not there: each compiles, or takes its Triton form and says so.
+"""Operators compiled ahead for GPUs that are not there: none spills, and each takes Triton's form where it must.
 
-Attention, norms, softmax and cross entropy have tests of their own.
+Attention has tests of its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from tilewright.anatomy.capture import capturing, launch_record
+from tests.kernels.devices import limits
+from tests.kernels.nvcc import spilled
+from tilewright.anatomy.capture import TritonLaunch, capturing, launch_record
 from tilewright.anatomy.cuda import capturing_cuda
 from tilewright.anatomy.launch_targets import of_operator
 from tilewright.anatomy.simulated import CUDA, simulated
 from tilewright.bench.catalogue import suite
 from tilewright.hardware.profiles import profile_for
-from tilewright.kernels.linear import cuda
+from tilewright.kernels.cross_entropy import cuda as cross_entropy
+from tilewright.kernels.linear import cuda as linear
+from tilewright.kernels.norm import cuda as norm
+from tilewright.kernels.norm.cuda import Direction, schedule_of
+from tilewright.kernels.row import ELEMENTS, Alignment, RowLayout
+from tilewright.kernels.row_schedule import Schedule, no_kernel
+from tilewright.kernels.softmax import cuda as softmax
+from tilewright.launch import nvrtc
 
 pytest.importorskip("triton")
-CAPABILITIES = ["8.0", "10.0", "12.0"]
-OURS = {
-    "gelu": (64, 512),
-    "swiglu": (64, 512),
-    "dropout_add": (64, 512),
-    "weighted_sum": (64, 512),
+OTHERS = ["8.0", "10.0", "12.0"]
+BF16, FP32 = torch.bfloat16, torch.float32
+ROWS = (64, 1000)
+SIZES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("gelu", "swiglu", "dropout_add", "weighted_sum"), (64, 512)),
     "linear_dropout_add": (256, 256, 64),
     "linear_cross_entropy": (64, 128, 256),
 }
-"""Operators with Triton kernels of their own, and small sizes."""
+"""Operators whose own kernels are Triton's."""
+BY_CLUSTERS = ["layer_norm", "rms_norm", "add_layer_norm", "softmax", "log_softmax", "cross_entropy"]
+"""Operators that have CUDA C++ beside Triton, for GPUs with clusters."""
+ON_HOPPER = [
+    *((name, "tilewright", SIZES[name], dtype) for name in SIZES for dtype in ("bfloat16", "float32")),
+    *((name, "tilewright-triton", (4096, 256), "bfloat16") for name in BY_CLUSTERS),
+    ("softmax", "tilewright-triton", (64, 16384), "bfloat16"),
+    ("cross_entropy", "tilewright-triton", (64, 50257), "bfloat16"),
+    ("layer_norm", "tilewright-triton", (64, 16384), "bfloat16"),
+]
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("name", OURS)
-def test_each_operator_has_kernels_for_every_architecture(name: str, capability: str) -> None:
+def launched(
+    name: str, impl: str, sizes: tuple[int, ...], dtype: str, profile: str, capability: str
+) -> list[TritonLaunch]:
+    """Triton's launches of a forward and a backward; there is no other, and no kernel spills."""
     found = suite(name)
-    subject = of_operator(found, found.workload(OURS[name], "bfloat16"), found.variants[0], "bwd")
-    profile = replace(profile_for("a100"), capability=capability)
-    with simulated(profile, capability), capturing(run=False) as triton, capturing_cuda(capability, run=False) as cpp:
+    subject = of_operator(found, found.workload(sizes, dtype), found.variant(impl), "bwd")
+    profiled = replace(profile_for(profile), capability=capability)
+    with simulated(profiled, capability), capturing(run=False) as triton, capturing_cuda(capability, run=False) as cpp:
         for _ in subject.stages(CUDA, torch.Generator()):
             pass
     records = [launch_record(captured) for captured in triton]
-    assert records and {record.capability for record in records} == {capability}
+    assert records and {record.capability for record in records} == {capability} and cpp == []
     assert {record.name: record.stack_bytes for record in records if record.stack_bytes} == {}
-    assert cpp == []
+    return triton
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("capability", OTHERS)
+@pytest.mark.parametrize("name", SIZES)
+def test_each_operator_has_kernels_for_every_architecture(name: str, capability: str) -> None:
+    launched(name, "tilewright", SIZES[name], "bfloat16", "a100", capability)
+
+
+@pytest.mark.parametrize("name", BY_CLUSTERS)
+def test_without_clusters_triton_takes_the_rows(name: str) -> None:
+    launched(name, "tilewright", ROWS, "bfloat16", "a100", "8.0")
+    with simulated(replace(profile_for("a100"), capability="8.0"), "8.0"):
+        assert no_kernel(CUDA) == "compute capability 8.0 has no thread-block clusters"
+
+
+@pytest.mark.parametrize(("name", "impl", "sizes", "dtype"), ON_HOPPER)
+def test_on_hopper_vectors_are_moved(name: str, impl: str, sizes: tuple[int, ...], dtype: str) -> None:
+    found = launched(name, impl, sizes, dtype, "h200", "9.0")
+    assert any("ld.global.v4.b32" in one.compiled.asm["ptx"] for one in found)
+    if name == "dropout_add":
+        # Each thread draws the words of its own elements.
+        assert not any("convert_layout" in one.compiled.asm["ttgir"] for one in found)
+
+
+@pytest.mark.parametrize("capability", OTHERS)
 def test_the_linear_layer_says_why_it_is_not_fused(capability: str) -> None:
     with simulated(replace(profile_for("a100"), capability=capability), capability):
-        why = cuda.refuses(*(torch.empty(256, 64, dtype=torch.bfloat16) for _ in range(2)))
+        why = linear.refuses(*(torch.empty(256, 64, dtype=BF16) for _ in range(2)))
     assert why == f"compute capability {capability} lacks the matrix instructions of a warpgroup (wgmma)"
+
+
+# CUDA C++ of rows.
+
+WITH_CLUSTERS = ["9.0", "10.0", "12.0"]
+NORMS = [
+    *(("9.0", "forward", columns, dtype) for columns in (5000, 16384, 32768) for dtype in (BF16, FP32)),
+    *(("9.0", "backward", columns, dtype) for columns in (192, 2048, 8192, 16384) for dtype in (BF16, FP32)),
+    *((capability, "forward", columns, BF16) for capability in WITH_CLUSTERS[1:] for columns in (5000, 32768)),
+    *((capability, "backward", columns, BF16) for capability in WITH_CLUSTERS[1:] for columns in (384, 5000, 32768)),
+]
+SOFTMAXES = [
+    *(("9.0", columns, dtype, at) for columns, dtype, at in ((4096, BF16, 4), (200000, FP32, 4), (256000, FP32, 0))),
+    *((capability, 50000, BF16, 0) for capability in WITH_CLUSTERS[1:]),
+]
+CROSS_ENTROPIES = [
+    *(("9.0", columns, dtype) for columns in (64, 300, 1024, 131072) for dtype in (BF16, FP32)),
+    *((capability, columns, BF16) for capability in WITH_CLUSTERS[1:] for columns in (256, 50257)),
+]
+
+
+def assert_fits(found: Schedule, source: Path, entry: str, definitions: nvrtc.Definitions, capability: str) -> None:
+    """A build asks for no more than the device has, and compiles without spills."""
+    device = limits(capability)
+    assert found.cluster <= device.largest_cluster and found.shared_bytes <= device.shared_bytes_per_block
+    assert spilled(source, (*found.definitions(), *definitions), capability)[entry] == 0
+
+
+@pytest.mark.parametrize(("capability", "direction", "columns", "dtype"), NORMS)
+def test_norms_do_not_spill(capability: str, direction: Direction, columns: int, dtype: torch.dtype) -> None:
+    """Layer norm with weight and bias, which has the most to keep in registers."""
+    call = norm.contiguous(direction, 5000, columns, dtype, 1 if direction == "forward" else 2, 2, True)
+    found = schedule_of(call, limits(capability))
+    assert isinstance(found, Schedule)
+    source, entry, _ = norm.SOURCES[direction, found.storage]
+    assert_fits(found, norm.HERE / source, entry, call.definitions(), capability)
+
+
+def test_rows_that_a_device_cannot_hold_are_tritons() -> None:
+    call = norm.contiguous("backward", 5000, 262144, BF16, 2, 2, True)
+    assert isinstance(schedule_of(call, limits("9.0")), Schedule)
+    assert schedule_of(call, limits("12.0")) == "no kernel holds rows of 262144 columns"
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(("capability", "columns", "dtype", "address"), SOFTMAXES)
+def test_softmax_does_not_spill(
+    capability: str, columns: int, dtype: torch.dtype, address: int, direction: softmax.Direction
+) -> None:
+    layouts = (RowLayout(address, 50, columns),) * (2 if direction == "forward" else 3)
+    found = softmax.schedule_of(direction, columns, dtype, layouts, False, limits(capability))
+    for log in (0, 1):
+        assert_fits(found, softmax.SOURCE, direction, (("ELEMENT", ELEMENTS[dtype]), ("LOG", log)), capability)
+
+
+@pytest.mark.parametrize("alignment", ["ALIGNED", "PEELED"])
+@pytest.mark.parametrize(("capability", "columns", "dtype"), CROSS_ENTROPIES)
+def test_cross_entropy_does_not_spill(capability: str, columns: int, dtype: torch.dtype, alignment: Alignment) -> None:
+    for direction, gradient in (("forward", dtype), ("backward", dtype), ("backward", FP32)):
+        schedules = {"forward": cross_entropy.forward_schedule, "backward": cross_entropy.backward_schedule}
+        found = schedules[direction](columns, dtype.itemsize, alignment)
+        types = ("ELEMENT", ELEMENTS[dtype]), ("GRADIENT", ELEMENTS[gradient]), ("SMOOTH", 0)
+        assert_fits(found, cross_entropy.SOURCE, direction, types, capability)

@@ -1,4 +1,4 @@
-"""dropout_add without a GPU: PyTorch's draws, registration, the generator's numbering, machine code for an H200."""
+"""dropout_add without a GPU, beside `test_rows.py`: PyTorch's draws, and how the generator is numbered."""
 
 from __future__ import annotations
 
@@ -8,25 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from tests.kernels import philox
-from tests.kernels.layouts import layouts
-from tests.kernels.machine_code import compiled, spilled
-from tests.proving import prove
-from tilewright.bench.catalogue import suite
 from tilewright.kernels.activation import formula
 from tilewright.kernels.dropout_add import dropout_add, generator
-
-KINDS = ["none", "gelu", "gelu_tanh", "silu"]
-OPERATOR = "dropout_add"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_contract_is_kept_with_eagers_mask(kind: str, dtype: torch.dtype) -> None:
-    xs, residuals = layouts(7, 37, dtype), layouts(7, 37, dtype, seed=1)
-    for way in xs:
-        inputs = xs[way].requires_grad_(), residuals["strided"].requires_grad_(), 0.3, kind
-        rows = prove(suite(OPERATOR), suite(OPERATOR).variant("tilewright").function, inputs)
-        assert [row for row in rows if not row.ok] == [], way
 
 
 @pytest.mark.parametrize("p", [0.0, 0.4, 1.0])
@@ -62,26 +45,6 @@ def test_layouts_are_kept_where_dense() -> None:
     x = torch.randn(4, 6).t()
     assert dropout_add(x, torch.randn(6, 4)).stride() == x.stride()
     assert dropout_add(torch.randn(6, 8)[:, ::2], torch.randn(6, 4)).is_contiguous()
-
-
-@pytest.mark.parametrize("p", [0.0, 1.0])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_operator_is_registered_well(kind: str, p: float) -> None:
-    """With outcomes that are certain, since it runs several times."""
-    x, residual = (torch.randn(3, 5, requires_grad=True) for _ in range(2))
-    torch.library.opcheck(torch.ops.tilewright.dropout_add.default, (x, residual, p, kind, 16))
-
-
-def test_the_drawing_operator_is_registered_well() -> None:
-    x, residual = (torch.randn(3, 5, requires_grad=True) for _ in range(2))
-    operator = torch.ops.tilewright.dropout_add.default
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(operator, (x, residual, 0.5, "gelu", 16), test_utils=tests)
-    assert torch.Tag.nondeterministic_seeded in operator.tags
-    mask = torch.rand(3, 5) < 0.5
-    backward = torch.ops.tilewright.dropout_add_backward.default
-    torch.library.opcheck(backward, (x.detach(), x.detach(), mask, 0.5, "gelu", 16))
-    torch.library.opcheck(backward, (x.detach(), None, mask, 0.5, "none", 16))
 
 
 def test_tensors_without_an_address_of_their_own() -> None:
@@ -122,24 +85,6 @@ def test_every_element_is_dealt_once(itemsize: int) -> None:
         assert min(count, reach) <= dealt.columns * generator.LANES * (dealt.vector if dealt.vector > 1 else 4)
         assert dealt.advance % 4 == 0
         assert dealt.advance >= 4 * -(-count // (4 * dealt.blocks * generator.LANES))
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("name", ["forward", "backward"])
-def test_kernels_keep_words_in_their_threads(name: str, dtype: str) -> None:
-    """No spill, no word through shared memory, 16-byte vectors; few enough instructions an element."""
-    pytest.importorskip("triton")
-    from tilewright.kernels.dropout_add import triton as kernels
-
-    types = {argument: f"*{dtype}" for argument in ("x", "residual", "out", "dout", "dx")} | {"state": "*i64"}
-    types |= {"n": "i64", "blocks": "i32", "seed": "i64", "offset": "i64", "threshold": "u32", "scale": "fp32"}
-    vector = 4 if dtype == "fp32" else 8
-    constants = {"KIND": "gelu", "PRECISE": dtype == "fp32", "VECTOR": vector, "STEPS": kernels.STEPS}
-    constants |= {"DRAWS": True, "CAPTURED": False}
-    code = compiled(getattr(kernels, name), types, constants, warps=kernels.WARPS)
-    assert spilled(code) == 0
-    assert "convert_layout" not in code.asm["ttgir"]
-    assert "ld.global.v4.b32" in code.asm["ptx"]
 
 
 def test_formulas_name_every_activation() -> None:

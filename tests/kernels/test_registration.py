@@ -115,3 +115,9 @@ def test_a_second_derivative_is_refused(name: str) -> None:
     (gradient, *_) = torch.autograd.grad(CASES[name][0](*inputs).square().sum(), inputs, create_graph=True)
     with pytest.raises(NotImplementedError, match=f"{ONCE[name]}_backward has no second derivative"):
         gradient.sum().backward()
+
+
+def test_any_leading_dimensions_of_a_weighted_sum() -> None:
+    x, w = torch.randn(2, 3, 4), torch.randn(4)
+    torch.testing.assert_close(functional.weighted_sum(x, w), x @ w)
+    torch.testing.assert_close(functional.weighted_sum(x[0, 0], w), x[0, 0] @ w)

@@ -42,9 +42,8 @@ def test_sums_are_those_of_float64(shape: tuple[int, ...], dtype: torch.dtype) -
     torch.testing.assert_close(found, true.to(dtype))
 
 
-def test_opcheck() -> None:
+def test_it_has_no_derivative() -> None:
     index = torch.tensor([[1, 0, 1]]).expand(4, 3)
-    torch.library.opcheck(torch.ops.tilewright.scatter_sums.default, (torch.randn(4, 3), index, 5))
     with pytest.raises(NotImplementedError, match="has no derivative"):
         scatter_sums(torch.randn(4, 3, requires_grad=True), index, 5).sum().backward()
 

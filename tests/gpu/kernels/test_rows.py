@@ -1,0 +1,78 @@
+"""Operators of rows on a GPU: the numbers contract by every implementation, on rows of every length and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.kernels.row_operators import CALLS, NORMS, OPERANDS, broken
+from tests.kernels.rows import SPECIALS, layout
+from tilewright.bench.catalogue import suite
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda:0")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BOTH = ("tilewright-triton", "tilewright-cuda")
+IMPLS = dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), BOTH)
+"""Those that take rows of any layout; of the other operators what a user gets does."""
+COLUMNS = (
+    1, 2, 3, 31, 127, 128, 256, 257, 300, 320, 379, 1000, 1024, 2056, 4096, 5000, 8192, 16384, 16411, 16416, 32768,
+    33000, 50257, 65536, 131072, 262144,
+)  # fmt: skip
+LONG = (500000, 524289, 1048576)
+LENGTHS = [(name, n) for name in OPERANDS for n in (*COLUMNS, *(LONG if name in IMPLS else ()))]
+WITHOUT_NORMS_OF_SPECIALS = [(name, case) for name, case in CALLS if name not in NORMS or case not in SPECIALS]
+"""`test_norm.py` has these: PyTorch's own kernels have exceptions there."""
+
+
+def impls(name: str, rows: int, columns: int, dtype: torch.dtype) -> Iterator[str]:
+    """What takes contiguous rows of that many columns."""
+    workload = suite(name).workload((rows, columns), str(dtype).removeprefix("torch."))
+    for impl in ("tilewright", *(BOTH if name in (*NORMS, *IMPLS) else ())):
+        if suite(name).variant(impl).refuses(workload) is None:
+            yield impl
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "case"), WITHOUT_NORMS_OF_SPECIALS)
+def test_every_layout(name: str, case: str, dtype: torch.dtype) -> None:
+    for impl in IMPLS.get(name, ("tilewright",)):
+        assert broken(name, layout(case, dtype, GPU), impl) == [], impl
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "columns"), LENGTHS)
+def test_every_length(name: str, columns: int, dtype: torch.dtype) -> None:
+    """Contiguous, and rows that begin anywhere modulo 16 bytes; few rows and many."""
+    generator = torch.Generator(GPU).manual_seed(columns)
+    for rows in {max(2, min(5000, 2**22 // columns)), 5}:
+        storage = torch.randn(rows * (columns + 3) + 1, dtype=dtype, device=GPU, generator=generator)
+        contiguous = storage[: rows * columns].view(rows, columns)
+        for impl in impls(name, rows, columns, dtype):
+            assert broken(name, contiguous, impl) == [], (rows, impl)
+        assert broken(name, storage[1:].view(rows, columns + 3)[:, :columns]) == [], rows
+
+
+PAST_32_BITS = [("gelu", "tilewright"), ("weighted_sum", "tilewright"), *(("softmax", impl) for impl in BOTH)]
+
+
+@pytest.mark.parametrize("lies", ["dense", "in long rows", "with gaps"])
+@pytest.mark.parametrize(("name", "impl"), PAST_32_BITS)
+def test_past_32_bits(name: str, impl: str, lies: str) -> None:
+    """The last rows of a matrix, of which 32 bits cannot count the elements or the places, are as those rows alone."""
+    shape = {"dense": (2**21 + 5, 1024), "in long rows": (2**14 + 5, 131072), "with gaps": (2**20 + 5, 2048)}[lies]
+    x = torch.randn(shape, device=GPU, dtype=torch.bfloat16)
+    x = x[:, 3:1003] if lies == "with gaps" else x
+    function, operands = suite(name).variant(impl).function, OPERANDS[name](x)
+    found = []
+    for matrix in (x, x[-5:]):
+        leaves = [matrix.detach().requires_grad_(), *operands[1:]]
+        y = function(*leaves)
+        dy = torch.ones_like(y)
+        dy[-1] = 2
+        (dx,) = torch.autograd.grad(y, leaves[0], dy)
+        found.append((y.detach()[-5:].clone(), dx[-5:].clone()))
+        del y, dx, dy
+    torch.testing.assert_close(*found, rtol=2**-7, atol=2**-7)
