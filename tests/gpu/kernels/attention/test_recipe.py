@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any
 
 import pytest
@@ -85,39 +84,3 @@ def test_streams_and_graphs(road: list[str]) -> None:
             assert torch.equal(again[0], once[0])
             # The gradient of q is a sum in no fixed order.
             torch.testing.assert_close(again[1:], once[1:], rtol=2**-6, atol=2**-6)
-
-
-def drawn(**sizes: Any) -> list[torch.Tensor]:
-    return Call(**({"queries": 256, "keys": 256, "head_size": 64, "heads": 16, "kv_heads": 16} | sizes)).inputs(GPU)[0]
-
-
-def test_the_gradient_of_the_log_sum_exp_and_of_an_expanded_sum() -> None:
-    inputs = drawn()
-    out, lse = attention(*inputs, return_lse=True)
-    together = torch.autograd.grad(out.sum() + lse.sum(), inputs, retain_graph=True)
-    apart = [torch.autograd.grad(x.sum(), inputs, retain_graph=True) for x in (out, lse)]
-    for both, one, other in zip(together, *apart, strict=True):
-        torch.testing.assert_close(both.float(), one.float() + other.float(), rtol=2**-6, atol=2**-5)
-    with pytest.raises(NotImplementedError, match="no second derivative"):
-        torch.autograd.grad(out.sum(), inputs, create_graph=True)[0].sum().backward()
-
-
-def test_threads() -> None:
-    several = [drawn(queries=length, keys=length) for length in (128, 192, 256, 320)]
-    true = [values_of(attention, inputs) for inputs in several]
-    got: dict[int, list[list[torch.Tensor]]] = {}
-
-    def work(i: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            got[i] = [values_of(attention, several[i]) for _ in range(10)]
-            torch.cuda.current_stream().synchronize()
-
-    torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(several))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i, rounds in got.items():
-        for mine, expected in ((m, e) for values in rounds for m, e in zip(values, true[i], strict=True)):
-            torch.testing.assert_close(mine, expected, rtol=2**-6, atol=2**-6)

@@ -1,4 +1,4 @@
-"""Attention backward on Hopper: the contract, layouts, streams and graphs, NaN, repeated runs.
+"""Attention on Hopper: the contract of forward and backward, layouts, streams and graphs, NaN, repeated runs.
 
 The backward is a function of what the forward hands over, and so is its truth: the result as it was rounded to 16
 bits, of which Δ is a sum. Where an outlier of dO meets a weight near one, that rounding alone can be five times what
@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.gpu.kernels.attention import hopper_calls
 from tests.gpu.kernels.attention.hopper_calls import BANDS, LENGTHS, request_of, tensors
+from tests.waiting import HANG_S
 from tilewright.hardware.architectures import limits_of
+from tilewright.kernels import by_recipe
 from tilewright.kernels.attention.hopper import backward as hopper_backward
+from tilewright.kernels.attention.hopper import forward as hopper_forward
 from tilewright.kernels.attention.reference import attention as written_out
 from tilewright.kernels.attention.request import Request
 from tilewright.measure.truth.contract import compare
@@ -25,7 +32,7 @@ pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(GPU) == (9, 0)
 if torch.cuda.is_available() and not HOPPER:
-    pytest.skip("the kernel is for compute capability 9.0", allow_module_level=True)
+    pytest.skip("the kernels are for compute capability 9.0", allow_module_level=True)
 Tensors = tuple[torch.Tensor, ...]
 
 
@@ -66,7 +73,24 @@ def forward_of(request: Request, inputs: Tensors) -> tuple[Tensors, torch.Tensor
     return truth, torch.empty_like(inputs[3]).copy_(out), lse.float()
 
 
-def assert_contract(
+def forward(request: Request, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Result and log-sum-exp, in memory that held NaN."""
+    assert hopper_forward.supports(request, limits_of(GPU)) is None
+    return hopper_calls.forward(request, q, k, v)
+
+
+def assert_forward(request: Request, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """The contract of the result and of the log-sum-exp."""
+    out, lse = forward(request, q, k, v)
+    options = {"window": (request.left, request.right), "scale": request.scale, "softcap": request.softcap}
+    truth, true_lse = written_out(q.double(), k.double(), v.double(), **options)  # type: ignore[arg-type]
+    eager, _ = written_out(q, k, v, **options)  # type: ignore[arg-type]
+    verified = compare(out, eager, truth)
+    assert verified.ok, verified
+    torch.testing.assert_close(lse.double(), true_lse, rtol=1e-5, atol=1e-4)
+
+
+def assert_backward(
     request: Request, inputs: Tensors, whole: bool = False, dq_warps: bool | None = None, ping_pong: bool = False
 ) -> None:
     """Against the true gradients of what the kernel is given, or of the `whole`, forward and backward."""
@@ -78,6 +102,11 @@ def assert_contract(
     for name, *three in zip(("dq", "dk", "dv"), ours, eager, truth, strict=True):
         verified = compare(*three, direction="bwd", tensor=name)
         assert verified.ok, verified
+
+
+def assert_contract(request: Request, inputs: Tensors) -> None:
+    assert_forward(request, *inputs[:3])
+    assert_backward(request, inputs)
 
 
 @pytest.mark.parametrize("band", BANDS, ids=str)
@@ -93,7 +122,7 @@ def test_the_contract_is_kept(head_size: int, lengths: tuple[int, int], band: tu
 def test_forward_and_backward_together_keep_the_contract(head_size: int) -> None:
     for lengths, band in itertools.product([(113, 203), (1023, 64), (799, 1025)], BANDS[:3]):
         inputs = tensors(*lengths, head_size, torch.bfloat16, outliers=0)
-        assert_contract(request_of(*inputs[:3], band), inputs, whole=True)
+        assert_backward(request_of(*inputs[:3], band), inputs, whole=True)
 
 
 @pytest.mark.parametrize("head_size", [64, 128, 256])
@@ -124,10 +153,10 @@ def test_spare_warps_zero_and_round_dq(head_size: int) -> None:
     """Few heads, so that all are zero before; many; grouped; blocks that no query sees; long walks."""
     for heads, lengths, band in itertools.product([(4, 2), (80, 80)], [(1, 3), (203, 799), (640, 384)], BANDS[:3]):
         inputs = tensors(*lengths, head_size, torch.bfloat16, heads=heads)
-        assert_contract(request_of(*inputs[:3], band), inputs, dq_warps=True)
+        assert_backward(request_of(*inputs[:3], band), inputs, dq_warps=True)
     for band in BANDS[:2]:
         inputs = tensors(1500, 1500, head_size, torch.float16, heads=(32, 16), along="bshd")
-        assert_contract(request_of(*inputs[:3], band), inputs, dq_warps=True)
+        assert_backward(request_of(*inputs[:3], band), inputs, dq_warps=True)
 
 
 @pytest.mark.parametrize("head_size", [104, 128])
@@ -137,7 +166,7 @@ def test_warpgroups_take_turns(head_size: int) -> None:
     cases = (few, (1, 3)), (few, (203, 113)), (few, (1023, 64)), (few, (799, 1025)), (many, (203, 799))
     for (heads, (queries, keys)), band in itertools.product(cases, BANDS[:3]):
         inputs = tensors(queries, keys, head_size, torch.bfloat16, heads=heads)
-        assert_contract(request_of(*inputs[:3], band), inputs, dq_warps=False, ping_pong=True)
+        assert_backward(request_of(*inputs[:3], band), inputs, dq_warps=False, ping_pong=True)
     inputs = tensors(8200, 8200, head_size, torch.float16, batch=1, heads=(2, 1))
     request = request_of(*inputs[:3], (None, 0))
     _, out, lse = forward_of(request, inputs)
@@ -178,6 +207,8 @@ def test_nan_stays_where_its_query_is_seen() -> None:
     q, k, v, dout = tensors(256, 256, 64, torch.bfloat16)
     q[0, 0, 17, 3] = math.nan
     request = request_of(q, k, v, (None, 0))
+    found, _ = forward(request, q, k, v)
+    assert found[0, 0, 17].isnan().all() and int(found.isnan().sum()) == found.shape[3]
     _, out, lse = forward_of(request, (q, k, v, dout))
     dq, dk, dv = computed(request, (q, k, v, dout), out, lse)
     assert dq[0, 0, 17].isnan().all() and int(dq.isnan().sum()) == dq.shape[3]
@@ -188,13 +219,15 @@ def test_nan_stays_where_its_query_is_seen() -> None:
 
 @pytest.mark.parametrize("head_size", [64, 128, 256])
 def test_again_and_again(head_size: int) -> None:
-    """dk and dv have the same bits in every run; dq is summed in no fixed order."""
+    """Results, dk and dv have the same bits in every run; dq is summed in no fixed order."""
     for band in BANDS[:3]:
         q, k, v, dout = tensors(1500, 1500, head_size, torch.bfloat16, heads=(16, 4))
         request = request_of(q, k, v, band)
         _, out, lse = forward_of(request, (q, k, v, dout))
         dq, dk, dv = computed(request, (q, k, v, dout), out, lse)
+        first = forward(request, q, k, v)
         for _ in range(50):
+            assert all(torch.equal(a, b) for a, b in zip(first, forward(request, q, k, v), strict=True))
             again = computed(request, (q, k, v, dout), out, lse)
             assert torch.equal(again[1], dk) and torch.equal(again[2], dv)
             torch.testing.assert_close(again[0], dq, rtol=2**-7, atol=float(dq.abs().max()) * 2**-9)
@@ -205,22 +238,27 @@ def test_side_stream_and_graph(head_size: int) -> None:
     inputs = tensors(500, 700, head_size, torch.bfloat16)
     request = request_of(inputs[0], inputs[1], inputs[2], (None, 0))
     _, out, lse = forward_of(request, inputs)
-    expected = computed(request, inputs, out, lse)
+
+    def both() -> Tensors:
+        return *computed(request, inputs, out, lse), *forward(request, *inputs[:3])
+
+    expected = both()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda._sleep(50_000_000)
     with torch.cuda.stream(stream):
-        aside = computed(request, inputs, out, lse)
+        aside = both()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = computed(request, inputs, out, lse)
+        captured = both()
     for x in captured:
         x.fill_(math.nan)
     graph.replay()
     torch.cuda.synchronize()
-    for given in (aside, captured):
-        torch.testing.assert_close(given[0], expected[0], rtol=2**-7, atol=float(expected[0].abs().max()) * 2**-9)
-        assert torch.equal(given[1], expected[1]) and torch.equal(given[2], expected[2])
+    for found in (aside, captured):
+        torch.testing.assert_close(found[0], expected[0], rtol=2**-7, atol=float(expected[0].abs().max()) * 2**-9)
+        assert all(torch.equal(a, b) for a, b in zip(found[1:], expected[1:], strict=True))
 
 
 @pytest.mark.parametrize("head_size", [64, 128, 256])
@@ -233,15 +271,64 @@ def test_a_plan_has_as_many_programs_as_run_at_once(head_size: int) -> None:
     assert plan.programs == main.programs_at_once() * plan.shape.cluster
 
 
-def test_what_is_refused_says_why() -> None:
-    q, k, v, _ = tensors(64, 64, 64, torch.bfloat16)
-    request = request_of(q, k, v)
-    for change, word in (
-        ({"softcap": 1.0}, "soft cap"), ({"mask": "additive"}, "mask"), ({"alibi": True}, "ALiBi"),
-        ({"dropout": 0.1}, "dropout"), ({"sequences": 2}, "packed"), ({"deterministic": True}, "deterministic"),
-        ({"head_size": 264}, "264"), ({"value_size": 72}, "of their own"), ({"aligned": False}, "16 bytes"),
-        ({"dtype": torch.float32}, "float32"), ({"k_strides": (0, 4096, 64, 1)}, "expanded"),
-        ({"scale": -1.0}, "scale"),
-    ):  # fmt: skip
-        reason = hopper_backward.supports(request._replace(**change), limits_of(GPU))
-        assert reason is not None and word in reason
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("sizes", [(192, 128), (48, 256)], ids=str)
+def test_values_of_another_head_size(sizes: tuple[int, int], causal: bool) -> None:
+    q, k, v, _ = tensors(203, 331, sizes[0], torch.bfloat16, value_size=sizes[1])
+    assert_forward(request_of(q, k, v, (None, 0 if causal else None)), q, k, v)
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+@pytest.mark.parametrize("band", BANDS[:3], ids=str)
+def test_soft_cap_and_scale(band: tuple[int | None, int | None], head_size: int) -> None:
+    q, k, v, _ = tensors(203, 331, head_size, torch.bfloat16)
+    assert_forward(request_of(q, k, v, band, softcap=3.0), q, k, v)
+    assert_forward(request_of(q, k, v, band, scale=0.3), q, k, v)
+
+
+def test_queries_that_see_no_key() -> None:
+    q, k, v, _ = tensors(300, 100, 128, torch.bfloat16)
+    out, lse = forward(request_of(q, k, v, (None, 0)), q, k, v)
+    assert (out[:, :, :200] == 0).all() and (lse[:, :, :200] == -math.inf).all()
+    assert out[:, :, 200:].abs().sum() > 0 and lse[:, :, 200:].isfinite().all()
+
+
+def test_a_plan_made_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then no table can be sent to the device: the hardware deals out the tiles."""
+    q, k, v, _ = tensors(700, 700, 128, torch.bfloat16, heads=(16, 4))
+    request = request_of(q, k, v, (None, 0))
+
+    def refuse(*_: object) -> None:
+        raise hopper_forward.NoTable
+
+    # Its code is loaded before.
+    with monkeypatch.context() as without_table:
+        without_table.setattr(hopper_forward, "placed", refuse)
+        by_recipe._built.cache_clear()
+        expected = forward(request, q, k, v)
+    kept = dict(hopper_forward._ORDERS)
+    by_recipe._built.cache_clear()
+    hopper_forward._ORDERS.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = forward(request, q, k, v)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+    assert not hopper_forward._ORDERS
+    hopper_forward._ORDERS.update(kept)
+    by_recipe._built.cache_clear()
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_by_the_assembler_of_cuda(head_size: int, tmp_path: Path) -> None:
+    """Triton brings an assembler of its own; that of the CUDA toolkit must make of the kernels what it does."""
+    assembler = Path("/usr/local/cuda/bin/ptxas")
+    if not assembler.exists():
+        pytest.skip("there is no CUDA toolkit here")
+    environment = {**os.environ, "TRITON_PTXAS_PATH": str(assembler), "TRITON_CACHE_DIR": str(tmp_path)}
+    name = f"{__file__}::test_the_contract_is_kept[{head_size}-(1025, 1025)-(None, 0)]"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    assert any(tmp_path.rglob("*.cubin"))
