@@ -9,7 +9,7 @@ import torch
 LAYOUTS = (
     "1x1", "0x7", "3x0", "5x1", "3x2", "7x33", "2x257", "3x1031", "2x2048",
     "every other row", "every other column", "columns of a wider matrix", "transposed", "one element in",
-    "one row of many", "3-d",
+    "one row of many", "one row for all", "one column for all", "3-d",
 )  # fmt: skip
 """Names for `layout`."""
 SPECIALS = ("nan", "+inf", "-inf", "1e30", "row of -inf", "largest", "row of lowest", "spread")
@@ -17,30 +17,42 @@ SPECIALS = ("nan", "+inf", "-inf", "1e30", "row of -inf", "largest", "row of low
 
 
 def layout(name: str, dtype: torch.dtype, device: torch.device, columns: int = 301) -> torch.Tensor:
-    """A matrix by name (`RxC`, or one of LAYOUTS or SPECIALS of so many columns), standard normal otherwise."""
+    """A matrix by name (`RxC`, or one of LAYOUTS or SPECIALS of so many columns), standard normal otherwise.
+
+    The memory around it and in its gaps is NaN, so that what is read beside it shows.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype).to(device)
 
+    def within(*shape: int) -> torch.Tensor:
+        return torch.full(shape, math.nan, dtype=dtype, device=device)
+
     if name in SPECIALS:
         return _special(name, normal(5, columns))
-    if name == "every other row":
-        return normal(10, columns)[::2]
-    if name == "every other column":
-        return normal(4, 2 * columns)[:, ::2]
-    if name == "columns of a wider matrix":
-        return normal(4, columns + 17)[:, 3:-14]
-    if name == "transposed":
-        return normal(columns, 6).t()
-    if name == "one element in":
-        return normal(4 * columns + 1)[1:].view(4, columns)
-    if name == "one row of many":
-        return normal(9, columns)[4:5]
     if name == "3-d":
         return normal(2, 3, columns)
-    rows, length = name.split("x")
-    return normal(int(rows), int(length))
+    if name == "transposed":
+        return normal(columns, 6).t()
+    if name == "every other row":
+        found = within(10, columns)[::2]
+    elif name == "every other column":
+        found = within(4, 2 * columns)[:, ::2]
+    elif name == "columns of a wider matrix":
+        found = within(4, columns + 17)[:, 3:-14]
+    elif name == "one element in":
+        found = within(4 * columns + 9)[1:-8].view(4, columns)
+    elif name == "one row of many":
+        found = within(9, columns)[4:5]
+    elif name == "one row for all":
+        return within(3, columns)[1:2].copy_(normal(1, columns)).expand(5, columns)
+    elif name == "one column for all":
+        return within(5, 9)[:, 4:5].copy_(normal(5, 1)).expand(5, columns)
+    else:
+        rows, length = name.split("x")
+        return normal(int(rows), int(length))
+    return found.copy_(normal(*found.shape))
 
 
 def _special(name: str, x: torch.Tensor) -> torch.Tensor:

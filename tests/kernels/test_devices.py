@@ -44,8 +44,8 @@ ON_HOPPER = [
     *((name, "tilewright", SIZES[name], dtype) for name in SIZES for dtype in ("bfloat16", "float32")),
     *((name, "tilewright-triton", (4096, 256), "bfloat16") for name in BY_CLUSTERS),
     ("softmax", "tilewright-triton", (64, 16384), "bfloat16"),
-    ("cross_entropy", "tilewright-triton", (64, 50257), "bfloat16"),
-    ("layer_norm", "tilewright-triton", (64, 16384), "bfloat16"),
+    ("cross_entropy", "tilewright-triton", (64, 50256), "bfloat16"),
+    ("layer_norm", "tilewright-triton", (64, 8192), "bfloat16"),
 ]
 
 
@@ -104,8 +104,13 @@ NORMS = [
     *((capability, "backward", columns, BF16) for capability in WITH_CLUSTERS[1:] for columns in (384, 5000, 32768)),
 ]
 SOFTMAXES = [
-    *(("9.0", columns, dtype, at) for columns, dtype, at in ((4096, BF16, 4), (200000, FP32, 4), (256000, FP32, 0))),
-    *((capability, 50000, BF16, 0) for capability in WITH_CLUSTERS[1:]),
+    *(
+        ("9.0", direction, columns, dtype, at)
+        for direction in ("forward", "backward")
+        for columns, dtype, at in ((4096, BF16, 4), (200000, FP32, 4), (256000, FP32, 0))
+    ),
+    *((capability, "forward", columns, BF16, 0) for capability in WITH_CLUSTERS[1:] for columns in (5000, 100000)),
+    *((capability, "backward", 50000, BF16, 0) for capability in WITH_CLUSTERS[1:]),
 ]
 CROSS_ENTROPIES = [
     *(("9.0", columns, dtype) for columns in (64, 300, 1024, 131072) for dtype in (BF16, FP32)),
@@ -136,14 +141,13 @@ def test_rows_that_a_device_cannot_hold_are_tritons() -> None:
     assert schedule_of(call, limits("12.0")) == "no kernel holds rows of 262144 columns"
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize(("capability", "columns", "dtype", "address"), SOFTMAXES)
+@pytest.mark.parametrize(("capability", "direction", "columns", "dtype", "address"), SOFTMAXES)
 def test_softmax_does_not_spill(
-    capability: str, columns: int, dtype: torch.dtype, address: int, direction: softmax.Direction
+    capability: str, direction: softmax.Direction, columns: int, dtype: torch.dtype, address: int
 ) -> None:
     layouts = (RowLayout(address, 50, columns),) * (2 if direction == "forward" else 3)
     found = softmax.schedule_of(direction, columns, dtype, layouts, False, limits(capability))
-    for log in (0, 1):
+    for log in (0, 1) if capability == "9.0" else (0,):
         assert_fits(found, softmax.SOURCE, direction, (("ELEMENT", ELEMENTS[dtype]), ("LOG", log)), capability)
 
 
