@@ -10,8 +10,8 @@ from torch import Tensor
 from tests.kernels.layouts import layouts
 from tests.kernels.losses import targets
 from tests.kernels.rows import LAYOUTS, SPECIALS
-from tilewright.bench.catalogue import suite
 from tests.proving import prove
+from tilewright.bench.catalogue import suite
 from tilewright.records.measurement import Verified
 
 

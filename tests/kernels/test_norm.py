@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.kernels import norm
-from tests.proving import prove
 
 CPU = torch.device("cpu")
 
